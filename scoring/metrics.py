@@ -1,0 +1,36 @@
+"""The four metrics that decide, and how a person reads them. Imports nothing, so that a report starts quickly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Metric:
+    unit: str
+    higher_is_better: bool
+    meaning: str
+
+
+METRICS: Final[dict[str, Metric]] = {
+    "quality": Metric("0–1", True, "mean over the workload's tasks: accuracy, or probability per byte of text"),
+    "latency": Metric("ms", False, "95th percentile of a request's end-to-end time"),
+    "throughput": Metric("tokens/s", True, "output tokens per second over all requests in flight"),
+    "memory": Metric("bytes", False, "bytes of weights that have to be loaded"),
+}
+
+
+def shown(metric: str, value: float) -> str:
+    """A raw metric with its unit, e.g. ``shown("memory", 5.8e6)`` → '5.80 MB'."""
+    if metric == "memory":
+        return f"{si(value)}B"
+    return {"quality": f"{value:.4f}", "latency": f"{value:,.1f} ms", "throughput": f"{value:,.1f} tok/s"}[metric]
+
+
+def si(value: float) -> str:
+    """A number with a decimal prefix, ready for its unit: 1234567 → '1.23 M'."""
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.2f} {prefix}"
+    return f"{value:.0f} "

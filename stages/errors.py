@@ -1,0 +1,159 @@
+"""Every error a user can meet, as a tree. Each class has an exit code; each instance says what to do next.
+
+    SlipwayError                1   something failed; the message says what
+    ├── ConfigError             2   wrong fields or values, all shown at once
+    │   ├── UnknownName         2   a choice that does not exist; names the known ones
+    │   └── InvalidName         2   a model's, file's or variant's name that can't be used as a path
+    ├── PermanentError              trying again will not help
+    │   ├── ModelNotFound      10
+    │   ├── RevisionNotFound   11
+    │   ├── AccessDenied       12   private or gated
+    │   ├── UnusableModel      13   nothing that can be served safely (only pickles, no tokenizer, own code)
+    │   ├── DamagedModel       14   a checkpoint that contradicts itself (truncated, altered, missing shard, NaN)
+    │   ├── NotEnoughSpace     15
+    │   ├── QuantizationFailed 20
+    │   ├── ServerFailed       30   vLLM did not start, or died
+    │   ├── MeasurementFailed  31
+    │   ├── PortInUse          32
+    │   ├── NothingToServe     33
+    │   ├── NoWinner           40
+    │   ├── UnsupportedField   50   the local engine refuses a manifest field
+    │   ├── MissingRun         51
+    │   └── RunFailed           *   the exit code of the task that failed first
+    ├── TransientError         75   EX_TEMPFAIL: Argo's and the local engine's retry expression reads it
+    │   ├── HubUnavailable     75
+    │   └── Busy               75   another process holds the lock
+    └── Interrupted           130   Ctrl-C or SIGTERM
+
+64 and 65 are left out on purpose: they belong to Argo's executor.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class SlipwayError(Exception):
+    """Something failed. ``str(error)`` is one line; ``hint`` says what to do about it."""
+
+    exit_code: int = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def render(self) -> str:
+        """The lines a user sees: ``error: …`` and, if there is one, an indented hint."""
+        return f"error: {self}" + (f"\n  hint: {self.hint}" if self.hint else "")
+
+
+class ConfigError(SlipwayError):
+    exit_code = 2
+
+    @classmethod
+    def of_many(cls, mistakes: Sequence[str], where: str) -> ConfigError:
+        """One error that shows every mistake, each on its own line."""
+        count = "a mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        lines = "".join(f"\n    {line}" for line in mistakes)
+        return cls(f"{count} in {where}{lines}", hint="every field and its default: configs/defaults.yaml")
+
+
+class UnknownName(ConfigError):
+    """A name of a *kind* ('profile', 'workload', …) that is none of *known*."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        close = difflib.get_close_matches(name, names, n=1)
+        question = f"did you mean {close[0]!r}? " if close else ""
+        super().__init__(f"unknown {kind} {name!r}", hint=f"{question}known: {', '.join(names) or 'none'}")
+
+
+class InvalidName(ConfigError):
+    pass
+
+
+class PermanentError(SlipwayError):
+    """Trying again will not help."""
+
+
+class ModelNotFound(PermanentError):
+    exit_code = 10
+
+
+class RevisionNotFound(PermanentError):
+    exit_code = 11
+
+
+class AccessDenied(PermanentError):
+    exit_code = 12
+
+
+class UnusableModel(PermanentError):
+    exit_code = 13
+
+
+class DamagedModel(PermanentError):
+    exit_code = 14
+
+
+class NotEnoughSpace(PermanentError):
+    exit_code = 15
+
+
+class QuantizationFailed(PermanentError):
+    exit_code = 20
+
+
+class ServerFailed(PermanentError):
+    exit_code = 30
+
+
+class MeasurementFailed(PermanentError):
+    exit_code = 31
+
+
+class PortInUse(PermanentError):
+    exit_code = 32
+
+
+class NothingToServe(PermanentError):
+    exit_code = 33
+
+
+class NoWinner(PermanentError):
+    exit_code = 40
+
+
+class UnsupportedField(PermanentError):
+    exit_code = 50
+
+
+class MissingRun(PermanentError):
+    exit_code = 51
+
+
+class RunFailed(PermanentError):
+    """A run ended without its result; carries the exit code of the task that failed first."""
+
+    def __init__(self, message: str, *, hint: str = "", exit_code: int = 1) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
+
+
+class TransientError(SlipwayError):
+    """May pass by itself: the engine tries again."""
+
+    exit_code = 75
+
+
+class HubUnavailable(TransientError):
+    pass
+
+
+class Busy(TransientError):
+    pass
+
+
+class Interrupted(SlipwayError):
+    exit_code = 130

@@ -1,0 +1,135 @@
+"""Contains one command: whatever it starts ends with it.
+
+    python -I -S guard.py LIFELINE GRACE COMMAND [ARGUMENT ...]
+
+``LIFELINE`` is the read end of a pipe whose write end only the caller holds. The guard is its descendants'
+subreaper (prctl(2)), so that no grandchild escapes by outliving its parent or by starting a session.
+When the caller asks (SIGTERM), dies in any way (the pipe closes), or the command fails, everything below is
+sent SIGTERM, then after ``GRACE`` seconds SIGKILL. A command that ends well may leave a daemon behind.
+
+Exit status: the command's, or 128 + the signal that ended it. Standard library only: it starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+POLL_S = 0.02
+
+
+def main() -> int:
+    lifeline, grace_s, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    asked: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: asked.append(received))
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    child = spawn(libc, command, close=(lifeline, wake_read, wake_write))
+    status = None
+    while status is None:
+        ready, _, _ = select.select([lifeline, wake_read], [], [])
+        if wake_read in ready:
+            os.read(wake_read, 512)
+        status = reap(child)
+        if status is None and (asked or lifeline in ready):
+            return end_all(child, grace_s)
+    if status != 0:
+        end_all(child, grace_s)
+    return status
+
+
+def spawn(libc: ctypes.CDLL, command: list[str], close: tuple[int, ...]) -> int:
+    """Start the command; if the guard itself is killed, the kernel kills the command."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        for descriptor in close:
+            os.close(descriptor)
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"error: cannot start {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(127)
+
+
+def reap(child: int) -> int | None:
+    """Collect every ended process below; the status of *child* if it is among them."""
+    status = None
+    while True:
+        try:
+            pid, raw = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return status
+        if pid == 0:
+            return status
+        if pid == child:
+            code = os.waitstatus_to_exitcode(raw)
+            status = code if code >= 0 else 128 - code
+
+
+def end_all(child: int, grace_s: float) -> int:
+    """SIGTERM everything below, after *grace_s* SIGKILL it, and return only when nothing is left."""
+    status = None
+    deadline = time.monotonic() + grace_s
+    first = descendants()
+    # The command first gets the chance to end its own children in its own order.
+    for pid in [child] if child in first else first:
+        send(pid, signal.SIGTERM)
+    while True:
+        ended = reap(child)
+        if ended is not None:
+            status = ended
+            for pid in descendants():
+                send(pid, signal.SIGTERM)
+        left = descendants()
+        if not left:
+            return 143 if status is None else status
+        if time.monotonic() > deadline:
+            for pid in left:
+                send(pid, signal.SIGKILL)
+        time.sleep(POLL_S)
+
+
+def send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def descendants() -> list[int]:
+    """Every living process below this one, from /proc."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != b"Z":
+                parents[int(name)] = int(fields[1])
+    found: list[int] = []
+    wave = {os.getpid()}
+    while wave:
+        wave = {pid for pid, parent in parents.items() if parent in wave}
+        found.extend(wave)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

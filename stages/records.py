@@ -1,0 +1,230 @@
+"""The documents that one stage leaves for the next. Closed: an unknown or missing field is an error."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from stages.errors import DamagedModel
+from stages.store import digest_of, write_json
+
+ACQUIRED: Final = "acquired.json"
+VARIANT: Final = "variant.json"
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """The document at *path*, or None if there is none.
+
+        Raises:
+            DamagedModel: it is there but is not what its writer would have written.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except ValidationError as error:
+            raise DamagedModel(
+                f"{path} is not a valid {cls.__name__} record: {error.errors()[0]['msg']}",
+                hint="remove the directory that holds it and run again",
+            ) from error
+
+    def write(self, path: Path) -> None:
+        write_json(path, self)
+
+
+class File(Record):
+    """One file of a model directory. ``path`` is relative, with forward slashes."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class Acquired(Record):
+    """``base/acquired.json``: what was taken from where."""
+
+    model: str
+    source: str
+    """The Hub's endpoint, or ``local:`` and the directory."""
+    revision: str
+    commit: str
+    license: str | None
+    """The SPDX-like identifier from the model card, or None if the publisher names none."""
+    architecture: str
+    parameters: int
+    """Count of weights over all tensors."""
+    files: tuple[File, ...]
+    digest: str
+    """``files_digest(files)``: what variants are keyed by."""
+    acquired_at: datetime
+
+
+class Variant(Record):
+    """``optimized/<variant>/variant.json``: what was made from what, how, and at which cost."""
+
+    variant: str
+    method: str
+    parameters: dict[str, Any]
+    base_digest: str
+    calibration_digest: str | None
+    """sha256 over the calibration texts; None for a method that needs none."""
+    tool_versions: dict[str, str]
+    key: str
+    """``digest_of`` the five fields above: same key, same variant, no work."""
+    files: tuple[File, ...]
+    digest: str
+    """``files_digest(files)``."""
+    weights_bytes: int
+    bits: int
+    dtype: str
+    """Of the tensors that are not quantized: float16 or bfloat16."""
+    seconds: float
+    peak_memory_bytes: int
+    """Peak resident set of the quantizing process."""
+    peak_gpu_memory_bytes: int | None
+    created_at: datetime
+
+
+class TaskScore(Record):
+    """One lm-eval task, measured through the server."""
+
+    task: str
+    kind: Literal["accuracy", "perplexity"]
+    value: float
+    """accuracy: share of items right, 0–1. perplexity: bits per byte of text."""
+    low: float
+    high: float
+    """95 % interval: lm-eval's standard error for accuracy, bootstrap over documents for perplexity."""
+    score: float
+    """What scoring uses, 0–1, higher is better: the accuracy, or 2^(-bits per byte), the geometric-mean
+    probability that the model gives to each byte of the text."""
+    items: int
+    metrics: dict[str, float]
+    """Everything lm-eval returned, by its own names."""
+
+
+class Percentiles(Record):
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+
+
+class Load(Record):
+    """One run of the load generator against the server."""
+
+    concurrency: int
+    requests: int
+    requests_completed: int
+    requests_failed: int
+    duration_s: float
+    prompt_tokens: int
+    output_tokens: int
+    requests_per_s: float
+    output_tokens_per_s: float
+    ttft_ms: Percentiles
+    tpot_ms: Percentiles
+    itl_ms: Percentiles
+    e2el_ms: Percentiles
+
+
+class Memory(Record):
+    weights_bytes: int
+    peak_resident_bytes: int
+    """Highest sum of the resident sets of the server's processes while it was measured."""
+    peak_gpu_bytes: int | None
+    kv_cache_tokens: int
+
+
+class Engine(Record):
+    """The serving engine as it ran: enough to start it again the same way."""
+
+    name: str
+    version: str
+    arguments: tuple[str, ...]
+    dtype: str
+    quantization: str | None
+    """What vLLM itself recognized (its log), None for plain weights."""
+    kernel: str | None
+    """The kernel vLLM chose for the quantized layers, as it logged it."""
+    ready_s: float
+
+
+class Hardware(Record):
+    cpu: str
+    cores: int
+    memory_bytes: int
+    gpus: tuple[str, ...]
+
+
+class Evaluation(Record):
+    """``evaluations/<variant>.json``: everything measured of one variant under one workload."""
+
+    variant: str
+    variant_digest: str
+    base_digest: str
+    workload: dict[str, Any]
+    engine: Engine
+    hardware: Hardware
+    key: str
+    """``digest_of`` variant digest, workload, serving settings, tool versions and hardware."""
+    tool_versions: dict[str, str]
+    quality: tuple[TaskScore, ...]
+    load: Load
+    memory: Memory
+    started_at: datetime
+    seconds: float
+
+
+def files_digest(files: tuple[File, ...]) -> str:
+    """One digest for a directory's content: independent of order and of times."""
+    return digest_of(sorted([each.path, each.size_bytes, each.sha256] for each in files))
+
+
+class Candidate(Record):
+    """One variant in a decision."""
+
+    variant: str
+    digest: str | None
+    evaluation_key: str | None
+    excluded: str | None
+    """Why it could not win, or None if it could."""
+    raw: dict[str, float]
+    """By metric, in the units of ``scoring.metrics.METRICS``; empty if it was not measured."""
+    normalized: dict[str, float]
+    """By metric, 0–1, 1 is best."""
+    score: float | None
+
+
+class Production(Record):
+    """``production_metrics.json``: which variant is in production, and exactly why."""
+
+    schema_version: Literal[1] = 1
+    model: str
+    commit: str
+    license: str | None
+    base_digest: str
+    run: str | None
+    winner: str
+    release: str
+    """The directory's name under ``releases/``."""
+    reason: str
+    profile: str
+    weights: dict[str, float]
+    """Shares with sum 1."""
+    candidates: tuple[Candidate, ...]
+    """Best first; those that could not win last."""
+    workload: dict[str, Any]
+    engine: Engine
+    """The winner's, as it was measured."""
+    hardware: Hardware
+    key: str
+    """``digest_of`` what the decision follows from: same key, same decision."""
+    decided_at: datetime
