@@ -32,6 +32,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Final
+
+SHOWN_NAMES: Final = 30
+"""lm-eval alone knows thousands of tasks."""
 
 
 class SlipwayError(Exception):
@@ -66,7 +70,9 @@ class UnknownName(ConfigError):
         names = sorted(known)
         close = difflib.get_close_matches(name, names, n=1)
         question = f"did you mean {close[0]!r}? " if close else ""
-        super().__init__(f"unknown {kind} {name!r}", hint=f"{question}known: {', '.join(names) or 'none'}")
+        listed = ", ".join(names[:SHOWN_NAMES]) or "none"
+        rest = f", … ({len(names)} in all)" if len(names) > SHOWN_NAMES else ""
+        super().__init__(f"unknown {kind} {name!r}", hint=f"{question}known: {listed}{rest}")
 
 
 class InvalidName(ConfigError):

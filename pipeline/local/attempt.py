@@ -1,0 +1,186 @@
+"""One try of a task: a contained process, its folders and log, and what it left."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import site
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import stages
+from pipeline.local.manifest import Template, Volume
+from pipeline.local.state import LOGS, SCRATCH, writable
+from pipeline.local.templates import substitute
+from stages.process import Contained
+
+TAIL_BYTES: Final = 1 << 16
+ERROR: Final = re.compile(r"^error: (?P<message>[^\n]*(?:\n {4}[^\n]*)*)(?:\n  hint: (?P<hint>[^\n]*))?", re.MULTILINE)
+"""As SlipwayError.render writes it: details are indented by four."""
+SIGNALS: Final = {137: "killed (SIGKILL): perhaps the machine ran out of memory", 143: "asked to stop (SIGTERM)"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a task runs, every reference resolved; paths are still the container's."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    outputs: dict[str, tuple[str, str | None]]
+    """By name: the file, and the default if it is missing."""
+    fresh: dict[str, str]
+    """Mount path of each emptyDir, and the volume's name."""
+    fixed: dict[str, Path]
+    """Mount path of each claim, and the local folder that stands for it."""
+
+    @classmethod
+    def of(
+        cls,
+        template: Template,
+        volumes: Mapping[str, Volume],
+        mounts: Mapping[str, Path],
+        lookup: Callable[[str], str],
+    ) -> Call:
+        """Raises: Unresolved: by *lookup*."""
+        program = template.program
+        claims = {mount.mount_path: volumes[mount.name].persistent_volume_claim for mount in program.volume_mounts}
+        return cls(
+            command=tuple(substitute(text, lookup) for text in (*program.command, *program.args)),
+            environment={each.name: substitute(each.value, lookup) for each in program.env if not each.value_from},
+            outputs={
+                each.name: (substitute(each.value_from.path, lookup), each.value_from.default)
+                for each in template.outputs.parameters
+            },
+            fresh={mount.mount_path: mount.name for mount in program.volume_mounts if not claims[mount.mount_path]},
+            fixed={path: mounts[path] for path, claim in claims.items() if claim},
+        )
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How an attempt ended."""
+
+    task: str
+    exit_code: int
+    message: str = ""
+    hint: str = ""
+    outputs: dict[str, str] | None = None
+    """None: one that was promised is missing."""
+
+
+class Attempt:
+    """Starts at once; calls *ended* from its own thread when nothing of it is left.
+
+    Raises:
+        NotEnoughSpace, ConfigError: its log or a folder can't be made.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        number: int,
+        what: Call,
+        environment: Mapping[str, str],
+        folder: Path,
+        ended: Callable[[Ended], None],
+    ) -> None:
+        self.reason = ""
+        """Why we stopped it, if we did."""
+        self._task, self._what, self._ended = task, what, ended
+        self._scratch = folder / SCRATCH / f"{task}-{number}"
+        folders = dict(what.fixed)
+        folders |= {path: self._scratch / volume for path, volume in what.fresh.items()}
+        self._outputs = {
+            name: (Path(translated(path, folders)), default) for name, (path, default) in what.outputs.items()
+        }
+        variables = {name: translated(value, folders) for name, value in what.environment.items()}
+        self._log = folder / LOGS / f"{task}.log"
+        with writable(folder):
+            for path in what.fresh:
+                folders[path].mkdir(parents=True, exist_ok=True)
+            log = self._log.open("ab", buffering=0)
+        with log:
+            if number > 1:
+                log.write(f"\n--- attempt {number} ---\n".encode())
+            self._log_start = log.tell()
+            self._process = Contained(interpreted(what.command), output=log, environment={**environment, **variables})
+        self._thread = threading.Thread(target=self._wait, name=f"attempt {task}", daemon=True)
+        self._thread.start()
+
+    def stop(self, reason: str) -> None:
+        """Ask it to end, and kill it after a while; return at once. The first reason counts."""
+        if not self.reason:
+            self.reason = reason
+            self._process.terminate()
+
+    def join(self) -> None:
+        """Wait until nothing of it is left."""
+        self._thread.join()
+
+    def _wait(self) -> None:
+        status = self._process.wait()
+        self._process.stop()
+        status = status if status >= 0 else 128 - status
+        try:
+            self._ended(self._read(status))
+        except Exception as error:  # whatever it is, the engine waits for an end
+            self._ended(Ended(self._task, status, f"its outputs can't be read: {error}"))
+        finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _read(self, status: int) -> Ended:
+        outputs = {}
+        for name, (path, default) in self._outputs.items():
+            if path.is_file():
+                # Argo trims one newline too.
+                outputs[name] = path.read_text(encoding="utf-8").removesuffix("\n")
+            elif default is not None:
+                outputs[name] = default
+            elif status == 0:
+                return Ended(self._task, status, f"it ended well, but wrote no output {name!r} to {path}")
+        if status == 0:
+            return Ended(self._task, status, outputs=outputs)
+        message, hint = complaint(self._tail(), status)
+        return Ended(self._task, status, message, hint, outputs)
+
+    def _tail(self) -> str:
+        with self._log.open("rb") as log:
+            end = log.seek(0, 2)
+            log.seek(max(self._log_start, end - TAIL_BYTES))
+            return log.read().decode(errors="replace")
+
+
+def complaint(log: str, status: int) -> tuple[str, str]:
+    """The error and its hint: the last ``error: …`` of the log, else the exit status and the log's last line."""
+    errors = list(ERROR.finditer(log))
+    if errors:
+        return errors[-1]["message"], errors[-1]["hint"] or ""
+    lines = [line for line in re.split(r"[\r\n]+", log) if line.strip()]
+    said = SIGNALS.get(status, f"exit code {status}")
+    return (f"{said}: {lines[-1].strip()}" if lines else said), ""
+
+
+def translated(value: str, folders: Mapping[str, Path]) -> str:
+    """A path on a mounted volume as the local path; any other text as it is."""
+    for mount in sorted(folders, key=len, reverse=True):
+        if value == mount or value.startswith(mount.rstrip("/") + "/"):
+            return str(folders[mount] / value[len(mount) :].strip("/"))
+    return value
+
+
+def interpreted(command: tuple[str, ...]) -> list[str]:
+    """``python`` is this interpreter. -P: modules in the user's working directory don't hide installed ones."""
+    return [sys.executable, "-P", *command[1:]] if command[0] == "python" else list(command)
+
+
+def code_path(environment: Mapping[str, str]) -> dict[str, str]:
+    """PYTHONPATH such that a task finds the same ``stages`` as this process, installed or not."""
+    root = str(Path(stages.__file__ or "").parents[1])
+    if root in (*site.getsitepackages(), site.getusersitepackages()):
+        return {}
+    before = environment.get("PYTHONPATH")
+    return {"PYTHONPATH": f"{root}:{before}" if before else root}

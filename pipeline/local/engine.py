@@ -1,0 +1,161 @@
+"""The engine: one run of a workflow from its lock to its exit handler."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.local import mutex, requirements
+from pipeline.local.job import Scope
+from pipeline.local.progress import Observer
+from pipeline.local.resources import Capacity, Pool
+from pipeline.local.scheduler import INTERRUPTED, NEVER, POLL_S, Event, Places, Scheduler, Signal
+from pipeline.local.state import LOGS, Node, RunState, opened, save
+from pipeline.local.templates import substitute
+from pipeline.local.workflow import parse
+from stages.errors import Interrupted, SlipwayError
+
+
+def execute(
+    manifest: Mapping[str, Any],
+    *,
+    arguments: Mapping[str, str],
+    name: str,
+    mounts: Mapping[str, Path],
+    run_dir: Path,
+    state_dir: Path,
+    capacity: Capacity,
+    observer: Observer,
+    environment: Mapping[str, str] | None = None,
+) -> RunState:
+    """Run a compiled WorkflowTemplate or Workflow to its end, and its exit handler.
+
+    Args:
+        mounts: the local folder that stands for the claim mounted at each path, such as ``/mnt/models``.
+        run_dir: of this run alone; see ``state``.
+        state_dir: what runs share: ``memo/`` and ``locks/``.
+        environment: what tasks inherit; this process's own by default. Secrets are taken from it.
+
+    Returns:
+        The run as it ended, well or not: see ``phase``, ``culprit`` and ``message``.
+
+    Raises:
+        UnsupportedField, ConfigError: the workflow can't run here; nothing was started.
+        Busy: another engine runs in *run_dir*.
+        NotEnoughSpace: the disk is full; what ran was stopped.
+        Interrupted: Ctrl-C or SIGTERM; what ran was stopped, and the exit handler ran.
+    """
+    workflow = parse(manifest)
+    parameters = workflow.bind(arguments)
+    inherited = dict(os.environ if environment is None else environment)
+    requirements.check(workflow, mounts, capacity, inherited)
+    nodes = [Node(name=task.name, template=template.name) for task, template in workflow.used()]
+    state = RunState(name=name, workflow=workflow.name, arguments=parameters, nodes=nodes)
+    scheduler = Scheduler(workflow, state, Places(mounts, run_dir, state_dir), Pool(capacity), observer, inherited)
+    with opened(run_dir, manifest, state):
+        _Run(scheduler).run()
+    if scheduler.signals:
+        raise Interrupted("interrupted; every task was stopped", hint=f"logs are in {run_dir / LOGS}")
+    return state
+
+
+class _Run:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler, self.state, self.workflow = scheduler, scheduler.state, scheduler.workflow
+
+    def run(self) -> None:
+        """To the end, with the last word on disk and on screen, also after an error of our own."""
+        try:
+            with _signals_to(self.scheduler.events), contextlib.ExitStack() as locks:
+                if self._lock(locks):
+                    self._workflow()
+                self._save_last()
+        except Exception as error:
+            self.scheduler.leave_nothing_running()
+            self.state.phase, self.state.message = "Error", str(error)
+            with contextlib.suppress(SlipwayError):
+                self._save_last()
+            raise
+        finally:
+            self.scheduler.observer.finished(self.state)
+
+    def _lock(self, locks: contextlib.ExitStack) -> bool:
+        """Hold the workflow's mutexes as long as *locks* is open; False if a signal comes first."""
+        scope = Scope(self._values())
+        names = [substitute(each.name, scope) for each in self.workflow.spec.synchronization.mutexes]
+        while busy := mutex.hold(locks, self.scheduler.places.locks, names):
+            if self.state.message != (message := f"waiting for mutex {busy}"):
+                self.state.message = message
+                self.scheduler.run_changed()
+                save(self.scheduler.places.run, self.state)
+            with contextlib.suppress(queue.Empty):
+                self.scheduler.take_in(self.scheduler.events.get(timeout=POLL_S))
+                self.state.phase, self.state.message = "Failed", INTERRUPTED
+                return False
+        return True
+
+    def _workflow(self) -> None:
+        state, scheduler, started = self.state, self.scheduler, time.monotonic()
+        limit_s = self.workflow.spec.active_deadline_seconds
+        state.phase, state.message, state.started_at = "Running", "", datetime.now(UTC)
+        scheduler.deadline = started + limit_s if limit_s is not None else NEVER
+        scheduler.run_changed()
+        culprit = scheduler.complete(self.workflow.graph, {**self._values(), **self._inputs()})
+        phase, message = self._verdict(culprit)
+        if self.workflow.exit_graph:
+            # It runs once, whatever happened; only a second interrupt skips it.
+            scheduler.deadline, scheduler.stopping = NEVER, INTERRUPTED if scheduler.signals > 1 else ""
+            status = {"workflow.status": phase, "workflow.duration": f"{time.monotonic() - started:.6f}"}
+            handler = scheduler.complete(self.workflow.exit_graph, {**self._values(), **status})
+            if phase == "Succeeded":
+                culprit = handler
+                phase, message = self._verdict(culprit)
+        state.phase, state.culprit = phase, culprit
+        state.message = INTERRUPTED if scheduler.signals else message
+
+    def _verdict(self, culprit: str | None) -> tuple[Literal["Succeeded", "Failed", "Error"], str]:
+        if self.scheduler.stopping:
+            return "Failed", self.scheduler.stopping
+        if culprit is None:
+            return "Succeeded", ""
+        node = self.state.node(culprit)
+        return "Error" if node.phase == "Error" else "Failed", f"{culprit}: {node.message}"
+
+    def _values(self) -> dict[str, str]:
+        parameters = {f"workflow.parameters.{name}": value for name, value in self.state.arguments.items()}
+        return {"workflow.name": self.state.name, **parameters}
+
+    def _inputs(self) -> dict[str, str]:
+        """The entrypoint's own inputs: the workflow's parameters of the same names, as in Argo."""
+        entry = self.workflow.templates[self.workflow.spec.entrypoint]
+        values = {each.name: self.state.arguments.get(each.name, each.given) for each in entry.inputs.parameters}
+        return {f"inputs.parameters.{name}": value for name, value in values.items() if value is not None}
+
+    def _save_last(self) -> None:
+        self.state.finished_at = datetime.now(UTC)
+        save(self.scheduler.places.run, self.state)
+
+
+@contextlib.contextmanager
+def _signals_to(events: queue.SimpleQueue[Event]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM become events. Only the main thread may ask for that; elsewhere its caller decides."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # SimpleQueue.put is reentrant: made to be called from a signal handler.
+    before = {
+        number: signal.signal(number, lambda *_: events.put(Signal())) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

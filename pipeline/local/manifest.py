@@ -1,0 +1,325 @@
+"""The part of an Argo manifest that runs here, as closed models: a field outside it is an error that names it.
+
+Kinds: ``WorkflowTemplate``, ``Workflow`` (argoproj.io/v1alpha1, Argo 4).
+
+    spec                      entrypoint, onExit, arguments.parameters, templates, volumes, parallelism,
+                              activeDeadlineSeconds, synchronization.mutexes
+    spec.volumes[]            name, persistentVolumeClaim.claimName (a local folder stands for it), emptyDir (a fresh
+                              folder for each attempt)
+    spec.templates[]          name, container or dag, inputs.parameters, outputs.parameters, volumes, memoize,
+                              retryStrategy, synchronization.mutexes, activeDeadlineSeconds (of one attempt)
+    …inputs.parameters[]      name, value, default, enum, description
+    …outputs.parameters[]     name, valueFrom.path (below a mounted volume), valueFrom.default, description
+    …container                command (``python`` is this interpreter), args, env (value, or valueFrom.secretKeyRef:
+                              the environment variable of the same name), resources (cpu, memory, */gpu), volumeMounts
+    …dag                      tasks, failFast; beside it on its template: inputs, parallelism
+    …dag.tasks[]              name, template (of a container), arguments.parameters, depends, dependencies, when,
+                              continueOn
+    …retryStrategy            limit (needed), retryPolicy (Always, OnFailure, OnError), expression, backoff
+    …memoize                  key, maxAge, cache.configMap.name
+    references                {{inputs.parameters.P}}, {{workflow.parameters.P}}, {{workflow.name}},
+                              {{tasks.T.status}}, {{tasks.T.outputs.parameters.P}}; in the exit handler also
+                              {{workflow.status}}, {{workflow.duration}}
+
+``CLUSTER_ONLY`` lists what is accepted and means nothing on one machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
+
+ON_POD: Final = frozenset(
+    {
+        "affinity",
+        "automountServiceAccountToken",
+        "executor",
+        "hostAliases",
+        "metrics",
+        "nodeSelector",
+        "schedulerName",
+        "securityContext",
+        "serviceAccountName",
+        "tolerations",
+    }
+)
+CLUSTER_ONLY: Final[dict[str, frozenset[str]]] = {
+    "Spec": ON_POD
+    | {
+        "archiveLogs",
+        "dnsConfig",
+        "dnsPolicy",
+        "hostNetwork",
+        "imagePullSecrets",
+        "podDisruptionBudget",
+        "podGC",
+        "podMetadata",
+        "podPriorityClassName",
+        "podResources",
+        "priority",
+        "ttlStrategy",
+        "workflowMetadata",
+    },
+    # failFast is of expanded items, which the subset has not.
+    "Template": ON_POD | {"annotations", "failFast", "metadata", "pendingTimeout", "podResources", "priorityClassName"},
+    "Container": frozenset(
+        {
+            "image",
+            "imagePullPolicy",
+            "name",
+            "ports",
+            "securityContext",
+            "terminationMessagePath",
+            "terminationMessagePolicy",
+        }
+    ),
+    "VolumeMount": frozenset({"readOnly"}),
+    "EmptyDir": frozenset({"medium", "sizeLimit"}),
+    "RetryStrategy": frozenset({"affinity"}),
+    "Metadata": frozenset({"namespace", "labels", "annotations", "generateName"}),
+}
+"""Fields, by model, that say only where and how a pod runs, or what a cluster keeps of it."""
+
+DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds(text: str) -> float:
+    """A Go duration ('90s', '1h30m') or a plain number of seconds, in seconds."""
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    if not text or DURATION_PART.sub("", text):
+        raise ValueError("not a duration such as 90s, 10m or 24h")
+    return sum(float(number) * SECONDS[unit] for number, unit in DURATION_PART.findall(text))
+
+
+def _text(value: object) -> object:
+    return json.dumps(value) if isinstance(value, bool | int | float) else value
+
+
+def _seconds(value: object) -> object:
+    return seconds(str(value)) if isinstance(value, str | int | float) else value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+"""Numbers and booleans stand for their JSON text, as in Argo's parameters."""
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
+TaskName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][-a-zA-Z0-9]*$", max_length=128)]
+ParameterName = Annotated[str, Field(pattern=r"^[-a-zA-Z0-9_]+$")]
+CacheName = Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
+
+
+class Closed(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_means_nothing_here(cls, data: object) -> object:
+        dropped = CLUSTER_ONLY.get(cls.__name__, frozenset())
+        return {key: value for key, value in data.items() if key not in dropped} if isinstance(data, dict) else data
+
+
+class Parameter(Closed):
+    name: ParameterName
+    value: Text | None = None
+    default: Text | None = None
+    enum: tuple[Text, ...] | None = None
+    description: str = ""
+
+    @property
+    def given(self) -> str | None:
+        return self.value if self.value is not None else self.default
+
+
+class Argument(Closed):
+    name: ParameterName
+    value: Text
+    default: Text | None = None
+
+
+class ValueFrom(Closed):
+    path: str
+    default: Text | None = None
+
+
+class OutputParameter(Closed):
+    name: ParameterName
+    value_from: ValueFrom
+    description: str = ""
+
+
+class Inputs(Closed):
+    parameters: tuple[Parameter, ...] = ()
+
+
+class Outputs(Closed):
+    parameters: tuple[OutputParameter, ...] = ()
+
+
+class Arguments(Closed):
+    parameters: tuple[Argument, ...] = ()
+
+
+class SecretKey(Closed):
+    name: str
+    key: str
+    optional: bool = False
+
+
+class EnvSource(Closed):
+    secret_key_ref: SecretKey
+
+
+class Env(Closed):
+    name: str
+    value: Text = ""
+    value_from: EnvSource | None = None
+
+
+class Resources(Closed):
+    requests: dict[str, Text] = {}
+    limits: dict[str, Text] = {}
+
+
+class VolumeMount(Closed):
+    name: str
+    mount_path: Annotated[str, Field(pattern="^/.")]
+
+
+class Container(Closed):
+    command: tuple[str, ...] = Field(min_length=1)
+    args: tuple[Text, ...] = ()
+    env: tuple[Env, ...] = ()
+    resources: Resources = Resources()
+    volume_mounts: tuple[VolumeMount, ...] = ()
+
+    def secrets(self) -> dict[str, bool]:
+        """The variables that hold secrets, and whether each may be missing."""
+        return {each.name: each.value_from.secret_key_ref.optional for each in self.env if each.value_from}
+
+
+class EmptyDir(Closed):
+    pass
+
+
+class Claim(Closed):
+    claim_name: str
+
+
+class Volume(Closed):
+    name: str
+    empty_dir: EmptyDir | None = None
+    persistent_volume_claim: Claim | None = None
+
+
+class ContinueOn(Closed):
+    failed: bool = False
+    error: bool = False
+
+
+class Task(Closed):
+    name: TaskName
+    template: str
+    arguments: Arguments = Arguments()
+    depends: str = ""
+    dependencies: tuple[str, ...] = ()
+    when: str = ""
+    continue_on: ContinueOn = ContinueOn()
+
+
+class Dag(Closed):
+    tasks: tuple[Task, ...] = Field(min_length=1)
+    fail_fast: bool = True
+
+
+class Backoff(Closed):
+    duration: Seconds = 0.0
+    factor: Annotated[float, Field(gt=0)] = 1.0
+    cap: Seconds | None = None
+    max_duration: Seconds | None = None
+
+
+class RetryStrategy(Closed):
+    limit: Annotated[int, Field(ge=0)]
+    """Needed: without it Argo never stops and skips the backoff."""
+    retry_policy: Literal["Always", "OnFailure", "OnError"] | None = None
+    expression: str = ""
+    backoff: Backoff = Backoff()
+
+    @property
+    def policy(self) -> str:
+        """An expression without a policy means Always, as in Argo."""
+        return self.retry_policy or ("Always" if self.expression else "OnFailure")
+
+
+class ConfigMap(Closed):
+    name: CacheName
+
+
+class Cache(Closed):
+    config_map: ConfigMap
+
+
+class Memoize(Closed):
+    key: str
+    max_age: Seconds | None = None
+    cache: Cache
+
+
+class Mutex(Closed):
+    name: Annotated[str, Field(min_length=1)]
+
+
+class Synchronization(Closed):
+    mutexes: tuple[Mutex, ...] = ()
+
+
+class Template(Closed):
+    name: TaskName
+    inputs: Inputs = Inputs()
+    outputs: Outputs = Outputs()
+    container: Container | None = None
+    dag: Dag | None = None
+    volumes: tuple[Volume, ...] = ()
+    memoize: Memoize | None = None
+    retry_strategy: RetryStrategy | None = None
+    synchronization: Synchronization = Synchronization()
+    active_deadline_seconds: Annotated[float, Field(gt=0)] | None = None
+    parallelism: Annotated[int, Field(gt=0)] | None = None
+
+    @property
+    def program(self) -> Container:
+        """Its container. Only templates that have one are ever run: parse sees to it."""
+        if self.container is None:
+            raise TypeError(f"template {self.name!r} has no container")
+        return self.container
+
+
+class WorkflowArguments(Closed):
+    parameters: tuple[Parameter, ...] = ()
+
+
+class Spec(Closed):
+    entrypoint: str
+    on_exit: str | None = None
+    arguments: WorkflowArguments = WorkflowArguments()
+    templates: tuple[Template, ...] = Field(min_length=1)
+    volumes: tuple[Volume, ...] = ()
+    parallelism: Annotated[int, Field(gt=0)] | None = None
+    active_deadline_seconds: Annotated[float, Field(gt=0)] | None = None
+    synchronization: Synchronization = Synchronization()
+
+
+class Metadata(Closed):
+    name: str = ""
+
+
+class Manifest(Closed):
+    api_version: Literal["argoproj.io/v1alpha1"]
+    kind: Literal["WorkflowTemplate", "Workflow"]
+    metadata: Metadata
+    spec: Spec

@@ -1,0 +1,156 @@
+"""What a person sees of a run while it goes on, on stderr: a live tree on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol, TextIO
+
+from pipeline.local.dag import Phase
+from pipeline.local.state import Node, RunState
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+    from rich.text import Text
+
+REFRESHES_PER_S: Final = 8
+TAIL_BYTES: Final = 4096
+MARKS: Final[dict[Phase, tuple[str, str]]] = {
+    "Pending": ("·", "dim"),
+    "Running": ("▶", "cyan"),
+    "Succeeded": ("✔", "green"),
+    "Failed": ("✘", "red"),
+    "Error": ("✘", "red"),
+    "Skipped": ("–", "dim"),
+    "Omitted": ("–", "dim"),
+}
+
+
+class Observer(Protocol):
+    """Told of every change; must not block. The states are the engine's own: look, don't touch."""
+
+    def run_changed(self, run: RunState) -> None: ...
+
+    def node_changed(self, run: RunState, node: Node) -> None: ...
+
+    def finished(self, run: RunState) -> None:
+        """The last word, also after an error of the engine."""
+
+
+class Lines:
+    """One line for each change: ``12:01:33 evaluate-awq  Succeeded  41.2 s``."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def run_changed(self, run: RunState) -> None:
+        self._say(run, run.name, run.phase, run.message, run.seconds)
+
+    finished = run_changed
+
+    def node_changed(self, run: RunState, node: Node) -> None:
+        phase = "Cached" if node.cached else node.phase
+        self._say(run, node.name, phase, node.message, node.seconds if node.finished else None)
+        if node.hint:
+            self._stream.write(f"         hint: {node.hint}\n")
+            self._stream.flush()
+
+    def _say(self, run: RunState, name: str, phase: str, message: str, seconds: float | None) -> None:
+        width = max(len(each) for each in (run.name, *(node.name for node in run.nodes)))
+        took = "" if seconds is None else duration(seconds)
+        line = "  ".join(part for part in (f"{name:<{width}}", f"{phase:<9}", took, message) if part)
+        self._stream.write(f"{datetime.now().astimezone():%H:%M:%S} {line.rstrip()}\n")
+        self._stream.flush()
+
+
+class Tree:
+    """A live tree with a line for each task, and the last line of its log while it runs."""
+
+    def __init__(self, console: Console, run_dir: Path) -> None:
+        self._console, self._run_dir = console, run_dir
+        self._live: Live | None = None
+        self._run: RunState | None = None
+
+    def run_changed(self, run: RunState) -> None:
+        from rich.live import Live
+
+        self._run = run
+        if self._live is None:
+            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=REFRESHES_PER_S)
+            self._live.start()
+
+    def node_changed(self, run: RunState, node: Node) -> None:
+        """The tree is drawn anew several times a second anyway."""
+
+    def finished(self, run: RunState) -> None:
+        self._run = run
+        if self._live:
+            self._live.stop()
+
+    def _render(self) -> RenderableType:
+        from rich.text import Text
+        from rich.tree import Tree as RichTree
+
+        run = self._run
+        if run is None:
+            return ""
+        style = {"Succeeded": "green", "Running": "cyan", "Pending": "yellow"}.get(run.phase, "red")
+        title = Text.assemble((run.name, "bold"), "  ", (run.phase, style), "  ", duration(run.seconds or 0.0))
+        if run.message:
+            title.append(f"  {run.message.splitlines()[0]}", "dim")
+        tree = RichTree(title, guide_style="dim")
+        width = max(len(node.name) for node in run.nodes)
+        for node in run.nodes:
+            tree.add(self._line(node, width))
+        return tree
+
+    def _line(self, node: Node, width: int) -> Text:
+        from rich.text import Text
+
+        mark, style = MARKS[node.phase]
+        took = f"{duration(node.seconds):>8}" if node.seconds is not None else " " * 8
+        line = Text.assemble((f"{mark} ", style), f"{node.name:<{width}} ", (took, "dim"), "  ", no_wrap=True)
+        line.overflow = "ellipsis"
+        if node.cached:
+            line.append("cached ", "green")
+        if node.message:
+            failed = node.phase in ("Failed", "Error")
+            line.append(node.message.splitlines()[0], "red" if failed else "yellow" if not node.finished else "dim")
+        elif node.phase == "Running" and node.log:
+            line.append(last_line(self._run_dir / node.log), "dim")
+        if node.hint:
+            line.append(f"  hint: {node.hint}", "dim")
+        return line
+
+
+def observer_for(stream: TextIO, run_dir: Path) -> Observer:
+    """The live tree if *stream* is a terminal, else lines."""
+    if not stream.isatty():
+        return Lines(stream)
+    from rich.console import Console
+
+    return Tree(Console(file=stream), run_dir)
+
+
+def duration(seconds: float) -> str:
+    """'0.4 s', '41.2 s', '3:07', '1:02:11'."""
+    if round(seconds, 1) < 60:
+        return f"{seconds:.1f} s"
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
+
+
+def last_line(log: Path) -> str:
+    """What a program said last, without control sequences; progress bars rewrite their line with carriage returns."""
+    from rich.text import Text
+
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line for line in text.replace("\r", "\n").split("\n") if line.strip()]
+    return Text.from_ansi(lines[-1]).plain.strip() if lines else ""

@@ -1,0 +1,49 @@
+"""What a workflow needs of this machine, checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pipeline.local.manifest import Template
+from pipeline.local.resources import Capacity, request
+from pipeline.local.workflow import Workflow
+from stages.errors import ConfigError
+
+
+def check(workflow: Workflow, mounts: Mapping[str, Path], capacity: Capacity, environment: Mapping[str, str]) -> None:
+    """Raises: ConfigError: naming each task and the GPU, folder or secret that it lacks."""
+    lines = [
+        f"{task.name} {lack}"
+        for task, template in workflow.used()
+        for lack in (
+            *_gpus(template, capacity),
+            *_folders(workflow, template, mounts),
+            *_secrets(template, environment),
+        )
+    ]
+    if lines:
+        raise ConfigError(
+            "this machine can't run the workflow\n" + "\n".join(f"    {line}" for line in lines),
+            hint="change what the platform's configuration asks for, or run it where there is more",
+        )
+
+
+def _gpus(template: Template, capacity: Capacity) -> Iterator[str]:
+    resources = template.program.resources
+    asked, here = request(resources.requests, resources.limits).gpus, len(capacity.gpus)
+    if asked > here:
+        yield f"asks for {asked} GPU{'s' * (asked > 1)}, this machine has {here}"
+
+
+def _folders(workflow: Workflow, template: Template, mounts: Mapping[str, Path]) -> Iterator[str]:
+    volumes = workflow.volumes(template)
+    for mount in template.program.volume_mounts:
+        if volumes[mount.name].persistent_volume_claim and mount.mount_path not in mounts:
+            yield f"mounts volume {mount.name!r} at {mount.mount_path}, and no local folder stands for it"
+
+
+def _secrets(template: Template, environment: Mapping[str, str]) -> Iterator[str]:
+    for name, optional in template.program.secrets().items():
+        if not optional and name not in environment:
+            yield f"needs a secret: set the environment variable {name}"

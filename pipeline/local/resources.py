@@ -1,0 +1,170 @@
+"""What this machine has, what a task asks for, and who has what at the moment.
+
+The shares of CPU and memory decide what runs beside what; they are not enforced on a running process, except that
+OMP_NUM_THREADS follows the cores and CUDA_VISIBLE_DEVICES the GPUs. Two engines don't know of each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Final
+
+from stages.errors import ConfigError
+
+QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([eE][+-]?[0-9]+)|([numkMGTPE]|[KMGTPE]i))?")
+SUFFIXES: Final[dict[str, Decimal]] = (
+    {"": Decimal(1), "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal(1000)}
+    | {suffix: Decimal(1000) ** power for power, suffix in enumerate("MGTPE", start=2)}
+    | {f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", start=1)}
+)
+CGROUP: Final = Path("/sys/fs/cgroup")
+GPU_RESOURCE: Final = re.compile(r"[a-z0-9.-]+/gpu")
+VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+GIB: Final = 1 << 30
+
+
+def quantity(text: str) -> Decimal:
+    """A Kubernetes quantity ('500m', '2', '1.5Gi', '1e3') in its base unit: cores, bytes, devices.
+
+    Raises:
+        ConfigError: it is none. Source: Kubernetes' resource.Quantity.
+    """
+    match = QUANTITY.fullmatch(text)
+    if not match:
+        raise ConfigError(f"{text!r} is not a Kubernetes quantity such as 500m, 2 or 4Gi")
+    number, exponent, suffix = match.groups()
+    return Decimal(number + (exponent or "")) * SUFFIXES[suffix or ""]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one task asks for. Nothing asked is nothing reserved, as in a cluster."""
+
+    cores: float = 0.0
+    memory_bytes: int = 0
+    gpus: int = 0
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one running task has."""
+
+    cores: float
+    memory_bytes: int
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What there is to share. ``gpus`` are CUDA device numbers (of CUDA_DEVICE_ORDER=PCI_BUS_ID, nvidia-smi's)."""
+
+    cores: float
+    memory_bytes: int
+    gpus: tuple[str, ...] = ()
+
+    @classmethod
+    def of_this_machine(cls, environment: Mapping[str, str] = os.environ) -> Capacity:
+        """Cores and memory that this process may use (affinity and cgroup limits count), and the visible GPUs."""
+        return cls(cores=_cores(), memory_bytes=_memory_bytes(), gpus=_gpus(environment))
+
+
+@dataclass
+class Pool:
+    """The capacity, minus what running tasks have."""
+
+    capacity: Capacity
+    cores: float = field(init=False)
+    memory_bytes: int = field(init=False)
+    gpus: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cores, self.memory_bytes = self.capacity.cores, self.capacity.memory_bytes
+        self.gpus = list(self.capacity.gpus)
+
+    def take(self, request: Request) -> Share | str:
+        """A share, or what is missing for now. More CPU or memory than the machine has means all of it."""
+        cores = min(request.cores, self.capacity.cores)
+        memory = min(request.memory_bytes, self.capacity.memory_bytes)
+        whole = self.capacity
+        if request.gpus > len(self.gpus):
+            return f"{request.gpus} of {len(whole.gpus)} GPUs"
+        if cores > self.cores + 1e-9:
+            return f"{cores:g} of {whole.cores:g} cores"
+        if memory > self.memory_bytes:
+            return f"{memory / GIB:.1f} of {whole.memory_bytes / GIB:.1f} GiB of memory"
+        gpus, self.gpus = self.gpus[: request.gpus], self.gpus[request.gpus :]
+        self.cores -= cores
+        self.memory_bytes -= memory
+        return Share(cores, memory, tuple(gpus))
+
+    def give_back(self, share: Share) -> None:
+        self.cores += share.cores
+        self.memory_bytes += share.memory_bytes
+        self.gpus = sorted([*self.gpus, *share.gpus], key=self.capacity.gpus.index)
+
+
+def request(requests: Mapping[str, str], limits: Mapping[str, str]) -> Request:
+    """From a container's ``resources``: a limit without a request is one, as in Kubernetes.
+
+    Raises:
+        ConfigError: a quantity that is none, or a resource that a machine doesn't share out.
+    """
+    asked = {**limits, **requests}
+    gpus = 0
+    for name, text in asked.items():
+        if GPU_RESOURCE.fullmatch(name):
+            gpus += int(quantity(text))
+        elif name not in ("cpu", "memory", "ephemeral-storage"):
+            raise ConfigError(f"{name!r} is a resource that the local engine can't share out")
+    return Request(
+        cores=float(quantity(asked.get("cpu", "0"))), memory_bytes=int(quantity(asked.get("memory", "0"))), gpus=gpus
+    )
+
+
+def environment_of(share: Share, capacity: Capacity) -> dict[str, str]:
+    """The variables that keep a task to its share. On a machine with GPUs, a task that asks for none sees none."""
+    variables = {}
+    if share.cores:
+        variables["OMP_NUM_THREADS"] = str(max(1, math.floor(share.cores)))
+    if capacity.gpus:
+        variables[VISIBLE_DEVICES] = ",".join(share.gpus)
+    return variables
+
+
+def _cores() -> float:
+    cores = float(len(os.sched_getaffinity(0)))
+    quota, _, period = _cgroup("cpu.max").partition(" ")
+    return min(cores, int(quota) / int(period)) if quota.isdigit() else cores
+
+
+def _memory_bytes() -> int:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = _cgroup("memory.max")
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def _cgroup(name: str) -> str:
+    try:
+        return (CGROUP / name).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The device numbers that the user lets us see, else all that ``nvidia-smi -L`` lists; none without a driver."""
+    if VISIBLE_DEVICES in environment:
+        listed = (part.strip() for part in environment[VISIBLE_DEVICES].split(","))
+        return tuple(itertools.takewhile(lambda device: device and device != "-1", listed))  # as CUDA reads it
+    try:
+        shown = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(re.findall(r"^GPU (\d+):", shown, re.MULTILINE))

@@ -1,0 +1,31 @@
+"""``{{…}}``: references to parameters, outputs and the workflow itself.
+
+One pass: a value that itself holds ``{{`` is not looked into again. ``{{=…}}`` (expression templates) is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from stages.errors import ConfigError
+
+REFERENCE: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+
+
+class Unresolved(ConfigError):
+    """A reference without a value."""
+
+    def __init__(self, reference: str, why: str) -> None:
+        super().__init__(f"{{{{{reference}}}}} has no value: {why}")
+
+
+def references(text: str) -> Iterator[str]:
+    """Every reference in *text*, without its braces."""
+    return (match[1].strip() for match in REFERENCE.finditer(text))
+
+
+def substitute(text: str, lookup: Callable[[str], str]) -> str:
+    """*text* with each reference replaced by what *lookup* gives for it."""
+    return REFERENCE.sub(lambda match: lookup(match[1].strip()), text)

@@ -1,0 +1,247 @@
+"""An engine that is interrupted, killed, or out of disk leaves no process and a run that tells the truth."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from hera.workflows import DAG, RetryStrategy, Task, WorkflowTemplate, models
+from local_bench import Bench, eventually
+
+from pipeline.local.state import RunState, read_run
+from stages.errors import ConfigError, MissingRun
+
+FAMILY = """
+import subprocess
+child = "import time; time.sleep(600)"
+subprocess.Popen([sys.executable, "-S", "-c", child, sys.argv[1]], start_new_session=True)
+write("started")
+time.sleep(600)
+"""
+Living = Callable[[str], list[int]]
+
+
+def long_run(bench: Bench, marker: str, handler: str = "write('status', sys.argv[1])") -> WorkflowTemplate:
+    with bench.workflow(on_exit="report") as workflow:
+        bench.program("report", handler, arguments=["{{workflow.status}}"])
+        work = bench.program(
+            "work", FAMILY, arguments=[marker], retry_strategy=RetryStrategy(limit=3, retry_policy="Always")
+        )
+        with DAG(name="main"):
+            Task(name="work", template=work) >> Task(name="next", template=work)
+    return workflow
+
+
+def phases(state: RunState) -> dict[str, str]:
+    return {node.name: node.phase for node in state.nodes}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_stops_its_tasks_and_runs_its_exit_handler(
+    bench: Bench, living: Living, number: signal.Signals
+) -> None:
+    marker = f"marker-{uuid4().hex}"
+    engine = bench.start(long_run(bench, marker))
+    bench.await_file("started")
+    assert len(living(marker)) >= 2
+    engine.send_signal(number)
+    said = engine.communicate()[1]
+    assert engine.returncode == 130
+    assert "error: interrupted; every task was stopped" in said
+    assert living(marker) == []
+    assert bench.lines("status") == ["Failed"]
+    state = read_run(bench.run_dir)
+    assert (state.phase, state.message) == ("Failed", "interrupted")
+    assert phases(state) == {"work": "Failed", "next": "Omitted", "onExit": "Succeeded"}
+    assert (state.node("work").message, state.node("work").attempts) == ("interrupted", 1)
+
+
+def test_a_second_interrupt_stops_the_exit_handler(bench: Bench, living: Living) -> None:
+    marker = f"marker-{uuid4().hex}"
+    engine = bench.start(long_run(bench, marker, "write('handler-runs'); time.sleep(600)"))
+    bench.await_file("started")
+    engine.send_signal(signal.SIGINT)
+    bench.await_file("handler-runs")
+    engine.send_signal(signal.SIGINT)
+    engine.communicate()
+    assert engine.returncode == 130
+    assert living(marker) == []
+    assert read_run(bench.run_dir).node("onExit").message == "interrupted"
+
+
+def test_a_second_interrupt_before_the_exit_handler_skips_it(bench: Bench) -> None:
+    slow_to_end = """
+import signal
+def slowly(*_):
+    write("ending"); wait_for("go-on"); sys.exit(1)
+signal.signal(signal.SIGTERM, slowly)
+write("started")
+time.sleep(600)
+"""
+    with bench.workflow(on_exit="report") as workflow:
+        bench.program("report", "write('handler-runs')")
+        work = bench.program("work", slow_to_end)
+        with DAG(name="main"):
+            Task(name="work", template=work)
+    engine = bench.start(workflow)
+    bench.await_file("started")
+    engine.send_signal(signal.SIGINT)
+    bench.await_file("ending")
+    engine.send_signal(signal.SIGINT)
+    time.sleep(0.3)  # the signal is taken before the task ends
+    (bench.store / "go-on").touch()
+    engine.communicate()
+    assert engine.returncode == 130
+    assert not (bench.store / "handler-runs").exists()
+    assert phases(read_run(bench.run_dir)) == {"work": "Failed", "onExit": "Omitted"}
+
+
+def test_a_run_interrupted_while_it_waits_for_its_mutex_never_starts(bench: Bench) -> None:
+    mutex = models.Synchronization(mutexes=[models.Mutex(name="model")])
+    with bench.workflow(synchronization=mutex, on_exit="work") as workflow:
+        work = bench.program("work", "add('starts', 1); wait_for('go-on')")
+        with DAG(name="main"):
+            Task(name="work", template=work)
+    holder = bench.start(workflow)
+    eventually(lambda: bench.lines("starts"), "the first run holds the mutex")
+    waiter = bench.start(workflow)
+    assert waiter.stderr is not None
+    assert "waiting for mutex model" in waiter.stderr.readline()
+    waiter.send_signal(signal.SIGINT)
+    waiter.communicate()
+    assert waiter.returncode == 130
+    state = read_run(bench.run_dir)
+    assert (state.phase, state.message, state.started_at) == ("Failed", "interrupted", None)
+    assert len(bench.lines("starts")) == 1
+    (bench.store / "go-on").touch()
+    holder.communicate()
+    assert holder.returncode == 0
+
+
+def test_a_killed_engine_leaves_no_process_and_an_interrupted_run(bench: Bench, living: Living) -> None:
+    marker = f"marker-{uuid4().hex}"
+    engine = bench.start(long_run(bench, marker))
+    bench.await_file("started")
+    assert read_run(bench.run_dir).phase == "Running"
+    assert len(living(marker)) >= 2
+    engine.kill()
+    engine.communicate()
+    eventually(lambda: not living(marker), "every process of the killed engine ends")
+    state = read_run(bench.run_dir)
+    assert (state.phase, state.message) == ("Interrupted", "the engine ended before the run did")
+    assert (state.node("work").phase, state.node("work").message) == ("Error", "interrupted")
+
+
+def test_the_state_can_be_read_at_any_moment(bench: Bench) -> None:
+    with bench.workflow() as workflow:
+        work = bench.program("work", "add('done', 1)")
+        with DAG(name="main"):
+            tasks = [Task(name=f"t{n}", template=work) for n in range(8)]
+            for before, after in itertools.pairwise(tasks):
+                before >> after
+    engine = bench.start(workflow)
+    seen: list[RunState] = []
+    while engine.poll() is None:
+        try:
+            seen.append(read_run(bench.run_dir))
+        except MissingRun:
+            assert not seen  # only before the run is there
+    engine.communicate()
+    assert engine.returncode == 0
+    finished = [sum(node.finished for node in state.nodes) for state in seen]
+    assert finished == sorted(finished)
+    assert len(set(finished)) > 3
+    assert read_run(bench.run_dir).phase == "Succeeded"
+    assert {state.phase for state in seen} <= {"Pending", "Running", "Succeeded"}
+
+
+def test_a_folder_without_a_run_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"name": "x"')
+    for folder in (tmp_path, tmp_path / "missing", tmp_path / "run.json"):
+        with pytest.raises(MissingRun, match="there is no run in"):
+            read_run(folder)
+
+
+def small(bench: Bench, code: str) -> WorkflowTemplate:
+    with bench.workflow() as workflow:
+        work = bench.program("work", code)
+        with DAG(name="main"):
+            Task(name="work", template=work)
+    return workflow
+
+
+def test_a_runs_folder_is_not_used_twice(bench: Bench) -> None:
+    bench.run(small(bench, ""))
+    bench.runs = 0
+    with pytest.raises(ConfigError, match="run-1 holds a run already"):
+        bench.run(small(bench, ""))
+
+
+def test_a_folder_that_can_not_be_written_is_a_clear_error(bench: Bench) -> None:
+    (bench.folder / "runs").write_text("a file where the folder should be")
+    with pytest.raises(ConfigError, match=r"the run's folder .*run-1 can't be written: (Not a directory|File exists)"):
+        bench.run(small(bench, ""))
+
+
+def can_mount() -> bool:
+    unshare = shutil.which("unshare")
+    return unshare is not None and subprocess.run([unshare, "-m", "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs the right to mount a small file system (unshare -m)")
+def test_a_full_disk_stops_the_run_with_a_clear_error(bench: Bench, living: Living) -> None:
+    """The run's folder lies on a file system of 400 KiB, which one task fills while another runs."""
+    marker = f"marker-{uuid4().hex}"
+    runs = bench.folder / "runs"
+    runs.mkdir()
+    with bench.workflow() as workflow:
+        fill = bench.program("fill", "wait_for('started')\nwhile True: print('x' * 4096, flush=True)")
+        work = bench.program("work", FAMILY, arguments=[marker])
+        with DAG(name="main", fail_fast=False):
+            Task(name="work", template=work)
+            Task(name="fill", template=fill)
+    mount = 'mount -t tmpfs -o size=400k small "$0" && exec "$@"'
+    engine = bench.start(workflow, before=["unshare", "-m", "sh", "-c", mount, str(runs)])
+    said = engine.communicate()[1]
+    assert engine.returncode == 15, said
+    assert f"error: no space left on the volume of {bench.run_dir}" in said
+    assert living(marker) == []
+
+
+def test_a_terminal_shows_a_live_tree(bench: Bench) -> None:
+    with bench.workflow(name="tree") as workflow:
+        good = bench.program(
+            "good", "print('downloading\\r 50 %\\r\\x1b[31m99 %\\x1b[0m', flush=True); wait_for('go-on')"
+        )
+        bad = bench.program("bad", "print('error: told to\\n  hint: do not'); sys.exit(1)")
+        with DAG(name="main", fail_fast=False):
+            Task(name="acquire", template=good)
+            Task(name="optimize", template=bad) >> Task(name="evaluate", template=good)
+    ours, theirs = os.openpty()
+    engine = bench.start(workflow, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(ours, 65536)
+        except OSError:  # the terminal's other end is closed
+            break
+        if b"99 %" in seen:
+            (bench.store / "go-on").touch()
+    os.close(ours)
+    assert engine.wait() == 1
+    text = seen.decode()
+    assert "✔ " in text
+    assert "✘ " in text
+    assert "told to" in text
+    assert "do not" in text
+    assert "99 %" in text
+    assert "\x1b[?25h" in text  # the cursor is back

@@ -1,0 +1,321 @@
+"""What the local engine refuses, and how it says so: before anything runs, every mistake, each by its path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hera.workflows import (
+    DAG,
+    Counter,
+    Metrics,
+    Parameter,
+    Resources,
+    RetryStrategy,
+    Steps,
+    Task,
+    WorkflowTemplate,
+    models,
+)
+from local_bench import Bench
+
+from pipeline.local.manifest import CLUSTER_ONLY
+from pipeline.local.workflow import parse
+from stages.errors import ConfigError, UnknownName, UnsupportedField
+
+
+def manifest(bench: Bench, code: str = "write('ran')") -> dict[str, Any]:
+    with bench.workflow() as workflow:
+        program = bench.program("optimize", code, outputs=["digest"])
+        with DAG(name="main"):
+            Task(name="first", template=program)
+            Task(name="second", template=program, depends="first")
+    made: dict[str, Any] = workflow.to_dict()
+    return made
+
+
+def with_tasks(bench: Bench, *tasks: dict[str, Any], inputs: tuple[str, ...] = ()) -> dict[str, Any]:
+    with bench.workflow() as workflow:
+        bench.program("optimize", inputs=inputs, outputs=["digest"])
+    made: dict[str, Any] = workflow.to_dict()
+    made["spec"]["templates"].append({"name": "main", "dag": {"tasks": list(tasks)}})
+    return made
+
+
+def test_every_unsupported_field_is_named_by_its_full_path_and_nothing_runs(bench: Bench) -> None:
+    made = manifest(bench)
+    spec = made["spec"]
+    spec["templates"][0]["container"]["livenessProbe"] = {"exec": {"command": ["true"]}}
+    spec["templates"][1]["dag"]["tasks"][1]["withItems"] = [1, 2]
+    spec["podSpecPatch"] = "{}"
+    spec["arguments"] = {"parameters": [{"name": "model", "valueFrom": {"configMapKeyRef": {"name": "a", "key": "b"}}}]}
+    with pytest.raises(UnsupportedField) as caught:
+        bench.run(made)
+    for path in (
+        "spec.templates[optimize].container.livenessProbe: not supported here",
+        "spec.templates[main].dag.tasks[second].withItems: not supported here",
+        "spec.podSpecPatch: not supported here",
+        "spec.arguments.parameters[model].valueFrom: not supported here",
+    ):
+        assert path in str(caught.value)
+    assert caught.value.exit_code == 50
+    assert not (bench.store / "ran").exists()
+    assert not bench.run_dir.exists()
+
+
+def test_a_misspelled_field_gets_a_suggestion(bench: Bench) -> None:
+    made = manifest(bench)
+    made["spec"]["templates"][1]["dag"]["tasks"][1]["depend"] = "first"
+    with pytest.raises(UnsupportedField, match="did you mean 'depends'"):
+        parse(made)
+
+
+@pytest.mark.parametrize("field", ["steps", "suspend", "resource", "script", "http", "sidecars", "daemon", "timeout"])
+def test_other_kinds_of_templates_are_refused_by_name(bench: Bench, field: str) -> None:
+    made = manifest(bench)
+    made["spec"]["templates"][0][field] = {}
+    with pytest.raises(UnsupportedField, match=rf"spec\.templates\[optimize\]\.{field}: not supported"):
+        parse(made)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("semaphores", [{"configMapKeyRef": {"name": "gpus", "key": "count"}}]),
+        ("mutex", {"name": "old"}),
+    ],
+)
+def test_only_mutexes_synchronize(bench: Bench, field: str, value: Any) -> None:
+    made = manifest(bench)
+    made["spec"]["synchronization"] = {field: value}
+    with pytest.raises(UnsupportedField, match=rf"spec\.synchronization\.{field}"):
+        parse(made)
+
+
+def test_steps_compiled_by_hera_are_refused(bench: Bench) -> None:
+    with bench.workflow() as workflow:
+        program = bench.program("optimize")
+        with Steps(name="main"):
+            program(name="one")
+    with pytest.raises(UnsupportedField, match=r"spec\.templates\[main\]\.steps"):
+        parse(workflow.to_dict())
+
+
+def test_what_only_a_cluster_needs_is_accepted(bench: Bench) -> None:
+    with bench.workflow(
+        service_account_name="slipway",
+        pod_gc=models.PodGC(strategy="OnPodSuccess"),
+        ttl_strategy=models.TTLStrategy(seconds_after_completion=60),
+        security_context=models.PodSecurityContext(run_as_non_root=True),
+        pod_metadata=models.Metadata(labels={"a": "b"}),
+        workflow_metadata=models.WorkflowMetadata(labels={"a": "b"}),
+        node_selector={"gpu": "yes"},
+        priority=3,
+        archive_logs=True,
+        namespace="ml",
+        labels={"a": "b"},
+        annotations={"workflows.argoproj.io/title": "x"},
+    ) as workflow:
+        program = bench.program(
+            "optimize",
+            "write('ran')",
+            image_pull_policy="Always",
+            termination_message_policy="FallbackToLogsOnError",
+            tolerations=[models.Toleration(key="nvidia.com/gpu", operator="Exists")],
+            affinity=models.Affinity(),
+            priority_class_name="low",
+            metrics=Metrics(metrics=[Counter(name="runs", help="runs", value="1")]),
+            labels={"stage": "optimize"},
+        )
+        with DAG(name="main", fail_fast=False):
+            Task(name="only", template=program)
+    made = workflow.to_dict()
+    used = {field for field in made["spec"] if field in CLUSTER_ONLY["Spec"]}
+    assert len(used) >= 8
+    assert bench.run(made).phase == "Succeeded"
+    assert (bench.store / "ran").exists()
+
+
+def test_a_container_entrypoint_is_a_workflow_of_one_task(bench: Bench) -> None:
+    with bench.workflow(
+        entrypoint="say", arguments=[Parameter(name="word", value="hello"), Parameter(name="other", value="x")]
+    ) as workflow:
+        bench.program("say", "write('said', sys.argv[1])", inputs=["word"], arguments=["{{inputs.parameters.word}}"])
+    assert [node.name for node in bench.run(workflow, {"word": "hi"}).nodes] == ["say"]
+    assert bench.lines("said") == ["hi"]
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ({"template": "missing"}, r"tasks\[a\]\.template: 'missing' is no template"),
+        ({"template": "main"}, r"tasks\[a\]\.template: 'main' is a nested dag"),
+        ({"depends": "b"}, "'a' depends on 'b', which is no task"),
+        ({"depends": "a"}, "in a circle: a → a"),
+        ({"depends": "z.Daemoned"}, r"'z\.Daemoned': known results are Succeeded, Failed"),
+        ({"depends": "z.AllFailed"}, r"'z\.AllFailed': known results"),
+        ({"depends": "z &&"}, "ends too early"),
+        ({"depends": "z", "dependencies": ["z"]}, "both depends and dependencies"),
+        ({"when": "{{tasks.z.outputs.parameters.digest}} == x"}, r"tasks\[a\]\.when: {{tasks\.z\.outputs"),
+        ({"when": "{{workflow.name}} ="}, r"tasks\[a\]\.when: when"),
+        (
+            {
+                "depends": "z",
+                "arguments": {"parameters": [{"name": "in", "value": "{{tasks.z.outputs.parameters.no}}"}]},
+            },
+            r"{{tasks\.z\.outputs\.parameters\.no}} refers to nothing",
+        ),
+        ({"arguments": {"parameters": [{"name": "in", "value": "{{workflow.parameters.no}}"}]}}, "refers to nothing"),
+        ({"arguments": {"parameters": [{"name": "in", "value": "{{=1+1}}"}]}}, r"expression template {{=1\+1}}"),
+        ({"arguments": {"parameters": [{"name": "inn", "value": "1"}]}}, "has no input 'inn'"),
+        ({}, "input 'in' of template 'optimize' needs a value"),
+        ({"name": "onExit"}, "'onExit' is there twice"),
+        ({"name": "z"}, "'z' is there twice"),
+        ({"name": "a/b"}, r"tasks\[a/b\]\.name"),
+    ],
+)
+def test_a_task_that_contradicts_itself_is_refused_before_anything_runs(
+    bench: Bench, task: dict[str, Any], says: str
+) -> None:
+    value = {"parameters": [{"name": "in", "value": "x"}]}
+    made = with_tasks(
+        bench,
+        {"name": "z", "template": "optimize", "arguments": value},
+        {"name": "a", "template": "optimize", **task},
+        inputs=("in",),
+    )
+    with pytest.raises((ConfigError, UnsupportedField), match=says):
+        bench.run(made)
+    assert not bench.run_dir.exists()
+
+
+def test_a_circle_of_tasks_is_shown(bench: Bench) -> None:
+    tasks = [{"name": name, "template": "optimize", "depends": on} for name, on in ("ab", "bc", "ca")]
+    with pytest.raises(ConfigError, match=r"in a circle: [abc] → [abc] → [abc] → [abc]"):
+        parse(with_tasks(bench, *tasks))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (["entrypoint"], "no", r"spec\.entrypoint: there is no template 'no'"),
+        (["onExit"], "no", r"spec\.onExit: 'no' is no container template"),
+        (["onExit"], "main", r"spec\.onExit: 'main' is no container template"),
+        (["templates", 0, "container", "args"], ["{{inputs.parameters.no}}"], r"container: {{inputs\.parameters\.no}}"),
+        (["templates", 0, "container", "args"], ["{{workflow.status}}"], r"container: {{workflow\.status}}"),
+        (["templates", 0, "container", "command"], None, r"container\.command"),
+        (
+            ["templates", 0, "container", "resources"],
+            {"requests": {"cpu": "two"}},
+            "'two' is not a Kubernetes quantity",
+        ),
+        (["templates", 0, "container", "resources"], {"requests": {"x.io/fpga": "1"}}, "can't share out"),
+        (
+            ["templates", 0, "container", "volumeMounts"],
+            [{"name": "no", "mountPath": "/x"}],
+            r"\[no\]: there is no such",
+        ),
+        (["templates", 0, "volumes"], [{"name": "v"}], "needs either emptyDir or persistentVolumeClaim"),
+        (["templates", 0, "outputs", "parameters", 0, "valueFrom", "path"], "/tmp/x", "lies on no volume"),
+        (["templates", 0, "retryStrategy"], {"retryPolicy": "Always"}, r"retryStrategy\.limit: Field required"),
+        (["templates", 0, "retryStrategy"], {"limit": 1, "retryPolicy": "OnTransientError"}, r"retryPolicy: Input"),
+        (["templates", 0, "retryStrategy"], {"limit": 1, "expression": "retries > 1"}, "'retries'; known: lastRetry"),
+        (["templates", 0, "retryStrategy"], {"limit": 1, "expression": "lastRetry."}, "can't be read"),
+        (["templates", 0, "retryStrategy"], {"limit": 1, "backoff": {"duration": "soon"}}, "not a duration"),
+        (["templates", 0, "memoize"], {"key": "k", "cache": {"configMap": {"name": "../x"}}}, r"configMap\.name"),
+        (["templates", 1, "memoize"], {"key": "k", "cache": {"configMap": {"name": "x"}}}, "only on container"),
+        (["synchronization"], {"mutexes": [{"name": "{{workflow.parameters.no}}"}]}, r"spec\.synchronization: {{"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(
+    bench: Bench, path: list[str | int], value: Any, says: str
+) -> None:
+    made = manifest(bench)
+    place: Any = made["spec"]
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = value
+    with pytest.raises((ConfigError, UnsupportedField), match=says):
+        bench.run(made)
+    assert not bench.run_dir.exists()
+
+
+def test_other_documents_are_refused(bench: Bench) -> None:
+    made = manifest(bench) | {"kind": "CronWorkflow"}
+    with pytest.raises(
+        ConfigError, match=r"kind: Input should be 'WorkflowTemplate' or 'Workflow' \(got 'CronWorkflow'\)"
+    ):
+        parse(made)
+
+
+def test_a_submitted_workflow_runs_like_its_template(bench: Bench) -> None:
+    made = manifest(bench, "output('digest', 1); write('ran')") | {"kind": "Workflow"}
+    made["metadata"] = {"generateName": "bench-"}
+    assert bench.run(made).phase == "Succeeded"
+
+
+def arguments(bench: Bench) -> WorkflowTemplate:
+    with bench.workflow(
+        arguments=[
+            Parameter(name="model"),
+            Parameter(name="revision", value="main"),
+            Parameter(name="method", value="awq", enum=["awq", "gptq"]),
+        ]
+    ) as workflow:
+        program = bench.program(
+            "say",
+            "write('said', ' '.join(sys.argv[1:]))",
+            arguments=[f"{{{{workflow.parameters.{name}}}}}" for name in ("model", "revision", "method")],
+        )
+        with DAG(name="main"):
+            Task(name="say", template=program)
+    return workflow
+
+
+def test_arguments_fill_the_workflows_parameters(bench: Bench) -> None:
+    state = bench.run(arguments(bench), {"model": "org/it's {{workflow.name}}", "method": "gptq"})
+    assert bench.lines("said") == ["org/it's {{workflow.name}} main gptq"]
+    assert state.arguments == {"model": "org/it's {{workflow.name}}", "revision": "main", "method": "gptq"}
+
+
+def test_missing_and_impossible_arguments_are_all_named(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match=r"model: needs a value\n.*method: 'int3' is not one of awq, gptq"):
+        bench.run(arguments(bench), {"method": "int3"})
+
+
+def test_an_argument_that_no_parameter_takes_is_named(bench: Bench) -> None:
+    with pytest.raises(UnknownName, match="unknown workflow parameter 'modle'") as caught:
+        bench.run(arguments(bench), {"modle": "x"})
+    assert "did you mean 'model'" in caught.value.hint
+
+
+def test_more_gpus_than_there_are_is_refused_before_anything_runs(bench: Bench) -> None:
+    with bench.workflow() as workflow:
+        first = bench.program("first", "write('ran')")
+        second = bench.program("second", resources=Resources(gpus=1))
+        with DAG(name="main"):
+            Task(name="resolve", template=first) >> Task(name="evaluate-awq", template=second)
+    with pytest.raises(ConfigError, match="evaluate-awq asks for 1 GPU, this machine has 0"):
+        bench.run(workflow)
+    assert not (bench.store / "ran").exists()
+
+
+def test_a_claim_without_a_local_folder_is_refused(bench: Bench) -> None:
+    made = manifest(bench)
+    for mount in made["spec"]["templates"][0]["container"]["volumeMounts"]:
+        mount["mountPath"] = mount["mountPath"].replace("/mnt/store", "/mnt/other")
+    with pytest.raises(ConfigError, match="first mounts volume 'store' at /mnt/other, and no local folder"):
+        bench.run(made)
+
+
+def test_a_retry_strategy_as_hera_writes_it_is_read(bench: Bench) -> None:
+    with bench.workflow() as workflow:
+        bench.program(
+            "main",
+            retry_strategy=RetryStrategy(
+                limit="3", expression="true", backoff=models.Backoff(duration="1m", factor="2", cap="1h30m")
+            ),
+        )
+    strategy = parse(workflow.to_dict()).templates["main"].retry_strategy
+    assert strategy is not None
+    assert (strategy.limit, strategy.policy, strategy.backoff.duration, strategy.backoff.cap) == (3, "Always", 60, 5400)
