@@ -51,13 +51,18 @@ def main() -> int:
 
 def spawn(libc: ctypes.CDLL, command: list[str], close: tuple[int, ...]) -> int:
     """Start the command; if the guard itself is killed, the kernel kills the command."""
+    requests = {signal.SIGTERM, signal.SIGINT}
+    # Held back until the child answers them by itself: before, it would swallow them with the guard's handler.
+    signal.pthread_sigmask(signal.SIG_BLOCK, requests)
     child = os.fork()
     if child:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, requests)
         return child
     try:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, requests)
         for descriptor in close:
             os.close(descriptor)
         os.execvp(command[0], command)

@@ -55,11 +55,16 @@ class Contained:
 
     def poll(self) -> int | None:
         """The exit status (128 + signal if one ended it), or None while it runs."""
-        return self._process.poll()
+        status = self._process.poll()
+        return None if status is None else _shell_status(status)
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Raises: subprocess.TimeoutExpired."""
-        return self._process.wait(timeout_s)
+        """The exit status, as ``poll`` says it.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs.
+        """
+        return _shell_status(self._process.wait(timeout_s))
 
     def terminate(self) -> None:
         """Ask the tree to end; return at once."""
@@ -73,7 +78,12 @@ class Contained:
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
-        return status
+        return _shell_status(status)
+
+
+def _shell_status(status: int) -> int:
+    """subprocess tells a signal that ended the guard itself as a negative number."""
+    return status if status >= 0 else 128 - status
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ class Report:
 
 def main(stage: Callable[[], None]) -> NoReturn:
     """Run a stage and end the process: 0, the error's exit code, 130 on Ctrl-C, 143 on SIGTERM."""
-    signal.signal(signal.SIGTERM, _raise_interrupted)
+    answer_sigterm()
     try:
         stage()
     except SlipwayError as error:
@@ -83,6 +83,11 @@ def main(stage: Callable[[], None]) -> NoReturn:
         print(f"error: {type(error).__name__}: {line}", file=sys.stderr, flush=True)
         sys.exit(SlipwayError.exit_code)
     sys.exit(0)
+
+
+def answer_sigterm() -> None:
+    """Let SIGTERM end this process as Ctrl-C would, so that what it holds is cleaned up."""
+    signal.signal(signal.SIGTERM, _raise_interrupted)
 
 
 @contextmanager

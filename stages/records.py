@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -182,6 +183,16 @@ class Evaluation(Record):
     started_at: datetime
     seconds: float
 
+    def metrics(self) -> dict[str, float]:
+        """The four metrics of ``scoring.metrics.METRICS``, in their units; NaN for what was not measured."""
+        scores = [task.score for task in self.quality]
+        return {
+            "quality": sum(scores) / len(scores) if scores else float("nan"),
+            "latency": self.load.e2el_ms.p95,
+            "throughput": self.load.output_tokens_per_s,
+            "memory": float(self.memory.weights_bytes),
+        }
+
 
 def files_digest(files: tuple[File, ...]) -> str:
     """One digest for a directory's content: independent of order and of times."""
@@ -219,6 +230,8 @@ class Production(Record):
     profile: str
     weights: dict[str, float]
     """Shares with sum 1."""
+    units: dict[str, str]
+    """Of the raw metrics."""
     candidates: tuple[Candidate, ...]
     """Best first; those that could not win last."""
     workload: dict[str, Any]
@@ -228,3 +241,15 @@ class Production(Record):
     key: str
     """``digest_of`` what the decision follows from: same key, same decision."""
     decided_at: datetime
+
+
+def difference(directory: Path, files: Iterable[File]) -> str:
+    """What is missing from *directory* or has another size than recorded; empty if nothing. Reads no content."""
+    for file in files:
+        try:
+            size = (directory / file.path).stat().st_size
+        except OSError:
+            return f"{file.path} is missing"
+        if size != file.size_bytes:
+            return f"{file.path} has {size} bytes, {file.size_bytes} were recorded"
+    return ""

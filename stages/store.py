@@ -63,7 +63,10 @@ def safe_relative(path: str) -> PurePosixPath:
     """
     pure = PurePosixPath(path)
     if not pure.parts or pure.is_absolute() or ".." in pure.parts or "\\" in path or not path.isprintable():
-        raise InvalidName(f"the repository holds a file with an unsafe name: {path!r}")
+        raise InvalidName(
+            f"the repository holds a file with an unsafe name: {path!r}",
+            hint="it could be written outside the store, so nothing of this model is taken",
+        )
     return pure
 
 

@@ -1,0 +1,68 @@
+"""How far a transfer is: a bar on a terminal, a line every few seconds in a log."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+LINE_EVERY_S: Final = 5.0
+BAR_EVERY_S: Final = 0.2
+KIB: Final = 1024.0
+
+
+def readable(count: float) -> str:
+    """A number of bytes for a person: ``14.9 GiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < KIB:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= KIB
+    return f"{count:.1f} GiB"
+
+
+class Progress:
+    """Shows on stderr, until the block ends, what *measure* says: (files done, bytes there)."""
+
+    def __init__(self, verb: str, files: int, size_bytes: int, measure: Callable[[], tuple[int, int]]) -> None:
+        self._verb, self._files, self._size, self._measure = verb, files, size_bytes, measure
+        self._stop = threading.Event()
+        show = self._bar if sys.stderr.isatty() else self._lines
+        self._thread = threading.Thread(target=show, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._start, (_, self._first) = time.monotonic(), self._measure()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _lines(self) -> None:
+        while not self._stop.wait(LINE_EVERY_S):
+            self._print_line()
+        self._print_line()
+
+    def _print_line(self) -> None:
+        files, there = self._measure()
+        seconds = time.monotonic() - self._start
+        rate = f", {readable((there - self._first) / seconds)}/s" if seconds > 1 else ""
+        amount = f"{readable(there)} of {readable(self._size)}"
+        print(f"{self._verb}: {files}/{self._files} files, {amount}{rate}", file=sys.stderr, flush=True)
+
+    def _bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import TransferSpeedColumn as SpeedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), SpeedColumn())
+        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+            task = bar.add_task(self._verb, total=self._size, completed=self._first)
+            ended = False
+            while not ended:
+                ended = self._stop.wait(BAR_EVERY_S)
+                files, there = self._measure()
+                bar.update(task, completed=there, description=f"{self._verb} {files}/{self._files} files")
