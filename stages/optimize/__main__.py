@@ -1,0 +1,64 @@
+"""optimize: make one variant of a model, or find that it is there already."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Final
+
+from stages import program
+from stages.errors import ConfigError
+from stages.hub import model_id
+from stages.optimize.quantizers import QUANTIZERS
+from stages.optimize.variants import ensure
+from stages.records import Variant
+from stages.settings import Optimize, parse
+from stages.store import ModelStore, store_root
+
+MIB: Final = 1 << 20
+
+
+def main() -> None:
+    arguments = _arguments()
+    store = ModelStore(store_root(), model_id(arguments.model))
+    with program.outcome(store, "optimize", arguments.method) as report:
+        variant, made = ensure(store, arguments.method, read_settings(arguments.settings))
+        said = describe(variant)
+        if made:
+            report.done(said, key=variant.key)
+        else:
+            report.reused(f"{said}, from {variant.created_at:%Y-%m-%d %H:%M} UTC", key=variant.key)
+    program.write_output("digest", variant.digest)
+    print(variant.digest)
+
+
+def describe(variant: Variant) -> str:
+    cost = f"{variant.seconds:.0f} s, {variant.peak_memory_bytes / MIB:,.0f} MiB"
+    return f"{variant.variant}: {variant.bits} bit, {variant.weights_bytes / MIB:,.1f} MiB of weights (made in {cost})"
+
+
+def read_settings(text: str) -> Optimize:
+    """Raises: ConfigError."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--settings is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError("--settings is not a JSON object")
+    return parse(Optimize, data, "--settings")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m stages.optimize",
+        description=__doc__,
+        epilog="""example: python -m stages.optimize --model org/name --method gptq --settings '{"group_size": 32}'""",
+    )
+    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
+    parser.add_argument("--method", required=True, help=", ".join(QUANTIZERS))
+    parser.add_argument("--settings", default="{}", help="JSON: see Optimize in stages/settings.py")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    program.main(main)

@@ -1,0 +1,109 @@
+"""The model as acquired: what every method starts from."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from stages.checkpoint import CONFIG, check_configuration, weight_files
+from stages.errors import DamagedModel, NothingToServe
+from stages.records import ACQUIRED, Acquired, difference, files_digest
+from stages.store import ModelStore
+from stages.tensors import Tensor, read_header
+
+FLOATS: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
+BLOCK_WEIGHT: Final = re.compile(r"^(.*?)\.\d+\..*\.weight$")
+"""A weight in a numbered block. Embeddings and the head are in none, and stay in 16 bit."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """``base/`` with its manifest checked: every file is there with its size."""
+
+    directory: Path
+    record: Acquired
+    config: dict[str, Any]
+
+    @property
+    def architecture(self) -> str:
+        return self.record.architecture
+
+    @cached_property
+    def weights(self) -> tuple[str, ...]:
+        """The names of the files that hold the weights."""
+        return tuple(weight_files([file.path for file in self.record.files], self.directory))
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name, from the headers alone.
+
+        Raises:
+            DamagedModel: a file contradicts itself.
+        """
+        headers = [read_header(self.directory / name) for name in self.weights]
+        return {name: tensor for header in headers for name, tensor in header.items()}
+
+    @cached_property
+    def linear_weights(self) -> dict[str, Tensor]:
+        """The weights of the decoder's linear layers by name: shape (outputs, inputs). What 4 bit is for.
+
+        A model that sees or hears has blocks of other kinds: the decoder's are those with the most weights.
+        """
+        blocks: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in self.tensors.items():
+            match = BLOCK_WEIGHT.match(name)
+            if match and len(tensor.shape) == 2 and tensor.dtype in FLOATS:
+                blocks.setdefault(match[1], {})[name] = tensor
+        return max(blocks.values(), key=lambda each: sum(tensor.count for tensor in each.values()), default={})
+
+    @property
+    def dtype(self) -> str:
+        """The floating-point type that most bytes are in: 'bfloat16', 'float32', …"""
+        return main_dtype(self.tensors.values())
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """The files that a variant takes over as they are: tokenizer, templates, license, generation config."""
+        names = [file.path for file in self.record.files]
+        return tuple(name for name in names if name != CONFIG and not name.endswith(WEIGHTS))
+
+    def setting(self, name: str) -> Any:
+        """A value of ``config.json``, from its text part if the model has several parts."""
+        text = self.config.get("text_config")
+        return text.get(name, self.config.get(name)) if isinstance(text, dict) else self.config.get(name)
+
+
+def read_base(store: ModelStore) -> Base:
+    """The model in ``base/``.
+
+    Raises:
+        NothingToServe: it was not acquired yet.
+        DamagedModel: its manifest or ``config.json`` is malformed, or a file is not what the manifest says.
+        UnusableModel: it is quantized already.
+    """
+    acquire_again = f"run acquire again: python -m stages.acquire --model {store.model}"
+    record = Acquired.read(store.base / ACQUIRED)
+    if record is None:
+        raise NothingToServe(f"{store.model} is not in the store: there is no base/{ACQUIRED}", hint=acquire_again)
+    if files_digest(record.files) != record.digest:
+        raise DamagedModel(f"{store.base / ACQUIRED} contradicts itself: its digest is another", hint=acquire_again)
+    if wrong := difference(store.base, record.files):
+        raise DamagedModel(f"base/ is not as acquired: {wrong}", hint=acquire_again)
+    check_configuration(store.base)
+    return Base(store.base, record, json.loads((store.base / CONFIG).read_bytes()))
+
+
+def main_dtype(tensors: Iterable[Tensor]) -> str:
+    """The floating-point type that most bytes of *tensors* are in; empty if there is none."""
+    sizes: Counter[str] = Counter()
+    for tensor in tensors:
+        if tensor.dtype in FLOATS:
+            sizes[FLOATS[tensor.dtype]] += tensor.end - tensor.start
+    return max(sizes, key=sizes.__getitem__, default="")

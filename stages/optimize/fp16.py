@@ -1,0 +1,128 @@
+"""fp16: every floating-point weight in float16, in the same shards. The reference of the comparison.
+
+Tensors go through in blocks, so memory stays small whatever a shard's or a tensor's size. The safetensors
+library can only write a whole shard from memory, so the file is written here (see stages/tensors.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+from stages.checkpoint import CONFIG, INDEX
+from stages.errors import QuantizationFailed
+from stages.optimize.base import FLOATS, Base
+from stages.optimize.quantizer import Peak, peak_resident_bytes
+from stages.settings import Optimize
+from stages.tensors import BITS, Tensor, read_header
+
+if TYPE_CHECKING:
+    import numpy as np
+
+LARGEST: Final = 65504
+"""float16's largest number (IEEE 754 binary16)."""
+BLOCK_BYTES: Final = 64 << 20
+"""Read at a time. A multiple of every item's size."""
+HEADER_ALIGNMENT: Final = 8
+RECIPE: Final = 1
+"""Raised when the same base would be written another way, so that older variants are made again."""
+
+
+class Fp16:
+    tools: tuple[str, ...] = ("numpy",)
+    calibrated = False
+
+    def parameters(self, settings: Optimize, base: Base) -> dict[str, Any]:  # noqa: ARG002
+        return {"dtype": "float16", "recipe": RECIPE}
+
+    def check(self, settings: Optimize, base: Base) -> None:
+        """Nothing can be known before the weights are read."""
+
+    def quantize(self, settings: Optimize, base: Base, target: Path) -> Peak:  # noqa: ARG002
+        for name in base.weights:
+            cast_file(base.directory / name, target / name)
+        if len(base.weights) > 1:
+            write_index(base, target)
+        config = with_dtype(base.config, "float16")
+        if not {"dtype", "torch_dtype"} & config.keys():
+            config["dtype"] = "float16"
+        (target / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        return Peak(peak_resident_bytes())
+
+
+def cast_file(source: Path, target: Path) -> None:
+    """Write the shard *source* to *target* in float16; what is not floating-point stays as it is.
+
+    Raises:
+        QuantizationFailed: a weight is too large for float16.
+    """
+    # Wider items first, as the library does it: so each tensor begins at a multiple of its items' size.
+    tensors = sorted(read_header(source).values(), key=lambda each: (-BITS[half_of(each.dtype)], each.start))
+    with source.open("rb") as reader, target.open("wb") as writer:
+        writer.write(header(tensors))
+        for tensor in tensors:
+            for block in blocks(tensor, reader):
+                writer.write(to_half(tensor.name, block) if tensor.dtype in FLOATS else block.tobytes())
+
+
+def header(tensors: Iterable[Tensor]) -> bytes:
+    """The safetensors header of *tensors* as they will be written, in this order."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for tensor in tensors:
+        dtype = half_of(tensor.dtype)
+        end = position + tensor.count * BITS[dtype] // 8
+        entries[tensor.name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % HEADER_ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def half_of(dtype: str) -> str:
+    return "F16" if dtype in FLOATS else dtype
+
+
+def blocks(tensor: Tensor, file: BinaryIO) -> Iterator[np.ndarray[Any, Any]]:
+    """The values of *tensor*, flat. bfloat16 comes as float32; what is not floating-point, as bytes."""
+    import numpy as np
+
+    file.seek(tensor.start)
+    for start in range(tensor.start, tensor.end, BLOCK_BYTES):
+        raw = file.read(min(BLOCK_BYTES, tensor.end - start))
+        if tensor.dtype == "BF16":
+            # bfloat16 is the upper half of a float32.
+            yield (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            yield np.frombuffer(raw, FLOATS.get(tensor.dtype, "uint8"))
+
+
+def to_half(name: str, block: np.ndarray[Any, Any]) -> bytes:
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        half = block.astype(np.float16)
+    if not np.isfinite(half).all():
+        raise QuantizationFailed(
+            f"fp16 cannot hold {name}: it has a weight of {float(np.abs(block).max()):.4g}, float16 ends at {LARGEST}",
+            hint="the model was made for bfloat16 or float32; awq and gptq keep its own 16-bit type",
+        )
+    return half.tobytes()
+
+
+def write_index(base: Base, target: Path) -> None:
+    """The base's index with the total size that the float16 shards have."""
+    index = json.loads((base.directory / INDEX).read_bytes())
+    headers = [read_header(target / name).values() for name in base.weights]
+    total = sum(tensor.end - tensor.start for header in headers for tensor in header)
+    index["metadata"] = {**index.get("metadata", {}), "total_size": total}
+    (target / INDEX).write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """*config* with its dtype replaced wherever it states one (transformers 5: ``dtype``; before: ``torch_dtype``)."""
+    changed = {key: with_dtype(value, dtype) if isinstance(value, dict) else value for key, value in config.items()}
+    stated = [key for key in ("dtype", "torch_dtype") if isinstance(config.get(key), str)]
+    return {**changed, **dict.fromkeys(stated, dtype)}

@@ -1,0 +1,113 @@
+"""What runs in the quantizer's own process: load, quantize, save.
+
+python -m stages.optimize.gptqmodel_job JOB.json
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict
+
+from stages.errors import ConfigError
+from stages.optimize.calibration import calibration_path, read_documents, sequences
+from stages.optimize.quantizer import peak_resident_bytes
+from stages.settings import Calibration
+from stages.store import write_json
+
+BITS: Final = 4
+BATCH: Final = 4
+"""Sequences that go through a layer together: more needs more memory and is hardly faster."""
+RESULT: Final = "result.json"
+SAVED: Final = "saved"
+
+
+class Job(BaseModel):
+    """One model to quantize. ``folder`` takes the result and everything temporary."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: str
+    base: Path
+    folder: Path
+    symmetric: bool
+    dtype: str
+    group_size: int
+    calibration: Calibration
+    sequence_length: int
+
+
+class Result(BaseModel):
+    """``result.json``, there when the process came to its end."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    peak_resident_bytes: int = 0
+    peak_gpu_bytes: int | None = None
+    config_error: str = ""
+    hint: str = ""
+
+
+def main() -> None:
+    job = Job.model_validate_json(Path(sys.argv[1]).read_bytes())
+    try:
+        examples = calibration_set(job)
+    except ConfigError as error:
+        write_json(job.folder / RESULT, Result(config_error=str(error), hint=error.hint))
+        return
+    quantize(job, examples)
+    write_json(job.folder / RESULT, Result(peak_resident_bytes=peak_resident_bytes(), peak_gpu_bytes=peak_gpu_bytes()))
+
+
+def calibration_set(job: Job) -> list[dict[str, list[int]]]:
+    """Raises: ConfigError: the text is too short."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(job.base, local_files_only=True, trust_remote_code=False)
+    documents = read_documents(calibration_path(job.calibration.text))
+    chosen = sequences(documents, tokenizer, job.calibration, job.sequence_length)
+    return [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in chosen]
+
+
+def quantize(job: Job, examples: list[dict[str, list[int]]]) -> None:
+    """Write the quantized model to ``saved`` in the job's folder."""
+    import torch
+    from gptqmodel import BACKEND, GPTQModel
+
+    torch.manual_seed(job.calibration.seed)
+    model = GPTQModel.load(
+        str(job.base), quantize_config(job), dtype=getattr(torch, job.dtype), trust_remote_code=False
+    )
+    # AWQ_TORCH only packs, on every device; AUTO takes a kernel that must be compiled with nvcc and refuses a CPU.
+    backend = BACKEND.AWQ_TORCH if job.method == "awq" else BACKEND.AUTO
+    model.quantize(examples, batch_size=BATCH, backend=backend)
+    model.save(str(job.folder / SAVED))
+
+
+def quantize_config(job: Job) -> Any:
+    """GPTQ: Frantar et al., https://arxiv.org/abs/2210.17323. AWQ: Lin et al., https://arxiv.org/abs/2306.00978."""
+    from gptqmodel import QuantizeConfig
+    from gptqmodel.quantization import FORMAT, METHOD
+
+    method = {"awq": (METHOD.AWQ, FORMAT.GEMM), "gptq": (METHOD.GPTQ, FORMAT.GPTQ)}[job.method]
+    return QuantizeConfig(
+        bits=BITS,
+        group_size=job.group_size,
+        sym=job.symmetric,
+        desc_act=False,
+        method=method[0],
+        format=method[1],
+        offload_to_disk_path=str(job.folder / "offload"),
+    )
+
+
+def peak_gpu_bytes() -> int | None:
+    import torch
+
+    return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
+
+
+if __name__ == "__main__":
+    main()

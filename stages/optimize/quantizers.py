@@ -1,0 +1,23 @@
+"""The methods. To add one: write a ``Quantizer`` in a file of its own, and name it here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stages.errors import UnknownName
+from stages.optimize.four_bit import FourBit
+from stages.optimize.fp16 import Fp16
+from stages.optimize.quantizer import Quantizer
+
+QUANTIZERS: Final[dict[str, Quantizer]] = {
+    "fp16": Fp16(),
+    "awq": FourBit("awq", symmetric=False),
+    "gptq": FourBit("gptq", symmetric=True),
+}
+
+
+def quantizer(method: str) -> Quantizer:
+    """Raises: UnknownName."""
+    if method not in QUANTIZERS:
+        raise UnknownName("method", method, QUANTIZERS)
+    return QUANTIZERS[method]

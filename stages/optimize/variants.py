@@ -1,0 +1,123 @@
+"""A variant of a model: found, or made, verified and published."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from stages.errors import ConfigError, DamagedModel
+from stages.optimize.base import Base, read_base
+from stages.optimize.calibration import calibration_digest
+from stages.optimize.quantizer import Quantizer
+from stages.optimize.quantizers import quantizer
+from stages.optimize.verify import verify
+from stages.records import VARIANT, File, Variant, difference, files_digest
+from stages.settings import Optimize
+from stages.store import ModelStore, digest_of, exclusive, place_tree, sha256_of
+
+READABLE: Final = 0o644
+
+Identity = dict[str, Any]
+"""The five fields of a variant that its key is taken of."""
+
+
+def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, bool]:
+    """The variant that the method *name* gives, and whether it had to be made.
+
+    Raises:
+        UnknownName, ConfigError: a wrong setting, or a calibration text that can't be used.
+        NothingToServe, DamagedModel, UnusableModel: see ``read_base``.
+        QuantizationFailed: nothing was published.
+    """
+    method = quantizer(name)
+    base = read_base(store)
+    identity = identify(name, method, base, settings)
+    if found := existing(store, name, digest_of(identity)):
+        return found, False
+    method.check(settings, base)
+    with exclusive(store.lock(f"optimize-{name}"), f"optimize {name}"):
+        # Another process may have made it while this one waited.
+        if found := existing(store, name, digest_of(identity)):
+            return found, False
+        return build(store, name, method, base, settings, identity), True
+
+
+def identify(name: str, method: Quantizer, base: Base, settings: Optimize) -> Identity:
+    """What determines the variant's files."""
+    parameters = method.parameters(settings, base)
+    calibration = settings.calibration
+    return {
+        "method": name,
+        "parameters": parameters,
+        "base_digest": base.record.digest,
+        "calibration_digest": calibration_digest(calibration, parameters["sequence_length"])
+        if method.calibrated
+        else None,
+        "tool_versions": {tool: installed_version(tool) for tool in method.tools},
+    }
+
+
+def installed_version(tool: str) -> str:
+    try:
+        return metadata.version(tool)
+    except metadata.PackageNotFoundError as error:
+        raise ConfigError(f"{tool} is not installed", hint="pip install 'slipway[optimize]'") from error
+
+
+def existing(store: ModelStore, name: str, key: str) -> Variant | None:
+    """The published variant of this key, if its files are all there with their sizes."""
+    directory = store.optimized(name)
+    try:
+        variant = Variant.read(directory / VARIANT)
+    except DamagedModel as error:
+        print(f"{error}; making it again", file=sys.stderr)
+        return None
+    if variant is None or variant.key != key:
+        return None
+    if wrong := difference(directory, variant.files):
+        print(f"the {name} variant is damaged ({wrong}); making it again", file=sys.stderr)
+        return None
+    return variant
+
+
+def build(
+    store: ModelStore, name: str, method: Quantizer, base: Base, settings: Optimize, identity: Identity
+) -> Variant:
+    """Quantize, verify, describe, publish."""
+    started = time.monotonic()
+    with store.building(store.optimized(name)) as work:
+        peak = method.quantize(settings, base, work)
+        weights = verify(name, base, work, group_size=identity["parameters"].get("group_size"))
+        for path in work.iterdir():
+            path.chmod(READABLE)  # safetensors makes files that only their owner may read
+        place_tree(base.directory, work, base.carried)
+        files = listing(work)
+        variant = Variant(
+            variant=name,
+            **identity,
+            key=digest_of(identity),
+            files=files,
+            digest=files_digest(files),
+            weights_bytes=weights.bytes,
+            bits=weights.bits,
+            dtype=weights.dtype,
+            seconds=round(time.monotonic() - started, 3),
+            peak_memory_bytes=peak.resident,
+            peak_gpu_memory_bytes=peak.gpu,
+            created_at=datetime.now(UTC),
+        )
+        variant.write(work / VARIANT)
+    return variant
+
+
+def listing(directory: Path) -> tuple[File, ...]:
+    """Every file below *directory* with its size and sha256, by path."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    return tuple(
+        File(path=path.relative_to(directory).as_posix(), size_bytes=path.stat().st_size, sha256=sha256_of(path))
+        for path in paths
+    )

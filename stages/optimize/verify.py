@@ -1,0 +1,166 @@
+"""Whether a variant's files are what its name promises: read from them, not from what was asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from stages.checkpoint import CONFIG
+from stages.errors import DamagedModel, QuantizationFailed
+from stages.optimize.base import FLOATS, Base, main_dtype
+from stages.tensors import Tensor, find_not_finite, read_header
+
+MAX_UNQUANTIZED_SHARE: Final = 0.1
+"""Of the linear layers' weights. Quantizers leave some layers alone on purpose, such as a mixture's router."""
+PACK_BITS: Final = 32
+PARTS: Final = ("qweight", "qzeros", "scales", "g_idx")
+DERIVED: Final = ("inv_freq", ".attn.masked_bias", ".attn.bias")
+"""Buffers of older checkpoints that libraries compute anew and no longer store."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the files hold."""
+
+    bytes: int
+    bits: int
+    dtype: str
+    """Of the tensors that are not quantized."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One quantized layer, as its tensors' shapes tell."""
+
+    bits: int
+    group_size: int
+    inputs: int
+    outputs: int
+
+
+def verify(method: str, base: Base, directory: Path, *, group_size: int | None) -> Weights:
+    """Check the weights in *directory* against the base's.
+
+    Args:
+        group_size: of a quantized variant; None for one in float16.
+
+    Raises:
+        QuantizationFailed: a tensor is missing, has the wrong type or shape, or holds NaN or infinity.
+    """
+    try:
+        files = {path: read_header(path) for path in sorted(directory.glob("*.safetensors"))}
+        tensors = {name: tensor for header in files.values() for name, tensor in header.items()}
+        bits = check_half(base, tensors) if group_size is None else check_quantized(base, tensors, group_size)
+        if group_size is not None:
+            check_config(directory, method, bits, group_size)
+        check_finite(files)
+    except (ValueError, DamagedModel) as error:
+        raise QuantizationFailed(
+            f"{method} made something else than it should from {base.architecture}: {error}",
+            hint="nothing was published; the other variants go on without it",
+        ) from error
+    plain = [tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in PARTS]
+    total = sum(tensor.end - tensor.start for tensor in tensors.values())
+    return Weights(bytes=total, bits=bits, dtype=main_dtype(plain))
+
+
+def check_half(base: Base, tensors: Mapping[str, Tensor]) -> int:
+    """All tensors of the base, every floating-point one in float16. Returns the bits: 16.
+
+    Raises:
+        ValueError
+    """
+    for name, original in base.tensors.items():
+        if name not in tensors:
+            raise ValueError(f"{name} is missing")
+        copy = tensors[name]
+        expected = "F16" if original.dtype in FLOATS else original.dtype
+        if (copy.dtype, copy.shape) != (expected, original.shape):
+            raise ValueError(f"{name} is {copy.dtype} {list(copy.shape)}, not {expected} {list(original.shape)}")
+    return 16
+
+
+def check_quantized(base: Base, tensors: Mapping[str, Tensor], group_size: int) -> int:
+    """All layers of the base, the decoder's linear ones packed. Returns the bits per weight.
+
+    Raises:
+        ValueError
+    """
+    layers = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
+    packed = {f"{layer}.weight": read_packed(layer, tensors) for layer in layers}
+    for name, layer in packed.items():
+        if name in base.tensors and {layer.inputs, layer.outputs} != set(base.tensors[name].shape):
+            raise ValueError(f"{name} was {list(base.tensors[name].shape)}, is {layer.outputs} × {layer.inputs}")
+        if layer.group_size != group_size:
+            raise ValueError(f"{name} has groups of {layer.group_size}, not {group_size}")
+    check_complete(base, tensors, packed)
+    done = sum(layer.inputs * layer.outputs for layer in packed.values())
+    total = sum(tensor.count for tensor in base.linear_weights.values())
+    if done < (1 - MAX_UNQUANTIZED_SHARE) * total or not done:
+        raise ValueError(f"only {done / max(1, total):.0%} of the linear layers' weights are quantized")
+    bits = {layer.bits for layer in packed.values()}
+    if len(bits) > 1:
+        raise ValueError(f"the layers differ in bits: {sorted(bits)}")
+    return bits.pop()
+
+
+def read_packed(layer: str, tensors: Mapping[str, Tensor]) -> Packed:
+    """One layer from its shapes: scales (groups, outputs), qzeros (groups, outputs·bits/32), and qweight:
+    (inputs·bits/32, outputs) in gptq's layout, (inputs, outputs·bits/32) in awq's.
+
+    Raises:
+        ValueError: the tensors are incomplete or don't belong together.
+    """
+    missing = [part for part in PARTS[:3] if f"{layer}.{part}" not in tensors]
+    if missing:
+        raise ValueError(f"{layer}.{missing[0]} is missing")
+    weight, zeros, scales = (tensors[f"{layer}.{part}"] for part in PARTS[:3])
+    if (weight.dtype, zeros.dtype, scales.dtype in FLOATS) != ("I32", "I32", True):
+        raise ValueError(f"{layer} is packed as {weight.dtype}, {zeros.dtype} and {scales.dtype}")
+    groups, outputs = scales.shape
+    bits = zeros.shape[1] * PACK_BITS // outputs
+    inputs = weight.shape[0] if weight.shape[1] < outputs else weight.shape[0] * PACK_BITS // max(1, bits)
+    if zeros.shape[0] != groups or weight.count * PACK_BITS != inputs * outputs * bits or not groups:
+        raise ValueError(f"{layer}: qweight, qzeros and scales don't belong together")
+    return Packed(bits, inputs // groups, inputs, outputs)
+
+
+def check_complete(base: Base, tensors: Mapping[str, Tensor], packed: Mapping[str, Packed]) -> None:
+    """Nothing of the base got lost, nor another name: vLLM finds weights by the names that the publisher gave.
+
+    Raises:
+        ValueError
+    """
+    for name, original in base.tensors.items():
+        if name not in tensors and name not in packed and not name.endswith(DERIVED) and not is_tied(base, name):
+            raise ValueError(f"{name} is missing")
+        if name in tensors and tensors[name].shape != original.shape:
+            raise ValueError(f"{name} was {list(original.shape)}, is {list(tensors[name].shape)}")
+
+
+def check_config(directory: Path, method: str, bits: int, group_size: int) -> None:
+    """``config.json`` tells vLLM the same as the tensors do.
+
+    Raises:
+        ValueError
+    """
+    stated = json.loads((directory / CONFIG).read_bytes()).get("quantization_config", {})
+    expected: dict[str, Any] = {"quant_method": method, "bits": bits, "group_size": group_size}
+    for field, value in expected.items():
+        if stated.get(field) != value:
+            raise ValueError(f"config.json says {field} {stated.get(field)!r}, the weights say {value!r}")
+
+
+def check_finite(files: Mapping[Path, Mapping[str, Tensor]]) -> None:
+    """Raises: ValueError: a floating-point tensor holds NaN or infinity."""
+    for path, header in files.items():
+        if found := find_not_finite(path, iter(header.values())):
+            raise ValueError(f"{found[0].name} holds NaN or infinity")
+
+
+def is_tied(base: Base, name: str) -> bool:
+    """Whether *name* is a head that shares the embedding's weights and may be left out of the files."""
+    return name == "lm_head.weight" and bool(base.setting("tie_word_embeddings"))

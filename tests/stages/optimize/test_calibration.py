@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stages.errors import ConfigError, UnknownName
+from stages.optimize.calibration import calibration_digest, calibration_path, read_documents, sequences
+from stages.settings import CONFIGS, Calibration
+from tests.stages.optimize.tiny import make_tokenizer, words
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_name_means_a_file_of_the_configs() -> None:
+    assert calibration_path("python-docs") == CONFIGS / "calibration" / "python-docs.txt"
+    assert len(read_documents(calibration_path("python-docs"))) > 1
+
+
+def test_an_unknown_name_names_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match="unknown calibration text 'python-doc'") as caught:
+        calibration_path("python-doc")
+    assert "did you mean 'python-docs'?" in caught.value.hint
+
+
+def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no calibration text .*missing\.txt"):
+        calibration_path(str(tmp_path / "missing.txt"))
+
+
+def test_documents_are_apart_by_form_feeds(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.txt", "one\n\nstill one\n\f\ntwo\n\f\n")
+    assert read_documents(path) == ["one\n\nstill one", "two"]
+
+
+def test_documents_are_apart_by_blank_lines_where_there_is_no_form_feed(tmp_path: Path) -> None:
+    assert read_documents(written(tmp_path / "a.txt", "one\nstill one\n\n\ntwo\n")) == ["one\nstill one", "two"]
+
+
+def test_documents_come_from_the_text_field_of_a_jsonl_file(tmp_path: Path) -> None:
+    rows = [{"text": "one\u2028line"}, {"text": "two\n\nparagraphs", "id": 7}]
+    lines = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    assert read_documents(written(tmp_path / "a.jsonl", lines + "\n\n")) == ["one\u2028line", "two\n\nparagraphs"]
+
+
+@pytest.mark.parametrize("line", ["not JSON", '{"content": "x"}', '["text"]', '{"text": 5}'])
+def test_a_wrong_line_of_a_jsonl_file_is_named(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ConfigError, match=r"line 2 of the calibration text .*a\.jsonl"):
+        read_documents(written(tmp_path / "a.jsonl", '{"text": "fine"}\n' + line))
+
+
+@pytest.mark.parametrize("text", ["", " \n\n \f\n"])
+def test_an_empty_text_is_an_error(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="is empty"):
+        read_documents(written(tmp_path / "a.txt", text))
+
+
+def test_a_file_that_is_not_text_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00\x00")
+    with pytest.raises(ConfigError, match=r"can't be read: .*utf-8"):
+        read_documents(tmp_path / "a.txt")
+
+
+def test_sequences_are_full_and_follow_the_seed() -> None:
+    documents = [words(50, seed) for seed in range(20)]
+    tokenizer = make_tokenizer()
+    first = sequences(documents, tokenizer, Calibration(samples=6, seed=1), 32)
+    assert [len(each) for each in first] == [32] * 6
+    assert first == sequences(documents, tokenizer, Calibration(samples=6, seed=1), 32)
+    assert first != sequences(documents, tokenizer, Calibration(samples=6, seed=2), 32)
+
+
+def test_a_text_that_is_too_short_says_for_how_much_it_is_enough() -> None:
+    with pytest.raises(ConfigError, match="gives 2 sequences of 16 tokens, 128 were asked for"):
+        sequences([words(20), words(20, seed=1)], make_tokenizer(), Calibration(samples=128), 16)
+
+
+def test_the_digest_follows_the_content_and_the_cut_but_not_the_place(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    here = Calibration(text=str(written(tmp_path / "a.txt", "one")))
+    there = Calibration(text=str(written(tmp_path / "elsewhere" / "a.txt", "one")))
+    other = Calibration(text=str(written(tmp_path / "b.txt", "two")))
+    digest = calibration_digest(here, 512)
+    assert calibration_digest(there, 512) == digest
+    changed = [calibration_digest(other, 512), calibration_digest(here, 256)]
+    changed += [calibration_digest(here.model_copy(update=change), 512) for change in ({"samples": 8}, {"seed": 1})]
+    assert len({digest, *changed}) == 5
