@@ -1,0 +1,124 @@
+"""A model's endpoint on this machine: what is known of it, and whether it lives.
+
+Its supervisor holds the model's ``endpoint`` lock as long as it lives, however it ends, so that nothing takes a
+record for an endpoint whose process is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from stages.errors import Busy, NothingToServe, ServerFailed
+from stages.records import Record
+from stages.store import ModelStore, exclusive
+
+API_KEY_VARIABLE: Final = "SLIPWAY_API_KEY"
+RECORD: Final = "endpoint.json"
+LOG: Final = "endpoint.log"
+LOCK: Final = "endpoint"
+LOCK_PROBES: Final = 10
+"""A reader of the lock holds it for an instant: a supervisor tries again before it believes that another serves."""
+POLL_S: Final = 0.25
+STOP_TIMEOUT_S: Final = 60.0
+
+
+class Endpoint(Record):
+    """``endpoint.json``: what serves a model, written once it has answered."""
+
+    pid: int
+    """Of the supervisor: SIGTERM stops the endpoint."""
+    url: str
+    """Base of the OpenAI-compatible API, without ``/v1``."""
+    model: str
+    release: str
+    log: str
+    serving: dict[str, Any]
+    protected: bool
+    """Whether clients need an API key."""
+    started_at: datetime
+
+
+def endpoint(store: ModelStore) -> Endpoint | None:
+    """The endpoint that a living supervisor keeps, or None."""
+    pid = supervisor(store)
+    found = Endpoint.read(store.path / RECORD) if pid else None
+    return found if found and found.pid == pid else None
+
+
+def stop(store: ModelStore) -> bool:
+    """Stop the endpoint and wait until nothing of it is left; False if nothing was serving.
+
+    Raises:
+        ServerFailed: it did not end.
+    """
+    pid = supervisor(store)
+    if pid is None:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while supervisor(store) == pid:
+        if time.monotonic() > deadline:
+            raise ServerFailed(f"the endpoint did not stop within {STOP_TIMEOUT_S:.0f} s", hint=f"kill -9 {pid}")
+        time.sleep(POLL_S)
+    return True
+
+
+def supervisor(store: ModelStore) -> int | None:
+    """The process that holds the endpoint's lock, or None if nobody does."""
+    try:
+        with store.lock(LOCK).open() as file:
+            # Shared: two who ask at a time must not take each other for the supervisor.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return None
+    except BlockingIOError:
+        text = store.lock(LOCK).read_text()
+        return int(text) if text.isdigit() else None
+    return None
+
+
+@contextlib.contextmanager
+def supervising(store: ModelStore) -> Iterator[None]:
+    """Be the one supervisor of the model's endpoint.
+
+    Raises:
+        Busy: there is another.
+    """
+    lock = store.lock(LOCK)
+    with contextlib.ExitStack() as stack:
+        for probes_left in reversed(range(LOCK_PROBES)):
+            try:
+                stack.enter_context(exclusive(lock, f"the endpoint of {store.model}", wait=False))
+                break
+            except Busy as error:
+                if not probes_left:
+                    error.hint = f"stop it first: slipway serve {store.model} --stop"
+                    raise
+                time.sleep(POLL_S)
+        lock.write_text(str(os.getpid()))  # in place: a renamed file would be another lock
+        yield
+
+
+def published(store: ModelStore) -> Path:
+    """The release that ``production`` points to, by its own path: the link may move while it is served.
+
+    Raises:
+        NothingToServe: there is none.
+    """
+    release = store.production.resolve()
+    if not store.production.is_symlink() or not release.is_dir():
+        raise NothingToServe(f"no release of {store.model} is published", hint=f"first: slipway run {store.model}")
+    return release
+
+
+def api_key() -> str:
+    return os.environ.get(API_KEY_VARIABLE, "")

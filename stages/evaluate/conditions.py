@@ -1,0 +1,87 @@
+"""What an evaluation's figures follow from: same conditions, same key, no second measurement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from stages.errors import ConfigError, DamagedModel
+from stages.hardware import hardware
+from stages.records import VARIANT, Hardware, Variant, difference
+from stages.server import installed_version
+from stages.settings import Serving, Workload
+from stages.store import ModelStore, digest_of, sha256_of
+
+TOOLS: Final = ("vllm", "lm_eval", "torch")
+NOT_MEASURED: Final = {"host", "port", "startup_timeout_s"}
+"""Serving settings that change no figure."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    variant: Variant
+    workload: dict[str, Any]
+    """With the task files' digest in place of their path."""
+    serving: dict[str, Any]
+    tool_versions: dict[str, str]
+    hardware: Hardware
+
+    @property
+    def key(self) -> str:
+        return digest_of(
+            {
+                "variant_digest": self.variant.digest,
+                "workload": self.workload,
+                "serving": self.serving,
+                "tool_versions": self.tool_versions,
+                "hardware": self.hardware.model_dump(mode="json"),
+            }
+        )
+
+
+def gather(variant: Variant, workload: Workload, serving: Serving) -> Conditions:
+    """Raises: ConfigError: a tool is not installed, or there is no such ``tasks_path``."""
+    plain = workload.model_dump(mode="json", exclude={"tasks_path"})
+    return Conditions(
+        variant=variant,
+        workload=plain | {"tasks_digest": tasks_digest(workload.tasks_path)},
+        serving=serving.model_dump(mode="json", exclude=NOT_MEASURED),
+        tool_versions={tool: installed_version(tool) for tool in TOOLS},
+        hardware=hardware(),
+    )
+
+
+def read_variant(store: ModelStore, name: str) -> Variant:
+    """The variant's manifest, its files checked by size.
+
+    Raises:
+        DamagedModel: it is missing, or a file is.
+    """
+    directory = store.optimized(name)
+    variant = Variant.read(directory / VARIANT)
+    if variant is None:
+        raise DamagedModel(f"{directory} has no {VARIANT}", hint=f"make it first: optimize --method {name}")
+    if wrong := difference(directory, variant.files):
+        raise DamagedModel(f"the {name} variant is damaged: {wrong}", hint="run optimize again: it makes it anew")
+    return variant
+
+
+def tasks_digest(tasks_path: str | None) -> str | None:
+    """Of every file under *tasks_path*, by content, for it may lie elsewhere in a pod. None without one.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if tasks_path is None:
+        return None
+    root = Path(tasks_path)
+    if not root.is_dir():
+        raise ConfigError(f"tasks_path {tasks_path!r} is not a folder", hint="it is relative to the workload's file")
+    # What Python, lm-eval and mypy leave behind while they read the tasks does not define them.
+    files = [path for path in root.rglob("*") if path.is_file() and not _left_behind(path.relative_to(root))]
+    return digest_of({path.relative_to(root).as_posix(): sha256_of(path) for path in files})
+
+
+def _left_behind(path: Path) -> bool:
+    return any(part == "__pycache__" or part.startswith(".") for part in path.parts)

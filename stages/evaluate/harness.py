@@ -1,0 +1,74 @@
+"""lm-eval on a running server, in a process of its own: it ends at once when asked, whatever lm-eval is doing, and
+nothing that it imports or prints is ours.
+
+    python -m stages.evaluate.harness REQUEST.json RESULT.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from stages.store import write_json
+
+
+def main() -> None:
+    request = json.loads(Path(sys.argv[1]).read_text())
+    write_json(Path(sys.argv[2]), evaluate(request))
+
+
+def evaluate(request: dict[str, Any]) -> dict[str, Any]:
+    """lm-eval's own result, its samples reduced to what was measured of each item."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    result = lm_eval.simple_evaluate(
+        model="local-completions",
+        model_args={
+            "model": request["model"],
+            "base_url": f"{request['url']}/v1/completions",
+            "tokenizer": request["tokenizer"],
+            "tokenizer_backend": "huggingface",
+            "tokenized_requests": True,
+            "num_concurrent": request["concurrency"],
+            "max_length": request["max_model_len"],
+        },
+        tasks=request["tasks"],
+        limit=request["limit"],
+        task_manager=TaskManager(
+            include_path=request["tasks_path"],
+            include_defaults=request["include_defaults"],
+            metadata={"tokenizer": request["tokenizer"]},
+        ),
+        log_samples=True,
+    )
+    return {
+        "results": {task: _numbers(metrics) for task, metrics in result["results"].items()},
+        "subtasks": result["group_subtasks"],
+        "items": {task: count["effective"] for task, count in result["n-samples"].items()},
+        "samples": {task: [_sample(each) for each in samples] for task, samples in result["samples"].items()},
+    }
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    """Standard errors that lm-eval doesn't compute are the text 'N/A'."""
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if "," in name and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _sample(sample: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "doc_id": sample["doc_id"],
+        "doc_hash": sample["doc_hash"],
+        "filter": sample["filter"],
+        **{metric: sample[metric] for metric in sample["metrics"] if metric in sample},
+    }
+
+
+if __name__ == "__main__":
+    main()

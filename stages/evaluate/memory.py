@@ -1,0 +1,63 @@
+"""How much memory a server needs, watched from outside while it works."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from types import TracebackType
+from typing import Final, Self
+
+import psutil
+
+from stages.hardware import gpu_memory_used_bytes
+
+INTERVAL_S: Final = 0.2
+GPU_INTERVAL_S: Final = 2.0
+"""nvidia-smi takes a good part of a second; vLLM takes its GPU memory at the start and keeps it."""
+
+
+class PeakMemory:
+    """Samples a process tree in a thread of its own while the block runs.
+
+    Resident sets are summed: cheap to read, though pages that processes share count once for each of them.
+    (Proportional set sizes would be exact, but reading them walks the page tables and holds the server up.)
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.resident_bytes = 0
+        self.gpu_bytes: int | None = None
+        self._root = psutil.Process(pid)
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        gpu_sample_due = 0.0
+        while True:
+            self.resident_bytes = max(self.resident_bytes, resident_bytes(self._root))
+            if time.monotonic() >= gpu_sample_due:
+                if (used := gpu_memory_used_bytes()) is not None:
+                    self.gpu_bytes = max(self.gpu_bytes or 0, used)
+                gpu_sample_due = time.monotonic() + GPU_INTERVAL_S
+            if self._end.wait(INTERVAL_S):
+                return
+
+
+def resident_bytes(root: psutil.Process) -> int:
+    """The resident sets of *root* and everything below it, summed; what has ended counts nothing."""
+    total = 0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in [root, *root.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                total += int(process.memory_info().rss)
+    return total

@@ -1,0 +1,131 @@
+"""Stores, programs and processes for the tests of evaluate and serve."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from stages.records import VARIANT, File, Variant, files_digest
+from stages.store import STORE_VARIABLE, ModelStore, place_tree, sha256_of, swap_link
+
+REPOSITORY: Final = Path(__file__).parent.parent
+DEMO: Final = REPOSITORY / "tests" / "demo"
+STAND_IN: Final = REPOSITORY / "tests" / "stages" / "standin"
+MODEL: Final = "org/name"
+SERVING: Final = {"max_model_len": 1024, "kv_cache_mib": 64, "enforce_eager": True, "port": 0}
+WAIT_S: Final = 120.0
+Said = subprocess.CompletedProcess[str]
+
+
+def variant_of(store: ModelStore, name: str, source: Path, **changed: Any) -> Variant:
+    """``optimized/<name>`` from the files of *source*, its config changed or not, with a true manifest."""
+    directory = store.optimized(name)
+    place_tree(source, directory, [path.name for path in source.iterdir() if path.is_file()])
+    if changed:
+        config = json.loads((source / "config.json").read_text())
+        (directory / "config.json").unlink()  # it is shared with the source
+        (directory / "config.json").write_text(json.dumps(config | changed))
+    files = tuple(
+        File(path=path.name, size_bytes=path.stat().st_size, sha256=sha256_of(path))
+        for path in sorted(directory.iterdir())
+    )
+    record = Variant(
+        variant=name,
+        method=name,
+        parameters={},
+        base_digest="b" * 64,
+        calibration_digest=None,
+        tool_versions={},
+        key="k",
+        files=files,
+        digest=files_digest(files),
+        weights_bytes=sum(file.size_bytes for file in files if file.path.endswith(".safetensors")),
+        bits=16,
+        dtype="float16",
+        seconds=1.0,
+        peak_memory_bytes=1,
+        peak_gpu_memory_bytes=None,
+        created_at=datetime.now(UTC),
+    )
+    record.write(directory / VARIANT)
+    return record
+
+
+def stand_in_variant(store: ModelStore, name: str, **behaviour: Any) -> Variant:
+    """A variant that only the stand-in serves, behaving as told."""
+    source = store.root / f"source-{name}"
+    source.mkdir(parents=True)
+    (source / "config.json").write_text(json.dumps({"max_position_embeddings": 1024}))
+    (source / "behaviour.json").write_text(json.dumps(behaviour))
+    return variant_of(store, name, source)
+
+
+def publish(store: ModelStore, number: int, variant: Variant) -> str:
+    """The release of a variant, in production."""
+    release = store.releases / f"{number:04d}-{variant.variant}-{variant.digest[:12]}"
+    place_tree(store.optimized(variant.variant), release, [file.path for file in variant.files])
+    swap_link(store.production, Path("releases") / release.name)
+    return release.name
+
+
+def environment(store: ModelStore, *, stand_in: bool = False, **variables: str) -> dict[str, str]:
+    path = [str(STAND_IN)] if stand_in else []
+    path += [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {STORE_VARIABLE: str(store.root), "PYTHONPATH": os.pathsep.join(path)} | variables
+
+
+def stage(name: str, *arguments: str, variables: Mapping[str, str]) -> Said:
+    """A stage program, run to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", f"stages.{name}", "--model", MODEL, *arguments],
+        env=dict(variables),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def processes_with(text: str) -> list[psutil.Process]:
+    """Every process that has *text* in its arguments, and everything below it."""
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        if any(text in argument for argument in arguments_of(process)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found |= {each.pid: each for each in [process, *process.children(recursive=True)]}
+    return list(found.values())
+
+
+def arguments_of(process: psutil.Process) -> list[str]:
+    """Empty once it has ended."""
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return []
+
+
+def living(processes: list[psutil.Process]) -> list[psutil.Process]:
+    left = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                left.append(process)
+    return left
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
+    """The first true value of *condition*."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s"
+        time.sleep(0.1)
+    return value

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stages.errors import ConfigError
+from stages.evaluate.conditions import gather, tasks_digest
+from stages.records import Variant
+from stages.settings import Serving, Workload
+from stages.store import ModelStore
+from tests.serving import MODEL, stand_in_variant
+
+WORKLOAD = Workload(name="w", prompt_tokens=8, output_tokens=8, concurrency=1, requests=1, quality_tasks=("t",))
+pytest.importorskip("vllm", reason="the evaluate extra is not installed")
+
+
+@pytest.fixture
+def variant(tmp_path: Path) -> Variant:
+    return stand_in_variant(ModelStore(tmp_path / "store", MODEL), "fp16")
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    folder = tmp_path / "tasks"
+    (folder / "data").mkdir(parents=True)
+    (folder / "own.yaml").write_text("task: own\n")
+    (folder / "data" / "items.jsonl").write_text("{}\n")
+    return folder
+
+
+def test_what_changes_no_figure_changes_no_key(variant: Variant) -> None:
+    here, elsewhere = Serving(), Serving(host="0.0.0.0", port=9000, startup_timeout_s=5)  # noqa: S104
+    assert gather(variant, WORKLOAD, here).key == gather(variant, WORKLOAD, elsewhere).key
+
+
+@pytest.mark.parametrize(
+    ("workload", "serving"),
+    [({"concurrency": 2}, {}), ({"seed": 1}, {}), ({}, {"enforce_eager": True}), ({}, {"kv_cache_mib": 5})],
+)
+def test_what_changes_a_figure_changes_the_key(
+    variant: Variant, workload: dict[str, int], serving: dict[str, int]
+) -> None:
+    changed = gather(variant, WORKLOAD.model_copy(update=workload), Serving.model_validate(serving))
+    assert changed.key != gather(variant, WORKLOAD, Serving()).key
+
+
+def test_another_variant_has_another_key(variant: Variant) -> None:
+    other = variant.model_copy(update={"digest": "0" * 64})
+    assert gather(variant, WORKLOAD, Serving()).key != gather(other, WORKLOAD, Serving()).key
+
+
+def test_tasks_are_known_by_their_content_and_not_by_where_they_lie(tasks: Path, tmp_path: Path) -> None:
+    before = tasks_digest(str(tasks))
+    moved = tasks.rename(tmp_path / "moved")
+    (moved / "__pycache__").mkdir()
+    (moved / "__pycache__" / "loading.pyc").write_bytes(b"left behind")
+    assert tasks_digest(str(moved)) == before
+    (moved / "data" / "items.jsonl").write_text('{"changed": true}\n')
+    assert tasks_digest(str(moved)) != before
+
+
+def test_no_folder_of_tasks_is_no_digest_and_a_missing_one_is_a_mistake() -> None:
+    assert tasks_digest(None) is None
+    with pytest.raises(ConfigError, match="'/no/such' is not a folder"):
+        tasks_digest("/no/such")
