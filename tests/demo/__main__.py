@@ -1,0 +1,66 @@
+"""``make demo``: the main job on a small model, from a Hub's download to an answered chat completion.
+
+Everything is real but the Hub, which is a server of ours on this machine that speaks its protocol.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from stages.process import contained
+from stages.serve import endpoint
+from stages.store import ModelStore
+from tests.hub.server import HubServer
+
+HERE: Final = Path(__file__).parent
+MODEL: Final = "slipway/demo-llama"
+STORE: Final = Path(".slipway")
+QUESTION: Final = "What is a list?"
+ANSWER_TOKENS: Final = 48
+
+
+def main() -> int:
+    with HubServer() as hub:
+        hub.add_repo(MODEL, HERE / "model")
+        environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
+        environment.pop("HF_HUB_OFFLINE", None)
+        command = [sys.executable, "-m", "pipeline", "run", MODEL]
+        command += ["--config", str(HERE / "slipway.yaml"), "--store", str(STORE)]
+        with contained(command, environment=environment) as run:
+            status = run.wait()
+    if status != 0:
+        return status
+    served = endpoint(ModelStore(STORE, MODEL))
+    assert served is not None, "the run ended well, so its endpoint must be up"
+    ask(served.url)
+    return 0
+
+
+def ask(url: str) -> None:
+    """One chat completion, as any OpenAI client would ask for it."""
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": ANSWER_TOKENS,
+        "temperature": 0,
+    }
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
+    response.raise_for_status()
+    answer = response.json()["choices"][0]["message"]["content"].strip()
+    print(f"\nasked     {QUESTION}\nanswered  {' '.join(answer.split())}")
+    print(f"""
+ask it yourself:
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{json.dumps(body)}'
+stop it:
+  make demo-stop""")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
