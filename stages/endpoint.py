@@ -53,6 +53,13 @@ def endpoint(store: ModelStore) -> Endpoint | None:
     return found if found and found.pid == pid else None
 
 
+def serving_here(root: Path) -> list[Endpoint]:
+    """The living endpoints of every model in the store at *root*: they share this machine with what else runs."""
+    records = [Endpoint.read(path) for path in sorted(root.glob(f"*/{RECORD}"))]
+    found = [endpoint(ModelStore(root, each.model)) for each in records if each]
+    return [each for each in found if each]
+
+
 def stop(store: ModelStore) -> bool:
     """Stop the endpoint and wait until nothing of it is left; False if nothing was serving.
 

@@ -180,6 +180,8 @@ class Evaluation(Record):
     quality: tuple[TaskScore, ...]
     load: Load
     memory: Memory
+    beside: tuple[str, ...]
+    """Models that were being served on the same machine meanwhile: the figures are those of a shared machine."""
     started_at: datetime
     seconds: float
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from stages.endpoint import serving_here
 from stages.evaluate.conditions import Conditions
 from stages.evaluate.load import check_fits, check_lengths, measure_load
 from stages.evaluate.memory import PeakMemory
@@ -38,6 +39,9 @@ def measure(store: ModelStore, name: str, conditions: Conditions, workload: Work
     directory = store.optimized(name)
     check_lengths(directory, workload, serving)
     include_defaults = check_tasks(workload)
+    beside = tuple(each.model for each in serving_here(store.root))
+    for model in beside:
+        say(f"note: {model} is being served on this machine and shares it with this measurement")
     with logs(store) as folder:
         with (
             running(directory, served_name(conditions), serving, log=folder / f"evaluate-{name}.vllm.log") as server,
@@ -72,6 +76,7 @@ def measure(store: ModelStore, name: str, conditions: Conditions, workload: Work
             peak_gpu_bytes=memory.gpu_bytes,
             kv_cache_tokens=facts.kv_cache_tokens,
         ),
+        beside=beside,
         started_at=started_at,
         seconds=round(time.monotonic() - started, 3),
     )

@@ -1,0 +1,175 @@
+"""A store as the stages before select leave it: true files and records, with chosen measurements."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from stages.program import Outcome
+from stages.records import (
+    ACQUIRED,
+    VARIANT,
+    Acquired,
+    Engine,
+    Evaluation,
+    File,
+    Hardware,
+    Load,
+    Memory,
+    Percentiles,
+    TaskScore,
+    Variant,
+    files_digest,
+)
+from stages.store import ModelStore, sha256_of, write_json
+
+MODEL = "org/name"
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def base(store: ModelStore) -> Acquired:
+    """``base/`` with one small weights file."""
+    store.base.mkdir(parents=True)
+    (store.base / "model.safetensors").write_bytes(b"base weights")
+    files = (_file(store.base, "model.safetensors"),)
+    record = Acquired(
+        model=store.model,
+        source="http://hub.example",
+        revision="main",
+        commit="c" * 40,
+        license="apache-2.0",
+        architecture="LlamaForCausalLM",
+        parameters=12,
+        files=files,
+        digest=files_digest(files),
+        acquired_at=NOW,
+    )
+    record.write(store.base / ACQUIRED)
+    return record
+
+
+def variant(store: ModelStore, name: str, base: Acquired, content: str = "") -> Variant:
+    """``optimized/<name>`` with two files."""
+    folder = store.optimized(name)
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_text(content or f"weights of {name}")
+    (folder / "config.json").write_text("{}")
+    files = tuple(_file(folder, each) for each in ("config.json", "model.safetensors"))
+    record = Variant(
+        variant=name,
+        method=name,
+        parameters={},
+        base_digest=base.digest,
+        calibration_digest=None,
+        tool_versions={"torch": "2.13.0"},
+        key=f"key of {name}",
+        files=files,
+        digest=files_digest(files),
+        weights_bytes=100,
+        bits=16 if name == "fp16" else 4,
+        dtype="float16",
+        seconds=1.0,
+        peak_memory_bytes=1,
+        peak_gpu_memory_bytes=None,
+        created_at=NOW,
+    )
+    record.write(folder / VARIANT)
+    return record
+
+
+def evaluation(
+    store: ModelStore, variant: Variant, *, quality: float, latency_ms: float, throughput: float, weights_bytes: int
+) -> Evaluation:
+    """``evaluations/<variant>.json`` with the four metrics as chosen."""
+    percentiles = Percentiles(mean=latency_ms, p50=latency_ms, p95=latency_ms, p99=latency_ms)
+    record = Evaluation(
+        variant=variant.variant,
+        variant_digest=variant.digest,
+        base_digest=variant.base_digest,
+        workload={"name": "chat", "concurrency": 4},
+        engine=Engine(
+            name="vllm",
+            version="0.32.0",
+            arguments=("serve",),
+            dtype="bfloat16",
+            quantization=None if variant.bits == 16 else variant.method,
+            kernel=None,
+            ready_s=20.0,
+        ),
+        hardware=Hardware(cpu="a cpu", cores=2, memory_bytes=8 << 30, gpus=()),
+        key=f"evaluation of {variant.variant}",
+        tool_versions={"vllm": "0.32.0"},
+        quality=(
+            TaskScore(
+                task="arc",
+                kind="accuracy",
+                value=quality,
+                low=quality - 0.01,
+                high=quality + 0.01,
+                score=quality,
+                items=100,
+                metrics={"acc": quality},
+            ),
+        ),
+        load=Load(
+            concurrency=4,
+            requests=8,
+            requests_completed=8,
+            requests_failed=0,
+            duration_s=1.0,
+            prompt_tokens=64,
+            output_tokens=64,
+            requests_per_s=8.0,
+            output_tokens_per_s=throughput,
+            ttft_ms=percentiles,
+            tpot_ms=percentiles,
+            itl_ms=percentiles,
+            e2el_ms=percentiles,
+        ),
+        memory=Memory(
+            weights_bytes=weights_bytes, peak_resident_bytes=3 << 30, peak_gpu_bytes=None, kv_cache_tokens=4096
+        ),
+        beside=(),
+        started_at=NOW,
+        seconds=60.0,
+    )
+    record.write(store.evaluation(variant.variant))
+    return record
+
+
+def outcome(
+    store: ModelStore, run: str, stage: str, variant: str, result: str, *, key: str = "", why: str = ""
+) -> None:
+    """What a stage of *run* left in the run's folder."""
+    record = Outcome.model_validate(
+        {
+            "stage": stage,
+            "variant": variant,
+            "result": result,
+            "reason": why,
+            "key": key,
+            "started_at": NOW,
+            "seconds": 1.0,
+        }
+    )
+    write_json(store.run(run) / "outcomes" / f"{stage}-{variant}.json", record)
+
+
+def measured_store(root: Path, run: str = "run-1") -> ModelStore:
+    """Three variants made and measured by *run*: under the balanced profile awq wins with 0.9."""
+    store = ModelStore(root, MODEL)
+    acquired = base(store)
+    figures = {"fp16": (0.80, 10.0, 100.0, 1000), "awq": (0.78, 8.0, 120.0, 400), "gptq": (0.70, 9.0, 110.0, 400)}
+    for name, (quality, latency_ms, throughput, weights_bytes) in figures.items():
+        made = variant(store, name, acquired)
+        measured = evaluation(
+            store, made, quality=quality, latency_ms=latency_ms, throughput=throughput, weights_bytes=weights_bytes
+        )
+        outcome(store, run, "optimize", name, "done", key=made.key)
+        outcome(store, run, "evaluate", name, "done", key=measured.key)
+    return store
+
+
+def _file(folder: Path, name: str) -> File:
+    path = folder / name
+    return File(path=name, size_bytes=path.stat().st_size, sha256=sha256_of(path))
