@@ -1,0 +1,139 @@
+"""A run's whole configuration, from ``configs/``, a file of the user's, and flags.
+
+Precedence: ``configs/defaults.yaml`` < ``--config`` file < ``--set`` and the flags (or their environment variables).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import ValidationError
+
+from pipeline.platform import Platform
+from scoring.profile import Profile
+from stages.errors import ConfigError, UnknownName
+from stages.settings import CONFIGS, Optimize, Serving, Settings, Workload, mistakes
+
+FOLDERS: Final = {"profile": "profiles", "workload": "workloads", "platform": "platforms"}
+
+
+class RunConfig(Settings):
+    profile: Profile
+    workload: Workload
+    platform: Platform
+    optimize: Optimize = Optimize()
+    serving: Serving = Serving()
+
+
+def load(
+    file: Path | None = None,
+    *,
+    chosen: Mapping[str, str | None] | None = None,
+    assignments: Iterable[str] = (),
+) -> RunConfig:
+    """The configuration of a run.
+
+    Args:
+        file: YAML with any part of ``configs/defaults.yaml``.
+        chosen: profile, workload or platform by name or path; None keeps what the files say.
+        assignments: ``path.to.field=value`` with a YAML value.
+
+    Raises:
+        ConfigError: every mistake at once, each on its own line.
+    """
+    wrong: list[str] = []
+    data = read_yaml(CONFIGS / "defaults.yaml")
+    folders = dict.fromkeys(FOLDERS, Path())
+    if file:
+        _merge(data, read_yaml(file))
+        folders |= dict.fromkeys(read_yaml(file).keys() & FOLDERS.keys(), file.parent)
+    for kind, value in (chosen or {}).items():
+        if value is not None:
+            data[kind], folders[kind] = value, Path()
+    for kind in FOLDERS:
+        try:
+            data[kind] = named(kind, data[kind], folders[kind])
+        except ConfigError as error:
+            wrong.append(f"{kind}: {error}" + (f" ({error.hint})" if error.hint else ""))
+            data[kind] = named(kind, read_yaml(CONFIGS / "defaults.yaml")[kind], Path())
+    for assignment in assignments:
+        try:
+            _assign(data, assignment)
+        except ConfigError as error:
+            wrong.append(str(error))
+    try:
+        config = RunConfig.model_validate(data)
+    except ValidationError as error:
+        wrong.extend(mistakes(error, RunConfig))
+    if wrong:
+        raise ConfigError.of_many(wrong, f"the configuration{f' ({file})' if file else ''}")
+    return config
+
+
+def named(kind: str, value: Any, folder: Path) -> dict[str, Any]:
+    """A profile, workload or platform as data, from its name, a path, or as it stands.
+
+    Raises:
+        UnknownName: neither a file nor a name in ``configs/``.
+    """
+    if isinstance(value, dict):
+        return {"name": "custom"} | value
+    text = str(value)
+    path = folder / text if text.endswith((".yaml", ".yml")) else CONFIGS / FOLDERS[kind] / f"{text}.yaml"
+    if not path.is_file():
+        raise UnknownName(kind, text, names(kind))
+    data = {"name": path.stem} | read_yaml(path)
+    if kind == "workload" and data.get("tasks_path"):
+        data["tasks_path"] = str((path.parent / str(data["tasks_path"])).resolve())
+    return data
+
+
+def names(kind: str) -> list[str]:
+    """The names of a kind that ``configs/`` has."""
+    return sorted(path.stem for path in (CONFIGS / FOLDERS[kind]).glob("*.yaml"))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping.
+
+    Raises:
+        ConfigError: missing, unreadable, not YAML, or not a mapping.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold fields with values, not a {type(data).__name__}")
+    return data
+
+
+def _merge(into: dict[str, Any], data: Mapping[str, Any]) -> None:
+    for key, value in data.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _assign(data: dict[str, Any], assignment: str) -> None:
+    path, separator, text = assignment.partition("=")
+    if not separator or not path:
+        raise ConfigError(f"--set {assignment}: not of the form path.to.field=value")
+    *parents, field = path.split(".")
+    place = data
+    for name in parents:
+        place = place.setdefault(name, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"--set {assignment}: {name} is a value and has no fields")
+    try:
+        place[field] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        place[field] = text

@@ -1,0 +1,140 @@
+"""What a run on this machine needs, checked one by one, each with how to get it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Final, Literal
+
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.config import RunConfig
+from pipeline.local.resources import GIB, Capacity
+from stages.settings import Settings
+
+MINIMUM_PYTHON: Final = (3, 11)
+MINIMUM_MEMORY_BYTES: Final = 8 * GIB
+MINIMUM_FREE_BYTES: Final = 10 * GIB
+TOOLS: Final = {
+    "torch": "make install",
+    "transformers": "make install",
+    "gptqmodel": "make install",
+    "vllm": "make install",
+    "lm_eval": "make install",
+    "huggingface_hub": "make install",
+}
+STYLES: Final = {"ok": "green", "warning": "yellow", "missing": "red"}
+HUB_TIMEOUT_S: Final = 5.0
+
+
+class Check(Settings):
+    what: str
+    state: Literal["ok", "warning", "missing"]
+    found: str
+    hint: str = ""
+
+
+def check_machine(config: RunConfig, store: Path) -> list[Check]:
+    """Every check, in the order in which a person would mend them. Starts nothing, changes nothing."""
+    return [
+        _python(),
+        *(_tool(name, hint) for name, hint in TOOLS.items()),
+        *_capacity(Capacity.of_this_machine()),
+        _compiler(config.serving.enforce_eager),
+        _disk(store),
+        _port(config.serving.host, config.serving.port),
+        _hub(),
+    ]
+
+
+def checks_table(checks: list[Check]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("Check", "State", "Found", "What to do"):
+        table.add_column(heading, overflow="fold")
+    for each in checks:
+        table.add_row(each.what, Text(each.state, style=STYLES[each.state]), each.found, each.hint)
+    return table
+
+
+def _python() -> Check:
+    found = ".".join(map(str, sys.version_info[:3]))
+    good = sys.version_info >= MINIMUM_PYTHON
+    return Check(
+        what="Python", state="ok" if good else "missing", found=found, hint="" if good else "Python 3.11 or newer"
+    )
+
+
+def _tool(name: str, hint: str) -> Check:
+    try:
+        return Check(what=name, state="ok", found=metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Check(what=name, state="missing", found="not installed", hint=hint)
+
+
+def _capacity(capacity: Capacity) -> list[Check]:
+    enough = capacity.memory_bytes >= MINIMUM_MEMORY_BYTES
+    return [
+        Check(what="cores", state="ok", found=f"{capacity.cores:g}"),
+        Check(
+            what="memory",
+            state="ok" if enough else "warning",
+            found=f"{capacity.memory_bytes / GIB:.1f} GiB",
+            hint="" if enough else "vLLM alone takes 3 GiB and more",
+        ),
+        Check(
+            what="GPUs",
+            state="ok" if capacity.gpus else "warning",
+            found=", ".join(capacity.gpus) or "none",
+            hint="" if capacity.gpus else "small models only: everything runs on the CPU",
+        ),
+    ]
+
+
+def _compiler(eager: bool) -> Check:
+    found = shutil.which("g++")
+    if found or eager:
+        return Check(what="C++ compiler", state="ok", found=found or "not needed with serving.enforce_eager")
+    hint = "install g++, or --set serving.enforce_eager=true"
+    return Check(what="C++ compiler", state="missing", found="none; vLLM compiles its kernels", hint=hint)
+
+
+def _disk(store: Path) -> Check:
+    existing = next(folder for folder in (store, *store.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    if not os.access(existing, os.W_OK):
+        return Check(
+            what="store", state="missing", found=f"{store} is not writable", hint="choose another with --store"
+        )
+    enough = free >= MINIMUM_FREE_BYTES
+    hint = "" if enough else "a model needs about three times its size"
+    return Check(
+        what="store", state="ok" if enough else "warning", found=f"{store}: {free / GIB:.1f} GiB free", hint=hint
+    )
+
+
+def _port(host: str, port: int) -> Check:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            hint = "--set serving.port=0 takes a free one"
+            return Check(what="port", state="warning", found=f"{host}:{port}: {error.strerror}", hint=hint)
+    return Check(what="port", state="ok", found=f"{host}:{port} is free")
+
+
+def _hub() -> Check:
+    import httpx
+
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        httpx.head(endpoint, timeout=HUB_TIMEOUT_S)
+    except httpx.HTTPError as error:
+        hint = "check the network, or set HF_ENDPOINT; local directories work without"
+        return Check(what="hub", state="warning", found=f"{endpoint}: {type(error).__name__}", hint=hint)
+    return Check(what="hub", state="ok", found=endpoint)

@@ -1,0 +1,143 @@
+"""From a configuration to a finished run on this machine: compile the definition, execute it, say what came of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline.local.resources import Capacity
+from pipeline.runs import Run, new_id
+from stages.errors import ConfigError, RunFailed
+from stages.hub import is_local, model_id
+from stages.records import Production
+from stages.store import ModelStore, full_disk_is_an_answer
+
+if TYPE_CHECKING:
+    from pipeline.config import RunConfig
+    from stages.serve import Endpoint
+
+ENGINE_STATE: Final = ".engine"
+"""Beside the models in the store: memoized results and mutexes, shared by all runs of this store."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that reached its end: the winner is published and, unless told not to, served."""
+
+    run: Run
+    store: ModelStore
+    decision: Production
+    endpoint: Endpoint | None
+
+    def document(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "run": self.run.id,
+            "model": self.run.model,
+            "phase": self.run.state.phase,
+            "reused": self.reused(),
+            "decision": self.decision.model_dump(mode="json"),
+            "report": str(self.run.path / "report.html"),
+            "release": str(self.store.releases / self.decision.release),
+            "endpoint": self.endpoint and self.endpoint.url,
+        }
+
+    def reused(self) -> bool:
+        """Whether no stage had anything to do."""
+        from stages.program import outcomes
+
+        return all(each.result == "reused" for each in outcomes(self.run.path) if each.stage != "resolve")
+
+    def summary(self) -> Any:
+        """For a person: the score table, the sentence, and where everything is."""
+        from rich.console import Group
+
+        from pipeline.tables import score_table
+
+        where = [f"report    {self.run.path / 'report.html'}"]
+        where += [f"release   {self.store.releases / self.decision.release}"]
+        if self.endpoint:
+            where += [f"endpoint  {self.endpoint.url}/v1 serves {self.endpoint.model}"]
+            where += [f"          stop it: slipway serve {self.run.model} --stop"]
+        again = ["Nothing had changed: every result was used again.", ""] if self.reused() else []
+        return Group(*again, score_table(self.decision), "", self.decision.reason, "", *where)
+
+
+def run(config: RunConfig, model: str, revision: str, *, store: Path, serve: bool, refresh: bool) -> Finished:
+    """Run the pipeline here and wait for its end.
+
+    Raises:
+        ConfigError: the model's name, the settings or the store can't be used; nothing was started.
+        RunFailed: with the exit code of the task that failed first.
+        Interrupted: by Ctrl-C; everything that was started has ended.
+    """
+    from pipeline.definition import STORE_MOUNT, arguments
+    from pipeline.local.engine import execute
+    from pipeline.local.progress import observer_for
+
+    if is_local(model):
+        model = str(Path(model).expanduser().resolve())
+    given = arguments(config, model, revision, serve=serve, refresh=refresh)
+    place = ModelStore(store, model_id(model))
+    run_id = new_id(datetime.now().astimezone())
+    _make_usable(store)
+    capacity = Capacity.of_this_machine()
+    state = execute(
+        render(config),
+        arguments=given,
+        name=run_id,
+        mounts={STORE_MOUNT: store},
+        run_dir=place.run(run_id),
+        state_dir=store / ENGINE_STATE,
+        capacity=capacity,
+        observer=observer_for(sys.stderr, place.run(run_id)),
+    )
+    finished = Run(place.run(run_id), state)
+    report = finished.report()
+    if state.phase != "Succeeded" or report is None or report.decision is None:
+        raise _failure(finished)
+    return Finished(finished, place, report.decision, _endpoint(place) if serve else None)
+
+
+def render(config: RunConfig) -> dict[str, Any]:
+    """The WorkflowTemplate exactly as it would be executed."""
+    from pipeline.definition import workflow_template
+
+    capacity = Capacity.of_this_machine()
+    platform = config.platform.on(cores=int(capacity.cores), gpus=len(capacity.gpus))
+    return workflow_template(config.model_copy(update={"platform": platform}))
+
+
+def _endpoint(store: ModelStore) -> Endpoint | None:
+    from stages.serve import endpoint
+
+    return endpoint(store)
+
+
+def _failure(run: Run) -> RunFailed:
+    """The task for which the run failed says why, and with which exit code."""
+    if run.state.culprit is None:
+        return RunFailed(f"run {run.id} {run.state.phase.lower()}: {run.state.message}", hint=f"slipway show {run.id}")
+    node = run.state.node(run.state.culprit)
+    return RunFailed(
+        f"{node.name}: {node.message.removeprefix('error: ') or 'no message'}",
+        hint=f"{node.hint + '; ' if node.hint else ''}slipway logs {run.id} {node.name}",
+        exit_code=node.exit_code or RunFailed.exit_code,
+    )
+
+
+def _make_usable(store: Path) -> None:
+    """Raises: ConfigError: the store can't be created or written."""
+    try:
+        with full_disk_is_an_answer(store):
+            store.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot use {store} as the store: {error.strerror}", hint="choose another with --store"
+        ) from error
+    if not os.access(store, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write to the store {store}", hint="choose another with --store")

@@ -1,0 +1,147 @@
+"""The command line as a user meets it: real processes, exit codes, what stands on stdout and stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+HEAVY = ("torch", "vllm", "transformers", "kubernetes", "hera", "pandas", "huggingface_hub")
+
+
+def slipway(*arguments: str, store: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = os.environ | environment | ({"SLIPWAY_STORE": str(store)} if store else {})
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline", *arguments], env=variables, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "runs", "show", "logs", "render", "doctor"])
+def test_every_command_has_help_with_an_example(command):
+    ended = slipway(command, "--help")
+    assert ended.returncode == 0
+    assert f"Example: slipway {command}" in " ".join(ended.stdout.split())
+
+
+def test_the_command_line_starts_without_heavy_imports():
+    code = "import sys, pipeline.cli; print([name for name in sys.argv[1:] if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", code, *HEAVY], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"
+
+
+def test_a_mistyped_command_gets_a_suggestion():
+    ended = slipway("rnu", "org/name")
+    assert ended.returncode == 2
+    assert "Did you mean 'run'" in ended.stderr
+
+
+def test_a_mistyped_profile_gets_a_suggestion_and_starts_nothing(tmp_path):
+    ended = slipway("run", "org/name", "--profile", "chatbt", store=tmp_path / "store")
+    assert ended.returncode == 2
+    assert "did you mean 'chatbot'?" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "org/..", "org/--x"])
+def test_a_name_that_is_no_models_name_starts_nothing(tmp_path, name):
+    ended = slipway("run", name, store=tmp_path / "store")
+    assert ended.returncode == 2
+    assert "is not a model's name" in ended.stderr
+    assert "hint: use 'org/name'" in ended.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_errors_are_json_too_when_asked(tmp_path):
+    ended = slipway("run", "a/b/c", "--json", store=tmp_path)
+    document = json.loads(ended.stdout)
+    assert document["exit_code"] == ended.returncode == 2
+    assert "a/b/c" in document["error"]
+    assert document["hint"]
+
+
+def test_a_store_that_cannot_be_made_is_a_clear_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    ended = slipway("run", "org/name", store=tmp_path / "file" / "store")
+    assert ended.returncode == 2
+    assert "cannot use" in ended.stderr
+    assert "--store" in ended.stderr
+
+
+def test_a_missing_config_file_is_a_clear_error(tmp_path):
+    ended = slipway("run", "org/name", "--config", str(tmp_path / "none.yaml"), store=tmp_path)
+    assert ended.returncode == 2
+    assert "there is no file" in ended.stderr
+
+
+def test_render_prints_the_workflow_that_run_would_execute():
+    rendered = yaml.safe_load(slipway("render", "workflow").stdout)
+    assert rendered["kind"] == "WorkflowTemplate"
+    names = [each["name"] for each in rendered["spec"]["templates"]]
+    assert names == ["resolve", "acquire", "optimize", "evaluate", "select", "serve", "report", "pipeline"]
+
+
+def test_render_config_shows_what_is_in_force():
+    rendered = yaml.safe_load(slipway("render", "config", "--set", "serving.port=9").stdout)
+    assert rendered["serving"]["port"] == 9
+
+
+def test_render_of_something_else_names_what_there_is():
+    ended = slipway("render", "workflw")
+    assert ended.returncode == 2
+    assert "did you mean 'workflow'?" in ended.stderr
+
+
+def test_an_empty_store_has_no_runs_and_says_how_to_start_one(tmp_path):
+    assert "slipway run MODEL" in slipway("runs", store=tmp_path).stdout
+    assert json.loads(slipway("runs", "--json", store=tmp_path).stdout) == []
+
+
+@pytest.mark.parametrize("command", ["show", "logs"])
+def test_a_run_that_is_not_there_is_a_clear_error(tmp_path, command):
+    ended = slipway(command, "20200101-000000-0000", store=tmp_path)
+    assert ended.returncode == 51
+    assert "is not a run" in ended.stderr
+
+
+def test_serving_what_was_never_published_is_a_clear_error(tmp_path):
+    ended = slipway("serve", "org/name", store=tmp_path)
+    assert ended.returncode == 33
+    assert "slipway run org/name" in ended.stderr
+
+
+def test_a_model_that_does_not_exist_fails_with_its_own_exit_code_and_leaves_a_report(tmp_path, hub):
+    ended = slipway("run", "org/nothing", store=tmp_path, HF_ENDPOINT=hub.url)
+    assert ended.returncode == 10
+    assert "error: resolve:" in ended.stderr
+    assert "org/nothing" in ended.stderr.splitlines()[-2]
+    shown = slipway("show", store=tmp_path)
+    assert shown.returncode == 0
+    assert "Failed" in shown.stdout
+    (report,) = tmp_path.glob("org--nothing/runs/*/report.html")
+    assert "No variant was chosen" in report.read_text()
+    logs = slipway("logs", "latest", "resolve", store=tmp_path)
+    assert "org/nothing" in logs.stdout
+    assert slipway("logs", "latest", "reslove", store=tmp_path).returncode == 2
+
+
+def test_no_network_is_tried_again_and_then_said(tmp_path):
+    quick = ["--set", "platform.retries.limit=1", "--set", "platform.retries.backoff_s=1"]
+    ended = slipway("run", "org/name", *quick, store=tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    assert ended.returncode == 75
+    assert "127.0.0.1:9" in ended.stderr
+
+
+def test_the_doctor_names_what_is_there_and_what_is_not(tmp_path):
+    ended = slipway("doctor", "--json", store=tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    checks = {each["what"]: each for each in json.loads(ended.stdout)}
+    assert checks["Python"]["state"] == "ok"
+    assert checks["vllm"]["state"] == "ok"
+    assert checks["hub"]["state"] == "warning"
+    assert "HF_ENDPOINT" in checks["hub"]["hint"]
+    assert ended.returncode == 0

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.config import CONFIGS, load, names, read_yaml
+from pipeline.platform import Platform
+from scoring.profile import DEFAULT
+from stages.errors import ConfigError
+from stages.settings import Optimize, Serving
+
+
+def test_the_defaults_file_says_what_the_code_says():
+    config = load()
+    assert config.optimize == Optimize()
+    assert config.serving == Serving()
+    written = read_yaml(CONFIGS / "defaults.yaml")
+    assert set(written["serving"]) == set(Serving.model_fields)
+    assert set(written["optimize"]) == set(Optimize.model_fields)
+
+
+def test_the_default_weights_are_those_of_the_promise():
+    assert load().profile.weights == DEFAULT
+    assert DEFAULT.model_dump() == {"quality": 0.5, "latency": 0.2, "throughput": 0.2, "memory": 0.1}
+
+
+@pytest.mark.parametrize("kind", ["profile", "workload", "platform"])
+def test_everything_in_configs_loads_by_its_name(kind):
+    assert names(kind)
+    for name in names(kind):
+        assert getattr(load(chosen={kind: name}), kind).name == name
+
+
+def test_a_flag_beats_the_file_and_the_file_beats_the_defaults(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text("profile: chatbot\nserving: {max_model_len: 4096, port: 9000}\n")
+    config = load(file, assignments=["serving.port=9001"])
+    assert (config.profile.name, config.serving.max_model_len, config.serving.port) == ("chatbot", 4096, 9001)
+    assert config.serving.dtype == "auto"
+    assert load(file, chosen={"profile": "batch"}).profile.name == "batch"
+    assert load(file, chosen={"profile": None}).profile.name == "chatbot"
+
+
+def test_one_field_of_a_named_profile_can_be_changed():
+    weights = load(chosen={"profile": "chatbot"}, assignments=["profile.weights.latency=0.7"]).profile.weights
+    assert (weights.latency, weights.quality) == (0.7, 0.4)
+
+
+def test_paths_in_a_file_are_relative_to_it(tmp_path, monkeypatch):
+    folder = tmp_path / "deep"
+    (folder / "tasks").mkdir(parents=True)
+    workload = {
+        "prompt_tokens": 1, "output_tokens": 1, "concurrency": 1, "requests": 1,
+        "quality_tasks": ["mine"], "tasks_path": "tasks",
+    }  # fmt: skip
+    (folder / "load.yaml").write_text(yaml.safe_dump(workload))
+    (folder / "own.yaml").write_text("workload: load.yaml\n")
+    monkeypatch.chdir(tmp_path)
+    config = load(Path("deep/own.yaml"))
+    assert config.workload.name == "load"
+    assert config.workload.tasks_path == str(folder / "tasks")
+    assert load(chosen={"workload": "deep/load.yaml"}).workload == config.workload
+
+
+def test_every_mistake_is_shown_at_once():
+    wrong = [
+        "serving.max_model_length=3",
+        "optimize.group_size=7",
+        "profile.weights.quality=-1",
+        "serving.port=99999",
+        "optimize.variants=[awq]",
+        "nonsense",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        load(chosen={"workload": "chatt"}, assignments=wrong)
+    text = caught.value.render()
+    assert "7 mistakes in the configuration" in text
+    for line in (
+        "unknown workload 'chatt' (did you mean 'chat'?",
+        "serving.max_model_length: unknown field, did you mean 'max_model_len'?",
+        "optimize.group_size: Input should be 32, 64 or 128 (got '7')",
+        "profile.weights.quality: Input should be greater than or equal to 0 (got '-1')",
+        "serving.port: Input should be less than or equal to 65535",
+        "optimize.variants: fp16 is the reference and can't be left out",
+        "--set nonsense: not of the form path.to.field=value",
+    ):
+        assert line in text
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("profile: [", "is not valid YAML"),
+        ("- a\n- b\n", "must hold fields with values, not a list"),
+        ("\x00", "is not valid YAML"),
+        ("profiel: chatbot\n", "profiel: unknown field, did you mean 'profile'?"),
+        ("profile: {name: zero, weights: {quality: 0, latency: 0, throughput: 0, memory: 0}}", "all weights are zero"),
+    ],
+)
+def test_a_wrong_file_is_a_clear_error(tmp_path, content, problem):
+    file = tmp_path / "own.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=problem.replace("?", r"\?")) as caught:
+        load(file)
+    assert "own.yaml" in str(caught.value)
+
+
+def test_an_empty_file_changes_nothing(tmp_path):
+    (tmp_path / "own.yaml").write_text("# nothing yet\n")
+    assert load(tmp_path / "own.yaml") == load()
+
+
+def test_all_and_any_become_what_the_machine_has():
+    platform = load().platform
+    without = platform.on(cores=6, gpus=0).stages
+    assert (without.evaluate.cpu, without.evaluate.gpus, without.optimize.gpus) == ("6", 0, 0)
+    four = platform.on(cores=6, gpus=4).stages
+    assert (four.evaluate.gpus, four.optimize.gpus) == (4, 1)
+
+
+def test_a_wrong_quantity_is_refused():
+    data = read_yaml(CONFIGS / "platforms" / "local.yaml")
+    data["stages"]["select"]["memory"] = "4 gigs"
+    with pytest.raises(ValueError, match=r"4 gigs.*is not a Kubernetes quantity"):
+        Platform.model_validate({"name": "own"} | data)
