@@ -1,0 +1,324 @@
+"""The whole pipeline, once, through the real command line: killed twice on its way, and then to an answer.
+
+Nothing is replaced but the Hub, which is our own server that speaks its protocol.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from stages.process import contained
+from stages.records import VARIANT, Evaluation, Production, Variant
+from stages.serve import endpoint
+from stages.store import ModelStore, sha256_of
+from stages.tensors import read_header
+from tests.demo.__main__ import HERE as DEMO
+from tests.demo.__main__ import MODEL
+from tests.hub.server import HubServer
+
+pytestmark = pytest.mark.e2e
+VARIANTS = ("fp16", "awq", "gptq")
+API_KEY = "a-secret-that-must-not-be-seen"
+TOKEN = "hf_another-secret-that-must-not-be-seen"
+START_LIMIT_S = 300.0
+
+
+class Pipeline:
+    """The command line on one store, with a Hub that has the demo model."""
+
+    def __init__(self, root: Path, hub: HubServer) -> None:
+        self.root = root
+        self.store = ModelStore(root, MODEL)
+        self.environment = os.environ | {
+            "HF_ENDPOINT": hub.url,
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_TOKEN": TOKEN,
+            "SLIPWAY_API_KEY": API_KEY,
+            "SLIPWAY_STORE": str(root),
+        }
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "pipeline", *arguments]
+
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments), env=self.environment, capture_output=True, text=True, check=False
+        )
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.call("run", MODEL, "--config", str(DEMO / "slipway.yaml"), *arguments)
+
+    def killed_when(self, task: str, log_line: str) -> None:
+        """Start a run and SIGKILL the command line as soon as *task* has logged *log_line*."""
+        before = set(self.store.runs.glob("*"))
+        with contained(
+            self.command("run", MODEL, "--config", str(DEMO / "slipway.yaml")), environment=self.environment
+        ) as run:
+            deadline = time.monotonic() + START_LIMIT_S
+            while time.monotonic() < deadline:
+                assert run.poll() is None, "it ended before it could be killed"
+                logs = [
+                    path for each in set(self.store.runs.glob("*")) - before for path in each.glob(f"logs/{task}.log")
+                ]
+                if any(log_line in path.read_text(errors="replace") for path in logs):
+                    break
+                time.sleep(0.1)
+            else:
+                pytest.fail(f"{task} did not come to {log_line!r}")
+            (engine,) = children_of(run.pid)
+            os.kill(engine, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[HubServer]:
+    with HubServer() as server:
+        server.tokens[TOKEN] = {MODEL}
+        server.add_repo(MODEL, DEMO / "model", private=True)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory, hub: HubServer) -> Iterator[Pipeline]:
+    made = Pipeline(tmp_path_factory.mktemp("store"), hub)
+    yield made
+    made.call("serve", MODEL, "--stop")
+    assert processes_naming(str(made.root)) == []
+
+
+@pytest.fixture(scope="module")
+def finished(pipeline: Pipeline) -> dict[str, Any]:
+    """What ``slipway run --json`` printed, after two runs that were killed: while quantizing, and while measuring."""
+    pipeline.killed_when("optimize-awq", "")
+    wait_until_gone(str(pipeline.root))
+    pipeline.killed_when("evaluate-fp16", "ready in")
+    wait_until_gone(str(pipeline.root))
+    assert not (pipeline.store.production).exists()
+    ended = pipeline.run("--json")
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def test_every_variant_is_really_quantized(pipeline, finished):
+    for name in VARIANTS:
+        folder = pipeline.store.optimized(name)
+        dtypes = {
+            name: tensor.dtype for shard in folder.glob("*.safetensors") for name, tensor in read_header(shard).items()
+        }
+        quantization = json.loads((folder / "config.json").read_text()).get("quantization_config")
+        projections = [tensor for tensor in dtypes if ".q_proj." in tensor or ".down_proj." in tensor]
+        assert projections
+        if name == "fp16":
+            assert quantization is None
+            assert set(dtypes.values()) == {"F16"}
+        else:
+            assert (quantization["quant_method"], quantization["bits"], quantization["group_size"]) == (name, 4, 128)
+            assert {dtypes[tensor] for tensor in projections if tensor.endswith(".qweight")} == {"I32"}
+            assert not [tensor for tensor in projections if tensor.endswith("_proj.weight")]
+
+
+def test_every_variants_manifest_is_true(pipeline, finished):
+    sizes = {}
+    for name in VARIANTS:
+        folder = pipeline.store.optimized(name)
+        variant = Variant.read(folder / VARIANT)
+        assert variant is not None
+        for file in variant.files:
+            assert sha256_of(folder / file.path) == file.sha256
+        sizes[name] = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        assert 0 <= sizes[name] - variant.weights_bytes < 100_000  # the headers
+    assert sizes["awq"] < 0.75 * sizes["fp16"]
+    assert sizes["gptq"] < 0.75 * sizes["fp16"]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_was_really_served_by_vllm(pipeline, finished, name):
+    evaluation = Evaluation.read(pipeline.store.evaluation(name))
+    variant = Variant.read(pipeline.store.optimized(name) / VARIANT)
+    assert evaluation is not None
+    assert variant is not None
+    assert evaluation.variant_digest == variant.digest
+    log = (pipeline.store.run(finished["run"]) / "logs" / f"evaluate-{name}.vllm.log").read_text()
+    assert str(pipeline.store.optimized(name)) in log
+    assert "POST /v1/completions" in log
+    if name == "fp16":
+        assert evaluation.engine.quantization is None
+    else:
+        assert name in str(evaluation.engine.quantization)
+        assert evaluation.engine.kernel
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_was_really_measured(pipeline, finished, name):
+    evaluation = Evaluation.read(pipeline.store.evaluation(name))
+    assert evaluation is not None
+    load = evaluation.load
+    assert (load.requests_completed, load.requests_failed) == (96, 0)
+    assert load.output_tokens == 96 * 64
+    for percentiles in (load.ttft_ms, load.tpot_ms, load.itl_ms, load.e2el_ms):
+        assert 0 < percentiles.p50 <= percentiles.p95 <= percentiles.p99 < math.inf
+    assert load.e2el_ms.p50 > load.ttft_ms.p50
+    assert load.output_tokens_per_s == pytest.approx(load.output_tokens / load.duration_s, rel=0.05)
+    assert evaluation.memory.peak_resident_bytes > evaluation.memory.weights_bytes > 1_000_000
+    assert evaluation.memory.kv_cache_tokens > 1024
+    tasks = {task.task: task for task in evaluation.quality}
+    assert set(tasks) == {"demo_continuation", "demo_perplexity"}
+    assert 0.3 < tasks["demo_continuation"].value < 1  # chance is 0.25
+    assert tasks["demo_perplexity"].low < tasks["demo_perplexity"].value < tasks["demo_perplexity"].high
+
+
+def test_the_variants_differ_in_quality_as_quantized_ones_do(pipeline, finished):
+    bits = {name: bits_by_document(pipeline, name) for name in VARIANTS}
+    for name in ("awq", "gptq"):
+        low, high = paired_interval(bits["fp16"], bits[name])
+        assert 0 < low < high, f"{name}: more bits per byte than fp16 by {low:.4f} to {high:.4f}"
+    assert not np.array_equal(bits["awq"], bits["gptq"])
+
+
+def test_the_best_score_is_in_production(pipeline, finished):
+    decision = Production.read(pipeline.store.production_metrics)
+    assert decision is not None
+    assert {each.variant for each in decision.candidates} == set(VARIANTS)
+    assert all(each.excluded is None for each in decision.candidates)
+    scores = {each.variant: each.score for each in decision.candidates}
+    assert scores[decision.winner] == max(scores.values())
+    release = pipeline.store.production.resolve()
+    assert release.name == decision.release
+    source = pipeline.store.optimized(decision.winner)
+    for path in source.glob("*.safetensors"):
+        assert (release / path.name).stat().st_ino == path.stat().st_ino
+    assert finished["decision"] == decision.model_dump(mode="json")
+
+
+def test_the_report_names_the_winner_and_needs_no_network(pipeline, finished):
+    html = Path(finished["report"]).read_text()
+    assert f"Ship {finished['decision']['winner']}" in html
+    assert "<script" not in html
+    assert "src=" not in html
+    assert "<link" not in html
+
+
+def test_the_endpoint_answers_the_official_client_plain_and_streamed(pipeline, finished):
+    client = openai.OpenAI(base_url=f"{finished['endpoint']}/v1", api_key=API_KEY)
+    messages = [{"role": "user", "content": "What is a list?"}]
+    plain = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=16, temperature=0)
+    text = plain.choices[0].message.content
+    assert text
+    assert text.strip()
+    assert plain.model == MODEL
+    stream = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=16, temperature=0, stream=True)
+    pieces = [each.choices[0].delta.content or "" for each in stream if each.choices]
+    assert len([piece for piece in pieces if piece]) > 1
+    assert "".join(pieces) == text
+
+
+def test_the_endpoint_refuses_a_client_without_the_key(finished):
+    client = openai.OpenAI(base_url=f"{finished['endpoint']}/v1", api_key="wrong", max_retries=0)
+    with pytest.raises(openai.AuthenticationError):
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}], max_tokens=1)
+
+
+def test_a_second_run_reuses_everything_and_says_so(pipeline, finished):
+    before = {path: path.stat().st_mtime_ns for path in pipeline.store.path.glob("*/*/*.safetensors")}
+    ended = pipeline.run()
+    assert ended.returncode == 0, ended.stderr
+    assert "every result was used again" in ended.stdout
+    assert finished["decision"]["reason"] in " ".join(ended.stdout.split())
+    assert {path: path.stat().st_mtime_ns for path in pipeline.store.path.glob("*/*/*.safetensors")} == before
+    again = endpoint(pipeline.store)
+    assert again is not None
+    assert again.url == finished["endpoint"]
+
+
+def test_another_profile_measures_nothing_again(pipeline, finished):
+    ended = pipeline.run("--profile", "quality", "--no-serve", "--json")
+    assert ended.returncode == 0, ended.stderr
+    document = json.loads(ended.stdout)
+    assert document["decision"]["winner"] == "fp16"
+    outcomes = {path.stem: json.loads(path.read_text())["result"] for path in outcome_files(pipeline, document["run"])}
+    assert {outcomes[f"evaluate-{name}"] for name in VARIANTS} == {"reused"}
+    assert outcomes["select"] == "done"
+
+
+def test_no_secret_is_written_anywhere(pipeline, finished):
+    for path in pipeline.root.rglob("*"):
+        if path.is_file() and path.suffix != ".safetensors":
+            content = path.read_text(errors="replace")
+            assert API_KEY not in content, path
+            assert TOKEN not in content, path
+    for line in command_lines():
+        assert API_KEY not in line
+        assert TOKEN not in line
+
+
+def test_the_endpoint_stops_and_leaves_no_process(pipeline, finished):
+    ended = pipeline.call("serve", MODEL, "--stop")
+    assert ended.returncode == 0, ended.stderr
+    assert endpoint(pipeline.store) is None
+    assert processes_naming(str(pipeline.root)) == []
+
+
+def bits_by_document(pipeline: Pipeline, name: str) -> np.ndarray:
+    """[documents, 2]: bits and bytes of each held-out document, in one order for every variant."""
+    lines = pipeline.store.evaluation(name).with_suffix(".samples.jsonl").read_text().splitlines()[1:]
+    items = [item for item in map(json.loads, lines) if item["task"] == "demo_perplexity"]
+    items.sort(key=lambda item: item["doc_id"])
+    return np.array([[-item["loglikelihood"] / math.log(2), item["bytes"]] for item in items])
+
+
+def paired_interval(reference: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """95 % interval of the difference in bits per byte: bootstrap over the documents, the same for both."""
+    chosen = np.random.default_rng(0).integers(len(reference), size=(2000, len(reference)))
+    totals = [each[chosen].sum(axis=1) for each in (reference, other)]
+    rates = [total[:, 0] / total[:, 1] for total in totals]
+    low, high = np.percentile(rates[1] - rates[0], [2.5, 97.5])
+    return float(low), float(high)
+
+
+def outcome_files(pipeline: Pipeline, run: str) -> list[Path]:
+    return list((pipeline.store.run(run) / "outcomes").glob("*.json"))
+
+
+def wait_until_gone(text: str) -> None:
+    deadline = time.monotonic() + 60
+    while left := processes_naming(text):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.2)
+
+
+def processes_naming(text: str) -> list[str]:
+    """Living processes, other than this one, whose command line or environment names *text*."""
+    return [line for line in (read_process(pid) for pid in living()) if text in line]
+
+
+def command_lines() -> list[str]:
+    return [read_process(pid, "cmdline") for pid in living()]
+
+
+def living() -> list[int]:
+    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if int(folder.name) != os.getpid()]
+
+
+def read_process(pid: int, *names: str) -> str:
+    """What /proc says of a process; nothing once it has ended."""
+    try:
+        parts = [Path(f"/proc/{pid}/{name}").read_bytes() for name in names or ("cmdline", "environ")]
+    except OSError:
+        return ""
+    return b" ".join(parts).replace(b"\0", b" ").decode(errors="replace")
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
