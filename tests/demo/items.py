@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final
 
-from tests.demo.corpus import PASSAGE_CHARS
+from tests.demo.corpus import PASSAGE_CHARS, Corpus, words
 
 SEED: Final = 7
 HELD_OUT_TEXTS: Final = 80
 CONTINUATIONS: Final = 200
-CONTEXT_WORDS: Final = (16, 40)
-CONTINUATION_WORDS: Final = (8, 12)
+CONTINUATION_WORDS: Final = 8
+SHORTEST_CONTEXT_WORDS: Final = 30
+CUT_EVERY_WORDS: Final = 50
+# Wrong choices are drawn from so many that are about as likely, by their words alone, as the right one.
+NEAREST: Final = 8
+
+
+@dataclass(frozen=True)
+class Span:
+    """Words of a held-out document, with all that comes before them in their passage."""
+
+    document: str
+    context: str
+    text: str
+    log_frequency: float
+    """Natural log of the product of the words' frequencies in the training text."""
 
 
 def held_out_texts(passages: dict[str, list[str]]) -> list[dict[str, str]]:
@@ -32,39 +51,38 @@ def is_prose(text: str) -> bool:
     return ">>>" not in text and letters > 0.88 * len(text)
 
 
-def continuation_items(passages: dict[str, list[str]]) -> list[dict[str, Any]]:
+def continuation_items(corpus: Corpus) -> list[dict[str, Any]]:
     """Questions with four ``choices``; ``answer`` is the index of the one that the document has.
 
-    The other three are true continuations of other documents, of the same number of words.
+    The other three continue other held-out documents, and their words are about as frequent: else
+    the more common words would win, whatever the context.
     """
     chance = random.Random(SEED)
-    spans = [(name, *cut) for name, text in prose_paragraphs(passages) for cut in cuts(text, chance)]
+    spans = list(cut_spans(corpus))
     chance.shuffle(spans)
     items = []
-    for name, context, continuation in spans[:CONTINUATIONS]:
-        others = [words for other, _, words in spans if other != name]
-        choices = [" ".join(words[: len(continuation)]) for words in chance.sample(others, 3)]
+    for span in spans[:CONTINUATIONS]:
+        choices = [other.text for other in chance.sample(nearest(span, spans), 3)]
         answer = chance.randrange(4)
-        choices.insert(answer, " ".join(continuation))
-        items.append({"context": context, "choices": choices, "answer": answer})
+        choices.insert(answer, span.text)
+        items.append({"document": span.document, "context": span.context, "choices": choices, "answer": answer})
     return items
 
 
-def prose_paragraphs(passages: dict[str, list[str]]) -> list[tuple[str, str]]:
-    """(document, paragraph) of every paragraph that is running text."""
-    return [
-        (name, paragraph)
-        for name, texts in sorted(passages.items())
-        for text in texts
-        for paragraph in text.split("\n\n")
-        if is_prose(paragraph)
-    ]
+def nearest(span: Span, spans: list[Span]) -> list[Span]:
+    """The ``NEAREST`` spans of other documents, by the frequency of their words."""
+    others = [other for other in spans if other.document != span.document]
+    return sorted(others, key=lambda other: abs(other.log_frequency - span.log_frequency))[:NEAREST]
 
 
-def cuts(paragraph: str, chance: random.Random) -> list[tuple[str, list[str]]]:
-    """(context, continuation's words) from the paragraph's start, or nothing where it is too short."""
-    words = paragraph.split()
-    context = chance.randint(*CONTEXT_WORDS)
-    if len(words) < context + CONTINUATION_WORDS[1]:
-        return []
-    return [(" ".join(words[:context]), words[context : context + CONTINUATION_WORDS[1]])]
+def cut_spans(corpus: Corpus) -> Iterator[Span]:
+    """Every ``CUT_EVERY_WORDS`` words of each held-out passage in prose."""
+    counts = Counter(word for texts in corpus.train.values() for text in texts for word in words(text))
+    total = counts.total() + len(counts)
+    for document, texts in sorted(corpus.held_out.items()):
+        for text in filter(is_prose, texts):
+            found = list(re.finditer(r"\S+", text))
+            for first in range(SHORTEST_CONTEXT_WORDS, len(found) - CONTINUATION_WORDS, CUT_EVERY_WORDS):
+                span = " ".join(match.group() for match in found[first : first + CONTINUATION_WORDS])
+                frequency = sum(math.log((counts[word] + 1) / total) for word in words(span))
+                yield Span(document, text[: found[first].start()].rstrip(), span, frequency)

@@ -100,7 +100,7 @@ def main() -> None:
 def write_data(corpus: Corpus, held_out: list[dict[str, str]]) -> None:
     """The task data (held-out side) and the calibration text (training side)."""
     write_jsonl(HERE / "tasks" / "heldout.jsonl", held_out)
-    write_jsonl(HERE / "tasks" / "continuation.jsonl", continuation_items(corpus.held_out))
+    write_jsonl(HERE / "tasks" / "continuation.jsonl", continuation_items(corpus))
     texts = [text for name in sorted(corpus.train) for text in corpus.train[name] if len(text) >= 400]
     random.Random(SEED).shuffle(texts)
     calibration = "\n\f\n".join(texts)[:CALIBRATION_CHARS].rpartition("\n\f\n")[0]
