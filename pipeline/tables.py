@@ -7,7 +7,7 @@ from rich.text import Text
 
 from pipeline.local.progress import duration
 from pipeline.runs import Run
-from scoring.metrics import shown
+from scoring.metrics import odds, shown
 from stages.records import Production
 
 METRIC_HEADINGS = {"quality": "Quality", "latency": "p95 latency", "throughput": "Throughput", "memory": "Weights"}
@@ -15,21 +15,23 @@ PHASE_STYLES = {"Succeeded": "green", "Failed": "red", "Error": "red", "Interrup
 
 
 def score_table(decision: Production) -> Table:
-    """One row per variant, the winner first; a variant out of the running with its reason."""
-    table = Table(
-        title=f"profile {decision.profile}", title_justify="left", box=None, pad_edge=False, header_style="dim"
-    )
+    """One row per variant by score, the winner starred; a variant out of the running with its reason."""
+    title = f"profile {decision.profile['name']}"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
     table.add_column("Variant")
     table.add_column("Score", justify="right")
+    table.add_column("Wins again", justify="right")
     for name, heading in METRIC_HEADINGS.items():
         table.add_column(f"{heading} {decision.weights[name]:.0%}", justify="right")
-    for place, each in enumerate(decision.candidates):
+    for each in decision.candidates:
+        won = each.variant == decision.winner
+        name = ("★ " if won else "  ") + each.variant
         if each.excluded:
-            table.add_row(each.variant, Text("out: " + each.excluded, style="red", overflow="fold"))
+            table.add_row(name, Text("out", style="red"))
             continue
-        cells = [f"{shown(name, each.raw[name])} → {each.normalized[name]:.2f}" for name in METRIC_HEADINGS]
-        style = "bold" if place == 0 else ""
-        table.add_row(("★ " if place == 0 else "  ") + each.variant, f"{each.score:.3f}", *cells, style=style)
+        again = odds(each.win_probability) if each.win_probability is not None else "–"
+        cells = [f"{shown(metric, each.raw[metric])} → {each.normalized[metric]:.2f}" for metric in METRIC_HEADINGS]
+        table.add_row(name, f"{each.score:.3f}", again, *cells, style="bold" if won else "")
     return table
 
 

@@ -34,3 +34,10 @@ def si(value: float) -> str:
         if abs(value) >= factor:
             return f"{value / factor:.2f} {prefix}"
     return f"{value:.0f} "
+
+
+def odds(probability: float) -> str:
+    """An estimated probability: never certain, because it comes from draws."""
+    if probability > 0.99:
+        return ">99%"
+    return "<1%" if probability < 0.01 else f"{probability:.0%}"

@@ -1,10 +1,12 @@
-"""A scoring profile: how much each metric matters to a user."""
+"""A scoring profile: how much each metric matters to a user, what must hold, and how sure a choice has to be."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from scoring.constraints import Constraints
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -35,9 +37,26 @@ class Weights(BaseModel):
 DEFAULT: Final = Weights(quality=0.5, latency=0.2, throughput=0.2, memory=0.1)
 
 
+class Thresholds(BaseModel):
+    """When the evidence is enough to follow the score."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    confidence: Annotated[float, Field(ge=0.6, le=1)] = 0.9
+    """Probability that the best-scored variant wins again if the measurement is repeated. Below it the variant of
+    the highest quality is preferred among those that are not separated. At 0.5 equal variants would pass, and
+    just above it they would by the luck of the draws; hence at least 0.6."""
+
+
 class Profile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     description: str = ""
     weights: Weights = DEFAULT
+    normalization: Literal["min-max", "relative"] = "min-max"
+    """min-max: the best variant 1, the worst 0, so every difference beyond noise counts fully. relative: by the
+    ratio to fp16, so a difference counts by its size. Formulas: ``scoring.normalize``."""
+    constraints: Constraints = Constraints()
+    """What a variant must keep to be chosen at all."""
+    decision: Thresholds = Thresholds()

@@ -14,6 +14,8 @@ from stages.store import digest_of, write_json
 
 ACQUIRED: Final = "acquired.json"
 VARIANT: Final = "variant.json"
+SAMPLES_SUFFIX: Final = ".samples.jsonl"
+"""Beside an evaluation: what was measured of each request and item, so that all else can be computed again."""
 
 
 class Record(BaseModel):
@@ -119,7 +121,7 @@ class Percentiles(Record):
 
 
 class Load(Record):
-    """One run of the load generator against the server."""
+    """Load on the server: one round, or all together (percentiles over all requests, the rounds' mean rates)."""
 
     concurrency: int
     requests: int
@@ -179,6 +181,8 @@ class Evaluation(Record):
     tool_versions: dict[str, str]
     quality: tuple[TaskScore, ...]
     load: Load
+    """All rounds together."""
+    rounds: tuple[Load, ...]
     memory: Memory
     beside: tuple[str, ...]
     """Models that were being served on the same machine meanwhile: the figures are those of a shared machine."""
@@ -201,6 +205,23 @@ def files_digest(files: tuple[File, ...]) -> str:
     return digest_of(sorted([each.path, each.size_bytes, each.sha256] for each in files))
 
 
+class Paired(Record):
+    """A variant beside fp16 on the very same items of one task."""
+
+    task: str
+    kind: Literal["accuracy", "perplexity"]
+    difference: float
+    """Variant minus fp16: in accuracy, or in bits per byte (positive is worse)."""
+    low: float
+    high: float
+    """95 % interval, bootstrap over the items."""
+    lost: int | None
+    """Items that fp16 gets right and the variant wrong; None for perplexity."""
+    gained: int | None
+    p_value: float | None
+    """McNemar's exact test of lost against gained."""
+
+
 class Candidate(Record):
     """One variant in a decision."""
 
@@ -214,6 +235,17 @@ class Candidate(Record):
     normalized: dict[str, float]
     """By metric, 0–1, 1 is best."""
     score: float | None
+    score_low: float | None
+    score_high: float | None
+    """95 % interval of the score, from the noise of what was measured."""
+    win_probability: float | None
+    """That it scores highest if the measurement is repeated."""
+    weights_share: float | None
+    """Share of the weightings near the profile's under which it scores highest."""
+    pareto: bool | None
+    """Whether no other variant is at least as good in every metric and better in one."""
+    against_fp16: tuple[Paired, ...]
+    """Task by task; empty for fp16 itself, and where the items can't be paired."""
 
 
 class Production(Record):
@@ -229,13 +261,17 @@ class Production(Record):
     release: str
     """The directory's name under ``releases/``."""
     reason: str
-    profile: str
+    separated: bool
+    """Whether the evidence separates the best score from the others; if not, the higher quality was preferred."""
+    profile: dict[str, Any]
     weights: dict[str, float]
     """Shares with sum 1."""
+    noise: dict[str, float]
+    """By metric, in its unit: the largest difference between two variants that chance explains."""
     units: dict[str, str]
     """Of the raw metrics."""
     candidates: tuple[Candidate, ...]
-    """Best first; those that could not win last."""
+    """By score, best first; those that could not win last."""
     workload: dict[str, Any]
     engine: Engine
     """The winner's, as it was measured."""

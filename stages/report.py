@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
-from scoring.metrics import METRICS, shown, si
+from scoring.metrics import METRICS, odds, shown, si
 from stages import program
 from stages.errors import ConfigError, SlipwayError
 from stages.hub import model_id
@@ -88,7 +88,9 @@ def render(report: RunReport) -> str:
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     ranking = [each.variant for each in report.decision.candidates] if report.decision else []
     evaluations = sorted(report.evaluations, key=lambda each: ranking.index(each.variant) if ranking else 0)
-    return template.render(report=report, evaluations=evaluations, metrics=METRICS, shown=shown, config=_as_json)
+    return template.render(
+        report=report, evaluations=evaluations, metrics=METRICS, shown=shown, odds=odds, config=_as_json
+    )
 
 
 def _as_json(value: Any) -> str:

@@ -8,26 +8,34 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from scoring.metrics import METRICS
 from scoring.profile import Profile
 from stages import program
 from stages.errors import DamagedModel, NoWinner
+from stages.evidence import draws, items_of, limited, paired, read_samples
 from stages.hub import model_id
-from stages.records import ACQUIRED, VARIANT, Acquired, Candidate, Evaluation, Production, Variant, difference
+from stages.records import ACQUIRED, VARIANT, Acquired, Candidate, Evaluation, Paired, Production, Variant, difference
 from stages.settings import parse
 from stages.store import ModelStore, digest_of, place_tree, store_root, swap_link
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from scoring.decide import Decision
+
 RELEASE: Final = re.compile(r"^(\d{4,})-(.+)-([0-9a-f]{12})$")
-DECISION_VERSION: Final = 1
+DECISION_VERSION: Final = 2
 """Raised when the same measurements would be scored another way, so that old decisions are not reused."""
+REFERENCE: Final = "fp16"
 METRIC_WORDS: Final = {"quality": "quality", "latency": "p95 latency", "throughput": "throughput", "memory": "memory"}
 
 
@@ -100,8 +108,7 @@ def decision_key(profile: Profile, measured: dict[str, Evaluation], excluded: di
     return digest_of(
         {
             "version": DECISION_VERSION,
-            "shares": profile.weights.shares(),
-            "profile": profile.name,
+            "profile": profile.model_dump(mode="json"),
             "evaluations": {name: [each.key, each.metrics()] for name, each in measured.items()},
             "excluded": sorted(excluded),
         }
@@ -128,34 +135,32 @@ def decide(
     """The whole decision as a document; writes nothing.
 
     Raises:
-        NoWinner: every variant lacks a finite metric.
+        NoWinner: every variant lacks a metric, or breaks a constraint.
+        DamagedModel: raw samples are missing.
     """
     import pandas as pd
 
-    from scoring.score import rank
+    from scoring import decide as scoring
+    from scoring.pareto import pareto_front
 
     raw = pd.DataFrame.from_dict({name: each.metrics() for name, each in measured.items()}, orient="index")
-    ranking = rank(raw, profile.weights.shares())
-    unmeasured = {name: "a metric is missing or not finite" for name in measured if name not in ranking.index}
-    excluded = excluded | unmeasured
-    if ranking.empty:
-        raise NoWinner("no variant has all four metrics: " + ", ".join(excluded), hint="see the evaluations")
+    lines = {name: read_samples(store, each) for name, each in measured.items()}
+    limits = {name: limited(each) for name, each in measured.items()}
+    found = scoring.decide(raw, profile, draws(measured, lines), limits)
+    excluded = excluded | {name: "; ".join(reasons) for name, reasons in found.excluded.items()}
+    if found.winner is None:
+        raise NoWinner(found.verdict, hint="see the evaluations, or choose another profile")
+    items = {name: items_of(lines[name], each) for name, each in measured.items()}
+    front = pareto_front(raw)
+    differences = {
+        name: paired(items[REFERENCE], each) if REFERENCE in items and name != REFERENCE else ()
+        for name, each in items.items()
+    }
     candidates = [
-        Candidate(
-            variant=str(name),
-            digest=measured[str(name)].variant_digest,
-            evaluation_key=measured[str(name)].key,
-            excluded=None,
-            raw=measured[str(name)].metrics(),
-            normalized={metric: float(row[metric]) for metric in METRICS},
-            score=float(row["score"]),
-        )
-        for name, row in ranking.iterrows()
-    ] + [
-        Candidate(variant=name, digest=None, evaluation_key=None, excluded=why, raw={}, normalized={}, score=None)
-        for name, why in excluded.items()
+        candidate(measured[name], found, pareto=bool(front[name]), against_fp16=differences[name])
+        for name in found.eligible
     ]
-    winner = measured[candidates[0].variant]
+    winner = measured[found.winner]
     return Production(
         model=base.model,
         commit=base.commit,
@@ -164,11 +169,13 @@ def decide(
         run=os.environ.get(program.RUN_VARIABLE),
         winner=winner.variant,
         release=release_name(store, winner),
-        reason=in_words(candidates),
-        profile=profile.name,
+        reason=in_words(found, raw, excluded),
+        separated=found.separated,
+        profile=profile.model_dump(mode="json"),
         weights=profile.weights.shares(),
+        noise=found.noise,
         units={name: metric.unit for name, metric in METRICS.items()},
-        candidates=tuple(candidates),
+        candidates=(*candidates, *(left_out(name, why, measured.get(name)) for name, why in excluded.items())),
         workload=winner.workload,
         engine=winner.engine,
         hardware=winner.hardware,
@@ -177,30 +184,64 @@ def decide(
     )
 
 
-def in_words(candidates: list[Candidate]) -> str:
-    """Why the first of *candidates* won, in one or two sentences that agree with its numbers."""
-    first, *others = candidates
-    rivals = [each for each in others if each.excluded is None]
-    lost = "; ".join(f"{each.variant}: {each.excluded}" for each in others if each.excluded)
-    if not rivals:
-        why = f" ({lost})" if lost else ""
-        return f"{first.variant} wins as the only variant that could be measured{why}."
-    second = rivals[0]
-    assert first.score is not None and second.score is not None  # noqa: S101, PT018 - ranked, so scored
-    best = [METRIC_WORDS[name] for name, value in first.normalized.items() if value == 1.0]
-    strengths = f", best in {_listed(best)}" if best else ""
-    margin = first.score - second.score
-    lead = f"{margin:.3f} ahead of {second.variant}" if margin else f"level with {second.variant}, by the tie rule"
-    sentence = f"{first.variant} wins with a score of {first.score:.3f}, {lead}{strengths}"
-    reference = next((each for each in rivals if each.variant == "fp16"), None)
-    if reference:
-        changes = [
-            f"{METRIC_WORDS[name]} {change:+.1%}"
-            for name in METRIC_WORDS
-            if (change := _change(first.raw[name], reference.raw[name])) is not None
-        ]
-        sentence += f"; against fp16: {', '.join(changes)}"
-    return sentence + "." + (f" Not in the running: {lost}." if lost else "")
+def candidate(evaluation: Evaluation, found: Decision, *, pareto: bool, against_fp16: tuple[Paired, ...]) -> Candidate:
+    """A variant that could win."""
+    name = evaluation.variant
+    row = found.ranking.loc[name].astype(float).to_dict()
+    low, high = found.score_interval[name]
+    return Candidate(
+        variant=name,
+        digest=evaluation.variant_digest,
+        evaluation_key=evaluation.key,
+        excluded=None,
+        raw=evaluation.metrics(),
+        normalized={metric: row[metric] for metric in METRICS},
+        score=row["score"],
+        score_low=low,
+        score_high=high,
+        win_probability=found.win_probability[name],
+        weights_share=found.near_weights[name],
+        pareto=pareto,
+        against_fp16=against_fp16,
+    )
+
+
+def left_out(name: str, why: str, evaluation: Evaluation | None) -> Candidate:
+    """A variant that could not win, with what was measured of it."""
+    metrics = evaluation.metrics() if evaluation else {}
+    return Candidate(
+        variant=name,
+        digest=evaluation.variant_digest if evaluation else None,
+        evaluation_key=evaluation.key if evaluation else None,
+        excluded=why,
+        raw={metric: value for metric, value in metrics.items() if math.isfinite(value)},
+        normalized={},
+        score=None,
+        score_low=None,
+        score_high=None,
+        win_probability=None,
+        weights_share=None,
+        pareto=None,
+        against_fp16=(),
+    )
+
+
+def in_words(found: Decision, raw: pd.DataFrame, excluded: Mapping[str, str]) -> str:
+    """Why the winner won, in sentences that agree with its numbers."""
+    said = found.verdict
+    if found.winner and found.winner != REFERENCE and REFERENCE in raw.index:
+        winner, reference = raw.loc[found.winner].to_dict(), raw.loc[REFERENCE].to_dict()
+        changes = [_change(name, winner[name], reference[name], found.noise) for name in METRICS]
+        said += f" Against {REFERENCE}: {', '.join(changes)}."
+    if excluded:
+        said += " Out: " + "; ".join(f"{name}: {why}" for name, why in excluded.items()) + "."
+    return said
+
+
+def _change(metric: str, value: float, reference: float, noise: Mapping[str, float]) -> str:
+    change = f"{value / reference - 1:+.1%}" if reference else "not comparable"
+    within = 0 < abs(value - reference) <= noise.get(metric, 0.0)
+    return f"{METRIC_WORDS[metric]} {change}" + (" (within noise)" if within else "")
 
 
 def publish(store: ModelStore, decision: Production) -> str:
@@ -258,14 +299,6 @@ def _failure(outcomes: dict[str, program.Outcome] | None, variant: str) -> str |
         if each.result == "failed":
             return f"{stage} failed: {each.reason.splitlines()[0]}"
     return None
-
-
-def _change(value: float, reference: float) -> float | None:
-    return value / reference - 1 if reference else None
-
-
-def _listed(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _arguments() -> argparse.Namespace:

@@ -89,8 +89,12 @@ class Workload(Settings):
     concurrency: Positive
     """Requests in flight at a time."""
     requests: Positive
+    """In each round."""
+    rounds: Positive = 3
+    """Each with prompts of its own, the same for every variant. What differs between rounds is noise, and a
+    difference between variants has to exceed it. One round measures no noise."""
     warmup_requests: Annotated[int, Field(ge=0)] = 4
-    """Sent before the measurement and left out of it."""
+    """Sent before each round and left out of it."""
     seed: int = 0
     quality_tasks: tuple[str, ...] = Field(min_length=1)
     """lm-eval task names."""

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.hub.server import HubServer
+
+# A runner that was started in the background ignores Ctrl-C, and everything that it starts would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -12,20 +12,18 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from stages.endpoint import serving_here
 from stages.evaluate.conditions import Conditions
-from stages.evaluate.load import check_fits, check_lengths, measure_load
+from stages.evaluate.load import Measured, check_fits, check_lengths, measure_load
 from stages.evaluate.memory import PeakMemory
 from stages.evaluate.quality import check_tasks, measure_quality
 from stages.program import RUN_VARIABLE
-from stages.records import Engine, Evaluation, Load, Memory, TaskScore
+from stages.records import SAMPLES_SUFFIX, Engine, Evaluation, Memory, TaskScore
 from stages.server import Server, running
 from stages.settings import Serving, Workload
 from stages.store import ModelStore, write_text
-
-SAMPLES_SUFFIX: Final = ".samples.jsonl"
 
 
 def measure(store: ModelStore, name: str, conditions: Conditions, workload: Workload, serving: Serving) -> Evaluation:
@@ -69,7 +67,8 @@ def measure(store: ModelStore, name: str, conditions: Conditions, workload: Work
         key=conditions.key,
         tool_versions=conditions.tool_versions,
         quality=tuple(quality),
-        load=load,
+        load=load.load,
+        rounds=load.rounds,
         memory=Memory(
             weights_bytes=conditions.variant.weights_bytes,
             peak_resident_bytes=memory.resident_bytes,
@@ -80,7 +79,7 @@ def measure(store: ModelStore, name: str, conditions: Conditions, workload: Work
         started_at=started_at,
         seconds=round(time.monotonic() - started, 3),
     )
-    write_samples(store.evaluation(name).with_suffix(SAMPLES_SUFFIX), evaluation.key, items)
+    write_samples(store.evaluation(name).with_suffix(SAMPLES_SUFFIX), evaluation.key, [*load.requests, *items])
     evaluation.write(store.evaluation(name))
     return evaluation
 
@@ -91,13 +90,14 @@ def served_name(conditions: Conditions) -> str:
 
 def figures(
     server: Server, directory: Path, workload: Workload, logs_prefix: Path, include_defaults: bool
-) -> tuple[Load, list[TaskScore], list[dict[str, Any]]]:
+) -> tuple[Measured, list[TaskScore], list[dict[str, Any]]]:
     """Load, quality and the quality's items, each said as soon as it is known."""
     check_fits(workload, server.max_model_len())
     with tempfile.TemporaryDirectory(prefix="slipway-") as temporary:
         work = Path(temporary)
-        load = measure_load(server, directory, workload, work, Path(f"{logs_prefix}.load.log"))
-        say(f"load: {load.requests_completed}/{load.requests} requests, {load.output_tokens_per_s:.0f} tokens/s")
+        load = measure_load(server, directory, workload, work, str(logs_prefix))
+        rates = ", ".join(f"{each.output_tokens_per_s:.0f}" for each in load.rounds)
+        say(f"load: {load.load.requests_completed}/{load.load.requests} requests; {rates} tokens/s by round")
         quality, items = measure_quality(
             server, directory, workload, work, Path(f"{logs_prefix}.quality.log"), include_defaults=include_defaults
         )
@@ -121,7 +121,7 @@ def logs(store: ModelStore) -> Iterator[Path]:
 
 
 def write_samples(path: Path, key: str, items: list[dict[str, Any]]) -> None:
-    """One line per item, after a first line that names the evaluation they belong to."""
+    """One line per request and item, after a first line that names the evaluation they belong to."""
     write_text(path, "".join(json.dumps(each) + "\n" for each in [{"evaluation": key}, *items]))
 
 

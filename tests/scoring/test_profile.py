@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
 from pydantic import ValidationError
 
-from scoring.profile import DEFAULT, Weights
+from scoring.profile import DEFAULT, Profile, Weights
+
+PROFILES = sorted((Path(__file__).parents[2] / "configs" / "profiles").glob("*.yaml"))
 
 
 def test_weights_are_shares_whatever_their_sum():
@@ -27,3 +32,30 @@ LEGAL = DEFAULT.model_dump()
 def test_weights_that_mean_nothing_are_refused(weights, message):
     with pytest.raises(ValidationError, match=message):
         Weights(**weights)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"normalization": "z-score"},
+        {"decision": {"confidence": 0.5}},
+        {"decision": {"confidence": 90}},
+        {"constraints": {"speed": {"min": 1}}},
+    ],
+)
+def test_a_profile_that_means_nothing_is_refused(wrong):
+    with pytest.raises(ValidationError):
+        Profile.model_validate({"name": "mine"} | wrong)
+
+
+def test_a_profile_survives_its_way_through_json():
+    profile = Profile.model_validate({"name": "mine", "constraints": {"memory_gib": {"max": 20}}})
+    assert Profile.model_validate_json(profile.model_dump_json()) == profile
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_every_shipped_profile_gates_quality_and_failed_requests(path):
+    profile = Profile.model_validate({"name": path.stem} | yaml.safe_load(path.read_text()))
+    limits = profile.constraints.limits()
+    assert limits["requests_failed"] == 0
+    assert limits["quality_recovery"] >= 0.95

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -41,6 +42,7 @@ WORKLOAD: dict[str, Any] = {
     "concurrency": 2,
     "requests": 8,
     "warmup_requests": 2,
+    "rounds": 2,
     "quality_tasks": ["demo_continuation", "demo_perplexity"],
     "quality_limit": 12,
     "tasks_path": str(DEMO / "tasks"),
@@ -229,8 +231,9 @@ def test_an_evaluation_is_complete_finite_and_says_what_served(evaluated: Evalua
     found = evaluated.evaluation
     assert (found.variant, found.variant_digest) == ("fp16", evaluated.variant.digest)
     assert all(map(math.isfinite, numbers(found.model_dump(mode="json"))))
-    assert (found.load.requests_completed, found.load.output_tokens) == (8, 8 * 16)
-    assert abs(found.load.prompt_tokens - 8 * 32) <= 8
+    assert [(each.requests_completed, each.output_tokens) for each in found.rounds] == [(8, 8 * 16)] * 2
+    assert (found.load.requests_completed, found.load.output_tokens) == (16, 16 * 16)
+    assert abs(found.load.prompt_tokens - 16 * 32) <= 16
     assert 0 < found.load.ttft_ms.p50 <= found.load.ttft_ms.p95 <= found.load.e2el_ms.p99
     assert found.engine.arguments[:2] == ("--dtype", found.engine.dtype)
     assert (found.engine.quantization, found.engine.kernel) == (None, None)
@@ -251,6 +254,12 @@ def test_quality_is_measured_through_the_server_with_intervals_and_samples(evalu
     path = evaluated.store.evaluation("fp16").with_suffix(".samples.jsonl")
     head, *samples = map(json.loads, path.read_text().splitlines())
     assert head == {"evaluation": evaluated.evaluation.key}
+    requests = [each for each in samples if "round" in each]
+    assert [each["round"] for each in requests] == [0] * 8 + [1] * 8
+    assert float(np.percentile([each["e2el_ms"] for each in requests], 95)) == pytest.approx(
+        evaluated.evaluation.load.e2el_ms.p95
+    )
+    samples = samples[len(requests) :]
     right = [each["correct"] for each in samples if each["task"] == "demo_continuation"]
     assert sum(right) / len(right) == pytest.approx(accuracy.value)
     texts = [each for each in samples if each["task"] == "demo_perplexity"]
@@ -261,7 +270,7 @@ def test_quality_is_measured_through_the_server_with_intervals_and_samples(evalu
 @pytest.mark.e2e
 def test_the_stage_tells_its_progress_its_outcome_and_a_summary(evaluated: Evaluated) -> None:
     said, store = evaluated.said, evaluated.store
-    lines = ["serving fp16: ready in ", "load: 8/8 requests", "quality: demo_perplexity ", "done: fp16: "]
+    lines = ["serving fp16: ready in ", "load: 16/16 requests; ", "quality: demo_perplexity ", "done: fp16: "]
     positions = [said.stderr.index(line) for line in lines]
     assert positions == sorted(positions)
     summary = json.loads(said.stdout)

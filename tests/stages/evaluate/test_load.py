@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stages.errors import ConfigError, MeasurementFailed
-from stages.evaluate.load import check_lengths, load_of
+from stages.evaluate.load import check_lengths, load_of, measured_of
 from stages.settings import Serving, Workload
 
 WORKLOAD = Workload(
@@ -22,7 +22,9 @@ def generated(**changed: Any) -> dict[str, Any]:
     metrics = {f"{point}_{m}_ms": value for m in ("ttft", "tpot", "itl", "e2el") for point, value in points.items()}
     totals = {"completed": 3, "failed": 0, "total_input_tokens": 301, "total_output_tokens": 60, "errors": ["", "", ""]}
     rates = {"duration": 1.5, "request_throughput": 2.0, "output_throughput": 40.0}
-    return metrics | totals | rates | changed
+    # In seconds: a request takes 0.1 s to its first token, and 19 × 0.01 s more.
+    details = {"ttfts": [0.1, 0.1, 0.1], "itls": [[0.01] * 19] * 3, "output_lens": [20, 20, 20]}
+    return metrics | totals | rates | details | changed
 
 
 def test_the_generator_s_figures_are_kept_with_their_units() -> None:
@@ -68,3 +70,26 @@ def test_a_workload_that_just_fits_is_accepted(tmp_path: Path) -> None:
     check_lengths(tmp_path, WORKLOAD, Serving())
     with pytest.raises(ConfigError):
         check_lengths(tmp_path, WORKLOAD.model_copy(update={"output_tokens": 21}), Serving())
+
+
+def test_rounds_are_kept_and_put_together() -> None:
+    slower = {"ttfts": [0.2, 0.2, 0.2], "output_throughput": 20.0}
+    found = measured_of([generated(), generated(**slower)], WORKLOAD)
+    assert [each.output_tokens_per_s for each in found.rounds] == [40.0, 20.0]
+    assert (found.load.requests, found.load.output_tokens, found.load.duration_s) == (6, 120, 3.0)
+    assert found.load.output_tokens_per_s == 30.0
+    assert (found.load.ttft_ms.p50, found.load.ttft_ms.p99) == pytest.approx((150, 200))
+    assert (found.load.tpot_ms.mean, found.load.itl_ms.mean) == pytest.approx((10, 10))
+    assert found.load.e2el_ms.p99 == pytest.approx(390)
+
+
+def test_every_request_is_told_with_its_round() -> None:
+    found = measured_of([generated(), generated()], WORKLOAD)
+    assert [each["round"] for each in found.requests] == [0, 0, 0, 1, 1, 1]
+    assert found.requests[0] == {"round": 0, "ttft_ms": 100.0, "tpot_ms": 10.0, "e2el_ms": 290.0, "output_tokens": 20}
+
+
+@pytest.mark.parametrize("missing", [{"ttfts": []}, {"itls": [[0.01] * 19] * 2}, {"output_lens": None}])
+def test_requests_that_were_not_told_are_no_measurement(missing: dict[str, Any]) -> None:
+    with pytest.raises(MeasurementFailed, match="not usable"):
+        measured_of([generated(**missing)], WORKLOAD)

@@ -1,0 +1,84 @@
+"""How sure a ranking is: it is made again from every bootstrap draw of the measurements.
+
+What has no draws is taken as exact, as the bytes of weights are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from scoring.draws import Samples
+from scoring.metrics import METRICS
+from scoring.normalize import REFERENCE, Floats, Method, deltas_of, normalized, reference_of
+from scoring.score import weigh
+
+Z_95: Final = 1.959964
+
+
+def joint(raw: pd.DataFrame, samples: Samples) -> Floats:
+    """All draws as one array (draws, variants in *raw*'s order, ``METRICS``).
+
+    Raises:
+        ValueError: not the same number of draws everywhere, or none.
+    """
+    given = {
+        (variant, metric): draws
+        for variant, each in samples.items()
+        for metric, draws in each.items()
+        if variant in raw.index and metric in METRICS
+    }
+    counts = {len(draws) for draws in given.values()}
+    if len(counts) > 1 or 0 in counts:
+        raise ValueError(f"not the same number of draws everywhere: {sorted(counts)}")
+    values = np.repeat(raw[list(METRICS)].to_numpy(dtype=float)[None], counts.pop() if counts else 1, axis=0)
+    for (variant, metric), draws in given.items():
+        values[:, list(raw.index).index(variant), list(METRICS).index(metric)] = draws
+    return values
+
+
+def noise_of(raw: pd.DataFrame, samples: Samples) -> dict[str, float]:
+    """By metric the largest difference between two variants that chance explains, in the metric's unit.
+
+    1.96 standard deviations of the drawn difference, for the pair of the largest; paired draws keep it small. The
+    largest pair's, so that no pair is told apart by less than its own noise.
+    """
+    values = joint(raw, samples)
+    pairs = [(values[:, a] - values[:, b]).std(axis=0) for a, b in combinations(range(len(raw)), 2)]
+    deltas = Z_95 * np.max(pairs, axis=0) if pairs else np.zeros(len(METRICS))
+    return dict(zip(METRICS, map(float, deltas), strict=True))
+
+
+def score_draws(
+    raw: pd.DataFrame,
+    samples: Samples,
+    shares: Mapping[str, float],
+    method: Method = "min-max",
+    noise: Mapping[str, float] | None = None,
+    reference: str = REFERENCE,
+) -> pd.DataFrame:
+    """The score of each variant (columns) in each draw (rows). Every variant of *raw* must be measurable."""
+    row = list(raw.index).index(reference_of(raw, reference) or reference)
+    scaled = normalized(joint(raw, samples), method, deltas_of(noise), row)
+    return pd.DataFrame(weigh(scaled, shares), columns=raw.index)
+
+
+def win_probabilities(scores: pd.DataFrame) -> dict[str, float]:
+    """The share of draws in which each variant has the highest score; k that are level get 1/k each. Sum 1."""
+    return _shares_won(scores.to_numpy(), scores.columns)
+
+
+def intervals(scores: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """The 95 % interval of each variant's score: the percentiles 2.5 and 97.5 of its draws (Efron 1979)."""
+    low, high = np.percentile(scores.to_numpy(), [2.5, 97.5], axis=0)
+    return {str(name): (float(a), float(b)) for name, a, b in zip(scores.columns, low, high, strict=True)}
+
+
+def _shares_won(scores: Floats, names: pd.Index[str]) -> dict[str, float]:
+    best = scores == scores.max(axis=1, keepdims=True)
+    won = (best / best.sum(axis=1, keepdims=True)).mean(axis=0)
+    return dict(zip(map(str, names), map(float, won), strict=True))

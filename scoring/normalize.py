@@ -1,0 +1,111 @@
+"""From raw metrics to numbers in [0, 1] that can be weighed, so that noise decides nothing.
+
+Both methods first give every variant the benefit of the noise. With δ the largest difference between two variants
+that chance explains (one per metric, in its unit; ``scoring.confidence.noise_of``) and v oriented so that higher is
+better:
+
+    v' = min(v + δ, best)
+
+Whoever is within δ of the best counts as the best; the others keep the part of their gap that is beyond noise.
+δ is common to the variants: with one of its own, a noisier variant could overtake a better one.
+
+min-max:   1 − (best − v') / (best − worst). Without noise the plain min–max. The worst of a metric gets
+           δ / (best − worst), not 0: as a difference sinks into the noise, its say fades to none without a jump.
+relative:  r⁴ / (1 + r⁴) with r = v' / reference' (inverted where lower is better), the logistic function of
+           4·ln r. The reference sits at 0.5, 1 % better at 0.51, 2 % worse at 0.48 (the slope at r = 1 is 1), double
+           at 0.94 and half, its mirror image, at 0.06.
+
+Where all are within noise, or equal, everyone gets the same: 1 (min-max), or 0.5, the reference's place (relative).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from scoring.metrics import METRICS
+
+Floats = npt.NDArray[np.float64]
+Method = Literal["min-max", "relative"]
+
+REFERENCE: Final = "fp16"
+STEEPNESS: Final = 4.0
+"""Of the logistic function of ln r: its slope at r = 1 is a quarter of this, so 1 % counts as 0.01."""
+_SIGNS: Final = np.array([1.0 if metric.higher_is_better else -1.0 for metric in METRICS.values()])
+PREFERENCE: Final = {"quality": False, "memory": True, "latency": True, "throughput": False}
+"""The order in which raw metrics break ties, and whether the smaller comes first: quality is the safest to prefer."""
+
+
+def measurable(raw: pd.DataFrame) -> pd.Series[bool]:
+    """Which variants may be chosen: those with every metric measured, finite and not negative."""
+    frame = raw.reindex(columns=list(METRICS)).astype(float)
+    return (frame.ge(0) & frame.lt(float("inf"))).all(axis=1)
+
+
+def normalize(
+    raw: pd.DataFrame,
+    method: Method = "min-max",
+    noise: Mapping[str, float] | None = None,
+    reference: str = REFERENCE,
+) -> pd.DataFrame:
+    """The measurable variants' metrics in [0, 1], higher is better, whatever the units.
+
+    Rows with a missing or infinite metric are left out: they must not stretch the scale of the others.
+
+    Args:
+        raw: one row per variant, columns ``METRICS`` in their units.
+        noise: δ by metric, in its unit; a metric that is not named has none.
+        reference: for ``relative``; if it is not measurable, ``reference_of`` names its stand-in.
+    """
+    frame = raw.reindex(columns=list(METRICS)).astype(float)[measurable(raw)]
+    if frame.empty:
+        return frame
+    deltas = deltas_of(noise)
+    row = frame.index.get_loc(reference_of(frame, reference))
+    assert isinstance(row, int)  # noqa: S101 - variants have different names
+    return pd.DataFrame(normalized(frame.to_numpy(), method, deltas, row), index=frame.index, columns=frame.columns)
+
+
+def reference_of(raw: pd.DataFrame, wanted: str = REFERENCE) -> str | None:
+    """*wanted*, or if it is not measurable the measurable variant of the highest quality, or None if there is none."""
+    rows = raw[measurable(raw)]
+    if wanted in rows.index:
+        return wanted
+    return next(iter(preferred(rows).index), None)
+
+
+def preferred(raw: pd.DataFrame) -> pd.DataFrame:
+    """The rows by ``PREFERENCE``, then by name: an order that never depends on the order of input."""
+    named = raw.assign(name=raw.index)
+    return named.sort_values([*PREFERENCE, "name"], ascending=[*PREFERENCE.values(), True]).drop(columns="name")
+
+
+def deltas_of(noise: Mapping[str, float] | None) -> Floats:
+    """δ in the order of ``METRICS``."""
+    return np.array([(noise or {}).get(name, 0.0) for name in METRICS])
+
+
+def normalized(values: Floats, method: Method, deltas: Floats, reference: int) -> Floats:
+    """``normalize`` for arrays of shape (…, variants, metrics): many draws at once.
+
+    Args:
+        values: finite, not negative, metrics in the order of ``METRICS``.
+        reference: the reference's place among the variants.
+    """
+    oriented = values * _SIGNS
+    best = oriented.max(axis=-2, keepdims=True)
+    lifted = np.minimum(oriented + deltas, best)
+    # Zero in the denominator is met on purpose: nothing differs, or a metric is 0.
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        if method == "min-max":
+            spread = best - oriented.min(axis=-2, keepdims=True)
+            scaled = 1.0 - np.where(spread > 0, (best - lifted) / spread, 0.0)
+        else:
+            ratio = (np.abs(lifted) / np.abs(lifted[..., reference : reference + 1, :])) ** _SIGNS
+            # 0/0: both are 0, so they are equal.
+            scaled = 1.0 / (1.0 + np.where(np.isnan(ratio), 1.0, ratio) ** -STEEPNESS)
+    return np.clip(scaled, 0.0, 1.0)

@@ -1,0 +1,45 @@
+"""How much a choice hangs on the exact weights: it is made again under many others.
+
+Weights are a person's will, not a measurement, so this is told and does not decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from scoring.confidence import win_probabilities
+from scoring.metrics import METRICS
+from scoring.normalize import Floats
+from scoring.score import DIGITS
+
+WEIGHTINGS: Final = 4000
+CONCENTRATION: Final = 50.0
+"""Of the Dirichlet distribution around the profile's weights w: each has standard deviation √(w(1−w)/51), so who says
+0.5 means 0.36–0.64 (95 %), and who says 0.1, 0.03–0.19."""
+SEED: Final = 0
+
+
+def shares_near(normalized: pd.DataFrame, shares: Mapping[str, float]) -> dict[str, float]:
+    """By variant, the share of weightings near *shares* under which it wins; ties are split.
+
+    Weights are drawn from Dirichlet(50·shares). A weight of zero stays zero: it says that the metric does not matter.
+    """
+    given = np.array([shares[name] for name in METRICS])
+    weights = np.zeros((WEIGHTINGS, len(METRICS)))
+    weights[:, given > 0] = np.random.default_rng(SEED).dirichlet(CONCENTRATION * given[given > 0], WEIGHTINGS)
+    return _won(normalized, weights)
+
+
+def shares_anywhere(normalized: pd.DataFrame) -> dict[str, float]:
+    """By variant, the share of all weightings there are (Dirichlet(1, 1, 1, 1)) under which it wins; ties split."""
+    return _won(normalized, np.random.default_rng(SEED).dirichlet(np.ones(len(METRICS)), WEIGHTINGS))
+
+
+def _won(normalized: pd.DataFrame, weights: Floats) -> dict[str, float]:
+    values = normalized[list(METRICS)].to_numpy()
+    scores = (weights[:, None] * values).sum(axis=-1).round(DIGITS)
+    return win_probabilities(pd.DataFrame(scores, columns=normalized.index))

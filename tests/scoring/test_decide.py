@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scoring.decide import contenders_of, decide
+from scoring.draws import Items, Round, load_draws, quality_draws
+from scoring.metrics import METRICS
+from scoring.profile import Profile
+
+NAMES = ["fp16", "awq", "gptq"]
+FEW_DRAWS = 400
+
+metric = st.floats(min_value=1, max_value=1e6)
+variant = st.fixed_dictionaries({"quality": st.floats(0, 1), "latency": metric, "throughput": metric, "memory": metric})
+variants = st.dictionaries(st.sampled_from(NAMES), variant, min_size=1, max_size=3)
+weights = st.fixed_dictionaries(dict.fromkeys(METRICS, st.floats(0.01, 100)))
+methods = st.sampled_from(["min-max", "relative"])
+spreads = st.floats(0, 0.5)
+quick = settings(max_examples=40, deadline=None)
+
+
+def frame(rows: dict[str, dict[str, float]]) -> pd.DataFrame:
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def row(quality: float = 0.8, latency: float = 10, throughput: float = 100, memory: float = 1e9) -> dict[str, float]:
+    return {"quality": quality, "latency": latency, "throughput": throughput, "memory": memory}
+
+
+def profile(**fields: Any) -> Profile:
+    return Profile.model_validate({"name": "mine"} | fields)
+
+
+def only(name: str) -> dict[str, float]:
+    return dict.fromkeys(METRICS, 0.0) | {name: 1.0}
+
+
+def noisy(rows: dict[str, dict[str, float]], spread: float) -> dict[str, dict[str, np.ndarray]]:
+    """Draws with a standard deviation of *spread* times the value, independent of one another; memory is exact."""
+    return {
+        variant: {
+            name: np.random.default_rng([*f"{variant} {name}".encode()]).gamma(spread**-2, each * spread**2, FEW_DRAWS)
+            if spread > 0.001 and each > 1e-9
+            else np.full(FEW_DRAWS, each)
+            for name, each in values.items()
+            if name != "memory"
+        }
+        for variant, values in rows.items()
+    }
+
+
+@quick
+@given(variants, weights, methods, spreads, variant, st.data())
+def test_a_variant_that_is_better_in_everything_never_loses(rows, wanted, method, spread, other, data):
+    rival = data.draw(st.sampled_from(sorted(rows)))
+    rows["better"] = {
+        name: (max if each.higher_is_better else min)(rows[rival][name], other[name]) for name, each in METRICS.items()
+    }
+    found = decide(frame(rows), profile(weights=wanted, normalization=method), noisy(rows, spread))
+    assert found.winner != rival or rows["better"] == rows[rival]
+
+
+@quick
+@given(variants, weights, methods, spreads, st.randoms(use_true_random=False))
+def test_the_order_of_input_does_not_matter(rows, wanted, method, spread, chance):
+    names = list(rows)
+    chance.shuffle(names)
+    mine = profile(weights=wanted, normalization=method)
+    first = decide(frame(rows), mine, noisy(rows, spread))
+    shuffled = {name: rows[name] for name in names}
+    second = decide(frame(shuffled), mine, noisy(shuffled, spread))
+    assert first.verdict == second.verdict
+    assert first.ranking.equals(second.ranking)
+    assert first.win_probability == second.win_probability
+
+
+@quick
+@given(variants, weights, methods, spreads, st.sampled_from(sorted(METRICS)), st.sampled_from([2.0**-10, 2.0**20]))
+def test_the_choice_of_units_does_not_matter(rows, wanted, method, spread, name, factor):
+    mine = profile(weights=wanted, normalization=method)
+    samples = noisy(rows, spread)
+    first = decide(frame(rows), mine, samples)
+    other = {each: {**values, name: values[name] * factor} for each, values in rows.items()}
+    scaled = {
+        each: {**values, **({name: values[name] * factor} if name in values else {})}
+        for each, values in samples.items()
+    }
+    second = decide(frame(other), mine, scaled)
+    assert (first.winner, first.win_probability) == (second.winner, second.win_probability)
+
+
+@quick
+@given(variants, weights, methods, spreads)
+def test_probabilities_and_intervals_are_what_they_are_called(rows, wanted, method, spread):
+    found = decide(frame(rows), profile(weights=wanted, normalization=method), noisy(rows, spread))
+    for shares in (found.win_probability, found.near_weights, found.any_weights):
+        assert set(shares) == set(rows)
+        assert sum(shares.values()) == pytest.approx(1)
+    assert all(0 <= low <= high <= 1 for low, high in found.score_interval.values())
+    assert found.winner in found.contenders
+    assert found.separated == (found.contenders == (found.winner,))
+
+
+@quick
+@given(variants, weights, methods, spreads)
+def test_identical_twins_are_never_separated(rows, wanted, method, spread):
+    name = sorted(rows)[0]
+    rows["twin"] = rows[name]
+    found = decide(frame(rows), profile(weights=wanted, normalization=method), noisy(rows, spread))
+    if found.winner in (name, "twin"):
+        assert not found.separated
+        assert {name, "twin"} <= set(found.contenders)
+        assert "the evidence does not separate them" in found.verdict
+
+
+@quick
+@given(variants, weights, methods, spreads, st.floats(0.5, 2))
+def test_a_variant_that_breaks_a_constraint_never_wins(rows, wanted, method, spread, limit):
+    limit = limit * np.median([each["latency"] for each in rows.values()])
+    mine = profile(weights=wanted, normalization=method, constraints={"e2el_p95_ms": {"max": limit}})
+    found = decide(frame(rows), mine, noisy(rows, spread))
+    slow = {name for name, each in rows.items() if each["latency"] > limit}
+    assert set(found.excluded) == slow
+    assert found.winner not in slow
+    assert (found.winner is None) == (len(slow) == len(rows))
+
+
+@quick
+@given(variants, methods, st.floats(0.01, 0.05))
+def test_a_variant_that_is_far_worse_never_wins_on_quality_alone(rows, method, spread):
+    rows["good"] = row(quality=1.0)
+    rows["bad"] = row(quality=0.5, latency=1, throughput=1e6, memory=1)
+    # Ten standard deviations of the difference, also where the others' are the larger.
+    samples = noisy(rows, spread)
+    found = decide(frame(rows), profile(weights=only("quality"), normalization=method), samples)
+    assert found.winner != "bad"
+    assert found.win_probability["bad"] < 0.01
+
+
+def measured_twice(seed: int) -> dict[str, dict[str, np.ndarray]]:
+    """Two evaluations of the same variant, as independent as two runs of a server are."""
+    chance = np.random.default_rng(seed)
+    speeds = {name: chance.normal(500, 60, 3) for name in ("one", "two")}
+    rounds = {
+        name: [Round(chance.gamma(20, 50, 128) * 500 / speed, speed) for speed in each] for name, each in speeds.items()
+    }
+    right = (chance.random(300) < 0.7).astype(float)
+    quality = quality_draws({name: {"arc": Items(right)} for name in rounds}, draws=FEW_DRAWS)
+    return {name: each | quality[name] for name, each in load_draws(rounds, draws=FEW_DRAWS).items()}
+
+
+@pytest.mark.parametrize("method", ["min-max", "relative"])
+def test_two_measurements_of_one_variant_are_seldom_separated(method):
+    separated = 0
+    for seed in range(60):
+        samples = measured_twice(seed)
+        raw = frame({name: {metric: each.mean() for metric, each in draws.items()} for name, draws in samples.items()})
+        found = decide(raw.assign(memory=1e9), profile(normalization=method), samples)
+        separated += found.separated
+    # With three rounds a standard deviation is poorly known, so a few per cent are.
+    assert separated <= 9
+
+
+def test_a_difference_beyond_noise_is_separated():
+    rows = {"fp16": row(), "awq": row(throughput=150, latency=7)}
+    found = decide(frame(rows), profile(), noisy(rows, 0.02))
+    assert (found.winner, found.separated, found.contenders) == ("awq", True, ("awq",))
+    assert found.win_probability["awq"] > 0.99
+    assert found.noise_unknown == ()
+
+
+def test_without_separation_the_higher_quality_is_preferred():
+    rows = {"fp16": row(quality=0.80, throughput=100), "awq": row(quality=0.70, throughput=116)}
+    samples = noisy(rows, 0.04)
+    for name in rows:
+        samples[name]["quality"] = np.full(FEW_DRAWS, rows[name]["quality"])
+    wanted = only("throughput") | {"quality": 0.1}
+    found = decide(frame(rows), profile(weights=wanted), samples)
+    assert found.eligible == ("awq", "fp16")
+    assert (found.winner, found.separated) == ("fp16", False)
+    assert found.verdict.endswith(
+        "fp16 is preferred: its quality is higher beyond noise than that of those who rank before it."
+    )
+
+
+def test_quality_within_noise_prefers_nobody():
+    rows = {"fp16": row(quality=0.801), "awq": row(quality=0.800, latency=8.9)}
+    found = decide(frame(rows), profile(weights=only("latency")), noisy(rows, 0.03))
+    assert found.contenders == ("awq", "fp16")
+    assert found.winner == "awq"
+
+
+def test_a_profile_that_asks_for_more_confidence_is_harder_to_satisfy():
+    rows = {"fp16": row(), "awq": row(throughput=126)}
+    samples = noisy(rows, 0.05)
+    asked = {
+        each: decide(frame(rows), profile(weights=only("throughput"), decision={"confidence": each}), samples)
+        for each in (0.6, 0.999)
+    }
+    assert asked[0.6].separated
+    assert not asked[0.999].separated
+
+
+def test_without_draws_a_lead_is_taken_as_it_is_and_said_to_be():
+    found = decide(frame({"fp16": row(), "awq": row(throughput=101)}), profile())
+    assert (found.winner, found.separated) == ("awq", True)
+    assert found.noise_unknown == ("quality", "latency", "throughput")
+    assert "was not measured" in found.verdict
+
+
+def test_equal_variants_without_draws_are_not_separated_and_ties_go_by_name():
+    found = decide(frame({"b": row(), "a": row()}), profile())
+    assert (found.winner, found.separated, found.contenders) == ("a", False, ("a", "b"))
+
+
+def test_one_variant_is_the_choice():
+    found = decide(frame({"awq": row()}), profile(), noisy({"awq": row()}, 0.1))
+    assert (found.winner, found.separated, found.win_probability) == ("awq", True, {"awq": 1.0})
+    assert found.verdict == "awq is the only variant that can be chosen."
+
+
+@pytest.mark.parametrize("method", ["min-max", "relative"])
+def test_nobody_wins_where_all_are_out(method):
+    rows = {"fp16": row(quality=float("nan")), "awq": row(latency=900)}
+    found = decide(frame(rows), profile(normalization=method, constraints={"e2el_p95_ms": {"max": 500}}))
+    assert (found.winner, found.separated, found.eligible) == (None, False, ())
+    assert found.excluded == {
+        "awq": ("e2el_p95_ms 900 is above the maximum of 500",),
+        "fp16": ("quality was not measured",),
+    }
+    assert "900 is above" in found.verdict
+    assert decide(frame({"fp16": row()}).iloc[:0], profile(normalization=method)).winner is None
+
+
+def test_every_reason_is_given():
+    mine = profile(constraints={"quality_recovery": {"min": 0.95}, "ttft_p95_ms": {"max": 500}})
+    rows = {"fp16": row(), "awq": row(quality=0.6, throughput=float("nan"))}
+    values = {"fp16": {"ttft_p95_ms": 100.0}, "awq": {"ttft_p95_ms": None}}
+    found = decide(frame(rows), mine, constraint_values=values)
+    assert found.winner == "fp16"
+    assert [each.split()[0] for each in found.excluded["awq"]] == ["throughput", "quality_recovery", "ttft_p95_ms"]
+
+
+def test_what_a_constraint_needs_and_nobody_measured_excludes_everyone():
+    found = decide(frame({"fp16": row(), "awq": row()}), profile(constraints={"kl_divergence": {"max": 0.1}}))
+    assert found.winner is None
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
+def test_draws_that_are_no_measurements_exclude_their_variant(wrong):
+    rows = {"fp16": row(), "awq": row(throughput=200)}
+    samples = noisy(rows, 0.01)
+    samples["awq"]["latency"][7] = wrong
+    found = decide(frame(rows), profile(), samples)
+    assert found.winner == "fp16"
+    assert found.excluded["awq"] == ("latency has draws that are not finite or negative",)
+
+
+def test_who_is_out_does_not_set_the_scale_of_the_others():
+    rows = {"fp16": row(), "awq": row(throughput=120, quality=0.79)}
+    limited = profile(constraints={"e2el_p95_ms": {"max": 500}})
+    alone = decide(frame(rows), limited)
+    beside = decide(frame({**rows, "gptq": row(latency=501, throughput=1e6, quality=0.01)}), limited)
+    assert beside.ranking.equals(alone.ranking)
+
+
+def test_fp16_stays_the_reference_where_it_can_not_be_chosen():
+    rows = {"fp16": row(memory=30 * 2**30), "awq": row(memory=8 * 2**30, throughput=130), "gptq": row(memory=8 * 2**30)}
+    mine = profile(normalization="relative", constraints={"memory_gib": {"max": 20}})
+    found = decide(frame(rows), mine, noisy(rows, 0.01))
+    assert found.reference == "fp16"
+    assert found.excluded == {"fp16": ("memory_gib 30 is above the maximum of 20",)}
+    assert set(found.win_probability) == {"awq", "gptq"}
+    assert found.winner == "awq"
+    assert found.ranking.loc["gptq", "quality"] == pytest.approx(0.5)
+
+
+def test_without_fp16_relative_relates_to_the_highest_quality():
+    rows = {"awq": row(quality=0.8), "gptq": row(quality=0.7)}
+    found = decide(frame(rows), profile(normalization="relative"))
+    assert found.reference == "awq"
+    assert found.ranking.loc["awq", list(METRICS)].to_list() == [0.5] * 4
+    recovery = profile(constraints={"quality_recovery": {"min": 0.5}})
+    assert decide(frame(rows), recovery).winner is None
+
+
+def test_a_choice_that_hangs_on_the_weights_says_so():
+    rows = {"fp16": row(quality=0.9), "awq": row(quality=0.8, latency=5, throughput=200, memory=0.3e9)}
+    wanted = {"quality": 0.51, "latency": 0.2, "throughput": 0.2, "memory": 0.09}
+    found = decide(frame(rows), profile(weights=wanted), noisy(rows, 0.001))
+    assert (found.winner, found.separated) == ("fp16", True)
+    assert found.near_weights["fp16"] < 0.7
+    assert "hangs on the weights" in found.verdict
+
+
+@pytest.mark.parametrize(
+    ("chances", "expected"),
+    [
+        ({"a": 0.9, "b": 0.1}, ("a",)),
+        ({"a": 0.8, "b": 0.15, "c": 0.05}, ("a", "b")),
+        ({"a": 0.5, "b": 0.25, "c": 0.25}, ("a", "b", "c")),
+        ({"a": 0.88, "b": 0.06, "c": 0.06}, ("a", "b", "c")),
+        ({"a": 0.3, "b": 0.02, "c": 0.68}, ("a", "b", "c")),
+        ({"a": 0.05, "b": 0.95}, ("a", "b")),
+        ({"a": 1.0}, ("a",)),
+    ],
+)
+def test_contenders_are_the_likeliest_that_hold_the_confidence_together(chances, expected):
+    assert contenders_of(chances, 0.9) == expected
