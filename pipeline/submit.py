@@ -72,6 +72,7 @@ def run(config: RunConfig, model: str, revision: str, *, store: Path, serve: boo
 
     Raises:
         ConfigError: the model's name, the settings or the store can't be used; nothing was started.
+        PortInUse: the endpoint could not be served in the end; nothing was started.
         RunFailed: with the exit code of the task that failed first.
         Interrupted: by Ctrl-C; everything that was started has ended.
     """
@@ -84,6 +85,8 @@ def run(config: RunConfig, model: str, revision: str, *, store: Path, serve: boo
     given = arguments(config, model, revision, serve=serve, refresh=refresh)
     place = ModelStore(store, model_id(model))
     run_id = new_id(datetime.now().astimezone())
+    if serve:
+        _check_port(place, config)
     _make_usable(store)
     capacity = Capacity.of_this_machine()
     state = execute(
@@ -128,6 +131,16 @@ def _failure(run: Run) -> RunFailed:
         hint=f"{node.hint + '; ' if node.hint else ''}slipway logs {run.id} {node.name}",
         exit_code=node.exit_code or RunFailed.exit_code,
     )
+
+
+def _check_port(store: ModelStore, config: RunConfig) -> None:
+    """Raises: PortInUse: now, rather than after an hour of work. The model's own endpoint may hold the port."""
+    from stages.serve import endpoint
+    from stages.server import reserved_port
+
+    if endpoint(store) is None:
+        with reserved_port(config.serving.host, config.serving.port):
+            pass
 
 
 def _make_usable(store: Path) -> None:

@@ -85,7 +85,7 @@ def supervisor(store: ModelStore) -> int | None:
         with store.lock(LOCK).open() as file:
             # Shared: two who ask at a time must not take each other for the supervisor.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except BlockingIOError:
         text = store.lock(LOCK).read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,17 @@ def test_a_store_that_cannot_be_made_is_a_clear_error(tmp_path):
     assert ended.returncode == 2
     assert "cannot use" in ended.stderr
     assert "--store" in ended.stderr
+
+
+def test_a_port_in_use_is_found_before_any_work(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = slipway("run", "org/name", "--set", f"serving.port={port}", store=tmp_path / "store")
+    assert ended.returncode == 32
+    assert f"port {port} on 127.0.0.1 is in use" in ended.stderr
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_missing_config_file_is_a_clear_error(tmp_path):
