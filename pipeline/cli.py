@@ -242,4 +242,5 @@ def _print(document: Any, text: Any, as_json: bool) -> None:
     from rich.console import Console
 
     # A pipe has no width: 80 columns would cut tables that a file can hold.
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False, soft_wrap=True).print(text)
+    terminal = sys.stdout.isatty()
+    Console(width=None if terminal else 200, highlight=False, soft_wrap=not terminal).print(text)
