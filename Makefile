@@ -41,7 +41,7 @@ demo-stop: $(INSTALLED) ## stop the endpoint that the demo left serving
 	@$(BIN)/slipway serve slipway/demo-llama --stop --store .slipway
 
 test: check ## checks, then every test, real servers included
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(INSTALLED) ## format, lint, types, import directions
 	$(BIN)/ruff format --check .

@@ -16,3 +16,8 @@ def hub() -> Iterator[HubServer]:
     """An empty Hub of the test's own."""
     with HubServer() as server:
         yield server
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that no worker waits for them at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("e2e") is None)

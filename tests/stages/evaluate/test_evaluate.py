@@ -139,12 +139,12 @@ def test_a_server_that_does_not_start_fails_the_stage_and_its_log_stays(store: M
 
 @pytest.mark.usefixtures("_lm_eval")
 def test_a_server_that_dies_under_load_ends_the_load_too(store: ModelStore) -> None:
-    variant = stand_in_variant(store, "fp16", ends_after_s=2)
+    stand_in_variant(store, "fp16", ends_after_s=2)
     said = evaluate(store, "fp16", **HANGING)
     assert said.returncode == 30
     assert "error: vLLM ended: RuntimeError: out of luck" in said.stderr
     assert not store.evaluation("fp16").exists()
-    assert not processes_with(variant.digest[:12])
+    assert not processes_with(str(store.root))
 
 
 @pytest.mark.usefixtures("_lm_eval")
@@ -168,8 +168,8 @@ def test_a_failed_load_is_no_measurement(store: ModelStore, workload: dict[str, 
 def test_stopped_under_load_it_leaves_no_process_and_no_evaluation(
     store: ModelStore, number: signal.Signals, status: int
 ) -> None:
-    variant = stand_in_variant(store, "fp16")
-    with Measuring(store, "fp16", variant, stand_in=True, **HANGING) as (process, family):
+    stand_in_variant(store, "fp16")
+    with Measuring(store, "fp16", stand_in=True, **HANGING) as (process, family):
         process.send_signal(number)
         assert process.wait(60) == status
         wait_until(lambda: not living(family), "the end of every process")
@@ -179,8 +179,8 @@ def test_stopped_under_load_it_leaves_no_process_and_no_evaluation(
 class Measuring:
     """The stage, under way: from the moment that the load is."""
 
-    def __init__(self, store: ModelStore, name: str, variant: Variant, *, stand_in: bool, **workload: Any) -> None:
-        self.digest = variant.digest[:12]
+    def __init__(self, store: ModelStore, name: str, *, stand_in: bool, **workload: Any) -> None:
+        self.root = str(store.root)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "stages.evaluate", "--model", MODEL, *flags(name, **workload)],
             env=environment(store, stand_in=stand_in),
@@ -192,11 +192,11 @@ class Measuring:
         except BaseException:
             self.__exit__()
             raise
-        return self.process, [each for each in processes_with(self.digest) if each.pid != self.process.pid]
+        return self.process, [each for each in processes_with(self.root) if each.pid != self.process.pid]
 
     def _load(self) -> list[psutil.Process]:
         assert self.process.poll() is None, "it ended before the load"
-        return [each for each in processes_with(self.digest) if "bench" in arguments_of(each)]
+        return [each for each in processes_with(self.root) if "bench" in arguments_of(each)]
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
@@ -280,7 +280,7 @@ def test_the_stage_tells_its_progress_its_outcome_and_a_summary(evaluated: Evalu
     (outcome,) = outcomes(store.run("run-1"))
     assert (outcome.result, outcome.key) == ("done", evaluated.evaluation.key)
     assert "Starting vLLM server" in (store.run("run-1") / "logs" / "evaluate-fp16.vllm.log").read_text()
-    assert not processes_with(evaluated.variant.digest[:12])
+    assert not processes_with(str(store.root))
 
 
 @pytest.mark.e2e
@@ -303,7 +303,7 @@ def test_a_second_call_measures_nothing_and_loads_nothing_heavy(evaluated: Evalu
 def test_ctrl_c_under_load_ends_vllm_with_all_its_workers_and_keeps_the_old_evaluation(evaluated: Evaluated) -> None:
     before = evaluated.store.evaluation("fp16").read_bytes()
     workload = {"requests": 100_000}
-    with Measuring(evaluated.store, "fp16", evaluated.variant, stand_in=False, **workload) as (process, family):
+    with Measuring(evaluated.store, "fp16", stand_in=False, **workload) as (process, family):
         assert len(family) >= 6, "the guard, vLLM with its engine and worker, and the load generator with its guard"
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(60) == 130
@@ -314,10 +314,10 @@ def test_ctrl_c_under_load_ends_vllm_with_all_its_workers_and_keeps_the_old_eval
 @pytest.mark.e2e
 def test_sigkill_while_vllm_starts_leaves_no_vllm(evaluated: Evaluated) -> None:
     command = [sys.executable, "-m", "stages.evaluate", "--model", MODEL, *flags("fp16", seed=2)]
-    name = f"fp16-{evaluated.variant.digest[:12]}"
+    root = str(evaluated.store.root)
     with subprocess.Popen(command, env=environment(evaluated.store)) as process:
-        wait_until(lambda: len(processes_with(name)) >= 3, "the guard, vLLM and its engine")
-        family = processes_with(name)
+        wait_until(lambda: len(processes_with(root)) >= 3, "the guard, vLLM and its engine")
+        family = processes_with(root)
         process.kill()
     wait_until(lambda: not living(family), "the end of every process")
 
