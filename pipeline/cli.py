@@ -6,12 +6,24 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
-from stages.errors import ConfigError, Interrupted, SlipwayError
+from pipeline.options import (
+    STORE,
+    ConfigOption,
+    JsonOption,
+    PlatformOption,
+    ProfileOption,
+    RunArgument,
+    SetOption,
+    StoreOption,
+    WorkloadOption,
+    load_config,
+    print_result,
+)
+from stages.errors import Interrupted, SlipwayError
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
@@ -26,30 +38,6 @@ app: Final = typer.Typer(
     rich_markup_mode="markdown",
 )
 debug: bool = False
-
-StoreOption = Annotated[
-    Path, typer.Option("--store", envvar="SLIPWAY_STORE", help="Folder of models, variants, releases and runs.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", envvar="SLIPWAY_CONFIG", help="YAML with any part of configs/defaults.yaml.")
-]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="One setting, e.g. serving.max_model_len=4096.")
-]
-ProfileOption = Annotated[
-    str | None,
-    typer.Option(envvar="SLIPWAY_PROFILE", help="Scoring profile: a name in configs/profiles, or a YAML file."),
-]
-WorkloadOption = Annotated[
-    str | None,
-    typer.Option(envvar="SLIPWAY_WORKLOAD", help="What is measured: a name in configs/workloads, or a YAML file."),
-]
-PlatformOption = Annotated[
-    str | None, typer.Option(envvar="SLIPWAY_PLATFORM", help="Where it runs: a name in configs/platforms.")
-]
-RunArgument = Annotated[str, typer.Argument(metavar="[RUN]", help="A run's id, or its beginning.")]
-STORE: Final = Path(".slipway")
 
 
 @app.callback()
@@ -83,9 +71,9 @@ def run(
     """
     from pipeline import submit
 
-    settings = _load(config, profile, workload, "local", assignments)
+    settings = load_config(config, profile, workload, "local", assignments)
     finished = submit.run(settings, model, revision, store=store.absolute(), serve=serve, refresh=refresh)
-    _print(finished.document(), finished.summary(), as_json)
+    print_result(finished.document(), finished.summary(), as_json)
 
 
 @app.command("serve", epilog="Example: slipway serve org/name --port 8000")
@@ -109,7 +97,7 @@ def serve_model(
 
     given = {"serving.port": port, "serving.host": host}
     flags = [f"{field}={value}" for field, value in given.items() if value is not None]
-    settings = _load(config, None, None, "local", [*(assignments or []), *flags])
+    settings = load_config(config, None, None, "local", [*(assignments or []), *flags])
     place = ModelStore(store.absolute(), model_id(model))
     if stop:
         stopped = endpoint.stop(place)
@@ -130,7 +118,7 @@ def runs(store: StoreOption = STORE, as_json: JsonOption = False) -> None:
 
     found = all_runs(store)
     empty = f"no runs in {store}; start one with: slipway run MODEL"
-    _print([each.state.model_dump(mode="json") for each in found], runs_table(found) if found else empty, as_json)
+    print_result([each.state.model_dump(mode="json") for each in found], runs_table(found) if found else empty, as_json)
 
 
 @app.command(epilog="Example: slipway show latest")
@@ -149,7 +137,7 @@ def show(name: RunArgument = "latest", store: StoreOption = STORE, as_json: Json
     if report:
         parts += [f"report: {found.path / 'report.html'}"]
     document = {"run": found.state.model_dump(mode="json"), "report": report and report.model_dump(mode="json")}
-    _print(document, Group(*parts), as_json)
+    print_result(document, Group(*parts), as_json)
 
 
 @app.command(epilog="Example: slipway logs latest evaluate-awq")
@@ -188,7 +176,7 @@ def render(
     }
     if what not in renderers:
         raise UnknownName("thing to render", what, renderers)
-    settings = _load(config, profile, workload, platform, assignments)
+    settings = load_config(config, profile, workload, platform, assignments)
     yaml.safe_dump(renderers[what](settings), sys.stdout, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -197,8 +185,8 @@ def doctor(config: ConfigOption = None, store: StoreOption = STORE, as_json: Jso
     """Check that this machine has what a run needs, and say how to get what is missing."""
     from pipeline.doctor import check_machine, checks_table
 
-    checks = check_machine(_load(config, None, None, "local", None), store.absolute())
-    _print([each.model_dump() for each in checks], checks_table(checks), as_json)
+    checks = check_machine(load_config(config, None, None, "local", None), store.absolute())
+    print_result([each.model_dump() for each in checks], checks_table(checks), as_json)
     if any(each.state == "missing" for each in checks):
         raise typer.Exit(1)
 
@@ -221,26 +209,3 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     sys.exit(0)
-
-
-def _load(
-    file: Path | None, profile: str | None, workload: str | None, platform: str | None, assignments: list[str] | None
-) -> RunConfig:
-    from pipeline.config import load
-
-    if file is not None and not file.is_file():
-        raise ConfigError(f"there is no file {file}", hint="--config takes a YAML file")
-    chosen = {"profile": profile, "workload": workload, "platform": platform}
-    return load(file, chosen=chosen, assignments=assignments or [])
-
-
-def _print(document: Any, text: Any, as_json: bool) -> None:
-    """The result on stdout: JSON for programs, or *text* (a string or anything rich can draw)."""
-    if as_json:
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
-        return
-    from rich.console import Console
-
-    # A pipe has no width: 80 columns would cut tables that a file can hold.
-    terminal = sys.stdout.isatty()
-    Console(width=None if terminal else 200, highlight=False, soft_wrap=not terminal).print(text)

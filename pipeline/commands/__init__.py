@@ -1,0 +1,1 @@
+"""The command line's further commands, a module each: ``register(app)`` adds them."""

@@ -1,0 +1,62 @@
+"""What the commands share: their options, reading the configuration, printing the result."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from stages.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.config import RunConfig
+
+StoreOption = Annotated[
+    Path, typer.Option("--store", envvar="SLIPWAY_STORE", help="Folder of models, variants, releases and runs.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", envvar="SLIPWAY_CONFIG", help="YAML with any part of configs/defaults.yaml.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="One setting, e.g. serving.max_model_len=4096.")
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(envvar="SLIPWAY_PROFILE", help="Scoring profile: a name in configs/profiles, or a YAML file."),
+]
+WorkloadOption = Annotated[
+    str | None,
+    typer.Option(envvar="SLIPWAY_WORKLOAD", help="What is measured: a name in configs/workloads, or a YAML file."),
+]
+PlatformOption = Annotated[
+    str | None, typer.Option(envvar="SLIPWAY_PLATFORM", help="Where it runs: a name in configs/platforms.")
+]
+RunArgument = Annotated[str, typer.Argument(metavar="[RUN]", help="A run's id, or its beginning.")]
+STORE: Final = Path(".slipway")
+
+
+def load_config(
+    file: Path | None, profile: str | None, workload: str | None, platform: str | None, assignments: list[str] | None
+) -> RunConfig:
+    from pipeline.config import load
+
+    if file is not None and not file.is_file():
+        raise ConfigError(f"there is no file {file}", hint="--config takes a YAML file")
+    chosen = {"profile": profile, "workload": workload, "platform": platform}
+    return load(file, chosen=chosen, assignments=assignments or [])
+
+
+def print_result(document: Any, text: Any, as_json: bool) -> None:
+    """The result on stdout: JSON for programs, or *text* (a string or anything rich can draw)."""
+    if as_json:
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        return
+    from rich.console import Console
+
+    # A pipe has no width: 80 columns would cut tables that a file can hold.
+    terminal = sys.stdout.isatty()
+    Console(width=None if terminal else 200, highlight=False, soft_wrap=not terminal).print(text)

@@ -1,0 +1,1 @@
+"""Moving traffic to a release step by step, and back."""
