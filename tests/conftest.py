@@ -19,5 +19,5 @@ def hub() -> Iterator[HubServer]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that no worker waits for them at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
+    """The longest first, so that no worker waits for them at the end: whole pipelines, then single servers."""
+    items.sort(key=lambda item: (item.get_closest_marker("e2e") is None, len(item.path.parts)))
