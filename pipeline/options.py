@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -37,6 +38,26 @@ PlatformOption = Annotated[
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="[RUN]", help="A run's id, or its beginning.")]
 STORE: Final = Path(".slipway")
+
+
+class Engine(StrEnum):
+    LOCAL = "local"
+    ARGO = "argo"
+
+
+EngineOption = Annotated[
+    Engine | None,
+    typer.Option(
+        envvar="SLIPWAY_ENGINE", help="local: this machine (default). argo: Argo Workflows on a Kubernetes cluster."
+    ),
+]
+ContextOption = Annotated[
+    str | None, typer.Option("--context", help="Of the kubeconfig, with --engine argo. Default: its current one.")
+]
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", envvar="SLIPWAY_NAMESPACE", help="With --engine argo: where the runs are."),
+]
 
 
 def load_config(

@@ -5,8 +5,10 @@
 3. The ranking is made again from every draw. Does its first win in at least ``decision.confidence`` of them, it is
    *separated*, and it is the winner.
 4. Otherwise the *contenders* are the likeliest winners that hold that probability together, and whoever ranks among
-   them. The winner is the first in the ranking of those whose quality is not below another contender's by more than
-   the noise: quality that was lost is the one thing that a user can't buy back, and noise decides nothing here either.
+   them. Out of the choice is whose quality is below another contender's by more than the noise: quality that was lost
+   is the one thing that a user can't buy back. Of the others the winner is the best by what would be measured the same
+   again, quality and memory, weighed as in the profile. Speed has had its say when it did not separate them: a
+   repeated measurement moves it, and with it would move the choice.
 
 A variant that is at least as good in every metric as another, and better in one, never loses to it: every step
 keeps their order, whatever the noise and the draws.
@@ -25,9 +27,9 @@ from scoring.confidence import intervals, noise_of, score_draws, win_probabiliti
 from scoring.constraints import broken
 from scoring.draws import Samples
 from scoring.metrics import METRICS, odds
-from scoring.normalize import REFERENCE, reference_of
+from scoring.normalize import REFERENCE, preferred, reference_of
 from scoring.profile import Profile
-from scoring.score import rank
+from scoring.score import DIGITS, rank
 from scoring.sensitivity import shares_anywhere, shares_near
 
 EXACT: Final = frozenset({"memory"})
@@ -35,10 +37,8 @@ EXACT: Final = frozenset({"memory"})
 GIB: Final = 2**30
 FRAGILE: Final = 0.9
 """Below this share of the weightings near the profile's, the verdict tells that the choice hangs on the weights."""
-REASONS: Final = {
-    True: "it is first in the ranking, and none of them has a higher quality beyond noise.",
-    False: "its quality is higher beyond noise than that of those who rank before it.",
-}
+STEADY: Final = ("quality", "memory")
+"""What a repeated measurement finds again: the same questions are asked, and the same bytes counted."""
 Values = Mapping[str, Mapping[str, float | None]]
 
 
@@ -82,6 +82,7 @@ def decide(
     samples: Samples | None = None,
     constraint_values: Values | None = None,
     *,
+    digests: Mapping[str, str] | None = None,
     reference: str = REFERENCE,
 ) -> Decision:
     """Choose one of the variants.
@@ -89,6 +90,7 @@ def decide(
     Args:
         raw: one row per variant, columns ``METRICS`` in their units; NaN or None for what was not measured.
         samples: bootstrap draws of the same statistics as in *raw* (``scoring.draws``); what has none is exact.
+        digests: of each variant's files. Those of one digest are one and the same, so no measurement can separate them.
         constraint_values: by variant, what ``Constraints`` can limit; ``known_values`` fills what is not given.
 
     Raises:
@@ -110,14 +112,14 @@ def decide(
         return _nobody(ranking, excluded)
     scores = score_draws(compared, samples, *how)[list(ranking.index)]
     chances = win_probabilities(scores)
-    contenders = contenders_of(chances, profile.decision.confidence)
-    winner = safest(contenders, compared["quality"], noise["quality"])
+    contenders = with_twins(contenders_of(chances, profile.decision.confidence), list(chances), digests or {})
+    winner = steadiest(contenders, compared, ranking, profile.weights.shares(), noise["quality"])
     unknown = _without_noise(ranking, profile, samples)
     near = shares_near(ranking, profile.weights.shares())
     return Decision(
         winner=winner,
         separated=len(contenders) == 1,
-        verdict=in_words(winner, contenders, chances, unknown, near),
+        verdict=in_words(winner, contenders, chances, unknown, near, preference(winner, contenders, compared, noise)),
         ranking=ranking,
         excluded=excluded,
         contenders=contenders,
@@ -176,10 +178,37 @@ def contenders_of(chances: Mapping[str, float], confidence: float) -> tuple[str,
     return tuple(ranked[: max(last, 1) + 1])
 
 
-def safest(contenders: Sequence[str], quality: pd.Series[float], noise: float) -> str:
-    """The first whose quality is not below another contender's by more than *noise*."""
-    floor = max(quality[name] for name in contenders) - noise
-    return next(name for name in contenders if quality[name] >= floor)
+def with_twins(contenders: Sequence[str], ranked: Sequence[str], digests: Mapping[str, str]) -> tuple[str, ...]:
+    """The contenders, down to the last that is the same as one of them, file by file."""
+    theirs = {digests[name] for name in contenders if name in digests}
+    last = max(place for place, name in enumerate(ranked) if name in contenders or digests.get(name) in theirs)
+    return tuple(ranked[: last + 1])
+
+
+def steadiest(
+    contenders: Sequence[str], raw: pd.DataFrame, ranking: pd.DataFrame, shares: Mapping[str, float], noise: float
+) -> str:
+    """Of those whose quality is not below another contender's by more than *noise* (of quality), the best by quality
+    and memory alone; level ones by ``scoring.normalize.PREFERENCE``.
+
+    Args:
+        ranking: normalized metrics.
+        shares: the weights.
+    """
+    quality = raw.loc[list(contenders), "quality"]
+    sound = [str(name) for name in preferred(raw.loc[list(contenders)]).index if quality[name] >= quality.max() - noise]
+    steady = sum(shares[metric] * ranking.loc[sound, metric] for metric in STEADY)
+    return str(pd.Series(steady, index=sound).round(DIGITS).idxmax())
+
+
+def preference(winner: str, contenders: Sequence[str], raw: pd.DataFrame, noise: Mapping[str, float]) -> str:
+    """Why *winner* is preferred among the contenders."""
+    if winner == contenders[0]:
+        return "it is first in the ranking, and none of them has a higher quality beyond noise."
+    before = contenders[: list(contenders).index(winner)]
+    if all(raw["quality"][winner] > raw["quality"][name] + noise["quality"] for name in before):
+        return "its quality is higher beyond noise than that of those who rank before it."
+    return "it is the best of them by what a repeated measurement would not move, quality and memory."
 
 
 def in_words(
@@ -188,6 +217,7 @@ def in_words(
     chances: Mapping[str, float],
     unknown: Sequence[str],
     near: Mapping[str, float],
+    why_preferred: str,
 ) -> str:
     """The decision in a few sentences that agree with its numbers."""
     if len(chances) == 1:
@@ -197,7 +227,7 @@ def in_words(
     else:
         listed = _listed([f"{name} ({odds(chances[name])})" for name in contenders])
         said = f"{listed} could each score highest: the evidence does not separate them. {winner} is preferred: "
-        said += REASONS[winner == contenders[0]]
+        said += why_preferred
     if unknown:
         said += f" The noise of {_listed(unknown)} was not measured, so differences are taken as they are."
     if len(contenders) == 1 and near[winner] < FRAGILE:

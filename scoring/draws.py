@@ -1,4 +1,5 @@
-"""Bootstrap draws of the metrics from what was measured: rounds of load, requests in a round, items of a task.
+"""Bootstrap draws of the metrics from what was measured: starts of a server, rounds of load on each, requests in a
+round, items of a task.
 
 The draws of a variant depend on the seed and its name alone, not on which others are drawn, nor on their order.
 """
@@ -21,6 +22,9 @@ Samples = Mapping[str, Mapping[str, Floats]]
 DRAWS: Final = 2000
 """A probability of 0.9 is then known to ±0.013 (95 %)."""
 SEED: Final = 0
+Z_95: Final = 1.959964
+STUDENT_95: Final = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
+"""t(0.975, ν) for ν = 1, 2, …"""
 LATENCY_PERCENTILE: Final = 95.0
 BLOCK_CELLS: Final = 4_000_000
 """Draws × items at a time: 32 MB of indices."""
@@ -33,6 +37,10 @@ class Round:
     latencies_ms: Floats
     """A request's end-to-end time, one per request; not empty."""
     output_tokens_per_s: float
+    start: int = 0
+    """Which start of the server."""
+    good_tokens_per_s: float | None = None
+    """Output tokens per second of the requests that met the latency targets; None without targets."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +48,23 @@ class Items:
     """What was measured of each item of one task; the same items in the same order for every variant."""
 
     values: Floats
-    """Accuracy: 1 right, 0 wrong. Perplexity: log-likelihoods in nats."""
+    """Accuracy: 1 right, 0 wrong. Perplexity: log-likelihoods in nats. Shape (items,), or (starts, items) where every
+    start of the server was asked."""
     sizes: Floats | None = None
     """Perplexity: bytes of each text. None for accuracy."""
+    weights: Floats | None = None
+    """Accuracy: how much each item counts, where not all count alike, as in a group of tasks of different sizes."""
 
 
 def load_draws(
     rounds: Mapping[str, Sequence[Round]], *, paired: bool = False, draws: int = DRAWS, seed: int = SEED
 ) -> dict[str, dict[str, Floats]]:
-    """Draws of latency (95th percentile over the requests of all rounds) and throughput (mean of the rounds).
+    """Draws of latency (95th percentile over the requests of all rounds) and throughput (mean of the rounds); and of
+    ``goodput``, the mean of the rounds' good tokens per second, where every round has it.
 
-    Hierarchical: n−1 of n rounds with replacement, then requests within each. n−1, not n: the variance of a mean of
-    few rounds is otherwise too small by (n−1)/n, a third at three rounds (Rao & Wu 1988, JASA 83, 231–241). Latency
-    and throughput of a draw come from the same rounds.
+    Hierarchical: n−1 of n starts of the server with replacement, rounds within each, then requests within each. Of a
+    single start, n−1 of n rounds. n−1, not n: the variance of a mean of few is otherwise too small by (n−1)/n, a
+    third at three (Rao & Wu 1988, JASA 83, 231–241). All metrics of a draw come from the same rounds.
 
     A single round says nothing about the noise between rounds: throughput is then left out, and latency has the
     noise between requests alone, which is too little.
@@ -63,19 +75,50 @@ def load_draws(
             round had in common (a busy machine) cancels out. False if each was measured in one go.
 
     Raises:
-        ValueError: *paired*, but the variants have different numbers of rounds.
+        ValueError: *paired*, but the variants have not the same rounds of the same starts.
     """
-    if paired and len({len(each) for each in rounds.values()}) > 1:
-        raise ValueError("paired rounds, but not the same number of them for every variant")
+    if paired and len({tuple(each.start for each in measured) for measured in rounds.values()}) > 1:
+        raise ValueError("paired rounds, but not the same rounds of the same starts for every variant")
     found: dict[str, dict[str, Floats]] = {}
     for variant, measured in rounds.items():
-        chosen = _rounds(len(measured), draws, _generator(seed, "rounds" if paired else f"rounds of {variant}"))
+        starts = [each.start for each in measured]
+        chosen = _rounds(starts, draws, _generator(seed, "rounds" if paired else f"rounds of {variant}"))
         latencies = [each.latencies_ms for each in measured]
         found[variant] = {"latency": _percentiles(latencies, chosen, _generator(seed, f"requests of {variant}"))}
         if len(measured) > 1:
             speeds = np.array([each.output_tokens_per_s for each in measured])
             found[variant]["throughput"] = speeds[chosen].mean(axis=1)
+            good = [each.good_tokens_per_s for each in measured if each.good_tokens_per_s is not None]
+            if len(good) == len(measured):
+                found[variant]["goodput"] = np.array(good)[chosen].mean(axis=1)
     return found
+
+
+def allowing_for_few(
+    drawn: Mapping[str, Mapping[str, Floats]], rounds: Mapping[str, Sequence[Round]], *, paired: bool = False
+) -> dict[str, dict[str, Floats]]:
+    """Draws of ``load_draws``, spread by how badly a standard deviation is known from a handful of rounds.
+
+    By Student's factor t(0.975, ν) / 1.96 around their geometric mean. ν is pooled over the variants, for what moves
+    the rounds is the machine, which is the same for all: Σ(n−1) over n starts of the server, or n rounds of a single
+    one; (variants − 1)·(n − 1) if *paired*. Without it, equal variants are told apart too often.
+    """
+    counts = [len({each.start for each in measured}) for measured in rounds.values()]
+    units = [starts if starts > 1 else len(measured) for starts, measured in zip(counts, rounds.values(), strict=True)]
+    degrees = (len(units) - 1) * (min(units) - 1) if paired else sum(each - 1 for each in units)
+    if degrees < 1:
+        return {variant: dict(each) for variant, each in drawn.items()}
+    factor = student_95(degrees) / Z_95
+    return {
+        variant: {metric: _spread(values, factor) for metric, values in each.items()} for variant, each in drawn.items()
+    }
+
+
+def student_95(degrees: int) -> float:
+    """The 97.5th percentile of Student's t: by table, from 10 degrees on by its expansion in 1/ν (within 0.003)."""
+    if degrees <= len(STUDENT_95):
+        return STUDENT_95[degrees - 1]
+    return Z_95 + (Z_95**3 + Z_95) / (4 * degrees) + (5 * Z_95**5 + 16 * Z_95**3 + 3 * Z_95) / (96 * degrees**2)
 
 
 def quality_draws(
@@ -83,7 +126,8 @@ def quality_draws(
 ) -> dict[str, dict[str, Floats]]:
     """Draws of quality: the mean over tasks of the accuracy, or of 2^(−bits per byte), over resampled items.
 
-    Paired: the same items are drawn for every variant, so that how hard they happen to be cancels out.
+    Paired: the same items are drawn for every variant, so that how hard they happen to be cancels out. Of several
+    starts, n−1 of n are drawn with replacement for each variant, and their answers averaged.
 
     Args:
         tasks: by variant, then by task.
@@ -91,15 +135,17 @@ def quality_draws(
     Raises:
         ValueError: the variants have not the same tasks with the same number of items, at least one each.
     """
-    shapes = {tuple(sorted((task, len(items.values)) for task, items in each.items())) for each in tasks.values()}
-    shape = shapes.pop() if len(shapes) == 1 else ()
+    sizes = {tuple(sorted((task, items.values.shape[-1]) for task, items in each.items())) for each in tasks.values()}
+    shape = sizes.pop() if len(sizes) == 1 else ()
     if not shape or not all(size for _, size in shape):
         raise ValueError("quality can be compared only on the same tasks with the same items, at least one each")
     scores = {variant: np.zeros(draws) for variant in tasks}
     for task, size in shape:
+        shares = {name: _start_shares(each[task], draws, seed, name) for name, each in tasks.items()}
         for start, chosen in resampled(size, draws, _generator(seed, f"items of {task}")):
+            place = slice(start, start + len(chosen))
             for variant, each in tasks.items():
-                scores[variant][start : start + len(chosen)] += _task_score(each[task], chosen) / len(shape)
+                scores[variant][place] += _task_score(each[task], chosen, shares[variant][place]) / len(shape)
     return {variant: {"quality": each} for variant, each in scores.items()}
 
 
@@ -116,8 +162,30 @@ def resampled(
         yield start, generator.integers(size, size=(min(block, draws - start), size))
 
 
-def _rounds(count: int, draws: int, generator: np.random.Generator) -> Indices:
-    return generator.integers(count, size=(draws, max(1, count - 1)))
+def _spread(values: Floats, factor: float) -> Floats:
+    if values.min() == values.max():
+        return values
+    if not (values > 0).all():  # goodput may be 0 in a round; a logarithm of it is not
+        around: Floats = np.clip(values.mean() + factor * (values - values.mean()), 0, None)
+        return around
+    logarithms = np.log(values)
+    spread: Floats = np.exp(logarithms.mean() + factor * (logarithms - logarithms.mean()))
+    return spread
+
+
+def _rounds(starts: Sequence[int], draws: int, generator: np.random.Generator) -> Indices:
+    """The places of the rounds of each draw."""
+    names = sorted(set(starts))
+    if len(names) < 2:
+        return generator.integers(len(starts), size=(draws, max(1, len(starts) - 1)))
+    places = [[place for place, start in enumerate(starts) if start == name] for name in names]
+    size = min(map(len, places))
+    picked = generator.integers(len(names), size=(draws, len(names) - 1))
+    counts = np.array([len(each) for each in places])[picked][..., None]
+    within = (generator.random((*picked.shape, size)) * counts).astype(np.int64)
+    padded = np.array([each + [0] * (max(map(len, places)) - len(each)) for each in places])
+    chosen: Indices = padded[picked[..., None], within].reshape(draws, -1)
+    return chosen
 
 
 def _percentiles(rounds: Sequence[Floats], chosen: Indices, generator: np.random.Generator) -> Floats:
@@ -132,12 +200,21 @@ def _percentiles(rounds: Sequence[Floats], chosen: Indices, generator: np.random
     return found
 
 
-def _task_score(items: Items, chosen: Indices) -> Floats:
+def _start_shares(items: Items, draws: int, seed: int, variant: str) -> Floats:
+    """By draw, the share of each start in the answers, with sum 1. The same for every task of a variant."""
+    starts = len(np.atleast_2d(items.values))
+    picked = _generator(seed, f"starts of {variant}").integers(starts, size=(draws, max(1, starts - 1)))
+    shares: Floats = (picked[..., None] == np.arange(starts)).mean(axis=1)
+    return shares
+
+
+def _task_score(items: Items, chosen: Indices, shares: Floats) -> Floats:
+    values = items.values if items.weights is None else items.values * items.weights
+    sums = np.stack([each[chosen].sum(axis=1) for each in np.atleast_2d(values)], axis=1)
+    total: Floats = (sums * shares).sum(axis=1)
     if items.sizes is None:
-        mean: Floats = items.values[chosen].mean(axis=1)
-        return mean
-    bits_per_byte = -items.values[chosen].sum(axis=1) / items.sizes[chosen].sum(axis=1) / np.log(2)
-    score: Floats = np.exp2(-bits_per_byte)
+        return total / (chosen.shape[1] if items.weights is None else items.weights[chosen].sum(axis=1))
+    score: Floats = np.exp2(total / items.sizes[chosen].sum(axis=1) / np.log(2))
     return score
 
 

@@ -43,8 +43,8 @@ class Thresholds(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     confidence: Annotated[float, Field(ge=0.6, le=1)] = 0.9
-    """Probability that the best-scored variant wins again if the measurement is repeated. Below it the variant of
-    the highest quality is preferred among those that are not separated. At 0.5 equal variants would pass, and
+    """Probability that the best-scored variant wins again if the measurement is repeated. Below it, one of those that
+    are not separated is preferred by quality and memory (``scoring.decide``). At 0.5 equal variants would pass, and
     just above it they would by the luck of the draws; hence at least 0.6."""
 
 

@@ -17,11 +17,19 @@
     │   ├── PortInUse          32
     │   ├── NothingToServe     33
     │   ├── NoWinner           40
+    │   ├── VerificationFailed 41   a decision does not follow from what was measured
+    │   ├── Conflict           42   another rollout is under way, or somebody else changed what is served
+    │   ├── RolledBack         43   the canary was worse, or nothing showed that it is as good
+    │   ├── DrillFailed        44   what the endpoint must withstand, it did not
     │   ├── UnsupportedField   50   the local engine refuses a manifest field
     │   ├── MissingRun         51
+    │   ├── EventRefused       52   a registry's event that starts no run
+    │   ├── ClusterRefused     60   Kubernetes understood, and said no
+    │   ├── NotInstalled       61   a cluster lacks what a run needs there
     │   └── RunFailed           *   the exit code of the task that failed first
     ├── TransientError         75   EX_TEMPFAIL: Argo's and the local engine's retry expression reads it
     │   ├── HubUnavailable     75
+    │   ├── ClusterUnavailable 75   the Kubernetes API does not answer
     │   └── Busy               75   another process holds the lock
     └── Interrupted           130   Ctrl-C or SIGTERM
 
@@ -131,12 +139,40 @@ class NoWinner(PermanentError):
     exit_code = 40
 
 
+class VerificationFailed(PermanentError):
+    exit_code = 41
+
+
+class Conflict(PermanentError):
+    exit_code = 42
+
+
+class RolledBack(PermanentError):
+    exit_code = 43
+
+
+class DrillFailed(PermanentError):
+    exit_code = 44
+
+
 class UnsupportedField(PermanentError):
     exit_code = 50
 
 
 class MissingRun(PermanentError):
     exit_code = 51
+
+
+class EventRefused(PermanentError):
+    exit_code = 52
+
+
+class ClusterRefused(PermanentError):
+    exit_code = 60
+
+
+class NotInstalled(PermanentError):
+    exit_code = 61
 
 
 class RunFailed(PermanentError):
@@ -154,6 +190,10 @@ class TransientError(SlipwayError):
 
 
 class HubUnavailable(TransientError):
+    pass
+
+
+class ClusterUnavailable(TransientError):
     pass
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stages.errors import DamagedModel
 from stages.store import digest_of, write_json
@@ -113,6 +113,18 @@ class TaskScore(Record):
     """Everything lm-eval returned, by its own names."""
 
 
+class Probe(Record):
+    """How a variant answered a fixed prompt, greedily: what shows later whether a server still gives the same."""
+
+    prompt: str
+    prompt_ids: tuple[int, ...]
+    """The prompt as the server tokenized it."""
+    tokens: tuple[str, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of each token, given what stands before it; natural logarithm."""
+
+
 class Percentiles(Record):
     mean: float
     p50: float
@@ -124,6 +136,7 @@ class Load(Record):
     """Load on the server: one round, or all together (percentiles over all requests, the rounds' mean rates)."""
 
     concurrency: int
+    """Requests in flight at a time; where they arrive at a rate of their own, the most that there were."""
     requests: int
     requests_completed: int
     requests_failed: int
@@ -138,11 +151,44 @@ class Load(Record):
     e2el_ms: Percentiles
 
 
+class Goodput(Record):
+    """What met the workload's latency targets, request by request: all rounds together, rates as in ``Load``."""
+
+    ttft_ms: float
+    """The targets: at most."""
+    tpot_ms: float
+    share: float
+    """Of all requests, 0–1."""
+    requests_per_s: float
+    output_tokens_per_s: float
+
+
+class Speed(Record):
+    """How fast the machine itself is, by short probes while no server has work."""
+
+    compute_gflop_per_s: float
+    memory_gib_per_s: float
+
+
+class Drift(Record):
+    """The machine around the load. Compare ``before`` between variants too: it should be the same for all."""
+
+    before: Speed
+    """Of the first start of the server."""
+    after: Speed
+    """Of the last."""
+    largest_change: float
+    """Relative, during the load of any one start: 0.2 is a fifth faster or slower."""
+    measured_again: int
+    """Starts whose load was measured once more, because the change exceeded the workload's ``drift_limit``."""
+
+
 class Memory(Record):
     weights_bytes: int
     peak_resident_bytes: int
     """Highest sum of the resident sets of the server's processes while it was measured."""
     peak_gpu_bytes: int | None
+    """None also where servers stood side by side: the driver tells a GPU's memory, not whose it is."""
     kv_cache_tokens: int
 
 
@@ -157,6 +203,8 @@ class Engine(Record):
     """What vLLM itself recognized (its log), None for plain weights."""
     kernel: str | None
     """The kernel vLLM chose for the quantized layers, as it logged it."""
+    fallbacks: tuple[str, ...] = ()
+    """What vLLM logged of a slower path that it took instead of a better one."""
     ready_s: float
 
 
@@ -178,11 +226,24 @@ class Evaluation(Record):
     hardware: Hardware
     key: str
     """``digest_of`` variant digest, workload, serving settings, tool versions and hardware."""
+    samples_sha256: str
+    """Of the raw samples beside it: every number that follows from them can be computed again."""
     tool_versions: dict[str, str]
     quality: tuple[TaskScore, ...]
+    """The mean over all starts of the server."""
     load: Load
     """All rounds together."""
     rounds: tuple[Load, ...]
+    """Of all starts, in the order of the samples' ``round``."""
+    sweep: tuple[Load, ...] = ()
+    """One round at each further concurrency of the workload's."""
+    goodput: Goodput | None = None
+    """None if the workload has no ``slo``."""
+    interleaved_with: tuple[str, ...] = ()
+    """Variants whose servers stood beside and took turns with this one's."""
+    drift: Drift | None = None
+    probes: tuple[Probe, ...] = ()
+    """``stages.evaluate.probes``; empty: none were recorded."""
     memory: Memory
     beside: tuple[str, ...]
     """Models that were being served on the same machine meanwhile: the figures are those of a shared machine."""
@@ -222,16 +283,77 @@ class Paired(Record):
     """McNemar's exact test of lost against gained."""
 
 
+class Price(Record):
+    """What an hour of the serving hardware costs: of one replica, with all its GPUs."""
+
+    per_hour: float = Field(gt=0, allow_inf_nan=False)
+    currency: str = "USD"
+
+
+class Cost(Record):
+    """What a million output tokens cost."""
+
+    value: float
+    low: float
+    high: float
+    """95 % interval, from the noise of the rate."""
+    currency: str
+    tokens_per_s: float
+    """The output tokens per second that it is computed from."""
+    basis: Literal["goodput", "throughput"]
+    """goodput: the rate at which the workload's latency targets are met. throughput: the measured rate, because the
+    workload sets no targets, or none could be met."""
+
+
+class Divergence(Record):
+    """How far a variant's next-token distributions are from fp16's, on the same positions of held-out text."""
+
+    documents: int
+    tokens: int
+    """Positions compared, over all documents."""
+    kl: float
+    """Mean KL(fp16 ‖ variant) in nats per token; a lower bound (``scoring.divergence``)."""
+    kl_low: float
+    kl_high: float
+    """95 % interval, bootstrap over documents."""
+    top1_agreement: float
+    """Share of positions at which both hold the same token likeliest."""
+    top1_low: float
+    top1_high: float
+
+
+class Interval(Record):
+    """Of 95 %, from the draws that the decision is made of; the value itself always lies in it."""
+
+    low: float
+    high: float
+
+
+class Change(Record):
+    """A metric beside fp16's, as a share of fp16's: −0.1 is ten percent less."""
+
+    value: float
+    low: float
+    high: float
+    """95 % interval, from the same draws of both, so that what moves both alike cancels out."""
+
+
 class Candidate(Record):
     """One variant in a decision."""
 
     variant: str
     digest: str | None
     evaluation_key: str | None
+    evaluation_digest: str | None
+    """``digest_of`` the whole evaluation, which holds the digest of its samples."""
     excluded: str | None
     """Why it could not win, or None if it could."""
     raw: dict[str, float]
     """By metric, in the units of ``scoring.metrics.METRICS``; empty if it was not measured."""
+    intervals: dict[str, Interval] = Field(default_factory=dict)
+    """By metric, of ``raw``; without those that are counted (memory), or whose noise is not known."""
+    change: dict[str, Change] = Field(default_factory=dict)
+    """By metric; empty for fp16 itself, and where fp16 was not measured."""
     normalized: dict[str, float]
     """By metric, 0–1, 1 is best."""
     score: float | None
@@ -246,6 +368,13 @@ class Candidate(Record):
     """Whether no other variant is at least as good in every metric and better in one."""
     against_fp16: tuple[Paired, ...]
     """Task by task; empty for fp16 itself, and where the items can't be paired."""
+    recovery: dict[str, float] = Field(default_factory=dict)
+    """By task, the variant's score divided by fp16's (``TaskScore.score``: for perplexity tasks the probability per
+    byte); above 1 is better than fp16. Empty where fp16 was not measured."""
+    divergence: Divergence | None = None
+    """None for fp16 itself, and where it was not measured."""
+    cost: Cost | None
+    """Where the platform has a price, and the variant was measured."""
 
 
 class Production(Record):
@@ -261,6 +390,8 @@ class Production(Record):
     release: str
     """The directory's name under ``releases/``."""
     reason: str
+    notes: tuple[str, ...]
+    """What else a reader has to know of the measurement, such as a machine that drifted."""
     separated: bool
     """Whether the evidence separates the best score from the others; if not, the higher quality was preferred."""
     profile: dict[str, Any]
@@ -270,6 +401,8 @@ class Production(Record):
     """By metric, in its unit: the largest difference between two variants that chance explains."""
     units: dict[str, str]
     """Of the raw metrics."""
+    price: Price | None
+    """What the costs are computed with; None where the platform names no price."""
     candidates: tuple[Candidate, ...]
     """By score, best first; those that could not win last."""
     workload: dict[str, Any]

@@ -7,33 +7,54 @@ or not finite, cannot win. Publishing links files: it costs O(number of files), 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from scoring.metrics import METRICS
 from scoring.profile import Profile
-from stages import program
+from stages import program, score_table
 from stages.errors import DamagedModel, NoWinner
-from stages.evidence import draws, items_of, limited, paired, read_samples
+from stages.evidence import (
+    Lines,
+    changes,
+    cost_of,
+    draws,
+    intervals,
+    items_of,
+    limited,
+    notes_of,
+    paired,
+    read_samples,
+)
+from stages.fidelity import divergences, fidelity_limits, recovery
 from stages.hub import model_id
-from stages.records import ACQUIRED, VARIANT, Acquired, Candidate, Evaluation, Paired, Production, Variant, difference
-from stages.settings import parse
-from stages.store import ModelStore, digest_of, place_tree, store_root, swap_link
+from stages.kept import DECISION, Basis, keep
+from stages.records import (
+    ACQUIRED,
+    VARIANT,
+    Acquired,
+    Candidate,
+    Evaluation,
+    Paired,
+    Price,
+    Production,
+    Variant,
+    difference,
+)
+from stages.releases import current_release, decisions, publish, release_name, settle
+from stages.settings import parse, parse_json
+from stages.store import ModelStore, digest_of, store_root
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from scoring.decide import Decision
 
-RELEASE: Final = re.compile(r"^(\d{4,})-(.+)-([0-9a-f]{12})$")
-DECISION_VERSION: Final = 2
+DECISION_VERSION: Final = 4
 """Raised when the same measurements would be scored another way, so that old decisions are not reused."""
 REFERENCE: Final = "fp16"
 METRIC_WORDS: Final = {"quality": "quality", "latency": "p95 latency", "throughput": "throughput", "memory": "memory"}
@@ -42,24 +63,34 @@ METRIC_WORDS: Final = {"quality": "quality", "latency": "p95 latency", "throughp
 def main() -> None:
     arguments = _arguments()
     store = ModelStore(store_root(), model_id(arguments.model))
-    profile = parse(Profile, json.loads(arguments.profile), "--profile")
+    profile = parse_json(Profile, arguments.profile, "--profile")
+    price = parse_json(Price, arguments.price, "--price") if arguments.price else None
     with program.outcome(store, "select") as report:
-        reused, decision, placement = select(store, profile, arguments.variants.split(","))
+        serve = arguments.serve == "true"
+        reused, decision, placement = select(store, profile, arguments.variants.split(","), price=price, serve=serve)
         if reused:
-            report.reused(f"{decision.winner} is in production already, by the same measurements", key=decision.key)
+            where = "in production" if current_release(store) == decision.release else "published"
+            report.reused(f"{decision.winner} is {where} already, by the same measurements", key=decision.key)
         else:
             report.done(f"{decision.reason} Published as {decision.release} ({placement}).", key=decision.key)
     program.write_output("winner", decision.winner)
     program.write_output("release", decision.release)
     program.write_output("reason", decision.reason)
+    program.write_output("table", score_table.markdown(decision))
     print(decision.reason)
 
 
-def select(store: ModelStore, profile: Profile, variants: list[str]) -> tuple[bool, Production, str]:
-    """Decide and publish.
+def select(
+    store: ModelStore, profile: Profile, variants: list[str], *, price: Price | None = None, serve: bool = False
+) -> tuple[bool, Production, str]:
+    """Decide and publish. What was decided by is kept in the run's folder, also if nobody can be chosen.
+
+    Args:
+        price: of an hour of the hardware; None: costs are not told.
+        serve: a rollout follows, and it is that which moves ``production`` (see ``stages.releases``).
 
     Returns:
-        Whether the decision was in production already, the decision, and how files were placed.
+        Whether the decision stood already, the decision, and how files were placed.
 
     Raises:
         DamagedModel: ``base/`` or the winner's files are not what their manifest says.
@@ -74,12 +105,24 @@ def select(store: ModelStore, profile: Profile, variants: list[str]) -> tuple[bo
             "no variant could be measured: " + "; ".join(f"{name}: {why}" for name, why in excluded.items()),
             hint="see the log of each evaluation",
         )
-    key = decision_key(profile, measured, excluded)
-    standing = standing_decision(store, key)
-    if standing is not None:
-        return True, standing, "hardlink"
-    decision = decide(store, base, profile, measured, excluded, key)
-    return False, decision, publish(store, decision)
+    basis = Basis(base=base, profile=profile.model_dump(mode="json"), price=price, excluded=excluded)
+    lines = {name: read_samples(store, each) for name, each in measured.items()}
+    run = os.environ.get(program.RUN_VARIABLE)
+    if run:
+        keep(store, store.run(run), basis, measured)
+    decision = standing_decision(store, decision_key(basis, measured))
+    if reused := decision is not None:
+        settle(store, decision.release, serve=serve)
+        placement = "hardlink"
+    else:
+        found = decide(basis, measured, lines)
+        winner = measured[found.winner]
+        release = release_name(store, winner.variant, winner.variant_digest)
+        decision = found.model_copy(update={"run": run, "release": release})
+        placement = publish(store, decision, serve=serve)
+    if run:
+        decision.write(store.run(run) / DECISION)
+    return reused, decision, placement
 
 
 def gather(store: ModelStore, base: Acquired, variants: Iterable[str]) -> tuple[dict[str, Evaluation], dict[str, str]]:
@@ -104,50 +147,49 @@ def gather(store: ModelStore, base: Acquired, variants: Iterable[str]) -> tuple[
     return measured, excluded
 
 
-def decision_key(profile: Profile, measured: dict[str, Evaluation], excluded: dict[str, str]) -> str:
+def decision_key(basis: Basis, measured: Mapping[str, Evaluation]) -> str:
     return digest_of(
         {
             "version": DECISION_VERSION,
-            "profile": profile.model_dump(mode="json"),
-            "evaluations": {name: [each.key, each.metrics()] for name, each in measured.items()},
-            "excluded": sorted(excluded),
+            "profile": basis.profile,
+            "price": basis.price and basis.price.model_dump(mode="json"),
+            "evaluations": {name: digest_of(each) for name, each in measured.items()},
+            "excluded": sorted(basis.excluded),
         }
     )
 
 
 def standing_decision(store: ModelStore, key: str) -> Production | None:
-    """The decision in production, if it has *key* and its release is whole and linked."""
-    standing = Production.read(store.production_metrics)
-    if standing is None or standing.key != key or current_release(store) != standing.release:
-        return None
-    variant = Variant.read(store.releases / standing.release / VARIANT)
-    return standing if variant and not difference(store.releases / standing.release, variant.files) else None
+    """The decision of *key* that is in production or waits for its rollout, if its release is whole."""
+    for standing in decisions(store):
+        variant = Variant.read(store.releases / standing.release / VARIANT)
+        if standing.key == key and variant and not difference(store.releases / standing.release, variant.files):
+            return standing
+    return None
 
 
-def decide(
-    store: ModelStore,
-    base: Acquired,
-    profile: Profile,
-    measured: dict[str, Evaluation],
-    excluded: dict[str, str],
-    key: str,
-) -> Production:
-    """The whole decision as a document; writes nothing.
+def decide(basis: Basis, measured: Mapping[str, Evaluation], lines: Mapping[str, Lines]) -> Production:
+    """The whole decision as a document, but for where it is published: ``run`` and ``release``. Reads and writes
+    nothing, and comes to the same whenever it is made from the same.
 
     Raises:
         NoWinner: every variant lacks a metric, or breaks a constraint.
-        DamagedModel: raw samples are missing.
+        DamagedModel: raw samples are not what was written.
     """
     import pandas as pd
 
     from scoring import decide as scoring
     from scoring.pareto import pareto_front
 
+    base, profile = basis.base, parse(Profile, basis.profile, "the profile")
+    measured = dict(sorted(measured.items()))
     raw = pd.DataFrame.from_dict({name: each.metrics() for name, each in measured.items()}, orient="index")
-    lines = {name: read_samples(store, each) for name, each in measured.items()}
-    limits = {name: limited(each) for name, each in measured.items()}
-    found = scoring.decide(raw, profile, draws(measured, lines), limits)
-    excluded = excluded | {name: "; ".join(reasons) for name, reasons in found.excluded.items()}
+    apart = divergences(measured, lines, REFERENCE)
+    limits = {name: limited(each) | fidelity_limits(name, REFERENCE, apart) for name, each in measured.items()}
+    drawn = draws(measured, lines)
+    digests = {name: each.variant_digest for name, each in measured.items()}
+    found = scoring.decide(raw, profile, drawn, limits, digests=digests)
+    excluded = basis.excluded | {name: "; ".join(reasons) for name, reasons in found.excluded.items()}
     if found.winner is None:
         raise NoWinner(found.verdict, hint="see the evaluations, or choose another profile")
     items = {name: items_of(lines[name], each) for name, each in measured.items()}
@@ -160,26 +202,48 @@ def decide(
         candidate(measured[name], found, pareto=bool(front[name]), against_fp16=differences[name])
         for name in found.eligible
     ]
+    candidates += [left_out(name, why, measured.get(name)) for name, why in excluded.items()]
+    metrics = {name: each.metrics() for name, each in measured.items()}
+    reach = {name: intervals(each, drawn[name]) for name, each in metrics.items()}
+    moved = {
+        name: changes(each, metrics[REFERENCE], drawn[name], drawn[REFERENCE])
+        for name, each in metrics.items()
+        if REFERENCE in metrics and name != REFERENCE
+    }
+    costs = {name: cost_of(each, basis.price, drawn[name]) for name, each in measured.items()}
     winner = measured[found.winner]
     return Production(
         model=base.model,
         commit=base.commit,
         license=base.license,
         base_digest=base.digest,
-        run=os.environ.get(program.RUN_VARIABLE),
+        run=None,
         winner=winner.variant,
-        release=release_name(store, winner),
+        release="",
         reason=in_words(found, raw, excluded),
+        notes=notes_of(measured),
         separated=found.separated,
         profile=profile.model_dump(mode="json"),
         weights=profile.weights.shares(),
         noise=found.noise,
         units={name: metric.unit for name, metric in METRICS.items()},
-        candidates=(*candidates, *(left_out(name, why, measured.get(name)) for name, why in excluded.items())),
+        price=basis.price,
+        candidates=tuple(
+            each.model_copy(
+                update={
+                    "cost": costs.get(each.variant),
+                    "intervals": reach.get(each.variant, {}),
+                    "change": moved.get(each.variant, {}),
+                    "recovery": recovery(measured.get(each.variant), measured.get(REFERENCE)),
+                    "divergence": apart.get(each.variant),
+                }
+            )
+            for each in candidates
+        ),
         workload=winner.workload,
         engine=winner.engine,
         hardware=winner.hardware,
-        key=key,
+        key=decision_key(basis, measured),
         decided_at=datetime.now(UTC),
     )
 
@@ -193,6 +257,7 @@ def candidate(evaluation: Evaluation, found: Decision, *, pareto: bool, against_
         variant=name,
         digest=evaluation.variant_digest,
         evaluation_key=evaluation.key,
+        evaluation_digest=digest_of(evaluation),
         excluded=None,
         raw=evaluation.metrics(),
         normalized={metric: row[metric] for metric in METRICS},
@@ -203,6 +268,7 @@ def candidate(evaluation: Evaluation, found: Decision, *, pareto: bool, against_
         weights_share=found.near_weights[name],
         pareto=pareto,
         against_fp16=against_fp16,
+        cost=None,
     )
 
 
@@ -213,6 +279,7 @@ def left_out(name: str, why: str, evaluation: Evaluation | None) -> Candidate:
         variant=name,
         digest=evaluation.variant_digest if evaluation else None,
         evaluation_key=evaluation.key if evaluation else None,
+        evaluation_digest=digest_of(evaluation) if evaluation else None,
         excluded=why,
         raw={metric: value for metric, value in metrics.items() if math.isfinite(value)},
         normalized={},
@@ -223,6 +290,7 @@ def left_out(name: str, why: str, evaluation: Evaluation | None) -> Candidate:
         weights_share=None,
         pareto=None,
         against_fp16=(),
+        cost=None,
     )
 
 
@@ -242,43 +310,6 @@ def _change(metric: str, value: float, reference: float, noise: Mapping[str, flo
     change = f"{value / reference - 1:+.1%}" if reference else "not comparable"
     within = 0 < abs(value - reference) <= noise.get(metric, 0.0)
     return f"{METRIC_WORDS[metric]} {change}" + (" (within noise)" if within else "")
-
-
-def publish(store: ModelStore, decision: Production) -> str:
-    """Make the release, then its reasons, then the link: each atomic, so a crash leaves the old one serving."""
-    variant_dir = store.optimized(decision.winner)
-    variant = Variant.read(variant_dir / VARIANT)
-    wrong = difference(variant_dir, variant.files) if variant else f"{VARIANT} is missing"
-    if variant is None or wrong:
-        raise DamagedModel(f"{variant_dir} is damaged: {wrong}", hint="run again: it is made anew")
-    release = store.releases / decision.release
-    placement = "hardlink"
-    if not release.exists():
-        with store.building(release) as work:
-            placement = place_tree(variant_dir, work, [each.path for each in variant.files])
-            variant.write(work / VARIANT)
-            decision.write(work / store.production_metrics.name)
-    decision.write(store.production_metrics)
-    swap_link(store.production, Path("releases") / decision.release)
-    return placement
-
-
-def current_release(store: ModelStore) -> str | None:
-    """The name of the release that ``production`` points to."""
-    return store.production.readlink().name if store.production.is_symlink() else None
-
-
-def release_name(store: ModelStore, winner: Evaluation) -> str:
-    """The newest release if it holds the winner already (also after a crash while publishing), else a new number.
-
-    Numbers only grow and are never used again, also after a rollback.
-    """
-    suffix = f"{winner.variant}-{winner.variant_digest[:12]}"
-    numbered = {int(match[1]): match[0] for path in store.releases.glob("*") if (match := RELEASE.match(path.name))}
-    newest = max(numbered, default=0)
-    if newest and numbered[newest].partition("-")[2] == suffix:
-        return numbered[newest]
-    return f"{newest + 1:04d}-{suffix}"
 
 
 def _outcomes_of_this_run(store: ModelStore) -> dict[str, program.Outcome] | None:
@@ -309,7 +340,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--model", required=True, help="name on the Hub, or a local directory")
     parser.add_argument("--profile", required=True, help="the scoring profile as JSON")
+    parser.add_argument("--price", default="", help="of an hour of the hardware as JSON; without it no costs are told")
     parser.add_argument("--variants", default="fp16,awq,gptq", help="which to choose from (default: %(default)s)")
+    parser.add_argument(
+        "--serve", choices=["true", "false"], default="false", help="true: a rollout follows, and promotes the winner"
+    )
     return parser.parse_args()
 
 

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from typing import Any, Final
 
 import httpx
 
-from stages.errors import ConfigError, PortInUse, ServerFailed
+from stages.errors import ConfigError, Interrupted, PortInUse, ServerFailed
 from stages.hardware import gpus
 from stages.process import GRACE_S, Contained, contained
 from stages.server_log import ServerLog, last_line
@@ -89,6 +90,7 @@ def running(
     port: int = 0,
     api_key: str = "",
     drain_s: int = 0,
+    cancelled: threading.Event | None = None,
 ) -> Iterator[Server]:
     """``vllm serve`` on *directory*, from its first answer until the block is left in whatever way.
 
@@ -97,11 +99,13 @@ def running(
         port: 0 takes a free one.
         log: the server's output is appended to it.
         drain_s: seconds that requests in flight are given to finish when it is stopped.
+        cancelled: set, it ends the wait for the first answer, where no signal reaches (a thread).
 
     Raises:
         ConfigError: *host* is not an address of this machine, or an argument is not for here.
         PortInUse: something listens on *port*; nothing was started.
         ServerFailed: it ended, or did not answer within ``settings.startup_timeout_s``.
+        Interrupted: it was cancelled.
     """
     started = time.monotonic()
     arguments = engine_arguments(settings)
@@ -118,22 +122,26 @@ def running(
             process = stack.enter_context(
                 contained(command, output=output, environment=environment(api_key), grace_s=GRACE_S + drain_s)
             )
-            url = f"http://{_reachable(host)}:{chosen}"
+            url = f"http://{reachable(host)}:{chosen}"
             server = Server(url, chosen, name, process, tuple(arguments), said, said, api_key=api_key)
-            _wait_until_it_answers(server, settings.startup_timeout_s)
+            with _ended_when(cancelled, process):
+                _wait_until_it_answers(server, settings.startup_timeout_s)
         ready_s = round(time.monotonic() - started, 3)
         yield replace(server, log=ServerLog(log, log.stat().st_size), ready_s=ready_s)
 
 
-def engine_arguments(settings: Serving) -> list[str]:
+def engine_arguments(settings: Serving, *, on_gpu: bool | None = None) -> list[str]:
     """The arguments of ``vllm serve`` that decide how it serves.
+
+    Args:
+        on_gpu: where it will serve; None: here.
 
     Raises:
         ConfigError: an extra argument would show a secret in the process list.
     """
     if any(each.replace("_", "-").startswith("--api-key") for each in settings.extra_arguments):
         raise ConfigError("an API key in serving.extra_arguments would be shown by ps", hint="set SLIPWAY_API_KEY")
-    on_gpu = serves_on_gpu()
+    on_gpu = serves_on_gpu() if on_gpu is None else on_gpu
     dtype = settings.dtype if settings.dtype != "auto" else "float16" if on_gpu else "bfloat16"
     arguments = ["--dtype", dtype]
     if settings.max_model_len:
@@ -267,6 +275,37 @@ def run_against(server: Server, command: Sequence[str], log: Path, variables: di
     return status
 
 
+@contextlib.contextmanager
+def _ended_when(cancelled: threading.Event | None, process: Contained) -> Iterator[None]:
+    """End *process* as soon as *cancelled* is set, and with it the wait in this block.
+
+    Raises:
+        Interrupted: it was set.
+    """
+    if cancelled is None:
+        yield
+        return
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(POLL_S):
+            if cancelled.is_set():
+                process.terminate()
+                return
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    except ServerFailed as error:
+        if cancelled.is_set():
+            raise Interrupted("cancelled while it started") from error
+        raise
+    finally:
+        over.set()
+        watcher.join()
+
+
 def _wait_until_it_answers(server: Server, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not healthy(server.url):
@@ -291,7 +330,7 @@ def _refusal(reply: httpx.Response) -> str:
     return f"{reply.status_code} {reply.reason_phrase}"
 
 
-def _reachable(host: str) -> str:
+def reachable(host: str) -> str:
     """The address to reach a server bound to *host*, as it stands in a URL."""
     try:
         address = ipaddress.ip_address(host)

@@ -21,6 +21,7 @@ PREFIX: Final = re.compile(r"^(?:\([^)]* pid=\d+\) )*(?:[A-Z]+ \d\d-\d\d \d\d:\d
 EXCEPTION: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Failure|Interrupt)): (.+)$")
 PYDANTIC: Final = re.compile(r"^  (?:Value|Assertion) error, (.+)$")
 USAGE: Final = re.compile(r"^\S.*: (error: .+)$")
+FALLBACK: Final = re.compile(r"\bfall(?:s|ing)?[ -]?back\b|not fully optimized|slow and unoptimized", re.IGNORECASE)
 CONSEQUENCES: Final = ("Engine core initialization failed", "Engine process failed", "Worker failed", "WorkerProc")
 """Raised by a parent process because a child failed: the child's own error stands above."""
 
@@ -35,6 +36,8 @@ class Facts:
     kernel: str | None
     """The kernel of the quantized layers; None for plain weights."""
     kv_cache_tokens: int
+    fallbacks: tuple[str, ...] = ()
+    """Lines that tell of a slower path taken instead of a better one."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,15 @@ def facts(text: str) -> Facts:
         dtype=_required("dtype", r"\bdtype=torch\.(\w+)", text),
         quantization=None if quantization == "None" else quantization,
         kernel=", ".join(kernels) or None,
+        fallbacks=fallbacks(text),
         kv_cache_tokens=int(_required("KV cache size", r"KV cache size: ([\d,]+) tokens", text).replace(",", "")),
     )
+
+
+def fallbacks(text: str) -> tuple[str, ...]:
+    """Each once, in their order."""
+    lines = (PREFIX.sub("", line).strip() for line in text.splitlines() if FALLBACK.search(line))
+    return tuple(dict.fromkeys(map(_shortened, lines)))
 
 
 def _first(pattern: str, text: str) -> str | None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from stages.errors import ConfigError
 
@@ -80,21 +81,65 @@ class Serving(Settings):
     """Of the production endpoint. 0: a free one. Evaluations always take a free one."""
 
 
+PROTOCOLS: Final[dict[str, dict[str, Any]]] = {
+    "quick": {"rounds": 3, "restarts": 1, "interleave": False, "drift_limit": None},
+    "standard": {"rounds": 4, "restarts": 1, "interleave": True, "drift_limit": 0.15},
+    "thorough": {"rounds": 4, "restarts": 3, "interleave": True, "drift_limit": 0.15},
+}
+"""What each protocol sets where the workload does not say otherwise."""
+
+
+class Slo(Settings):
+    """What a request must keep to count as good."""
+
+    ttft_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """At most, until the first token."""
+    tpot_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """At most, per token after the first."""
+
+
 class Workload(Settings):
     """What a variant is measured with. Latency and throughput follow from it, so it belongs to the result."""
 
     name: str
-    prompt_tokens: Positive
-    output_tokens: Positive
+    protocol: Literal["quick", "standard", "thorough"] = "standard"
+    """How carefully: sets ``rounds``, ``restarts``, ``interleave`` and ``drift_limit`` where they are not set
+    themselves (``PROTOCOLS``). Time per variant, in units of a server's start, four rounds and quality: standard 1,
+    quick a round less, thorough 3. A sweep comes on top, once."""
+    prompt_tokens: Positive | None = None
+    """Mean. Given together with ``output_tokens``, or neither with a ``trace``."""
+    prompt_spread: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Lengths are drawn uniformly from mean × (1 ± spread). 0: all alike."""
+    output_tokens: Positive | None = None
+    output_spread: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    trace: str | None = None
+    """Requests of your own instead of random ones: a .jsonl file with a line for each, either
+    ``{"prompt": "…", "output_tokens": n}`` or lengths only, ``{"prompt_tokens": n, "output_tokens": m}``.
+    Relative to the workload's file. Each round takes the lines that follow the last round's, from the top again
+    at the end."""
     concurrency: Positive
-    """Requests in flight at a time."""
+    """Requests in flight at a time. With ``request_rate_per_s``: unused, since users do not wait for each other."""
+    request_rate_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Requests arrive at random (Poisson) at this mean rate. None: as fast as ``concurrency`` allows."""
+    sweep: tuple[Positive, ...] = ()
+    """Further concurrencies, each measured for one round on the side. Scored is ``concurrency`` alone."""
     requests: Positive
     """In each round."""
-    rounds: Positive = 3
-    """Each with prompts of its own, the same for every variant. What differs between rounds is noise, and a
-    difference between variants has to exceed it. One round measures no noise."""
+    rounds: Positive = PROTOCOLS["standard"]["rounds"]
+    """After each start of the server. Each has prompts of its own, the same for every variant. What differs between
+    rounds is noise, and a difference between variants has to exceed it. One round measures no noise."""
+    restarts: Positive = PROTOCOLS["standard"]["restarts"]
+    """Starts of the server, each with all rounds and quality anew: a restart alone moves both."""
+    interleave: bool = PROTOCOLS["standard"]["interleave"]
+    """The servers of all variants stand side by side and take turns (A B C, C B A, …), so that a slow drift of the
+    machine meets all alike. Where they can't, the variants are measured one after another."""
     warmup_requests: Annotated[int, Field(ge=0)] = 4
     """Sent before each round and left out of it."""
+    slo: Slo | None = None
+    """For goodput: what meets it counts. None: goodput is not measured."""
+    drift_limit: Annotated[float, Field(gt=0, lt=1)] | None = PROTOCOLS["standard"]["drift_limit"]
+    """If the machine itself gets faster or slower by more than this share while the load is measured, the load is
+    measured once more. None: drift is only recorded."""
     seed: int = 0
     quality_tasks: tuple[str, ...] = Field(min_length=1)
     """lm-eval task names."""
@@ -102,6 +147,38 @@ class Workload(Settings):
     """A folder with task definitions of your own, beside lm-eval's. Relative to the workload's file."""
     quality_limit: Positive | None = None
     """Items per task; None: all."""
+    divergence_documents: Annotated[int, Field(ge=0)] = 32
+    """Held-out texts on which the variants' next-token distributions are compared with fp16's. 0: they are not, and a
+    profile's limits on ``kl_divergence`` and ``top1_agreement`` let nothing but fp16 pass."""
+    divergence_tokens: Annotated[int, Field(ge=2)] = 128
+    """Of each text, from its start."""
+    divergence_text: str = "python-docs"
+    """A name in ``configs/held-out/``, or a path to a .txt or .jsonl file as ``Calibration.text``; relative to the
+    workload's file. It must not contain what quantizers were calibrated on."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled_by_the_protocol(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        defaults = PROTOCOLS.get(str(data.get("protocol", cls.model_fields["protocol"].default)), PROTOCOLS["quick"])
+        return {**defaults, **data}
+
+    @model_validator(mode="after")
+    def _one_kind_of_requests(self) -> Self:
+        lengths = (self.prompt_tokens, self.output_tokens)
+        if self.trace is None and None in lengths:
+            raise ValueError("prompt_tokens and output_tokens are needed, unless there is a trace")
+        if self.trace is not None and (lengths != (None, None) or self.prompt_spread or self.output_spread):
+            raise ValueError("a trace has lengths of its own: leave out prompt_tokens, output_tokens and the spreads")
+        if len(set(self.sweep)) < len(self.sweep):
+            raise ValueError("a concurrency is named twice in sweep")
+        return self
+
+    def longest(self) -> tuple[int, int]:
+        """Tokens of the longest prompt and the longest answer that can be drawn; 0 where a trace says."""
+        prompt = math.ceil((self.prompt_tokens or 0) * (1 + self.prompt_spread))
+        return prompt, math.ceil((self.output_tokens or 0) * (1 + self.output_spread))
 
 
 SHOWN_VALUE_CHARACTERS: Final = 60

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import UTC, datetime
 from pathlib import Path
 
 from stages.program import Outcome
+from stages.recompute import point_load, task_score, whole_load
 from stages.records import (
     ACQUIRED,
     SAMPLES_SUFFIX,
@@ -16,9 +18,7 @@ from stages.records import (
     Evaluation,
     File,
     Hardware,
-    Load,
     Memory,
-    Percentiles,
     TaskScore,
     Variant,
     files_digest,
@@ -27,7 +27,9 @@ from stages.store import ModelStore, sha256_of, write_json
 
 MODEL = "org/name"
 ROUNDS = 3
+REQUESTS = 8
 ITEMS = 4000
+DOCUMENTS = 4
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
@@ -82,25 +84,29 @@ def variant(store: ModelStore, name: str, base: Acquired, content: str = "") -> 
 
 
 def evaluation(
-    store: ModelStore, variant: Variant, *, quality: float, latency_ms: float, throughput: float, weights_bytes: int
+    store: ModelStore,
+    variant: Variant,
+    *,
+    quality: float,
+    latency_ms: float,
+    throughput: float,
+    weights_bytes: int,
+    likeliest: float = 0.7,
 ) -> Evaluation:
-    """``evaluations/<variant>.json`` with the four metrics as chosen and the same in every round and request."""
-    percentiles = Percentiles(mean=latency_ms, p50=latency_ms, p95=latency_ms, p99=latency_ms)
-    load = Load(
-        concurrency=4,
-        requests=8 * ROUNDS,
-        requests_completed=8 * ROUNDS,
-        requests_failed=0,
-        duration_s=1.0,
-        prompt_tokens=64,
-        output_tokens=64,
-        requests_per_s=8.0,
-        output_tokens_per_s=throughput,
-        ttft_ms=percentiles,
-        tpot_ms=percentiles,
-        itl_ms=percentiles,
-        e2el_ms=percentiles,
-    )
+    """``evaluations/<variant>.json`` with the four metrics as chosen and the same in every round and request.
+
+    Args:
+        likeliest: the probability of one token everywhere in the held-out text; the same for all by default.
+    """
+    tokens = 8
+    request = {"ttft_ms": latency_ms, "tpot_ms": latency_ms, "e2el_ms": latency_ms, "itl_ms": [latency_ms]}
+    request |= {"prompt_tokens": 8, "output_tokens": tokens}
+    total = {"concurrency": 4, "duration_s": REQUESTS * tokens / throughput}
+    points = [({"round": number} | total, [{"round": number} | request] * REQUESTS) for number in range(ROUNDS)]
+    items = [{"task": "arc", "doc_id": item, "correct": float(item < round(quality * ITEMS))} for item in range(ITEMS)]
+    told = TaskScore(task="arc", kind="accuracy", value=0, low=0, high=0, score=0, items=0, metrics={"acc": quality})
+    quality_score = task_score(told, items)
+    assert quality_score is not None
     record = Evaluation(
         variant=variant.variant,
         variant_digest=variant.digest,
@@ -117,21 +123,11 @@ def evaluation(
         ),
         hardware=Hardware(cpu="a cpu", cores=2, memory_bytes=8 << 30, gpus=()),
         key=f"evaluation of {variant.variant}",
+        samples_sha256="",
         tool_versions={"vllm": "0.32.0"},
-        quality=(
-            TaskScore(
-                task="arc",
-                kind="accuracy",
-                value=quality,
-                low=quality - 0.01,
-                high=quality + 0.01,
-                score=quality,
-                items=ITEMS,
-                metrics={"acc": quality},
-            ),
-        ),
-        load=load,
-        rounds=(load,) * ROUNDS,
+        quality=(quality_score,),
+        load=whole_load(points),
+        rounds=tuple(point_load(each) for each in points),
         memory=Memory(
             weights_bytes=weights_bytes, peak_resident_bytes=3 << 30, peak_gpu_bytes=None, kv_cache_tokens=4096
         ),
@@ -139,14 +135,23 @@ def evaluation(
         started_at=NOW,
         seconds=60.0,
     )
-    record.write(store.evaluation(variant.variant))
-    right = round(quality * ITEMS)
-    lines = [{"evaluation": record.key}]
-    lines += [{"round": number, "e2el_ms": latency_ms} for number in range(ROUNDS) for _ in range(8)]
-    lines += [{"task": "arc", "doc_id": item, "correct": float(item < right)} for item in range(ITEMS)]
+    lines: list[dict[str, object]] = [{"evaluation": record.key}]
+    lines += [line for total, requests in points for line in (total, *requests)]
+    lines += items
+    lines += [held_out(document, likeliest) for document in range(DOCUMENTS)]
     samples = store.evaluation(variant.variant).with_suffix(SAMPLES_SUFFIX)
+    samples.parent.mkdir(exist_ok=True)
     samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record = record.model_copy(update={"samples_sha256": sha256_of(samples)})
+    record.write(store.evaluation(variant.variant))
     return record
+
+
+def held_out(document: int, likeliest: float) -> dict[str, object]:
+    """Two places of a held-out text: token 2 has the probability *likeliest*, token 3 all of 0.9 that is left."""
+    by_token = sorted({2: likeliest, 3: 0.9 - likeliest}.items(), key=lambda each: -each[1])
+    listed, logprobs = [token for token, _ in by_token], [math.log(each) for _, each in by_token]
+    return {"document": document, "tokens": [1, 2, 3], "listed": [listed] * 2, "logprobs": [logprobs] * 2}
 
 
 def outcome(

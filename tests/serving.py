@@ -23,6 +23,15 @@ DEMO: Final = REPOSITORY / "tests" / "demo"
 STAND_IN: Final = REPOSITORY / "tests" / "stages" / "standin"
 MODEL: Final = "org/name"
 SERVING: Final = {"max_model_len": 1024, "kv_cache_mib": 64, "enforce_eager": True, "port": 0}
+ROLLOUT: Final = {
+    "steps": [50, 100],
+    "step_s": 0,
+    "min_requests": 5,
+    "poll_s": 0.1,
+    "agreement": 0,
+    "significance": 0.0001,
+}
+"""Quick steps; the stand-in's answers are no model's."""
 WAIT_S: Final = 120.0
 Said = subprocess.CompletedProcess[str]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.errors import ConfigError, DamagedModel
+from stages.evaluate.divergence import held_out_digest
 from stages.hardware import hardware
 from stages.records import VARIANT, Hardware, Variant, difference
 from stages.server import installed_version
@@ -22,7 +23,7 @@ NOT_MEASURED: Final = {"host", "port", "startup_timeout_s"}
 class Conditions:
     variant: Variant
     workload: dict[str, Any]
-    """With the task files' digest in place of their path."""
+    """With the digests of the task files, the trace and the held-out text in place of their paths."""
     serving: dict[str, Any]
     tool_versions: dict[str, str]
     hardware: Hardware
@@ -41,11 +42,16 @@ class Conditions:
 
 
 def gather(variant: Variant, workload: Workload, serving: Serving) -> Conditions:
-    """Raises: ConfigError: a tool is not installed, or there is no such ``tasks_path``."""
-    plain = workload.model_dump(mode="json", exclude={"tasks_path"})
+    """Raises: ConfigError: a tool is not installed, or there is no such ``tasks_path``, ``trace`` or text."""
+    plain = workload.model_dump(mode="json", exclude={"tasks_path", "trace", "divergence_text"})
+    digests = {
+        "tasks_digest": tasks_digest(workload.tasks_path),
+        "trace_digest": trace_digest(workload.trace),
+        "divergence_digest": held_out_digest(workload),
+    }
     return Conditions(
         variant=variant,
-        workload=plain | {"tasks_digest": tasks_digest(workload.tasks_path)},
+        workload=plain | digests,
         serving=serving.model_dump(mode="json", exclude=NOT_MEASURED),
         tool_versions={tool: installed_version(tool) for tool in TOOLS},
         hardware=hardware(),
@@ -81,6 +87,19 @@ def tasks_digest(tasks_path: str | None) -> str | None:
     # What Python, lm-eval and mypy leave behind while they read the tasks does not define them.
     files = [path for path in root.rglob("*") if path.is_file() and not _left_behind(path.relative_to(root))]
     return digest_of({path.relative_to(root).as_posix(): sha256_of(path) for path in files})
+
+
+def trace_digest(trace: str | None) -> str | None:
+    """Of the trace's bytes; None without one.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if trace is None:
+        return None
+    if not Path(trace).is_file():
+        raise ConfigError(f"trace {trace!r} is not a file", hint="it is relative to the workload's file")
+    return sha256_of(Path(trace))
 
 
 def _left_behind(path: Path) -> bool:

@@ -10,22 +10,26 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from stages import recompute
 from stages.errors import ConfigError, MeasurementFailed
-from stages.records import Load, Percentiles
+from stages.evaluate.trace import Trace
 from stages.server import VLLM, Server, run_against
 from stages.server_log import ServerLog
 from stages.settings import Serving, Workload
 
 RESULT: Final = "load.json"
+TRACE: Final = "trace.jsonl"
+SWEEP_REQUESTS: Final = 24
+SWEEP_REQUESTS_PER_USER: Final = 4
 
 
-def check_lengths(directory: Path, workload: Workload, serving: Serving) -> None:
+def check_lengths(directory: Path, workload: Workload, serving: Serving, trace: Trace | None) -> None:
     """Refuse a workload that the model can't hold, before anything is started.
 
     Raises:
@@ -34,180 +38,220 @@ def check_lengths(directory: Path, workload: Workload, serving: Serving) -> None
     config = json.loads((directory / "config.json").read_text())
     known = config.get("text_config", config).get("max_position_embeddings")
     limits = [each for each in (serving.max_model_len, known) if isinstance(each, int)]
-    check_fits(workload, min(limits, default=sys.maxsize))
+    check_fits(workload, trace, min(limits, default=sys.maxsize))
 
 
-def check_fits(workload: Workload, max_model_len: int) -> None:
+def check_fits(workload: Workload, trace: Trace | None, max_model_len: int) -> None:
     """Raises: ConfigError."""
-    wanted = workload.prompt_tokens + workload.output_tokens
-    if wanted > max_model_len:
+    if trace:
+        return trace.check_fits(max_model_len)
+    prompt, answer = workload.longest()
+    if prompt + answer > max_model_len:
         raise ConfigError(
-            f"workload {workload.name!r} needs {workload.prompt_tokens} + {workload.output_tokens} = {wanted} tokens, "
+            f"workload {workload.name!r} needs {prompt} + {answer} = {prompt + answer} tokens, "
             f"but the model is served with {max_model_len}",
-            hint="lower prompt_tokens or output_tokens, or raise serving.max_model_len if the model allows it",
+            hint="lower prompt_tokens, output_tokens or their spread, or raise serving.max_model_len if the model "
+            "allows it",
         )
+    return None
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Everything that the load generator told."""
+class Call:
+    """One call of the load generator, as planned."""
 
-    load: Load
-    """All rounds together."""
-    rounds: tuple[Load, ...]
-    requests: list[dict[str, float]]
-    """One per request: ``round`` (from 0), ``ttft_ms``, ``tpot_ms``, ``e2el_ms``, ``output_tokens``."""
+    kind: Literal["round", "sweep"]
+    number: int
+    """Of the round, over all starts of the server, from 0; of a sweep its concurrency."""
+    restart: int
+    concurrency: int
+    requests: int
+    seed: int
+    start: int
+    """The trace's request to begin with."""
+
+    @property
+    def label(self) -> dict[str, int]:
+        """What tells its requests from others in the samples."""
+        return {"restart": self.restart, self.kind: self.number}
 
 
-def measure_load(server: Server, directory: Path, workload: Workload, work: Path, logs_prefix: str) -> Measured:
-    """Send the workload's requests, after a warm-up, round by round, and time every token.
+@dataclass(frozen=True)
+class Taken:
+    """What the load generator told of one call, as it stands in the samples."""
 
-    Prompts are random tokens of the workload's length, a different one for each request, so that no prefix is
-    cached; every answer has exactly the workload's length. Seeded: every variant gets the same prompts.
+    total: dict[str, Any]
+    """The call's label, ``concurrency`` and ``duration_s``."""
+    requests: list[dict[str, Any]]
+    """One per request: the label, ``start_s`` (from the first), ``ttft_ms``, ``tpot_ms``, ``e2el_ms``, ``itl_ms`` (all
+    its gaps between tokens), ``prompt_tokens``, ``output_tokens``."""
 
-    Args:
-        work: where the generator's results are left.
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [self.total, *self.requests]
+
+    @property
+    def point(self) -> recompute.Point:
+        return self.total, self.requests
+
+
+def rounds_of(workload: Workload, restart: int) -> list[Call]:
+    """The rounds of one start of the server: the same prompts and arrivals for every variant, others in each round."""
+    first = restart * workload.rounds
+    return [
+        Call(
+            kind="round",
+            number=number,
+            restart=restart,
+            concurrency=workload.concurrency,
+            requests=workload.requests,
+            seed=workload.seed + number,
+            start=number * workload.requests,
+        )
+        for number in range(first, first + workload.rounds)
+    ]
+
+
+def sweep_of(workload: Workload) -> list[Call]:
+    """The further concurrencies, measured at the first start; few requests where few are in flight."""
+    rounds = workload.rounds * workload.restarts
+    return [
+        Call(
+            kind="sweep",
+            number=concurrency,
+            restart=0,
+            concurrency=concurrency,
+            requests=max(SWEEP_REQUESTS, SWEEP_REQUESTS_PER_USER * concurrency),
+            seed=workload.seed + rounds + index,
+            start=rounds * workload.requests,
+        )
+        for index, concurrency in enumerate(workload.sweep)
+    ]
+
+
+def take(server: Server, directory: Path, workload: Workload, call: Call, trace: Trace | None, log: Path) -> Taken:
+    """Send the call's requests, after a warm-up, and time every token.
+
+    Prompts are random tokens of the workload's lengths, a different one for each request, so that no prefix is
+    cached, or the trace's; every answer has exactly the length asked for. Seeded: every variant gets the same.
 
     Raises:
         MeasurementFailed: a request failed, or a figure is missing or not finite.
         ServerFailed: the server ended.
     """
-    results = []
-    for number in range(workload.rounds):
-        log = Path(f"{logs_prefix}.load-{number + 1}.log")
-        status = run_against(server, command(server, directory, workload, work, number), log, {"HF_HUB_OFFLINE": "1"})
+    with tempfile.TemporaryDirectory(prefix="slipway-load-") as folder:
+        work = Path(folder)
+        lengths = trace.write(work / TRACE, call.start, call.requests) if trace else None
+        status = run_against(server, command(server, directory, workload, call, work), log, {"HF_HUB_OFFLINE": "1"})
         try:
-            results.append(json.loads((work / RESULT).read_text()))
+            result = json.loads((work / RESULT).read_text())
         except (OSError, ValueError) as error:
             why = ServerLog(log).cause()
             raise MeasurementFailed(f"the load generator failed ({status}): {why}", hint=f"see {log}") from error
-        (work / RESULT).unlink()
-    return measured_of(results, workload)
+    return taken_of(result, workload, call, lengths)
 
 
-def command(server: Server, directory: Path, workload: Workload, work: Path, number: int) -> list[str]:
+def command(server: Server, directory: Path, workload: Workload, call: Call, work: Path) -> list[str]:
     options = {
         "backend": "openai",
         "base-url": server.url,
         "endpoint": "/v1/completions",
         "model": server.name,
         "tokenizer": directory,
-        "dataset-name": "random",
-        "random-input-len": workload.prompt_tokens,
-        "random-output-len": workload.output_tokens,
-        "num-prompts": workload.requests,
+        "num-prompts": call.requests,
         "num-warmups": workload.warmup_requests,
-        "max-concurrency": workload.concurrency,
         "temperature": 0,
-        "seed": workload.seed + number,
+        "seed": call.seed,
         "percentile-metrics": "ttft,tpot,itl,e2el",
         "metric-percentiles": "50,95,99",
         "result-dir": work,
         "result-filename": RESULT,
     }
+    if workload.trace:
+        options |= {"dataset-name": "custom", "dataset-path": work / TRACE, "custom-output-len": -1}
+    else:
+        spread = {"input": workload.prompt_spread, "output": workload.output_spread}
+        options |= {
+            "dataset-name": "random",
+            "random-input-len": workload.prompt_tokens,
+            "random-output-len": workload.output_tokens,
+            "random-range-ratio": json.dumps(spread),
+        }
+    if workload.request_rate_per_s and call.kind == "round":
+        # Without a limit: a user who comes while others wait is one more who waits, and that time counts.
+        options["request-rate"] = workload.request_rate_per_s
+    else:
+        options["max-concurrency"] = call.concurrency
     flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    flags += ["--disable-shuffle", "--skip-chat-template"] if workload.trace else []
     return [*VLLM, "bench", "serve", *flags, "--ignore-eos", "--disable-tqdm", "--save-result", "--save-detailed"]
 
 
-def measured_of(results: Sequence[dict[str, Any]], workload: Workload) -> Measured:
-    """The generator's results, one per round, as our records.
+def taken_of(result: dict[str, Any], workload: Workload, call: Call, lengths: list[int] | None) -> Taken:
+    """The generator's result as the lines that all figures are computed from.
+
+    Args:
+        lengths: of the answers that a trace asked for; None without a trace.
 
     Raises:
-        MeasurementFailed: see ``load_of``; or the figures of single requests are missing.
+        MeasurementFailed: a request failed (the figures of the others would flatter the server); a figure is missing
+            or not finite; or an answer has another length than asked for.
     """
-    rounds = tuple(load_of(result, workload) for result in results)
+    check_complete(result, call)
+    at_a_rate = workload.request_rate_per_s and call.kind == "round"
     try:
-        requests = [each for number, result in enumerate(results) for each in _requests(number, result)]
-        gaps_ms = [1000 * gap for result in results for gaps in result["itls"] for gap in gaps]
+        concurrency = int(result["max_concurrent_requests"]) if at_a_rate else call.concurrency
+        total = {**call.label, "concurrency": concurrency, "duration_s": _finite("duration", result["duration"])}
+        requests = list(_requests(call, result))
     except (LookupError, TypeError, ValueError) as error:
         raise MeasurementFailed(f"the load generator's result is not usable: {error}") from error
-    if len(requests) != sum(each.requests for each in rounds):
+    if len(requests) != call.requests:
         raise MeasurementFailed(f"the load generator told of {len(requests)} requests only")
-    points = {name: [each[name] for each in requests] for name in ("ttft_ms", "tpot_ms", "e2el_ms")}
-    together = Load(
-        concurrency=workload.concurrency,
-        requests=sum(each.requests for each in rounds),
-        requests_completed=sum(each.requests_completed for each in rounds),
-        requests_failed=sum(each.requests_failed for each in rounds),
-        duration_s=sum(each.duration_s for each in rounds),
-        prompt_tokens=sum(each.prompt_tokens for each in rounds),
-        output_tokens=sum(each.output_tokens for each in rounds),
-        requests_per_s=fmean(each.requests_per_s for each in rounds),
-        output_tokens_per_s=fmean(each.output_tokens_per_s for each in rounds),
-        itl_ms=_over(gaps_ms),
-        **{name: _over(values) for name, values in points.items()},
+    check_answers([each["output_tokens"] for each in requests], workload, lengths)
+    return Taken(total, requests)
+
+
+def check_complete(result: Mapping[str, Any], call: Call) -> None:
+    """Raises: MeasurementFailed: with the first reason why a request failed."""
+    failed, completed = int(result.get("failed", 0)), int(result.get("completed", 0))
+    if not failed and completed == call.requests:
+        return
+    reason = next((line.strip() for text in result.get("errors", []) for line in text.splitlines()[-1:] if line), "")
+    raise MeasurementFailed(
+        f"{call.requests - completed} of {call.requests} requests failed" + (f": {reason}" if reason else ""),
+        hint="see vLLM's log",
     )
-    return Measured(together, rounds, requests)
 
 
-def _requests(number: int, result: dict[str, Any]) -> Iterator[dict[str, float]]:
-    for ttft_s, gaps_s, tokens in zip(result["ttfts"], result["itls"], result["output_lens"], strict=True):
+def check_answers(found: list[int], workload: Workload, lengths: list[int] | None) -> None:
+    """Raises: MeasurementFailed: an answer has another length than asked for, so that its times say little."""
+    mean, spread = workload.output_tokens or 0, workload.output_spread
+    shortest, longest = max(1, math.floor(mean * (1 - spread))), math.ceil(mean * (1 + spread))
+    for number, tokens in enumerate(found):
+        low, high = (lengths[number], lengths[number]) if lengths else (shortest, longest)
+        if not low <= tokens <= high:
+            asked = str(low) if low == high else f"{low} to {high}"
+            raise MeasurementFailed(f"the server gave {tokens} tokens, not the {asked} asked for")
+
+
+def _requests(call: Call, result: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    columns = (result[name] for name in ("start_times", "ttfts", "itls", "input_lens", "output_lens"))
+    first_s = min(result["start_times"], default=0.0)
+    for start_s, ttft_s, gaps_s, prompt, answer in zip(*columns, strict=True):
         rest_s = sum(gaps_s)
-        figures = {"ttft_ms": ttft_s, "tpot_ms": rest_s / max(1, tokens - 1), "e2el_ms": ttft_s + rest_s}
+        figures = {"ttft": ttft_s, "tpot": rest_s / max(1, answer - 1), "e2el": ttft_s + rest_s}
         yield {
-            "round": number,
-            **{name: round(1000 * each, 3) for name, each in figures.items()},
-            "output_tokens": tokens,
+            **call.label,
+            "start_s": round(start_s - first_s, 6),
+            **{f"{name}_ms": round(1000 * _finite(name, each), 3) for name, each in figures.items()},
+            "itl_ms": [round(1000 * gap, 3) for gap in gaps_s],
+            "prompt_tokens": int(prompt),
+            "output_tokens": int(answer),
         }
 
 
-def _over(values: Sequence[float]) -> Percentiles:
-    import numpy as np
-
-    p50, p95, p99 = (float(each) for each in np.percentile(values or [0.0], [50, 95, 99]))
-    return Percentiles(mean=fmean(values or [0.0]), p50=p50, p95=p95, p99=p99)
-
-
-def load_of(result: dict[str, Any], workload: Workload) -> Load:
-    """The generator's result as our record.
-
-    Raises:
-        MeasurementFailed: a request failed (the figures of the others would flatter the server), or a figure is
-            missing or not finite.
-    """
-    failed, completed = int(result.get("failed", 0)), int(result.get("completed", 0))
-    if failed or completed != workload.requests:
-        reason = next(
-            (line.strip() for text in result.get("errors", []) for line in text.splitlines()[-1:] if line), ""
-        )
-        raise MeasurementFailed(
-            f"{workload.requests - completed} of {workload.requests} requests failed"
-            + (f": {reason}" if reason else ""),
-            hint="see vLLM's log",
-        )
-    try:
-        load = Load(
-            concurrency=workload.concurrency,
-            requests=workload.requests,
-            requests_completed=completed,
-            requests_failed=failed,
-            duration_s=_finite(result, "duration"),
-            prompt_tokens=int(result["total_input_tokens"]),
-            output_tokens=int(result["total_output_tokens"]),
-            requests_per_s=_finite(result, "request_throughput"),
-            output_tokens_per_s=_finite(result, "output_throughput"),
-            ttft_ms=_percentiles(result, "ttft"),
-            tpot_ms=_percentiles(result, "tpot"),
-            itl_ms=_percentiles(result, "itl"),
-            e2el_ms=_percentiles(result, "e2el"),
-        )
-    except (LookupError, TypeError, ValueError) as error:
-        raise MeasurementFailed(f"the load generator's result is not usable: {error}") from error
-    if load.output_tokens != workload.requests * workload.output_tokens:
-        expected = workload.requests * workload.output_tokens
-        raise MeasurementFailed(f"the server gave {load.output_tokens} tokens, not the {expected} asked for")
-    return load
-
-
-def _percentiles(result: dict[str, Any], metric: str) -> Percentiles:
-    return Percentiles(
-        mean=_finite(result, f"mean_{metric}_ms"),
-        **{point: _finite(result, f"{point}_{metric}_ms") for point in ("p50", "p95", "p99")},
-    )
-
-
-def _finite(result: dict[str, Any], name: str) -> float:
-    value = float(result[name])
+def _finite(name: str, value: float) -> float:
+    """Raises: ValueError."""
     if not math.isfinite(value):
         raise ValueError(f"{name} is {value}")
     return value

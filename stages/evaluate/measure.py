@@ -1,4 +1,8 @@
-"""One variant on one server: load first, on a server that has seen nothing else; then quality; memory all along."""
+"""Variants on servers: load first, in rounds and in turns, on servers that have seen nothing else; then quality.
+
+Where servers stand side by side, one is loaded at a time while the others wait: A B C, C B A, … The machine itself is
+probed before and after the load.
+"""
 
 from __future__ import annotations
 
@@ -8,121 +12,183 @@ import os
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stages.endpoint import serving_here
+from stages.errors import SlipwayError
 from stages.evaluate.conditions import Conditions
-from stages.evaluate.load import Measured, check_fits, check_lengths, measure_load
-from stages.evaluate.memory import PeakMemory
-from stages.evaluate.quality import check_tasks, measure_quality
+from stages.evaluate.drift import change, probe
+from stages.evaluate.load import Call, Taken, check_lengths, rounds_of, sweep_of
+from stages.evaluate.quality import check_tasks
+from stages.evaluate.room import no_room
+from stages.evaluate.subject import Subject
+from stages.evaluate.trace import Trace, load_trace
 from stages.program import RUN_VARIABLE
-from stages.records import SAMPLES_SUFFIX, Engine, Evaluation, Memory, TaskScore
-from stages.server import Server, running
+from stages.recompute import point_load
+from stages.records import SAMPLES_SUFFIX, Evaluation
 from stages.settings import Serving, Workload
-from stages.store import ModelStore, write_text
+from stages.store import ModelStore, sha256_of, write_text
+
+Measured = dict[str, Evaluation | SlipwayError]
 
 
-def measure(store: ModelStore, name: str, conditions: Conditions, workload: Workload, serving: Serving) -> Evaluation:
-    """Start the server once, measure everything, stop it, and only then write the result.
+@dataclass(frozen=True)
+class Session:
+    """What is the same for every variant."""
+
+    store: ModelStore
+    workload: Workload
+    serving: Serving
+    trace: Trace | None
+    include_defaults: bool
+    """Whether lm-eval's own tasks are needed."""
+    beside: tuple[str, ...]
+
+
+def measure(store: ModelStore, wanted: Mapping[str, Conditions], workload: Workload, serving: Serving) -> Measured:
+    """Measure each variant; write each evaluation as soon as it is complete.
+
+    Returns:
+        By variant its evaluation, or what it failed at (then nothing of it was written).
 
     Raises:
-        ConfigError: the workload can't be measured: found before anything is started, if possible.
-        ServerFailed, MeasurementFailed, HubUnavailable: nothing was written.
+        ConfigError: the workload can't be measured: found before anything is started.
     """
-    started_at, started = datetime.now(UTC), time.monotonic()
-    directory = store.optimized(name)
-    check_lengths(directory, workload, serving)
     include_defaults = check_tasks(workload)
+    directories = {name: store.optimized(name) for name in wanted}
+    first = next(iter(directories.values()))
+    trace = load_trace(workload.trace, first, workload.seed) if workload.trace else None
+    check_lengths(first, workload, serving, trace)
+    if trace and len(trace.requests) < workload.rounds * workload.requests:
+        say(f"note: the trace has {len(trace.requests)} requests, and more are sent: repeated ones may be cached")
     beside = tuple(each.model for each in serving_here(store.root))
     for model in beside:
         say(f"note: {model} is being served on this machine and shares it with this measurement")
-    with logs(store) as folder:
-        with (
-            running(directory, served_name(conditions), serving, log=folder / f"evaluate-{name}.vllm.log") as server,
-            PeakMemory(server.process.pid) as memory,
-        ):
-            say(f"serving {name}: ready in {server.ready_s:.0f} s")
-            load, quality, items = figures(server, directory, workload, folder / f"evaluate-{name}", include_defaults)
-        facts = server.startup_log.facts()
-        engine = Engine(
-            name="vllm",
-            version=facts.version,
-            arguments=server.arguments,
-            dtype=facts.dtype,
-            quantization=facts.quantization,
-            kernel=facts.kernel,
-            ready_s=server.ready_s,
-        )
-    evaluation = Evaluation(
-        variant=name,
-        variant_digest=conditions.variant.digest,
-        base_digest=conditions.variant.base_digest,
-        workload=conditions.workload,
-        engine=engine,
-        hardware=conditions.hardware,
-        key=conditions.key,
-        tool_versions=conditions.tool_versions,
-        quality=tuple(quality),
-        load=load.load,
-        rounds=load.rounds,
-        memory=Memory(
-            weights_bytes=conditions.variant.weights_bytes,
-            peak_resident_bytes=memory.resident_bytes,
-            peak_gpu_bytes=memory.gpu_bytes,
-            kv_cache_tokens=facts.kv_cache_tokens,
-        ),
-        beside=beside,
-        started_at=started_at,
-        seconds=round(time.monotonic() - started, 3),
-    )
-    write_samples(store.evaluation(name).with_suffix(SAMPLES_SUFFIX), evaluation.key, [*load.requests, *items])
-    evaluation.write(store.evaluation(name))
+    session = Session(store, workload, serving, trace, include_defaults, beside)
+    folder = logs_folder(store)
+    subjects = [Subject(name, directories[name], wanted[name], folder) for name in wanted]
+    measured = measure_all(session, subjects)
+    if not os.environ.get(RUN_VARIABLE) and not any(each.failure for each in subjects):
+        shutil.rmtree(folder)
+    return measured
+
+
+def measure_all(session: Session, subjects: Sequence[Subject]) -> Measured:
+    """Every start of every server; the groups take turns too, the last first at the next start."""
+    groups = grouped(session, subjects)
+    found: Measured = {}
+    for restart in range(session.workload.restarts):
+        for group in in_turn(groups, restart):
+            going = [each for each in group if each.failure is None]
+            if going:
+                one_start(session, going, restart)
+            if restart + 1 == session.workload.restarts:
+                found |= {each.name: each.failure or finish(session, each, group) for each in group}
+    return found
+
+
+def grouped(session: Session, subjects: Sequence[Subject]) -> list[list[Subject]]:
+    """The variants whose servers stand side by side: all in one group, or each alone."""
+    if len(subjects) > 1 and session.workload.interleave:
+        if not (why := no_room([each.conditions.variant for each in subjects], session.serving)):
+            return [list(subjects)]
+        say(f"note: the servers can't stand side by side ({why}); measuring one variant after the other")
+    return [[each] for each in subjects]
+
+
+def in_turn(each: Sequence[Any], number: int) -> list[Any]:
+    """A B C, then C B A: what drifts steadily meets all alike."""
+    return list(each if number % 2 == 0 else reversed(each))
+
+
+def one_start(session: Session, group: Sequence[Subject], restart: int, *, again: bool = False) -> None:
+    """Start the servers, measure, stop them.
+
+    After a drift of the machine beyond the workload's limit, all is done once more: with servers started anew, which
+    have cached nothing of the same prompts.
+    """
+    workload, limit = session.workload, session.workload.drift_limit
+    with contextlib.ExitStack() as standing:
+        for each in group:
+            standing.callback(each.stop)
+            with each.turn():
+                ready_s = each.start(workload, session.serving, session.trace)
+                say(f"serving {each.name}: ready in {ready_s:.0f} s")
+        before = probe()
+        taken = in_turns(session, group, rounds_of(workload, restart))
+        after = probe()
+        moved = change(before, after)
+        drifted = limit is not None and moved > limit
+        if drifted:
+            say(f"note: the machine's speed changed by {moved:.0%} while the load was measured")
+        if again or not drifted:
+            swept = in_turns(session, group, sweep_of(workload) if restart == 0 else [])
+            for each in group:
+                each.rounds += taken[each.name]
+                each.sweep += swept[each.name]
+                each.speeds.append((before, after))
+                each.measured_again += again
+                ask(session, each, restart)
+            return
+    if going := [each for each in group if each.failure is None]:
+        say("measuring the load once more")
+        one_start(session, going, restart, again=True)
+
+
+def in_turns(session: Session, group: Sequence[Subject], calls: Sequence[Call]) -> dict[str, list[Taken]]:
+    """Each call for every variant, one server loaded at a time."""
+    taken: dict[str, list[Taken]] = {each.name: [] for each in group}
+    for number, call in enumerate(calls):
+        for each in in_turn(group, number):
+            if each.failure is None:
+                with each.turn():
+                    found = each.load(session.workload, call, session.trace)
+                    taken[each.name].append(found)
+                    rate = point_load(found.point).output_tokens_per_s
+                    what = f"round {call.number + 1}" if call.kind == "round" else f"{call.concurrency} at a time"
+                    say(f"load of {each.name}: {what}, {len(found.requests)} requests, {rate:.0f} tokens/s")
+    return taken
+
+
+def ask(session: Session, subject: Subject, restart: int) -> None:
+    if subject.failure is not None:
+        return
+    with subject.turn(), tempfile.TemporaryDirectory(prefix="slipway-quality-") as work:
+        scores = subject.ask(session.workload, restart, Path(work), include_defaults=session.include_defaults)
+        for score in scores:
+            say(f"quality of {subject.name}: {score.task} {score.value:.3f} ({score.low:.3f} to {score.high:.3f})")
+
+
+def finish(session: Session, subject: Subject, group: Sequence[Subject]) -> Evaluation:
+    """Write the samples, and only then the evaluation that they belong to."""
+    path = session.store.evaluation(subject.name)
+    sha256 = write_samples(path.with_suffix(SAMPLES_SUFFIX), subject.conditions.key, subject.samples())
+    others = tuple(each.name for each in group if each is not subject)
+    evaluation = subject.evaluation(session.workload, sha256, beside=session.beside, interleaved_with=others)
+    evaluation.write(path)
     return evaluation
 
 
-def served_name(conditions: Conditions) -> str:
-    return f"{conditions.variant.variant}-{conditions.variant.digest[:12]}"
+def write_samples(path: Path, key: str, items: list[dict[str, Any]]) -> str:
+    """A line each, after a first one that names the evaluation they belong to.
+
+    Returns:
+        The file's sha256.
+    """
+    write_text(path, "".join(json.dumps(each) + "\n" for each in [{"evaluation": key}, *items]))
+    return sha256_of(path)
 
 
-def figures(
-    server: Server, directory: Path, workload: Workload, logs_prefix: Path, include_defaults: bool
-) -> tuple[Measured, list[TaskScore], list[dict[str, Any]]]:
-    """Load, quality and the quality's items, each said as soon as it is known."""
-    check_fits(workload, server.max_model_len())
-    with tempfile.TemporaryDirectory(prefix="slipway-") as temporary:
-        work = Path(temporary)
-        load = measure_load(server, directory, workload, work, str(logs_prefix))
-        rates = ", ".join(f"{each.output_tokens_per_s:.0f}" for each in load.rounds)
-        say(f"load: {load.load.requests_completed}/{load.load.requests} requests; {rates} tokens/s by round")
-        quality, items = measure_quality(
-            server, directory, workload, work, Path(f"{logs_prefix}.quality.log"), include_defaults=include_defaults
-        )
-    for score in quality:
-        say(f"quality: {score.task} {score.value:.3f} ({score.low:.3f} to {score.high:.3f})")
-    server.check_alive()
-    return load, quality, items
-
-
-@contextlib.contextmanager
-def logs(store: ModelStore) -> Iterator[Path]:
-    """Where the logs go: the run's folder, or outside a run a temporary one that stays only after a failure."""
+def logs_folder(store: ModelStore) -> Path:
+    """Where the logs go: the run's folder, or outside a run a temporary one, which is to stay after a failure."""
     if run_id := os.environ.get(RUN_VARIABLE):
         folder = store.run(run_id) / "logs"
         folder.mkdir(parents=True, exist_ok=True)
-        yield folder
-        return
-    folder = Path(tempfile.mkdtemp(prefix="slipway-evaluate-"))
-    yield folder
-    shutil.rmtree(folder)
-
-
-def write_samples(path: Path, key: str, items: list[dict[str, Any]]) -> None:
-    """One line per request and item, after a first line that names the evaluation they belong to."""
-    write_text(path, "".join(json.dumps(each) + "\n" for each in [{"evaluation": key}, *items]))
+        return folder
+    return Path(tempfile.mkdtemp(prefix="slipway-evaluate-"))
 
 
 def say(line: str) -> None:

@@ -10,20 +10,18 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from stages.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
+from stages.evaluate.items import ACCURACIES, BITS_PER_BYTE, items_of, leaves, metric_of, scored, task_items
 from stages.records import TaskScore
 from stages.server import Server, run_against
 from stages.server_log import ServerLog
 from stages.settings import Workload
 from stages.store import write_json
 
-ACCURACIES: Final = ("acc", "acc_norm", "exact_match")
-"""lm-eval's names; the first that a task has is taken."""
-BITS_PER_BYTE: Final = "bits_per_byte"
 SUPPORTED: Final = f"tasks with {', '.join(ACCURACIES)} or {BITS_PER_BYTE}"
 CONCURRENCY: Final = 4
 RESAMPLES: Final = 1000
@@ -112,33 +110,10 @@ def scores_of(found: Mapping[str, Any]) -> list[TaskScore]:
         ConfigError: a task has no metric that we can score.
         MeasurementFailed: a score is missing or not finite.
     """
-    results: Mapping[str, dict[str, float]] = found["results"]
-    scored_groups = [group for group in found["subtasks"] if _metric(results.get(group, {}))]
-    inside = {task for group in scored_groups for task in _below(group, found["subtasks"])}
-    # A group without a score is only a name for its tasks.
-    shown = [task for task in results if task not in inside and (results[task] or task not in found["subtasks"])]
-    return [_score(task, results[task], found) for task in shown]
+    return [_score(task, found["results"][task], found) for task in scored(found)]
 
 
-def items_of(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What was measured of each item, in few words: for paired comparisons between variants."""
-    for task, samples in found["samples"].items():
-        metric = _metric(found["results"].get(task, {}))
-        if metric is None:
-            continue
-        name, _, filtered = metric.partition(",")
-        for sample in samples:
-            if sample["filter"] != filtered:
-                continue
-            item = {"task": task, "doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"]}
-            if name == BITS_PER_BYTE:
-                loglikelihood, size = sample[name]
-                yield item | {"loglikelihood": loglikelihood, "bytes": size}
-            else:
-                yield item | {"correct": float(sample[name])}
-
-
-def bits_per_byte_interval(documents: list[tuple[float, int]]) -> tuple[float, float]:
+def bits_per_byte_interval(documents: list[tuple[float, float]]) -> tuple[float, float]:
     """95 % interval of the corpus's bits per byte: percentile bootstrap over documents (Efron 1979), seeded.
 
     lm-eval gives no standard error for it.
@@ -153,7 +128,7 @@ def bits_per_byte_interval(documents: list[tuple[float, int]]) -> tuple[float, f
 
 
 def _score(task: str, metrics: dict[str, float], found: Mapping[str, Any]) -> TaskScore:
-    metric = _metric(metrics)
+    metric = metric_of(metrics)
     if metric is None:
         names = sorted({name.partition(",")[0] for name in metrics})
         raise ConfigError(f"quality task {task!r} has only {', '.join(names) or 'no metric'}", hint=f"use {SUPPORTED}")
@@ -161,9 +136,10 @@ def _score(task: str, metrics: dict[str, float], found: Mapping[str, Any]) -> Ta
     if not math.isfinite(value):
         raise MeasurementFailed(f"{task}: {metric} is {value}", hint="the variant's answers are not numbers")
     name, _, filtered = metric.partition(",")
-    items = sum(found["items"][leaf] for leaf in _leaves(task, found["subtasks"]))
+    items = sum(found["items"][leaf] for leaf in leaves(task, found["subtasks"]))
     if name == BITS_PER_BYTE:
-        documents = [tuple(each[name]) for each in found["samples"].get(task, []) if each["filter"] == filtered]
+        weighed = [(each, each.get("weight", 1.0)) for each in task_items(task, metric, found)]
+        documents = [(each["loglikelihood"] * weight, each["bytes"] * weight) for each, weight in weighed]
         low, high = bits_per_byte_interval(documents) if documents else (value, value)
         return TaskScore(
             task=task, kind="perplexity", value=value, low=low, high=high, score=2**-value, items=items, metrics=metrics
@@ -174,23 +150,6 @@ def _score(task: str, metrics: dict[str, float], found: Mapping[str, Any]) -> Ta
     return TaskScore(
         task=task, kind="accuracy", value=value, low=low, high=high, score=value, items=items, metrics=metrics
     )
-
-
-def _metric(metrics: Mapping[str, float]) -> str | None:
-    """lm-eval's ``metric,filter`` that we score by, or None if the task has none."""
-    names = {each.partition(",")[0]: each for each in reversed(list(metrics))}
-    return next((names[each] for each in (*ACCURACIES, BITS_PER_BYTE) if each in names), None)
-
-
-def _below(group: str, subtasks: Mapping[str, list[str]]) -> Iterator[str]:
-    for task in subtasks.get(group, []):
-        yield task
-        yield from _below(task, subtasks)
-
-
-def _leaves(task: str, subtasks: Mapping[str, list[str]]) -> set[str]:
-    below = {each for each in _below(task, subtasks) if not subtasks.get(each)}
-    return below or {task}
 
 
 def _index(tasks_path: str | None, *, include_defaults: bool) -> Mapping[str, Any]:

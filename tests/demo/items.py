@@ -34,7 +34,7 @@ class Span:
     """Natural log of the product of the words' frequencies in the training text."""
 
 
-def held_out_texts(passages: dict[str, list[str]]) -> list[dict[str, str]]:
+def held_out_texts(passages: dict[str, list[str]], count: int = HELD_OUT_TEXTS) -> list[dict[str, str]]:
     """Passages of a length that fits the context, in turn from each document; ``document`` names it."""
     shortest, longest = PASSAGE_CHARS
     columns = [
@@ -42,7 +42,7 @@ def held_out_texts(passages: dict[str, list[str]]) -> list[dict[str, str]]:
         for name, texts in sorted(passages.items())
     ]
     in_turn = [row for rank in zip_longest(*columns) for row in rank if row]
-    return in_turn[:HELD_OUT_TEXTS]
+    return in_turn[:count]
 
 
 def is_prose(text: str) -> bool:

@@ -4,9 +4,10 @@ The committed files were made with CPython 3.11.7, torch 2.13.0, transformers 5.
 
     python -m tests.demo.train
 
-on 2 CPU cores. It writes, beside itself, ``model/`` and the data of ``tasks/``, and
-``configs/calibration/python-docs.txt``: training passages, one form feed between two, for calibrating
-quantizers. Progress goes to stderr, the held-out perplexities as one JSON object to stdout.
+on 2 CPU cores. It writes, beside itself, ``model/`` and the data of ``tasks/``; and two texts, one form feed
+between two passages: ``configs/calibration/python-docs.txt`` from the training side, for calibrating quantizers, and
+``configs/held-out/python-docs.txt`` from the held-out side, on which variants are compared with fp16.
+Progress goes to stderr, the held-out perplexities as one JSON object to stdout.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ HERE: Final = Path(__file__).parent
 CALIBRATION: Final = HERE.parents[1] / "configs" / "calibration" / "python-docs.txt"
 CALIBRATION_CHARS: Final = 500_000
 """128 sequences of 512 tokens, also by a vocabulary with long tokens."""
+HELD_OUT: Final = HERE.parents[1] / "configs" / "held-out" / "python-docs.txt"
+HELD_OUT_TEXTS: Final = 128
 
 SEED: Final = 2026
 VOCABULARY: Final = 4096
@@ -98,14 +101,16 @@ def main() -> None:
 
 
 def write_data(corpus: Corpus, held_out: list[dict[str, str]]) -> None:
-    """The task data (held-out side) and the calibration text (training side)."""
+    """The task data and the held-out text (held-out side), and the calibration text (training side)."""
     write_jsonl(HERE / "tasks" / "heldout.jsonl", held_out)
     write_jsonl(HERE / "tasks" / "continuation.jsonl", continuation_items(corpus))
     texts = [text for name in sorted(corpus.train) for text in corpus.train[name] if len(text) >= 400]
     random.Random(SEED).shuffle(texts)
     calibration = "\n\f\n".join(texts)[:CALIBRATION_CHARS].rpartition("\n\f\n")[0]
-    CALIBRATION.parent.mkdir(parents=True, exist_ok=True)
-    CALIBRATION.write_text(calibration + "\n", encoding="utf-8")
+    compared = "\n\f\n".join(each["text"] for each in held_out_texts(corpus.held_out, HELD_OUT_TEXTS))
+    for path, text in ((CALIBRATION, calibration), (HELD_OUT, compared)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:

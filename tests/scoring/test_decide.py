@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scoring.decide import contenders_of, decide
-from scoring.draws import Items, Round, load_draws, quality_draws
+from scoring.decide import contenders_of, decide, with_twins
+from scoring.draws import Items, Round, allowing_for_few, load_draws, quality_draws
 from scoring.metrics import METRICS
 from scoring.profile import Profile
 
@@ -143,28 +143,41 @@ def test_a_variant_that_is_far_worse_never_wins_on_quality_alone(rows, method, s
     assert found.win_probability["bad"] < 0.01
 
 
-def measured_twice(seed: int) -> dict[str, dict[str, np.ndarray]]:
-    """Two evaluations of the same variant, as independent as two runs of a server are."""
+def measured_twice(seed: int, *, turns: bool) -> tuple[dict[str, dict[str, np.ndarray]], pd.DataFrame]:
+    """Two evaluations of the same variant: taking turns on a machine whose speed changes, or one after the other."""
     chance = np.random.default_rng(seed)
-    speeds = {name: chance.normal(500, 60, 3) for name in ("one", "two")}
+    own = {name: chance.normal(500, 20 if turns else 60, 4) for name in ("one", "two")}
+    machine = np.exp(chance.normal(0, 0.25, 4)) if turns else np.ones(4)
     rounds = {
-        name: [Round(chance.gamma(20, 50, 128) * 500 / speed, speed) for speed in each] for name, each in speeds.items()
+        name: [Round(chance.gamma(20, 50, 128) * 500 / speed, speed) for speed in each * machine]
+        for name, each in own.items()
     }
     right = (chance.random(300) < 0.7).astype(float)
     quality = quality_draws({name: {"arc": Items(right)} for name in rounds}, draws=FEW_DRAWS)
-    return {name: each | quality[name] for name, each in load_draws(rounds, draws=FEW_DRAWS).items()}
+    drawn = allowing_for_few(load_draws(rounds, paired=turns, draws=FEW_DRAWS), rounds, paired=turns)
+    figures = {
+        name: row(
+            quality=right.mean(),
+            latency=float(np.percentile(np.concatenate([one.latencies_ms for one in each]), 95)),
+            throughput=float(np.mean([one.output_tokens_per_s for one in each])),
+        )
+        for name, each in rounds.items()
+    }
+    return {name: each | quality[name] for name, each in drawn.items()}, frame(figures)
 
 
+@pytest.mark.parametrize("turns", [True, False])
 @pytest.mark.parametrize("method", ["min-max", "relative"])
-def test_two_measurements_of_one_variant_are_seldom_separated(method):
+def test_two_measurements_of_one_variant_are_not_separated(method, turns):
     separated = 0
-    for seed in range(60):
-        samples = measured_twice(seed)
-        raw = frame({name: {metric: each.mean() for metric, each in draws.items()} for name, draws in samples.items()})
-        found = decide(raw.assign(memory=1e9), profile(normalization=method), samples)
-        separated += found.separated
-    # With three rounds a standard deviation is poorly known, so a few per cent are.
-    assert separated <= 9
+    for seed in range(40):
+        samples, raw = measured_twice(seed, turns=turns)
+        separated += decide(raw, profile(normalization=method), samples).separated
+        same = decide(raw, profile(normalization=method), samples, digests={"one": "d", "two": "d"})
+        assert not same.separated
+        assert "the evidence does not separate them" in same.verdict
+    # Nobody knows here that they are the same. By their measurements alone, chance separates few.
+    assert separated <= 3
 
 
 def test_a_difference_beyond_noise_is_separated():
@@ -189,11 +202,21 @@ def test_without_separation_the_higher_quality_is_preferred():
     )
 
 
-def test_quality_within_noise_prefers_nobody():
-    rows = {"fp16": row(quality=0.801), "awq": row(quality=0.800, latency=8.9)}
-    found = decide(frame(rows), profile(weights=only("latency")), noisy(rows, 0.03))
+def test_quality_within_noise_excludes_nobody():
+    rows = {"fp16": row(quality=0.801, latency=9.5), "awq": row(quality=0.800, memory=0.5e9)}
+    wanted = only("latency") | {"memory": 0.01}
+    found = decide(frame(rows), profile(weights=wanted), noisy(rows, 0.03))
     assert found.contenders == ("awq", "fp16")
     assert found.winner == "awq"
+
+
+def test_what_speed_did_not_separate_is_decided_by_what_a_repeated_measurement_finds_again():
+    faster = {"awq": row(quality=0.800, memory=1e9), "gptq": row(quality=0.801, memory=1e9, latency=9.8)}
+    slower = {"awq": row(quality=0.800, memory=1e9, latency=9.8), "gptq": row(quality=0.801, memory=1e9)}
+    found = [decide(frame(rows), profile(weights=only("latency")), noisy(rows, 0.03)) for rows in (faster, slower)]
+    assert [each.ranking["score"].to_list() for each in found] == [[1.0, 1.0], [1.0, 1.0]]
+    assert [(each.winner, each.separated) for each in found] == [("gptq", False), ("gptq", False)]
+    assert all("the evidence does not separate them. gptq is preferred" in each.verdict for each in found)
 
 
 def test_a_profile_that_asks_for_more_confidence_is_harder_to_satisfy():
@@ -297,6 +320,20 @@ def test_a_choice_that_hangs_on_the_weights_says_so():
     assert (found.winner, found.separated) == ("fp16", True)
     assert found.near_weights["fp16"] < 0.7
     assert "hangs on the weights" in found.verdict
+
+
+@pytest.mark.parametrize(
+    ("digests", "expected"),
+    [
+        ({"a": "1", "b": "2", "c": "3"}, ("a",)),
+        ({"a": "1", "b": "1", "c": "3"}, ("a", "b")),
+        ({"a": "1", "b": "2", "c": "1"}, ("a", "b", "c")),
+        ({"b": "1", "c": "1"}, ("a",)),
+        ({}, ("a",)),
+    ],
+)
+def test_what_is_the_same_file_by_file_is_never_separated(digests, expected):
+    assert with_twins(("a",), ["a", "b", "c"], digests) == expected
 
 
 @pytest.mark.parametrize(

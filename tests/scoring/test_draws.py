@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scoring.draws import Items, Round, load_draws, quality_draws, resampled
+from scoring.draws import Items, Round, allowing_for_few, load_draws, quality_draws, resampled, student_95
 
 VARIANTS = ("fp16", "awq", "gptq")
 
@@ -70,7 +70,7 @@ def test_what_paired_rounds_have_in_common_cancels_out():
 
 
 def test_paired_rounds_of_different_number_are_refused():
-    with pytest.raises(ValueError, match="same number"):
+    with pytest.raises(ValueError, match="same rounds of the same starts"):
         load_draws({"fp16": rounds_of([1, 2]), "awq": rounds_of([1])}, paired=True)
 
 
@@ -111,3 +111,92 @@ def test_quality_on_other_items_can_not_be_compared(other):
 def test_a_task_without_items_has_no_quality():
     with pytest.raises(ValueError, match="at least one"):
         quality_draws({"fp16": {"arc": Items(np.array([]))}})
+
+
+def test_items_count_by_their_weights():
+    # Two thirds of the items are of a task that counts half, and are right; the others are wrong.
+    values, weights = np.tile([1.0, 1.0, 0.0], 50), np.tile([0.75, 0.75, 1.5], 50)
+    drawn = quality_draws({"fp16": {"group": Items(values, weights=weights)}})["fp16"]["quality"]
+    assert drawn.mean() == pytest.approx(0.5, abs=0.01)
+    plain = quality_draws({"fp16": {"group": Items(values)}}, draws=50)["fp16"]["quality"]
+    alike = quality_draws({"fp16": {"group": Items(values, weights=np.ones(150))}}, draws=50)["fp16"]["quality"]
+    assert alike.tolist() == pytest.approx(plain.tolist())
+
+
+def starts_of(speeds: list[list[float]]) -> list[Round]:
+    return [Round(np.full(4, 1000 / speed), speed, start) for start, each in enumerate(speeds) for speed in each]
+
+
+def test_what_differs_between_starts_of_the_server_is_noise_though_its_rounds_agree():
+    starts = starts_of([[90, 90, 90, 90], [110, 110, 110, 110], [100, 100, 100, 100]])
+    one = [Round(each.latencies_ms, each.output_tokens_per_s) for each in starts]
+    by_start, by_round = (load_draws({"fp16": each}, draws=20_000)["fp16"]["throughput"] for each in (starts, one))
+    # A mean of three starts: s/√3 with s = 10; twelve independent rounds would have promised s/√12 or so.
+    assert by_start.std() == pytest.approx(10 / np.sqrt(3), rel=0.03)
+    assert by_round.std() < by_start.std() / 2
+
+
+def test_paired_starts_are_drawn_together():
+    slow_start = {
+        name: starts_of([[100 * own, 100 * own], [60 * own, 60 * own], [80 * own, 80 * own]])
+        for name, own in (("fp16", 1.0), ("awq", 1.2))
+    }
+    drawn = load_draws(slow_start, paired=True)
+    assert np.allclose(drawn["awq"]["throughput"], 1.2 * drawn["fp16"]["throughput"])
+
+
+def test_goodput_is_drawn_from_the_same_rounds():
+    rounds = [Round(np.ones(3), speed, good_tokens_per_s=speed / 2) for speed in (80.0, 100.0, 120.0)]
+    drawn = load_draws({"fp16": rounds})["fp16"]
+    assert np.allclose(drawn["goodput"], drawn["throughput"] / 2)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "expected"), [(1, 12.706), (2, 4.303), (9, 2.262), (10, 2.228), (12, 2.179), (30, 2.042), (1000, 1.962)]
+)
+def test_student_s_quantiles_are_those_of_the_tables(degrees, expected):
+    assert student_95(degrees) == pytest.approx(expected, abs=0.003)
+
+
+def test_few_rounds_spread_the_draws_and_many_hardly_do():
+    for count, factor in ((4, 3.1824 / 1.96), (200, 1.972 / 1.96)):
+        rounds = {"fp16": rounds_of(list(np.linspace(90, 110, count)))}
+        drawn = load_draws(rounds)
+        wider = allowing_for_few(drawn, rounds)["fp16"]["throughput"]
+        assert np.log(wider).std() == pytest.approx(factor * np.log(drawn["fp16"]["throughput"]).std(), rel=0.01)
+        assert np.log(wider).mean() == pytest.approx(np.log(drawn["fp16"]["throughput"]).mean())
+
+
+def test_variants_share_what_is_known_of_the_noise():
+    rounds = {name: rounds_of([90, 100, 110]) for name in ("fp16", "awq", "gptq")}
+    drawn = load_draws(rounds)
+    alone, together = (
+        allowing_for_few({"fp16": drawn["fp16"]}, {"fp16": rounds["fp16"]}),
+        allowing_for_few(drawn, rounds),
+    )
+    # ν is 2 alone, 6 together.
+    assert np.log(alone["fp16"]["throughput"]).std() > 1.7 * np.log(together["fp16"]["throughput"]).std()
+
+
+def test_one_round_can_not_be_spread():
+    rounds = {"fp16": rounds_of([100])}
+    drawn = load_draws(rounds)
+    assert np.array_equal(allowing_for_few(drawn, rounds)["fp16"]["latency"], drawn["fp16"]["latency"])
+
+
+def test_a_goodput_of_none_stays_a_rate():
+    rounds = {"fp16": [Round(np.ones(3), 100.0, good_tokens_per_s=good) for good in (0.0, 10.0, 20.0)]}
+    spread = allowing_for_few(load_draws(rounds), rounds)["fp16"]["goodput"]
+    assert spread.min() == 0
+    assert np.isfinite(spread).all()
+
+
+def test_answers_of_several_starts_are_averaged_and_their_difference_is_noise():
+    agree, differ = np.tile([1.0, 0.0], 50), np.tile([0.0, 1.0], 50)
+    all_right = np.ones(100)
+    steady = quality_draws({"fp16": {"arc": Items(np.array([agree, agree, agree]))}})["fp16"]["quality"]
+    single = quality_draws({"fp16": {"arc": Items(agree)}})["fp16"]["quality"]
+    moved = quality_draws({"fp16": {"arc": Items(np.array([differ, agree, all_right]))}})["fp16"]["quality"]
+    assert np.allclose(steady, single)
+    assert moved.mean() == pytest.approx(2 / 3, abs=0.02)
+    assert moved.std() > 2 * steady.std()

@@ -12,7 +12,8 @@ from scoring.constraints import AtLeast, Constraints
 from scoring.profile import Profile, Weights
 from stages.errors import DamagedModel, NoWinner
 from stages.records import SAMPLES_SUFFIX, VARIANT, Evaluation, Production, Variant
-from stages.select import current_release, gather, select
+from stages.releases import current_release
+from stages.select import gather, select
 from stages.store import ModelStore
 from tests.samples import ITEMS, MODEL, base, evaluation, measured_store, outcome, variant
 

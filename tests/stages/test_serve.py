@@ -17,6 +17,7 @@ import openai
 import psutil
 import pytest
 
+from stages.endpoint import WANTED, Wanted
 from stages.errors import Interrupted, ServerFailed
 from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
 from stages.serve import Endpoint, endpoint
@@ -27,6 +28,7 @@ from stages.supervise import Patience, supervise
 from tests.serving import (
     DEMO,
     MODEL,
+    ROLLOUT,
     SERVING,
     STAND_IN,
     Said,
@@ -46,7 +48,7 @@ HASTY = Patience(health_interval_s=0.3, unhealthy_checks=2, crashes=2, stable_s=
 
 
 def serve(store: ModelStore, *arguments: str, serving: dict[str, object] | None = None, **variables: str) -> Said:
-    flags = ["--serving", json.dumps(SERVING | (serving or {})), *arguments]
+    flags = ["--serving", json.dumps(SERVING | (serving or {})), "--rollout", json.dumps(ROLLOUT), *arguments]
     return stage("serve", *flags, variables=environment(store, stand_in=True, **variables))
 
 
@@ -99,17 +101,29 @@ def test_the_release_is_served_by_its_own_path_and_not_through_the_link(store: M
     assert not processes_with(str(store.production))
 
 
-@pytest.mark.parametrize("change", ["release", "serving", "api key"])
-def test_another_release_or_setting_or_key_replaces_the_endpoint(store: ModelStore, change: str) -> None:
+def test_another_release_is_rolled_out_beside_the_served_one(store: ModelStore) -> None:
+    old = publish(store, 1, stand_in_variant(store, "fp16", token_s=0.01))
+    assert serve(store).returncode == 0
+    before = endpoint(store)
+    new = publish(store, 2, stand_in_variant(store, "awq", token_s=0.01, another="model"))
+    said = serve(store)
+    assert said.returncode == 0, said.stderr
+    after = endpoint(store)
+    assert before
+    assert after
+    assert (after.pid, after.url) == (before.pid, before.url)
+    assert (before.release, after.release, after.canary, after.standby) == (old, new, None, old)
+    assert {each.release: each.state for each in after.servers} == {old: "up", new: "up"}
+
+
+@pytest.mark.parametrize("change", ["serving", "api key"])
+def test_another_setting_or_key_replaces_the_endpoint(store: ModelStore, change: str) -> None:
     publish(store, 1, stand_in_variant(store, "fp16"))
     assert serve(store).returncode == 0
     before = endpoint(store)
     assert before
     old = [psutil.Process(before.pid), *server_of(store)]
-    if change == "release":
-        publish(store, 2, stand_in_variant(store, "awq", another="model"))
-        said = serve(store)
-    elif change == "serving":
+    if change == "serving":
         said = serve(store, serving={"max_model_len": 512})
     else:
         said = serve(store, SLIPWAY_API_KEY=API_KEY)
@@ -122,13 +136,12 @@ def test_another_release_or_setting_or_key_replaces_the_endpoint(store: ModelSto
     assert after.protected == (change == "api key")
 
 
-def test_a_fixed_port_is_used_again_by_the_next_release(store: ModelStore) -> None:
+def test_a_fixed_port_is_used_again_by_the_next_endpoint(store: ModelStore) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     publish(store, 1, stand_in_variant(store, "fp16"))
     assert serve(store, serving={"port": port}).returncode == 0
-    publish(store, 2, stand_in_variant(store, "awq", another="model"))
-    said = serve(store, serving={"port": port})
+    said = serve(store, serving={"port": port, "max_model_len": 512})
     assert said.stdout.strip() == f"http://127.0.0.1:{port}"
 
 
@@ -142,11 +155,11 @@ def test_a_port_in_use_is_told_and_nothing_is_started(store: ModelStore) -> None
 
 
 def test_a_release_that_cannot_be_served_fails_the_stage_with_the_reason(store: ModelStore) -> None:
-    publish(store, 1, stand_in_variant(store, "fp16", refuses="out of kernels"))
+    release = publish(store, 1, stand_in_variant(store, "fp16", refuses="out of kernels"))
     said = serve(store)
     assert said.returncode == 30
-    assert said.stderr.count("out of kernels") == 1
-    assert f"see {store.path / 'endpoint.log'}" in said.stderr
+    assert "out of kernels" in said.stderr.splitlines()[-2]
+    assert f"see {store.path / 'serving' / release}.log" in said.stderr
     assert endpoint(store) is None
     assert not (store.path / "endpoint.json").exists()
 
@@ -158,7 +171,9 @@ def test_an_api_key_is_asked_for_and_stands_in_no_argument_log_or_record(store: 
     assert httpx.get(f"{said.stdout.strip()}/v1/models").status_code == 401
     assert httpx.get(f"{said.stdout.strip()}/v1/models", headers={"Authorization": f"Bearer {API_KEY}"}).is_success
     assert not processes_with(API_KEY)
-    texts = [path.read_text() for path in (store.path / "endpoint.json", store.path / "endpoint.log")]
+    written = [*store.path.glob("*.json"), *store.path.glob("*.log"), *store.path.glob("serving/*[!k]")]
+    texts = [path.read_text() for path in written]
+    assert len(texts) >= 7, "the endpoint's, Envoy's and the server's"
     assert not [text for text in [said.stdout, said.stderr, *texts] if API_KEY in text]
 
 
@@ -238,13 +253,13 @@ def test_a_server_that_dies_or_hangs_is_started_again_but_not_for_ever(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
-    release = store.releases / publish(store, 1, stand_in_variant(store, "fp16", **behaviour))
+    release = publish(store, 1, stand_in_variant(store, "fp16", **behaviour))
+    Wanted(stable=release).write(store.path / WANTED)
     with pytest.raises(ServerFailed, match=message):
-        supervise(store, release, Serving.model_validate(SERVING), HASTY)
+        supervise(store, Serving.model_validate(SERVING), HASTY)
     said = capsys.readouterr().err
-    urls = {word for word in said.split() if word.startswith("http://")}
-    assert said.count("serving 0001-fp16") == 3
-    assert len(urls) == 1, "clients keep their address"
+    assert said.count(f"{release} is up") == 3
+    assert said.count("/v1") == 1, "clients keep their address"
     assert "starting it again in 0.1 s (failure 1 in a row)" in said
     assert "starting it again in 0.2 s (failure 2 in a row)" in said
 
@@ -253,7 +268,7 @@ def test_a_server_that_was_well_for_long_does_not_count_its_old_crashes(
     store: ModelStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
-    release = store.releases / publish(store, 1, stand_in_variant(store, "fp16", ends_after_s=0.3))
+    Wanted(stable=publish(store, 1, stand_in_variant(store, "fp16", ends_after_s=0.3))).write(store.path / WANTED)
     forgiving = Patience(health_interval_s=0.1, crashes=1, stable_s=0.01, first_pause_s=0.1)
 
     def interrupt(number: int, _: object) -> None:
@@ -263,7 +278,7 @@ def test_a_server_that_was_well_for_long_does_not_count_its_old_crashes(
     signal.setitimer(signal.ITIMER_REAL, 4)
     try:
         with pytest.raises(Interrupted):
-            supervise(store, release, Serving.model_validate(SERVING), forgiving)
+            supervise(store, Serving.model_validate(SERVING), forgiving)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert capsys.readouterr().err.count("(failure 1 in a row)") >= 2
@@ -312,7 +327,8 @@ def test_vllm_asks_for_the_key_and_shows_it_nowhere(served: Served) -> None:
     ):
         client.models.list()
     assert not processes_with(API_KEY)
-    log = Path(served.endpoint.log).read_text()
+    (text,) = [path.read_text() for path in (served.store.path / "serving").glob("*.log")]
+    log = text + Path(served.endpoint.log).read_text()
     assert "Starting vLLM server" in log
     assert API_KEY not in log
 
@@ -321,13 +337,12 @@ def test_vllm_asks_for_the_key_and_shows_it_nowhere(served: Served) -> None:
 def test_when_vllm_is_killed_the_endpoint_answers_again_at_the_same_address(served: Served) -> None:
     (api_server,) = [each for each in server_of(served.store) if arguments_of(each)[1:2] == ["-m"]]
     api_server.kill()
-    wait_until(lambda: not healthy(served.endpoint.url), "the death")
+    wait_until(lambda: endpoint(served.store) not in (None, served.endpoint), "the death")
+    assert not healthy(served.endpoint.url)
     wait_until(lambda: healthy(served.endpoint.url), "the restart")
     with openai.OpenAI(base_url=f"{served.endpoint.url}/v1", api_key=API_KEY) as client:
         assert client.completions.create(model=MODEL, prompt="A list", max_tokens=2).choices
     assert "vLLM was killed; starting it again in 1 s (failure 1 in a row)" in Path(served.endpoint.log).read_text()
-    # The record is written after the first answer, which follows the first healthy check.
-    wait_until(lambda: endpoint(served.store) not in (None, served.endpoint), "the new record")
     found = endpoint(served.store)
     assert found
     assert (found.pid, found.url) == (served.endpoint.pid, served.endpoint.url)

@@ -36,7 +36,16 @@ def test_what_changes_no_figure_changes_no_key(variant: Variant) -> None:
 
 @pytest.mark.parametrize(
     ("workload", "serving"),
-    [({"concurrency": 2}, {}), ({"seed": 1}, {}), ({}, {"enforce_eager": True}), ({}, {"kv_cache_mib": 5})],
+    [
+        ({"concurrency": 2}, {}),
+        ({"seed": 1}, {}),
+        ({"restarts": 2}, {}),
+        ({"request_rate_per_s": 1.0}, {}),
+        ({"divergence_tokens": 64}, {}),
+        ({"divergence_documents": 0}, {}),
+        ({}, {"enforce_eager": True}),
+        ({}, {"kv_cache_mib": 5}),
+    ],
 )
 def test_what_changes_a_figure_changes_the_key(
     variant: Variant, workload: dict[str, int], serving: dict[str, int]
@@ -64,3 +73,19 @@ def test_no_folder_of_tasks_is_no_digest_and_a_missing_one_is_a_mistake() -> Non
     assert tasks_digest(None) is None
     with pytest.raises(ConfigError, match="'/no/such' is not a folder"):
         tasks_digest("/no/such")
+
+
+def test_a_trace_is_known_by_its_content_and_not_by_where_it_lies(variant: Variant, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"prompt_tokens": 1, "output_tokens": 1}\n')
+    workload = Workload(name="w", trace=str(trace), concurrency=1, requests=1, quality_tasks=("t",))
+    before = gather(variant, workload, Serving())
+    assert "trace" not in before.workload
+    moved = trace.rename(tmp_path / "moved.jsonl")
+    workload = workload.model_copy(update={"trace": str(moved)})
+    assert gather(variant, workload, Serving()).key == before.key
+    moved.write_text('{"prompt_tokens": 2, "output_tokens": 1}\n')
+    assert gather(variant, workload, Serving()).key != before.key
+    moved.unlink()
+    with pytest.raises(ConfigError, match=r"moved.jsonl' is not a file"):
+        gather(variant, workload, Serving())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -17,6 +16,8 @@ import numpy as np
 import psutil
 import pytest
 
+from stages.evaluate.probes import PROMPTS
+from stages.fidelity import distributions
 from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
 from stages.records import Evaluation, Variant
 from stages.store import ModelStore
@@ -37,6 +38,7 @@ from tests.serving import (
 
 WORKLOAD: dict[str, Any] = {
     "name": "small",
+    "protocol": "quick",
     "prompt_tokens": 32,
     "output_tokens": 16,
     "concurrency": 2,
@@ -47,6 +49,13 @@ WORKLOAD: dict[str, Any] = {
     "quality_limit": 12,
     "tasks_path": str(DEMO / "tasks"),
 }
+MEASURED: dict[str, Any] = {
+    "prompt_spread": 0.5,
+    "output_spread": 0.25,
+    "sweep": [1],
+    "slo": {"ttft_ms": 60_000, "tpot_ms": 60_000},
+}
+"""What the real vLLM is measured with."""
 HANGING, FAILING = {"prompt_tokens": 2}, {"prompt_tokens": 3}
 """Loads that the stand-in never ends, and fails at."""
 
@@ -219,7 +228,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
     store = ModelStore(folder / "store", MODEL)
     variant = variant_of(store, "fp16", DEMO / "model")
     variables = environment(store, **{RUN_VARIABLE: "run-1", OUTPUTS_VARIABLE: str(folder / "outputs")})
-    said = stage("evaluate", *flags("fp16"), variables=variables)
+    said = stage("evaluate", *flags("fp16", **MEASURED), variables=variables)
     assert said.returncode == 0, said.stderr
     evaluation = Evaluation.read(store.evaluation("fp16"))
     assert evaluation
@@ -231,9 +240,17 @@ def test_an_evaluation_is_complete_finite_and_says_what_served(evaluated: Evalua
     found = evaluated.evaluation
     assert (found.variant, found.variant_digest) == ("fp16", evaluated.variant.digest)
     assert all(map(math.isfinite, numbers(found.model_dump(mode="json"))))
-    assert [(each.requests_completed, each.output_tokens) for each in found.rounds] == [(8, 8 * 16)] * 2
-    assert (found.load.requests_completed, found.load.output_tokens) == (16, 16 * 16)
-    assert abs(found.load.prompt_tokens - 16 * 32) <= 16
+    assert [(each.requests_completed, each.concurrency) for each in found.rounds] == [(8, 2)] * 2
+    assert found.load.requests_completed == 16
+    assert 16 * 12 <= found.load.output_tokens <= 16 * 20
+    assert 16 * 16 <= found.load.prompt_tokens <= 16 * 48
+    assert [(each.requests_completed, each.concurrency) for each in found.sweep] == [(24, 1)]
+    assert found.goodput
+    assert found.goodput.share == 1
+    assert found.goodput.output_tokens_per_s == pytest.approx(found.load.output_tokens_per_s)
+    assert found.drift
+    assert found.drift.before.compute_gflop_per_s > 0
+    assert found.drift.measured_again == 0
     assert 0 < found.load.ttft_ms.p50 <= found.load.ttft_ms.p95 <= found.load.e2el_ms.p99
     assert found.engine.arguments[:2] == ("--dtype", found.engine.dtype)
     assert (found.engine.quantization, found.engine.kernel) == (None, None)
@@ -254,12 +271,14 @@ def test_quality_is_measured_through_the_server_with_intervals_and_samples(evalu
     path = evaluated.store.evaluation("fp16").with_suffix(".samples.jsonl")
     head, *samples = map(json.loads, path.read_text().splitlines())
     assert head == {"evaluation": evaluated.evaluation.key}
-    requests = [each for each in samples if "round" in each]
+    requests = [each for each in samples if "round" in each and "e2el_ms" in each]
     assert [each["round"] for each in requests] == [0] * 8 + [1] * 8
+    assert all(12 <= each["output_tokens"] <= 20 for each in requests)
+    assert len({each["prompt_tokens"] for each in requests}) > 4, "lengths are drawn"
     assert float(np.percentile([each["e2el_ms"] for each in requests], 95)) == pytest.approx(
         evaluated.evaluation.load.e2el_ms.p95
     )
-    samples = samples[len(requests) :]
+    samples = [each for each in samples if "task" in each]
     right = [each["correct"] for each in samples if each["task"] == "demo_continuation"]
     assert sum(right) / len(right) == pytest.approx(accuracy.value)
     texts = [each for each in samples if each["task"] == "demo_perplexity"]
@@ -268,9 +287,24 @@ def test_quality_is_measured_through_the_server_with_intervals_and_samples(evalu
 
 
 @pytest.mark.e2e
+def test_its_next_token_distributions_and_its_answers_to_fixed_questions_are_kept(evaluated: Evaluated) -> None:
+    lines = map(json.loads, evaluated.store.evaluation("fp16").with_suffix(".samples.jsonl").read_text().splitlines())
+    texts, told = distributions([line for line in lines if "document" in line])
+    assert [len(each) for each in texts] == [128] * 32
+    assert all(each.tokens.shape == each.logprobs.shape == (127, 20) for each in told)
+    assert [each.prompt for each in evaluated.evaluation.probes] == list(PROMPTS)
+    assert evaluated.evaluation.workload["divergence_digest"]
+
+
+@pytest.mark.e2e
 def test_the_stage_tells_its_progress_its_outcome_and_a_summary(evaluated: Evaluated) -> None:
     said, store = evaluated.said, evaluated.store
-    lines = ["serving fp16: ready in ", "load: 16/16 requests; ", "quality: demo_perplexity ", "done: fp16: "]
+    lines = [
+        "serving fp16: ready in ",
+        "load of fp16: round 2, 8 requests, ",
+        "quality of fp16: demo_perplexity ",
+        "done: fp16: ",
+    ]
     positions = [said.stderr.index(line) for line in lines]
     assert positions == sorted(positions)
     summary = json.loads(said.stdout)
@@ -288,7 +322,7 @@ def test_a_second_call_measures_nothing_and_loads_nothing_heavy(evaluated: Evalu
     variables = environment(evaluated.store, PYTHONPROFILEIMPORTTIME="1")
     # The same tasks elsewhere, and another port, are the same conditions.
     (tmp_path / "tasks").symlink_to(DEMO / "tasks")
-    arguments = flags("fp16", tasks_path=str(tmp_path / "tasks"))
+    arguments = flags("fp16", **MEASURED, tasks_path=str(tmp_path / "tasks"))
     arguments[-1] = json.dumps(SERVING | {"port": 1234, "startup_timeout_s": 7})
     said = stage("evaluate", *arguments, variables=variables)
     assert said.returncode == 0
@@ -300,26 +334,25 @@ def test_a_second_call_measures_nothing_and_loads_nothing_heavy(evaluated: Evalu
 
 
 @pytest.mark.e2e
-def test_ctrl_c_under_load_ends_vllm_with_all_its_workers_and_keeps_the_old_evaluation(evaluated: Evaluated) -> None:
-    before = evaluated.store.evaluation("fp16").read_bytes()
-    workload = {"requests": 100_000}
-    with Measuring(evaluated.store, "fp16", stand_in=False, **workload) as (process, family):
-        assert len(family) >= 6, "the guard, vLLM with its engine and worker, and the load generator with its guard"
-        os.kill(process.pid, signal.SIGINT)
-        assert process.wait(60) == 130
-        assert not living(family)
-    assert evaluated.store.evaluation("fp16").read_bytes() == before
-
-
-@pytest.mark.e2e
-def test_sigkill_while_vllm_starts_leaves_no_vllm(evaluated: Evaluated) -> None:
-    command = [sys.executable, "-m", "stages.evaluate", "--model", MODEL, *flags("fp16", seed=2)]
-    root = str(evaluated.store.root)
-    with subprocess.Popen(command, env=environment(evaluated.store)) as process:
-        wait_until(lambda: len(processes_with(root)) >= 3, "the guard, vLLM and its engine")
-        family = processes_with(root)
-        process.kill()
-    wait_until(lambda: not living(family), "the end of every process")
+def test_a_trace_is_sent_line_by_line_at_its_rate(tmp_path: Path) -> None:
+    store = ModelStore(tmp_path / "store", MODEL)
+    variant_of(store, "fp16", DEMO / "model")
+    lines: list[dict[str, Any]] = [{"prompt_tokens": 20 + number, "output_tokens": 4 + number} for number in range(5)]
+    lines += [{"prompt": "The function returns a list of", "output_tokens": 9}]
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    workload = {name: value for name, value in WORKLOAD.items() if name not in ("prompt_tokens", "output_tokens")}
+    workload |= {"trace": str(tmp_path / "trace.jsonl"), "requests": 4, "request_rate_per_s": 8, "quality_limit": 2}
+    arguments = ["--variants", "fp16", "--workload", json.dumps(workload), "--serving", json.dumps(SERVING)]
+    said = stage("evaluate", *arguments, variables=environment(store))
+    assert said.returncode == 0, said.stderr
+    found = Evaluation.read(store.evaluation("fp16"))
+    assert found
+    path = store.evaluation("fp16").with_suffix(".samples.jsonl")
+    requests = [line for line in map(json.loads, path.read_text().splitlines()) if "e2el_ms" in line]
+    assert [each["output_tokens"] for each in requests] == [4, 5, 6, 7, 8, 9, 4, 5]
+    assert all(abs(each["prompt_tokens"] - 20 - number) <= 2 for number, each in enumerate(requests[:4]))
+    # Four arrivals at 8 a second take half a second, however fast the server is.
+    assert all(each.duration_s >= 0.4 for each in found.rounds)
 
 
 def numbers(value: Any) -> Iterator[float]:

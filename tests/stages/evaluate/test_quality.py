@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from stages.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
-from stages.evaluate.quality import bits_per_byte_interval, check_tasks, items_of, measure_quality, scores_of
+from stages.evaluate.items import group_shares, items_of
+from stages.evaluate.quality import bits_per_byte_interval, check_tasks, measure_quality, scores_of
 from stages.server import Server, running
 from stages.settings import Serving, Workload
 from tests.serving import DEMO, REPOSITORY, STAND_IN
@@ -110,6 +111,55 @@ def test_a_group_that_lm_eval_scores_counts_once_and_one_that_it_does_not_is_its
     assert (score.task, score.value, score.items) == ("group", 0.8, 5)
     found["results"]["group"] = {}
     assert [score.task for score in scores_of(found)] == ["a", "b"]
+
+
+def grouped(by_items: bool) -> dict[str, Any]:
+    """A group of a task with 1 of 2 right and, in a group within, one with 3 of 6 and another metric first."""
+    one = [sample(i, "acc_norm", float(i < 1)) for i in range(2)]
+    two = [sample(i, "acc", 0.0) | {"acc_norm": float(i < 5)} for i in range(6)]
+    found = harness(a=({"acc_norm,none": 1 / 2}, one), b=({"acc,none": 0.0, "acc_norm,none": 5 / 6}, two))
+    found["results"] |= {"inner": {}, "group": {"acc_norm,none": 6 / 8 if by_items else (1 / 2 + 5 / 6) / 2}}
+    found["subtasks"] = {"group": ["a", "inner"], "inner": ["b"]}
+    return found
+
+
+def test_the_items_of_a_group_are_those_of_its_tasks_by_the_group_s_metric() -> None:
+    items = list(items_of(grouped(by_items=True)))
+    assert [(each["task"], each["subtask"], each["doc_id"]) for each in items[:3]] == [
+        ("group", "a", 0),
+        ("group", "a", 1),
+        ("group", "b", 0),
+    ]
+    assert not any("weight" in each for each in items)
+    assert sum(each["correct"] for each in items) / len(items) == pytest.approx(6 / 8)
+
+
+def test_where_a_group_s_tasks_count_alike_their_items_do_not() -> None:
+    items = list(items_of(grouped(by_items=False)))
+    assert sum(each["weight"] for each in items) == pytest.approx(len(items))
+    mean = sum(each["correct"] * each["weight"] for each in items) / len(items)
+    assert mean == pytest.approx((1 / 2 + 5 / 6) / 2)
+
+
+def test_a_group_of_texts_has_lm_eval_s_mean_of_theirs_and_an_interval() -> None:
+    nats = math.log(2)
+    one = [sample(i, "bits_per_byte", [-nats * 2 * size, size]) for i, size in enumerate((10, 30))]
+    two = [sample(i, "bits_per_byte", [-nats * (3 + i) * 50, 50]) for i in range(3)]
+    found = harness(a=({"bits_per_byte,none": 2.0}, one), b=({"bits_per_byte,none": 4.0}, two))
+    found["results"]["group"] = {"bits_per_byte,none": (2 * 2.0 + 3 * 4.0) / 5}
+    found["subtasks"] = {"group": ["a", "b"]}
+    (score,) = scores_of(found)
+    assert score.low < score.value < score.high
+    weighed = [(each["loglikelihood"] * each["weight"], each["bytes"] * each["weight"]) for each in items_of(found)]
+    bits = -sum(each[0] for each in weighed) / sum(each[1] for each in weighed) / nats
+    assert bits == pytest.approx(score.value)
+
+
+def test_a_group_s_score_that_is_no_mean_of_its_tasks_leaves_it_without_items() -> None:
+    found = grouped(by_items=True)
+    found["results"]["group"] = {"acc_norm,none": 0.123}
+    assert list(items_of(found)) == []
+    assert group_shares({"a": 0.5}, {"a": 0}, 0.5) == {}
 
 
 def test_a_task_that_cannot_be_scored_is_refused_with_what_can() -> None:

@@ -11,6 +11,9 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+
+from vllm.entrypoints.cli.bench import bench, note
 
 LOG = """\
 (EngineCore pid=1) INFO 01-02 03:04:05 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: \
@@ -19,28 +22,86 @@ dtype=torch.bfloat16, quantization=None, device_config=cpu
 """
 
 
+BOUNDS = (0.001, 0.01, 0.1, 1.0, 10.0, float("inf"))
+
+
 class Server(ThreadingHTTPServer):
+    """Behaves as told: ``token_s`` (seconds per token), ``fails_every`` (each so many-th request gets a 500)."""
+
+    daemon_threads = True
     name: str
     behaviour: dict[str, object]
     answers = 0
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.lock = threading.Lock()
+        self.statuses: dict[str, int] = {}
+        self.first_s: list[float] = []
+        self.token_s: list[float] = []
+        self.requests_s: list[float] = []
+        self.tokens = 0
+
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         if self.path == "/health":
             hung = self.server.behaviour.get("unhealthy") and self.server.answers
             return self.reply(503 if hung else 200, {})
+        if self.path == "/metrics":
+            return self.send(200, metrics(self.server).encode())
         return self.reply(200, {"data": [{"id": self.server.name, "max_model_len": 1024}]})
 
     def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
         if error := self.server.behaviour.get("refuses"):
             return self.reply(500, {"error": {"message": error}})
-        self.server.answers += 1
+        with self.server.lock:
+            self.server.answers += 1
+            every = int(str(self.server.behaviour.get("fails_every", 0)))
+            fails = self.server.answers > 1 and every and self.server.answers % every == 0  # the first is the start's
         if "ends_after_s" in self.server.behaviour:
             threading.Thread(target=self.end).start()
-        return self.reply(200, {"usage": {"completion_tokens": 1}, "choices": [{"text": "!"}]})
+        if fails:
+            return self.reply(500, {"error": {"message": "out of luck"}})
+        if asked.get("return_token_ids"):
+            return self.reply(200, {"choices": [told(number) for number in range(len(asked["prompt"]))]})
+        return self.complete(int(asked.get("max_tokens") or 1), bool(asked.get("stream")))
+
+    def complete(self, tokens: int, stream: bool) -> None:
+        token_s = float(str(self.server.behaviour.get("token_s", 0)))
+        started = time.monotonic()
+        if stream:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+        first_s = 0.0
+        for number in range(tokens):
+            time.sleep(token_s)
+            first_s = first_s or time.monotonic() - started
+            if stream:
+                self.event(json.dumps({"choices": [{"text": f"{number} ", "index": 0}]}))
+        took_s = time.monotonic() - started
+        with self.server.lock:
+            self.server.tokens += tokens
+            self.server.first_s.append(first_s)
+            self.server.token_s.append((took_s - first_s) / max(1, tokens - 1))
+            self.server.requests_s.append(took_s)
+        if stream:
+            self.event("[DONE]")
+            self.wfile.write(b"0\r\n\r\n")
+            return self.count(200)
+        return self.reply(200, {"usage": {"completion_tokens": tokens}, "choices": [{"text": "!" * tokens}]})
+
+    def event(self, data: str) -> None:
+        event = f"data: {data}\n\n".encode()
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
+        self.wfile.flush()
 
     def end(self) -> None:
         time.sleep(float(str(self.server.behaviour["ends_after_s"])))
@@ -52,6 +113,16 @@ class Handler(BaseHTTPRequestHandler):
         key = os.environ.get("VLLM_API_KEY")
         if key and self.path.startswith("/v1") and self.headers.get("Authorization") != f"Bearer {key}":
             status, content = 401, b"{}"
+        self.count(status)
+        self.send(status, content)
+
+    def count(self, status: int) -> None:
+        if self.command == "POST":
+            with self.server.lock:
+                kind = f"{status // 100}xx"
+                self.server.statuses[kind] = self.server.statuses.get(kind, 0) + 1
+
+    def send(self, status: int, content: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -59,6 +130,33 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments: object) -> None:
         pass
+
+
+def told(number: int) -> dict[str, object]:
+    """An answer of one token to the prompt of that number, with what there is to know of it."""
+    logprobs = {"tokens": ["!"], "token_logprobs": [-0.5]}
+    return {"index": number, "text": "!", "token_ids": [1], "prompt_token_ids": [2, 3], "logprobs": logprobs}
+
+
+def metrics(server: Server) -> str:
+    """As vLLM tells them, the few that a rollout reads."""
+    with server.lock:
+        lines = [
+            f'http_requests_total{{handler="/v1/completions",method="POST",status="{kind}"}} {count}'
+            for kind, count in server.statuses.items()
+        ]
+        lines += ['http_requests_total{handler="/health",method="GET",status="2xx"} 1000']
+        lines += [f'vllm:request_generation_tokens_sum{{engine="0"}} {server.tokens}']
+        lines += [f'vllm:e2e_request_latency_seconds_sum{{engine="0"}} {sum(server.requests_s)}']
+        for name, values in (
+            ("vllm:time_to_first_token_seconds", server.first_s),
+            ("vllm:request_time_per_output_token_seconds", server.token_s),
+        ):
+            lines.append(f"# TYPE {name} histogram")
+            for bound in BOUNDS:
+                le = "+Inf" if bound == BOUNDS[-1] else bound
+                lines.append(f'{name}_bucket{{engine="0",le="{le}"}} {sum(value <= bound for value in values)}')
+    return "\n".join(lines) + "\n"
 
 
 def serve(arguments: argparse.Namespace) -> None:
@@ -70,6 +168,8 @@ def serve(arguments: argparse.Namespace) -> None:
     print(LOG, flush=True)
     with Server((arguments.host, arguments.port), Handler) as server:
         server.name, server.behaviour = arguments.served_model_name, behaviour
+        if "STANDIN_JOURNAL" in os.environ:
+            note("start", server.name)
         server.serve_forever()
 
 
@@ -81,6 +181,7 @@ def main() -> None:
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     parser.add_argument("--random-input-len", type=int)
+    parser.add_argument("--dataset-name")
     parser.add_argument("--result-dir", type=Path)
     parser.add_argument("--result-filename")
     parser.add_argument("--num-prompts", type=int)
@@ -91,6 +192,8 @@ def main() -> None:
         time.sleep(1000)
     elif arguments.random_input_len == 3:
         sys.exit("RuntimeError: no tokenizer")
+    elif arguments.random_input_len == 4 or arguments.dataset_name == "custom":
+        bench()
     else:
         failures = {
             "completed": 1,

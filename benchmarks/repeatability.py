@@ -1,0 +1,196 @@
+"""Would the decision be the same if everything were measured again? It is, several times, and the decisions compared.
+
+    python -m benchmarks.repeatability --store .slipway --model org/name --config tests/demo/slipway.yaml --times 10
+    python -m benchmarks.repeatability --from .repeatability
+
+Each repeat evaluates the same variants on servers started anew, in a store of its own that nothing can be reused from,
+and is then decided under each profile. What was measured stays in a folder (``--folder``), a repeat in each of its own:
+killed after the sixth, it goes on with the seventh. ``--from`` decides by what a folder holds and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from pipeline.config import RunConfig, load, names
+from scoring.metrics import odds
+from scoring.profile import Profile
+from stages.errors import ConfigError, MissingRun, NoWinner, RunFailed, SlipwayError
+from stages.evidence import read_samples
+from stages.hub import model_id
+from stages.kept import Basis
+from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE
+from stages.records import ACQUIRED, VARIANT, Acquired, Production, Variant
+from stages.select import decide, gather
+from stages.store import STORE_VARIABLE, ModelStore, canonical_json, directory_name, place, place_tree
+
+FOLDER: Final = Path(".repeatability")
+UNFINISHED: Final = ".unfinished"
+Decisions = list[Production | None]
+"""Of one profile, by repeat; None where nobody could be chosen."""
+
+
+def main() -> None:
+    arguments = _arguments()
+    try:
+        repeats = finished(arguments.replayed) if arguments.replayed else measured(arguments)
+        chosen = names("profile") if arguments.profiles == "all" else arguments.profiles.split(",")
+        profiles = [load(chosen={"profile": each}).profile for each in chosen]
+        sys.exit(tell({each.name: decisions(repeats, each) for each in profiles}))
+    except SlipwayError as error:
+        print(error.render(), file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def measured(arguments: argparse.Namespace) -> list[ModelStore]:
+    """The repeats, those that are missing measured first."""
+    if not arguments.store or not arguments.model:
+        raise ConfigError("--store and --model say what is measured", hint="or --from a folder of what was")
+    source = ModelStore(arguments.store.absolute(), model_id(arguments.model))
+    config = load(arguments.config)
+    for number in range(1, arguments.times + 1):
+        target = arguments.folder.absolute() / f"{number:02d}"
+        if not target.exists():
+            print(f"repeat {number} of {arguments.times}", file=sys.stderr, flush=True)
+            repeat(source, config, target)
+    return finished(arguments.folder)[: arguments.times]
+
+
+def repeat(source: ModelStore, config: RunConfig, target: Path) -> None:
+    """Evaluate every variant in a store of its own, which appears at *target* once it is complete.
+
+    Raises:
+        RunFailed: the evaluation failed.
+        MissingRun: the source has no variants.
+    """
+    work = target.with_name(target.name + UNFINISHED)
+    shutil.rmtree(work, ignore_errors=True)
+    scratch = ModelStore(work, source.model)
+    scratch.base.mkdir(parents=True)
+    variants = [name for name in config.optimize.variants if borrow(source, scratch, name)]
+    if not variants or not (source.base / ACQUIRED).exists():
+        raise MissingRun(f"{source.path} has no variants to measure", hint="make them first: slipway run")
+    place(source.base / ACQUIRED, scratch.base / ACQUIRED)
+    command = [sys.executable, "-m", "stages.evaluate", "--model", source.model, "--variants", ",".join(variants)]
+    command += ["--workload", canonical_json(config.workload), "--serving", canonical_json(config.serving)]
+    environment = {name: value for name, value in os.environ.items() if name not in (RUN_VARIABLE, OUTPUTS_VARIABLE)}
+    ended = subprocess.run(
+        command, env=environment | {STORE_VARIABLE: str(work)}, stdout=subprocess.DEVNULL, check=False
+    )
+    if ended.returncode:
+        raise RunFailed(f"the evaluation for {target} failed", hint="see above", exit_code=ended.returncode)
+    os.replace(work, target)
+
+
+def borrow(source: ModelStore, scratch: ModelStore, name: str) -> bool:
+    """Hard links to the files of a variant; whether there is one."""
+    variant = Variant.read(source.optimized(name) / VARIANT)
+    if variant is None:
+        return False
+    place_tree(source.optimized(name), scratch.optimized(name), [VARIANT, *(each.path for each in variant.files)])
+    return True
+
+
+def finished(folder: Path) -> list[ModelStore]:
+    """The complete repeats of a folder, in order.
+
+    Raises:
+        MissingRun: there is none.
+    """
+    found = [
+        ModelStore(path, Acquired.model_validate_json(acquired.read_bytes()).model)
+        for path in sorted(folder.absolute().iterdir() if folder.is_dir() else [])
+        if not path.name.endswith(UNFINISHED)
+        for acquired in path.glob(f"*/base/{ACQUIRED}")
+    ]
+    if not found:
+        raise MissingRun(f"{folder} holds no repeats")
+    if len({directory_name(each.model) for each in found}) > 1:
+        raise ConfigError(f"{folder} holds repeats of several models", hint="one folder each: --folder")
+    return found
+
+
+def decisions(repeats: Sequence[ModelStore], profile: Profile) -> Decisions:
+    return [decision(each, profile) for each in repeats]
+
+
+def decision(store: ModelStore, profile: Profile) -> Production | None:
+    """As select would decide; publishes nothing."""
+    base = Acquired.read(store.base / ACQUIRED)
+    assert base is not None  # noqa: S101 - see finished
+    made = [path.name for path in sorted(store.optimized("any").parent.iterdir())]
+    evaluations, excluded = gather(store, base, made)
+    basis = Basis(base=base, profile=profile.model_dump(mode="json"), price=None, excluded=excluded)
+    try:
+        return decide(basis, evaluations, {name: read_samples(store, each) for name, each in evaluations.items()})
+    except NoWinner:
+        return None
+
+
+def tell(by_profile: Mapping[str, Decisions]) -> int:
+    """Print a line per profile and repeat, then the verdicts.
+
+    Returns:
+        0, or 1 if a profile's decisions differ.
+    """
+    print(f"{'profile':10}{'repeat':>7}  {'winner':8}{'separated':11}scores (probability to win again)")
+    for profile, made in by_profile.items():
+        for number, each in enumerate(made, 1):
+            print(f"{profile:10}{number:>7}  {_line(each)}")
+    print()
+    verdicts = {profile: verdict(made) for profile, made in by_profile.items()}
+    for profile, said in verdicts.items():
+        print(f"{profile:10}{said}")
+    return int(any(said.startswith("differs") for said in verdicts.values()))
+
+
+def verdict(made: Decisions) -> str:
+    """Whether a repeated measurement comes to the same decision."""
+    winners = [each.winner if each else "nobody" for each in made]
+    separated = sum(bool(each and each.separated) for each in made)
+    if len(set(winners)) == 1:
+        how = "separated" if separated == len(made) else "undecided" if not separated else "undecided at times"
+        return f"same winner each time: {winners[0]}, {how} ({separated} of {len(made)} separated)"
+    counts = ", ".join(f"{name} {winners.count(name)}" for name in sorted(set(winners)))
+    if not separated and "nobody" not in winners:
+        return f"undecided each time; preferred: {counts}"
+    return f"differs: {counts} ({separated} of {len(made)} separated)"
+
+
+def _line(made: Production | None) -> str:
+    if made is None:
+        return "nobody"
+    return f"{made.winner:8}{'yes' if made.separated else 'no':11}" + ", ".join(_scores(made))
+
+
+def _scores(made: Production) -> Iterator[str]:
+    for each in made.candidates:
+        if each.score is None or each.win_probability is None:
+            yield f"{each.variant} out"
+        else:
+            yield f"{each.variant} {each.score:.3f} ({odds(each.win_probability)})"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.repeatability", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--store", type=Path, help="with the variants of a finished run")
+    parser.add_argument("--model", help="name on the Hub, or a local directory")
+    parser.add_argument("--config", type=Path, help="the run's settings, as for slipway run: workload and serving")
+    parser.add_argument("--times", type=int, default=10, help="how often (default: %(default)s)")
+    parser.add_argument("--profiles", default="all", help="names with commas between them (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="of what is measured (default: %(default)s)")
+    parser.add_argument("--from", dest="replayed", type=Path, help="decide by this folder, and measure nothing")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""``slipway verify-decision``, ``score`` and ``compare``: a decision replayed, made otherwise, and beside another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.options import STORE, JsonOption, ProfileOption, RunArgument, StoreOption, print_result
+
+if TYPE_CHECKING:
+    from scoring.profile import Profile
+    from stages.comparison import Comparison
+    from stages.records import Production
+    from stages.verify import Verdict
+
+AssignmentOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="One field of the profile, e.g. weights.latency=0.4."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("verify-decision", epilog="Example: slipway verify-decision latest")(verify_decision)
+    app.command("score", epilog="Example: slipway score latest --profile chatbot --set weights.latency=0.4")(score)
+    app.command("compare", epilog="Example: slipway compare 20260102-030405-6a1b latest")(compare)
+
+
+def verify_decision(name: RunArgument = "latest", store: StoreOption = STORE, as_json: JsonOption = False) -> None:
+    """Recompute a run's metrics, scores and winner from its raw samples, and compare them with what was published.
+
+    A changed sample, file of weights, digest or number is named, all at once; then the exit code is 41.
+    """
+    from pipeline.runs import find
+    from stages.errors import VerificationFailed
+    from stages.verify import verify
+
+    run = find(store, name)
+    verdict = verify(run.path)
+    document = vars(verdict) | {"run": run.id, "verified": not verdict.findings}
+    if verdict.findings and as_json:
+        print_result(document, None, as_json)
+        raise typer.Exit(VerificationFailed.exit_code)
+    if verdict.findings:
+        count = "one thing does" if len(verdict.findings) == 1 else f"{len(verdict.findings)} things do"
+        lines = "".join(f"\n    {each}" for each in verdict.findings)
+        raise VerificationFailed(
+            f"the decision of run {run.id} does not follow from what was measured: {count} not agree{lines}",
+            hint="what was changed since can be made again: remove it and run again",
+        )
+    print_result(document, _verified(run.id, verdict), as_json)
+
+
+def score(
+    name: RunArgument = "latest",
+    profile: ProfileOption = None,
+    assignments: AssignmentOption = None,
+    store: StoreOption = STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Score a run's measurements by another profile or other weights: runs nothing and publishes nothing."""
+    from pipeline.runs import find
+    from stages.kept import kept
+    from stages.select import decide
+
+    run = find(store, name)
+    given = kept(run.path)
+    wanted = _profile(given.basis.profile, profile, assignments or [])
+    basis = given.basis.model_copy(update={"profile": wanted.model_dump(mode="json")})
+    decision = decide(basis, given.evaluations, given.lines())
+    changed = _changes(given.decision, decision)
+    document = {
+        "run": run.id,
+        "decision": decision.model_dump(mode="json", exclude={"run", "release"}),
+        "published": given.decision and given.decision.model_dump(mode="json"),
+        "changes": changed,
+    }
+    print_result(document, _what_if(run.id, decision, changed), as_json)
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN_A", help="A run's id, or its beginning.")],
+    second: Annotated[str, typer.Argument(metavar="RUN_B", help="A run's id, or its beginning, or latest.")],
+    store: StoreOption = STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """What changed from one run to another: settings, versions, hardware, metrics beyond noise, winner and why."""
+    from pipeline.runs import find
+    from stages.comparison import compare as compared
+    from stages.kept import kept
+
+    runs = [find(store, name) for name in (first, second)]
+    found = compared(*(kept(run.path) for run in runs))
+    document = found.model_dump(mode="json") | {"runs": [run.id for run in runs]}
+    print_result(document, _beside(runs[0].id, runs[1].id, found), as_json)
+
+
+def _profile(published: dict[str, Any], name: str | None, assignments: list[str]) -> Profile:
+    """The named profile, or else the run's own, with fields set; ``profile.`` may lead a field's path.
+
+    Raises:
+        UnknownName, ConfigError: every mistake at once.
+    """
+    from pipeline.config import assign, named
+    from scoring.profile import Profile
+    from stages.settings import parse
+
+    data: dict[str, Any] = {"profile": named("profile", name, Path()) if name else dict(published)}
+    for each in assignments:
+        assign(data, each if each.startswith("profile.") else f"profile.{each}")
+    return parse(Profile, data["profile"], "the profile")
+
+
+def _changes(published: Production | None, decision: Production) -> list[str]:
+    """What is otherwise than published, each as a line."""
+    if published is None:
+        return [f"nobody could be chosen; now {decision.winner} is"]
+    found = []
+    if published.winner != decision.winner:
+        found.append(f"winner: {published.winner} → {decision.winner}")
+    if published.separated != decision.separated:
+        found.append("separated" if decision.separated else "no longer separated")
+    for metric, share in decision.weights.items():
+        if abs(share - published.weights[metric]) > 1e-9:
+            found.append(f"weight of {metric}: {published.weights[metric]:.0%} → {share:.0%}")
+    rest = [
+        name
+        for name in ("normalization", "constraints", "decision")
+        if published.profile[name] != decision.profile[name]
+    ]
+    found += [f"{name}: {published.profile[name]} → {decision.profile[name]}" for name in rest]
+    before = {each.variant: each for each in published.candidates}
+    for now in decision.candidates:
+        then = before[now.variant]
+        if then.score is not None and now.score is not None and abs(now.score - then.score) > 5e-4:
+            found.append(f"score of {now.variant}: {then.score:.3f} → {now.score:.3f}")
+        if bool(then.excluded) != bool(now.excluded):
+            found.append(f"{now.variant}: {f'out, {now.excluded}' if now.excluded else 'can be chosen'}")
+    return found
+
+
+def _what_if(run: str, decision: Production, changed: list[str]) -> Any:
+    from rich.console import Group
+
+    from pipeline.tables import score_table
+
+    marked = [f"changed: {line}" for line in changed] or ["unchanged: it is what was published"]
+    lead = f"the measurements of run {run}, scored again; nothing is published\n"
+    return Group(lead, score_table(decision), "", decision.reason, *decision.notes, *cost_lines(decision), "", *marked)
+
+
+def cost_lines(decision: Production) -> list[str]:
+    """What a million output tokens cost with each variant, and at which rate; none without a price."""
+    basis = {"goodput": "at the goodput, within the latency targets", "throughput": "at the measured throughput"}
+    return [
+        f"{each.variant}: {each.cost.value:.4g} {each.cost.currency} ({each.cost.low:.4g} to {each.cost.high:.4g}) for "
+        f"a million output tokens, {basis[each.cost.basis]} of {each.cost.tokens_per_s:,.0f} tokens/s"
+        for each in decision.candidates
+        if each.cost
+    ]
+
+
+def _verified(run: str, verdict: Verdict) -> str:
+    said = f"verified: the decision of run {run} for {verdict.winner} follows from its samples"
+    said += f"; {len(verdict.compared)} files and documents agree"
+    if verdict.not_recomputed:
+        said += "\nnot recomputed, for lm-eval aggregates it: " + ", ".join(verdict.not_recomputed)
+    return said
+
+
+def _beside(first: str, second: str, found: Comparison) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+
+    from scoring.metrics import shown
+
+    settings = Table("Setting", first, second, box=None, pad_edge=False, header_style="dim")
+    for each in found.settings:
+        settings.add_row(each.what, each.before, each.after)
+    metrics = Table("Variant", "Metric", first, second, "Change", box=None, pad_edge=False, header_style="dim")
+    for change in found.metrics:
+        share = f"{change.change:+.1%}" if change.change is not None else "–"
+        note = "" if change.beyond_noise is None else "" if change.beyond_noise else " (within noise)"
+        metrics.add_row(
+            change.variant,
+            change.metric,
+            shown(change.metric, change.before),
+            shown(change.metric, change.after),
+            share + note,
+        )
+    same = [] if found.settings else ["settings, versions and hardware are the same"]
+    return Group(*same, *([settings] if found.settings else []), "", metrics, "", *found.winners)

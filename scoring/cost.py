@@ -1,0 +1,51 @@
+"""What output tokens cost, from the price of an hour of the hardware and the rate at which it makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from scoring.normalize import Floats
+
+MILLION: Final = 1e6
+SECONDS_PER_HOUR: Final = 3600
+
+
+@dataclass(frozen=True)
+class PerMillion:
+    """The cost of a million output tokens, in the price's currency."""
+
+    value: float
+    low: float
+    high: float
+    """95 % interval: percentiles 2.5 and 97.5 over the draws of the rate (Efron 1979)."""
+
+
+def per_million(price_per_hour: float, tokens_per_s: float, draws: Floats | None = None) -> PerMillion | None:
+    """price / (3600 · rate) · 10⁶; None where the rate is 0 or was not measured, for then no price is high enough.
+
+    Args:
+        price_per_hour: of all that the rate was measured on.
+        tokens_per_s: output tokens per second.
+        draws: bootstrap draws of the same rate. None: it is taken as exact.
+
+    Raises:
+        ValueError: the price is not a positive number.
+    """
+    if not 0 < price_per_hour < float("inf"):
+        raise ValueError(f"a price of {price_per_hour} per hour")
+    if not 0 < tokens_per_s < float("inf"):
+        return None
+    value = _cost(price_per_hour, tokens_per_s)
+    if draws is None or not (np.isfinite(draws) & (draws > 0)).all():
+        return PerMillion(value, value, value)
+    slow, fast = np.percentile(draws, [2.5, 97.5])
+    # The value itself is always inside: percentiles of few rounds can lie to one side of it.
+    low, high = _cost(price_per_hour, float(fast)), _cost(price_per_hour, float(slow))
+    return PerMillion(value, min(low, value), max(high, value))
+
+
+def _cost(price_per_hour: float, tokens_per_s: float) -> float:
+    return price_per_hour / SECONDS_PER_HOUR / tokens_per_s * MILLION

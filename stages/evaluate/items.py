@@ -1,0 +1,91 @@
+"""lm-eval's result, down to the items: which tasks count, by which metric, and what was measured of each item."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+ACCURACIES: Final = ("acc", "acc_norm", "exact_match")
+"""lm-eval's names; the first that a task has is taken."""
+BITS_PER_BYTE: Final = "bits_per_byte"
+
+
+def scored(found: Mapping[str, Any]) -> list[str]:
+    """The tasks that count: of a group that lm-eval aggregates the group, and none of its tasks."""
+    results, subtasks = found["results"], found["subtasks"]
+    groups = [group for group in subtasks if metric_of(results.get(group, {}))]
+    inside = {task for group in groups for task in _below(group, subtasks)}
+    # A group without a score is only a name for its tasks.
+    return [task for task in results if task not in inside and (results[task] or task not in subtasks)]
+
+
+def metric_of(metrics: Mapping[str, float]) -> str | None:
+    """lm-eval's ``metric,filter`` that we score by, or None if the task has none."""
+    names = {each.partition(",")[0]: each for each in reversed(list(metrics))}
+    return next((names[each] for each in (*ACCURACIES, BITS_PER_BYTE) if each in names), None)
+
+
+def leaves(task: str, subtasks: Mapping[str, list[str]]) -> set[str]:
+    """The tasks below a group, through all groups between; of a task, itself."""
+    return {each for each in _below(task, subtasks) if not subtasks.get(each)} or {task}
+
+
+def items_of(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A line per item of every task that counts, in few words: for paired comparisons between variants."""
+    for task in scored(found):
+        if metric := metric_of(found["results"][task]):
+            yield from task_items(task, metric, found)
+
+
+def task_items(task: str, metric: str, found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A task's items: ``correct``, or ``loglikelihood`` and ``bytes``.
+
+    A group's are those of its tasks, each with its ``subtask``, and a ``weight`` where not all items count alike in
+    the group's score. A group whose score is no mean of its tasks' has none.
+    """
+    if task not in found["subtasks"]:
+        yield from _lines({"task": task}, metric, found["samples"].get(task, []))
+        return
+    results = found["results"]
+    inside = [leaf for leaf in sorted(leaves(task, found["subtasks"])) if metric in results.get(leaf, {})]
+    items = {leaf: list(_lines({"task": task, "subtask": leaf}, metric, found["samples"][leaf])) for leaf in inside}
+    counts = {leaf: len(each) for leaf, each in items.items()}
+    shares = group_shares({leaf: results[leaf][metric] for leaf in inside}, counts, results[task][metric])
+    # A text counts by its bytes.
+    sizes = {leaf: sum(item.get("bytes", 1) for item in each) for leaf, each in items.items()}
+    for leaf, share in shares.items():
+        weight = share * sum(sizes.values()) / sizes[leaf]
+        yield from (item if math.isclose(weight, 1) else item | {"weight": weight} for item in items[leaf])
+
+
+def group_shares(values: Mapping[str, float], counts: Mapping[str, int], aggregate: float) -> dict[str, float]:
+    """Each task's share in its group's score, with sum 1. lm-eval weighs tasks by their items, or all alike, and does
+    not tell which: its *aggregate* does. Empty if neither comes to it."""
+    if not all(counts.values()):
+        return {}
+    by_items = {task: count / sum(counts.values()) for task, count in counts.items()}
+    alike = {task: 1 / len(counts) for task in counts}
+    for shares in (by_items, alike):
+        if math.isclose(sum(values[task] * share for task, share in shares.items()), aggregate, rel_tol=1e-9):
+            return shares
+    return {}
+
+
+def _lines(where: dict[str, Any], metric: str, samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    name, _, filtered = metric.partition(",")
+    for sample in samples:
+        if sample["filter"] != filtered:
+            continue
+        item = where | {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"]}
+        if name == BITS_PER_BYTE:
+            loglikelihood, size = sample[name]
+            yield item | {"loglikelihood": loglikelihood, "bytes": size}
+        else:
+            yield item | {"correct": float(sample[name])}
+
+
+def _below(group: str, subtasks: Mapping[str, list[str]]) -> Iterator[str]:
+    for task in subtasks.get(group, []):
+        yield task
+        yield from _below(task, subtasks)

@@ -1,0 +1,32 @@
+"""Whether the servers of several variants fit on this machine side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import psutil
+
+from stages.hardware import hardware
+from stages.records import Variant
+from stages.server import CPU_KV_CACHE_MIB, MIB, serves_on_gpu
+from stages.settings import Serving
+
+GIB: Final = 1 << 30
+SERVER_BYTES: Final = 5 * GIB // 2
+"""What a vLLM server takes beside weights and KV cache: three Python processes with torch."""
+
+
+def no_room(variants: Sequence[Variant], serving: Serving) -> str:
+    """Why the servers can't stand side by side, in words; empty if they can."""
+    count = len(variants)
+    if serves_on_gpu():
+        # vLLM refuses to start where less than its share is free, whatever it would need.
+        if count * serving.gpu_memory_utilization <= 1:
+            return ""
+        share = f"{serving.gpu_memory_utilization:.0%}"
+        return f"each takes {share} of the GPU's memory; serving.gpu_memory_utilization={1 / count:.2f} makes room"
+    cache_bytes = (serving.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
+    needed = sum(each.weights_bytes for each in variants) + count * (cache_bytes + SERVER_BYTES)
+    free = min(psutil.virtual_memory().available, hardware().memory_bytes)
+    return "" if needed <= free else f"they need about {needed / GIB:.0f} GiB, and {free / GIB:.0f} GiB are free"

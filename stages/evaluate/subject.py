@@ -1,0 +1,196 @@
+"""One variant under measurement: its server while it stands, what was taken of it, and what it failed at."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from stages import recompute
+from stages.errors import Interrupted, ServerFailed, SlipwayError
+from stages.evaluate.conditions import Conditions
+from stages.evaluate.divergence import measure_distributions
+from stages.evaluate.drift import drift_of
+from stages.evaluate.load import Call, Taken, check_fits, take
+from stages.evaluate.memory import PeakMemory
+from stages.evaluate.probes import record_probes
+from stages.evaluate.quality import measure_quality
+from stages.evaluate.trace import Trace
+from stages.records import Engine, Evaluation, Memory, Probe, Speed, TaskScore
+from stages.server import Server, running
+from stages.settings import Serving, Workload
+
+
+class Subject:
+    """Goes through ``start``, ``load`` and ``ask`` for each start of its server; ``evaluation`` puts all together."""
+
+    def __init__(self, name: str, directory: Path, conditions: Conditions, logs: Path) -> None:
+        self.name, self.directory, self.conditions, self._logs = name, directory, conditions, logs
+        self.failure: SlipwayError | None = None
+        self.rounds: list[Taken] = []
+        self.sweep: list[Taken] = []
+        self.speeds: list[tuple[Speed, Speed]] = []
+        """Of the machine before and after each start's load."""
+        self.measured_again = 0
+        self.items: list[dict[str, Any]] = []
+        self.probes: tuple[Probe, ...] = ()
+        self._quality: list[list[TaskScore]] = []
+        self._engines: list[tuple[Engine, int]] = []
+        self._resident_bytes, self._gpu_bytes = 0, 0
+        self._started_at: datetime | None = None
+        self._seconds = 0.0
+        self._server: Server | None = None
+        self._standing = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """This variant's own time. What fails in it fails this variant alone, and ends its server."""
+        started = time.monotonic()
+        try:
+            yield
+        except Interrupted:
+            raise
+        except SlipwayError as error:
+            self.failure = error
+            self.stop()
+        finally:
+            self._seconds += time.monotonic() - started
+
+    def start(self, workload: Workload, serving: Serving, trace: Trace | None) -> float:
+        """Seconds until the server answered.
+
+        Raises:
+            ServerFailed, MeasurementFailed, ConfigError.
+        """
+        self._started_at = self._started_at or datetime.now(UTC)
+        log = self._logs / f"evaluate-{self.name}.vllm.log"
+        server = self._standing.enter_context(running(self.directory, self.served_name, serving, log=log))
+        check_fits(workload, trace, server.max_model_len())
+        facts = server.startup_log.facts()
+        engine = Engine(
+            name="vllm",
+            version=facts.version,
+            arguments=server.arguments,
+            dtype=facts.dtype,
+            quantization=facts.quantization,
+            kernel=facts.kernel,
+            fallbacks=facts.fallbacks,
+            ready_s=server.ready_s,
+        )
+        self._server = server
+        self._engines.append((engine, facts.kv_cache_tokens))
+        return server.ready_s
+
+    def load(self, workload: Workload, call: Call, trace: Trace | None) -> Taken:
+        """Raises: ServerFailed, MeasurementFailed."""
+        number = call.number + 1 if call.kind == "round" else call.number
+        log = self._logs / f"evaluate-{self.name}.{'load' if call.kind == 'round' else 'sweep'}-{number}.log"
+        with self._watched() as server:
+            return take(server, self.directory, workload, call, trace, log)
+
+    def ask(self, workload: Workload, restart: int, work: Path, *, include_defaults: bool) -> list[TaskScore]:
+        """Quality, its items kept.
+
+        Raises:
+            ServerFailed, MeasurementFailed, ConfigError, HubUnavailable.
+        """
+        log = self._logs / f"evaluate-{self.name}.quality{f'-{restart + 1}' if restart else ''}.log"
+        with self._watched() as server:
+            scores, items = measure_quality(
+                server, self.directory, workload, work, log, include_defaults=include_defaults
+            )
+        server.check_alive()
+        self._quality.append(scores)
+        self.items += [{"restart": restart, **each} for each in items]
+        if restart == 0:
+            self._look_closer(server, workload)
+        return scores
+
+    def _look_closer(self, server: Server, workload: Workload) -> None:
+        """Once is enough: a restart changes no weights.
+
+        Raises:
+            ServerFailed, ConfigError, TransientError.
+        """
+        where = server.url, server.name, server.api_key
+        try:
+            self.items += measure_distributions(*where, workload, server.max_model_len())
+            self.probes = record_probes(*where)
+        except SlipwayError:
+            server.check_alive()
+            raise
+
+    def stop(self) -> None:
+        """End the server and everything that it started. Safe to call again."""
+        self._server = None
+        self._standing.close()
+
+    @property
+    def served_name(self) -> str:
+        return f"{self.name}-{self.conditions.variant.digest[:12]}"
+
+    def samples(self) -> list[dict[str, Any]]:
+        """A line per call of the load generator, per request and per item."""
+        return [*(each for taken in [*self.rounds, *self.sweep] for each in taken.lines), *self.items]
+
+    def evaluation(
+        self, workload: Workload, samples_sha256: str, *, beside: tuple[str, ...], interleaved_with: tuple[str, ...]
+    ) -> Evaluation:
+        variant, conditions = self.conditions.variant, self.conditions
+        engine, kv_cache_tokens = self._engines[0]
+        rounds, slo = [each.point for each in self.rounds], workload.slo
+        return Evaluation(
+            variant=self.name,
+            variant_digest=variant.digest,
+            base_digest=variant.base_digest,
+            workload=conditions.workload,
+            engine=engine,
+            hardware=conditions.hardware,
+            key=conditions.key,
+            samples_sha256=samples_sha256,
+            tool_versions=conditions.tool_versions,
+            quality=tuple(mean_score(list(scores)) for scores in zip(*self._quality, strict=True)),
+            load=recompute.whole_load(rounds),
+            rounds=tuple(map(recompute.point_load, rounds)),
+            sweep=tuple(recompute.point_load(each.point) for each in self.sweep),
+            goodput=recompute.goodput_of(rounds, slo.ttft_ms, slo.tpot_ms) if slo else None,
+            interleaved_with=interleaved_with,
+            drift=drift_of(self.speeds, self.measured_again),
+            probes=self.probes,
+            memory=Memory(
+                weights_bytes=variant.weights_bytes,
+                peak_resident_bytes=self._resident_bytes,
+                peak_gpu_bytes=None if interleaved_with else self._gpu_bytes or None,
+                kv_cache_tokens=kv_cache_tokens,
+            ),
+            beside=beside,
+            started_at=self._started_at or datetime.now(UTC),
+            seconds=round(self._seconds, 3),
+        )
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[Server]:
+        """The server, its memory watched: only while it has work, since watching takes from whoever has."""
+        if self._server is None:
+            raise ServerFailed(f"the server of {self.name} does not stand")
+        self._server.check_alive()
+        with PeakMemory(self._server.process.pid) as memory:
+            yield self._server
+        self._resident_bytes = max(self._resident_bytes, memory.resident_bytes)
+        self._gpu_bytes = max(self._gpu_bytes, memory.gpu_bytes or 0)
+
+
+def mean_score(scores: list[TaskScore]) -> TaskScore:
+    """One task over several starts of the server. The interval does not shrink: the items are the same."""
+    first = scores[0]
+    names = [name for name in first.metrics if all(name in each.metrics for each in scores)]
+    return first.model_copy(
+        update={
+            **{name: fmean(getattr(each, name) for each in scores) for name in ("value", "low", "high", "score")},
+            "metrics": {name: fmean(each.metrics[name] for each in scores) for name in names},
+        }
+    )

@@ -1,0 +1,149 @@
+"""A user's own requests: read from a file, checked line by line, and handed to the load generator round by round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from stages.errors import ConfigError
+
+SHOWN_MISTAKES: Final = 20
+FORMS: Final = '{"prompt": "…", "output_tokens": n} or {"prompt_tokens": n, "output_tokens": m}'
+TRIES: Final = 10
+"""To make a text of exactly as many tokens as wanted: what was decoded is not always encoded alike."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One line. Without a ``prompt``, its text is random and of ``prompt_tokens``."""
+
+    line: int
+    """In the file, from 1."""
+    prompt: str | None
+    prompt_tokens: int
+    """0: not counted yet."""
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    requests: tuple[Request, ...]
+    tokenizer: Any
+    seed: int
+
+    def from_line(self, start: int, count: int) -> list[Request]:
+        """*count* requests from number *start* (from 0) on, from the top again at the end."""
+        return [self.requests[(start + number) % len(self.requests)] for number in range(count)]
+
+    def write(self, path: Path, start: int, count: int) -> list[int]:
+        """The requests in the generator's own form; returns their answers' lengths, in order."""
+        chosen = self.from_line(start, count)
+        lines = [
+            {"prompt": self._text(each, start + number), "output_tokens": each.output_tokens}
+            for number, each in enumerate(chosen)
+        ]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return [each.output_tokens for each in chosen]
+
+    def check_fits(self, max_model_len: int) -> None:
+        """Raises: ConfigError: naming every line that is too long."""
+        wrong = [
+            f"line {each.line} needs {each.prompt_tokens} + {each.output_tokens} = "
+            f"{each.prompt_tokens + each.output_tokens} tokens"
+            for each in self.requests
+            if each.prompt_tokens + each.output_tokens > max_model_len
+        ]
+        if wrong:
+            raise ConfigError.of_many(_first(wrong), f"the trace: the model is served with {max_model_len} tokens")
+
+    def _text(self, request: Request, number: int) -> str:
+        if request.prompt is not None:
+            return request.prompt
+        return random_text(self.tokenizer, request.prompt_tokens, seed=(self.seed, number))
+
+
+def load_trace(path: str, directory: Path, seed: int) -> Trace:
+    """The trace, its prompts counted with the model's own tokenizer.
+
+    Raises:
+        ConfigError: see ``read_trace``.
+    """
+    from transformers import AutoTokenizer
+
+    requests = read_trace(Path(path))
+    tokenizer = AutoTokenizer.from_pretrained(str(directory))
+    counted = [
+        replace(each, prompt_tokens=len(tokenizer(each.prompt).input_ids)) if each.prompt is not None else each
+        for each in requests
+    ]
+    return Trace(tuple(counted), tokenizer, seed)
+
+
+def read_trace(path: Path) -> list[Request]:
+    """Raises: ConfigError: it can't be read, holds nothing, or has wrong lines: all are named."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise ConfigError(
+            f"cannot read the trace {path}: {why}", hint="it is relative to the workload's file"
+        ) from error
+    requests, wrong = [], []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                requests.append(_request(number, line))
+            except ValueError as error:
+                wrong.append(f"line {number}: {error}")
+    if wrong:
+        raise ConfigError.of_many(_first(wrong), f"the trace {path}")
+    if not requests:
+        raise ConfigError(f"the trace {path} has no requests", hint=f"a line for each: {FORMS}")
+    return requests
+
+
+def random_text(tokenizer: Any, tokens: int, seed: tuple[int, int]) -> str:
+    """Text that *tokenizer* makes *tokens* tokens of, special ones included, as nearly as it can be had."""
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    wanted = max(1, tokens - tokenizer.num_special_tokens_to_add())
+    special = set(tokenizer.all_special_ids)
+    ids: list[int] = []
+    for _ in range(TRIES):
+        while len(ids) < wanted:
+            ids += [
+                each
+                for each in random.integers(tokenizer.vocab_size, size=wanted - len(ids)).tolist()
+                if each not in special
+            ]
+        text: str = tokenizer.decode(ids[:wanted])
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if len(ids) == wanted:
+            break
+    return text
+
+
+def _request(number: int, line: str) -> Request:
+    """Raises: ValueError: saying what is wrong."""
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(data, dict) or set(data) not in ({"prompt", "output_tokens"}, {"prompt_tokens", "output_tokens"}):
+        raise ValueError(f"not of the form {FORMS}")
+    for name in ("prompt_tokens", "output_tokens"):
+        if name in data and not (type(data[name]) is int and data[name] > 0):
+            raise ValueError(f"{name} is not a number above 0 (got {json.dumps(data[name])})")
+    if "prompt" in data and not (isinstance(data["prompt"], str) and data["prompt"]):
+        raise ValueError("prompt is not a text, or empty")
+    return Request(number, data.get("prompt"), data.get("prompt_tokens", 0), data["output_tokens"])
+
+
+def _first(mistakes: Iterable[str]) -> list[str]:
+    found = list(mistakes)
+    more = len(found) - SHOWN_MISTAKES
+    return [*found[:SHOWN_MISTAKES], *([f"… and {more} more"] if more > 0 else [])]

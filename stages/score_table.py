@@ -1,0 +1,34 @@
+"""A decision as a Markdown table: an output of select, which Argo's UI shows beside the run."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from scoring.metrics import odds, shown
+from stages.records import Candidate, Production
+
+HEADINGS: Final = {"quality": "Quality", "latency": "p95 latency", "throughput": "Throughput", "memory": "Weights"}
+
+
+def markdown(decision: Production) -> str:
+    """One row per variant by score, the winner in bold; one that is out with its reason."""
+    metrics = [f"{heading} {decision.weights[name]:.0%}" for name, heading in HEADINGS.items()]
+    head = ["Variant", "Score", "Wins again", *metrics]
+    rows = [head, ["---", *["---:"] * (len(head) - 1)], *(_row(each, decision) for each in decision.candidates)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def _row(candidate: Candidate, decision: Production) -> list[str]:
+    name = f"**{candidate.variant}**" if candidate.variant == decision.winner else candidate.variant
+    if candidate.excluded:
+        return [name, f"out: {_cell(candidate.excluded)}", "–", *["–"] * len(HEADINGS)]
+    again = odds(candidate.win_probability) if candidate.win_probability is not None else "–"
+    values = [f"{shown(metric, candidate.raw[metric])} → {candidate.normalized[metric]:.2f}" for metric in HEADINGS]
+    score = f"{candidate.score:.3f}"
+    if candidate.score_low is not None and candidate.score_high is not None:
+        score += f" ({candidate.score_low:.2f}–{candidate.score_high:.2f})"
+    return [name, score, again, *values]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

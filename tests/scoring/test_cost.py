@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scoring.cost import per_million
+
+
+def test_a_million_tokens_at_a_thousand_a_second_take_a_thousand_seconds():
+    found = per_million(3.6, 1000.0)
+    assert found is not None
+    assert (found.value, found.low, found.high) == pytest.approx((1.0, 1.0, 1.0))
+
+
+def test_a_faster_rate_is_the_lower_end():
+    found = per_million(3.6, 1000.0, np.linspace(500, 2000, 3001))
+    assert found is not None
+    assert found.low == pytest.approx(1000 / (500 + 0.975 * 1500))
+    assert found.high == pytest.approx(1000 / (500 + 0.025 * 1500))
+
+
+@given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e6), st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=20))
+def test_the_value_is_inside_its_interval_and_doubles_with_the_price(price, rate, draws):
+    found, twice = (per_million(each, rate, np.array(draws)) for each in (price, 2 * price))
+    assert found is not None
+    assert twice is not None
+    assert found.low <= found.value <= found.high
+    assert twice.value == pytest.approx(2 * found.value)
+
+
+@pytest.mark.parametrize("rate", [0.0, float("nan"), float("inf"), -1.0])
+def test_without_a_rate_there_is_no_cost(rate):
+    assert per_million(1.0, rate) is None
+
+
+@pytest.mark.parametrize("price", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_price_that_is_none_is_refused(price):
+    with pytest.raises(ValueError, match="price"):
+        per_million(price, 100.0)

@@ -1,0 +1,105 @@
+"""By real vLLM: a model with 5 % of its weights set to zero, which divergence and probes tell from the sound one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from scoring.profile import Profile
+from stages.evaluate.divergence import measure_distributions
+from stages.evaluate.probes import ProbeCheck, check_probes, record_probes
+from stages.fidelity import distributions, divergence
+from stages.records import Divergence, Probe
+from stages.server import Server, running
+from stages.settings import CONFIGS, Serving, Workload
+from tests.serving import DEMO, SERVING
+
+pytestmark = pytest.mark.e2e
+WORKLOAD = Workload(
+    name="w",
+    prompt_tokens=8,
+    output_tokens=8,
+    concurrency=1,
+    requests=1,
+    quality_tasks=("t",),
+    divergence_documents=8,
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    recorded: tuple[Probe, ...]
+    again: ProbeCheck
+    damaged: ProbeCheck
+    apart_from_itself: Divergence
+    apart_from_damaged: Divergence
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """The sound model and then the damaged one, served once each."""
+    pytest.importorskip("vllm", reason="the evaluate extra is not installed")
+    folder = tmp_path_factory.mktemp("against")
+    with served(DEMO / "model", folder / "sound.log") as server:
+        recorded = record_probes(server.url, server.name)
+        again = check_probes(server.url, server.name, "", recorded)
+        sound, repeated = distributions_of(server), distributions_of(server)
+    with served(with_zeros(DEMO / "model", folder / "damaged", 0.05), folder / "damaged.log") as server:
+        damaged, poor = check_probes(server.url, server.name, "", recorded), distributions_of(server)
+    assert sound[0] == repeated[0] == poor[0]
+    apart = (divergence(sound[1], repeated[1]), divergence(sound[1], poor[1]))
+    return Found(recorded, again, damaged, *apart)
+
+
+def served(model: Path, log: Path) -> Any:
+    return running(model, "m", Serving.model_validate(SERVING), log=log)
+
+
+def distributions_of(server: Server) -> Any:
+    lines = measure_distributions(server.url, server.name, "", WORKLOAD, server.max_model_len())
+    return distributions(json.loads(json.dumps(lines)))
+
+
+def with_zeros(source: Path, target: Path, share: float) -> Path:
+    """The model with this share of its (16-bit) weights set to zero, at random."""
+    shutil.copytree(source, target)
+    chance = np.random.default_rng(0)
+    for path in sorted(target.glob("*.safetensors")):
+        content = path.read_bytes()
+        start = 8 + int.from_bytes(content[:8], "little")
+        weights = np.frombuffer(content[start:], dtype=np.uint16).copy()
+        weights[chance.random(len(weights)) < share] = 0
+        path.write_bytes(content[:start] + weights.tobytes())
+    return target
+
+
+def test_the_same_server_agrees_with_itself(found: Found) -> None:
+    assert found.again.agreement > 0.97
+    assert found.apart_from_itself.kl < 0.002
+    assert found.apart_from_itself.top1_agreement > 0.97
+
+
+def test_probes_hold_every_token_with_its_probability(found: Found) -> None:
+    for probe in found.recorded:
+        assert len(probe.tokens) == len(probe.token_ids) == len(probe.logprobs) == 16
+        assert all(-20 < each <= 0 for each in probe.logprobs)
+        assert probe.prompt_ids
+
+
+def test_a_model_with_zeroed_weights_is_beyond_the_limit_of_the_default_profile(found: Found) -> None:
+    text = (CONFIGS / "profiles" / "balanced.yaml").read_text()
+    limits = Profile.model_validate({"name": "balanced"} | yaml.safe_load(text)).constraints.limits()
+    assert found.apart_from_damaged.kl_low > limits["kl_divergence"]
+    assert found.apart_from_damaged.top1_high < 0.8
+
+
+def test_a_server_with_zeroed_weights_fails_its_probes(found: Found) -> None:
+    assert not found.damaged.passed(0.9)
+    assert found.damaged.agreement < found.again.agreement - 0.2

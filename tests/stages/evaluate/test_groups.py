@@ -1,0 +1,96 @@
+"""A group of the demo's tasks by lm-eval itself, from its yaml to the items that are paired; the probabilities come
+from a server that makes them up."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from stages.evaluate.items import items_of
+from stages.evaluate.quality import check_tasks, scores_of
+from stages.recompute import task_score
+from stages.settings import Workload
+from tests.serving import DEMO
+from tests.stages.evaluate.answering import Answering, Asked
+
+GROUP = """
+group: demo_group
+task: [demo_continuation, demo_few]
+aggregate_metric_list:
+  - {metric: acc, weight_by_size: false}
+"""
+FEW = """
+include: demo_continuation.yaml
+task: demo_few
+dataset_kwargs: {data_file: few.jsonl}
+"""
+FEW_ITEMS, LIMIT = 5, 12
+
+
+def made_up(path: str, asked: Asked) -> tuple[int, Any]:
+    """Each token as likely as the hash of the text up to it says."""
+    prompts = asked["prompt"] if isinstance(asked["prompt"][0], list) else [asked["prompt"]]
+    choices = []
+    for number, prompt in enumerate(prompts):
+        told = [None, *(-hashlib.sha256(str(prompt[: end + 1]).encode()).digest()[0] for end in range(1, len(prompt)))]
+        likeliest = [None, *({"a": 0.0} for _ in prompt)]
+        choices.append({"index": number, "logprobs": {"token_logprobs": [*told, -1.0], "top_logprobs": likeliest}})
+    return 200, {"choices": choices}
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    pytest.importorskip("lm_eval", reason="the evaluate extra is not installed")
+    folder = shutil.copytree(DEMO / "tasks", tmp_path / "tasks")
+    (folder / "group.yaml").write_text(GROUP)
+    (folder / "few.yaml").write_text(FEW)
+    lines = (folder / "continuation.jsonl").read_text().splitlines(keepends=True)
+    (folder / "few.jsonl").write_text("".join(lines[20 : 20 + FEW_ITEMS]))
+    return folder
+
+
+def test_a_group_has_lm_eval_s_score_and_the_items_of_its_tasks(tasks: Path) -> None:
+    from stages.evaluate.harness import evaluate
+
+    workload = Workload(
+        name="w",
+        prompt_tokens=8,
+        output_tokens=8,
+        concurrency=1,
+        requests=1,
+        quality_tasks=("demo_group",),
+        tasks_path=str(tasks),
+    )
+    assert check_tasks(workload) is False
+    with Answering(made_up) as server:
+        found = evaluate(
+            {
+                "url": server.url,
+                "model": "m",
+                "tokenizer": str(DEMO / "model"),
+                "max_model_len": 1024,
+                "tasks": ["demo_group"],
+                "tasks_path": str(tasks),
+                "include_defaults": False,
+                "limit": LIMIT,
+                "concurrency": 1,
+            }
+        )
+    (score,) = scores_of(found)
+    assert (score.task, score.kind, score.items) == ("demo_group", "accuracy", LIMIT + FEW_ITEMS)
+    assert score.low < score.value < score.high
+    items = list(items_of(found))
+    assert [each["subtask"] for each in items] == ["demo_continuation"] * LIMIT + ["demo_few"] * FEW_ITEMS
+    shares = [
+        fmean(each["correct"] for each in items if each["subtask"] == task)
+        for task in ("demo_continuation", "demo_few")
+    ]
+    assert score.value == pytest.approx(fmean(shares))
+    again = task_score(score, items)
+    assert again is not None
+    assert (again.value, again.low, again.high) == pytest.approx((score.value, score.low, score.high))

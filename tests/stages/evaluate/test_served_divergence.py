@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.errors import ConfigError, ServerFailed, UnknownName
+from stages.evaluate.divergence import LISTED, held_out_digest, measure_distributions
+from stages.settings import CONFIGS, Workload
+from stages.texts import read_documents, text_path
+from tests.demo.corpus import ngrams
+from tests.stages.evaluate.answering import Answering, Asked
+
+VOCABULARY = 40
+
+
+def workload(**changed: Any) -> Workload:
+    given = {"name": "w", "prompt_tokens": 8, "output_tokens": 8, "concurrency": 1, "requests": 1}
+    return Workload.model_validate(given | {"quality_tasks": ("t",)} | changed)
+
+
+def answer(path: str, asked: Asked) -> tuple[int, Any]:
+    """A token per character; token n is the likelier the smaller n is."""
+    if path == "/tokenize":
+        return 200, {"tokens": [ord(each) % VOCABULARY for each in asked["prompt"]]}
+    logprobs = [-1.0 - token for token in range(VOCABULARY)]
+    places = [
+        {
+            str(each): {"logprob": logprobs[each], "rank": each + 1, "decoded_token": "x"}
+            for each in {token, *range(asked["prompt_logprobs"])}
+        }
+        for prompt in asked["prompt"]
+        for token in prompt
+    ]
+    lengths = [len(prompt) for prompt in asked["prompt"]]
+    starts = [sum(lengths[:number]) for number in range(len(lengths))]
+    told = [[None, *places[start + 1 : start + size]] for start, size in zip(starts, lengths, strict=True)]
+    return 200, {"choices": [{"index": number, "prompt_logprobs": each} for number, each in enumerate(told)]}
+
+
+def measured(server: Answering, tmp_path: Path, texts: list[str], **changed: Any) -> list[dict[str, Any]]:
+    path = tmp_path / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
+    return measure_distributions(server.url, "m", "", workload(divergence_text=str(path), **changed), 1024)
+
+
+def test_each_document_s_likeliest_tokens_are_kept_best_first_and_no_others(tmp_path: Path) -> None:
+    with Answering(answer) as server:
+        lines = measured(server, tmp_path, ["one text", "zz"])
+    assert [each["document"] for each in lines] == [0, 1]
+    assert lines[0]["tokens"] == [ord(each) % VOCABULARY for each in "one text"]
+    # 'e' is token 21, beyond the first 20: it is told, and left out.
+    assert lines[0]["listed"] == [list(range(LISTED))] * 7
+    assert lines[0]["logprobs"] == [[-1.0 - token for token in range(LISTED)]] * 7
+
+
+def test_as_many_documents_and_tokens_are_asked_for_as_the_workload_says(tmp_path: Path) -> None:
+    with Answering(answer) as server:
+        lines = measured(server, tmp_path, ["x" * 500] * 30, divergence_documents=20, divergence_tokens=50)
+    assert [len(each["tokens"]) for each in lines] == [50] * 20
+    assert [len(each["prompt"]) for each in server.asked if "max_tokens" in each] == [8, 8, 4]
+
+
+def test_documents_shorter_than_asked_count_with_what_they_have_and_single_tokens_not(tmp_path: Path) -> None:
+    with Answering(answer) as server:
+        assert [len(each["tokens"]) for each in measured(server, tmp_path, ["abc", "x", "ab"])] == [3, 2]
+        with pytest.raises(ConfigError, match="no document of two tokens"):
+            measured(server, tmp_path, ["x"])
+
+
+def test_no_documents_ask_nothing(tmp_path: Path) -> None:
+    with Answering(answer) as server:
+        assert measured(server, tmp_path, ["text"], divergence_documents=0) == []
+    assert not server.asked
+
+
+@pytest.mark.parametrize("told", [None, [None], [None, {"1": {"logprob": math.nan, "rank": 1}}, {"1": {"rank": 1}}]])
+def test_an_answer_without_distributions_is_the_server_s_failure(tmp_path: Path, told: Any) -> None:
+    def silent(path: str, asked: Asked) -> tuple[int, Any]:
+        choices = [{"index": number, "prompt_logprobs": told} for number in range(len(asked["prompt"]))]
+        return answer(path, asked) if path == "/tokenize" else (200, {"choices": choices})
+
+    with Answering(silent) as server, pytest.raises(ServerFailed, match="usable answer"):
+        measured(server, tmp_path, ["abc"])
+
+
+def test_the_text_is_known_by_its_content_and_none_is_none(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.txt", tmp_path / "other.txt"
+    one.write_text("text")
+    other.write_text("text")
+    assert held_out_digest(workload(divergence_text=str(one))) == held_out_digest(workload(divergence_text=str(other)))
+    other.write_text("another")
+    assert held_out_digest(workload(divergence_text=str(one))) != held_out_digest(workload(divergence_text=str(other)))
+    assert held_out_digest(workload(divergence_documents=0, divergence_text="/no/such.txt")) is None
+
+
+def test_a_missing_text_is_named_before_anything_is_measured() -> None:
+    with pytest.raises(UnknownName, match="unknown held-out text 'python-doc'") as raised:
+        held_out_digest(workload(divergence_text="python-doc"))
+    assert "did you mean 'python-docs'?" in raised.value.hint
+    with pytest.raises(ConfigError, match=r"no held-out text /no/such\.txt"):
+        held_out_digest(workload(divergence_text="/no/such.txt"))
+
+
+def test_the_text_that_ships_has_nothing_of_what_quantizers_are_calibrated_on() -> None:
+    held_out = read_documents(text_path("python-docs", "held-out"), "held-out")
+    calibration = read_documents(text_path("python-docs", "calibration"), "calibration")
+    seen = {gram for text in calibration for gram in ngrams(text)}
+    assert len(seen) > 10_000
+    assert all(seen.isdisjoint(ngrams(text)) for text in held_out)
+    assert len(held_out) >= workload().divergence_documents
+    assert (CONFIGS / "held-out" / "python-docs.txt").stat().st_size < 200_000
