@@ -14,6 +14,7 @@ from typing import Final
 
 import stages
 from pipeline.local.manifest import Template, Volume
+from pipeline.local.names import log_file, safe
 from pipeline.local.state import LOGS, SCRATCH, writable
 from pipeline.local.templates import substitute
 from stages.process import Contained
@@ -91,14 +92,14 @@ class Attempt:
         self.reason = ""
         """Why we stopped it, if we did."""
         self._task, self._what, self._ended = task, what, ended
-        self._scratch = folder / SCRATCH / f"{task}-{number}"
+        self._scratch = folder / SCRATCH / f"{safe(task)}-{number}"
         folders = dict(what.fixed)
         folders |= {path: self._scratch / volume for path, volume in what.fresh.items()}
         self._outputs = {
             name: (Path(translated(path, folders)), default) for name, (path, default) in what.outputs.items()
         }
         variables = {name: translated(value, folders) for name, value in what.environment.items()}
-        self._log = folder / LOGS / f"{task}.log"
+        self._log = folder / LOGS / log_file(task)
         with writable(folder):
             for path in what.fresh:
                 folders[path].mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -13,13 +14,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.local import mutex, requirements
+from pipeline.local import growth, mutex, requirements
+from pipeline.local.dag import FAILED
 from pipeline.local.job import Scope
+from pipeline.local.manifest import Template
 from pipeline.local.progress import Observer
 from pipeline.local.resources import Capacity, Pool
-from pipeline.local.scheduler import INTERRUPTED, NEVER, POLL_S, Event, Places, Scheduler, Signal
-from pipeline.local.state import LOGS, Node, RunState, opened, save
-from pipeline.local.templates import substitute
+from pipeline.local.runner import INTERRUPTED, NEVER, POLL_S, Event, Places, Signal
+from pipeline.local.scheduler import Scheduler
+from pipeline.local.state import LOGS, RunState, opened, save
 from pipeline.local.workflow import parse
 from stages.errors import Interrupted, SlipwayError
 
@@ -57,7 +60,7 @@ def execute(
     parameters = workflow.bind(arguments)
     inherited = dict(os.environ if environment is None else environment)
     requirements.check(workflow, mounts, capacity, inherited)
-    nodes = [Node(name=task.name, template=template.name) for task, template in workflow.used()]
+    nodes = growth.outermost(workflow)
     state = RunState(name=name, workflow=workflow.name, arguments=parameters, nodes=nodes)
     scheduler = Scheduler(workflow, state, Places(mounts, run_dir, state_dir), Pool(capacity), observer, inherited)
     with opened(run_dir, manifest, state):
@@ -90,9 +93,10 @@ class _Run:
     def _lock(self, locks: contextlib.ExitStack) -> bool:
         """Hold the workflow's mutexes as long as *locks* is open; False if a signal comes first."""
         scope = Scope(self._values())
-        names = [substitute(each.name, scope) for each in self.workflow.spec.synchronization.mutexes]
-        while busy := mutex.hold(locks, self.scheduler.places.locks, names):
-            if self.state.message != (message := f"waiting for mutex {busy}"):
+        asked = self.workflow.spec.synchronization
+        wanted = mutex.locks_of(asked, len(self.scheduler.pool.capacity.gpus), scope)
+        while busy := mutex.hold(locks, self.scheduler.places.locks, wanted):
+            if self.state.message != (message := f"waiting for {busy}"):
                 self.state.message = message
                 self.scheduler.run_changed()
                 save(self.scheduler.places.run, self.state)
@@ -108,12 +112,18 @@ class _Run:
         state.phase, state.message, state.started_at = "Running", "", datetime.now(UTC)
         scheduler.deadline = started + limit_s if limit_s is not None else NEVER
         scheduler.run_changed()
-        culprit = scheduler.complete(self.workflow.graph, {**self._values(), **self._inputs()})
+        entry = self.workflow.templates[self.workflow.spec.entrypoint]
+        template = None if entry.container or entry.suspend else entry
+        culprit = scheduler.complete(self.workflow.graph, self._values(), self._inputs(entry), template)
         phase, message = self._verdict(culprit)
         if self.workflow.exit_graph:
             # It runs once, whatever happened; only a second interrupt skips it.
             scheduler.deadline, scheduler.stopping = NEVER, INTERRUPTED if scheduler.signals > 1 else ""
-            status = {"workflow.status": phase, "workflow.duration": f"{time.monotonic() - started:.6f}"}
+            status = {
+                "workflow.status": phase,
+                "workflow.duration": f"{time.monotonic() - started:.6f}",
+                "workflow.failures": self._failures(),
+            }
             handler = scheduler.complete(self.workflow.exit_graph, {**self._values(), **status})
             if phase == "Succeeded":
                 culprit = handler
@@ -133,9 +143,24 @@ class _Run:
         parameters = {f"workflow.parameters.{name}": value for name, value in self.state.arguments.items()}
         return {"workflow.name": self.state.name, **parameters}
 
-    def _inputs(self) -> dict[str, str]:
+    def _failures(self) -> str:
+        """Every failed node, as JSON within a quoted text: as Argo gives it (``failedNodeStatus``, strconv.Quote)."""
+        failed = [
+            {
+                "displayName": node.display_name,
+                "message": node.message,
+                "templateName": node.template,
+                "phase": node.phase,
+                "podName": node.name,
+                "finishedAt": node.finished_at and f"{node.finished_at:%Y-%m-%dT%H:%M:%SZ}",
+            }
+            for node in self.state.nodes
+            if node.phase in FAILED
+        ]
+        return json.dumps(json.dumps(failed or None, ensure_ascii=False), ensure_ascii=False)
+
+    def _inputs(self, entry: Template) -> dict[str, str]:
         """The entrypoint's own inputs: the workflow's parameters of the same names, as in Argo."""
-        entry = self.workflow.templates[self.workflow.spec.entrypoint]
         values = {each.name: self.state.arguments.get(each.name, each.given) for each in entry.inputs.parameters}
         return {f"inputs.parameters.{name}": value for name, value in values.items() if value is not None}
 

@@ -1,11 +1,13 @@
-"""The small expression language of ``depends``, ``when`` and ``retryStrategy.expression``.
+"""The small expression language of ``depends``, ``when``, and whatever is called ``expression``.
 
 Argo evaluates these with two libraries (expr-lang and govaluate); here one grammar covers what they share, and
-three dialects say what a word means in each field:
+four dialects say what a word means in each field:
 
     depends     a task (``optimize-awq.Succeeded``); undecided while the task is
     when        a text, as govaluate is used there: ``{{x}} == awq`` needs no quotes
     retry       a variable (``lastRetry.exitCode``) or a call of ``asInt``
+    value       a variable (``tasks['make-it'].outputs.parameters.digest``) of an output or a hook, perhaps without
+                a value; ``a ?? b`` is b then, and there is ``a ? b : c``
 
 Operators, loosest first: ``||``, ``&&``, then ``== != < <= > >= in contains matches startsWith endsWith`` (``not``
 before a word among them), then ``!`` or ``not``. Literals: quoted texts, numbers, ``true``, ``false``, lists.
@@ -57,14 +59,19 @@ class Dialect:
     name: re.Pattern[str]
     values: bool = True
     """Whether there are literals, and with them comparisons and calls."""
+    choices: bool = False
+    """Whether there are ``?:`` and ``??``."""
 
 
 DEPENDS: Final = Dialect("depends", re.compile(r"[A-Za-z0-9][-A-Za-z0-9]*(\.[A-Za-z]+)?"), values=False)
 WHEN: Final = Dialect("when", re.compile(r"[A-Za-z_][\w.]*"))
 RETRY: Final = Dialect("expression", re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"))
+INDEX: Final = re.compile(r"\[\s*(?:'([^']*)'|\"([^\"]*)\")\s*\]")
+VALUE: Final = Dialect("expression", re.compile(rf"[A-Za-z_]\w*(\.[A-Za-z_]\w*|{INDEX.pattern})*"), choices=True)
 
 SPACE: Final = re.compile(r"\s+")
 SYMBOL: Final = re.compile(r"&&|\|\||==|!=|<=|>=|[<>!()\[\],]")
+CHOICE: Final = re.compile(r"\?\?|[?:]")
 NUMBER: Final = re.compile(r"-?\d+(\.\d+)?(?![\w.])")
 QUOTED: Final = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
 ORDER: Final[dict[str, Callable[[float, float], bool]]] = {
@@ -119,6 +126,11 @@ def evaluate(expression: Expression, lookup: Callable[[str], Value]) -> Value:
             return [evaluate(each, lookup) for each in items]
         case Apply("&&" | "||" as operation, (left, right)):
             return _logic(operation, evaluate(left, lookup), lambda: evaluate(right, lookup))
+        case Apply("??", (left, right)):
+            value = evaluate(left, lookup)
+            return evaluate(right, lookup) if value is None else value
+        case Apply("?", (condition, then, otherwise)):
+            return evaluate(then if decide(condition, lookup) else otherwise, lookup)
         case Apply(operation, operands):
             return _apply(operation, [evaluate(each, lookup) for each in operands])
 
@@ -135,7 +147,7 @@ class _Parser:
         self.position = 0
 
     def whole(self) -> Expression:
-        result = self._either()
+        result = self._choice()
         if self._peek():
             raise self._mistake(f"{self._peek()!r} was not expected")
         return result
@@ -145,7 +157,7 @@ class _Parser:
         while at < len(self.text):
             if found := SPACE.match(self.text, at):
                 pass
-            elif found := SYMBOL.match(self.text, at):
+            elif found := (self.dialect.choices and CHOICE.match(self.text, at)) or SYMBOL.match(self.text, at):
                 yield Token("symbol", found[0])
             elif self.dialect.values and (found := QUOTED.match(self.text, at)):
                 body = found[1] if found[1] is not None else found[2]
@@ -154,7 +166,7 @@ class _Parser:
             elif self.dialect.values and (found := NUMBER.match(self.text, at)):
                 yield Token("value", found[0], float(found[0]) if found[1] else int(found[0]))
             elif found := self.dialect.name.match(self.text, at):
-                yield self._word(found[0])
+                yield self._word(INDEX.sub(lambda index: f".{index[1] or index[2]}", found[0]))
             else:
                 quotes = "; put texts in quotes" if self.dialect.values else ""
                 raise self._mistake(f"{self.text[at:]!r} can't be read{quotes}")
@@ -165,6 +177,15 @@ class _Parser:
             return Token("value", text, text == "true")
         is_operator = self.dialect.values and (text in WORD_OPERATORS or text == "not")
         return Token("symbol" if is_operator else "word", text)
+
+    def _choice(self) -> Expression:
+        condition = self._either()
+        if not self._take("?"):
+            return condition
+        then = self._choice()
+        if not self._take(":"):
+            raise self._mistake("':' is missing")
+        return Apply("?", (condition, then, self._choice()))
 
     def _either(self) -> Expression:
         left = self._both()
@@ -194,7 +215,10 @@ class _Parser:
     def _negation(self) -> Expression:
         if self._take("!") or self._take("not"):
             return Apply("!", (self._negation(),))
-        return self._operand()
+        left = self._operand()
+        while self._take("??"):  # binds tighter than any other, as in expr-lang
+            left = Apply("??", (left, self._operand()))
+        return left
 
     def _operand(self) -> Expression:
         if self._take("("):
@@ -214,9 +238,9 @@ class _Parser:
         return Name(token.text)
 
     def _list(self, end: str) -> Items:
-        items = [self._either()]
+        items = [self._choice()]
         while self.dialect.values and self._take(","):
-            items.append(self._either())
+            items.append(self._choice())
         if not self._take(end):
             raise self._mistake(f"{end!r} is missing")
         return Items(tuple(items))
@@ -264,6 +288,8 @@ def _apply(operation: str, values: list[Value]) -> Value:
         equal = left == right and isinstance(left, bool) == isinstance(right, bool)
         return equal == (operation == "==")
     if operation in ORDER:
+        if isinstance(left, str) and isinstance(right, str):  # both libraries compare texts, too
+            return ORDER[operation]((left > right) - (left < right), 0)
         return ORDER[operation](_number(left, operation), _number(right, operation))
     return _word_operator(operation, left, right)
 

@@ -1,18 +1,27 @@
-"""A task on its way: from references to values, to a call, to its attempts."""
+"""A task on its way: from references to values, to a call, to its attempts; or to the tasks within it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeline.local import expressions, memo
+from pipeline.local import expressions, memo, mutex
 from pipeline.local.attempt import Attempt, Call
 from pipeline.local.manifest import Parameter, Task, Template, Volume
 from pipeline.local.resources import Request, Share, request
 from pipeline.local.state import Node
-from pipeline.local.templates import Unresolved, substitute
+from pipeline.local.templates import Unresolved, is_one_reference, substitute
+
+if TYPE_CHECKING:
+    from pipeline.local.frame import Frame
+
+PREFIXES = ("tasks", "steps")
+Deadline = tuple[float, str]
+"""As time.monotonic(), and what to say when it is over."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +37,22 @@ class Job:
     task: Task
     template: Template
     node: Node
+    frame: Frame
+    """The dag or steps that it is a task of."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """``item``, if it is one of a fanned-out task's."""
     prepared: Prepared | None = None
-    """From the moment on that its dependencies are met and its ``when`` holds."""
+    """From the moment on that its dependencies are met and its ``when`` holds. Of a container."""
+    inner: Frame | None = None
+    """The same of a dag or steps."""
+    members: list[Job] | None = None
+    """The same of a fanned-out task: one for each item."""
+    suspended_until: float | None = None
+    """The same of a suspend template, as time.monotonic()."""
+    supplied: Mapping[str, str] | None = None
+    """What came with the request to go on."""
+    hook: Job | None = None
+    """Its exit hook, once it has ended."""
     running: Running | None = None
     locks: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     first_started: float = 0.0
@@ -38,9 +61,41 @@ class Job:
     """The end of a retry's backoff, as time.monotonic()."""
 
     @property
-    def deadline(self) -> float:
-        limit_s = self.template.active_deadline_seconds
-        return self.running.since + limit_s if self.running and limit_s is not None else float("inf")
+    def entered(self) -> bool:
+        """Whether its dependencies were met and its ``when`` held."""
+        return bool(self.prepared or self.inner or self.members) or self.suspended_until is not None
+
+    @property
+    def suspended(self) -> bool:
+        return self.suspended_until is not None and not self.node.finished
+
+    @property
+    def active(self) -> bool:
+        """Whether it counts for ``parallelism``; what is suspended does not, as in Argo (countActiveChildren)."""
+        return bool(self.running) or (self.inner is not None and not self.node.finished)
+
+    @property
+    def done(self) -> bool:
+        """Whether tasks that depend on it may look: with its hook, as in Argo (evaluateDependsLogic)."""
+        return self.node.finished and (self.hook is None or self.hook.done)
+
+    @property
+    def scope(self) -> Scope:
+        return self.frame.scope.also(self.values)
+
+    def deadlines(self) -> Iterator[Deadline]:
+        """When its attempt is ended.
+
+        For each attempt but the first, ``backoff.maxDuration`` is one, too (processNodeRetries: executionDeadline).
+        """
+        if not self.running or self.running.attempt.reason:
+            return
+        if limit_s := self.template.active_deadline_seconds:
+            yield self.running.since + limit_s, f"took longer than {limit_s:g} s (activeDeadlineSeconds)"
+        strategy = self.template.retry_strategy
+        if self.node.attempts > 1 and strategy and strategy.backoff.max_duration is not None:
+            limit_s = strategy.backoff.max_duration
+            yield self.first_started + limit_s, f"took longer than {limit_s:g} s with its retries (backoff.maxDuration)"
 
     def rest(self) -> None:
         """Nothing of it runs or is held any more."""
@@ -60,54 +115,78 @@ class Scope:
         if reference in self.values:
             return self.values[reference]
         match reference.split("."):
-            case ["tasks", task, "status"] if task in self.jobs:
-                return self.jobs[task].node.phase
-            case ["tasks", task, "outputs", "parameters", name] if task in self.jobs:
-                return self._output(self.jobs[task], name, reference)
+            case [prefix, task, *rest] if prefix in PREFIXES and task in self.jobs:
+                return self._of(self.jobs[task], rest, reference)
+            case ["item", *_]:
+                raise Unresolved(reference, "the item has no such key")
         raise Unresolved(reference, "it is known only in the exit handler")
+
+    def perhaps(self, reference: str) -> str | None:
+        """None for an output of a task that has none: skipped, omitted, or failed before it wrote it."""
+        try:
+            return self(reference)
+        except Unresolved:
+            return None
 
     def also(self, values: Mapping[str, str]) -> Scope:
         return replace(self, values={**self.values, **values})
+
+    def _of(self, job: Job, what: list[str], reference: str) -> str:
+        match what:
+            case ["status"]:
+                return job.node.phase
+            case ["exitCode"] if job.node.exit_code is not None:
+                return str(job.node.exit_code)
+            case ["outputs", "parameters"] if job.members is not None:
+                return json.dumps([each.node.outputs for each in succeeded(job.members)], ensure_ascii=False)
+            case ["outputs", "parameters", name]:
+                return self._output(job, name, reference)
+        raise Unresolved(reference, f"{job.task.name} is {job.node.phase}")
 
     def _output(self, job: Job, name: str, reference: str) -> str:
         if name in job.node.outputs:
             return job.node.outputs[name]
         for output in job.template.outputs.parameters:
-            if output.name == name and output.value_from.default is not None:
+            if output.name == name and output.value_from.default is not None and job.members is None:
                 return output.value_from.default
         raise Unresolved(reference, f"{job.task.name} is {job.node.phase}")
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a task does, with every reference resolved."""
+    """What a container's task does, with every reference resolved."""
 
     call: Call
     request: Request
-    mutexes: tuple[str, ...]
+    locks: tuple[mutex.Lock, ...]
     memo: Path | None
 
     @classmethod
     def of(
         cls,
         job: Job,
-        scope: Scope,
         volumes: Mapping[str, Volume],
         mounts: Mapping[str, Path],
         memo_dir: Path,
+        gpus: int,
     ) -> Prepared:
         """Raises: Unresolved, ConfigError: a reference without a value; a memo key that can't be one."""
         template, resources = job.template, job.template.program.resources
-        inner = scope.also(_inputs(job, scope))
+        inner = Scope({**job.frame.base, **inputs_of(job)})
         memoize = template.memoize
         return cls(
             call=Call.of(template, volumes, mounts, inner),
             request=request(resources.requests, resources.limits),
-            mutexes=tuple(substitute(mutex.name, inner) for mutex in template.synchronization.mutexes),
+            locks=mutex.locks_of(template.synchronization, gpus, inner),
             memo=memo.path_of(memo_dir, memoize.cache.config_map.name, substitute(memoize.key, inner))
             if memoize
             else None,
         )
+
+
+def succeeded(jobs: list[Job]) -> list[Job]:
+    """Those with outputs to speak of; only these are aggregated (processAggregateNodeOutputs)."""
+    return [job for job in jobs if job.node.phase == "Succeeded" and job.node.outputs]
 
 
 def skipped_by(when: str, scope: Scope) -> str:
@@ -122,23 +201,31 @@ def skipped_by(when: str, scope: Scope) -> str:
     return text
 
 
-def _inputs(job: Job, scope: Scope) -> dict[str, str]:
+def inputs_of(job: Job) -> dict[str, str]:
+    """Its template's inputs, by reference.
+
+    Raises:
+        Unresolved: an argument that refers to an output which is not there.
+    """
     return {
-        f"inputs.parameters.{parameter.name}": _input(job, parameter, scope)
-        for parameter in job.template.inputs.parameters
+        f"inputs.parameters.{parameter.name}": _input(job, parameter) for parameter in job.template.inputs.parameters
     }
 
 
-def _input(job: Job, parameter: Parameter, scope: Scope) -> str:
-    """The task's argument, else the template's own value. A default also stands in for an output that is missing."""
+def _input(job: Job, parameter: Parameter) -> str:
+    """The task's argument, else the template's own value.
+
+    Its default also stands in for an output that is missing, if the argument is nothing else
+    (docs/variables.md, "Outputs of Skipped and Omitted Nodes").
+    """
+    of_workflow = Scope(job.frame.base)
     for argument in job.task.arguments.parameters:
         if argument.name == parameter.name:
             try:
-                return substitute(argument.value, scope)
+                return substitute(argument.value, job.scope)
             except Unresolved:
-                for default in (argument.default, parameter.default):
-                    if default is not None:
-                        return default
-                raise
+                if parameter.default is None or not is_one_reference(argument.value):
+                    raise
+                return substitute(parameter.default, of_workflow)
     assert parameter.given is not None  # noqa: S101 - parse asks for a value of each input
-    return parameter.given
+    return substitute(parameter.given, of_workflow)

@@ -3,24 +3,27 @@
 Kinds: ``WorkflowTemplate``, ``Workflow`` (argoproj.io/v1alpha1, Argo 4).
 
     spec                      entrypoint, onExit, arguments.parameters, templates, volumes, parallelism,
-                              activeDeadlineSeconds, synchronization.mutexes
-    spec.volumes[]            name, persistentVolumeClaim.claimName (a local folder stands for it), emptyDir (a fresh
+                              activeDeadlineSeconds, synchronization
+    …volumes[]                name, persistentVolumeClaim.claimName (a local folder stands for it), emptyDir (a fresh
                               folder for each attempt)
-    spec.templates[]          name, container or dag, inputs.parameters, outputs.parameters, volumes, memoize,
-                              retryStrategy, synchronization.mutexes, activeDeadlineSeconds (of one attempt)
-    …inputs.parameters[]      name, value, default, enum, description
-    …outputs.parameters[]     name, valueFrom.path (below a mounted volume), valueFrom.default, description
+    …templates[]              name; one of container, dag, steps, suspend; inputs.parameters, outputs.parameters
+      of a container          volumes, memoize, retryStrategy, synchronization, activeDeadlineSeconds (of one attempt)
+      of a dag or steps       parallelism, failFast
+    …outputs.parameters[]     name, valueFrom: path (below a mounted volume), parameter or expression (dag, steps),
+                              supplied (suspend); default
     …container                command (``python`` is this interpreter), args, env (value, or valueFrom.secretKeyRef:
                               the environment variable of the same name), resources (cpu, memory, */gpu), volumeMounts
-    …dag                      tasks, failFast; beside it on its template: inputs, parallelism
-    …dag.tasks[]              name, template (of a container), arguments.parameters, depends, dependencies, when,
-                              continueOn
+    …dag.tasks[], steps[][]   name, template, arguments.parameters, depends, dependencies, when, continueOn, hooks.exit,
+                              withItems, withParam, withSequence
     …retryStrategy            limit (needed), retryPolicy (Always, OnFailure, OnError), expression, backoff
     …memoize                  key, maxAge, cache.configMap.name
-    references                {{inputs.parameters.P}}, {{workflow.parameters.P}}, {{workflow.name}},
-                              {{tasks.T.status}}, {{tasks.T.outputs.parameters.P}}; in the exit handler also
-                              {{workflow.status}}, {{workflow.duration}}
+    …synchronization          mutexes[].name, semaphores[].configMapKeyRef
+    references                {{inputs.parameters.P}}, {{workflow.parameters.P}}, {{workflow.name}}, {{item}},
+                              {{item.KEY}}, {{tasks.T.status}}, {{tasks.T.exitCode}}, {{tasks.T.outputs.parameters.P}}
+                              (steps.T in steps); in the exit handler also {{workflow.status}},
+                              {{workflow.duration}}, {{workflow.failures}}
 
+docs/local-engine.md has every field of Argo's, and what becomes of it.
 ``CLUSTER_ONLY`` lists what is accepted and means nothing on one machine.
 """
 
@@ -28,7 +31,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
@@ -51,6 +54,7 @@ CLUSTER_ONLY: Final[dict[str, frozenset[str]]] = {
     "Spec": ON_POD
     | {
         "archiveLogs",
+        "artifactRepositoryRef",
         "dnsConfig",
         "dnsPolicy",
         "hostNetwork",
@@ -64,8 +68,7 @@ CLUSTER_ONLY: Final[dict[str, frozenset[str]]] = {
         "ttlStrategy",
         "workflowMetadata",
     },
-    # failFast is of expanded items, which the subset has not.
-    "Template": ON_POD | {"annotations", "failFast", "metadata", "pendingTimeout", "podResources", "priorityClassName"},
+    "Template": ON_POD | {"annotations", "metadata", "pendingTimeout", "podResources", "priorityClassName"},
     "Container": frozenset(
         {
             "image",
@@ -77,6 +80,7 @@ CLUSTER_ONLY: Final[dict[str, frozenset[str]]] = {
             "terminationMessagePolicy",
         }
     ),
+    "Outputs": frozenset({"artifacts"}),
     "VolumeMount": frozenset({"readOnly"}),
     "EmptyDir": frozenset({"medium", "sizeLimit"}),
     "RetryStrategy": frozenset({"affinity"}),
@@ -138,12 +142,32 @@ class Parameter(Closed):
 class Argument(Closed):
     name: ParameterName
     value: Text
-    default: Text | None = None
+
+
+class Supplied(Closed):
+    pass
 
 
 class ValueFrom(Closed):
-    path: str
+    path: str = ""
+    parameter: str = ""
+    expression: str = ""
+    supplied: Supplied | None = None
     default: Text | None = None
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if len(self._given()) != 1:
+            raise ValueError("needs exactly one of path, parameter, expression, supplied")
+        return self
+
+    @property
+    def source(self) -> str:
+        """The name of the field that has it."""
+        return self._given()[0]
+
+    def _given(self) -> list[str]:
+        return [name for name in ("path", "parameter", "expression", "supplied") if getattr(self, name)]
 
 
 class OutputParameter(Closed):
@@ -221,14 +245,42 @@ class ContinueOn(Closed):
     error: bool = False
 
 
-class Task(Closed):
+class Sequence(Closed):
+    start: Text | None = None
+    end: Text | None = None
+    count: Text | None = None
+    format: str = ""
+
+
+class Hook(Closed):
+    template: str
+    arguments: Arguments = Arguments()
+    expression: str = ""
+
+
+class Hooks(Closed):
+    exit: Hook | None = None
+
+
+class Step(Closed):
     name: TaskName
     template: str
     arguments: Arguments = Arguments()
+    when: str = ""
+    continue_on: ContinueOn | None = None
+    hooks: Hooks = Hooks()
+    with_items: tuple[Any, ...] = ()
+    with_param: str = ""
+    with_sequence: Sequence | None = None
+
+    @property
+    def expands(self) -> bool:
+        return bool(self.with_items or self.with_param or self.with_sequence)
+
+
+class Task(Step):
     depends: str = ""
     dependencies: tuple[str, ...] = ()
-    when: str = ""
-    continue_on: ContinueOn = ContinueOn()
 
 
 class Dag(Closed):
@@ -274,8 +326,22 @@ class Mutex(Closed):
     name: Annotated[str, Field(min_length=1)]
 
 
+class ConfigMapKey(Closed):
+    name: str
+    key: str
+
+
+class Semaphore(Closed):
+    config_map_key_ref: ConfigMapKey
+
+
 class Synchronization(Closed):
     mutexes: tuple[Mutex, ...] = ()
+    semaphores: tuple[Semaphore, ...] = ()
+
+
+class Suspend(Closed):
+    duration: Annotated[float | None, BeforeValidator(_seconds), Field(ge=0)] = None
 
 
 class Template(Closed):
@@ -284,12 +350,16 @@ class Template(Closed):
     outputs: Outputs = Outputs()
     container: Container | None = None
     dag: Dag | None = None
+    steps: tuple[tuple[Step, ...], ...] | None = None
+    suspend: Suspend | None = None
     volumes: tuple[Volume, ...] = ()
     memoize: Memoize | None = None
     retry_strategy: RetryStrategy | None = None
     synchronization: Synchronization = Synchronization()
     active_deadline_seconds: Annotated[float, Field(gt=0)] | None = None
     parallelism: Annotated[int, Field(gt=0)] | None = None
+    fail_fast: bool = False
+    """With parallelism: after a failed child no other starts, and the template fails."""
 
     @property
     def program(self) -> Container:

@@ -1,4 +1,7 @@
-"""``synchronization.mutexes`` on one machine: locks on files, shared by every engine with the same state folder.
+"""``synchronization`` on one machine: locks on files, shared by every engine with the same state folder.
+
+A semaphore is as many locks, of which one is held. Its limit is a number in a ConfigMap on a cluster; one machine
+has none, so it is the number of GPUs, which is what our semaphores count, and at least 1.
 
 The kernel releases them when the engine ends, however it ends.
 """
@@ -6,20 +9,49 @@ The kernel releases them when the engine ends, however it ends.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from pipeline.local.manifest import Synchronization
+from pipeline.local.templates import substitute
 from stages.errors import Busy
 from stages.store import exclusive
 
 
-def hold(locks: contextlib.ExitStack, folder: Path, names: Iterable[str]) -> str | None:
-    """Hold all mutexes until *locks* is closed, or none: then the name of one that is held elsewhere. Never waits."""
-    for name in names:
-        try:
-            locks.enter_context(exclusive(folder / quote(name, safe=""), f"mutex {name}", wait=False))
-        except Busy:
+@dataclass(frozen=True)
+class Lock:
+    said: str
+    """For messages: ``mutex gpu``."""
+    files: tuple[str, ...]
+    """Whoever holds one of them has the lock."""
+
+
+def locks_of(asked: Synchronization, gpus: int, lookup: Callable[[str], str]) -> tuple[Lock, ...]:
+    """Raises: Unresolved: by *lookup*."""
+    mutexes = [substitute(each.name, lookup) for each in asked.mutexes]
+    found = [Lock(f"mutex {name}", (quote(name, safe=""),)) for name in mutexes]
+    for semaphore in asked.semaphores:
+        of = semaphore.config_map_key_ref
+        name = f"{substitute(of.name, lookup)}/{substitute(of.key, lookup)}"
+        places = range(max(1, gpus))
+        found.append(Lock(f"semaphore {name}", tuple(f"semaphore,{quote(name, safe='')},{n}" for n in places)))
+    return tuple(found)
+
+
+def hold(locks: contextlib.ExitStack, folder: Path, wanted: Iterable[Lock]) -> str | None:
+    """Have all of them until *locks* is closed, or none: then what is held elsewhere. Never waits."""
+    for lock in wanted:
+        if not any(_held(locks, folder / file, lock.said) for file in lock.files):
             locks.close()
-            return name
+            return lock.said
     return None
+
+
+def _held(locks: contextlib.ExitStack, file: Path, said: str) -> bool:
+    try:
+        locks.enter_context(exclusive(file, said, wait=False))
+    except Busy:
+        return False
+    return True

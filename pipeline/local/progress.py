@@ -65,7 +65,7 @@ class Lines:
 
 
 class Tree:
-    """A live tree with a line for each task, and the last line of its log while it runs."""
+    """A live tree with a line for each node, and the last line of its log while it runs."""
 
     def __init__(self, console: Console, run_dir: Path) -> None:
         self._console, self._run_dir = console, run_dir
@@ -100,9 +100,10 @@ class Tree:
         if run.message:
             title.append(f"  {run.message.splitlines()[0]}", "dim")
         tree = RichTree(title, guide_style="dim")
-        width = max(len(node.name) for node in run.nodes)
+        width = max((len(node.title) for node in run.nodes), default=0)
+        branches = {"": tree}
         for node in run.nodes:
-            tree.add(self._line(node, width))
+            branches[node.name] = branches[node.parent].add(self._line(node, width))
         return tree
 
     def _line(self, node: Node, width: int) -> Text:
@@ -110,7 +111,7 @@ class Tree:
 
         mark, style = MARKS[node.phase]
         took = f"{duration(node.seconds):>8}" if node.seconds is not None else " " * 8
-        line = Text.assemble((f"{mark} ", style), f"{node.name:<{width}} ", (took, "dim"), "  ", no_wrap=True)
+        line = Text.assemble((f"{mark} ", style), f"{node.title:<{width}} ", (took, "dim"), "  ", no_wrap=True)
         line.overflow = "ellipsis"
         if node.cached:
             line.append("cached ", "green")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -35,7 +35,7 @@ def refused(kind: type[UnsupportedField] | type[ConfigError], lines: Sequence[st
     count = f"{len(lines)} fields" if len(lines) > 1 else "a field"
     return kind(
         f"the local engine can't run this workflow: {count} refused\n" + "\n".join(f"    {line}" for line in lines),
-        hint="run it on Argo, or take the fields out; pipeline/local/manifest.py lists what runs here",
+        hint="run it on Argo, or take the fields out; docs/local-engine.md lists what runs here",
     )
 
 
@@ -52,10 +52,17 @@ def path_of(location: Sequence[int | str], manifest: object) -> str:
     return path or "(root)"
 
 
+def models(base: type[Closed] = Closed) -> Iterator[type[Closed]]:
+    """Every model of the manifest."""
+    for model in base.__subclasses__():
+        yield model
+        yield from models(model)
+
+
 def _said(mistake: ErrorDetails) -> str:
     if mistake["type"] == "extra_forbidden":
         field = str(mistake["loc"][-1])
-        known = {to_camel(name) for model in Closed.__subclasses__() for name in model.model_fields} - {field}
+        known = {to_camel(name) for model in models() for name in model.model_fields} - {field}
         close = difflib.get_close_matches(field, sorted(known), n=1, cutoff=0.85)
         return "not supported here" + (f"; did you mean {close[0]!r}?" if close else "")
     message = mistake["msg"].removeprefix("Value error, ")

@@ -14,7 +14,7 @@ from stages.errors import ConfigError
 def check(workflow: Workflow, mounts: Mapping[str, Path], capacity: Capacity, environment: Mapping[str, str]) -> None:
     """Raises: ConfigError: naming each task and the GPU, folder or secret that it lacks."""
     lines = [
-        f"{task.name} {lack}"
+        f"{task} {lack}"
         for task, template in workflow.used()
         for lack in (
             *_gpus(template, capacity),

@@ -19,7 +19,7 @@ class Failure:
     message: str
     hint: str
     exit_code: str
-    """As Argo shows it: a text; '-1' if it says nothing, because we ended the attempt."""
+    """As Argo shows it (docs/retries.md): a text; '-1' if it says nothing, because we ended the attempt."""
     seconds: float
 
     def variables(self) -> Mapping[str, str]:

@@ -1,272 +1,179 @@
-"""Completes a DAG: starts what may run and fits, waits for what happens next, until every task is finished.
-
-One thread decides; each running attempt has a thread that waits for its process. They and the signal handler talk
-to the deciding thread through one queue, so that it sleeps until something ends or is due.
-"""
+"""Completes a DAG: starts what may run, closes what is over, until every task is finished, inner ones too."""
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Final, TypeAlias
 
-from pipeline.local import memo, mutex
-from pipeline.local.attempt import Attempt, Ended, code_path
+from pipeline.local import fanout, growth, suspension
 from pipeline.local.dag import Graph, Phase
-from pipeline.local.job import Job, Prepared, Running, Scope, skipped_by
-from pipeline.local.progress import Observer
-from pipeline.local.resources import Pool, Share, environment_of
-from pipeline.local.retry import Failure, backoff_s
-from pipeline.local.state import LOGS, Node, RunState, save
-from pipeline.local.workflow import Workflow
+from pipeline.local.frame import Frame, group_outcome, member_outputs
+from pipeline.local.job import Job, Prepared, skipped_by
+from pipeline.local.manifest import Template
+from pipeline.local.runner import NEVER, TOO_MANY, Runner
+from pipeline.local.state import save
 from stages.errors import ConfigError
 
-POLL_S: Final = 0.05
-"""How often a mutex that another process holds is tried."""
-INTERRUPTED: Final = "interrupted"
-NEVER: Final = float("inf")
 
-
-@dataclass(frozen=True)
-class Places:
-    """Folders: the local ones behind mount paths, the run's own, and the one that runs share."""
-
-    mounts: Mapping[str, Path]
-    run: Path
-    shared: Path
-
-    @property
-    def locks(self) -> Path:
-        return self.shared / "locks"
-
-    @property
-    def memo(self) -> Path:
-        return self.shared / "memo"
-
-
-@dataclass(frozen=True)
-class Signal:
-    """Ctrl-C or SIGTERM."""
-
-
-Event: TypeAlias = Ended | Signal
-
-
-class Scheduler:
-    def __init__(
+class Scheduler(Runner):
+    def complete(
         self,
-        workflow: Workflow,
-        state: RunState,
-        places: Places,
-        pool: Pool,
-        observer: Observer,
-        environment: Mapping[str, str],
-    ) -> None:
-        self.workflow, self.state, self.places, self.pool = workflow, state, places, pool
-        self.observer = observer
-        # As in a pod, a task sees the secrets that its template names, and no others.
-        secret = {name for _, template in workflow.used() for name in template.program.secrets()}
-        self.secrets = {name: value for name, value in environment.items() if name in secret}
-        self.environment = {name: value for name, value in environment.items() if name not in secret}
-        self.environment |= code_path(environment)
-        if pool.capacity.gpus:  # nvidia-smi's numbers, not fastest first
-            self.environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.jobs: dict[str, Job] = {}
-        self.signals = 0
-        self.stopping = ""
-        """Why nothing starts any more and what runs is ended; empty while all is well."""
-        self.deadline = NEVER
-        """Of the whole workflow, as time.monotonic()."""
-        self.waits_for_mutex = False
-        self.unsaved = False
+        graph: Graph,
+        base: Mapping[str, str],
+        inputs: Mapping[str, str] | None = None,
+        template: Template | None = None,
+    ) -> str | None:
+        """Run a graph until each of its tasks is finished; the node for which it failed, if it did.
 
-    def complete(self, graph: Graph, values: Mapping[str, str]) -> str | None:
-        """Run a graph until each of its tasks is finished; the task for which it failed, if it did."""
-        self.jobs = {
-            name: Job(task, self.workflow.templates[task.template], self.state.node(name))
-            for name, task in graph.tasks.items()
-        }
-        scope = Scope(values, self.jobs)
+        Args:
+            base: what references to the workflow stand for.
+            inputs: the same of the template that the graph is of.
+        """
+        self.jobs = {}
+        whole = growth.frame(self.workflow, self.state, graph, template=template, base=base, inputs=inputs or {})
+        self.know(whole.jobs.values())
         while True:
-            self._advance(graph, scope)
+            self._advance_as_far_as_possible(whole)
             if self.unsaved:  # after the starts, so that the disk's time is not theirs
                 save(self.places.run, self.state)
                 self.unsaved = False
-            if all(job.node.finished for job in self.jobs.values()):
-                return graph.culprit(self._phases())
-            self._await_events()
+            if whole.finished:
+                culprit = whole.culprit()
+                return culprit.node.name if culprit else None
+            self.await_events()
 
-    def _advance(self, graph: Graph, scope: Scope) -> None:
+    def _advance_as_far_as_possible(self, whole: Frame) -> None:
+        """Until nothing more follows from what is known; a hook or an inner dag can be all it takes."""
+        self.changed = True
+        while self.changed:
+            self.changed = self.waits_for_lock = False
+            self._advance(whole, "")
+        self._tell_what_is_suspended()
+
+    def _advance(self, frame: Frame, blocked: str) -> None:
         """Start or finish every task that can be, parents first."""
-        self.waits_for_mutex = False
-        failed = graph.culprit(self._phases()) if graph.fail_fast else None
-        for name, job in self.jobs.items():
-            if job.node.finished or job.running:
+        for name, job in frame.jobs.items():
+            if job.done:
                 continue
-            if self.stopping:
-                self._end(job, "Failed" if job.node.attempts else "Omitted", self.stopping)
-            elif failed and not job.node.attempts:
-                self._end(job, "Omitted", f"not started: {failed} failed (failFast)")
-            elif (may_run := graph.may_run(name, self._phases())) is False:
-                self._end(job, "Omitted", f"not started: {graph.condition(name)} does not hold")
-            elif may_run:
-                self._go(job, scope)
+            blocked_here = blocked or frame.blocked()
+            may_run = True if job.entered or job.node.finished else frame.may_run(name)
+            if may_run is False and not (self.stopping or blocked_here):
+                self.end(job, "Omitted", f"not started: {frame.graph.condition(name)} does not hold")
+            elif may_run or self.stopping or blocked_here:
+                self._step(job, blocked_here)
 
-    def _go(self, job: Job, scope: Scope) -> None:
+    def _step(self, job: Job, blocked: str) -> None:
+        """One step further with a task whose turn it is, or which can't have one any more."""
+        if job.running:
+            return
+        if job.node.finished:
+            if job.hook:
+                self._step(job.hook, "")
+        elif job.inner:
+            self._advance(job.inner, blocked)
+            if job.inner.finished:
+                self._close(job, job.inner)
+        elif job.members:
+            for member in job.members:
+                if not member.done:
+                    self._step(member, blocked)
+            if all(member.done for member in job.members):
+                self._close_group(job, job.members)
+        elif self.stopping:
+            self.end(job, "Failed" if job.node.attempts or job.suspended else "Omitted", self.stopping)
+        elif job.suspended:
+            self._look_at(job)
+        elif blocked and not job.node.attempts:
+            self._cut(job, blocked)
+        else:
+            self._go(job)
+
+    def _go(self, job: Job) -> None:
         """One step further with a task whose dependencies are met: skipped, cached, started, or told why it waits."""
         try:
-            if job.prepared is None and (condition := skipped_by(job.task.when, scope)):
-                self._end(job, "Skipped", f"when {condition!r} is false")
+            if job.task.expands and not job.values:
+                self._expand(job)
                 return
+            if not job.prepared and (condition := skipped_by(job.task.when, job.scope)):
+                self.end(job, "Skipped", f"when {condition!r} is false")
+                return
+            if job.template.container is None:
+                self._enter(job)
+                return
+            places = self.places
             job.prepared = job.prepared or Prepared.of(
-                job, scope, self.workflow.volumes(job.template), self.places.mounts, self.places.memo
+                job, self.workflow.volumes(job.template), places.mounts, places.memo, len(self.pool.capacity.gpus)
             )
         except ConfigError as error:  # known only now: a reference without a value, a bad memo key
-            self._end(job, "Error", str(error), error.hint)
+            self.end(job, "Error", str(error), error.hint)
             return
         if time.monotonic() >= job.not_before:
-            self._start(job, job.prepared)
+            self.start(job, job.prepared)
 
-    def _start(self, job: Job, prepared: Prepared) -> None:
-        """Start an attempt, unless its result is known or something has to be waited for."""
-        if not self._parallelism_allows():
-            self._wait_for(job, "waiting: as many tasks run as parallelism allows")
-            return
-        if busy := mutex.hold(job.locks, self.places.locks, prepared.mutexes):
-            self.waits_for_mutex = True
-            self._wait_for(job, f"waiting for mutex {busy}")
-            return
-        memoize = job.template.memoize
-        if memoize and prepared.memo and (entry := memo.load(prepared.memo, memoize.max_age)):
-            job.rest()
-            job.node.cached, job.node.outputs = True, dict(entry.outputs)
-            self._end(job, "Succeeded", f"from run {entry.run}")
-            return
-        share = self.pool.take(prepared.request)
-        if isinstance(share, str):
-            job.rest()
-            self._wait_for(job, f"waiting for {share}")
-            return
-        self._launch(job, prepared, share)
-
-    def _launch(self, job: Job, prepared: Prepared, share: Share) -> None:
-        node, now = job.node, time.monotonic()
-        node.attempts += 1
-        node.started_at = node.started_at or datetime.now(UTC)
-        secrets = {name: self.secrets[name] for name in job.template.program.secrets() if name in self.secrets}
-        environment = {**self.environment, **environment_of(share, self.pool.capacity), **secrets}
-        attempt = Attempt(node.name, node.attempts, prepared.call, environment, self.places.run, self.events.put)
-        job.running, job.first_started = Running(attempt, share, now), job.first_started or now
-        node.phase, node.message, node.hint, node.exit_code = "Running", "", "", None
-        node.log = f"{LOGS}/{node.name}.log"
-        self._node_changed(node)
-
-    def _parallelism_allows(self) -> bool:
-        entry = self.workflow.templates[self.workflow.spec.entrypoint]
-        limits = [limit for limit in (self.workflow.spec.parallelism, entry.parallelism) if limit]
-        return sum(job.running is not None for job in self.jobs.values()) < min(limits, default=NEVER)
-
-    def _await_events(self) -> None:
-        """Sleep until something ends, is due, or is asked for; then take in all that happened."""
-        with contextlib.suppress(queue.Empty):
-            self.take_in(self.events.get(timeout=self._until_next()))
-            while True:
-                self.take_in(self.events.get_nowait())
-        now = time.monotonic()
-        if now >= self.deadline and not self.stopping:
-            self._stop(f"the workflow took longer than {self.workflow.spec.active_deadline_seconds:g} s")
-        for job in self.jobs.values():
-            if job.running and now >= job.deadline:
-                job.running.attempt.stop(
-                    f"took longer than {job.template.active_deadline_seconds:g} s (activeDeadlineSeconds)"
-                )
-
-    def _until_next(self) -> float | None:
-        """Seconds until the next deadline, retry or look at a mutex; None if only an event can change anything."""
-        now = time.monotonic()
-        due = [NEVER if self.stopping else self.deadline]
-        due += [job.deadline for job in self.jobs.values() if job.running and not job.running.attempt.reason]
-        due += [job.not_before for job in self.jobs.values() if job.not_before > now]
-        due += [now + POLL_S] if self.waits_for_mutex else []
-        return None if min(due) == NEVER else max(0.0, min(due) - now)
-
-    def take_in(self, event: Event) -> None:
-        """A signal stops everything; an attempt's end is the end of its task, or a reason to try again."""
-        if isinstance(event, Signal):
-            self.signals += 1
-            self._stop(INTERRUPTED)
-        elif running := self.jobs[event.task].running:
-            self._ended(self.jobs[event.task], running, event)
-
-    def _stop(self, reason: str) -> None:
-        self.stopping = self.stopping or reason
-        for job in self.jobs.values():
-            if job.running:
-                job.running.attempt.stop(reason)
-
-    def _ended(self, job: Job, running: Running, ended: Ended) -> None:
-        reason, node = running.attempt.reason, job.node
-        self.pool.give_back(running.share)
-        job.rest()
-        node.exit_code, node.outputs = ended.exit_code, ended.outputs or {}
-        seconds = time.monotonic() - running.since
-        if reason:
-            self._failed(job, Failure("Failed", reason, "", "-1", seconds))
-        elif ended.exit_code:
-            self._failed(job, Failure("Failed", ended.message, ended.hint, str(ended.exit_code), seconds))
-        elif ended.outputs is None:
-            self._failed(job, Failure("Error", ended.message, "", "0", seconds))
+    def _enter(self, job: Job) -> None:
+        """Begin a dag or steps within, or a suspension."""
+        if job.template.suspend:
+            duration_s = job.template.suspend.duration
+            job.suspended_until = time.monotonic() + duration_s if duration_s is not None else NEVER
+            self.begin(job, suspension.message(self.state.name, duration_s))
+        elif self.parallelism_allows(job):
+            job.inner = growth.inner(self.workflow, self.state, job)
+            self.know(job.inner.jobs.values())
+            self.begin(job, "")
         else:
-            if job.prepared and job.prepared.memo:
-                memo.save(job.prepared.memo, template=node.template, run=self.state.name, outputs=node.outputs)
-            self._end(job, "Succeeded", "")
+            self.wait_for(job, TOO_MANY)
 
-    def _failed(self, job: Job, failure: Failure) -> None:
-        """Plan another attempt, or end the task."""
-        attempts, now = job.node.attempts, time.monotonic()
+    def _expand(self, job: Job) -> None:
+        made = growth.members(self.state, job)
+        if not made:
+            self.end(job, "Skipped", "there are no items")
+            return
+        job.members = made
+        self.know(made)
+        self.begin(job, "")
+
+    def _close(self, job: Job, inner: Frame) -> None:
+        """A dag or steps is over: it is as its leaves are."""
+        culprit = inner.culprit()
+        if self.stopping:
+            self.end(job, "Failed", self.stopping)
+        elif culprit:
+            phase: Phase = "Error" if culprit.node.phase == "Error" else "Failed"
+            self.end(job, phase, f"{culprit.node.name}: {culprit.node.message}")
+        elif inner.cut:
+            self._cut(job, inner.cut)
+        else:
+            try:
+                job.node.outputs = inner.outputs()
+            except ConfigError as error:
+                self.end(job, "Error", str(error), error.hint)
+                return
+            self.end(job, "Succeeded", "")
+
+    def _close_group(self, job: Job, members: list[Job]) -> None:
+        phase, message = group_outcome(members)
+        job.node.outputs = fanout.aggregated(member_outputs(members))
+        self.end(job, phase, message)
+
+    def _cut(self, job: Job, reason: str) -> None:
+        """It does not run, or not to its end, because of what happened elsewhere; nor does what holds it."""
+        job.frame.cut = reason
+        self.end(job, "Omitted", reason)
+
+    def _look_at(self, job: Job) -> None:
+        """Whether a suspended task may go on: asked for, or its time is over."""
+        if job.supplied is None and time.monotonic() < (job.suspended_until or 0.0):
+            return
         try:
-            wait_s = backoff_s(job.template.retry_strategy, failure, attempts, now - job.first_started)
+            job.node.outputs = suspension.outputs_of(job.template, job.supplied or {})
         except ConfigError as error:
-            self._end(job, "Error", f"{failure.message}; its retry expression failed: {error}", failure.hint)
+            self.end(job, "Error", str(error))
             return
-        if wait_s is None or self.stopping:
-            self._end(job, failure.phase, failure.message, failure.hint)
-            return
-        job.not_before = now + wait_s
-        self._wait_for(job, f"attempt {attempts} failed, the next in {wait_s:g} s: {failure.message}")
+        self.end(job, "Succeeded", "resumed" if job.supplied is not None else "")
 
-    def _wait_for(self, job: Job, message: str) -> None:
-        if job.node.message != message:
-            job.node.message = message
-            self._node_changed(job.node)
-
-    def _end(self, job: Job, phase: Phase, message: str, hint: str = "") -> None:
-        node = job.node
-        node.phase, node.message, node.hint, node.finished_at = phase, message, hint, datetime.now(UTC)
-        self._node_changed(node)
-
-    def _phases(self) -> dict[str, Phase]:
-        return {name: job.node.phase for name, job in self.jobs.items() if job.node.finished}
-
-    def _node_changed(self, node: Node) -> None:
-        self.unsaved = True
-        self.observer.node_changed(self.state, node)
-
-    def run_changed(self) -> None:
-        self.unsaved = True
-        self.observer.run_changed(self.state)
-
-    def leave_nothing_running(self) -> None:
-        """After an error of our own (a full disk): end every attempt before the error is shown."""
-        left = [(job, job.running) for job in self.jobs.values() if job.running]
-        for _, running in left:
-            running.attempt.stop("the engine failed")
-        for job, running in left:
-            running.attempt.join()
-            self._end(job, "Error", "the engine failed")
+    def _tell_what_is_suspended(self) -> None:
+        waiting = [job.node.name for job in self.jobs.values() if job.suspended]
+        message = f"{suspension.SUSPENDED} at {', '.join(waiting)}" if waiting else ""
+        if message != self.state.message:
+            self.state.message = message
+            self.run_changed()

@@ -1,4 +1,4 @@
-"""A run on disk: ``run.json`` (how far it is), ``workflow.json`` (what is executed), ``logs/<task>.log``.
+"""A run on disk: ``run.json`` (how far it is), ``workflow.json`` (what is executed), ``logs/``.
 
 The engine holds a lock on ``.lock`` while it lives. A run that says it is running, and whose lock is free, was
 interrupted: ``read_run`` tells.
@@ -20,6 +20,7 @@ from stages.errors import ConfigError, MissingRun
 from stages.store import exclusive, full_disk_is_an_answer, write_json
 
 RunPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Interrupted"]
+Kind = Literal["Pod", "DAG", "Steps", "TaskGroup", "Suspend"]
 STATE: Final = "run.json"
 WORKFLOW: Final = "workflow.json"
 LOCK: Final = ".lock"
@@ -46,7 +47,14 @@ class Node(_Timed):
     """One task of a run."""
 
     name: str
+    """As in Argo below the workflow's name; see ``names``."""
     template: str
+    kind: Kind = "Pod"
+    """What it is: a program, or what holds other nodes. Argo's node type."""
+    display_name: str = ""
+    """Its name within its parent, as in Argo."""
+    parent: str = ""
+    """The node that holds it; empty for the entrypoint's own tasks and the exit handler."""
     phase: Phase = "Pending"
     message: str = ""
     """While it waits: for what. After a failure: its error. Else why it did not run."""
@@ -64,6 +72,10 @@ class Node(_Timed):
     def finished(self) -> bool:
         return self.phase in FINISHED
 
+    @property
+    def title(self) -> str:
+        return self.display_name or self.name
+
 
 class RunState(_Timed):
     """One run. ``Interrupted`` is never written: see ``read_run``."""
@@ -76,10 +88,19 @@ class RunState(_Timed):
     """The task for which the run failed."""
     arguments: dict[str, str]
     nodes: list[Node]
-    """In DAG order, the exit handler last."""
+    """In DAG order, the exit handler last; what a node holds follows it, from the moment on that it starts."""
 
     def node(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)
+
+    def add(self, node: Node) -> None:
+        """Below its parent, after what is there already."""
+        holders, at = {node.parent}, len(self.nodes)
+        for index, each in enumerate(self.nodes):
+            if each.name in holders or each.parent in holders:
+                holders.add(each.name)
+                at = index + 1
+        self.nodes.insert(at, node)
 
 
 @contextlib.contextmanager

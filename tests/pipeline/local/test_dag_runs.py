@@ -158,6 +158,11 @@ def one_after(bench: Bench, end: str, **how: Any) -> RunState:
     return bench.run(workflow)
 
 
+def one_after_the_old_way(bench: Bench, end: str, allowed: models.ContinueOn) -> RunState:
+    """The same with ``dependencies``, without which there is no ``continueOn``."""
+    return one_after(bench, end, dependencies=["a"], continue_on=allowed)
+
+
 @pytest.mark.parametrize(
     ("depends", "runs_after"),
     [
@@ -197,12 +202,12 @@ def test_the_old_list_of_dependencies_works_too(bench: Bench) -> None:
 def test_continue_on_lets_the_next_task_run_and_the_dag_succeed(
     bench: Bench, end: str, allowed: models.ContinueOn
 ) -> None:
-    state = one_after(bench, end, depends="a", continue_on=allowed)
+    state = one_after_the_old_way(bench, end, allowed)
     assert (state.phase, state.node("a").phase, state.node("b").phase) == ("Succeeded", ENDS[end], "Succeeded")
 
 
 def test_continue_on_of_one_kind_does_not_allow_the_other(bench: Bench) -> None:
-    state = one_after(bench, FAIL, depends="a", continue_on=models.ContinueOn(error=True))
+    state = one_after_the_old_way(bench, FAIL, models.ContinueOn(error=True))
     assert (state.phase, state.node("b").phase) == ("Failed", "Omitted")
 
 

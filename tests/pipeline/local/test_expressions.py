@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.local.expressions import DEPENDS, RETRY, WHEN, decide, evaluate, names, parse
+from pipeline.local.expressions import DEPENDS, RETRY, VALUE, WHEN, decide, evaluate, names, parse
 from stages.errors import ConfigError
 
 LAST = {
@@ -65,6 +65,7 @@ def test_a_retry_expression_means_what_it_means_in_argo(text: str, expected: boo
         ("fp16 in (awq, gptq)", False),
         ("awq != gptq && (5 >= 5 || 1 > 2)", True),
         ("!(awq == gptq)", True),
+        ("awq < gptq && '10' < '9'", True),
     ],
 )
 def test_words_in_a_when_need_no_quotes(text: str, expected: bool) -> None:
@@ -106,6 +107,31 @@ def test_operands_of_the_wrong_kind_are_an_error_not_a_surprise(text: str, says:
     with pytest.raises(ConfigError) as caught:
         decide(parse(text, WHEN), str)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tasks.a.status == 'Succeeded' ? 'yes' : 'no'", "yes"),
+        ("tasks['b-c'].status == 'Succeeded' ? 'yes' : tasks.a.status == 'x' ? 'x' : 'no'", "no"),
+        ("tasks.a.outputs.parameters['d'] ?? 'spare'", "spare"),
+        ('tasks["a"].outputs.parameters.d ?? tasks.a.status', "Succeeded"),
+        ("tasks.a.outputs.parameters.d", None),
+        ("(tasks.a.outputs.parameters.d ?? 'x') == 'x'", True),
+        ("tasks.a.outputs.parameters.d == ''", False),
+        ("tasks.a.outputs.parameters.d ?? 'x' == 'x'", True),
+    ],
+)
+def test_a_value_can_be_chosen_and_what_is_absent_is_no_empty_text(text: str, expected: object) -> None:
+    """docs/variables.md, "Outputs of Skipped and Omitted Nodes"."""
+    known = {"tasks.a.status": "Succeeded", "tasks.b-c.status": "Failed"}
+    assert evaluate(parse(text, VALUE), known.get) == expected
+
+
+@pytest.mark.parametrize("text", ["a ? b", "a ??", "a[b]", "a : b", "tasks['a' == 'b'"])
+def test_choices_that_are_not_whole_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="expression"):
+        parse(text, VALUE)
 
 
 def test_depends_names_tasks_with_hyphens() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -62,6 +63,29 @@ def test_an_interrupted_run_stops_its_tasks_and_runs_its_exit_handler(
     assert (state.phase, state.message) == ("Failed", "interrupted")
     assert phases(state) == {"work": "Failed", "next": "Omitted", "onExit": "Succeeded"}
     assert (state.node("work").message, state.node("work").attempts) == ("interrupted", 1)
+
+
+def test_an_interrupt_reaches_into_inner_dags_and_items(bench: Bench, living: Living) -> None:
+    marker = f"marker-{uuid4().hex}"
+    with bench.workflow() as workflow:
+        work = bench.program("work", FAMILY, arguments=[marker])
+        with DAG(name="inner", parallelism=1):
+            Task(name="many", template=work, with_items=["a", "b"]) >> Task(name="next", template=work)
+        with DAG(name="main"):
+            Task(name="outer", template="inner", hooks={"exit": models.LifecycleHook(template="work")})
+    engine = bench.start(workflow)
+    bench.await_file("started")
+    engine.send_signal(signal.SIGINT)
+    engine.communicate()
+    assert engine.returncode == 130
+    assert living(marker) == []
+    assert phases(read_run(bench.run_dir)) == {
+        "outer": "Failed",
+        "outer.many": "Failed",
+        "outer.many(0:a)": "Failed",
+        "outer.many(1:b)": "Omitted",
+        "outer.next": "Omitted",
+    }
 
 
 def test_a_second_interrupt_stops_the_exit_handler(bench: Bench, living: Living) -> None:
@@ -225,6 +249,9 @@ def test_a_terminal_shows_a_live_tree(bench: Bench) -> None:
         with DAG(name="main", fail_fast=False):
             Task(name="acquire", template=good)
             Task(name="optimize", template=bad) >> Task(name="evaluate", template=good)
+            Task(name="many", template="inner")
+        with DAG(name="inner"):
+            Task(name="say", template=good, with_items=["fp16"])
     ours, theirs = os.openpty()
     engine = bench.start(workflow, stderr=theirs)
     os.close(theirs)
@@ -244,4 +271,6 @@ def test_a_terminal_shows_a_live_tree(bench: Bench) -> None:
     assert "told to" in text
     assert "do not" in text
     assert "99 %" in text
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    assert re.search(r"├── . many .*\r?\n│ +└── . say .*\r?\n│ +└── . say\(0:fp16\)", plain), plain
     assert "\x1b[?25h" in text  # the cursor is back

@@ -90,6 +90,19 @@ def test_no_attempt_starts_after_the_longest_duration(bench: Bench) -> None:
     assert attempts(bench, 2, 75, retry_strategy=RetryStrategy(limit=3, backoff=backoff)).node("work").attempts == 1
 
 
+def test_the_longest_duration_ends_an_attempt_that_is_not_the_first(bench: Bench) -> None:
+    """backoff.maxDuration becomes a retried pod's deadline (processNodeRetries: executionDeadline)."""
+    code = """
+add('attempts', 1)
+time.sleep(60 if len(open(os.path.join(store, 'attempts')).readlines()) > 1 else 0)
+sys.exit(75)
+"""
+    backoff = models.Backoff(duration="0", max_duration="1")
+    node = attempts(bench, 9, 75, main=code, retry_strategy=RetryStrategy(limit=5, backoff=backoff)).node("work")
+    assert (node.phase, node.attempts) == ("Failed", 2)
+    assert node.message == "took longer than 1 s with its retries (backoff.maxDuration)"
+
+
 def test_a_line_in_the_log_separates_attempts(bench: Bench) -> None:
     attempts(bench, 2, 75, retry_strategy=RetryStrategy(limit=1))
     log = (bench.run_dir / "logs" / "work.log").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from hera.workflows import (
     Parameter,
     Resources,
     RetryStrategy,
-    Steps,
     Task,
     WorkflowTemplate,
     models,
@@ -22,6 +22,8 @@ from local_bench import Bench
 from pipeline.local.manifest import CLUSTER_ONLY
 from pipeline.local.workflow import parse
 from stages.errors import ConfigError, UnknownName, UnsupportedField
+
+IN = {"arguments": {"parameters": [{"name": "in", "value": "x"}]}}
 
 
 def manifest(bench: Bench, code: str = "write('ran')") -> dict[str, Any]:
@@ -46,14 +48,14 @@ def test_every_unsupported_field_is_named_by_its_full_path_and_nothing_runs(benc
     made = manifest(bench)
     spec = made["spec"]
     spec["templates"][0]["container"]["livenessProbe"] = {"exec": {"command": ["true"]}}
-    spec["templates"][1]["dag"]["tasks"][1]["withItems"] = [1, 2]
+    spec["templates"][1]["dag"]["tasks"][1]["inline"] = {"container": {"command": ["true"]}}
     spec["podSpecPatch"] = "{}"
     spec["arguments"] = {"parameters": [{"name": "model", "valueFrom": {"configMapKeyRef": {"name": "a", "key": "b"}}}]}
     with pytest.raises(UnsupportedField) as caught:
         bench.run(made)
     for path in (
         "spec.templates[optimize].container.livenessProbe: not supported here",
-        "spec.templates[main].dag.tasks[second].withItems: not supported here",
+        "spec.templates[main].dag.tasks[second].inline: not supported here",
         "spec.podSpecPatch: not supported here",
         "spec.arguments.parameters[model].valueFrom: not supported here",
     ):
@@ -70,7 +72,7 @@ def test_a_misspelled_field_gets_a_suggestion(bench: Bench) -> None:
         parse(made)
 
 
-@pytest.mark.parametrize("field", ["steps", "suspend", "resource", "script", "http", "sidecars", "daemon", "timeout"])
+@pytest.mark.parametrize("field", ["resource", "script", "http", "sidecars", "daemon", "timeout"])
 def test_other_kinds_of_templates_are_refused_by_name(bench: Bench, field: str) -> None:
     made = manifest(bench)
     made["spec"]["templates"][0][field] = {}
@@ -81,24 +83,16 @@ def test_other_kinds_of_templates_are_refused_by_name(bench: Bench, field: str) 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("semaphores", [{"configMapKeyRef": {"name": "gpus", "key": "count"}}]),
+        ("semaphores[0].database", [{"database": {"key": "gpus"}}]),
+        ("semaphore", {"configMapKeyRef": {"name": "gpus", "key": "count"}}),
         ("mutex", {"name": "old"}),
     ],
 )
-def test_only_mutexes_synchronize(bench: Bench, field: str, value: Any) -> None:
+def test_locks_in_databases_and_of_argo_3_are_refused(bench: Bench, field: str, value: Any) -> None:
     made = manifest(bench)
-    made["spec"]["synchronization"] = {field: value}
-    with pytest.raises(UnsupportedField, match=rf"spec\.synchronization\.{field}"):
+    made["spec"]["synchronization"] = {field.partition("[")[0]: value}
+    with pytest.raises(UnsupportedField, match=rf"spec\.synchronization\.{re.escape(field)}: not supported"):
         parse(made)
-
-
-def test_steps_compiled_by_hera_are_refused(bench: Bench) -> None:
-    with bench.workflow() as workflow:
-        program = bench.program("optimize")
-        with Steps(name="main"):
-            program(name="one")
-    with pytest.raises(UnsupportedField, match=r"spec\.templates\[main\]\.steps"):
-        parse(workflow.to_dict())
 
 
 def test_what_only_a_cluster_needs_is_accepted(bench: Bench) -> None:
@@ -149,13 +143,30 @@ def test_a_container_entrypoint_is_a_workflow_of_one_task(bench: Bench) -> None:
     ("task", "says"),
     [
         ({"template": "missing"}, r"tasks\[a\]\.template: 'missing' is no template"),
-        ({"template": "main"}, r"tasks\[a\]\.template: 'main' is a nested dag"),
+        ({"template": "main"}, r"spec\.templates\[main\]: it runs itself: main → main"),
         ({"depends": "b"}, "'a' depends on 'b', which is no task"),
         ({"depends": "a"}, "in a circle: a → a"),
-        ({"depends": "z.Daemoned"}, r"'z\.Daemoned': known results are Succeeded, Failed"),
-        ({"depends": "z.AllFailed"}, r"'z\.AllFailed': known results"),
+        ({"depends": "z.Daemoned"}, r"'z\.Daemoned': daemons don't run here"),
+        ({"depends": "z.Fine"}, r"'z\.Fine': known results are Succeeded, .*, AnySucceeded, AllFailed"),
         ({"depends": "z &&"}, "ends too early"),
         ({"depends": "z", "dependencies": ["z"]}, "both depends and dependencies"),
+        ({"depends": "z", "continueOn": {"failed": True}}, r"continueOn, which goes only with dependencies"),
+        ({"name": "4bit", "depends": "z"}, "'4bit': with depends or dependencies, names begin with a letter"),
+        ({"withItems": [1], "withParam": "[1]"}, r"tasks\[a\]: has withItems and withParam"),
+        ({"withParam": "{{tasks.z.outputs.parameters.digest}}"}, r"tasks\[a\]\.withParam: {{tasks\.z"),
+        ({"when": "{{item}} == 1"}, r"tasks\[a\]\.when: {{item}} refers to nothing"),
+        ({"hooks": {"running": {"template": "optimize"}}}, r"tasks\[a\]\.hooks\.running: not supported"),
+        ({"hooks": {"exit": {"template": "no"}}}, r"hooks\.exit\.template: 'no' is no template"),
+        ({"hooks": {"exit": {"template": "optimize"}}}, r"hooks\.exit\.arguments: input 'in' of template"),
+        ({"hooks": {"exit": {"template": "z", "expression": "a +"}}}, r"hooks\.exit\.template: 'z' is no"),
+        (
+            {"withItems": [1], "hooks": {"exit": {"template": "optimize", **IN}}, **IN},
+            r"hooks\.exit: not on a task with withItems",
+        ),
+        (
+            {"hooks": {"exit": {"template": "optimize", "expression": "tasks.b.status == 'x'", **IN}}},
+            r"hooks\.exit\.expression: 'tasks\.b\.status' refers to nothing",
+        ),
         ({"when": "{{tasks.z.outputs.parameters.digest}} == x"}, r"tasks\[a\]\.when: {{tasks\.z\.outputs"),
         ({"when": "{{workflow.name}} ="}, r"tasks\[a\]\.when: when"),
         (
@@ -199,8 +210,7 @@ def test_a_circle_of_tasks_is_shown(bench: Bench) -> None:
     ("path", "value", "says"),
     [
         (["entrypoint"], "no", r"spec\.entrypoint: there is no template 'no'"),
-        (["onExit"], "no", r"spec\.onExit: 'no' is no container template"),
-        (["onExit"], "main", r"spec\.onExit: 'main' is no container template"),
+        (["onExit"], "no", r"spec\.onExit: there is no template 'no'"),
         (["templates", 0, "container", "args"], ["{{inputs.parameters.no}}"], r"container: {{inputs\.parameters\.no}}"),
         (["templates", 0, "container", "args"], ["{{workflow.status}}"], r"container: {{workflow\.status}}"),
         (["templates", 0, "container", "command"], None, r"container\.command"),
@@ -224,6 +234,34 @@ def test_a_circle_of_tasks_is_shown(bench: Bench) -> None:
         (["templates", 0, "retryStrategy"], {"limit": 1, "backoff": {"duration": "soon"}}, "not a duration"),
         (["templates", 0, "memoize"], {"key": "k", "cache": {"configMap": {"name": "../x"}}}, r"configMap\.name"),
         (["templates", 1, "memoize"], {"key": "k", "cache": {"configMap": {"name": "x"}}}, "only on container"),
+        (["templates", 1, "retryStrategy"], {"limit": 1}, r"main\]\.retryStrategy: only on container templates"),
+        (["templates", 0, "failFast"], True, r"failFast: only on dag and steps templates"),
+        (["templates", 0, "suspend"], {}, r"needs exactly one of container, dag, steps, suspend"),
+        (
+            ["templates", 1, "inputs"],
+            {"parameters": [{"name": "x"}]},
+            r"spec\.entrypoint: input 'x' of template 'main'",
+        ),
+        (
+            ["templates", 1, "outputs"],
+            {"parameters": [{"name": "x", "valueFrom": {"path": "/x"}}]},
+            r"outputs\.parameters\[x\]\.valueFrom\.path: not on a dag template",
+        ),
+        (
+            ["templates", 1, "outputs"],
+            {"parameters": [{"name": "x", "valueFrom": {"parameter": "{{tasks.no.outputs.parameters.x}}"}}]},
+            r"valueFrom\.parameter: {{tasks\.no",
+        ),
+        (
+            ["templates", 1, "outputs"],
+            {"parameters": [{"name": "x", "valueFrom": {"expression": "tasks.first.status ?"}}]},
+            r"valueFrom\.expression: expression 'tasks\.first\.status \?': it ends too early",
+        ),
+        (
+            ["templates", 0, "outputs", "parameters", 0, "valueFrom"],
+            {"path": "/mnt/store/x", "expression": "'x'"},
+            "exactly one of path, parameter, expression, supplied",
+        ),
         (["synchronization"], {"mutexes": [{"name": "{{workflow.parameters.no}}"}]}, r"spec\.synchronization: {{"),
     ],
 )

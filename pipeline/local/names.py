@@ -1,0 +1,53 @@
+"""Names of nodes, as in Argo, and the file names that are safe for them.
+
+evaluate                 a task
+evaluate(1:awq)          the second of its items
+evaluate.load            the task load of the dag that evaluate runs
+evaluate.onExit          its exit hook
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Final
+from urllib.parse import quote
+
+EXIT_NODE: Final = "onExit"
+SAFE: Final = "()[]{}:,= +@"
+LONGEST: Final = 150
+"""Bytes; file systems take 255, and suffixes come after it."""
+
+
+def inside(outer: str, name: str) -> str:
+    return f"{outer}.{name}" if outer else name
+
+
+def of_item(task: str, index: int, item: Any) -> str:
+    """``task(0:item)``; of a map its sorted ``key:value`` pairs (Argo: ``processItem``)."""
+    if isinstance(item, dict):
+        said = ",".join(sorted(f"{key}:{plain(value)}" for key, value in item.items()))
+    elif isinstance(item, list):
+        said = f"[{' '.join(map(plain, item))}]"
+    else:
+        said = plain(item)
+    return f"{task}({index}:{said})"
+
+
+def plain(value: Any) -> str:
+    """A text as it is; anything else as compact JSON, keys sorted, as Go writes it."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def log_file(node: str) -> str:
+    """The file name of a node's log: no slash, not too long, different for different nodes."""
+    return f"{safe(node)}.log"
+
+
+def safe(node: str) -> str:
+    text = quote(node, safe=SAFE)
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[:LONGEST]}-{hashlib.sha256(node.encode()).hexdigest()[:12]}"
