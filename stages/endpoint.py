@@ -1,4 +1,4 @@
-"""A model's endpoint on this machine: what is known of it, and whether it lives.
+"""A model's endpoint on this machine: what it shall serve, what it serves, and whether it lives.
 
 Its supervisor holds the model's ``endpoint`` lock as long as it lives, however it ends, so that nothing takes a
 record for an endpoint whose process is gone.
@@ -10,11 +10,12 @@ import contextlib
 import fcntl
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from stages.errors import Busy, NothingToServe, ServerFailed
 from stages.records import Record
@@ -23,27 +24,69 @@ from stages.store import ModelStore, exclusive
 API_KEY_VARIABLE: Final = "SLIPWAY_API_KEY"
 RECORD: Final = "endpoint.json"
 LOG: Final = "endpoint.log"
+WANTED: Final = "serving.json"
+SERVERS: Final = "serving"
+"""Folder of what belongs to the living endpoint alone: each server's log, and Envoy's files."""
 LOCK: Final = "endpoint"
 LOCK_PROBES: Final = 10
 """A reader of the lock holds it for an instant: a supervisor tries again before it believes that another serves."""
 POLL_S: Final = 0.25
-STOP_TIMEOUT_S: Final = 60.0
+DRAIN_S: Final = 30
+"""Requests in flight may finish within this time when the endpoint stops."""
+STOP_TIMEOUT_S: Final = 60.0 + DRAIN_S
+
+
+class Wanted(Record):
+    """``serving.json``: what shall be served. The supervisor makes it so, now or when it is started again."""
+
+    stable: str
+    canary: str | None = None
+    percent: int = 0
+    """Of new requests, to the canary."""
+    standby: str | None = None
+    """An earlier stable release that is kept warm."""
+
+    def releases(self) -> list[str]:
+        return [each for each in (self.stable, self.canary, self.standby) if each is not None]
+
+
+class ServerState(Record):
+    """One release's server, as the supervisor knows it."""
+
+    release: str
+    state: Literal["starting", "up", "down", "failed"]
+    """down: it was up, and is being started again. failed: it is not tried again."""
+    url: str = ""
+    """Of this server alone, without ``/v1``; changes when it is started anew. Empty unless it is up."""
+    pid: int | None = None
+    message: str = ""
+    """Why it is down or failed."""
+    hint: str = ""
 
 
 class Endpoint(Record):
-    """``endpoint.json``: what serves a model, written once it has answered."""
+    """``endpoint.json``: what serves a model, written once it has answered and whenever it changes."""
 
     pid: int
     """Of the supervisor: SIGTERM stops the endpoint."""
     url: str
-    """Base of the OpenAI-compatible API, without ``/v1``."""
+    """Base of the OpenAI-compatible API, without ``/v1``: the proxy's, which stays."""
     model: str
     release: str
+    """The stable one."""
+    canary: str | None = None
+    percent: int = 0
+    """Of new requests, to the canary: in force."""
+    standby: str | None = None
+    servers: tuple[ServerState, ...] = ()
     log: str
     serving: dict[str, Any]
     protected: bool
     """Whether clients need an API key."""
     started_at: datetime
+
+    def server(self, release: str) -> ServerState | None:
+        return next((each for each in self.servers if each.release == release), None)
 
 
 def endpoint(store: ModelStore) -> Endpoint | None:
@@ -63,10 +106,13 @@ def serving_here(root: Path) -> list[Endpoint]:
 def stop(store: ModelStore) -> bool:
     """Stop the endpoint and wait until nothing of it is left; False if nothing was serving.
 
+    A rollout that was under way is forgotten with it: what is started next serves the published release alone.
+
     Raises:
         ServerFailed: it did not end.
     """
     pid = supervisor(store)
+    (store.path / WANTED).unlink(missing_ok=True)
     if pid is None:
         return False
     with contextlib.suppress(ProcessLookupError):
@@ -129,3 +175,7 @@ def published(store: ModelStore) -> Path:
 
 def api_key() -> str:
     return os.environ.get(API_KEY_VARIABLE, "")
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -11,32 +11,46 @@ class Split:
     """What is served, and who gets which share of new requests."""
 
     stable: str | None
-    """The release that clients get; None before the first one."""
+    """The release that clients get; None while nothing is served."""
     canary: str | None = None
     """The release that is being tried beside it."""
     percent: int = 0
     """Of new requests, to the canary: 0–100."""
+    standby: str | None = None
+    """An earlier stable one that is kept warm, so that going back to it takes seconds."""
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """A Prometheus histogram: cumulative counts by upper bound in seconds, the last one infinite."""
+    """A Prometheus histogram: cumulative counts by upper bound in seconds, the last one infinite.
 
-    bounds_s: tuple[float, ...]
-    counts: tuple[float, ...]
+    The last count is the number of observations. Empty where the server has told nothing yet.
+    """
+
+    bounds_s: tuple[float, ...] = ()
+    counts: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Running totals of one release, over all of its replicas, from vLLM's own metrics."""
+    """Running totals of one release, over all of its replicas, from vLLM's own metrics.
+
+    Requests to ``url()`` are counted as those of clients are.
+    """
 
     answered: float
     """Requests that were answered with 2xx."""
     failed: float
     """Requests that ended in 5xx, or that never reached a living server."""
     output_tokens: float
+    """Of requests that have ended (``vllm:request_generation_tokens_sum``): their time is below."""
+    in_flight_s: float
+    """Seconds from arrival to end, summed over requests that have ended (``vllm:e2e_request_latency_seconds_sum``).
+    By Little's law the integral of the requests in flight: tokens per second of it is the speed that each one sees."""
     ttft_s: Histogram
+    """``vllm:time_to_first_token_seconds``: how many there are is the number of requests that can be compared."""
     tpot_s: Histogram
+    """``vllm:request_time_per_output_token_seconds``."""
     instance: str
     """Changes when a server was started anew, and its totals with it from zero."""
 
@@ -45,7 +59,8 @@ class Target(Protocol):
     """Every call may be made again after a crash: what is already so stays so. Releases go by their directory's name.
 
     Raises (any of them):
-        ServerFailed: a server does not come up or is gone. TransientError: the platform did not answer; ask again.
+        ServerFailed: a server does not come up or is gone.
+        TransientError: the platform did not answer; ask again.
         Conflict: somebody else changed what is served meanwhile.
     """
 
@@ -54,7 +69,11 @@ class Target(Protocol):
         ...
 
     def deploy(self, release: str) -> None:
-        """Start *release* beside the stable one, without traffic (the first release ever gets it all, once ready)."""
+        """Start *release* beside the stable one, without traffic, and do not wait until it is up.
+
+        The first one (nothing is stable) may get all traffic once it is ready; ``promote`` makes it stable, here too.
+        Of the stable one: make sure that it runs as it should, with the settings that are asked for now.
+        """
         ...
 
     def ready(self, release: str) -> bool:
@@ -62,7 +81,8 @@ class Target(Protocol):
         ...
 
     def url(self, release: str) -> str:
-        """Base URL (without ``/v1``) that reaches this release alone: for the first completion and the probes."""
+        """Base URL (without ``/v1``) that reaches this release alone, the stable one as the canary: for the first
+        completion, for probes and for requests of the rollout's own."""
         ...
 
     def shift(self, release: str, percent: int) -> None:
@@ -79,4 +99,8 @@ class Target(Protocol):
 
     def counters(self, release: str) -> Counters:
         """Its totals now."""
+        ...
+
+    def endpoint(self) -> str:
+        """Base URL (without ``/v1``) that clients use, whatever the split."""
         ...

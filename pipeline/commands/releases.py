@@ -1,0 +1,153 @@
+"""``slipway releases``, ``rollback`` and ``prune``: what was published, and the way back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from pipeline.options import STORE, ConfigOption, JsonOption, SetOption, StoreOption, load_config, print_result
+
+if TYPE_CHECKING:
+    from pipeline.config import RunConfig
+    from stages.catalogue import Pruned, Release
+    from stages.rollout.target import Split
+    from stages.settings import Serving
+    from stages.store import ModelStore
+
+KEPT: Final = 3
+ModelArgument = Annotated[str, typer.Argument(help="A model that a run has published.")]
+TargetOption = Annotated[str, typer.Option("--target", help="Where it is served (local: on this machine).")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("releases", epilog="Example: slipway releases org/name --json")(releases)
+    app.command("rollback", epilog="Example: slipway rollback org/name --to 3")(rollback)
+    app.command("prune", epilog="Example: slipway prune org/name --keep 5")(prune)
+
+
+def releases(
+    model: ModelArgument, target: TargetOption = "local", store: StoreOption = STORE, as_json: JsonOption = False
+) -> None:
+    """List a model's releases, the newest first: which one is in production, and which were tried."""
+    from stages.catalogue import catalogue
+
+    place = place_of(store, model)
+    found = catalogue(place, served(place, target, model))
+    text: Any = _table(found) if found else f"no release of {model} in {store}; make one with: slipway run {model}"
+    print_result([each.model_dump(mode="json") for each in found], text, as_json)
+
+
+def rollback(
+    model: ModelArgument,
+    to: Annotated[
+        str | None, typer.Option(help="A release's number or name. Default: what was in production before.")
+    ] = None,
+    target: TargetOption = "local",
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    store: StoreOption = STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Go back to an earlier release: where it is served, all traffic goes to it as soon as it answers.
+
+    No weights are copied. It works also when nothing is being served: then the next `serve` serves it.
+    """
+    from stages.program import answer_sigterm
+    from stages.rollout.control import roll_back
+    from stages.rollout.targets import connect
+
+    answer_sigterm()
+    settings = load_config(config, None, None, None, assignments)
+    place = place_of(store, model)
+    platform = connect(target, place, model, serving_of(place, settings))
+    release, is_served = roll_back(place, platform, settings.rollout, to=to, target_name=target)
+    said = f"{release} is in production" + ("" if is_served else f"; nothing was being served: slipway serve {model}")
+    print_result({"model": model, "release": release, "served": is_served}, said, as_json)
+
+
+def prune(
+    model: ModelArgument,
+    keep: Annotated[int, typer.Option(help="How many of the newest releases stay.")] = KEPT,
+    target: TargetOption = "local",
+    store: StoreOption = STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove old releases; never one in production, before it, in a rollout, or being served."""
+    from stages.catalogue import prune as remove
+    from stages.rollout.target import Split
+
+    place = place_of(store, model)
+    pruned = remove(place, keep, served(place, target, model) or Split(stable=None))
+    print_result(pruned.model_dump(mode="json"), _said(pruned), as_json)
+
+
+def place_of(store: Any, model: str) -> ModelStore:
+    """A model's place in the store; the name must be one, the place need not exist.
+
+    Raises:
+        InvalidName: *model* is neither a name on the Hub nor a local directory.
+    """
+    from stages.hub import model_id
+    from stages.store import ModelStore
+
+    return ModelStore(store.absolute(), model_id(model))
+
+
+def serving_of(place: ModelStore, settings: RunConfig) -> Serving:
+    """Those of the living endpoint, so that nobody has to repeat them to move traffic on it; else the configured."""
+    from stages.endpoint import endpoint
+    from stages.settings import Serving, parse
+
+    found = endpoint(place)
+    return parse(Serving, found.serving, "endpoint.json") if found else settings.serving
+
+
+def served(place: ModelStore, target: str, model: str) -> Split | None:
+    """What is served, without starting anything; None where nothing is."""
+    from stages.rollout.target import Split
+    from stages.rollout.targets import LOCAL, connect
+    from stages.settings import Serving
+
+    if target != LOCAL:
+        return connect(target, place, model, Serving()).split()
+    from stages.endpoint import endpoint
+
+    found = endpoint(place)
+    return Split(found.release, found.canary, found.percent, found.standby) if found else None
+
+
+def _table(found: list[Release]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    styles = {"production": "green", "canary": "cyan", "candidate": "cyan", "rolled back": "red"}
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("Release", "Variant", "Digest", "Score", "Made", "Size", "State"):
+        table.add_column(heading, justify="right" if heading in ("Release", "Score", "Size") else "left")
+    for each in found:
+        table.add_row(
+            str(each.number),
+            each.variant,
+            each.digest[:12] if each.digest else "damaged",
+            "–" if each.score is None else f"{each.score:.3f}",
+            f"{each.made_at.astimezone():%Y-%m-%d %H:%M}",
+            _size(each.size_bytes),
+            Text(each.state, style=styles.get(each.state, "")),
+        )
+    return table
+
+
+def _said(pruned: Pruned) -> str:
+    if not pruned.removed:
+        return f"nothing to remove: all {len(pruned.kept)} releases are kept"
+    said = f"removed {', '.join(pruned.removed)}; {_size(pruned.freed_bytes)} freed"
+    shared = pruned.removed_bytes - pruned.freed_bytes
+    return said + (f", {_size(shared)} stay: variants or other releases link to the same files" if shared else "")
+
+
+def _size(count: int) -> str:
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"

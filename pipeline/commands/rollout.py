@@ -1,0 +1,173 @@
+"""``slipway rollout``: watch a new release being tried, let it through, or give it up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.commands.releases import ModelArgument, TargetOption, place_of, served, serving_of
+from pipeline.options import STORE, ConfigOption, JsonOption, SetOption, StoreOption, load_config, print_result
+
+if TYPE_CHECKING:
+    from stages.rollout.journal import Analysis, Check, Journal
+    from stages.rollout.target import Split, Target
+    from stages.store import ModelStore
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(no_args_is_help=True, help="Try a new release beside the stable one, step by step.")
+    group.command("start", epilog="Example: slipway rollout start org/name")(start)
+    group.command("status", epilog="Example: slipway rollout status org/name --json")(status)
+    group.command("promote", epilog="Example: slipway rollout promote org/name")(promote)
+    group.command("abort", epilog="Example: slipway rollout abort org/name")(abort)
+    app.add_typer(group, name="rollout")
+
+
+def start(
+    model: ModelArgument,
+    release: Annotated[
+        str | None, typer.Option(help="A release's number or name. Default: what select chose last.")
+    ] = None,
+    target: TargetOption = "local",
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    store: StoreOption = STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Roll out a published release, or go on with the rollout under way."""
+    from stages.program import answer_sigterm
+    from stages.releases import find
+    from stages.rollout.__main__ import chosen
+    from stages.rollout.machine import roll_out
+    from stages.rollout.targets import connect
+
+    answer_sigterm()
+    settings = load_config(config, None, None, None, assignments)
+    place = place_of(store, model)
+    name = find(place, release) if release else chosen(place)
+    platform = connect(target, place, model, serving_of(place, settings))
+    _print(model, roll_out(place, platform, name, settings.rollout, target_name=target), as_json)
+
+
+def status(
+    model: ModelArgument, target: TargetOption = "local", store: StoreOption = STORE, as_json: JsonOption = False
+) -> None:
+    """Show the rollout under way, or the last one: its state, who gets which traffic, and the figures."""
+    from stages.rollout.journal import read_journal, summary
+
+    place = place_of(store, model)
+    journal = read_journal(place)
+    split = served(place, journal.target if journal else target, model)
+    document = {"model": model, "rollout": journal and summary(journal), "split": split and vars(split)}
+    print_result(document, _view(model, journal, split), as_json)
+
+
+def promote(
+    model: ModelArgument,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    store: StoreOption = STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Approve the rollout under way, and do not wait for time to pass. What a canary must show stays the same."""
+    from stages.program import answer_sigterm
+    from stages.rollout import control
+
+    answer_sigterm()
+    place = place_of(store, model)
+    _print(model, control.promote(place, _target(place, model, config, assignments)), as_json)
+
+
+def abort(
+    model: ModelArgument,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    store: StoreOption = STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Give up the rollout under way: all traffic back to the stable release."""
+    from stages.rollout import control
+
+    place = place_of(store, model)
+    given_up = control.abort(place, _target(place, model, config, assignments))
+    said = f"gave up {given_up}" if given_up else f"no rollout of {model} is under way"
+    print_result({"model": model, "given_up": given_up}, said, as_json)
+
+
+def _target(place: ModelStore, model: str, config: Any, assignments: Any) -> Target:
+    """The platform of the rollout under way."""
+    from stages.rollout.control import under_way
+    from stages.rollout.targets import LOCAL, connect
+
+    journal = under_way(place)
+    settings = load_config(config, None, None, None, assignments)
+    return connect(journal.target if journal else LOCAL, place, model, serving_of(place, settings))
+
+
+def _print(model: str, journal: Journal, as_json: bool) -> None:
+    from stages.rollout.journal import summary
+
+    said = f"{journal.release}: {journal.state}" + (f", {journal.reason}" if journal.reason else "")
+    if journal.state == "awaiting approval":
+        said += f" at {journal.percent} %; go on: slipway rollout promote {model}"
+    print_result(summary(journal), said, as_json)
+
+
+def _view(model: str, journal: Journal | None, split: Split | None) -> Any:
+    from rich.console import Group
+
+    if journal is None:
+        return f"there was no rollout of {model} yet"
+    against = f" against {journal.stable}" if journal.stable not in (None, journal.release) else ""
+    lines: list[Any] = [f"{journal.release}{against}", f"state     {journal.state}"]
+    if journal.reason:
+        lines.append(f"reason    {journal.reason}")
+    if journal.steps:
+        lines.append(f"steps     {' '.join(_step(journal, percent) for percent in journal.steps)}")
+    lines.append(f"served    {_share(split)}")
+    lines.append(f"started   {journal.started_at.astimezone():%Y-%m-%d %H:%M:%S}")
+    if journal.analyses:
+        last = journal.analyses[-1]
+        lines += ["", f"last look, at {last.percent} %: {last.verdict}", _figures(last)]
+    if journal.state == "awaiting approval":
+        lines += ["", f"go on: slipway rollout promote {model}", f"give up: slipway rollout abort {model}"]
+    return Group(*lines)
+
+
+def _step(journal: Journal, percent: int) -> str:
+    if percent == journal.percent and not journal.ended:
+        return f"[{percent} %]"
+    return f"{percent} %"
+
+
+def _share(split: Split | None) -> str:
+    if split is None or split.stable is None:
+        return "nothing"
+    canary = f", {split.canary} {split.percent} %" if split.canary else ""
+    standby = f"; {split.standby} stands by" if split.standby else ""
+    return f"{split.stable} {100 - split.percent if split.canary else 100} %{canary}{standby}"
+
+
+def _figures(analysis: Analysis) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    styles = {"pass": "green", "fail": "red", "unclear": "yellow"}
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("Check", "Canary", "Stable", "Limit", "Verdict"):
+        table.add_column(heading, justify="left" if heading in ("Check", "Verdict") else "right")
+    for each in analysis.checks:
+        cells = [_cell(each, value) for value in (each.canary, each.stable, each.limit)]
+        table.add_row(each.name, *cells, Text(each.verdict, style=styles[each.verdict]))
+    return table
+
+
+def _cell(check: Check, value: float | None) -> str:
+    if value is None:
+        return "–"
+    if check.unit == "share":
+        return f"{value:.1%}"
+    if check.unit == "agreement":
+        return f"{value:.3f}"
+    return f"{value:.1f} {check.unit}" if check.unit else f"{value:.0f}"

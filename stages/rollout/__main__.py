@@ -1,0 +1,128 @@
+"""rollout: move traffic to the chosen release, in one go or step by step.
+
+Each call drives the same state machine up to a point, so that a workflow can show the steps as tasks of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from stages import program, releases
+from stages.errors import NothingToServe
+from stages.hub import model_id
+from stages.rollout.control import abort, under_way
+from stages.rollout.journal import Journal, read_journal
+from stages.rollout.machine import roll_out
+from stages.rollout.plan import PROMOTE, check_point
+from stages.rollout.settings import Rollout
+from stages.rollout.targets import LOCAL, TARGETS, connect
+from stages.settings import Serving, parse_json
+from stages.store import ModelStore, store_root
+
+
+def main() -> None:
+    arguments = _arguments()
+    store = ModelStore(store_root().absolute(), model_id(arguments.model))
+    serving = parse_json(Serving, arguments.serving, "--serving")
+    settings = parse_json(Rollout, arguments.settings, "--settings")
+    if arguments.abort:
+        _abort(store, arguments, serving)
+        return
+    check_point(arguments.step, settings)
+    with program.outcome(store, "rollout", "" if arguments.step == PROMOTE else arguments.step) as report:
+        release = releases.find(store, arguments.release) if arguments.release else chosen(store)
+        target = connect(arguments.target, store, arguments.model, serving)
+        journal = roll_out(
+            store,
+            target,
+            release,
+            settings,
+            until=arguments.step,
+            target_name=arguments.target,
+            approved=arguments.approved == "true",
+        )
+        said = _said(store, journal)
+        if journal.kind == "refresh" and journal.before == release:
+            report.reused(said)
+        else:
+            report.done(said)
+    program.write_output("release", journal.release)
+    program.write_output("state", journal.state)
+    url = target.endpoint() if journal.ended else ""
+    program.write_output("url", url)
+    if url:
+        print(url)
+
+
+def chosen(store: ModelStore) -> str:
+    """What is to be rolled out: the candidate; without one, what is in production.
+
+    Raises:
+        NothingToServe: nothing is published.
+    """
+    journal = under_way(store)
+    release = journal.release if journal else None
+    if (
+        release is None
+        and (last := read_journal(store))
+        and last.run
+        and last.run == os.environ.get(program.RUN_VARIABLE)
+    ):
+        release = last.release  # a later step of the same run, after the end
+    release = release or releases.candidate(store) or releases.current_release(store)
+    if not release:
+        raise NothingToServe(f"no release of {store.model} is published", hint=f"first: slipway run {store.model}")
+    return release
+
+
+def _abort(store: ModelStore, arguments: argparse.Namespace, serving: Serving) -> None:
+    """Of a run that ended well, nothing is given up: it may await a person's approval. A run gives up only its own."""
+    journal, run = under_way(store), os.environ.get(program.RUN_VARIABLE)
+    if arguments.status == "Succeeded" or journal is None or (run and journal.run != run):
+        print("no rollout to give up", file=sys.stderr, flush=True)
+        return
+    target = connect(journal.target, store, arguments.model, serving)
+    print(f"gave up {abort(store, target, arguments.reason)}", file=sys.stderr, flush=True)
+
+
+def _said(store: ModelStore, journal: Journal) -> str:
+    if journal.state == "awaiting approval":
+        return f"{journal.release} at {journal.percent} %, awaiting approval: slipway rollout promote {store.model}"
+    if journal.state == "promoted":
+        was = "is still" if journal.kind == "refresh" else "is now"
+        return f"{journal.release} {was} what clients get: {journal.reason}"
+    return f"{journal.release} at {journal.percent} %, {journal.state}"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m stages.rollout",
+        description="Move traffic to a release of a model, and back if it is worse. Started again, it goes on.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="""example:
+  python -m stages.rollout --model org/name --step deploy
+  python -m stages.rollout --model org/name --step 10
+  python -m stages.rollout --model org/name
+  python -m stages.rollout --model org/name --abort --status Failed""",
+    )
+    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
+    parser.add_argument("--release", default="", help="its name (default: what select chose last)")
+    parser.add_argument("--target", default=LOCAL, choices=TARGETS, help="the platform (default: %(default)s)")
+    parser.add_argument("--serving", default="{}", help="JSON: see Serving in stages/settings.py")
+    parser.add_argument("--settings", default="{}", help="JSON: see Rollout in stages/rollout/settings.py")
+    parser.add_argument(
+        "--step", default=PROMOTE, help="deploy, a percent, or promote: go on until that is done (default: to the end)"
+    )
+    parser.add_argument(
+        "--approved", choices=["true", "false"], default="false", help="true: a person has agreed to all traffic"
+    )
+    parser.add_argument("--abort", action="store_true", help="give up the rollout that is under way")
+    parser.add_argument("--status", default="", help="with --abort: how the workflow ended; Succeeded gives nothing up")
+    parser.add_argument("--reason", default="the workflow failed", help="with --abort: why")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    program.main(main)

@@ -1,0 +1,326 @@
+"""The rollout: one state machine, whose state is in the journal and whose truth is what the platform says.
+
+    deploying ─ starting ─┬─ shifting ─ observing ─┬─ promoting ─ promoted
+                          └────── (a step each) ───┘
+    when anything goes wrong: ─ rolling back ─ rolled back
+
+The work of each state may be done again, so that a rollout that was killed anywhere goes on where it was when it is
+started again. Who runs it holds a lock that ends with the process; others ask it by a file (see ``control``).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from stages import releases
+from stages.errors import Conflict, NothingToServe, RolledBack, ServerFailed, TransientError
+from stages.rollout.journal import (
+    LOCK,
+    Figures,
+    Journal,
+    State,
+    Transition,
+    answered,
+    asked,
+    journal_path,
+)
+from stages.rollout.observe import Look, Observer, agreement, answers
+from stages.rollout.plan import PROMOTE, begun, continued, reached
+from stages.rollout.settings import Rollout
+from stages.rollout.target import Target
+from stages.rollout.targets import LOCAL
+from stages.store import ModelStore, exclusive, write_json
+
+QUESTION_TRIES: Final = 3
+"""A release may fail now and then, as the stable one does."""
+
+
+def roll_out(
+    store: ModelStore,
+    target: Target,
+    release: str,
+    settings: Rollout,
+    *,
+    rollback: bool = False,
+    until: str = PROMOTE,
+    target_name: str = LOCAL,
+    approved: bool = False,
+) -> Journal:
+    """Move traffic to *release*, up to the point *until*; a rollout of it that is under way is continued.
+
+    Args:
+        release: a directory's name under ``releases/``.
+        rollback: to a release that was good before: all traffic at once, as soon as it answers.
+        until: ``deploy`` (it answers, without traffic), a step's percent (that step was good), or ``promote``.
+        approved: a person has agreed already to what ``settings.approval`` waits for.
+
+    Returns:
+        The journal; in state ``awaiting approval`` if a person has to approve first.
+
+    Raises:
+        Busy: another process runs it.
+        Conflict: another rollout is under way, or somebody else changed what is served.
+        RolledBack: it is no longer being tried, and why; the stable release has all traffic.
+        NothingToServe: there is no such release.
+        ServerFailed: the first release, or the stable one with new settings, can't be served.
+        TransientError: the platform does not answer; the rollout stands where it was.
+    """
+    if release not in releases.numbered(store).values():  # nor a path that leads elsewhere
+        raise NothingToServe(f"{store.model} has no release {release}", hint=f"slipway releases {store.model}")
+    with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
+        journal = continued(store, release)
+        fresh = journal is None
+        if journal is None:
+            journal = begun(store, target.split(), release, settings, rollback=rollback, target_name=target_name)
+            write_json(journal_path(store), journal)
+        machine = Machine(store, target, journal)
+        if not fresh and not journal.ended:
+            machine.reconcile()
+        if approved:
+            machine.approve()
+        return machine.drive(until)
+
+
+class Machine:
+    """Drives one journal. The caller holds the lock."""
+
+    def __init__(self, store: ModelStore, target: Target, journal: Journal) -> None:
+        self.store, self.target, self.journal = store, target, journal
+
+    def drive(self, until: str = PROMOTE) -> Journal:
+        """Work until the point *until*, or until a person has to approve.
+
+        Raises:
+            RolledBack, ServerFailed, TransientError, Conflict: as ``roll_out``.
+        """
+        work: dict[State, Callable[[], None]] = {
+            "deploying": self._deploy,
+            "starting": self._start,
+            "shifting": self._shift,
+            "observing": self._observe,
+            "promoting": self._promote,
+            "rolling back": self._roll_back,
+        }
+        while True:
+            self._answer_requests()
+            if reached(self.journal, until) or self.journal.state == "awaiting approval":
+                break
+            work[self.journal.state]()
+        if self.journal.state == "rolled back":
+            raise self._failure()
+        return self.journal
+
+    def give_up(self, reason: str) -> Journal:
+        """Roll back now, whatever the state."""
+        if not self.journal.ended:
+            self._enter("rolling back", reason=reason)
+            self._roll_back()
+        return self.journal
+
+    def reconcile(self) -> None:
+        """After a pause of any length: go on from what the platform says, where that is not what was left.
+
+        Raises:
+            Conflict: another release is being tried by now.
+        """
+        split, journal = self.target.split(), self.journal
+        if journal.state == "rolling back" or journal.kind == "refresh":
+            return
+        if split.canary not in (None, journal.release):
+            raise Conflict(
+                f"{split.canary} is being tried on the platform, not {journal.release}",
+                hint=f"give it up: slipway rollout abort {self.store.model}",
+            )
+        if split.stable == journal.release:
+            if journal.kind != "first":
+                self._enter("promoting", reason=journal.reason or "the platform has promoted it")
+        elif split.stable is None and journal.stable is not None:
+            self._say(f"{journal.stable} is no longer served: going on as with a first release")
+            kind = "first" if journal.kind == "rollout" else journal.kind
+            self._enter("deploying", kind=kind, stable=None, steps=(), step=0, window=None)
+        elif split.stable != journal.stable:
+            self._enter("rolling back", reason=f"somebody else promoted {split.stable} meanwhile")
+        elif split.canary is None and journal.stable is not None:
+            self._enter("deploying", step=0, window=None)
+        elif journal.state == "observing" and split.percent != journal.percent:
+            self._enter("shifting")
+
+    def _deploy(self) -> None:
+        release, stable = self.journal.release, self.journal.stable
+        self._say(f"deploying {release}" + (f" beside {stable}" if stable not in (None, release) else ""))
+        try:
+            self.target.deploy(release)
+        except ServerFailed as error:
+            return self._go_back(f"it does not start: {error}")
+        baseline = Observer(self.store, self.target, self.journal).totals_of_stable()
+        return self._enter("starting", baseline_from=baseline)
+
+    def _start(self) -> None:
+        """Wait until it has answered a completion, then ask it what was asked when it was measured."""
+        try:
+            if self.target.ready(self.journal.release) and answers(self.store, self.target, self.journal.release):
+                return self._first_step(self._wrong_answers())
+            why = "it did not answer a completion"
+        except ServerFailed as error:
+            return self._go_back(f"it does not come up: {error}")
+        except TransientError as error:
+            why = f"the platform did not answer: {error}"
+        if self._elapsed_s() > self.journal.settings.ready_timeout_s:
+            return self._go_back(f"{why} within {self.journal.settings.ready_timeout_s:g} s")
+        return self._pause()
+
+    def _wrong_answers(self) -> str:
+        """Why its answers can't be trusted with traffic; nothing if they can."""
+        journal = self.journal
+        if journal.kind in ("refresh", "rollback") or not journal.settings.agreement:
+            return ""
+        for tries_left in reversed(range(QUESTION_TRIES)):
+            try:
+                agreed = agreement(self.store, self.target, journal.release)
+                break
+            except ServerFailed:
+                if not tries_left:
+                    raise
+                self._pause()
+        if agreed is not None:
+            return "" if agreed.passed(journal.settings) else agreed.text(journal.settings)
+        if journal.kind == "first":
+            self._say("it carries no recorded answers: what it says was not compared")
+            return ""
+        return "it carries no recorded answers to compare with (run again, or set rollout.agreement to 0)"
+
+    def _first_step(self, wrong: str) -> None:
+        if wrong:
+            return self._go_back(wrong)
+        if not self.journal.steps:
+            return self._enter("promoting", reason="it answers")
+        return self._enter_step(0, baseline=self._baseline())
+
+    def _enter_step(self, step: int, **changes: Any) -> None:
+        journal = self.journal
+        waits = journal.settings.approval and journal.kind == "rollout" and not journal.approved
+        state: State = "awaiting approval" if waits and journal.steps[step] == 100 else "shifting"
+        self._enter(state, step=step, **changes)
+
+    def _shift(self) -> None:
+        self._say(f"{self.journal.percent} % of requests to {self.journal.release}")
+        self.target.shift(self.journal.release, self.journal.percent)
+        if self.journal.kind == "rollback":
+            return self._enter("promoting", reason="it was good before, and answers")
+        return self._enter("observing", window=None, restarts=0)
+
+    def _observe(self) -> None:
+        """Look once at a step."""
+        journal, settings = self.journal, self.journal.settings
+        try:
+            if self.target.split().canary != journal.release:
+                return self._go_back("somebody else withdrew the canary")
+            look = Observer(self.store, self.target, journal).look(self._elapsed_s())
+        except ServerFailed as error:
+            return self._go_back(f"its server failed: {error}")
+        except TransientError as error:
+            look = Look(f"the platform did not answer: {error}")
+        self._keep(**look.changes)
+        if look.verdict == "rollback":
+            return self._go_back(f"at {journal.percent} %: {look.reason}")
+        if look.verdict == "promote" and (journal.hurried or self._elapsed_s() >= settings.step_s):
+            self._say(f"{journal.percent} %: {look.reason}")
+            if journal.step + 1 < len(journal.steps):
+                return self._enter_step(journal.step + 1)
+            return self._enter("promoting", reason=look.reason)
+        if look.verdict == "inconclusive" and self._elapsed_s() > settings.step_timeout_s:
+            return self._go_back(f"at {journal.percent} %, nothing showed that it is as good: {look.reason}")
+        return self._pause()
+
+    def _promote(self) -> None:
+        if self.journal.kind != "refresh":
+            self.target.promote(self.journal.release)
+        if releases.current_release(self.store) != self.journal.release:
+            releases.promote(self.store, self.journal.release)
+        self._end("promoted")
+
+    def _roll_back(self) -> None:
+        journal = self.journal
+        if journal.kind != "refresh":  # the stable one stays, whatever is wrong with it
+            self.target.withdraw(journal.release)
+        if journal.before is not None and releases.candidate(self.store) == journal.release:
+            releases.withdraw_candidate(self.store)
+        self._end("rolled back")
+
+    def _end(self, result: Any) -> None:
+        journal = self.journal
+        if journal.kind != "refresh" or journal.before != journal.release:
+            move = releases.Move(
+                id=journal.id,
+                kind="rollback" if journal.kind == "rollback" else "rollout",
+                release=journal.release,
+                before=journal.before,
+                result=result,
+                reason=journal.reason,
+                run=journal.run,
+                started_at=journal.started_at,
+                ended_at=datetime.now(UTC),
+                analyses=tuple(each.model_dump(mode="json") for each in journal.analyses),
+            )
+            releases.remember(self.store, move)
+        self._enter(result)
+        answered(self.store)
+
+    def _go_back(self, reason: str) -> None:
+        self._enter("rolling back", reason=reason)
+
+    def _enter(self, state: State, **changes: Any) -> None:
+        now = datetime.now(UTC)
+        entered = {"state": state, "entered_at": now, **changes}
+        moved = self.journal.model_copy(update=entered)
+        transition = Transition(state=state, percent=moved.percent, at=now)
+        self._write(moved.model_copy(update={"transitions": (*moved.transitions, transition)}))
+        self._say(f"{state}: {moved.reason}" if "reason" in changes else state)
+
+    def _keep(self, **changes: Any) -> None:
+        if changes:
+            self._write(self.journal.model_copy(update=changes))
+
+    def _write(self, journal: Journal) -> None:
+        self.journal = journal
+        write_json(journal_path(self.store), journal)
+
+    def _answer_requests(self) -> None:
+        """What a person asked by ``slipway rollout promote`` or ``abort``, from another process."""
+        request = asked(self.store, self.journal)
+        if request is None or self.journal.ended:
+            return
+        if request.action == "promote":
+            self.approve(hurried=True)
+        elif self.journal.state != "promoting":
+            self._go_back(request.reason)
+        answered(self.store)
+
+    def approve(self, *, hurried: bool = False) -> None:
+        """Go on without waiting for a person or, if *hurried*, for time; what has to be shown stays the same."""
+        self._keep(approved=True, hurried=hurried or self.journal.hurried)
+        if self.journal.state == "awaiting approval":
+            self._enter("shifting")
+
+    def _baseline(self) -> Figures | None:
+        return Observer(self.store, self.target, self.journal).baseline()
+
+    def _elapsed_s(self) -> float:
+        return (datetime.now(UTC) - self.journal.entered_at).total_seconds()
+
+    def _pause(self) -> None:
+        time.sleep(self.journal.settings.poll_s)
+
+    def _say(self, line: str) -> None:
+        print(f"rollout: {line}", file=sys.stderr, flush=True)
+
+    def _failure(self) -> RolledBack | ServerFailed:
+        release, reason = self.journal.release, self.journal.reason
+        hint = f"slipway rollout status {self.store.model}"
+        if self.journal.kind in ("first", "refresh"):
+            return ServerFailed(f"{release} is not served: {reason}", hint=hint)
+        return RolledBack(f"{release} was rolled back: {reason}", hint=hint)

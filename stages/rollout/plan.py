@@ -1,0 +1,90 @@
+"""Which rollout is to be run: a new one, the one under way, or none because another is."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from datetime import UTC, datetime
+from typing import Final
+
+from stages import releases
+from stages.errors import Conflict, UnknownName
+from stages.program import RUN_VARIABLE
+from stages.rollout.journal import Journal, Kind, read_journal
+from stages.rollout.settings import Rollout
+from stages.rollout.target import Split
+from stages.store import ModelStore
+
+DEPLOY: Final = "deploy"
+PROMOTE: Final = "promote"
+
+
+def continued(store: ModelStore, release: str) -> Journal | None:
+    """The rollout of *release* that is under way, or that this very run of the pipeline has ended.
+
+    Raises:
+        Conflict: another release is being rolled out.
+    """
+    last = read_journal(store)
+    if last is None:
+        return None
+    if not last.ended and last.release != release:
+        raise Conflict(
+            f"the rollout of {last.release} is under way ({last.state}, {last.percent} %)",
+            hint=f"let it end, or give it up: slipway rollout abort {store.model}",
+        )
+    run = os.environ.get(RUN_VARIABLE)
+    same = last.release == release and bool(run) and last.run == run
+    return last if same or not last.ended else None
+
+
+def begun(
+    store: ModelStore, split: Split, release: str, settings: Rollout, *, rollback: bool, target_name: str
+) -> Journal:
+    """A new rollout, by what the platform serves now.
+
+    Raises:
+        Conflict: the platform tries another release.
+    """
+    if split.canary not in (None, release):
+        raise Conflict(
+            f"{split.canary} is being tried on the platform, by another rollout",
+            hint=f"give it up: slipway rollout abort {store.model}",
+        )
+    kind: Kind = "rollback" if rollback else "rollout"
+    if split.stable in (None, release):
+        kind = "first" if split.stable is None else "refresh"
+    steps = {"rollout": settings.steps, "rollback": (100,)}.get(kind, ())
+    now = datetime.now(UTC)
+    return Journal(
+        id=uuid.uuid4().hex[:12],
+        kind=kind,
+        release=release,
+        stable=split.stable,
+        before=releases.current_release(store),
+        target=target_name,
+        run=os.environ.get(RUN_VARIABLE),
+        settings=settings,
+        steps=steps,
+        started_at=now,
+        entered_at=now,
+    )
+
+
+def check_point(until: str, settings: Rollout) -> None:
+    """Raises: UnknownName: *until* is no point of a rollout with these settings."""
+    known = [DEPLOY, *map(str, settings.steps), PROMOTE]
+    if until not in known:
+        raise UnknownName("step", until, known)
+
+
+def reached(journal: Journal, until: str) -> bool:
+    """Whether the rollout is past the point *until*: ``deploy``, a percent, or ``promote``. One that goes back is past
+    a point only once it has ended."""
+    if journal.ended:
+        return True
+    if journal.state in ("deploying", "starting", "rolling back") or until == PROMOTE:
+        return False
+    if until == DEPLOY or journal.state == "promoting":
+        return True
+    return journal.steps[journal.step] > int(until)

@@ -1,0 +1,174 @@
+"""A platform for rollouts that lives in a folder: real server processes, and a split that is a file.
+
+Every call can be held by a test, before or after it has done its work, so that a rollout can be killed just there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from stages.errors import ServerFailed, TransientError
+from stages.rollout.target import Counters, Split
+from stages.rollout.vllm_metrics import counters
+from stages.store import write_json
+
+SERVER = Path(__file__).with_name("release_server.py")
+EMPTY: dict[str, Any] = {"stable": None, "canary": None, "percent": 0, "standby": None}
+
+
+class DiskTarget:
+    def __init__(self, folder: Path, releases: Path) -> None:
+        self.folder, self.releases = folder, releases
+        (folder / "servers").mkdir(parents=True, exist_ok=True)
+
+    def split(self) -> Split:
+        found = self._read()
+        with self._noted("split", found["percent"]):
+            return Split(**found)
+
+    def deploy(self, release: str) -> None:
+        with self._noted("deploy"):
+            found = self._read()
+            if release != found["stable"]:
+                self._write(found | {"canary": release})
+            if not self._alive(release):
+                self._start(release)
+
+    def ready(self, release: str) -> bool:
+        with self._noted("ready"):
+            try:
+                return httpx.get(f"{self.url(release)}/health").is_success
+            except httpx.HTTPError as error:
+                raise ServerFailed(f"the server of {release} is gone") from error
+
+    def url(self, release: str) -> str:
+        state = self._state(release)
+        if state is None:
+            raise TransientError(f"{release} is not being served")
+        return f"http://127.0.0.1:{state['port']}"
+
+    def shift(self, release: str, percent: int) -> None:
+        with self._noted("shift", percent):
+            found = self._read()
+            assert found["canary"] == release
+            self._write(found | {"percent": percent})
+
+    def promote(self, release: str) -> None:
+        with self._noted("promote"):
+            found = self._read()
+            if found["stable"] != release:
+                assert found["canary"] == release
+                self._write({"stable": release, "canary": None, "percent": 0, "standby": found["stable"]})
+
+    def withdraw(self, release: str) -> None:
+        with self._noted("withdraw"):
+            found = self._read()
+            assert found["stable"] != release
+            if found["canary"] == release:
+                self._write(found | {"canary": None, "percent": 0})
+            self.stop(release)
+
+    def counters(self, release: str) -> Counters:
+        self._wait_if_held(f"before counters {self._read()['percent']}")
+        state = self._state(release)
+        try:
+            text = httpx.get(f"{self.url(release)}/metrics").text
+        except httpx.HTTPError as error:
+            if self._state(release) != state:
+                raise TransientError(f"the server of {release} is being started anew") from error
+            raise ServerFailed(f"the server of {release} is gone") from error
+        return counters(text, str(state and state["pid"]))
+
+    def endpoint(self) -> str:
+        return self.url(self._read()["stable"])
+
+    def calls(self) -> list[str]:
+        """What was asked of it to change something, in order."""
+        try:
+            return (self.folder / "calls").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+
+    def hold(self, where: str) -> None:
+        """Stop at *where*, such as ``before shift 10``, until the caller is killed."""
+        (self.folder / "held").unlink(missing_ok=True)
+        (self.folder / "hold").write_text(where)
+
+    def release_hold(self) -> None:
+        (self.folder / "hold").unlink(missing_ok=True)
+
+    def held(self) -> bool:
+        return (self.folder / "held").exists()
+
+    def stop(self, release: str) -> None:
+        if state := self._state(release):
+            (self.folder / "servers" / f"{release}.json").unlink()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(state["pid"], signal.SIGKILL)
+
+    def stop_all(self) -> None:
+        for path in (self.folder / "servers").glob("*.json"):
+            self.stop(path.stem)
+
+    @contextlib.contextmanager
+    def _noted(self, call: str, percent: int | None = None) -> Iterator[None]:
+        name = call if percent is None else f"{call} {percent}"
+        self._wait_if_held(f"before {name}")
+        yield
+        if call not in ("split", "ready"):
+            with (self.folder / "calls").open("a") as file:
+                file.write(f"{name}\n")
+        self._wait_if_held(f"after {name}")
+
+    def _wait_if_held(self, where: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            while (self.folder / "hold").read_text() == where:
+                (self.folder / "held").touch()
+                time.sleep(0.02)
+
+    def _start(self, release: str) -> None:
+        state = self.folder / "servers" / f"{release}.json"
+        state.unlink(missing_ok=True)
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", str(SERVER), str(self.releases / release), str(state)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + 30
+        while not state.exists():
+            assert time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.01)
+
+    def _alive(self, release: str) -> bool:
+        try:
+            return httpx.get(f"{self.url(release)}/metrics").is_success
+        except (httpx.HTTPError, TransientError):
+            return False
+
+    def _state(self, release: str) -> dict[str, int] | None:
+        try:
+            found: dict[str, int] = json.loads((self.folder / "servers" / f"{release}.json").read_text())
+            return found
+        except FileNotFoundError:
+            return None
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            return EMPTY | json.loads((self.folder / "platform.json").read_text())
+        except FileNotFoundError:
+            return dict(EMPTY)
+
+    def _write(self, document: dict[str, Any]) -> None:
+        write_json(self.folder / "platform.json", document)

@@ -1,0 +1,142 @@
+"""Answers as a vLLM server of one release would, in an instant; ``behaviour.json`` in the release says how well.
+
+    python release_server.py RELEASE STATE
+
+Writes its port and pid to STATE once it listens. Latencies are told, not slept: what a rollout reads of a server is
+what the server says of itself. Standard library only: it starts in a tenth of a second.
+"""
+
+import json
+import os
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, float("inf"))
+SURE = -0.1
+UNSURE = -3.0
+"""Log-probabilities of the tokens that a sound model says, and of the same ones by a broken model."""
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, behaviour: dict[str, Any]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.behaviour = behaviour
+        self.lock = threading.Lock()
+        self.asked = self.failed = 0
+        self.tokens: list[int] = []
+
+    @property
+    def first_s(self) -> float:
+        return float(self.behaviour.get("first_s", 0.004))
+
+    @property
+    def token_s(self) -> float:
+        return float(self.behaviour.get("token_s", 0.003))
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        if self.path == "/metrics":
+            return self.reply(200, metrics(self.server).encode())
+        return self.reply(503 if self.server.behaviour.get("never_ready") else 200, b"{}")
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompts = asked["prompt"] if isinstance(asked["prompt"], list) else [asked["prompt"]]
+        tokens = asked.get("max_tokens", 1)
+        with self.server.lock:
+            self.server.asked += 1
+            every = self.server.behaviour.get("fails_every", 0)
+            fails = (
+                self.server.asked > 3 and every and self.server.asked % every == 0
+            )  # it passes the start's questions
+            self.server.failed += bool(fails)
+            if not fails:
+                self.server.tokens.append(tokens)
+        if fails:
+            return self.reply(500, b'{"error": {"message": "out of luck"}}')
+        logprob = UNSURE if self.server.behaviour.get("garbage") else SURE
+        choices = [choice(number, prompt, tokens, logprob) for number, prompt in enumerate(prompts)]
+        return self.reply(200, json.dumps({"usage": {"completion_tokens": tokens}, "choices": choices}).encode())
+
+    def reply(self, status: int, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def choice(number: int, prompt: str | list[int], tokens: int, logprob: float) -> dict[str, Any]:
+    ids = [ord(each) for each in prompt] if isinstance(prompt, str) else prompt
+    read = [None, *({str(each): {"logprob": logprob}, "0": {"logprob": SURE}} for each in ids[1:])]
+    words = ["!"] * tokens
+    return {
+        "index": number,
+        "text": "".join(words),
+        "prompt_token_ids": ids,
+        "token_ids": [33] * tokens,
+        "logprobs": {"tokens": words, "token_logprobs": [logprob] * tokens},
+        "prompt_logprobs": read,
+    }
+
+
+def probes() -> list[dict[str, Any]]:
+    """What a sound server answered when it was measured."""
+    found = []
+    for prompt in ("The capital of France is", "Once upon a time"):
+        said = choice(0, prompt, 8, SURE)
+        found.append(
+            {
+                "prompt": prompt,
+                "prompt_ids": said["prompt_token_ids"],
+                "tokens": said["logprobs"]["tokens"],
+                "token_ids": said["token_ids"],
+                "logprobs": said["logprobs"]["token_logprobs"],
+            }
+        )
+    return found
+
+
+def metrics(server: Server) -> str:
+    """As vLLM tells them, those that a rollout reads."""
+    with server.lock:
+        tokens, failed = list(server.tokens), server.failed
+    path = 'handler="/v1/completions",method="POST"'
+    busy_s = sum(server.first_s + (each - 1) * server.token_s for each in tokens)
+    lines = [f'http_requests_total{{{path},status="2xx"}} {len(tokens)}']
+    lines += [f'http_requests_total{{{path},status="5xx"}} {failed}']
+    lines += [f"vllm:request_generation_tokens_sum {sum(tokens)}", f"vllm:e2e_request_latency_seconds_sum {busy_s}"]
+    many = [each for each in tokens if each > 1]
+    for name, value, count in (
+        ("vllm:time_to_first_token_seconds", server.first_s, len(tokens)),
+        ("vllm:request_time_per_output_token_seconds", server.token_s, len(many)),
+    ):
+        lines.append(f"# TYPE {name} histogram")
+        for bound in BOUNDS:
+            le = "+Inf" if bound == BOUNDS[-1] else bound
+            lines.append(f'{name}_bucket{{le="{le}"}} {count if value <= bound else 0}')
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    release, state = Path(sys.argv[1]), Path(sys.argv[2])
+    with Server(json.loads((release / "behaviour.json").read_text())) as server:
+        beside = state.with_suffix(".new")
+        beside.write_text(json.dumps({"pid": os.getpid(), "port": server.server_address[1]}))
+        beside.replace(state)
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

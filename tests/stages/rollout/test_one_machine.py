@@ -1,0 +1,349 @@
+"""Stable and canary on one machine: the real Envoy and supervisor, stand-in servers, and clients that keep asking."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from stages.endpoint import SERVERS, Endpoint, endpoint, stop
+from stages.errors import Conflict, ServerFailed, TransientError
+from stages.rollout.drills import drill_crash, drill_load
+from stages.rollout.local.envoy import Admin
+from stages.rollout.local.envoy_config import RELEASE_HEADER, ROUTER, Backend, plan
+from stages.rollout.local.target import OneMachine
+from stages.rollout.steady import SteadyLoad
+from stages.rollout.target import Split
+from stages.rollout.vllm_metrics import counters
+from stages.settings import Serving, Slo, Workload
+from stages.store import STORE_VARIABLE, ModelStore
+from tests.serving import (
+    MODEL,
+    REPOSITORY,
+    SERVING,
+    STAND_IN,
+    living,
+    processes_with,
+    publish,
+    stand_in_variant,
+    wait_until,
+)
+
+WORKLOAD = Workload(
+    name="small",
+    prompt_tokens=4,
+    output_tokens=8,
+    concurrency=4,
+    requests=8,
+    quality_tasks=("none",),
+)
+
+
+class Place:
+    """A store, and this machine as the target of its rollouts."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = ModelStore(root / "store", MODEL)
+        self.target = self.with_settings()
+
+    def with_settings(self, **changed: Any) -> OneMachine:
+        return OneMachine(self.store, MODEL, Serving.model_validate(SERVING | changed))
+
+    def release(self, number: int, **behaviour: Any) -> str:
+        return publish(self.store, number, stand_in_variant(self.store, f"fp16-{number}", **behaviour))
+
+    def two_releases(self, **canary: Any) -> tuple[str, str]:
+        """One that is served, and one that is up beside it."""
+        old, new = self.release(1, token_s=0.01), self.release(2, **{"token_s": 0.01, **canary})
+        self.target.deploy(old)
+        self.target.deploy(new)
+        wait_until(lambda: self.target.ready(new), "the canary")
+        return old, new
+
+    def endpoint(self) -> Endpoint:
+        found = endpoint(self.store)
+        assert found
+        return found
+
+    def load(self, users: int = 6, tokens: int = 20) -> SteadyLoad:
+        return SteadyLoad(self.endpoint().url, MODEL, "", concurrency=users, prompt_tokens=4, output_tokens=tokens)
+
+    def ask(self, count: int = 1, **body: Any) -> list[httpx.Response]:
+        url = f"{self.endpoint().url}/v1/completions"
+        with httpx.Client(timeout=60) as client:
+            return [client.post(url, json={"model": MODEL, "prompt": "x"} | body) for _ in range(count)]
+
+    def answering(self, count: int) -> list[str]:
+        """Which release answered each of so many requests."""
+        return [each.raise_for_status().headers[RELEASE_HEADER] for each in self.ask(count)]
+
+    def kill_server(self, release: str) -> None:
+        server = self.endpoint().server(release)
+        assert server
+        for process in psutil.Process(server.pid).children():
+            process.kill()
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    made = Place(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_IN), str(REPOSITORY)]))
+    monkeypatch.setenv(STORE_VARIABLE, str(made.store.root))
+    yield made
+    family = processes_with(str(made.store.path))
+    stop(made.store)
+    assert not living(family), "something is left"
+
+
+def test_no_request_fails_while_traffic_moves_is_promoted_rolled_back_and_withdrawn(place: Place) -> None:
+    old, new = place.two_releases()
+    target = place.target
+    with place.load() as load:
+        for percent in [*range(5, 100, 5), 100, 0, 100, 0, 50]:
+            target.shift(new, percent)
+        target.promote(new)
+        assert target.split() == Split(new, standby=old)
+        target.deploy(old)  # a rollback: it stands by
+        assert target.ready(old)
+        target.shift(old, 100)
+        target.promote(old)
+        target.withdraw(new)
+        assert target.split() == Split(old)
+        wait_until(lambda: place.endpoint().server(new) is None, "the withdrawn server's end")
+        wait_until(lambda: load.replies()[-1].release == old, "the stable release's answers")
+    replies = load.replies()
+    assert load.failed() == []
+    assert {each.release for each in replies} == {old, new}
+    assert {each.tokens for each in replies} == {20}
+
+
+def test_a_split_is_in_force_as_soon_as_it_is_said_to_be(place: Place) -> None:
+    old, new = place.two_releases()
+    assert place.answering(20) == [old] * 20
+    place.target.shift(new, 100)
+    assert place.target.split() == Split(old, new, 100)
+    assert place.answering(20) == [new] * 20
+    place.target.shift(new, 50)
+    assert 10 < place.answering(100).count(new) < 90
+    place.target.shift(new, 0)
+    assert place.answering(20) == [old] * 20
+
+
+def test_an_answer_passes_through_token_by_token(place: Place) -> None:
+    place.target.deploy(place.release(1, token_s=0.5))
+    admin = Admin(place.store.path / SERVERS)
+    in_flight = f"http.{ROUTER}.downstream_rq_active"
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 4, "stream": True}
+    with httpx.stream("POST", f"{place.endpoint().url}/v1/completions", json=body, timeout=30) as reply:
+        lines = (line for line in reply.iter_lines() if line)
+        assert json.loads(next(lines).removeprefix("data: "))["choices"][0]["text"] == "0 "
+        assert admin.stats(f"^{in_flight}$")[in_flight] == 1, "the rest is still to come"
+        assert len(list(lines)) == 4
+
+
+def test_what_counts_are_completions_by_their_outcome(place: Place) -> None:
+    release = place.release(1, token_s=0.002, fails_every=4)
+    place.target.deploy(release)
+    before = place.target.counters(release)
+    statuses = [each.status_code for each in place.ask(12, max_tokens=3)]
+    httpx.get(f"{place.endpoint().url}/v1/models").raise_for_status()
+    after = place.target.counters(release)
+    assert after.instance == before.instance
+    assert after.answered - before.answered == statuses.count(200) == 9
+    assert after.failed - before.failed == statuses.count(500) == 3
+    assert after.output_tokens - before.output_tokens == 27
+    assert after.ttft_s.counts[-1] - before.ttft_s.counts[-1] == 9
+    assert after.ttft_s.bounds_s[-1] == float("inf")
+    assert after.in_flight_s > before.in_flight_s
+
+
+def test_a_dead_canarys_share_goes_to_the_stable_release(place: Place) -> None:
+    old, new = place.two_releases()
+    place.target.shift(new, 50)
+    first = place.target.counters(new).instance
+    with place.load() as load:
+        wait_until(lambda: {each.release for each in load.replies()} == {old, new}, "answers of both")
+        place.kill_server(new)
+        wait_until(lambda: place.endpoint().server(new).state != "up", "the death to be noticed")
+        with pytest.raises(TransientError, match="vLLM was killed"):
+            place.target.counters(new)
+        seen = len(load.replies())
+        wait_until(lambda: len(load.replies()) > seen + 40, "further answers")
+        wait_until(lambda: place.target.ready(new), "the canary's restart")
+        seen = len(load.replies())
+        wait_until(lambda: new in {each.release for each in load.replies()[seen:]}, "the canary's answers")
+    assert {each.release for each in load.failed()} <= {new}, "only what the canary had begun to answer"
+    assert len(load.failed()) <= 6, "one per user"
+    assert place.target.counters(new).instance != first
+
+
+def test_a_request_that_a_dead_canary_had_not_answered_is_answered_by_the_stable_release(place: Place) -> None:
+    old, new = place.two_releases(token_s=1)
+    place.target.shift(new, 100)
+    answers: list[httpx.Response] = []
+    client = threading.Thread(target=lambda: answers.extend(place.ask(max_tokens=100)))
+    client.start()
+    in_flight = f"cluster.{new}.upstream_rq_active"
+    admin = Admin(place.store.path / SERVERS)
+    wait_until(lambda: admin.stats(f"^{in_flight}$").get(in_flight), "the request at the canary")
+    place.kill_server(new)
+    client.join()
+    assert [(each.status_code, each.headers[RELEASE_HEADER]) for each in answers] == [(200, old)]
+
+
+def test_the_standby_answers_while_the_stable_server_is_started_again(place: Place) -> None:
+    old, new = place.two_releases()
+    place.target.shift(new, 100)
+    place.target.promote(new)
+    drilled = drill_crash(place.store, WORKLOAD, print)
+    assert drilled.release == new
+    assert drilled.failures() == []
+    assert drilled.recovered_s is not None
+    assert drilled.answers.releases[old] > 0
+    assert drilled.answers.failed <= WORKLOAD.concurrency
+
+
+def test_a_canary_that_does_not_come_up_says_why_and_leaves_the_stable_release_alone(place: Place) -> None:
+    old, new = place.release(1), place.release(2, refuses="out of kernels")
+    place.target.deploy(old)
+    place.target.deploy(new)
+    with pytest.raises(ServerFailed, match="out of kernels"):
+        wait_until(lambda: place.target.ready(new), "never")
+    assert place.answering(5) == [old] * 5
+    place.target.withdraw(new)
+    assert place.target.split() == Split(old)
+
+
+def test_a_killed_supervisor_is_started_again_where_the_rollout_was(place: Place) -> None:
+    old, new = place.two_releases()
+    place.target.shift(new, 25)
+    before = place.endpoint()
+    family = [psutil.Process(before.pid), *psutil.Process(before.pid).children(recursive=True)]
+    os.kill(before.pid, signal.SIGKILL)
+    wait_until(lambda: not living(family), "the end of all that it kept")
+    assert place.target.split() == Split(old, new, 25)
+    assert place.endpoint().pid != before.pid
+    wait_until(lambda: place.target.ready(new), "the canary")
+    place.target.promote(new)
+    assert place.target.split() == Split(new, standby=old)
+
+
+def test_when_envoy_dies_it_is_started_again_with_the_same_address_and_split(place: Place) -> None:
+    _, new = place.two_releases()
+    place.target.shift(new, 100)
+    before = place.endpoint()
+    (envoy,) = [each for each in psutil.Process(before.pid).children(recursive=True) if each.name() == "envoy"]
+    envoy.kill()
+
+    def answered() -> bool:
+        try:
+            return place.answering(1) == [new]
+        except httpx.HTTPError:
+            return False
+
+    wait_until(answered, "the proxy")
+    assert place.endpoint() == before
+
+
+def test_an_answer_in_flight_ends_before_the_endpoint_stops(place: Place) -> None:
+    place.target.deploy(place.release(1, token_s=0.2))
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 10, "stream": True}
+    with httpx.stream("POST", f"{place.endpoint().url}/v1/completions", json=body, timeout=30) as reply:
+        lines = (line for line in reply.iter_lines() if line)
+        next(lines)
+        ending = threading.Thread(target=stop, args=[place.store])
+        ending.start()
+        assert list(lines)[-1] == "data: [DONE]"
+    ending.join()
+    assert endpoint(place.store) is None
+
+
+def test_the_endpoint_stops_while_a_canary_still_starts(place: Place) -> None:
+    old, new = place.release(1), place.release(2, token_s=1000)  # healthy, but its first answer never comes
+    place.target.deploy(old)
+    place.target.deploy(new)
+    wait_until(lambda: processes_with(str(place.store.releases / new)), "the canary's process")
+    assert stop(place.store)
+    assert not processes_with(str(place.store.releases))
+
+
+def test_a_second_canary_and_other_settings_are_refused(place: Place) -> None:
+    _, new = place.two_releases()
+    third = place.release(3)
+    with pytest.raises(Conflict, match=f"{new} is being rolled out already"):
+        place.target.deploy(third)
+    with pytest.raises(Conflict, match="other settings than are asked for now: max_model_len"):
+        place.with_settings(max_model_len=512).deploy(new)
+    for call in (lambda: place.target.shift(third, 10), lambda: place.target.promote(third)):
+        with pytest.raises(Conflict, match=f"{third} is not the canary"):
+            call()
+
+
+def test_without_an_endpoint_nothing_is_stable_and_nothing_can_be_shifted(place: Place) -> None:
+    release = place.release(1)
+    assert place.target.split() == Split(None)
+    place.target.withdraw(release)
+    with pytest.raises(Conflict, match="is not being served"):
+        place.target.shift(release, 10)
+    with pytest.raises(TransientError, match="is not being served"):
+        place.target.counters(release)
+
+
+def test_the_load_drill_holds_only_within_the_latency_targets(place: Place) -> None:
+    place.target.deploy(place.release(1, token_s=0.02))
+    url = place.endpoint().url
+    lenient = drill_load(place.store, url, WORKLOAD, peak=3, seconds=1, slo=Slo(ttft_ms=60_000, tpot_ms=60_000))
+    assert lenient.failures() == []
+    assert lenient.concurrency == 6
+    assert lenient.answers.failed == 0
+    assert lenient.output_tokens_per_s > 0
+    strict = drill_load(place.store, url, WORKLOAD, peak=3, seconds=1, slo=Slo(ttft_ms=60_000, tpot_ms=1))
+    assert [failure.split()[0] for failure in strict.failures()] == ["TPOT"]
+
+
+@pytest.mark.parametrize(
+    ("up", "stand_ins"),
+    [
+        ({"stable", "canary", "standby"}, {"stable": ["stable", "standby"], "canary": ["canary", "stable", "standby"]}),
+        ({"canary", "standby"}, {"stable": ["standby"], "canary": ["canary", "standby"]}),
+        ({"stable"}, {"stable": ["stable"], "canary": ["stable"]}),
+        ({"canary"}, {"stable": [], "canary": ["canary"]}),
+    ],
+)
+def test_whoever_is_gone_is_replaced_by_a_release_that_was_good_never_by_the_canary(
+    up: set[str], stand_ins: dict[str, list[str]]
+) -> None:
+    backends = {name: Backend(name, "127.0.0.1", port) for port, name in enumerate(sorted(up), 1)}
+    made = plan(["stable", "canary"], backends, "stable", "canary", 10, "standby")
+    assert {name: [each.release for each in order] for name, order in made.clusters.items()} == stand_ins
+    assert made.weights == {"stable": 90, "canary": 10}
+
+
+def test_totals_are_read_over_all_engines_without_what_is_no_completion() -> None:
+    text = """
+http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 3
+http_requests_total{handler="/v1/chat/completions",method="POST",status="2xx"} 4
+http_requests_total{handler="/v1/chat/completions",method="POST",status="4xx"} 5
+http_requests_total{handler="/v1/chat/completions",method="POST",status="5xx"} 2
+http_requests_total{handler="/v1/models",method="GET",status="2xx"} 100
+http_requests_total{handler="/health",method="GET",status="2xx"} 100
+vllm:request_generation_tokens_sum{engine="0"} 10
+vllm:request_generation_tokens_sum{engine="1"} 20
+# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.1"} 1
+vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf"} 2
+vllm:time_to_first_token_seconds_bucket{engine="1",le="0.1"} 3
+vllm:time_to_first_token_seconds_bucket{engine="1",le="+Inf"} 4
+"""
+    told = counters(text, "one")
+    assert (told.answered, told.failed, told.output_tokens, told.instance) == (7, 2, 30, "one")
+    assert (told.ttft_s.bounds_s, told.ttft_s.counts) == ((0.1, float("inf")), (4, 6))
+    assert told.tpot_s.counts == ()

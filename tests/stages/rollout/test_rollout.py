@@ -1,0 +1,274 @@
+"""What a rollout does with good canaries and with bad ones, on real servers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from stages import releases
+from stages.errors import Conflict, NothingToServe, RolledBack, ServerFailed
+from stages.rollout.journal import read_journal
+from stages.rollout.machine import roll_out
+from stages.rollout.target import Split
+from tests.stages.rollout.stage import GOOD, MODEL, NEXT, SETTINGS, Stage
+
+
+@contextmanager
+def clients(stage: Stage, every_s: float = 0.002) -> Iterator[list[bool]]:
+    """Clients that are sent where the platform's split says, one after the other: whether each got an answer."""
+    got: list[bool] = []
+    enough = threading.Event()
+
+    def ask() -> None:
+        while not enough.is_set():
+            split = stage.target.split()
+            release = split.canary if split.canary and len(got) % 100 * 37 % 100 < split.percent else split.stable
+            assert release
+            body = {"model": MODEL, "prompt": "Hello", "max_tokens": 4}
+            try:
+                got.append(client.post(f"{stage.target.url(release)}/v1/completions", json=body).is_success)
+            except httpx.HTTPError:
+                got.append(False)
+            time.sleep(every_s)
+
+    client = httpx.Client()
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield got
+    finally:
+        enough.set()
+        thread.join()
+        client.close()
+
+
+def test_the_first_release_gets_all_traffic_once_it_answers(stage: Stage) -> None:
+    stage.make(GOOD)
+    stage.nominate(GOOD)
+    journal = roll_out(stage.store, stage.target, GOOD, SETTINGS)
+    assert (journal.kind, journal.state, journal.analyses) == ("first", "promoted", ())
+    assert stage.target.split() == Split(stable=GOOD)
+    assert (releases.current_release(stage.store), stage.reasons()) == (GOOD, GOOD)
+    assert releases.candidate(stage.store) is None
+    assert [(each.release, each.before, each.result) for each in releases.history(stage.store)] == [
+        (GOOD, None, "promoted")
+    ]
+
+
+def test_a_good_canary_goes_through_every_step_and_is_promoted_with_its_reasons(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT, first_s=0.003)
+    stage.nominate(NEXT)
+    journal = roll_out(stage.store, stage.target, NEXT, SETTINGS)
+    assert journal.state == "promoted"
+    assert [each for each in stage.target.calls()[2:] if not each.startswith("counters")] == [
+        "deploy",
+        "shift 10",
+        "shift 50",
+        "shift 100",
+        "promote",
+    ]
+    assert [(each.percent, each.verdict) for each in journal.analyses] == [
+        (10, "promote"),
+        (50, "promote"),
+        (100, "promote"),
+    ]
+    for each in journal.analyses:
+        assert {check.name: check.verdict for check in each.checks} == dict.fromkeys(
+            ("requests", "errors", "own requests", "ttft", "tpot", "speed", "quality"), "pass"
+        )
+        assert each.canary.requests >= SETTINGS.min_requests
+    assert stage.target.split() == Split(stable=NEXT, standby=GOOD)
+    assert (releases.current_release(stage.store), stage.reasons()) == (NEXT, NEXT)
+    move = releases.history(stage.store)[-1]
+    assert (move.kind, move.release, move.before, move.result) == ("rollout", NEXT, GOOD, "promoted")
+    assert len(move.analyses) == 3
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (
+            {"first_s": 0.05},
+            r"at 10 %: time to first token, p95: 48\.5 ms, the stable release's 4\.9 ms, at most 8\.1 ms",
+        ),
+        (
+            {"token_s": 0.02},
+            r"at 10 %: time per output token, p95: 19\.5 ms, the stable release's 4\.9 ms, at most 7\.1 ms",
+        ),
+        ({"fails_every": 2}, r"at 10 %: \d+ of \d+ requests failed, of the stable release's 0 of"),
+        ({"garbage": True}, "its answers agree with the recorded ones by 0.055, at least 0.9 is asked"),
+        ({"never_ready": True}, "it did not answer a completion within 0.3 s"),
+        ({"recorded": False}, "it carries no recorded answers to compare with"),
+    ],
+    ids=["slow to begin", "slow", "failing", "garbage", "never ready", "not comparable"],
+)
+def test_a_canary_that_is_worse_is_rolled_back_and_the_reason_named(
+    stage: Stage, behaviour: dict[str, object], reason: str
+) -> None:
+    stage.served()
+    recorded = bool(behaviour.pop("recorded", True))
+    stage.make(NEXT, recorded=recorded, **behaviour)
+    stage.nominate(NEXT)
+    settings = SETTINGS.model_copy(update={"ready_timeout_s": 0.3 if behaviour.get("never_ready") else 20})
+    with pytest.raises(RolledBack, match=reason):
+        roll_out(stage.store, stage.target, NEXT, settings)
+    assert stage.target.split() == Split(stable=GOOD)
+    assert (releases.current_release(stage.store), stage.reasons()) == (GOOD, GOOD)
+    assert releases.candidate(stage.store) is None
+    assert (stage.store.releases / NEXT).is_dir()
+    move = releases.history(stage.store)[-1]
+    assert (move.release, move.before, move.result) == (NEXT, GOOD, "rolled back")
+    journal = read_journal(stage.store)
+    assert journal is not None
+    assert journal.reason == move.reason
+
+
+@pytest.mark.parametrize("behaviour", [{"garbage": True}, {"never_ready": True}])
+def test_a_canary_that_never_answered_well_never_got_traffic(stage: Stage, behaviour: dict[str, object]) -> None:
+    stage.served()
+    stage.make(NEXT, **behaviour)
+    with pytest.raises(RolledBack):
+        roll_out(stage.store, stage.target, NEXT, SETTINGS.model_copy(update={"ready_timeout_s": 0.3}))
+    assert not [each for each in stage.target.calls() if each.startswith("shift")]
+
+
+def test_too_little_traffic_is_inconclusive_and_inconclusive_for_too_long_is_rolled_back(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    quiet = SETTINGS.model_copy(update={"synthetic": False, "step_timeout_s": 0.3})
+    with pytest.raises(RolledBack, match="at 10 %, nothing showed that it is as good: 0 requests to the canary"):
+        roll_out(stage.store, stage.target, NEXT, quiet)
+    journal = read_journal(stage.store)
+    assert journal is not None
+    assert [each.verdict for each in journal.analyses] == ["inconclusive"]
+    assert stage.target.split() == Split(stable=GOOD)
+
+
+def test_the_traffic_of_clients_alone_decides_where_there_is_enough(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    with clients(stage) as got:
+        journal = roll_out(stage.store, stage.target, NEXT, SETTINGS.model_copy(update={"synthetic": False}))
+        assert journal.state == "promoted"
+        seen = len(got)
+        while len(got) < seen + 5:
+            time.sleep(0.01)
+    assert all(got)
+    assert {each.percent: each.canary.requests >= 16 for each in journal.analyses} == {10: True, 50: True, 100: True}
+    assert {check.text for each in journal.analyses for check in each.checks if check.name == "own requests"} == {
+        "none sent"
+    }
+
+
+def test_clients_of_the_stable_release_notice_nothing_of_a_canary_that_dies(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    patient = SETTINGS.model_copy(update={"step_s": 60, "synthetic": False})
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            roll_out(stage.store, stage.target, NEXT, patient)
+        except RolledBack as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while stage.target.split().percent != 10:
+        time.sleep(0.01)
+    state = stage.target._state(NEXT)
+    assert state is not None
+    os.kill(state["pid"], signal.SIGKILL)
+    thread.join(30)
+    assert "its server failed: the server of 0002-awq" in str(failure[0])
+    assert stage.target.split() == Split(stable=GOOD)
+    assert httpx.get(f"{stage.target.endpoint()}/health").is_success
+
+
+def test_a_canary_that_fails_no_more_than_the_stable_release_is_promoted(stage: Stage) -> None:
+    stage.served(fails_every=5)
+    stage.make(NEXT, fails_every=5)
+    assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
+
+
+def test_milliseconds_do_not_fail_a_canary_below_the_slack(stage: Stage) -> None:
+    stage.served(first_s=0.002)
+    stage.make(NEXT, first_s=0.004)
+    slack = SETTINGS.model_copy(update={"ttft_slack_ms": 5})
+    assert roll_out(stage.store, stage.target, NEXT, slack).state == "promoted"
+
+
+def test_a_first_release_that_cannot_be_served_is_said_so_and_stays_the_candidate(stage: Stage) -> None:
+    stage.make(GOOD, never_ready=True)
+    stage.nominate(GOOD)
+    with pytest.raises(ServerFailed, match="is not served: it did not answer a completion"):
+        roll_out(stage.store, stage.target, GOOD, SETTINGS.model_copy(update={"ready_timeout_s": 0.2}))
+    assert releases.current_release(stage.store) is None
+    assert releases.candidate(stage.store) == GOOD
+    assert stage.target.split() == Split(stable=None)
+
+
+def test_what_is_served_already_is_only_confirmed(stage: Stage) -> None:
+    stage.served()
+    journal = roll_out(stage.store, stage.target, GOOD, SETTINGS)
+    assert (journal.kind, journal.state) == ("refresh", "promoted")
+    assert len(releases.history(stage.store)) == 1
+    assert [each for each in stage.target.calls() if each != "counters"] == ["deploy", "promote", "deploy"]
+
+
+def test_a_second_rollout_is_refused_while_one_is_under_way(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    other = stage.make("0003-gptq-000000000003")
+    assert roll_out(stage.store, stage.target, NEXT, SETTINGS, until="deploy").state == "shifting"
+    with pytest.raises(Conflict, match="the rollout of 0002-awq-000000000002 is under way") as refused:
+        roll_out(stage.store, stage.target, other, SETTINGS)
+    assert refused.value.hint.endswith(f"slipway rollout abort {MODEL}")
+    assert stage.target.split().canary == NEXT
+
+
+def test_a_release_that_is_not_there_cannot_be_rolled_out(stage: Stage) -> None:
+    with pytest.raises(NothingToServe, match=f"has no release {NEXT}"):
+        roll_out(stage.store, stage.target, NEXT, SETTINGS)
+
+
+def test_the_steps_can_be_calls_of_their_own_and_each_may_be_repeated(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    seen = []
+    for until in ("deploy", "10", "10", "50", "100", "promote"):
+        journal = roll_out(stage.store, stage.target, NEXT, SETTINGS, until=until)
+        seen.append((until, journal.state, stage.target.split().percent))
+    assert seen == [
+        ("deploy", "shifting", 0),
+        ("10", "shifting", 10),
+        ("10", "shifting", 10),
+        ("50", "shifting", 50),
+        ("100", "promoting", 100),
+        ("promote", "promoted", 0),
+    ]
+
+
+def test_a_step_repeated_after_the_rollback_of_its_own_run_fails_again_and_starts_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPWAY_RUN", "run-1")
+    stage.served()
+    monkeypatch.setenv("SLIPWAY_RUN", "run-2")
+    stage.make(NEXT, garbage=True)
+    for _ in range(2):
+        with pytest.raises(RolledBack, match="agree with the recorded ones"):
+            roll_out(stage.store, stage.target, NEXT, SETTINGS, until="10")
+    assert stage.target.calls().count("deploy") == 2
+    monkeypatch.setenv("SLIPWAY_RUN", "run-3")
+    with pytest.raises(RolledBack):
+        roll_out(stage.store, stage.target, NEXT, SETTINGS, until="10")
+    assert stage.target.calls().count("deploy") == 3

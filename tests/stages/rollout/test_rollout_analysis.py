@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from stages.errors import TransientError
+from stages.rollout.analysis import analyse, figures, quality, restarted, totals
+from stages.rollout.journal import Analysis, Figures, Synthetic, Window
+from stages.rollout.settings import Rollout
+from stages.rollout.target import Counters, Histogram
+
+BOUNDS = (0.01, 0.1, 1.0, math.inf)
+SETTINGS = Rollout(min_requests=50, ttft_slack_ms=0, tpot_slack_ms=0)
+NOTHING = Counters(0, 0, 0, 0, Histogram(), Histogram(), "one")
+
+
+def told(
+    answered: int, *, failed: int = 0, slow: int = 0, tokens_per_s: float = 100, instance: str = "one"
+) -> Counters:
+    """Totals of that many requests of 10 tokens, *slow* of which took over 0.1 s to begin."""
+    fast = answered - slow
+    return Counters(
+        answered=answered,
+        failed=failed,
+        output_tokens=10 * answered,
+        in_flight_s=10 * answered / tokens_per_s,
+        ttft_s=Histogram(BOUNDS, (0, fast, answered, answered)),
+        tpot_s=Histogram(BOUNDS, (answered, answered, answered, answered)),
+        instance=instance,
+    )
+
+
+def look(canary: Counters, stable: Counters, *, percent: int = 10, **changes: Any) -> Analysis:
+    window = Window(canary=totals(NOTHING), stable=totals(NOTHING), **changes.pop("own", {}))
+    given: dict[str, Any] = {"earlier": [], "agreement": 1.0, "seconds": 60, "at": datetime.now(UTC)}
+    return analyse(SETTINGS, percent, window, totals(canary), totals(stable), **(given | changes))
+
+
+def verdicts(analysis: Analysis) -> dict[str, str]:
+    return {each.name: each.verdict for each in analysis.checks}
+
+
+def test_figures_are_differences_of_totals() -> None:
+    found = figures(totals(told(300, failed=3, slow=30)), totals(told(200, failed=1, slow=30)))
+    assert (found.requests, found.answered, found.failed) == (100, 100, 2)
+    assert found.ttft_p95_ms == pytest.approx(95.5)  # all between 10 and 100 ms
+    assert found.tpot_p95_ms == pytest.approx(9.5)
+    assert found.tokens_per_s_each == pytest.approx(100)
+
+
+def test_nothing_in_a_window_is_no_figure_rather_than_zero() -> None:
+    found = figures(totals(told(5)), totals(told(5)))
+    assert (found.requests, found.ttft_p95_ms, found.tpot_p95_ms, found.tokens_per_s_each) == (0, None, None, None)
+
+
+def test_the_first_answer_of_a_server_that_told_no_histogram_before_counts() -> None:
+    assert figures(totals(told(7)), totals(NOTHING)).requests == 7
+
+
+def test_a_server_that_was_started_anew_is_noticed_and_counted_from_zero() -> None:
+    assert restarted(totals(told(10, instance="two")), totals(told(5)))
+    assert restarted(totals(told(4)), totals(told(5)))
+    assert not restarted(totals(told(5)), totals(told(5)))
+    assert figures(totals(told(4, instance="two")), totals(told(500))).requests == 4
+
+
+@pytest.mark.parametrize("field", ["answered", "failed", "output_tokens", "in_flight_s"])
+def test_totals_that_are_no_numbers_are_no_answer(field: str) -> None:
+    with pytest.raises(TransientError, match="not numbers"):
+        totals(Counters(**{**vars(told(5)), field: math.nan}))
+
+
+def test_as_good_is_promoted() -> None:
+    found = look(told(50), told(450))
+    assert (found.verdict, set(verdicts(found).values())) == ("promote", {"pass"})
+
+
+@pytest.mark.parametrize(("canary", "stable"), [(49, 450), (50, 49), (0, 0)])
+def test_too_few_requests_at_either_are_inconclusive(canary: int, stable: int) -> None:
+    found = look(told(canary), told(stable))
+    assert found.verdict == "inconclusive"
+    assert found.reason == (
+        f"{canary} requests to the canary and {stable} to the stable release, 50 of each are needed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("canary", "failing"),
+    [
+        (told(50, slow=20), "ttft"),
+        (told(50, tokens_per_s=70), "speed"),
+        (told(50, failed=10), "errors"),
+        (told(0, failed=10), "errors"),
+    ],
+)
+def test_worse_in_one_thing_is_enough_to_go_back(canary: Counters, failing: str) -> None:
+    found = look(canary, told(450))
+    assert found.verdict == "rollback"
+    assert [name for name, verdict in verdicts(found).items() if verdict == "fail"] == [failing]
+    assert found.reason == next(each.text for each in found.checks if each.name == failing)
+
+
+def test_an_error_of_three_where_the_stable_release_has_as_many_does_not_go_back() -> None:
+    assert look(told(2, failed=1), told(2, failed=1)).verdict == "inconclusive"
+    assert verdicts(look(told(40, failed=20), told(40, failed=20)))["errors"] == "pass"
+
+
+def test_what_fails_of_our_own_requests_counts_even_where_the_platform_counts_no_failure() -> None:
+    own = {"to_canary": Synthetic(sent=16, failed=16), "to_stable": Synthetic(sent=16)}
+    found = look(told(0), told(450), own=own)
+    assert found.verdict == "rollback"
+    assert "16 of 16 requests failed, of the stable release's 0 of 16" in found.reason
+
+
+def test_with_all_traffic_the_canary_is_compared_with_the_stable_release_under_all_traffic() -> None:
+    busy = Figures(requests=500, answered=500, failed=0, ttft_p95_ms=900.0, tpot_p95_ms=9.5, tokens_per_s_each=100.0)
+    few = busy.model_copy(update={"requests": 3})
+    slow, idle = told(50, slow=20), told(50)
+    assert look(slow, idle, percent=100).verdict == "rollback"
+    assert look(slow, idle, percent=100, earlier=[busy]).verdict == "promote"
+    assert look(slow, idle, percent=100, earlier=[few]).verdict == "rollback", "too few to compare with"
+    assert look(slow, idle, percent=100, earlier=[few, busy]).stable == busy
+    assert look(slow, idle, percent=50, earlier=[busy]).verdict == "rollback", "both get traffic then"
+    assert look(told(50), told(0), percent=100, earlier=[busy]).verdict == "promote"
+
+
+@pytest.mark.parametrize(("agreement", "verdict"), [(0.9, "pass"), (0.89, "fail"), (math.nan, "fail"), (0.0, "fail")])
+def test_answers_must_agree_with_the_recorded_ones(agreement: float, verdict: str) -> None:
+    assert quality(SETTINGS, agreement).verdict == verdict
+    assert look(told(50), told(50), agreement=agreement).verdict == {"pass": "promote", "fail": "rollback"}[verdict]
+
+
+def test_steps_ascend_to_all_traffic() -> None:
+    for steps in ((), (10,), (50, 10, 100), (10, 10, 100), (0, 100), (100, 101)):
+        with pytest.raises(ValueError, match=r"steps"):
+            Rollout(steps=steps)
+    assert Rollout(steps=(100,)).steps == (100,)

@@ -1,0 +1,185 @@
+"""A rollout that is killed anywhere and started again ends where one that was left alone ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from stages import releases
+from stages.errors import Conflict, RolledBack
+from stages.rollout.control import abort
+from stages.rollout.journal import journal_path, read_journal
+from stages.rollout.machine import Machine, roll_out
+from stages.rollout.target import Split
+from tests.serving import wait_until
+from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS, Stage
+
+FORWARD = [
+    *("before deploy", "after deploy", "before ready", "after ready"),
+    *("before shift 10", "after shift 10", "before counters 10"),
+    *("before shift 50", "after shift 50", "before counters 50"),
+    *("before shift 100", "after shift 100", "before counters 100"),
+    *("before promote", "after promote"),
+]
+BACK = ["before counters 10", "before withdraw", "after withdraw"]
+
+
+def killed_at(stage: Stage, where: str) -> str:
+    """Run the rollout up to a call of the platform, kill it there; return the state that it leaves."""
+    stage.target.hold(where)
+    with stage.started(NEXT) as process:
+        wait_until(lambda: stage.target.held() or process.poll() is not None, where)
+        assert process.poll() is None, f"it ended before {where}: {process.communicate()}"
+        process.kill()
+    stage.target.release_hold()
+    journal = read_journal(stage.store)
+    assert journal is not None
+    return journal.state
+
+
+def left(stage: Stage) -> tuple[object, ...]:
+    """All that a rollout leaves, but for times."""
+    journal = read_journal(stage.store)
+    assert journal is not None
+    moves = [(each.release, each.before, each.result) for each in releases.history(stage.store)]
+    return (
+        (journal.state, [(each.percent, each.verdict) for each in journal.analyses]),
+        stage.target.split(),
+        (releases.current_release(stage.store), releases.candidate(stage.store), stage.reasons()),
+        moves,
+        sorted(path.stem for path in (stage.target.folder / "servers").glob("*.json")),
+    )
+
+
+def test_killed_at_every_call_before_and_after_it_a_good_canary_is_promoted_all_the_same(
+    stage: Stage, tmp_path: Path
+) -> None:
+    alone = Stage(tmp_path / "alone")
+    try:
+        for each in (stage, alone):
+            each.served()
+            each.make(NEXT)
+            each.nominate(NEXT)
+        assert roll_out(alone.store, alone.target, NEXT, SETTINGS).state == "promoted"
+        states = [killed_at(stage, where) for where in FORWARD]
+        assert set(states) == {"deploying", "starting", "shifting", "observing", "promoting"}
+        assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
+        assert left(stage) == left(alone)
+    finally:
+        alone.target.stop_all()
+
+
+def test_killed_at_every_call_before_and_after_it_a_bad_canary_is_rolled_back_all_the_same(
+    stage: Stage, tmp_path: Path
+) -> None:
+    alone = Stage(tmp_path / "alone")
+    try:
+        for each in (stage, alone):
+            each.served()
+            each.make(NEXT, first_s=0.05)
+            each.nominate(NEXT)
+        with pytest.raises(RolledBack):
+            roll_out(alone.store, alone.target, NEXT, SETTINGS)
+        states = [killed_at(stage, where) for where in BACK]
+        assert states == ["observing", "rolling back", "rolling back"]
+        with pytest.raises(RolledBack, match="time to first token"):
+            roll_out(stage.store, stage.target, NEXT, SETTINGS)
+        assert left(stage) == left(alone)
+        assert httpx.get(f"{stage.target.endpoint()}/health").is_success
+    finally:
+        alone.target.stop_all()
+
+
+@pytest.mark.parametrize("done", ["nothing", "reasons", "link", "history"])
+def test_a_promotion_cut_off_between_its_writes_is_completed_once(stage: Stage, done: str) -> None:
+    stage.served()
+    stage.make(NEXT)
+    stage.nominate(NEXT)
+    journal = roll_out(stage.store, stage.target, NEXT, SETTINGS, until="100")
+    assert journal.state == "promoting"
+    before = journal_path(stage.store).read_bytes()
+    if done == "reasons":
+        stage.store.production_metrics.write_text((stage.store.releases / NEXT / releases.METRICS).read_text())
+    elif done == "link":
+        stage.target.promote(NEXT)
+        releases.promote(stage.store, NEXT)
+    elif done == "history":
+        Machine(stage.store, stage.target, journal).drive()
+        journal_path(stage.store).write_bytes(before)  # all but the last write
+    assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
+    assert stage.target.split() == Split(stable=NEXT, standby=GOOD)
+    assert (releases.current_release(stage.store), stage.reasons(), releases.candidate(stage.store)) == (
+        NEXT,
+        NEXT,
+        None,
+    )
+    assert [each.release for each in releases.history(stage.store)] == [GOOD, NEXT]
+
+
+def test_a_canary_that_vanished_while_nobody_watched_is_deployed_again(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    roll_out(stage.store, stage.target, NEXT, SETTINGS, until="50")
+    stage.target.withdraw(NEXT)
+    assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
+    assert [each for each in stage.target.calls() if each.startswith("shift")] == [
+        "shift 10",
+        "shift 50",
+        "shift 10",
+        "shift 50",
+        "shift 100",
+    ]
+
+
+def test_what_the_platform_promoted_while_nobody_watched_is_promoted_here(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    roll_out(stage.store, stage.target, NEXT, SETTINGS, until="10")
+    stage.target.promote(NEXT)
+    assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
+    assert (releases.current_release(stage.store), stage.reasons()) == (NEXT, NEXT)
+
+
+def test_a_share_that_somebody_changed_is_set_again_before_anything_is_judged(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    assert killed_at(stage, "before counters 10") == "observing"
+    stage.target.shift(NEXT, 90)
+    roll_out(stage.store, stage.target, NEXT, SETTINGS, until="10")
+    assert [each for each in stage.target.calls() if each.startswith("shift")] == ["shift 10", "shift 90", "shift 10"]
+
+
+def test_another_stable_release_than_at_the_beginning_ends_the_rollout(stage: Stage) -> None:
+    stage.served()
+    other = stage.make("0003-gptq-000000000003")
+    stage.make(NEXT)
+    roll_out(stage.store, stage.target, NEXT, SETTINGS, until="10")
+    stage.target._write({"stable": other, "canary": NEXT, "percent": 10, "standby": None})
+    with pytest.raises(RolledBack, match=f"somebody else promoted {other} meanwhile"):
+        roll_out(stage.store, stage.target, NEXT, SETTINGS)
+    assert stage.target.split() == Split(stable=other)
+
+
+def test_another_canary_on_the_platform_is_a_conflict_that_abort_resolves(stage: Stage) -> None:
+    stage.served()
+    other = stage.make("0003-gptq-000000000003")
+    stage.make(NEXT)
+    stage.target.deploy(other)
+    with pytest.raises(Conflict, match=f"{other} is being tried on the platform") as refused:
+        roll_out(stage.store, stage.target, NEXT, SETTINGS)
+    assert "slipway rollout abort" in refused.value.hint
+    assert abort(stage.store, stage.target) == other
+    assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
+
+
+def test_when_nothing_is_served_any_more_the_rollout_goes_on_as_with_a_first_release(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    roll_out(stage.store, stage.target, NEXT, SETTINGS, until="10")
+    stage.target.stop_all()
+    (stage.target.folder / "platform.json").unlink()
+    assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
+    assert stage.target.split() == Split(stable=NEXT)
+    assert [each.before for each in releases.history(stage.store)] == [None, GOOD]
