@@ -17,7 +17,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install demo demo-stop test check format bench clean
+.PHONY: help install demo demo-stop test check format bench bench-decision manifests clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,12 @@ format: $(INSTALLED) ## mend what ruff can
 
 bench: $(INSTALLED) ## what the orchestration costs, beside the same steps by hand
 	$(BIN)/python -m benchmarks.overhead
+
+bench-decision: $(INSTALLED) ## whether ten repeated measurements of the demo's variants give the same decision
+	$(BIN)/python -m benchmarks.repeatability --store .slipway --model slipway/demo-llama --config tests/demo/slipway.yaml
+
+manifests: $(INSTALLED) ## what a cluster applies, made anew from configs/ and the definition
+	$(BIN)/python -m pipeline.manifests
 
 clean: ## remove the environment and the demo's store
 	rm -rf $(VENV) .slipway

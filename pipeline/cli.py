@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
+from pipeline.commands import cluster, decisions, drill, engine, events, releases, rollout
 from pipeline.options import (
     STORE,
     ConfigOption,
+    ContextOption,
+    EngineOption,
     JsonOption,
+    NamespaceOption,
     PlatformOption,
     ProfileOption,
     RunArgument,
@@ -27,6 +31,7 @@ from stages.errors import Interrupted, SlipwayError
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
+    from pipeline.tables import Shown
 
 app: Final = typer.Typer(
     name="slipway",
@@ -62,6 +67,14 @@ def run(
     assignments: SetOption = None,
     serve: Annotated[bool, typer.Option(help="Leave the winner serving at the end.")] = True,
     refresh: Annotated[bool, typer.Option("--refresh", help="Ask the Hub again which commit a revision is.")] = False,
+    engine: EngineOption = None,
+    platform: PlatformOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="On a cluster: start another run although the same one is active.")
+    ] = False,
+    follow: Annotated[bool, typer.Option(help="On a cluster: stay until the run ends.")] = True,
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -71,6 +84,12 @@ def run(
     """
     from pipeline import submit
 
+    if engine == "argo":
+        settings = load_config(config, profile, workload, platform, assignments)
+        there = cluster.connected(context, namespace or settings.platform.namespace)
+        started = cluster.start(there, settings, model, revision, serve=serve, refresh=refresh, force=force)
+        cluster.print_started(there, started, follow=follow, as_json=as_json)
+        return
     settings = load_config(config, profile, workload, "local", assignments)
     finished = submit.run(settings, model, revision, store=store.absolute(), serve=serve, refresh=refresh)
     print_result(finished.document(), finished.summary(), as_json)
@@ -111,29 +130,49 @@ def serve_model(
 
 
 @app.command(epilog="Example: slipway runs --json")
-def runs(store: StoreOption = STORE, as_json: JsonOption = False) -> None:
-    """List the store's runs, the newest first."""
+def runs(
+    store: StoreOption = STORE,
+    engine: EngineOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the runs of the store, or of a cluster's namespace, the newest first."""
     from pipeline.runs import all_runs
     from pipeline.tables import runs_table
 
-    found = all_runs(store)
-    empty = f"no runs in {store}; start one with: slipway run MODEL"
+    found: Sequence[Shown]
+    if engine == "argo":
+        found = cluster.all_runs(context, namespace)
+        empty = "no runs in this namespace; start one with: slipway run MODEL --engine argo"
+    else:
+        found, empty = all_runs(store), f"no runs in {store}; start one with: slipway run MODEL"
     print_result([each.state.model_dump(mode="json") for each in found], runs_table(found) if found else empty, as_json)
 
 
 @app.command(epilog="Example: slipway show latest")
-def show(name: RunArgument = "latest", store: StoreOption = STORE, as_json: JsonOption = False) -> None:
+def show(
+    name: RunArgument = "latest",
+    store: StoreOption = STORE,
+    engine: EngineOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show one run: its tasks, the scores, the winner and why."""
     from rich.console import Group
 
     from pipeline.runs import find
     from pipeline.tables import score_table, tasks_table
 
+    if cluster.is_there(name, engine):
+        cluster.show(name, context, namespace, as_json=as_json)
+        return
     found = find(store, name)
     report = found.report()
     parts: list[Any] = [f"{found.model}  run {found.id}  {found.state.phase}\n", tasks_table(found)]
     if report and report.decision:
-        parts += ["", score_table(report.decision), "", report.decision.reason]
+        parts += ["", score_table(report.decision), "", report.decision.reason, *report.decision.notes]
     if report:
         parts += [f"report: {found.path / 'report.html'}"]
     document = {"run": found.state.model_dump(mode="json"), "report": report and report.model_dump(mode="json")}
@@ -146,11 +185,18 @@ def logs(
     task: Annotated[str | None, typer.Argument(help="One task; without it, all that have started.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     store: StoreOption = STORE,
+    engine: EngineOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
 ) -> None:
     """Print the logs of a run."""
     from pipeline.runs import find, read_logs
 
-    for line in read_logs(find(store, name), task, follow=follow):
+    if cluster.is_there(name, engine):
+        lines = cluster.logs(name, task, context, namespace, follow=follow)
+    else:
+        lines = read_logs(find(store, name), task, follow=follow)
+    for line in lines:
         sys.stdout.write(line)
         sys.stdout.flush()
 
@@ -181,14 +227,34 @@ def render(
 
 
 @app.command(epilog="Example: slipway doctor")
-def doctor(config: ConfigOption = None, store: StoreOption = STORE, as_json: JsonOption = False) -> None:
-    """Check that this machine has what a run needs, and say how to get what is missing."""
+def doctor(
+    config: ConfigOption = None,
+    store: StoreOption = STORE,
+    engine: EngineOption = None,
+    platform: PlatformOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that this machine, or a cluster, has what a run needs, and say how to get what is missing."""
     from pipeline.doctor import check_machine, checks_table
 
-    checks = check_machine(load_config(config, None, None, "local", None), store.absolute())
+    if engine == "argo":
+        checks = cluster.check(load_config(config, None, None, platform, None), context, namespace)
+    else:
+        checks = check_machine(load_config(config, None, None, "local", None), store.absolute())
     print_result([each.model_dump() for each in checks], checks_table(checks), as_json)
     if any(each.state == "missing" for each in checks):
         raise typer.Exit(1)
+
+
+cluster.register(app)
+engine.register(app)
+releases.register(app)
+rollout.register(app)
+drill.register(app)
+decisions.register(app)
+events.register(app)
 
 
 def main() -> NoReturn:

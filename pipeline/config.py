@@ -15,7 +15,10 @@ from pydantic import ValidationError
 from pipeline.platform import Platform
 from scoring.profile import Profile
 from stages.errors import ConfigError, UnknownName
+from stages.evaluate.trace import read_trace
+from stages.rollout.settings import Rollout
 from stages.settings import CONFIGS, Optimize, Serving, Settings, Workload, mistakes
+from stages.texts import is_path
 
 FOLDERS: Final = {"profile": "profiles", "workload": "workloads", "platform": "platforms"}
 
@@ -26,6 +29,7 @@ class RunConfig(Settings):
     platform: Platform
     optimize: Optimize = Optimize()
     serving: Serving = Serving()
+    rollout: Rollout = Rollout()
 
 
 def load(
@@ -61,7 +65,7 @@ def load(
             data[kind] = named(kind, read_yaml(CONFIGS / "defaults.yaml")[kind], Path())
     for assignment in assignments:
         try:
-            _assign(data, assignment)
+            assign(data, assignment)
         except ConfigError as error:
             wrong.append(str(error))
     try:
@@ -70,6 +74,8 @@ def load(
         wrong.extend(mistakes(error, RunConfig))
     if wrong:
         raise ConfigError.of_many(wrong, f"the configuration{f' ({file})' if file else ''}")
+    if config.workload.trace and (trace := Path(config.workload.trace)).is_file():
+        read_trace(trace)  # its mistakes now, rather than after hours of quantizing
     return config
 
 
@@ -85,10 +91,32 @@ def named(kind: str, value: Any, folder: Path) -> dict[str, Any]:
     path = folder / text if text.endswith((".yaml", ".yml")) else CONFIGS / FOLDERS[kind] / f"{text}.yaml"
     if not path.is_file():
         raise UnknownName(kind, text, names(kind))
-    data = {"name": path.stem} | read_yaml(path)
-    if kind == "workload" and data.get("tasks_path"):
-        data["tasks_path"] = str((path.parent / str(data["tasks_path"])).resolve())
+    data = {"name": path.stem} | (_platform(path) if kind == "platform" else read_yaml(path))
+    for field in ("tasks_path", "trace") if kind == "workload" else ():
+        if data.get(field):
+            data[field] = str((path.parent / str(data[field])).resolve())
+    if kind == "workload" and is_path(str(data.get("divergence_text", ""))):
+        data["divergence_text"] = str((path.parent / str(data["divergence_text"])).resolve())
     return data
+
+
+def _platform(path: Path) -> dict[str, Any]:
+    """The file over the one that its ``extends`` names, in the same folder or in ``configs/platforms``.
+
+    Raises:
+        UnknownName: there is no such file.
+    """
+    data = read_yaml(path)
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    folders = (path.parent, CONFIGS / FOLDERS["platform"])
+    found = next((file for folder in folders if (file := folder / f"{base}.yaml").is_file()), None)
+    if found is None:
+        raise UnknownName("platform to extend", str(base), names("platform"))
+    whole = read_yaml(found)
+    _merge(whole, data)
+    return whole
 
 
 def names(kind: str) -> list[str]:
@@ -123,7 +151,12 @@ def _merge(into: dict[str, Any], data: Mapping[str, Any]) -> None:
             into[key] = value
 
 
-def _assign(data: dict[str, Any], assignment: str) -> None:
+def assign(data: dict[str, Any], assignment: str) -> None:
+    """Set one field of *data*, from ``path.to.field=value`` with a YAML value.
+
+    Raises:
+        ConfigError: it is not of that form, or a part of the path is a value.
+    """
     path, separator, text = assignment.partition("=")
     if not separator or not path:
         raise ConfigError(f"--set {assignment}: not of the form path.to.field=value")

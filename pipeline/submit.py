@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.local.resources import Capacity
-from pipeline.runs import Run, new_id
-from stages.errors import ConfigError, RunFailed
+from pipeline.runs import Run, failure, new_id, read_workflow
+from stages.errors import ConfigError
 from stages.hub import is_local, model_id
 from stages.records import Production
+from stages.settings import Serving
 from stages.store import ModelStore, full_disk_is_an_answer
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Finished:
             where += [f"endpoint  {self.endpoint.url}/v1 serves {self.endpoint.model}"]
             where += [f"          stop it: slipway serve {self.run.model} --stop"]
         again = ["Nothing had changed: every result was used again.", ""] if self.reused() else []
-        return Group(*again, score_table(self.decision), "", self.decision.reason, "", *where)
+        return Group(*again, score_table(self.decision), "", self.decision.reason, *self.decision.notes, "", *where)
 
 
 def run(config: RunConfig, model: str, revision: str, *, store: Path, serve: bool, refresh: bool) -> Finished:
@@ -76,34 +77,56 @@ def run(config: RunConfig, model: str, revision: str, *, store: Path, serve: boo
         RunFailed: with the exit code of the task that failed first.
         Interrupted: by Ctrl-C; everything that was started has ended.
     """
-    from pipeline.definition import STORE_MOUNT, arguments
-    from pipeline.local.engine import execute
-    from pipeline.local.progress import observer_for
+    from pipeline.definition import arguments
 
     if is_local(model):
         model = str(Path(model).expanduser().resolve())
     given = arguments(config, model, revision, serve=serve, refresh=refresh)
-    place = ModelStore(store, model_id(model))
-    run_id = new_id(datetime.now().astimezone())
     if serve:
-        _check_port(place, config)
+        _check_port(ModelStore(store, model_id(model)), config.serving)
+    return _execute(render(config), given, store)
+
+
+def again(run: Run, store: Path) -> Finished:
+    """Run exactly what *run* was, arguments and workflow: what it finished is used again.
+
+    Raises: as ``run``.
+    """
+    from pipeline.definition import resolve_key
+
+    kept = read_workflow(run.path)
+    given = kept["arguments"]
+    if {"model", "revision"} <= given.keys():  # a local directory may have changed since
+        given["resolve-key"] = resolve_key(given["model"], given["revision"])
+    if given.get("serve") == "true":
+        place = ModelStore(store, model_id(given["model"]))
+        _check_port(place, Serving.model_validate_json(given["serving"]))
+    return _execute(kept["manifest"], given, store)
+
+
+def _execute(manifest: dict[str, Any], given: dict[str, str], store: Path) -> Finished:
+    from pipeline.definition import STORE_MOUNT
+    from pipeline.local.engine import execute
+    from pipeline.local.progress import observer_for
+
+    place = ModelStore(store, model_id(given["model"]))
+    run_id = new_id(datetime.now().astimezone())
     _make_usable(store)
-    capacity = Capacity.of_this_machine()
     state = execute(
-        render(config),
+        manifest,
         arguments=given,
         name=run_id,
         mounts={STORE_MOUNT: store},
         run_dir=place.run(run_id),
         state_dir=store / ENGINE_STATE,
-        capacity=capacity,
+        capacity=Capacity.of_this_machine(),
         observer=observer_for(sys.stderr, place.run(run_id)),
     )
     finished = Run(place.run(run_id), state)
     report = finished.report()
     if state.phase != "Succeeded" or report is None or report.decision is None:
-        raise _failure(finished)
-    return Finished(finished, place, report.decision, _endpoint(place) if serve else None)
+        raise failure(state)
+    return Finished(finished, place, report.decision, _endpoint(place) if given.get("serve") == "true" else None)
 
 
 def render(config: RunConfig) -> dict[str, Any]:
@@ -121,25 +144,13 @@ def _endpoint(store: ModelStore) -> Endpoint | None:
     return endpoint(store)
 
 
-def _failure(run: Run) -> RunFailed:
-    """The task for which the run failed says why, and with which exit code."""
-    if run.state.culprit is None:
-        return RunFailed(f"run {run.id} {run.state.phase.lower()}: {run.state.message}", hint=f"slipway show {run.id}")
-    node = run.state.node(run.state.culprit)
-    return RunFailed(
-        f"{node.name}: {node.message.removeprefix('error: ') or 'no message'}",
-        hint=f"{node.hint + '; ' if node.hint else ''}slipway logs {run.id} {node.name}",
-        exit_code=node.exit_code or RunFailed.exit_code,
-    )
-
-
-def _check_port(store: ModelStore, config: RunConfig) -> None:
+def _check_port(store: ModelStore, serving: Serving) -> None:
     """Raises: PortInUse: now, rather than after an hour of work. The model's own endpoint may hold the port."""
     from stages.serve import endpoint
     from stages.server import reserved_port
 
     if endpoint(store) is None:
-        with reserved_port(config.serving.host, config.serving.port):
+        with reserved_port(serving.host, serving.port):
             pass
 
 

@@ -2,54 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from rich.table import Table
 from rich.text import Text
 
 from pipeline.local.progress import duration
-from pipeline.runs import Run
+from pipeline.local.state import RunState
 from scoring.metrics import odds, shown
-from stages.records import Production
+from stages.records import Candidate, Production
 
-METRIC_HEADINGS = {"quality": "Quality", "latency": "p95 latency", "throughput": "Throughput", "memory": "Weights"}
+
+class Shown(Protocol):
+    """A run, wherever it is."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def winner(self) -> str | None: ...
+
+    @property
+    def state(self) -> RunState: ...
+
+
+METRIC_HEADINGS = {"quality": "Quality", "latency": "p95 ms", "throughput": "tok/s", "memory": "Weights"}
+METRIC_DIGITS = {"quality": 4, "latency": 1, "throughput": 1}
 PHASE_STYLES = {"Succeeded": "green", "Failed": "red", "Error": "red", "Interrupted": "red", "Running": "cyan"}
 
 
 def score_table(decision: Production) -> Table:
-    """One row per variant by score, the winner starred; a variant out of the running with its reason."""
-    title = f"profile {decision.profile['name']}"
+    """One row per variant by score, the winner starred; then what chance explains of a difference. 80 columns wide."""
+    sure = "separated from the others" if decision.separated else "not separated from the others"
+    alone = sum(not each.excluded for each in decision.candidates) < 2
+    title = f"profile {decision.profile['name']}: {decision.winner} is {'the only choice' if alone else sure}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
-    table.add_column("Variant")
-    table.add_column("Score", justify="right")
-    table.add_column("Wins again", justify="right")
+    table.add_column("Variant", overflow="ellipsis", no_wrap=True, max_width=18)
+    table.add_column("Score\n95 %", justify="right", no_wrap=True)
+    table.add_column("Wins\nagain", justify="right", no_wrap=True)
     for name, heading in METRIC_HEADINGS.items():
-        table.add_column(f"{heading} {decision.weights[name]:.0%}", justify="right")
+        table.add_column(f"{heading}\n{decision.weights[name]:.0%}", justify="right", no_wrap=True)
+    costs = next((each.cost for each in decision.candidates if each.cost), None)
+    if costs:
+        table.add_column(f"{costs.currency}\n1 M tok", justify="right", no_wrap=True)
     for each in decision.candidates:
         won = each.variant == decision.winner
-        name = ("★ " if won else "  ") + each.variant
-        if each.excluded:
-            table.add_row(name, Text("out", style="red"))
-            continue
+        cells = [_raw(metric, each.raw[metric]) if metric in each.raw else "–" for metric in METRIC_HEADINGS]
+        cells += [f"{each.cost.value:.3g}" if each.cost else "–"] if costs else []
         again = odds(each.win_probability) if each.win_probability is not None else "–"
-        cells = [f"{shown(metric, each.raw[metric])} → {each.normalized[metric]:.2f}" for metric in METRIC_HEADINGS]
-        table.add_row(name, f"{each.score:.3f}", again, *cells, style="bold" if won else "")
+        score = Text("out", style="red") if each.score is None else Text(_score(each))
+        table.add_row(("★ " if won else "  ") + each.variant, score, again, *cells, style="bold" if won else "")
+    noise = [decision.noise.get(metric) for metric in METRIC_HEADINGS]
+    table.add_row(
+        "  noise",
+        "",
+        "",
+        *("±" + _raw(m, n) if n else "" for m, n in zip(METRIC_HEADINGS, noise, strict=True)),
+        style="dim",
+    )
     return table
 
 
-def runs_table(runs: list[Run]) -> Table:
-    """The store's runs, the newest first."""
+def _raw(metric: str, value: float) -> str:
+    """Without the unit, which the heading has; thousands need no decimals."""
+    if metric not in METRIC_DIGITS:
+        return shown(metric, value)
+    return f"{value:,.{METRIC_DIGITS[metric] if abs(value) < 1000 else 0}f}"
+
+
+def _score(candidate: Candidate) -> str:
+    if candidate.score_low is None or candidate.score_high is None:
+        return f"{candidate.score:.3f}"
+    return f"{candidate.score:.3f} ({candidate.score_low:.2f}–{candidate.score_high:.2f})"
+
+
+def runs_table(runs: Sequence[Shown]) -> Table:
+    """Runs, the newest first."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("Run", "Model", "Phase", "Winner", "Started", "Took"):
         table.add_column(heading, justify="right" if heading == "Took" else "left")
     for run in runs:
-        report = run.report()
-        winner = report.decision.winner if report and report.decision else "–"
         phase = Text(run.state.phase, style=PHASE_STYLES.get(run.state.phase, ""))
         started = f"{run.state.started_at.astimezone():%Y-%m-%d %H:%M}" if run.state.started_at else "–"
-        table.add_row(run.id, run.model, phase, winner, started, _took(run.state.seconds))
+        table.add_row(run.id, run.model, phase, run.winner or "–", started, _took(run.state.seconds))
     return table
 
 
-def tasks_table(run: Run) -> Table:
+def tasks_table(run: Shown) -> Table:
     """A run's tasks with how each ended and why."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("Task", "Phase", "Took", "Message"):

@@ -20,6 +20,12 @@ import numpy as np
 import openai
 import pytest
 
+from pipeline.config import load
+from pipeline.definition import STORE_MOUNT, arguments, workflow_template
+from pipeline.local.engine import execute
+from pipeline.local.progress import observer_for
+from pipeline.local.resources import Capacity
+from pipeline.submit import ENGINE_STATE
 from stages.process import contained
 from stages.records import VARIANT, Evaluation, Production, Variant
 from stages.serve import endpoint
@@ -244,6 +250,28 @@ def test_a_second_run_reuses_everything_and_says_so(pipeline, finished):
     assert again.url == finished["endpoint"]
 
 
+def test_a_clusters_workflow_with_its_volume_here_gives_the_same_store(pipeline, finished):
+    before = contents(pipeline)
+    config = load(Path(CONFIG[1]), chosen={"platform": "kind"})
+    run = pipeline.store.run("kind-1")
+    state = execute(
+        workflow_template(config),
+        arguments=arguments(config, MODEL, "main", serve=False),
+        name=run.name,
+        mounts={STORE_MOUNT: pipeline.root},
+        run_dir=run,
+        state_dir=pipeline.root / ENGINE_STATE,
+        capacity=Capacity.of_this_machine(),
+        observer=observer_for(sys.stderr, run),
+        environment=pipeline.environment,
+    )
+    assert state.phase == "Succeeded", state.message
+    results = {path.stem: json.loads(path.read_text())["result"] for path in outcome_files(pipeline, run.name)}
+    assert {result for stage, result in results.items() if stage != "resolve"} == {"reused"}
+    assert contents(pipeline) == before
+    assert (run / "report.html").is_file()
+
+
 def test_another_profile_decides_anew_and_measures_nothing_again(pipeline, finished):
     ended = pipeline.run("--profile", "quality", "--no-serve", "--json")
     assert ended.returncode == 0, ended.stderr
@@ -288,6 +316,14 @@ def paired_interval(reference: np.ndarray, other: np.ndarray) -> tuple[float, fl
     rates = [total[:, 0] / total[:, 1] for total in totals]
     low, high = np.percentile(rates[1] - rates[0], [2.5, 97.5])
     return float(low), float(high)
+
+
+def contents(pipeline: Pipeline) -> dict[str, str]:
+    """The sha256 of each file that a run makes, but for what it tells of itself."""
+    store = pipeline.store
+    folders = (store.base, *map(store.optimized, VARIANTS), store.evaluation("fp16").parent, store.releases)
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return {str(path): sha256_of(path) for path in [*files, store.production_metrics]}
 
 
 def outcome_files(pipeline: Pipeline, run: str) -> list[Path]:

@@ -95,7 +95,8 @@ def test_render_prints_the_workflow_that_run_would_execute():
     rendered = yaml.safe_load(slipway("render", "workflow").stdout)
     assert rendered["kind"] == "WorkflowTemplate"
     names = [each["name"] for each in rendered["spec"]["templates"]]
-    assert names == ["resolve", "acquire", "optimize", "evaluate", "select", "serve", "report", "pipeline"]
+    stages = ["resolve", "acquire", "optimize", "evaluate", "select", "serve", "withdraw", "report"]
+    assert names == [*stages, "pipeline", "ending"]
 
 
 def test_render_config_shows_what_is_in_force():

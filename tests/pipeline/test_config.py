@@ -9,6 +9,7 @@ from pipeline.config import CONFIGS, load, names, read_yaml
 from pipeline.platform import Platform
 from scoring.profile import DEFAULT
 from stages.errors import ConfigError
+from stages.rollout.settings import Rollout
 from stages.settings import Optimize, Serving
 
 
@@ -19,6 +20,8 @@ def test_the_defaults_file_says_what_the_code_says():
     written = read_yaml(CONFIGS / "defaults.yaml")
     assert set(written["serving"]) == set(Serving.model_fields)
     assert set(written["optimize"]) == set(Optimize.model_fields)
+    assert config.rollout == Rollout()
+    assert set(written["rollout"]) == set(Rollout.model_fields)
 
 
 def test_the_default_weights_are_those_of_the_promise():
@@ -52,8 +55,8 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path, monkeypatch):
     folder = tmp_path / "deep"
     (folder / "tasks").mkdir(parents=True)
     workload = {
-        "prompt_tokens": 1, "output_tokens": 1, "concurrency": 1, "requests": 1,
-        "quality_tasks": ["mine"], "tasks_path": "tasks",
+        "trace": "own.jsonl", "concurrency": 1, "requests": 1,
+        "quality_tasks": ["mine"], "tasks_path": "tasks", "divergence_text": "mine.txt",
     }  # fmt: skip
     (folder / "load.yaml").write_text(yaml.safe_dump(workload))
     (folder / "own.yaml").write_text("workload: load.yaml\n")
@@ -61,7 +64,19 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path, monkeypatch):
     config = load(Path("deep/own.yaml"))
     assert config.workload.name == "load"
     assert config.workload.tasks_path == str(folder / "tasks")
+    assert config.workload.trace == str(folder / "own.jsonl")
+    assert config.workload.divergence_text == str(folder / "mine.txt")
     assert load(chosen={"workload": "deep/load.yaml"}).workload == config.workload
+
+
+def test_a_trace_with_wrong_lines_is_found_before_any_work(tmp_path):
+    (tmp_path / "own.jsonl").write_text('{"prompt": "Hi", "output_tokens": 1}\n{"prompt": "Hi"}\n[]\n')
+    workload = {"trace": "own.jsonl", "concurrency": 1, "requests": 1, "quality_tasks": ["mine"]}
+    (tmp_path / "load.yaml").write_text(yaml.safe_dump(workload))
+    with pytest.raises(ConfigError, match=r"2 mistakes in the trace") as caught:
+        load(chosen={"workload": str(tmp_path / "load.yaml")})
+    assert "line 2: " in str(caught.value)
+    assert "line 3: " in str(caught.value)
 
 
 def test_every_mistake_is_shown_at_once():

@@ -16,7 +16,12 @@ from stages.settings import Optimize, Serving, Workload
 
 @pytest.fixture(scope="module")
 def compiled():
-    config = load()
+    """Each variant measured by a task of its own."""
+    return on_this_machine("workload.interleave=false")
+
+
+def on_this_machine(*assignments):
+    config = load(assignments=assignments)
     return workflow_template(config.model_copy(update={"platform": config.platform.on(cores=4, gpus=1)}))
 
 
@@ -47,18 +52,38 @@ def test_only_fp16_has_to_succeed(compiled):
     assert "evaluate-gptq.Omitted" in depends
 
 
+def test_variants_that_take_turns_are_measured_by_one_task_once_all_are_made():
+    compiled = on_this_machine("workload.interleave=true")
+    depends = {name: task.get("depends", "") for name, task in tasks(compiled).items()}
+    assert [name for name in depends if name.startswith("evaluate")] == ["evaluate"]
+    assert "optimize-fp16.Succeeded &&" in depends["evaluate"]
+    assert "optimize-gptq.Omitted" in depends["evaluate"]
+    assert depends["select"] == "evaluate.Succeeded"
+    template = templates(compiled)["evaluate"]
+    assert template["container"]["args"][2:4] == ["--variants", "fp16,awq,gptq"]
+    assert template["synchronization"]["mutexes"] == [{"name": "slipway-evaluation"}]
+    assert template["container"]["resources"]["requests"]["cpu"] == "4"
+
+
+def test_where_each_evaluation_has_a_machine_of_its_own_none_waits_for_the_others():
+    config = load(assignments=["workload.interleave=true", "platform.one_evaluation_at_a_time=false"])
+    names = tasks(workflow_template(config.model_copy(update={"platform": config.platform.on(cores=4, gpus=1)})))
+    assert {"evaluate-fp16", "evaluate-awq", "evaluate-gptq"} < set(names)
+
+
 def test_one_variants_failure_does_not_stop_its_siblings(compiled):
     assert templates(compiled)["pipeline"]["dag"]["failFast"] is False
 
 
 def test_every_stage_has_a_limit_a_deadline_the_store_and_its_last_words(compiled):
     for name, template in templates(compiled).items():
-        if name == "pipeline":
+        if "dag" in template:
             continue
         assert template["activeDeadlineSeconds"] > 0
         assert template["retryStrategy"]["limit"] == 3
         container = template["container"]
-        assert container["command"] == ["python", "-m", f"stages.{name}"]
+        program = {"withdraw": "rollout"}.get(name, name)
+        assert container["command"] == ["python", "-m", f"stages.{program}"]
         assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
         mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
         variables = {each["name"]: each.get("value") for each in container["env"]}
@@ -68,7 +93,7 @@ def test_every_stage_has_a_limit_a_deadline_the_store_and_its_last_words(compile
 
 
 @pytest.mark.parametrize(
-    ("secret", "stages"), [("HF_TOKEN", {"resolve", "acquire", "evaluate"}), ("SLIPWAY_API_KEY", {"serve"})]
+    ("secret", "stages"), [("HF_TOKEN", {"resolve", "acquire", "evaluate"}), ("SLIPWAY_API_KEY", {"serve", "withdraw"})]
 )
 def test_a_secret_is_a_reference_and_only_where_it_is_needed(compiled, secret, stages):
     with_secret = set()
@@ -131,3 +156,69 @@ def test_fewer_variants_make_a_smaller_dag():
 def test_a_name_that_is_none_is_refused(name):
     with pytest.raises(InvalidName):
         arguments(load(), name, "main", serve=False)
+
+
+@pytest.mark.parametrize("platform", ["local", "kind", "eks", "gke", "aks", "onprem"])
+def test_the_local_engine_knows_every_field_of_every_platforms_workflow(platform):
+    workflow = parse(render(load(chosen={"platform": platform})))
+    names = {name for name, _ in workflow.used()}
+    assert names >= {"resolve", "acquire", "optimize-fp16", "select", "serve", "onExit.report"}
+    assert workflow.bind(arguments(load(), "org/name", "main", serve=True))["revision"] == "main"
+
+
+def test_one_machines_workflow_has_nothing_of_a_cluster(compiled):
+    spec = compiled["spec"]
+    assert not {"securityContext", "serviceAccountName", "metrics", "ttlStrategy", "podGC"} & spec.keys()
+    for template in templates(compiled).values():
+        assert not {"nodeSelector", "tolerations", "metadata", "metrics", "securityContext"} & template.keys()
+    variables = {each["name"] for each in templates(compiled)["evaluate"]["container"]["env"]}
+    assert "HF_HOME" not in variables, "what was downloaded once is used again"
+
+
+def test_the_winner_and_the_score_table_are_outputs_of_the_run(compiled):
+    outputs = templates(compiled)["pipeline"]["outputs"]["parameters"]
+    assert {each["name"]: each["valueFrom"]["parameter"] for each in outputs} == {
+        name: f"{{{{tasks.select.outputs.parameters.{name}}}}}" for name in ("winner", "release", "reason", "table")
+    }
+
+
+def test_a_run_is_listed_under_its_model_with_where_its_report_is(compiled):
+    said = compiled["spec"]["workflowMetadata"]["annotations"]
+    assert said["workflows.argoproj.io/title"] == "{{workflow.parameters.model}}"
+    assert "{{workflow.name}}/report.html" in said["workflows.argoproj.io/description"]
+
+
+def test_metrics_of_one_name_have_labels_of_one_kind():
+    compiled = render(load(chosen={"platform": "gke"}))
+    labels = {}
+    for part in [compiled["spec"], *(each for each in templates(compiled).values() if "metrics" in each)]:
+        for metric in part["metrics"]["prometheus"]:
+            keys = [each["key"] for each in metric["labels"]]
+            assert labels.setdefault(metric["name"], keys) == keys
+            assert all(each["value"] for each in metric["labels"])
+    assert labels["slipway_stage_duration_seconds"] == ["stage", "variant", "status"]
+    assert labels["slipway_runs_total"] == ["status"]
+
+
+def test_on_a_cluster_the_rollouts_steps_are_tasks_and_a_person_may_have_to_agree():
+    compiled = render(load(chosen={"platform": "gke"}, assignments=["rollout.steps=[5, 100]"]))
+    chain = ["select", "deploy", "canary-5", "approve", "canary-100", "serve"]
+    found = tasks(compiled)
+    assert [found[name]["depends"] for name in chain[1:]] == chain[:-1]
+    given = {
+        name: {each["name"]: each["value"] for each in found[name].get("arguments", {}).get("parameters", [])}
+        for name in chain
+    }
+    assert [given[name].get("step") for name in chain[1:]] == ["deploy", "5", None, "100", "promote"]
+    assert [name for name in chain if given[name].get("approved") == "true"] == ["canary-100", "serve"]
+    assert "suspend" in templates(compiled)["approve"]
+    assert "{{workflow.parameters.approval}} == true" in found["approve"]["when"]
+    assert arguments(load(assignments=["rollout.approval=true"]), "org/name", "main", serve=True)["approval"] == "true"
+
+
+def test_a_run_that_fails_leaves_no_canary_and_always_a_report(compiled):
+    withdraw, report = templates(compiled)[compiled["spec"]["onExit"]]["dag"]["tasks"]
+    assert withdraw["when"] == "{{workflow.status}} != Succeeded"
+    assert "--abort" in templates(compiled)[withdraw["template"]]["container"]["args"]
+    for result in ("Succeeded", "Skipped", "Failed", "Errored"):
+        assert f"withdraw.{result}" in report["depends"]

@@ -1,0 +1,75 @@
+"""One run on a cluster: submitted, followed to its end, and told as one on this machine is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.argo.follow import follow
+from pipeline.argo.runs import ClusterRun
+from pipeline.argo.submission import submit
+from pipeline.argo.template import compare, installed
+from pipeline.definition import arguments
+from pipeline.local.progress import observer_for
+from pipeline.runs import failure
+from stages.cluster import Cluster
+from stages.errors import ConfigError, Interrupted
+from stages.hub import is_local
+from stages.kinds import Object
+
+if TYPE_CHECKING:
+    from pipeline.config import RunConfig
+
+
+def start(
+    cluster: Cluster, config: RunConfig, model: str, revision: str, *, serve: bool, refresh: bool, force: bool
+) -> ClusterRun:
+    """Submit a run, or find the active one of the same arguments; say on stderr which.
+
+    Raises:
+        ConfigError: *model* is a directory of this machine.
+        NotInstalled, AccessDenied, ClusterUnavailable: nothing was started.
+    """
+    if is_local(model):
+        raise ConfigError(
+            f"{model} is a directory of this machine, which the cluster does not see",
+            hint="push it to a Hub that the cluster reaches, or run it here: --engine local",
+        )
+    given = arguments(config, model, revision, serve=serve, refresh=refresh)
+    if different := compare(installed(cluster, given), config):
+        sys.stderr.write(
+            f"warning: the installed template is not what this configuration renders ({different}); "
+            f"to change it: slipway install --platform {config.platform.name}\n"
+        )
+    return announced(*submit(cluster, given, force=force))
+
+
+def announced(workflow: Object, new: bool) -> ClusterRun:
+    """A run that was submitted, and where to see it, on stderr."""
+    run = ClusterRun(workflow)
+    said = "submitted" if new else "the same run is active already (--force starts another one):"
+    sys.stderr.write(f"{said} {run.id}; to see it: slipway show {run.reference}\n")
+    if run.link:
+        sys.stderr.write(f"{run.link}\n")
+    return run
+
+
+def to_its_end(cluster: Cluster, name: str) -> ClusterRun:
+    """Follow a run on stderr until it has ended well.
+
+    Raises:
+        RunFailed: with the exit code of the task that failed first.
+        MissingRun: it was deleted.
+        ClusterUnavailable: the API was silent for too long; the run goes on.
+        Interrupted: by Ctrl-C; the run goes on.
+    """
+    try:
+        run = ClusterRun(follow(cluster, name, observer_for(sys.stderr, Path(name))))
+    except KeyboardInterrupt as error:
+        raise Interrupted(
+            f"run {name} goes on in the cluster", hint=f"to end it: slipway stop {name} --namespace {cluster.namespace}"
+        ) from error
+    if run.state.phase != "Succeeded":
+        raise failure(run.state, where=f" --namespace {cluster.namespace}")
+    return run

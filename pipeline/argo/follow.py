@@ -1,0 +1,93 @@
+"""Following a Workflow until its end, through lost connections, expired watches and a busy API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from pipeline.argo.status import changed, ended, run_state
+from pipeline.local.progress import Observer
+from pipeline.local.state import RunState
+from stages.cluster import Cluster
+from stages.errors import ClusterUnavailable, MissingRun
+from stages.kinds import WORKFLOWS, Kind, Object
+from stages.refusals import Expired
+
+PATIENCE_S: Final = 600.0
+"""Without a word from the API."""
+PAUSE_S: Final = 0.2
+LONGEST_PAUSE_S: Final = 15.0
+
+
+def follow(cluster: Cluster, name: str, observer: Observer, *, patience_s: float = PATIENCE_S) -> Object:
+    """Tell *observer* what happens, until the workflow's phase is terminal; the workflow as it ended.
+
+    Raises:
+        MissingRun: there is no such workflow, or it was deleted.
+        ClusterUnavailable: nothing was heard for *patience_s*. The run itself goes on.
+    """
+    state: RunState | None = None
+
+    def lost(error: ClusterUnavailable) -> None:
+        if state is not None and state.message != str(error):
+            state.message = str(error)
+            observer.run_changed(state)
+
+    for workflow in versions(cluster, WORKFLOWS, name, lost=lost, patience_s=patience_s):
+        before, state = state, run_state(workflow)
+        if ended(workflow):
+            for node in changed(before, state):
+                observer.node_changed(state, node)
+            observer.finished(state)
+            return workflow
+        # Always, because a live view draws the state that it was told last.
+        if before is None or (before.phase, before.message) != (state.phase, state.message):
+            observer.run_changed(state)
+        for node in changed(before, state):
+            observer.node_changed(state, node)
+    raise AssertionError("an endless iterator ended")
+
+
+def versions(
+    cluster: Cluster,
+    kind: Kind,
+    name: str,
+    *,
+    lost: Callable[[ClusterUnavailable], None] = lambda _: None,
+    patience_s: float = PATIENCE_S,
+) -> Iterator[Object]:
+    """An object as it is, and again after each change. Some versions may be left out, the last one never is.
+
+    Args:
+        lost: told while the API does not answer.
+
+    Raises:
+        MissingRun: it is not there, or was deleted.
+        ClusterUnavailable: nothing was heard for *patience_s*.
+    """
+    heard, pause_s = time.monotonic(), PAUSE_S
+    while True:
+        try:
+            fields = f"metadata.name={name}"
+            found, version = cluster.list(kind, fields=fields)
+            heard = time.monotonic()
+            if not found:
+                raise MissingRun(f"there is no {kind.name} {name} in {cluster.namespace}: was it deleted?")
+            yield found[0]
+            while True:
+                for change, each in cluster.watch(kind, version, fields=fields):
+                    heard, pause_s, version = time.monotonic(), PAUSE_S, each["metadata"]["resourceVersion"]
+                    if change == "DELETED":
+                        raise MissingRun(f"{kind.name} {name} was deleted")
+                    if change != "BOOKMARK":
+                        yield each
+                time.sleep(PAUSE_S)  # the server ended the watch, as it does every few minutes
+        except Expired:
+            time.sleep(PAUSE_S)
+        except ClusterUnavailable as error:
+            lost(error)
+            if time.monotonic() - heard + pause_s > patience_s:
+                raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -1,0 +1,104 @@
+"""Applying the platform's manifests to a cluster, server-side, under our own field manager."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from rich.table import Table
+
+from stages.cluster import Cluster
+from stages.errors import ClusterRefused, Conflict
+from stages.kinds import NAMESPACES, Kind, Object
+from stages.refusals import Absent
+
+if TYPE_CHECKING:
+    from pipeline.config import RunConfig
+
+ORDER: Final = ("Namespace", "PriorityClass", "ResourceQuota", "ServiceAccount", "Secret", "ConfigMap")
+"""Applied first, in this order; what only Kubernetes itself defines comes next, custom resources last."""
+BUILT_IN: Final = ("k8s.io",)
+
+
+@dataclass(frozen=True)
+class Applied:
+    kind: str
+    name: str
+    namespace: str
+    state: Literal["created", "changed", "unchanged", "would be created", "would be changed"]
+
+
+def install(cluster: Cluster, config: RunConfig, *, dry_run: bool, force: bool) -> list[Applied]:
+    """Apply every document; nothing before all their kinds are known to be there.
+
+    Args:
+        dry_run: the cluster checks everything and changes nothing.
+        force: take over fields that another manager has changed.
+
+    Raises:
+        NotInstalled: a custom resource's definition is missing: what brings it is said.
+        Conflict: somebody else has changed a field; it is named.
+        AccessDenied, ClusterRefused, ClusterUnavailable: by the first document that fails.
+    """
+    from pipeline.manifests import documents_of
+
+    found = sorted(documents_of(config), key=_place)
+    kinds = [cluster.kind(each["apiVersion"], each["kind"]) for each in found]
+    new = {name for name in _namespaces(found) if dry_run and not _exists(cluster, NAMESPACES, name, None)}
+    return [_apply(cluster, kind, each, new, dry_run, force) for kind, each in zip(kinds, found, strict=True)]
+
+
+def table(applied: list[Applied]) -> Table:
+    shown = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("Kind", "Name", "Namespace", "State"):
+        shown.add_column(heading, overflow="fold")
+    for each in applied:
+        shown.add_row(each.kind, each.name, each.namespace or "–", each.state)
+    return shown
+
+
+def _apply(cluster: Cluster, kind: Kind, body: Object, new: set[str], dry_run: bool, force: bool) -> Applied:
+    name = str(body["metadata"]["name"])
+    namespace = str(body["metadata"].get("namespace", cluster.namespace)) if kind.namespaced else ""
+    if namespace in new:  # a dry run can't look into a namespace that it only would create
+        return Applied(kind.name, name, namespace, "would be created")
+    before = _read(cluster, kind, name, namespace or None)
+    try:
+        after = cluster.apply(kind, body, namespace or None, force=force, dry_run=dry_run)
+    except Conflict as error:
+        hint = "--force takes these fields over; or leave them to who changed them"
+        raise Conflict(f"{kind.name} {name}: {error}", hint=hint) from error
+    except ClusterRefused as error:
+        raise ClusterRefused(f"{kind.name} {name}: {error}", hint=error.hint) from error
+    if before is None:
+        return Applied(kind.name, name, namespace, "would be created" if dry_run else "created")
+    if _content(before) == _content(after):
+        return Applied(kind.name, name, namespace, "unchanged")
+    return Applied(kind.name, name, namespace, "would be changed" if dry_run else "changed")
+
+
+def _place(body: Object) -> tuple[int, bool]:
+    group = body["apiVersion"].rpartition("/")[0]
+    first = ORDER.index(body["kind"]) if body["kind"] in ORDER else len(ORDER)
+    return first, "." in group and not group.endswith(BUILT_IN)
+
+
+def _namespaces(found: list[Object]) -> set[str]:
+    return {each["metadata"]["name"] for each in found if each["kind"] == NAMESPACES.name}
+
+
+def _exists(cluster: Cluster, kind: Kind, name: str, namespace: str | None) -> bool:
+    return _read(cluster, kind, name, namespace) is not None
+
+
+def _read(cluster: Cluster, kind: Kind, name: str, namespace: str | None) -> Object | None:
+    try:
+        return cluster.get(kind, name, namespace)
+    except Absent:
+        return None
+
+
+def _content(body: Object) -> Object:
+    volatile = ("resourceVersion", "managedFields", "generation")
+    metadata = {key: value for key, value in body["metadata"].items() if key not in volatile}
+    return {key: value for key, value in body.items() if key != "status"} | {"metadata": metadata}

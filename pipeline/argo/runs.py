@@ -1,0 +1,213 @@
+"""Runs on a cluster: finding, showing, reading their logs, stopping them and starting them again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from pipeline.argo.follow import PAUSE_S, versions
+from pipeline.argo.status import arguments_of, attempts, ended, nodes_of, outputs, run_state
+from pipeline.argo.submission import submit
+from pipeline.definition import NAME, resolve_key
+from pipeline.local.names import EXIT_NODE
+from pipeline.local.state import RunState
+from pipeline.runs import LATEST
+from stages.cluster import Cluster
+from stages.errors import ClusterUnavailable, ConfigError, MissingRun, UnknownName
+from stages.kinds import PODS, WORKFLOWS, Object
+from stages.refusals import Absent
+
+UI_VARIABLES: Final = ("ARGO_UI", "ARGO_SERVER")
+"""Where Argo's user interface is; the first that is set counts."""
+NODE_ID: Final = "workflows.argoproj.io/node-id"
+OF_WORKFLOW: Final = "workflows.argoproj.io/workflow"
+
+
+@dataclass(frozen=True)
+class ClusterRun:
+    """A Workflow as it was when it was read."""
+
+    workflow: Object
+
+    @cached_property
+    def state(self) -> RunState:
+        return run_state(self.workflow)
+
+    @property
+    def id(self) -> str:
+        return self.state.name
+
+    @property
+    def model(self) -> str:
+        return self.state.arguments.get("model", "")
+
+    @property
+    def reference(self) -> str:
+        """What commands take, whatever the kubeconfig's namespace is."""
+        return f"{self.id} --namespace {self.workflow['metadata']['namespace']}"
+
+    @property
+    def winner(self) -> str | None:
+        return outputs(self.state).get("winner")
+
+    @property
+    def link(self) -> str | None:
+        """To Argo's user interface, if its address is known."""
+        base = next((os.environ[name] for name in UI_VARIABLES if os.environ.get(name)), None)
+        if base is None:
+            return None
+        base = base if "://" in base else f"https://{base}"
+        return f"{base.rstrip('/')}/workflows/{self.workflow['metadata']['namespace']}/{self.id}"
+
+    def document(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "run": self.id,
+            "engine": "argo",
+            "namespace": self.workflow["metadata"]["namespace"],
+            "model": self.model,
+            "phase": self.state.phase,
+            "message": self.state.message,
+            **{name: outputs(self.state).get(name) for name in ("winner", "reason", "release", "url")},
+            "link": self.link,
+        }
+
+    def summary(self) -> Any:
+        """For a person: why the winner won, as far as the workflow's outputs say, and where everything is."""
+        from rich.console import Group
+
+        said = outputs(self.state)
+        lines = [said[name] for name in ("table", "reason") if name in said]
+        shown = {"release": said.get("release"), "endpoint": said.get("url"), "workflow": self.link}
+        return Group(*lines, *(f"{name:<9} {value}" for name, value in shown.items() if value))
+
+
+def all_runs(cluster: Cluster) -> list[ClusterRun]:
+    """Every run of our template, however it was submitted, the newest first.
+
+    Raises:
+        NotInstalled: the cluster has no Argo Workflows.
+    """
+    try:
+        found, _ = cluster.list(WORKFLOWS)
+    except Absent:
+        cluster.kind(WORKFLOWS.api_version, WORKFLOWS.name)
+        raise
+    ours = [each for each in found if each["spec"].get("workflowTemplateRef", {}).get("name") == NAME]
+    ours.sort(key=lambda each: (each["metadata"]["creationTimestamp"], each["metadata"]["name"]), reverse=True)
+    return [ClusterRun(each) for each in ours]
+
+
+def find(cluster: Cluster, name: str) -> ClusterRun:
+    """A run by its name, the beginning of its name, or 'latest'.
+
+    Raises:
+        MissingRun: there is none, or more than one.
+    """
+    runs = all_runs(cluster)
+    exact = [run for run in runs if run.id == name]
+    matches = exact or (runs[:1] if name == LATEST else [run for run in runs if run.id.startswith(name)])
+    if len(matches) == 1:
+        return matches[0]
+    problem = "matches several runs" if matches else "is not a run"
+    known = ", ".join(run.id for run in runs[:5]) or "none yet"
+    raise MissingRun(f"{name!r} {problem} in namespace {cluster.namespace}", hint=f"the latest: {known}")
+
+
+def stop(cluster: Cluster, run: ClusterRun) -> bool:
+    """Ask Argo to end a run; its exit handler still runs. False if it has ended already."""
+    if ended(run.workflow):
+        return False
+    cluster.merge(WORKFLOWS, run.id, {"spec": {"shutdown": "Stop"}})
+    return True
+
+
+def again(cluster: Cluster, run: ClusterRun) -> tuple[Object, bool]:
+    """Submit a run's arguments once more: what was finished is in the store, and is used again."""
+    given = arguments_of(run.workflow)
+    if {"model", "revision"} <= given.keys():
+        given["resolve-key"] = resolve_key(given["model"], given["revision"])
+    return submit(cluster, given)
+
+
+def read_logs(cluster: Cluster, run: ClusterRun, task: str | None, *, follow: bool) -> Iterator[str]:
+    """The lines of one task's pods, or of all tasks', each then led by its task's name.
+
+    Raises:
+        UnknownName: the run has no such task.
+        MissingRun: it has not started, or its pods are gone.
+        ConfigError: *follow* without a task.
+    """
+    known = [node.name for node in run.state.nodes]
+    if task is not None and task not in known:
+        raise UnknownName("task", task, known)
+    if follow and task is None:
+        raise ConfigError("logs on a cluster are followed one task at a time", hint=f"name one of {', '.join(known)}")
+    if follow and task is not None:
+        yield from _followed(cluster, run, task)
+        return
+    lines = 0
+    for name in known if task is None else [task]:
+        for number, pod in enumerate(_pods(cluster, run.workflow, name)):
+            lead = "" if task else f"{name}: "
+            yield from ([f"\n--- attempt {number + 1} ---\n"] if number else [])
+            for line in cluster.logs(pod):
+                lines += 1
+                yield lead + line
+    if not lines:
+        raise MissingRun(
+            f"{task or 'no task'} of run {run.id} has a log: it has not started, was cached, or its pods are gone",
+            hint=run.link or "see Argo's user interface; set ARGO_UI for a link",
+        )
+
+
+def _followed(cluster: Cluster, run: ClusterRun, task: str) -> Iterator[str]:
+    """One task's pods, one after the other as they come, to the task's end."""
+    read: set[str] = set()
+    for workflow in versions(cluster, WORKFLOWS, run.id):
+        for pod in _pods(cluster, workflow, task):
+            if pod not in read and _started(cluster, pod):
+                yield from ([f"\n--- attempt {len(read) + 1} ---\n"] if read else [])
+                read.add(pod)
+                yield from _to_its_end(cluster, pod)
+        if ended(workflow) or run_state(workflow).node(task).finished:
+            return
+
+
+def _to_its_end(cluster: Cluster, pod: str) -> Iterator[str]:
+    """A pod's log, gone on with where a lost connection cut it."""
+    shown = 0
+    while True:
+        try:
+            for number, line in enumerate(cluster.logs(pod, follow=True)):
+                if number >= shown:
+                    shown = number + 1
+                    yield line
+        except ClusterUnavailable:
+            time.sleep(PAUSE_S)
+        except Absent:
+            return
+        else:
+            return
+
+
+def _started(cluster: Cluster, pod: str) -> bool:
+    try:
+        return bool(cluster.get(PODS, pod).get("status", {}).get("phase", "Pending") != "Pending")
+    except Absent:
+        return False
+
+
+def _pods(cluster: Cluster, workflow: Object, task: str) -> list[str]:
+    """The pods of a task that are still there, by attempt."""
+    name, nodes = workflow["metadata"]["name"], nodes_of(workflow.get("status", {}))
+    node = nodes.get(f"{name}.{'onExit' if task == EXIT_NODE else task}")
+    if node is None:
+        return []
+    found, _ = cluster.list(PODS, labels=f"{OF_WORKFLOW}={name}")
+    by_node = {each["metadata"].get("annotations", {}).get(NODE_ID): each["metadata"]["name"] for each in found}
+    return [by_node[each["id"]] for each in attempts(node, nodes) if each["id"] in by_node]

@@ -1,0 +1,194 @@
+"""A Workflow's status as the state of a run: the same as the local engine's, for the same tables and progress."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, Final, cast
+
+from pipeline.local.attempt import ERROR
+from pipeline.local.dag import FINISHED, Graph, Phase
+from pipeline.local.manifest import Dag
+from pipeline.local.names import EXIT_NODE
+from pipeline.local.state import Kind, Node, RunPhase, RunState
+from stages.errors import ConfigError
+from stages.kinds import Object
+
+TERMINAL: Final = frozenset({"Succeeded", "Failed", "Error"})
+HOLDERS: Final[dict[str, Kind]] = {
+    "DAG": "DAG",
+    "Steps": "Steps",
+    "StepGroup": "Steps",
+    "TaskGroup": "TaskGroup",
+    "Suspend": "Suspend",
+}
+PARTS_OF_A_TASK: Final = ("name", "template", "depends", "dependencies")
+SUSPENDED: Final = "waits for an approval: in Argo's user interface, or with argo resume"
+OUT_OF_MEMORY: Final = "OOMKilled"
+
+
+def ended(workflow: Object) -> bool:
+    """Also a workflow without a phase, which the controller has not seen yet, goes on."""
+    return workflow.get("status", {}).get("phase") in TERMINAL
+
+
+def run_state(workflow: Object) -> RunState:
+    """How far a Workflow is. Tasks that have not started are Pending, as far as the controller told which there are."""
+    status, name = workflow.get("status", {}), str(workflow["metadata"]["name"])
+    spec = status.get("storedWorkflowTemplateSpec") or workflow["spec"]
+    nodes = nodes_of(status)
+    state = RunState(
+        name=name,
+        workflow=workflow["spec"].get("workflowTemplateRef", {}).get("name", name),
+        phase=cast(RunPhase, status.get("phase") or "Pending"),
+        message=status.get("message") or "",
+        arguments=arguments_of(workflow) or arguments_of({"spec": spec}),
+        nodes=[
+            _node(task["name"], task["template"], nodes.get(f"{name}.{task['name']}"), nodes) for task in tasks(spec)
+        ],
+        started_at=_time(status.get("startedAt")),
+        finished_at=_time(status.get("finishedAt")),
+    )
+    if on_exit := spec.get("onExit"):
+        node = _node(EXIT_NODE, on_exit, nodes.get(f"{name}.onExit"), nodes)
+        if node.phase == "Pending" and state.phase in TERMINAL:
+            node.phase, node.message = "Omitted", "the run was terminated"
+        state.nodes.append(node)
+    _add_inner(state, nodes)
+    if state.phase in ("Failed", "Error"):
+        state.culprit = _culprit(spec, state)
+    return state
+
+
+def arguments_of(workflow: Object) -> dict[str, str]:
+    parameters = workflow["spec"].get("arguments", {}).get("parameters", [])
+    return {each["name"]: each["value"] for each in parameters if "value" in each}
+
+
+def tasks(spec: Object) -> list[Object]:
+    """The entrypoint's tasks in DAG order; empty while the controller has not read the template."""
+    graph = _graph(spec)
+    known = {each["name"]: each for each in _dag(spec).get("tasks", [])}
+    return [known[name] for name in (graph.tasks if graph else known)]
+
+
+def nodes_of(status: Object) -> dict[str, Object]:
+    """The status's nodes by their names, such as ``slipway-1.resolve(0)``; also of a status that Argo compressed."""
+    nodes = status.get("nodes") or {}
+    if not nodes and status.get("compressedNodes"):
+        nodes = json.loads(gzip.decompress(base64.b64decode(status["compressedNodes"])))
+    return {each["name"]: each for each in nodes.values()}
+
+
+def attempts(node: Object, nodes: Mapping[str, Object]) -> list[Object]:
+    """The pods that a task has had: a Retry node's children, or the node itself."""
+    if node["type"] != "Retry":
+        return [node] if node["type"] == "Pod" else []
+    by_id = {each["id"]: each for each in nodes.values()}
+    return [by_id[child] for child in node.get("children", []) if child in by_id]
+
+
+def outputs(state: RunState) -> dict[str, str]:
+    """What the run came to: the outputs of select and serve."""
+    found: dict[str, str] = {}
+    for node in state.nodes:
+        if node.name in ("select", "serve"):
+            found |= node.outputs
+    return found
+
+
+def _node(name: str, template: str, node: Object | None, nodes: Mapping[str, Object]) -> Node:
+    if node is None:
+        return Node(name=name, template=template)
+    tries = attempts(node, nodes)
+    last = tries[-1] if tries else node
+    phase = cast(Phase, node.get("phase") or "Pending")
+    code = (last.get("outputs") or {}).get("exitCode")
+    message, hint = _said(last.get("message") or "")
+    own = node.get("message") or "" if last is not node else ""
+    if phase == "Succeeded":
+        message, hint = "", ""
+    elif phase not in FINISHED:  # a Retry node says that it waits; why stands at its last attempt
+        message = ": ".join(filter(None, (own, message)))
+    message = message or own or (SUSPENDED if node["type"] == "Suspend" and phase == "Running" else "")
+    made = (node.get("outputs") or {}).get("parameters") or (last.get("outputs") or {}).get("parameters") or []
+    return Node(
+        name=name,
+        template=template,
+        kind=HOLDERS.get(node["type"], "Pod"),
+        phase=phase,
+        message=message,
+        hint=hint,
+        attempts=len(tries),
+        exit_code=int(code) if code is not None and phase in FINISHED else None,
+        cached=bool((node.get("memoizationStatus") or last.get("memoizationStatus") or {}).get("hit")),
+        outputs={each["name"]: each["value"] for each in made if "value" in each},
+        started_at=_time(node.get("startedAt")) if phase != "Pending" else None,
+        finished_at=_time(node.get("finishedAt")),
+    )
+
+
+def _said(message: str) -> tuple[str, str]:
+    """A stage's own error and hint, out of what Argo puts around the termination message."""
+    found = list(ERROR.finditer(message.partition("): ")[2])) or list(ERROR.finditer(message))
+    if found:
+        return found[-1]["message"], found[-1]["hint"] or ""
+    hint = "give the stage more memory in the platform, then: slipway install" if OUT_OF_MEMORY in message else ""
+    return message.strip(), hint
+
+
+def _add_inner(state: RunState, nodes: Mapping[str, Object]) -> None:
+    """What tasks hold themselves: the nodes of nested templates and of fan-outs."""
+    by_id = {each["id"]: each for each in nodes.values()}
+    known = {node.name for node in state.nodes}
+    for name, each in nodes.items():
+        below = name.removeprefix(f"{state.name}.")
+        skipped = below in known or name == state.name or each.get("nodeFlag", {}).get("retried")
+        if skipped or below == EXIT_NODE or not name.startswith(f"{state.name}."):
+            continue
+        holder = by_id.get(each.get("boundaryID", ""), {}).get("name", state.name)
+        node = _node(below, each.get("templateName", ""), each, nodes)
+        node.parent = holder.removeprefix(f"{state.name}.") if holder != state.name else ""
+        state.add(node)
+
+
+def _culprit(spec: Object, state: RunState) -> str | None:
+    graph = _graph(spec)
+    own = {node.name: node.phase for node in state.nodes if node.phase in FINISHED}
+    phases = {name: own[name] for name in (graph.tasks if graph else {}) if name in own}
+    found = graph.culprit(phases, {}) if graph else None
+    failed = (node.name for node in state.nodes if node.phase in ("Failed", "Error"))
+    return found or next(failed, None)
+
+
+def _dag(spec: Object) -> dict[str, Any]:
+    entry: Object = next((each for each in spec.get("templates", []) if each["name"] == spec.get("entrypoint")), {})
+    return dict(entry.get("dag") or {})
+
+
+def _graph(spec: Object) -> Graph | None:
+    parts = [{part: each[part] for part in PARTS_OF_A_TASK if part in each} for each in _dag(spec).get("tasks", [])]
+    with contextlib.suppress(ConfigError, ValueError):  # another one's template may use what we don't know
+        return Graph.of(Dag.model_validate({"tasks": parts}))
+    return None
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+def changed(before: RunState | None, now: RunState) -> Iterator[Node]:
+    """The nodes of which there is something new to say."""
+    known = {node.name: _shown(node) for node in before.nodes} if before else {}
+    for node in now.nodes:
+        new = node.name not in known and (node.phase != "Pending" or node.message)
+        if new or (node.name in known and known[node.name] != _shown(node)):
+            yield node
+
+
+def _shown(node: Node) -> tuple[Any, ...]:
+    return node.phase, node.message, node.cached

@@ -1,0 +1,67 @@
+"""The installed WorkflowTemplate, against what this version and configuration would install."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipeline.argo.status import tasks
+from pipeline.definition import NAME, workflow_template
+from stages.cluster import Cluster
+from stages.errors import NotInstalled
+from stages.kinds import TEMPLATES, Object
+from stages.refusals import Absent
+
+if TYPE_CHECKING:
+    from pipeline.config import RunConfig
+
+
+def installed(cluster: Cluster, arguments: Mapping[str, str]) -> Object:
+    """The installed template, which knows every one of *arguments*.
+
+    Raises:
+        NotInstalled: it is missing, or lacks a parameter, or Argo is missing.
+    """
+    try:
+        template = cluster.get(TEMPLATES, NAME)
+    except Absent as error:
+        cluster.kind(TEMPLATES.api_version, TEMPLATES.name)  # raises if Argo itself is missing
+        raise NotInstalled(
+            f"the template {NAME} is not installed in namespace {cluster.namespace}",
+            hint="slipway install --platform NAME",
+        ) from error
+    known = [each["name"] for each in template["spec"].get("arguments", {}).get("parameters", [])]
+    if missing := ", ".join(name for name in arguments if name not in known):
+        raise NotInstalled(
+            f"the installed template {NAME} is another version's: it has no parameter {missing}",
+            hint="slipway install --platform NAME",
+        )
+    return template
+
+
+def compare(template: Object, config: RunConfig) -> str:
+    """Where the installed template differs from what *config* means, but for arguments, which each run brings.
+
+    Raises:
+        NotInstalled: it has other tasks: the run would not do what the configuration says.
+    """
+    rendered, there = workflow_template(config)["spec"], template["spec"]
+    wanted, has = ([each["name"] for each in tasks(spec)] for spec in (rendered, there))
+    if sorted(wanted) != sorted(has):
+        raise NotInstalled(
+            f"the installed template {NAME} has other tasks than this configuration: {', '.join(has)}",
+            hint=f"slipway install --platform {config.platform.name}, with the same --config and --set",
+        )
+    return difference({key: value for key, value in rendered.items() if key != "arguments"}, there, "spec")
+
+
+def difference(wanted: Any, there: Any, path: str) -> str:
+    """The first field of *wanted* that is missing or other *there*; empty if none. Defaults that were added don't
+    count."""
+    if isinstance(wanted, dict) and isinstance(there, dict):
+        pairs = [(f"{path}.{key}", value, there.get(key)) for key, value in wanted.items()]
+    elif isinstance(wanted, list) and isinstance(there, list) and len(wanted) == len(there):
+        pairs = [(f"{path}[{at}]", *both) for at, both in enumerate(zip(wanted, there, strict=True))]
+    else:
+        return "" if wanted == there else path
+    return next((found for where, mine, its in pairs if (found := difference(mine, its, where))), "")

@@ -1,0 +1,210 @@
+"""Commands for runs on a cluster, and for those that mean the same on both engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from pipeline.options import (
+    STORE,
+    ConfigOption,
+    ContextOption,
+    Engine,
+    EngineOption,
+    JsonOption,
+    NamespaceOption,
+    PlatformOption,
+    RunArgument,
+    StoreOption,
+    load_config,
+    print_result,
+)
+from stages.errors import ConfigError, MissingRun
+
+if TYPE_CHECKING:
+    from pipeline.argo.runs import ClusterRun
+    from pipeline.config import RunConfig
+    from pipeline.doctor import Check
+    from stages.cluster import Cluster
+
+RUN_PREFIX: Final = "slipway-"
+"""Of runs on a cluster; those on this machine begin with a date."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("stop", epilog="Example: slipway stop latest")(stop)
+    app.command("retry", epilog="Example: slipway retry latest")(retry)
+    app.command("report", epilog="Example: slipway report latest")(report)
+    app.command("install", epilog="Example: slipway install --platform eks --dry-run")(install)
+
+
+def is_there(name: str, engine: Engine | None) -> bool:
+    """Whether a run's name, or the chosen engine, means a cluster."""
+    return engine is Engine.ARGO or (engine is None and name.startswith(RUN_PREFIX))
+
+
+def connected(context: str | None, namespace: str | None) -> Cluster:
+    from stages.cluster import connect
+
+    return connect(context, namespace)
+
+
+def start(
+    there: Cluster, config: RunConfig, model: str, revision: str, *, serve: bool, refresh: bool, force: bool
+) -> ClusterRun:
+    """Raises: ConfigError: the platform is this machine."""
+    from pipeline.argo.engine import start as submit
+
+    _of_a_cluster(config)
+    return submit(there, config, model, revision, serve=serve, refresh=refresh, force=force)
+
+
+def print_started(there: Cluster, run: ClusterRun, *, follow: bool, as_json: bool) -> None:
+    """The result of a run that was submitted: how it ended, or, without *follow*, that it is on its way."""
+    if follow:
+        from pipeline.argo.engine import to_its_end
+
+        run = to_its_end(there, run.id)
+    print_result(run.document(), run.summary() if follow else run.id, as_json)
+
+
+def all_runs(context: str | None, namespace: str | None) -> list[ClusterRun]:
+    from pipeline.argo.runs import all_runs as found
+
+    return found(connected(context, namespace))
+
+
+def show(name: str, context: str | None, namespace: str | None, *, as_json: bool) -> None:
+    from rich.console import Group
+
+    from pipeline.argo.runs import find
+    from pipeline.tables import tasks_table
+
+    run = find(connected(context, namespace), name)
+    title = f"{run.model}  run {run.id}  {run.state.phase}  {run.state.message}".rstrip()
+    document = run.document() | {"run": run.state.model_dump(mode="json")}
+    print_result(document, Group(f"{title}\n", tasks_table(run), "", run.summary()), as_json)
+
+
+def logs(name: str, task: str | None, context: str | None, namespace: str | None, *, follow: bool) -> Iterator[str]:
+    from pipeline.argo.runs import find, read_logs
+
+    there = connected(context, namespace)
+    return read_logs(there, find(there, name), task, follow=follow)
+
+
+def check(config: RunConfig, context: str | None, namespace: str | None) -> list[Check]:
+    """Raises: ConfigError: the platform is this machine."""
+    from pipeline.argo.doctor import check_cluster
+
+    _of_a_cluster(config)
+    return check_cluster(connected(context, namespace or config.platform.namespace), config)
+
+
+def stop(
+    name: RunArgument = "latest",
+    store: StoreOption = STORE,
+    engine: EngineOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+) -> None:
+    """End a run: its tasks are stopped, and its report is written. What it finished is used again by the next run."""
+    from pipeline import runs
+
+    if is_there(name, engine):
+        from pipeline.argo.runs import find
+        from pipeline.argo.runs import stop as stop_workflow
+
+        there = connected(context, namespace)
+        run = find(there, name)
+        stopped, name = stop_workflow(there, run), run.id
+    else:
+        found = runs.find(store, name)
+        stopped, name = runs.stop(found), found.id
+    typer.echo(f"stopped {name}" if stopped else f"{name} has ended already")
+
+
+def retry(
+    name: RunArgument = "latest",
+    store: StoreOption = STORE,
+    engine: EngineOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    follow: Annotated[bool, typer.Option(help="On a cluster: stay until the run ends.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Run again what a run was given: what it finished is used again, so that only the rest is done."""
+    from pipeline import runs
+
+    if is_there(name, engine):
+        from pipeline.argo.engine import announced
+        from pipeline.argo.runs import again, find
+
+        there = connected(context, namespace)
+        print_started(there, announced(*again(there, find(there, name))), follow=follow, as_json=as_json)
+        return
+    from pipeline import submit
+
+    finished = submit.again(runs.find(store, name), store.absolute())
+    print_result(finished.document(), finished.summary(), as_json)
+
+
+def report(
+    name: RunArgument = "latest",
+    store: StoreOption = STORE,
+    engine: EngineOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print where a run's report is; with --json, the report itself. On a cluster: what the run said of its result."""
+    from pipeline import runs
+
+    if is_there(name, engine):
+        from pipeline.argo.runs import find
+
+        run = find(connected(context, namespace), name)
+        print_result(run.document(), run.summary(), as_json)
+        return
+    found = runs.find(store, name)
+    written = found.report()
+    if written is None:
+        raise MissingRun(f"run {found.id} has no report: it is {found.state.phase}", hint=f"slipway show {found.id}")
+    print_result(written.model_dump(mode="json"), str((found.path / "report.html").absolute()), as_json)
+
+
+def install(
+    platform: PlatformOption = None,
+    config: ConfigOption = None,
+    context: ContextOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Have the cluster check everything, change nothing.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Take over fields that somebody else has changed.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Apply what a cluster needs for runs: rights, volume, workflow template, triggers, monitoring.
+
+    May be repeated: only what differs is changed. Argo Workflows and KServe have to be there already.
+    """
+    from pipeline.argo.install import install as apply
+    from pipeline.argo.install import table
+
+    settings = load_config(config, None, None, platform, None)
+    _of_a_cluster(settings)
+    there = connected(context, settings.platform.namespace)
+    applied = apply(there, settings, dry_run=dry_run, force=force)
+    print_result([vars(each) for each in applied], table(applied), as_json)
+
+
+def _of_a_cluster(config: RunConfig) -> None:
+    from pipeline.config import names
+
+    if config.platform.cluster is None:
+        known: list[str] = [name for name in names("platform") if name != "local"]
+        raise ConfigError(
+            f"the platform {config.platform.name} is one machine, not a cluster",
+            hint=f"--platform, or SLIPWAY_PLATFORM: one of {', '.join(known)}",
+        )

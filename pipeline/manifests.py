@@ -1,0 +1,183 @@
+"""What a cluster applies: the workflow, its volume, locks, rights and limits, for each platform.
+
+``manifests/base`` is the platform ``cluster``: files that a person edits, and two that are made from
+``configs/platforms/cluster.yaml``. ``manifests/overlays/<platform>`` holds the differences alone, as patches, made from
+``configs/platforms/<platform>.yaml``. ``kubectl apply -k manifests/overlays/<platform>`` needs nothing of ours, and
+``documents`` gives the same without kubectl.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from pipeline import cluster_objects
+from pipeline.config import RunConfig, load, names
+from pipeline.definition import workflow_template
+from stages.errors import ConfigError
+from stages.store import write_text
+
+MANIFESTS: Final = Path(__file__).parents[1] / "manifests"
+SHARED: Final = "cluster"
+"""The platform that the others extend."""
+WRITTEN: Final = ("namespace.yaml", "accounts.yaml", "network.yaml", "nightly.yaml")
+"""Files of ``manifests/base`` that a person edits. Their namespace is ``NAMESPACE``."""
+NAMESPACE: Final = "slipway"
+MADE: Final = "# Made from configs/platforms/{}.yaml by: make manifests\n"
+
+Document = dict[str, Any]
+
+
+def documents(platform: str) -> list[Document]:
+    """All that a platform's cluster applies, in an order in which it can be.
+
+    Raises:
+        UnknownName, ConfigError: there is no such platform, or it is no cluster.
+    """
+    return documents_of(load(chosen={"platform": platform}))
+
+
+def documents_of(config: RunConfig) -> list[Document]:
+    """As ``documents``, for a configuration with settings of one's own.
+
+    Raises:
+        ConfigError: its platform is no cluster.
+    """
+    platform = config.platform
+    if platform.cluster is None:
+        raise ConfigError(
+            f"the platform {platform.name!r} is one machine: nothing is applied to it",
+            hint=f"choose one of: {', '.join(clusters())}",
+        )
+    return [
+        *_written(platform.namespace),
+        *cluster_objects.of(platform, platform.cluster),
+        workflow_template(config),
+    ]
+
+
+def clusters() -> list[str]:
+    """The platforms that have an overlay."""
+    return [name for name in names("platform") if name not in (SHARED, "local")]
+
+
+def files() -> dict[Path, str]:
+    """Every file that is made, by its path in ``manifests/``."""
+    shared = load(chosen={"platform": SHARED})
+    objects = cluster_objects.of(shared.platform, shared.platform.cluster) if shared.platform.cluster else []
+    base = {"platform.yaml": objects, "workflow.yaml": [workflow_template(shared)]}
+    base["kustomization.yaml"] = [_kustomization([*WRITTEN, *base])]
+    made = {Path("base") / file: MADE.format(SHARED) + _text(contents) for file, contents in base.items()}
+    for name in clusters():
+        overlay = _kustomization(["../../base"], list(_patches(documents(SHARED), documents(name))))
+        made[Path("overlays") / name / "kustomization.yaml"] = MADE.format(name) + _text([overlay])
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.manifests",
+        description="Write the files in manifests/ that follow from configs/.",
+        epilog="example: python -m pipeline.manifests",
+    )
+    parser.parse_args()
+    for path, text in files().items():
+        file = MANIFESTS / path
+        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(file, text)
+            print(file)
+
+
+def _written(namespace: str) -> Iterator[Document]:
+    for file in WRITTEN:
+        for document in yaml.safe_load_all((MANIFESTS / "base" / file).read_text(encoding="utf-8")):
+            yield _placed(document, namespace)
+
+
+def _placed(document: Document, namespace: str) -> Document:
+    """*document* in *namespace* instead of ``NAMESPACE``; what belongs to no namespace, or to another, stays."""
+    metadata = document["metadata"]
+    if document["kind"] == "Namespace":
+        metadata["name"] = namespace
+    for place in (metadata, *document.get("subjects", ())):
+        if place.get("namespace") == NAMESPACE:
+            place["namespace"] = namespace
+    return document
+
+
+def _patches(base: Iterable[Document], other: Iterable[Document]) -> Iterator[Document]:
+    """Kustomize's patches that make *other* of *base*, for each document that differs.
+
+    Raises:
+        ConfigError: they are not the same objects, as with another namespace.
+    """
+    wanted = {_identity(each): each for each in other}
+    known = {_identity(each): each for each in base}
+    if wanted.keys() != known.keys():
+        odd = ", ".join(sorted("/".join(each) for each in wanted.keys() ^ known.keys()))
+        raise ConfigError(f"a platform can't add, leave out or rename objects: {odd}", hint=f"see {SHARED}.yaml")
+    for (kind, _, name), before in known.items():
+        operations = list(_changes(before, wanted[kind, _, name], ""))
+        if operations:
+            yield {"target": {"kind": kind, "name": name}, "patch": _operations(operations)}
+
+
+def _identity(document: Document) -> tuple[str, str, str]:
+    metadata = document["metadata"]
+    return document["kind"], metadata.get("namespace", ""), metadata["name"]
+
+
+def _changes(before: Any, after: Any, path: str) -> Iterator[Document]:
+    """RFC 6902's operations that turn *before* into *after*. A list of another length is replaced as a whole."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in [*before, *(key for key in after if key not in before)]:
+            place = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
+            if key not in after:
+                yield {"op": "remove", "path": place}
+            elif key not in before:
+                yield {"op": "add", "path": place, "value": after[key]}
+            else:
+                yield from _changes(before[key], after[key], place)
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, (one, another) in enumerate(zip(before, after, strict=True)):
+            yield from _changes(one, another, f"{path}/{index}")
+    elif before != after:
+        yield {"op": "replace", "path": path, "value": after}
+
+
+def _operations(operations: list[Document]) -> str:
+    """One line each, for a person to read."""
+    lines = (yaml.safe_dump(each, default_flow_style=True, sort_keys=False, width=10**6) for each in operations)
+    return "".join(f"- {line}" for line in lines)
+
+
+def _kustomization(resources: list[str], patches: list[Document] | None = None) -> Document:
+    made: Document = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources}
+    return made | ({"patches": patches} if patches else {})
+
+
+class _Dumper(yaml.SafeDumper):
+    """Long texts as blocks, and no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
+def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _block)
+
+
+def _text(contents: list[Document]) -> str:
+    return yaml.dump_all(contents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""What a cluster has to know of a stage's pod beyond its program: node, identity, rights, scratch space, metrics.
+
+Everything here is empty for one machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from hera.workflows import Env, models
+
+from pipeline.platform import Cluster, Nodes, Platform, Stage
+
+USER: Final = 8737
+"""User and group of every image, and owner of what lies in the store."""
+CACHE_MOUNT: Final = "/cache"
+SCRATCH: Final = {"tmp": "/tmp", "cache": CACHE_MOUNT}  # noqa: S108
+"""Writable folders beside a read-only root file system."""
+CACHES: Final = {
+    "HOME": CACHE_MOUNT,
+    "XDG_CACHE_HOME": CACHE_MOUNT,
+    "HF_HOME": f"{CACHE_MOUNT}/huggingface",
+    "VLLM_CACHE_ROOT": f"{CACHE_MOUNT}/vllm",
+    "TRITON_CACHE_DIR": f"{CACHE_MOUNT}/triton",
+    "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_MOUNT}/torchinductor",
+}
+LOCKS: Final = "slipway-locks"
+GPU_PODS: Final = "gpu-pods"
+"""The semaphore: a key of the ConfigMap ``LOCKS``."""
+STAGES_ACCOUNT: Final = "slipway-stages"
+"""May do nothing, and has no token."""
+EXECUTOR_ACCOUNT: Final = "slipway-executor"
+"""Of Argo's own container in each pod: it reports the task's result."""
+ACCOUNTS: Final = {"rollout": "slipway-serve"}
+"""Stages that talk to the cluster, and as whom."""
+KUEUE_QUEUE: Final = "kueue.x-k8s.io/queue-name"
+STAY: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+"""Hours of work are not moved so that a node can be saved."""
+STAGE_BUCKETS_S: Final = (1, 10, 60, 300, 900, 3600, 10_800, 43_200)
+RUN_BUCKETS_S: Final = (60, 600, 1800, 3600, 10_800, 43_200, 86_400, 259_200)
+
+
+def of_workflow(platform: Platform) -> dict[str, Any]:
+    """Fields of the WorkflowTemplate."""
+    cluster = platform.cluster
+    if cluster is None:
+        return {}
+    return {
+        "service_account_name": STAGES_ACCOUNT,
+        "automount_service_account_token": False,
+        "executor": models.ExecutorConfig(service_account_name=EXECUTOR_ACCOUNT),
+        "security_context": models.PodSecurityContext(
+            run_as_non_root=True,
+            run_as_user=USER,
+            run_as_group=USER,
+            fs_group=USER,
+            # Not every file of a terabyte anew for every pod.
+            fs_group_change_policy="OnRootMismatch",
+            seccomp_profile=models.SeccompProfile(type="RuntimeDefault"),
+        ),
+        "pod_metadata": models.Metadata(annotations=STAY),
+        "pod_priority_class_name": cluster.priority_class,
+        "pod_gc": models.PodGC(strategy="OnPodSuccess", delete_delay_duration="10m"),
+        "ttl_strategy": models.TTLStrategy(
+            seconds_after_success=cluster.kept_s, seconds_after_failure=2 * cluster.kept_s
+        ),
+        "active_deadline_seconds": cluster.deadline_s,
+        "metrics": _run_metrics(),
+        **_artifacts(cluster),
+    }
+
+
+def of_stage(name: str, asks: Stage, platform: Platform, *, variant: str | None) -> dict[str, Any]:
+    """Fields of a stage's container template, but for volumes and synchronization.
+
+    Args:
+        variant: a reference to the variant's name, for the metrics.
+    """
+    if platform.cluster is None:
+        return {}
+    return {
+        **_placement(platform.nodes_of(asks)),
+        **_identity(name),
+        "labels": _labels(name, asks, platform.cluster),
+        "metrics": _stage_metrics(name, variant or "none"),
+        "security_context": models.SecurityContext(
+            allow_privilege_escalation=False,
+            capabilities=models.Capabilities(drop=["ALL"]),
+            read_only_root_filesystem=True,
+            run_as_non_root=True,
+        ),
+    }
+
+
+def environment(platform: Platform) -> list[Env]:
+    return [Env(name=name, value=value) for name, value in CACHES.items()] if platform.cluster else []
+
+
+def scratch_volumes(platform: Platform) -> list[models.Volume]:
+    names = SCRATCH if platform.cluster else ()
+    return [models.Volume(name=name, empty_dir=models.EmptyDirVolumeSource()) for name in names]
+
+
+def scratch_mounts(asks: Stage, platform: Platform) -> list[models.VolumeMount]:
+    if platform.cluster is None:
+        return []
+    mounts = {**SCRATCH, **({"shm": "/dev/shm"} if asks.shm else {})}  # noqa: S108
+    return [models.VolumeMount(name=name, mount_path=path) for name, path in mounts.items()]
+
+
+def shared_memory(asks: Stage, platform: Platform) -> list[models.Volume] | None:
+    """The template's own volume, since its size is the stage's."""
+    if platform.cluster is None or asks.shm is None:
+        return None
+    return [models.Volume(name="shm", empty_dir=models.EmptyDirVolumeSource(medium="Memory", size_limit=asks.shm))]
+
+
+def gpu_semaphore(asks: Stage, platform: Platform) -> list[models.SemaphoreRef] | None:
+    if platform.cluster is None or not asks.gpus:
+        return None
+    return [models.SemaphoreRef(config_map_key_ref=models.ConfigMapKeySelector(name=LOCKS, key=GPU_PODS))]
+
+
+def _placement(nodes: Nodes) -> dict[str, Any]:
+    tolerations = [models.Toleration(**each.model_dump(exclude_none=True)) for each in nodes.tolerations]
+    return {"node_selector": nodes.selector or None, "tolerations": tolerations or None}
+
+
+def _identity(stage: str) -> dict[str, Any]:
+    if stage not in ACCOUNTS:
+        return {}
+    return {"service_account_name": ACCOUNTS[stage], "automount_service_account_token": True}
+
+
+def _labels(stage: str, asks: Stage, cluster: Cluster) -> dict[str, str]:
+    """By these the network policies know a pod."""
+    labels = {"app.kubernetes.io/part-of": "slipway", "app.kubernetes.io/component": stage}
+    return labels | ({KUEUE_QUEUE: cluster.queue} if cluster.queue and asks.gpus else {})
+
+
+def _artifacts(cluster: Cluster) -> dict[str, Any]:
+    if cluster.artifact_repository is None:
+        return {}
+    return {"artifact_repository_ref": models.ArtifactRepositoryRef(key=cluster.artifact_repository)}
+
+
+def _run_metrics() -> models.Metrics:
+    labels = [models.MetricLabel(key="status", value="{{workflow.status}}")]
+    return _metrics("run", "{{workflow.duration}}", labels, RUN_BUCKETS_S)
+
+
+def _stage_metrics(stage: str, variant: str) -> models.Metrics:
+    values = {"stage": stage, "variant": variant, "status": "{{status}}"}
+    labels = [models.MetricLabel(key=key, value=value) for key, value in values.items()]
+    return _metrics("stage", "{{duration}}", labels, STAGE_BUCKETS_S)
+
+
+def _metrics(what: str, duration: str, labels: list[models.MetricLabel], buckets: tuple[float, ...]) -> models.Metrics:
+    return models.Metrics(
+        prometheus=[
+            models.Prometheus(
+                name=f"slipway_{what}s_total",
+                help=f"{what.capitalize()}s that have ended, by outcome",
+                labels=labels,
+                counter=models.Counter(value="1"),
+            ),
+            models.Prometheus(
+                name=f"slipway_{what}_duration_seconds",
+                help=f"How long a {what} took",
+                labels=labels,
+                histogram=models.Histogram(value=duration, buckets=list(buckets)),
+            ),
+        ]
+    )

@@ -1,0 +1,47 @@
+"""The kinds of objects on a cluster that we read and write, and where the API has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+Object: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    api_version: str
+    name: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def group(self) -> str:
+        return self.api_version.rpartition("/")[0]
+
+    def path(self, namespace: str | None, name: str = "") -> str:
+        """*namespace* None: of all namespaces."""
+        root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
+        place = f"/namespaces/{namespace}" if self.namespaced and namespace is not None else ""
+        return f"{root}{place}/{self.plural}" + (f"/{name}" if name else "")
+
+
+PODS: Final = Kind("v1", "Pod", "pods")
+CONFIG_MAPS: Final = Kind("v1", "ConfigMap", "configmaps")
+CLAIMS: Final = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+NODES: Final = Kind("v1", "Node", "nodes", namespaced=False)
+NAMESPACES: Final = Kind("v1", "Namespace", "namespaces", namespaced=False)
+DEFINITIONS: Final = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", False)
+REVIEWS: Final = Kind(
+    "authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False
+)
+WORKFLOWS: Final = Kind("argoproj.io/v1alpha1", "Workflow", "workflows")
+TEMPLATES: Final = Kind("argoproj.io/v1alpha1", "WorkflowTemplate", "workflowtemplates")
+PROVIDERS: Final = {
+    "argoproj.io": "Argo Workflows 4 or newer, and Argo Events for its triggers",
+    "serving.kserve.io": "KServe 0.21 or newer",
+    "gateway.networking.k8s.io": "the Gateway API's CRDs",
+    "keda.sh": "KEDA",
+    "monitoring.coreos.com": "prometheus-operator",
+}
+"""By API group: what brings it."""

@@ -1,0 +1,380 @@
+"""Plays Argo's workflow controller: advances ``status.nodes`` of each Workflow as Argo 4.1 does, from a script.
+
+Nothing is run. What each attempt of a task comes to is an ``Outcome``; without one it succeeds, with a value for each
+output that its template promises. Node types, names, ids and messages are Argo's (workflow/controller/operator.go).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final, Self
+
+from pipeline.local import expressions
+from pipeline.local.dag import Graph, Phase
+from pipeline.local.manifest import Dag, RetryStrategy
+from pipeline.local.retry import Failure, backoff_s
+from pipeline.local.templates import substitute
+from tests.kubernetes.api import KubernetesServer
+from tests.kubernetes.objects import Object, Refused
+
+STEP_S: Final = 0.01
+"""Between two changes of a status; a retry's backoff takes as long, whatever the template says."""
+PARTS: Final = ("name", "template", "depends", "dependencies")
+SHUTDOWN: Final = "Stopped with strategy '{}'"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one attempt comes to. ``exit_code`` is None where Argo does not learn it."""
+
+    phase: Phase = "Succeeded"
+    exit_code: int | None = 0
+    message: str = ""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    log: tuple[str, ...] = ()
+    cached: bool = False
+    until: threading.Event | None = None
+    """It stays Running until this is set."""
+
+    @classmethod
+    def failed(cls, exit_code: int, said: str) -> Self:
+        """The program ended; *said* is its termination message."""
+        return cls("Failed", exit_code, f"Error (exit code {exit_code}): {said}", log=tuple(said.splitlines()))
+
+    @classmethod
+    def killed(cls) -> Self:
+        """Somebody deleted the pod."""
+        return cls("Error", None, "pod deleted")
+
+    @classmethod
+    def preempted(cls) -> Self:
+        """Its node was taken away."""
+        return cls("Failed", None, "Preempted by a pod with higher priority: node shutdown")
+
+    @classmethod
+    def out_of_memory(cls) -> Self:
+        return cls("Failed", 137, "OOMKilled (exit code 137)")
+
+
+class WorkflowController:
+    """Acts on every Workflow that is created on *server* from now on."""
+
+    def __init__(self, server: KubernetesServer, script: Mapping[str, Sequence[Outcome]] | None = None) -> None:
+        self.server = server
+        self.script = {task: list(outcomes) for task, outcomes in (script or {}).items()}
+        """By task: one outcome for each attempt; the last one counts for all further ones."""
+        self.held: dict[str, str] = {}
+        """Mutexes by name, and who holds them. A test may hold one too."""
+        self.lock = threading.Lock()
+        self.paused = threading.Event()
+        """While set, nothing moves."""
+        server.on_change("Workflow", self._changed)
+
+    def _changed(self, change: str, workflow: Object) -> None:
+        if change == "ADDED":
+            name = workflow["metadata"]["name"]
+            threading.Thread(target=_Run(self, workflow).go, name=f"workflow {name}", daemon=True).start()
+
+    def next_outcome(self, task: str) -> Outcome:
+        outcomes = self.script.get(task, [Outcome()])
+        return outcomes.pop(0) if len(outcomes) > 1 else outcomes[0]
+
+
+class _Gone(Exception):
+    """The workflow was deleted, or the server ended."""
+
+
+class _Run:
+    def __init__(self, controller: WorkflowController, workflow: Object) -> None:
+        self.controller, self.server = controller, controller.server
+        self.name, self.namespace = workflow["metadata"]["name"], workflow["metadata"]["namespace"]
+        self.workflow = workflow
+        self.nodes: dict[str, Object] = {}
+        self.status: Object = {"startedAt": _now(), "finishedAt": None, "phase": "", "nodes": self.nodes}
+        self.exiting = False
+        self.changing = threading.RLock()
+
+    def go(self) -> None:
+        try:
+            self._spec()
+            self._wait_for_locks()
+            try:
+                self._complete()
+            finally:
+                with self.controller.lock:
+                    for name in [name for name, holder in self.controller.held.items() if holder == self.name]:
+                        del self.controller.held[name]
+        except _Gone:
+            return
+        except Exception as error:  # a mistake here must not leave a test waiting
+            self._finish("Error", f"{type(error).__name__}: {error}")
+            raise
+
+    def _spec(self) -> None:
+        spec = self.workflow["spec"]
+        reference = spec.get("workflowTemplateRef")
+        if reference:
+            try:
+                template = self.server.find("WorkflowTemplate", reference["name"], self.namespace)
+            except Refused as refusal:
+                self._finish("Error", str(refusal))
+                raise _Gone from refusal
+            arguments = {each["name"]: each for each in template["spec"].get("arguments", {}).get("parameters", [])}
+            given = {each["name"]: each for each in spec.get("arguments", {}).get("parameters", [])}
+            spec = template["spec"] | {"arguments": {"parameters": list((arguments | given).values())}}
+        self.spec = spec
+        self.status["storedWorkflowTemplateSpec"] = spec
+        self.templates = {each["name"]: each for each in spec["templates"]}
+        self.values = {"workflow.name": self.name}
+        for each in spec["arguments"]["parameters"]:
+            if "value" not in each:
+                self._finish("Failed", f"invalid spec: spec.arguments.{each['name']}.value or .valueFrom is required")
+                raise _Gone
+            self.values[f"workflow.parameters.{each['name']}"] = each["value"]
+
+    def _wait_for_locks(self) -> None:
+        wanted = [
+            substitute(each["name"], self.values.__getitem__)
+            for each in self.spec.get("synchronization", {}).get("mutexes", [])
+        ]
+        while not self._stopping():
+            with self.controller.lock:
+                busy = next((name for name in wanted if name in self.controller.held), None)
+                if busy is None:
+                    self.controller.held |= dict.fromkeys(wanted, self.name)
+                    return
+            message = f"Waiting for {self.namespace}/Mutex/{busy} lock. Lock status: 0/1"
+            if self.status.get("message") != message:
+                self.status |= {"phase": "Pending", "message": message}
+                self._save()
+            time.sleep(STEP_S)
+
+    def _complete(self) -> None:
+        entry = self.templates[self.spec["entrypoint"]]
+        self.status |= {"phase": "Running", "message": ""}
+        self._node(self.name, self.name, "DAG", entry["name"], "Running")
+        phase = self._dag(self.name, self.name, entry)
+        self.values["workflow.status"] = phase
+        on_exit, handler = self.spec.get("onExit"), f"{self.name}.onExit"
+        if on_exit and self._stopping() != "Terminate":
+            self.exiting = True
+            template = self.templates[on_exit]
+            if "dag" in template:
+                self._node(handler, handler, "DAG", on_exit, "Running")
+                self._dag(handler, handler, template)
+            else:
+                self._attempts(handler, "onExit", template)
+        stopped = str(self.server.find("Workflow", self.name, self.namespace)["spec"].get("shutdown", ""))
+        self._finish(phase, SHUTDOWN.format(stopped) if stopped else "")
+
+    def _dag(self, path: str, shown: str, template: Object) -> Phase:
+        """A DAG template to its end, its tasks' nodes below *path*."""
+        tasks = {each["name"]: each for each in template["dag"]["tasks"]}
+        known = [{part: each[part] for part in PARTS if part in each} for each in tasks.values()]
+        graph = Graph.of(Dag.model_validate({"tasks": known, "failFast": template["dag"].get("failFast", True)}))
+        phases: dict[str, Phase] = {}
+        threads: dict[str, threading.Thread] = {}
+        while len(phases) < len(tasks):
+            for name, task in tasks.items():
+                if name in phases or name in threads:
+                    continue
+                may_run = graph.may_run(name, phases, {})
+                if may_run is False or (may_run and self._stopping()):
+                    phases[name] = self._never(path, task, "Omitted", "omitted: depends condition not met")
+                elif may_run:
+                    threads[name] = threading.Thread(target=self._task_safely, args=(path, task, phases), daemon=True)
+                    threads[name].start()
+            time.sleep(STEP_S)
+            self._stopping()
+        phase: Phase = "Failed" if graph.culprit(phases, {}) or self._stopping() else "Succeeded"
+        self._node(path, shown, "DAG", template["name"], phase)
+        return phase
+
+    def _task_safely(self, path: str, task: Object, phases: dict[str, Phase]) -> None:
+        try:
+            phases[task["name"]] = self._task(path, task)
+        except Exception as error:
+            phases[task["name"]] = "Error"
+            if not isinstance(error, _Gone):
+                raise
+
+    def _task(self, path: str, task: Object) -> Phase:
+        name, template = task["name"], self.templates[task["template"]]
+        if task.get("when"):
+            condition = substitute(task["when"], self.values.__getitem__)
+            if not expressions.decide(expressions.parse(condition, expressions.WHEN), str):
+                return self._never(path, task, "Skipped", f"when '{condition}' evaluated false")
+        if "suspend" in template:
+            return self._suspend(f"{path}.{name}", name, template)
+        return self._attempts(f"{path}.{name}", name, template)
+
+    def _suspend(self, path: str, name: str, template: Object) -> Phase:
+        node = self._node(path, name, "Suspend", template["name"], "Running")
+        outcome = self.controller.next_outcome(name)
+        while outcome.until and not outcome.until.is_set() and not self._stopping():
+            time.sleep(STEP_S)
+        phase: Phase = "Failed" if self._stopping() else "Succeeded"
+        node |= {"phase": phase, "finishedAt": _now()}
+        self._save()
+        return phase
+
+    def _never(self, path: str, task: Object, phase: Phase, message: str) -> Phase:
+        node = self._node(f"{path}.{task['name']}", task["name"], "Skipped", task["template"], phase)
+        node["message"] = message
+        self._save()
+        return phase
+
+    def _attempts(self, path: str, task: str, template: Object) -> Phase:
+        """A Retry node with one Pod node for each attempt, or the Pod node alone."""
+        retry = template.get("retryStrategy")
+        shown = path if task == "onExit" else task
+        parent = self._node(path, shown, "Retry", template["name"], "Running") if retry else None
+        strategy = RetryStrategy.model_validate(retry) if retry else None
+        number = 0
+        while True:
+            outcome = self.controller.next_outcome(task)
+            child = self._node(
+                f"{path}({number})" if parent else path,
+                f"{shown}({number})" if parent else shown,
+                "Pod",
+                template["name"],
+                "Pending",
+            )
+            if parent:
+                child["nodeFlag"] = {"retried": True}
+                parent.setdefault("children", []).append(child["id"])
+                parent["message"] = ""
+            self._attempt(child, outcome, template)
+            if parent is None:
+                return child["phase"]
+            number += 1
+            said = "-1" if outcome.exit_code is None else str(outcome.exit_code)
+            failure = Failure(outcome.phase, outcome.message, "", said, 1.0)
+            failed = child["phase"] not in ("Succeeded",)
+            if not failed or self._stopping() or backoff_s(strategy, failure, number, 0.0) is None:
+                spent = strategy is not None and number > strategy.limit
+                why = "No more retries left" if spent else "retryStrategy.expression evaluated to false"
+                parent |= {"phase": child["phase"], "finishedAt": _now(), "message": why if failed else ""}
+                parent |= {"outputs": child["outputs"]} if "outputs" in child else {}
+                self._save()
+                return child["phase"]
+            parent["message"] = "Backoff for 5 seconds"
+            self._save()
+            time.sleep(STEP_S)
+
+    def _attempt(self, node: Object, outcome: Outcome, template: Object) -> None:
+        outputs = {
+            each["name"]: f"{each['name']} of {node['displayName']}"
+            for each in template.get("outputs", {}).get("parameters", [])
+        }
+        outputs |= outcome.outputs
+        if outcome.cached:
+            node["memoizationStatus"] = {"hit": True, "key": "key", "cacheName": "slipway-resolve"}
+        else:
+            self._pod(node, template, "Pending")
+            self._save()
+            node["phase"] = "Running"
+            self._pod(node, template, "Running", outcome.log or (f"{node['displayName']} works",))
+            self._save()
+            while outcome.until and not outcome.until.is_set() and not self._stopping():
+                time.sleep(STEP_S)
+        if (stopped := self._stopping()) and outcome.until and not outcome.until.is_set():
+            node |= {"phase": "Failed", "message": f"workflow shutdown with strategy:  {stopped}"}
+        else:
+            node |= {"phase": outcome.phase, "message": outcome.message}
+            code = {} if outcome.exit_code is None else {"exitCode": str(outcome.exit_code)}
+            made = [{"name": name, "value": value} for name, value in outputs.items()]
+            node["outputs"] = code | ({"parameters": made} if outcome.phase == "Succeeded" else {})
+        node["finishedAt"] = _now()
+        if not outcome.cached and node["message"] != "pod deleted":
+            self._pod(node, template, "Succeeded" if node["phase"] == "Succeeded" else "Failed")
+        elif not outcome.cached:
+            self.server.remove("Pod", self._pod_name(node, template), self.namespace)
+        self._save()
+
+    def _pod(self, node: Object, template: Object, phase: str, log: Sequence[str] = ()) -> None:
+        name = self._pod_name(node, template)
+        self.server.put(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {
+                    "name": name,
+                    "namespace": self.namespace,
+                    "labels": {"workflows.argoproj.io/workflow": self.name},
+                    "annotations": {
+                        "workflows.argoproj.io/node-id": node["id"],
+                        "workflows.argoproj.io/node-name": node["name"],
+                    },
+                },
+                "spec": {"containers": [{"name": "main", "image": "slipway"}, {"name": "wait", "image": "argoexec"}]},
+                "status": {"phase": phase},
+            },
+            manager="workflow-controller",
+        )
+        if log:
+            self.server.logs[self.namespace, name] = list(log)
+
+    def _pod_name(self, node: Object, template: Object) -> str:
+        return f"{self.name}-{template['name']}-{node['id'].rpartition('-')[2]}"
+
+    def _node(self, path: str, shown: str, type_: str, template: str, phase: str) -> Object:
+        with self.changing:
+            id_ = self.name if path == self.name else f"{self.name}-{_fnv(path)}"
+            node = self.nodes.setdefault(
+                id_,
+                {
+                    "id": id_,
+                    "name": path,
+                    "displayName": shown,
+                    "type": type_,
+                    "templateName": template,
+                    "startedAt": _now(),
+                    "finishedAt": None,
+                    "message": "",
+                },
+            )
+            node["phase"] = phase
+            if type_ in ("DAG", "Skipped") and phase != "Running":
+                node["finishedAt"] = _now()
+        self._save()
+        return node
+
+    def _stopping(self) -> str:
+        while self.controller.paused.is_set() and not self.server.stopped.is_set():
+            time.sleep(STEP_S)
+        if self.server.stopped.is_set():
+            raise _Gone
+        if self.exiting:  # the exit handler runs in spite of it
+            return ""
+        try:
+            return str(self.server.find("Workflow", self.name, self.namespace)["spec"].get("shutdown", ""))
+        except Refused as refusal:
+            raise _Gone from refusal
+
+    def _finish(self, phase: str, message: str) -> None:
+        self.status |= {"phase": phase, "message": message, "finishedAt": _now()}
+        self._save()
+
+    def _save(self) -> None:
+        if self.server.stopped.is_set():
+            raise _Gone
+        with self.changing:
+            self.server.set_status("Workflow", self.namespace, self.name, self.status, manager="workflow-controller")
+        time.sleep(STEP_S)
+
+
+def _fnv(text: str) -> int:
+    """FNV-1a, 32 bit: how Argo names nodes."""
+    digest = 0x811C9DC5
+    for byte in text.encode():
+        digest = (digest ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return digest
+
+
+def _now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"

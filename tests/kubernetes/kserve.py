@@ -1,0 +1,393 @@
+"""Plays KServe 0.21's controller and a gateway: makes pods, Services and routes of InferenceServices, and says so.
+
+Each Deployment has one pod, whose server is a real process (tests/stages/rollout/release_server.py), told how well to
+serve by the release that its ``storageUri`` names. What KServe does (pkg/controller/v1beta1/inferenceservice) is done
+here in the same order: canaries first, orphans removed before the route changes, no route before the predictor was
+ready, a canary gets its weight once it is ready, ``canaryTrafficPercent`` is ignored in Standard mode,
+``canaryStatuses`` repeats what was asked for, ``observedGeneration`` is a child's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from tests.kubernetes.api import KubernetesServer
+from tests.kubernetes.objects import Object, Refused, Resource
+
+SERVER: Final = Path(__file__).parents[1] / "stages" / "rollout" / "release_server.py"
+TICK_S: Final = 0.02
+ISVC_LABEL: Final = "serving.kserve.io/inferenceservice"
+CLUSTER_LOCAL: Final = ("networking.kserve.io/visibility", "cluster-local")
+NOT_ON_A_CANARY: Final = ("maxReplicas", "scaleTarget", "scaleMetric", "autoScaling", "workerSpec")
+MODE: Final = "serving.kserve.io/deploymentMode"
+CRASHES: Final = 5
+
+
+@dataclass
+class Deployment:
+    """What runs under one name: a Standard Deployment, or a Knative revision."""
+
+    name: str
+    owner: str
+    release: str
+    labels: dict[str, str]
+    process: subprocess.Popen[bytes]
+    port: int
+    restarts: int = 0
+
+
+@dataclass
+class KServeController:
+    """Acts on *server* from ``start`` to ``stop``. What goes wrong is set by a test at any time."""
+
+    server: KubernetesServer
+    releases: Path
+    folder: Path
+    mode: str = "Standard"
+    version: str = "v0.21.0"
+    gateway_api: bool = True
+    namespace: str = "default"
+    gateway_stuck: bool = False
+    """Routes are not programmed any more: their status stays as it is."""
+    flickering: bool = False
+    """The stable predictor counts as not ready, as on a slow load beyond 600 s."""
+    crashing: set[str] = field(default_factory=set)
+    """Releases whose container crashes at its start."""
+    loading: set[str] = field(default_factory=set)
+    """Releases whose servers are not ready yet."""
+    started: list[str] = field(default_factory=list)
+    """Releases, once for each pod that was started."""
+    sent_into_the_void: list[str] = field(default_factory=list)
+    """Services that had weight in a programmed route when their pods were removed."""
+    deployments: dict[str, Deployment] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._templates: dict[str, tuple[int, str]] = {}
+        server = self.server
+        server.register(
+            Resource(
+                "serving.kserve.io/v1beta1", "InferenceService", "inferenceservices", status=True, check=self._webhook
+            )
+        )
+        server.register(Resource("serving.knative.dev/v1", "Revision", "revisions", status=True))
+        server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kserve"}})
+        self.configure()
+        server.put(
+            {
+                "apiVersion": "serving.kserve.io/v1alpha1",
+                "kind": "ServingRuntime",
+                "metadata": {"name": "slipway-vllm", "namespace": self.namespace},
+                "spec": {"containers": [{"name": "kserve-container"}]},
+            }
+        )
+        self._thread = threading.Thread(target=self._run, name="KServe", daemon=True)
+
+    def configure(self) -> None:
+        """KServe's ConfigMap and the Deployment of its controller, as this object's fields say."""
+        ingress = {
+            "enableGatewayApi": self.gateway_api,
+            "kserveIngressGateway": "kserve/kserve-ingress-gateway",
+            "ingressDomain": "example.com",
+            "domainTemplate": "{{ .Name }}-{{ .Namespace }}.{{ .IngressDomain }}",
+        }
+        data = {"deploy": json.dumps({"defaultDeploymentMode": self.mode}), "ingress": json.dumps(ingress)}
+        place = {"namespace": "kserve"}
+        self.server.put(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": place | {"name": "inferenceservice-config"},
+                "data": data,
+            }
+        )
+        image = f"docker.io/kserve/kserve-controller:{self.version}"
+        pod = {"spec": {"containers": [{"name": "manager", "image": image}]}}
+        self.server.put(
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": place | {"name": "kserve-controller-manager"},
+                "spec": {"template": pod},
+            }
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """For good; may be called again."""
+        self._over.set()
+        self._thread.join()
+        for name in list(self.deployments):
+            self._end(name)
+
+    def crash(self, release: str) -> None:
+        """Kill the release's server once; its container is started again in the same pod."""
+        for each in self.deployments.values():
+            if each.release == release:
+                each.process.kill()
+
+    # KServe.
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            for service in self.server.all("InferenceService"):
+                with contextlib.suppress(Refused):  # it has changed meanwhile, and comes again
+                    self._reconcile(service)
+            owners = {each["metadata"]["name"] for each in self.server.all("InferenceService")}
+            for each in list(self.deployments.values()):
+                if each.owner not in owners:
+                    self._remove(each)
+            for route in self.server.all("HTTPRoute"):
+                owned = route["metadata"].get("ownerReferences")
+                if owned and owned[0]["name"] not in owners:
+                    self.server.remove("HTTPRoute", route["metadata"]["name"], self.namespace)
+                elif not self.gateway_stuck:
+                    self._program(route)
+            self._over.wait(TICK_S)
+
+    def _reconcile(self, service: Object) -> None:
+        mode = service["metadata"].get("annotations", {}).get(MODE, self.mode)
+        if mode in ("Knative", "Serverless"):
+            self._reconcile_knative(service)
+        else:
+            self._reconcile_standard(service)
+
+    def _reconcile_standard(self, service: Object) -> None:
+        name, spec = service["metadata"]["name"], service["spec"]
+        knows_canary = self.version not in ("v0.19.0", "v0.20.0")
+        canaries = spec.get("canary") or [] if knows_canary else []
+        expected, statuses = [_deployment(name, spec["predictor"])], []
+        for each in canaries:
+            deployment = _deployment(name, each["predictor"])
+            expected.append(deployment)
+            ready = self._deployed(service, deployment, _overlaid(spec["predictor"], each["predictor"]))
+            statuses.append(
+                {"name": each["predictor"]["name"], "ready": ready, "trafficPercent": each["trafficPercent"]}
+            )
+        ready = self._deployed(service, expected[0], spec["predictor"]) and not self.flickering
+        for each in [each for each in self.deployments.values() if each.owner == name and each.name not in expected]:
+            self._remove(each)
+        conditions = [_condition("PredictorReady", ready), _condition("Ready", ready)]
+        if canaries:
+            conditions.append(_condition("CanaryPredictorReady", all(each["ready"] for each in statuses)))
+        status: Object = {"conditions": conditions, "observedGeneration": 1, "canaryStatuses": statuses}
+        status["url"] = f"http://{name}-{self.namespace}.example.com"
+        self.server.set_status("InferenceService", self.namespace, name, status, manager="kserve")
+        visible = service["metadata"].get("labels", {}).get(CLUSTER_LOCAL[0]) != CLUSTER_LOCAL[1]
+        if ready and self.gateway_api and visible:
+            self._route(service, statuses)
+
+    def _route(self, service: Object, statuses: list[Object]) -> None:
+        name, spec = service["metadata"]["name"], service["spec"]
+        ready = {each["name"] for each in statuses if each["ready"]}
+        parts = [
+            (_deployment(name, each["predictor"]), each["trafficPercent"])
+            for each in spec.get("canary") or []
+            if each["predictor"]["name"] in ready
+        ]
+        parts.insert(0, (_deployment(name, spec["predictor"]), 100 - sum(percent for _, percent in parts)))
+        backends = [{"kind": "Service", "name": each, "port": 80, "weight": percent} for each, percent in parts]
+        if len(backends) == 1:
+            del backends[0]["weight"]
+        self.server.put(
+            {
+                "apiVersion": "gateway.networking.k8s.io/v1",
+                "kind": "HTTPRoute",
+                "metadata": {
+                    "name": name,
+                    "namespace": self.namespace,
+                    "ownerReferences": [{"kind": "InferenceService", "name": name}],
+                },
+                "spec": {
+                    "parentRefs": [{"name": "kserve-ingress-gateway", "namespace": "kserve"}],
+                    "rules": [{"backendRefs": backends}],
+                },
+            },
+            manager="kserve",
+        )
+
+    def _program(self, route: Object) -> None:
+        """The gateway's part."""
+        generation = route["metadata"]["generation"]
+        conditions = [
+            _condition(name, True) | {"observedGeneration": generation} for name in ("Accepted", "ResolvedRefs")
+        ]
+        parents = [{"parentRef": route["spec"]["parentRefs"][0], "conditions": conditions}]
+        with contextlib.suppress(Refused):
+            self.server.set_status(
+                "HTTPRoute", self.namespace, route["metadata"]["name"], {"parents": parents}, manager="gateway"
+            )
+
+    def _reconcile_knative(self, service: Object) -> None:
+        name, wanted = service["metadata"]["name"], service["spec"]["predictor"]
+        template = json.dumps({key: value for key, value in wanted.items() if key != "canaryTrafficPercent"})
+        number, known = self._templates.get(name, (0, ""))
+        if template != known:
+            number += 1
+            self._templates[name] = (number, template)
+        created = f"{name}-predictor-{number:05d}"
+        status = dict(service.get("status", {}).get("components", {}).get("predictor", {}))
+        ready = created if self._deployed(service, created, wanted) else status.get("latestReadyRevision")
+        rolled_out, percent = status.get("latestRolledoutRevision"), wanted.get("canaryTrafficPercent")
+        traffic = []
+        if percent is not None and rolled_out:
+            traffic.append(self._target(ready, percent, "latest", latest=True))
+            if percent < 100:
+                traffic.append(self._target(rolled_out, 100 - percent, "prev", latest=False))
+        elif ready:
+            traffic.append(self._target(ready, 100, "latest", latest=True))
+        if ready == created and traffic and traffic[0]["percent"] == 100 and not self.gateway_stuck:
+            rolled_out = ready
+        told = status.get("traffic", []) if self.gateway_stuck and percent else traffic
+        status = {"latestCreatedRevision": created, "traffic": told}
+        status |= {"latestReadyRevision": ready} if ready else {}
+        status |= {"latestRolledoutRevision": rolled_out} if rolled_out else {}
+        conditions = [_condition("Ready", ready == created), _condition("RoutesReady", bool(ready))]
+        whole = {"conditions": conditions, "components": {"predictor": status}, "observedGeneration": 1}
+        whole["url"] = f"http://{name}.{self.namespace}.example.com"
+        self.server.set_status("InferenceService", self.namespace, name, whole, manager="kserve")
+        kept = {created, *(each["revisionName"] for each in told)}
+        for each in [each for each in self.deployments.values() if each.owner == name and each.name not in kept]:
+            self._remove(each)
+
+    def _target(self, revision: str | None, percent: int, tag: str, *, latest: bool) -> Object:
+        deployment = self.deployments.get(revision or "")
+        url = f"http://127.0.0.1:{deployment.port}" if deployment else ""
+        return {"revisionName": revision, "percent": percent, "tag": tag, "latestRevision": latest, "url": url}
+
+    # What runs.
+
+    def _deployed(self, service: Object, name: str, predictor: Object) -> bool:
+        """Whether it has a pod that is ready; started anew if its template is another one."""
+        release = predictor["model"]["storageUri"].rpartition("/")[2]
+        owner = service["metadata"]["name"]
+        labels = {**service["metadata"].get("labels", {}), **predictor.get("labels", {}), ISVC_LABEL: owner}
+        now = self.deployments.get(name)
+        if now and now.labels != labels:
+            self._remove(now)
+            now = None
+        if now is None:
+            process, port = self._start(name, release)
+            now = self.deployments[name] = Deployment(name, owner, release, labels, process, port)
+            self.started.append(release)
+        elif now.process.poll() is not None and release not in self.crashing:
+            now.process, now.port = self._start(name, release)
+            now.restarts += 1
+        ready = release not in self.crashing | self.loading and _healthy(now.port)
+        self._show(now, ready=ready)
+        return ready
+
+    def _start(self, name: str, release: str) -> tuple[subprocess.Popen[bytes], int]:
+        state = self.folder / f"{name}.json"
+        state.unlink(missing_ok=True)
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(SERVER), str(self.releases / release), str(state)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + 30
+        while not state.exists():
+            assert time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.005)
+        return process, int(json.loads(state.read_text())["port"])
+
+    def _show(self, deployment: Deployment, *, ready: bool) -> None:
+        """Its pod, Service and, for a revision, the Revision."""
+        container: Object = {"name": "kserve-container", "ports": [{"containerPort": deployment.port}]}
+        said: Object = {"name": "kserve-container", "restartCount": deployment.restarts, "state": {"running": {}}}
+        if deployment.release in self.crashing:
+            said["restartCount"] = CRASHES
+            said["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
+            said["lastState"] = {"terminated": {"reason": "Error", "message": "CUDA out of memory"}}
+        place = {"namespace": self.namespace, "labels": deployment.labels}
+        pod = {"metadata": place | {"name": f"{deployment.name}-0"}, "spec": {"containers": [container]}}
+        status = {"podIP": "127.0.0.1", "conditions": [_condition("Ready", ready)], "containerStatuses": [said]}
+        self.server.put({"apiVersion": "v1", "kind": "Pod", **pod, "status": status})
+        ports = [{"name": "http", "port": deployment.port, "targetPort": 8080}]
+        service = {"metadata": place | {"name": deployment.name}, "spec": {"clusterIP": "10.0.0.1", "ports": ports}}
+        self.server.put({"apiVersion": "v1", "kind": "Service", **service})
+        if deployment.name[-5:].isdigit():
+            revision = {"metadata": place | {"name": deployment.name}, "spec": {}}
+            self.server.put({"apiVersion": "serving.knative.dev/v1", "kind": "Revision", **revision})
+
+    def _remove(self, deployment: Deployment) -> None:
+        """A Deployment with its pod and Service. A Revision stays known."""
+        for route in self.server.all("HTTPRoute"):
+            for each in route["spec"]["rules"][0]["backendRefs"]:
+                if each["name"] == deployment.name and each.get("weight", 1):
+                    self.sent_into_the_void.append(deployment.name)
+        for kind, name in (("Pod", f"{deployment.name}-0"), ("Service", deployment.name)):
+            with contextlib.suppress(Refused):
+                self.server.remove(kind, name, self.namespace)
+        self._end(deployment.name)
+
+    def _end(self, name: str) -> None:
+        gone = self.deployments.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(gone.process.pid, signal.SIGKILL)
+        gone.process.wait()
+
+    # The validating webhook.
+
+    def _webhook(self, each: Object) -> str:
+        spec = each.get("spec", {})
+        canaries = spec.get("canary") or []
+        stable = spec.get("predictor", {})
+        if canaries and each["metadata"].get("annotations", {}).get(MODE) != "Standard":
+            return "canary is only supported in Standard deployment mode"
+        for canary in canaries:
+            predictor = canary.get("predictor", {})
+            name = predictor.get("name", "")
+            if canary.keys() - {"trafficPercent", "predictor"}:
+                return f"spec.canary: unknown field {sorted(canary)}"
+            if not 0 <= canary.get("trafficPercent", -1) <= 100:
+                return f"canary {name} trafficPercent must be between 0 and 100"
+            if not name or name == stable.get("name"):
+                return f"canary predictor.name {name!r} conflicts with stable predictor name, or is missing"
+            if predictor.get("model", {}).get("name") is None:
+                return "spec.canary[0].predictor.model.name: Required value"
+            if taken := [key for key in NOT_ON_A_CANARY if key in predictor]:
+                return f"canary {name} must not set {taken[0]}"
+            if predictor.get("minReplicas", 1) > stable.get("minReplicas", 1):
+                return f"canary {name} minReplicas must not exceed stable predictor minReplicas"
+        if sum(each["trafficPercent"] for each in canaries) > 100:
+            return "sum of canary trafficPercent values must be <= 100"
+        return "" if stable.get("model", {}).get("storageUri") else "spec.predictor.model.storageUri: Required value"
+
+
+def _deployment(name: str, predictor: Object) -> str:
+    return f"{name}-{predictor['name']}-predictor" if predictor.get("name") else f"{name}-predictor"
+
+
+def _overlaid(stable: Any, canary: Any) -> Any:
+    """As mergo.Merge with override: mappings are merged, lists replaced, empty values change nothing."""
+    if not isinstance(stable, dict) or not isinstance(canary, dict):
+        return canary if canary not in ("", 0, None, [], {}, False) else stable
+    return {key: _overlaid(stable.get(key), canary.get(key)) for key in {**stable, **canary}}
+
+
+def _condition(name: str, said: bool) -> Object:
+    return {"type": name, "status": "True" if said else "False"}
+
+
+def _healthy(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=5, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False

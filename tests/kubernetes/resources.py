@@ -1,0 +1,128 @@
+"""The kinds that a cluster of ours has. More are registered with ``KubernetesServer.register``."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tests.kubernetes.objects import Resource
+
+WORKFLOW_FIELDS: Final = frozenset(
+    [
+        "activeDeadlineSeconds",
+        "affinity",
+        "archiveLogs",
+        "arguments",
+        "artifactGC",
+        "artifactRepositoryRef",
+        "automountServiceAccountToken",
+        "dnsConfig",
+        "dnsPolicy",
+        "entrypoint",
+        "executor",
+        "hooks",
+        "hostAliases",
+        "hostNetwork",
+        "imagePullSecrets",
+        "metrics",
+        "nodeSelector",
+        "onExit",
+        "parallelism",
+        "podDisruptionBudget",
+        "podGC",
+        "podMetadata",
+        "podPriorityClassName",
+        "podSpecPatch",
+        "priority",
+        "retryStrategy",
+        "schedulerName",
+        "securityContext",
+        "serviceAccountName",
+        "shutdown",
+        "suspend",
+        "synchronization",
+        "templateDefaults",
+        "templates",
+        "tolerations",
+        "ttlStrategy",
+        "volumeClaimGC",
+        "volumeClaimTemplates",
+        "volumes",
+        "workflowMetadata",
+        "workflowTemplateRef",
+    ]
+)
+"""Of WorkflowSpec in Argo Workflows 4.1."""
+
+
+def _workflow(each: dict[str, Any]) -> str:
+    spec = each.get("spec")
+    if not isinstance(spec, dict):
+        return "spec: Required value"
+    unknown = sorted(spec.keys() - WORKFLOW_FIELDS)
+    if unknown:
+        return f"strict decoding error: unknown field spec.{unknown[0]}"
+    for parameter in spec.get("arguments", {}).get("parameters", []):
+        if not isinstance(parameter.get("value", ""), str):
+            return f"spec.arguments.parameters[{parameter.get('name')}].value: must be a string"
+    if "workflowTemplateRef" not in spec and "entrypoint" not in spec:
+        return "spec.entrypoint: Required value"
+    return ""
+
+
+CORE: Final = (
+    Resource("v1", "Namespace", "namespaces", namespaced=False, status=True),
+    Resource("v1", "Node", "nodes", namespaced=False, status=True),
+    Resource(
+        "v1", "Pod", "pods", status=True, fields=frozenset({"metadata.name", "metadata.namespace", "status.phase"})
+    ),
+    Resource("v1", "Event", "events", fields=frozenset({"metadata.name", "involvedObject.name"})),
+    Resource("v1", "ConfigMap", "configmaps"),
+    Resource("v1", "Secret", "secrets"),
+    Resource("v1", "Service", "services", status=True),
+    Resource("v1", "ServiceAccount", "serviceaccounts"),
+    Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims", status=True),
+    Resource("v1", "PersistentVolume", "persistentvolumes", namespaced=False, status=True),
+    Resource("v1", "ResourceQuota", "resourcequotas", status=True),
+    Resource("v1", "LimitRange", "limitranges"),
+    Resource("apps/v1", "Deployment", "deployments", status=True),
+    Resource("batch/v1", "Job", "jobs", status=True),
+    Resource("batch/v1", "CronJob", "cronjobs", status=True),
+    Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", status=True),
+    Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
+    Resource("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False),
+    Resource("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False),
+    Resource("rbac.authorization.k8s.io/v1", "Role", "roles"),
+    Resource("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings"),
+    Resource("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles", namespaced=False),
+    Resource("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False),
+    Resource("authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False),
+    Resource(
+        "apiextensions.k8s.io/v1",
+        "CustomResourceDefinition",
+        "customresourcedefinitions",
+        namespaced=False,
+        status=True,
+    ),
+)
+ARGO: Final = (
+    Resource("argoproj.io/v1alpha1", "Workflow", "workflows", check=_workflow),
+    Resource("argoproj.io/v1alpha1", "WorkflowTemplate", "workflowtemplates"),
+    Resource("argoproj.io/v1alpha1", "CronWorkflow", "cronworkflows"),
+    Resource("argoproj.io/v1alpha1", "EventSource", "eventsources", status=True),
+    Resource("argoproj.io/v1alpha1", "EventBus", "eventbus", status=True),
+    Resource("argoproj.io/v1alpha1", "Sensor", "sensors", status=True),
+)
+SERVING: Final = (
+    Resource("serving.kserve.io/v1beta1", "InferenceService", "inferenceservices", status=True),
+    Resource("serving.kserve.io/v1alpha1", "ServingRuntime", "servingruntimes"),
+    Resource("serving.kserve.io/v1alpha1", "ClusterServingRuntime", "clusterservingruntimes", namespaced=False),
+    Resource("serving.kserve.io/v1alpha2", "LLMInferenceService", "llminferenceservices", status=True),
+    Resource("gateway.networking.k8s.io/v1", "Gateway", "gateways", status=True),
+    Resource("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes", status=True),
+    Resource("keda.sh/v1alpha1", "ScaledObject", "scaledobjects", status=True),
+    Resource("keda.sh/v1alpha1", "TriggerAuthentication", "triggerauthentications", status=True),
+    Resource("monitoring.coreos.com/v1", "PodMonitor", "podmonitors"),
+    Resource("monitoring.coreos.com/v1", "ServiceMonitor", "servicemonitors"),
+    Resource("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules"),
+)
+RESOURCES: Final = (*CORE, *ARGO, *SERVING)

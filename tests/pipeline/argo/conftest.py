@@ -1,0 +1,76 @@
+"""A cluster with Argo Workflows and our template, in process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from argo_bench import Seen, connected, environment_of
+
+from pipeline.config import RunConfig, load
+from pipeline.definition import arguments, workflow_template
+from stages.cluster import Cluster
+from tests.kubernetes import KubernetesServer, WorkflowController
+
+LIKE = "kind"
+"""The platform that the tests' own is made from."""
+Slipway = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def server() -> Iterator[KubernetesServer]:
+    with KubernetesServer() as server:
+        yield server
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    path = tmp_path / "test.yaml"
+    data = load(chosen={"platform": LIKE}).platform.model_dump(mode="json", exclude={"name"})
+    path.write_text(yaml.safe_dump(data | {"namespace": "default", "retries": {"limit": 2, "backoff_s": 1}}))
+    return load(chosen={"platform": str(path)})
+
+
+@pytest.fixture
+def installed(server: KubernetesServer, config: RunConfig) -> KubernetesServer:
+    server.put(workflow_template(config))
+    return server
+
+
+@pytest.fixture
+def argo(installed: KubernetesServer) -> WorkflowController:
+    """Everything succeeds, unless the test changes the script."""
+    return WorkflowController(installed)
+
+
+@pytest.fixture
+def cluster(server: KubernetesServer, tmp_path: Path) -> Cluster:
+    return connected(server, tmp_path, patience_s=5.0)
+
+
+@pytest.fixture
+def given(config: RunConfig) -> dict[str, str]:
+    """The arguments of a run of org/name."""
+    return arguments(config, "org/name", "main", serve=True)
+
+
+@pytest.fixture
+def slipway(server: KubernetesServer, config: RunConfig, tmp_path: Path) -> Slipway:
+    """The command line as a process of its own, with a kubeconfig for the server and the test's platform."""
+    return lambda *arguments, **environment: subprocess.run(
+        [sys.executable, "-m", "pipeline", *arguments],
+        env=environment_of(server, tmp_path) | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()

@@ -1,0 +1,354 @@
+"""Runs on a cluster from submission to end: what is told meanwhile, and how each kind of failure ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from argo_bench import Seen, connected
+
+from pipeline.argo.follow import follow
+from pipeline.argo.runs import ClusterRun, again, find, read_logs, stop
+from pipeline.argo.submission import submit
+from pipeline.runs import failure
+from stages.cluster import Cluster
+from stages.errors import AccessDenied, ClusterUnavailable, ConfigError, MissingRun, NotInstalled, UnknownName
+from tests.kubernetes import KubernetesServer, Outcome, WorkflowController
+
+
+def started(cluster: Cluster, given: dict[str, str]) -> str:
+    workflow, _ = submit(cluster, given)
+    return str(workflow["metadata"]["name"])
+
+
+def ended(cluster: Cluster, given: dict[str, str], seen: Seen) -> ClusterRun:
+    return ClusterRun(follow(cluster, started(cluster, given), seen, patience_s=5.0))
+
+
+def until(condition: object) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_run_is_followed_task_by_task_to_its_winner(argo: WorkflowController, cluster, given, seen):
+    argo.script["resolve"] = [Outcome(cached=True, outputs={"commit": "abc"})]
+    argo.script["select"] = [Outcome(outputs={"winner": "awq", "reason": "awq is best", "release": "1-awq"})]
+    argo.script["serve"] = [Outcome(outputs={"url": "http://models.example"})]
+    run = ended(cluster, given, seen)
+    assert run.state.phase == "Succeeded"
+    document = run.document()
+    assert (document["winner"], document["reason"], document["url"]) == ("awq", "awq is best", "http://models.example")
+    assert [node.name for node in run.state.nodes][:2] == ["resolve", "acquire"]
+    assert {node.phase for node in run.state.nodes} <= {"Succeeded", "Skipped"}
+    assert run.state.node("onExit").phase == run.state.node("serve").phase == "Succeeded"
+    assert seen.of("resolve")[-1] == ("Cached", "")
+    assert seen.of("acquire")[-1] == ("Succeeded", "")
+    assert seen.last == run.state
+    assert argo.server.mistakes == []
+
+
+def test_what_is_submitted_names_the_installed_template_and_carries_every_argument(argo, cluster, given):
+    workflow = argo.server.find("Workflow", started(cluster, given))
+    assert workflow["spec"]["workflowTemplateRef"] == {"name": "slipway"}
+    parameters = {each["name"]: each["value"] for each in workflow["spec"]["arguments"]["parameters"]}
+    assert parameters == given
+
+
+def test_a_stage_that_fails_gives_its_message_hint_and_exit_code(argo, cluster, given, seen):
+    said = "error: org/name is gated\n  hint: ask for access"
+    argo.script["acquire"] = [Outcome.failed(12, said)]
+    run = ended(cluster, given, seen)
+    error = failure(run.state)
+    assert run.state.phase == "Failed"
+    assert str(error) == "acquire: org/name is gated"
+    assert error.hint.startswith("ask for access; slipway logs slipway-")
+    assert error.exit_code == 12
+    assert run.state.node("acquire").attempts == 1
+    assert seen.of("select")[-1][0] == "Omitted"
+    assert run.state.node("onExit").phase == "Succeeded"
+
+
+def test_a_failed_variant_does_not_fail_the_run(argo, cluster, given, seen):
+    argo.script["optimize-awq"] = [Outcome.failed(20, "error: this architecture is not known")]
+    run = ended(cluster, given, seen)
+    assert run.state.phase == "Succeeded"
+    assert run.state.culprit is None
+    assert run.state.node("optimize-awq").message == "this architecture is not known"
+
+
+@pytest.mark.parametrize("outcome", [Outcome.killed(), Outcome.preempted(), Outcome.failed(75, "error: busy")])
+def test_a_pod_that_is_killed_preempted_or_ends_with_75_is_tried_again(argo, cluster, given, seen, outcome):
+    argo.script["optimize-awq"] = [outcome, Outcome()]
+    run = ended(cluster, given, seen)
+    assert run.state.phase == "Succeeded"
+    assert run.state.node("optimize-awq").attempts == 2
+    waiting = [message for phase, message in seen.of("optimize-awq") if phase == "Running" and message]
+    assert any("Backoff" in message for message in waiting)
+
+
+def test_a_pod_that_is_preempted_too_often_fails_the_run_with_the_reason(argo, cluster, given, seen):
+    argo.script["acquire"] = [Outcome.preempted()]
+    run = ended(cluster, given, seen)
+    error = failure(run.state)
+    assert run.state.node("acquire").attempts == 3
+    assert "Preempted" in str(error)
+    assert error.exit_code == 1
+
+
+def test_out_of_memory_is_not_tried_again_and_says_what_to_do(argo, cluster, given, seen):
+    argo.script["optimize-fp16"] = [Outcome.out_of_memory()]
+    run = ended(cluster, given, seen)
+    error = failure(run.state)
+    assert run.state.node("optimize-fp16").attempts == 1
+    assert error.exit_code == 137
+    assert str(error) == "optimize-fp16: OOMKilled (exit code 137)"
+    assert "more memory" in error.hint
+
+
+def test_a_run_in_the_queue_is_pending_with_the_reason_and_not_taken_for_an_end(argo, cluster, given, seen):
+    argo.held["model-org--name"] = "another run"
+    name = started(cluster, given)
+    results: list[ClusterRun] = []
+    thread = threading.Thread(target=lambda: results.append(ClusterRun(follow(cluster, name, seen))))
+    thread.start()
+    until(lambda: any("Mutex/model-org--name" in message for _, message in seen.runs))
+    assert seen.runs[-1] == ("Pending", "Waiting for default/Mutex/model-org--name lock. Lock status: 0/1")
+    assert not results
+    del argo.held["model-org--name"]
+    thread.join(timeout=20)
+    assert results[0].state.phase == "Succeeded"
+
+
+def test_a_lost_connection_is_survived(argo, cluster, given, seen):
+    go_on = threading.Event()
+    argo.script["acquire"] = [Outcome(until=go_on)]
+    name = started(cluster, given)
+    results: list[ClusterRun] = []
+    thread = threading.Thread(target=lambda: results.append(ClusterRun(follow(cluster, name, seen, patience_s=30.0))))
+    thread.start()
+    until(lambda: ("Running", "") in seen.of("acquire"))
+    argo.server.stop()
+    go_on.set()
+    until(lambda: any("does not answer" in message for _, message in seen.runs))
+    argo.server.start()
+    thread.join(timeout=30)
+    assert results[0].state.phase == "Succeeded"
+    assert seen.of("acquire")[-1] == ("Succeeded", "")
+
+
+def test_an_api_that_never_comes_back_ends_the_following_and_not_the_run(argo, tmp_path: Path, given, seen):
+    cluster = connected(argo.server, tmp_path, patience_s=0.5)
+    argo.script["acquire"] = [Outcome(until=threading.Event())]
+    name = started(cluster, given)
+    threading.Timer(0.3, argo.server.stop).start()
+    with pytest.raises(ClusterUnavailable, match="does not answer"):
+        follow(cluster, name, seen, patience_s=0.5)
+    assert argo.server.find("Workflow", name)["status"]["phase"] in ("", "Running")
+
+
+def test_an_expired_watch_is_listed_anew(argo, cluster, given, seen):
+    go_on = threading.Event()
+    argo.script["acquire"] = [Outcome(until=go_on)]
+    name = started(cluster, given)
+    results: list[ClusterRun] = []
+    thread = threading.Thread(target=lambda: results.append(ClusterRun(follow(cluster, name, seen))))
+    thread.start()
+    until(lambda: ("Running", "") in seen.of("acquire"))
+    lists = len(argo.server.requests_for("list", "*/workflows"))
+    argo.server.expire_watches()
+    go_on.set()
+    thread.join(timeout=20)
+    assert results[0].state.phase == "Succeeded"
+    assert len(argo.server.requests_for("list", "*/workflows")) > lists
+
+
+def test_throttling_is_respected(argo, cluster, given, seen):
+    argo.server.fail("create", "*/workflows", 429, retry_after=1)
+    argo.server.fail("list", "*/workflows", 429, retry_after=1)
+    before = time.monotonic()
+    run = ended(cluster, given, seen)
+    assert run.state.phase == "Succeeded"
+    assert time.monotonic() - before >= 2
+    assert len(argo.server.requests_for("create", "*/workflows")) == 2
+
+
+def test_a_busy_api_while_following_is_survived(argo, cluster, given, seen):
+    argo.server.fail("watch", "*/workflows", 503, times=2)
+    assert ended(cluster, given, seen).state.phase == "Succeeded"
+    assert len(argo.server.requests_for("watch", "*/workflows")) >= 3
+
+
+def test_a_deleted_workflow_is_said(argo, cluster, given, seen):
+    argo.script["acquire"] = [Outcome(until=threading.Event())]
+    name = started(cluster, given)
+    threading.Timer(0.3, argo.server.remove, ("Workflow", name)).start()
+    with pytest.raises(MissingRun, match="deleted"):
+        follow(cluster, name, seen)
+
+
+def test_the_same_run_is_not_started_twice(argo, cluster, given):
+    argo.script["acquire"] = [Outcome(until=threading.Event())]
+    first, new = submit(cluster, given)
+    assert new
+    second, new = submit(cluster, given | {"resolve-key": "of --refresh"})
+    assert not new
+    assert second["metadata"]["name"] == first["metadata"]["name"]
+    assert len(argo.server.all("Workflow")) == 1
+
+
+def test_force_starts_another_one_and_so_does_another_argument(argo, cluster, given):
+    argo.script["acquire"] = [Outcome(until=threading.Event())]
+    names = {started(cluster, given), submit(cluster, given, force=True)[0]["metadata"]["name"]}
+    names.add(started(cluster, given | {"revision": "v2"}))
+    assert len(names) == 3
+
+
+def test_an_ended_run_is_started_anew_under_a_new_name(argo, cluster, given, seen):
+    first = ended(cluster, given, seen)
+    second, new = submit(cluster, given)
+    assert new
+    assert second["metadata"]["name"] == first.id.removesuffix("-1") + "-2"
+
+
+def test_a_lost_answer_to_the_submission_makes_no_second_workflow(argo, cluster, given):
+    argo.server.lose_answer("create", "*/workflows")
+    workflow, new = submit(cluster, given)
+    assert new
+    assert [each["metadata"]["name"] for each in argo.server.all("Workflow")] == [workflow["metadata"]["name"]]
+    assert len(argo.server.requests_for("create", "*/workflows")) == 2
+
+
+def test_of_many_submitters_at_once_one_wins_and_the_others_follow_its_run(argo, tmp_path, given):
+    argo.script["acquire"] = [Outcome(until=threading.Event())]
+    results: list[tuple[str, bool]] = []
+    together = threading.Barrier(4, timeout=10)
+
+    def one(cluster: Cluster) -> None:
+        together.wait()
+        workflow, new = submit(cluster, given)
+        results.append((workflow["metadata"]["name"], new))
+
+    clusters = [connected(argo.server, tmp_path, patience_s=5.0) for _ in range(4)]
+    threads = [threading.Thread(target=one, args=(cluster,)) for cluster in clusters]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert len(results) == 4
+    assert len({name for name, _ in results}) == 1
+    assert [new for _, new in results].count(True) == 1
+
+
+def test_what_is_forbidden_is_said_and_nothing_started(argo, cluster, given):
+    argo.server.forbidden.add(("create", "workflows"))
+    with pytest.raises(AccessDenied, match=r"cannot create resource .workflows.") as refused:
+        submit(cluster, given)
+    assert "slipway doctor --engine argo" in refused.value.hint
+    assert argo.server.all("Workflow") == []
+
+
+def test_a_login_that_is_not_accepted_is_said(argo, tmp_path, given):
+    with pytest.raises(AccessDenied, match="does not accept this login"):
+        submit(connected(argo.server, tmp_path, patience_s=5.0, token="wrong"), given)
+
+
+def test_without_the_template_or_argo_it_says_what_to_install(server: KubernetesServer, cluster, tmp_path, given):
+    with pytest.raises(NotInstalled, match="template slipway is not installed") as missing:
+        submit(cluster, given)
+    assert "slipway install" in missing.value.hint
+    for plural in ("workflows", "workflowtemplates", "cronworkflows", "eventsources", "eventbus", "sensors"):
+        server.unregister("argoproj.io/v1alpha1", plural)
+    with pytest.raises(NotInstalled, match="knows no WorkflowTemplate") as missing:
+        submit(connected(server, tmp_path, patience_s=5.0), given)
+    assert "Argo Workflows 4" in missing.value.hint
+
+
+def test_another_versions_template_is_refused(argo, cluster, given):
+    template = argo.server.find("WorkflowTemplate", "slipway")
+    parameters = template["spec"]["arguments"]["parameters"]
+    template["spec"]["arguments"]["parameters"] = [each for each in parameters if each["name"] != "workload"]
+    argo.server.put(template)
+    with pytest.raises(NotInstalled, match="no parameter workload"):
+        submit(cluster, given)
+
+
+def test_a_stopped_run_ends_with_its_report(argo, cluster, given, seen):
+    argo.script["acquire"] = [Outcome(until=threading.Event())]
+    name = started(cluster, given)
+    threading.Timer(0.3, lambda: stop(cluster, find(cluster, name))).start()
+    run = ClusterRun(follow(cluster, name, seen))
+    assert run.state.phase == "Failed"
+    assert run.state.message == "Stopped with strategy 'Stop'"
+    assert run.state.node("onExit").phase == "Succeeded"
+    assert stop(cluster, run) is False
+
+
+def test_a_retried_run_has_the_same_arguments(argo, cluster, given, seen):
+    argo.script["acquire"] = [Outcome.failed(15, "error: the volume is full"), Outcome()]
+    run = ended(cluster, given, seen)
+    workflow, new = again(cluster, run)
+    assert new
+    assert ClusterRun(workflow).state.arguments == given
+    assert ClusterRun(follow(cluster, workflow["metadata"]["name"], seen)).state.phase == "Succeeded"
+
+
+def test_a_change_by_somebody_else_in_between_is_a_conflict_that_says_so(argo, cluster, given):
+    from stages.errors import Conflict
+    from stages.kinds import WORKFLOWS
+
+    name = started(cluster, given)
+    change = {"metadata": {"resourceVersion": "1"}, "spec": {"shutdown": "Stop"}}
+    with pytest.raises(Conflict, match="has been modified"):
+        cluster.merge(WORKFLOWS, name, change)
+
+
+def test_logs_are_read_from_every_attempt(argo, cluster, given, seen):
+    argo.script["optimize-awq"] = [Outcome.failed(75, "error: busy"), Outcome(log=("quantized",))]
+    run = ended(cluster, given, seen)
+    text = "".join(read_logs(cluster, run, "optimize-awq", follow=False))
+    assert text == "error: busy\n\n--- attempt 2 ---\nquantized\n"
+    assert "optimize-awq: quantized\n" in list(read_logs(cluster, run, None, follow=False))
+    with pytest.raises(UnknownName, match="reslove"):
+        next(read_logs(cluster, run, "reslove", follow=False))
+    with pytest.raises(ConfigError, match="one task at a time"):
+        next(read_logs(cluster, run, None, follow=True))
+
+
+def test_followed_logs_go_on_after_a_lost_connection_without_repeating(argo, cluster, given):
+    go_on = threading.Event()
+    argo.script["acquire"] = [Outcome(until=go_on, log=("one",))]
+    run = find(cluster, started(cluster, given))
+    lines: list[str] = []
+    until(lambda: find(cluster, run.id).state.nodes)
+    thread = threading.Thread(
+        target=lambda: lines.extend(read_logs(cluster, find(cluster, run.id), "acquire", follow=True))
+    )
+    thread.start()
+    until(lambda: lines == ["one\n"])
+    (pod,) = [name for _, name in argo.server.logs if "-acquire-" in name]
+    argo.server.cut_watches()
+    until(lambda: len(argo.server.requests_for("get", "*/log")) >= 2)
+    argo.server.logs["default", pod].append("two")
+    go_on.set()
+    thread.join(timeout=20)
+    assert lines == ["one\n", "two\n"]
+
+
+def test_logs_of_pods_that_are_gone_say_so(argo, cluster, given, seen):
+    run = ended(cluster, given, seen)
+    for pod in argo.server.all("Pod"):
+        argo.server.remove("Pod", pod["metadata"]["name"])
+    with pytest.raises(MissingRun, match="its pods are gone"):
+        list(read_logs(cluster, run, "acquire", follow=False))
+
+
+def test_a_run_is_found_by_the_beginning_of_its_name(argo, cluster, given, seen):
+    run = ended(cluster, given, seen)
+    assert find(cluster, "latest").id == find(cluster, run.id[:15]).id == run.id
+    with pytest.raises(MissingRun, match="'nothing' is not a run in namespace default") as missing:
+        find(cluster, "nothing")
+    assert run.id in missing.value.hint

@@ -1,0 +1,127 @@
+"""A Workflow's status as a run's state, from statuses as Argo writes them."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.argo.status import ended, run_state
+
+SPEC = {
+    "entrypoint": "main",
+    "onExit": "report",
+    "templates": [
+        {
+            "name": "main",
+            "dag": {
+                "tasks": [
+                    {"name": "last", "template": "inner", "depends": "first.Succeeded"},
+                    {"name": "first", "template": "work"},
+                ]
+            },
+        },
+        {"name": "inner", "dag": {"tasks": [{"name": "part", "template": "work"}]}},
+        {"name": "work", "container": {"image": "one"}},
+        {"name": "report", "container": {"image": "one"}},
+    ],
+}
+
+
+def workflow(*nodes: dict[str, Any], **status: Any) -> dict[str, Any]:
+    by_id = {each["id"]: each for each in nodes}
+    return {
+        "metadata": {"name": "run", "namespace": "default"},
+        "spec": {
+            "workflowTemplateRef": {"name": "slipway"},
+            "arguments": {"parameters": [{"name": "a", "value": "1"}]},
+        },
+        "status": {"storedWorkflowTemplateSpec": SPEC, "nodes": by_id, "phase": "Running"} | status,
+    }
+
+
+def node(path: str, phase: str, type_: str = "Pod", **more: Any) -> dict[str, Any]:
+    name = f"run.{path}" if path else "run"
+    return {"id": f"id-{path}", "name": name, "displayName": path, "type": type_, "phase": phase} | more
+
+
+def test_a_workflow_that_the_controller_has_not_seen_is_pending():
+    new = {"metadata": {"name": "run"}, "spec": {"workflowTemplateRef": {"name": "slipway"}}}
+    state = run_state(new)
+    assert (state.phase, state.nodes, state.started_at) == ("Pending", [], None)
+    assert not ended(new)
+
+
+def test_the_live_view_shows_a_run_whose_tasks_are_not_known_yet():
+    from rich.console import Console
+
+    from pipeline.local.progress import Tree
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    queued = run_state({"metadata": {"name": "run"}, "spec": {}, "status": {"message": "waiting for a lock"}})
+    tree = Tree(console, Path("run"))
+    tree.run_changed(queued)
+    tree.finished(queued)
+    assert "waiting for a lock" in console.file.getvalue()
+
+
+def test_tasks_stand_in_dag_order_with_the_exit_handler_last_before_they_start():
+    state = run_state(workflow())
+    assert [(each.name, each.phase) for each in state.nodes] == [
+        ("first", "Pending"),
+        ("last", "Pending"),
+        ("onExit", "Pending"),
+    ]
+    assert state.arguments == {"a": "1"}
+
+
+def test_a_compressed_status_is_read_too():
+    plain = workflow(node("first", "Succeeded"))
+    packed = base64.b64encode(gzip.compress(json.dumps(plain["status"]["nodes"]).encode())).decode()
+    state = run_state(workflow(compressedNodes=packed, nodes={}))
+    assert state.node("first").phase == "Succeeded"
+
+
+def test_what_a_task_holds_follows_it():
+    state = run_state(
+        workflow(
+            node("", "Running", "DAG"),
+            node("last", "Running", "DAG", boundaryID="id-"),
+            node("last.part", "Running", boundaryID="id-last", templateName="work"),
+        )
+    )
+    assert [(each.name, each.kind, each.parent) for each in state.nodes][1:3] == [
+        ("last", "DAG", ""),
+        ("last.part", "Pod", "last"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "hint"),
+    [
+        ("Error (exit code 12): error: gated\n  hint: ask", "gated", "ask"),
+        ("main: Error (exit code 12): a line\nerror: gated\n  hint: ask", "gated", "ask"),
+        ("Error (exit code 1)", "Error (exit code 1)", ""),
+        ("The node was low on resource: memory.", "The node was low on resource: memory.", ""),
+    ],
+)
+def test_a_stages_own_error_is_taken_out_of_what_argo_puts_around_it(said, message, hint):
+    tried = node("first(0)", "Failed", message=said, outputs={"exitCode": "12"}, nodeFlag={"retried": True})
+    retry = node("first", "Failed", "Retry", message="No more retries left", children=["id-first(0)"])
+    state = run_state(workflow(retry, tried, phase="Failed"))
+    first = state.node("first")
+    assert (first.message, first.hint, first.exit_code, first.attempts) == (message, hint, 12, 1)
+    assert state.culprit == "first"
+    assert [each.name for each in state.nodes] == ["first", "last", "onExit"]
+
+
+def test_a_terminated_run_has_no_exit_handler_and_no_exit_code():
+    stopped = node("first", "Failed", message="workflow shutdown with strategy:  Terminate")
+    state = run_state(workflow(stopped, phase="Failed", message="Stopped with strategy 'Terminate'"))
+    assert state.node("onExit").phase == "Omitted"
+    assert state.node("first").exit_code is None

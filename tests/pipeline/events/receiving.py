@@ -1,0 +1,219 @@
+"""The real receiver as a process, an EventSource to forward to, and what registries post as they document it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+SECRET = "the-webhooks-own-secret"
+TOKEN = "the-event-sources-token"
+COMMIT = "575db8b7a51b6f85eb06eee540738584589f131c"
+PUSH: dict[str, Any] = {
+    "event": {"action": "update", "scope": "repo.content"},
+    "repo": {
+        "type": "model",
+        "name": "some-user/some-repo",
+        "id": "6366c000a2abcdf2fd69a080",
+        "private": False,
+        "url": {
+            "web": "https://huggingface.co/some-user/some-repo",
+            "api": "https://huggingface.co/api/models/some-user/some-repo",
+        },
+        "headSha": "c379e821c9c95d613899e8c4343e4bfee2b0c600",
+        "owner": {"id": "61d2000c3c2083e1c08af22d"},
+    },
+    "updatedRefs": [
+        {"ref": "refs/tags/test", "oldSha": None, "newSha": COMMIT},
+        {"ref": "refs/heads/main", "oldSha": "ce9a4674fa833a68d5a73ec355f0ea95eedd60b7", "newSha": COMMIT},
+    ],
+    "webhook": {"id": "6390e855e30d9209411de93b", "version": 3},
+}
+"""The values of https://huggingface.co/docs/hub/webhooks, the tag before the branch."""
+HARBOR_PUSH: dict[str, Any] = {
+    "type": "PUSH_ARTIFACT",
+    "occur_at": 1680501893,
+    "operator": "robot$models+push",
+    "event_data": {
+        "resources": [
+            {
+                "digest": "sha256:954b378c375d852eb3c63ab88978f640b4348b01c1b3456a024a81536dafbbf4",
+                "tag": COMMIT,
+                "resource_url": f"harbor.example.com/models/some-user/some-repo:{COMMIT}",
+            }
+        ],
+        "repository": {
+            "date_created": 1680501893,
+            "name": "some-user/some-repo",
+            "namespace": "models",
+            "repo_full_name": "models/some-user/some-repo",
+            "repo_type": "private",
+        },
+    },
+}
+"""As https://goharbor.io/docs/latest/working-with-projects/project-configuration/configure-webhooks has it, with the
+names of a model."""
+NOT_OURS: dict[str, tuple[dict[str, Any], str]] = {
+    "a data set": ({"repo.type": "dataset"}, "repo.type is 'dataset'"),
+    "a space": ({"repo.type": "space"}, "repo.type is 'space'"),
+    "another branch": ({"updatedRefs": [{"ref": "refs/heads/dev", "oldSha": None, "newSha": COMMIT}]}, "not there"),
+    "a tag": ({"updatedRefs": [{"ref": "refs/tags/v1", "oldSha": None, "newSha": COMMIT}]}, "not there"),
+    "a pull request": ({"updatedRefs": [{"ref": "refs/pr/7", "oldSha": None, "newSha": COMMIT}]}, "not there"),
+    "a branch called like main": ({"updatedRefs": [{"ref": "refs/heads/main2", "newSha": COMMIT}]}, "not there"),
+    "main deleted": ({"updatedRefs": [{"ref": "refs/heads/main", "oldSha": COMMIT, "newSha": None}]}, "is null"),
+    "no refs": ({"updatedRefs": {}}, "not there"),
+    "a discussion": ({"event.scope": "discussion"}, "event.scope is 'discussion'"),
+    "a change of settings": ({"event.scope": "repo.config"}, "event.scope is 'repo.config'"),
+    "a scope that only looks alike": ({"event.scope": "repoXcontent"}, "event.scope is 'repoXcontent'"),
+    "a line break after the scope": ({"event.scope": "repo.content\n"}, "event.scope is"),
+    "a deleted repository": ({"event.action": "delete"}, "event.action is 'delete'"),
+    "a name that leads elsewhere": ({"repo.name": "../../etc/passwd"}, "repo.name is '../../etc/passwd'"),
+    "a name without an owner": ({"repo.name": "gpt2"}, "repo.name is 'gpt2'"),
+    "a commit that is none": ({"updatedRefs": [{"ref": "refs/heads/main", "newSha": "main"}]}, "is 'main'"),
+    "a repo that is a list": ({"repo": []}, "repo.type is not there"),
+}
+"""Changes to PUSH, and what is said of them."""
+
+
+def changed(payload: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """*payload* with other values at some paths."""
+    whole = copy.deepcopy(payload)
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        place = whole
+        for part in parents:
+            place = place[part]
+        place[last] = value
+    return whole
+
+
+def push(name: str = "some-user/some-repo", commit: str = COMMIT) -> dict[str, Any]:
+    return changed(PUSH, {"repo.name": name, "updatedRefs": [{"ref": "refs/heads/main", "newSha": commit}]})
+
+
+@dataclass
+class EventSource:
+    """Keeps what Argo Events' webhook would put into its bus; asks for the token as that does."""
+
+    token: str = TOKEN
+    statuses: list[int] = field(default_factory=list)
+    """What the next requests are answered with, before all is well."""
+    hold: threading.Event | None = None
+    """Requests wait for it."""
+    events: list[Any] = field(default_factory=list)
+    seen: list[dict[str, str]] = field(default_factory=list)
+    """The headers of each request."""
+    reached: threading.Event = field(default_factory=threading.Event)
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
+        self._server.daemon_threads = True
+        self.port = int(self._server.server_address[1])
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/huggingface"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        source = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                content = self.rfile.read(int(self.headers["Content-Length"]))
+                source.seen.append({name.lower(): value for name, value in self.headers.items()})
+                source.reached.set()
+                if source.hold:
+                    source.hold.wait(10)
+                status = source.statuses.pop(0) if source.statuses else 200
+                if self.headers["Authorization"] != f"Bearer {source.token}":
+                    status = 401
+                if status == 200:
+                    source.events.append(json.loads(content))
+                self.send_response(status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        return Handler
+
+
+@dataclass
+class Receiver:
+    process: subprocess.Popen[str]
+    url: str
+    lines: list[str]
+
+    def post(self, payload: Any, *, secret: str | None = SECRET, **options: Any) -> httpx.Response:
+        headers = {} if secret is None else {"X-Webhook-Secret": secret}
+        return httpx.post(self.url, json=payload, headers=headers, timeout=30, trust_env=False, **options)
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url.replace("/huggingface", path), timeout=30, trust_env=False)
+
+    def said(self, text: str) -> str:
+        """The first line of its log with *text*, waited for."""
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            if found := next((line for line in self.lines if text in line), None):
+                return found
+            time.sleep(0.01)
+        raise AssertionError(f"{text!r} was not said, but {self.lines}")
+
+
+def environment(**variables: str) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")}
+    return clean | {"SLIPWAY_WEBHOOK_SECRET": SECRET, "SLIPWAY_EVENTS_TOKEN": TOKEN} | variables
+
+
+@contextlib.contextmanager
+def receiver(forward_to: str, *arguments: str, allow: str = "some-user/*", **variables: str) -> Iterator[Receiver]:
+    """``slipway receive`` on a free port. At its end it must have been silent about both secrets."""
+    command = [sys.executable, "-m", "pipeline", "receive", "--port", "0", "--forward-to", forward_to, *arguments]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=environment(SLIPWAY_ALLOW=allow, **variables)
+    )
+    lines: list[str] = []
+    assert process.stderr is not None
+    reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
+    reader.start()
+    made = Receiver(process, "", lines)
+    try:
+        listening = re.search(r"listening on (\S+)", made.said("listening on"))
+        assert listening
+        made.url = listening[1]
+        yield made
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        reader.join(10)
+        process.stderr.close()
+    assert not [line for line in lines if SECRET in line or TOKEN in line]
+
+
+def written(folder: Path, payload: Any) -> Path:
+    path = folder / "event.json"
+    path.write_text(json.dumps(payload))
+    return path

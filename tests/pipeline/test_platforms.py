@@ -1,0 +1,67 @@
+"""Platforms: files that extend another one, and what a stage's pod gets of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.config import load
+from stages.errors import ConfigError
+
+MINE = """\
+extends: {base}
+claim: mine
+cluster:
+  gpu_pods: 1
+stages:
+  evaluate: {{memory: 96Gi}}
+"""
+
+
+def platform(folder, text):
+    file = folder / "mine.yaml"
+    file.write_text(text)
+    return load(chosen={"platform": str(file)}).platform
+
+
+def test_a_platform_of_ones_own_extends_one_of_ours_field_by_field(tmp_path):
+    ours, mine = load(chosen={"platform": "cluster"}).platform, platform(tmp_path, MINE.format(base="cluster"))
+    assert (mine.name, mine.claim, mine.namespace) == ("mine", "mine", ours.namespace)
+    assert mine.stages.evaluate == ours.stages.evaluate.model_copy(update={"memory": "96Gi"})
+    assert mine.stages.optimize == ours.stages.optimize
+    assert mine.cluster == ours.cluster.model_copy(update={"gpu_pods": 1})
+
+
+def test_a_platform_may_extend_its_neighbour(tmp_path):
+    (tmp_path / "near.yaml").write_text(
+        "namespace: near\nimage: x\nclaim: y\nstages:\n"
+        + "".join(
+            f"  {stage}: {{cpu: '1', memory: 1Gi, deadline_s: 9}}\n"
+            for stage in ("resolve", "acquire", "optimize", "evaluate", "select", "serve", "report")
+        )
+    )
+    assert platform(tmp_path, "extends: near\nclaim: mine\n").namespace == "near"
+
+
+def test_what_is_extended_has_to_be_there(tmp_path):
+    with pytest.raises(ConfigError, match="platform to extend 'clutser'") as error:
+        platform(tmp_path, MINE.format(base="clutser"))
+    assert "cluster" in str(error.value)
+
+
+def test_all_cores_mean_nothing_on_a_cluster(tmp_path):
+    with pytest.raises(ConfigError, match="one machine only: evaluate"):
+        platform(tmp_path, "extends: cluster\nstages:\n  evaluate: {cpu: all}\n")
+
+
+@pytest.mark.parametrize("name", ["eks", "gke", "aks", "onprem"])
+def test_all_variants_are_measured_on_one_type_of_gpu(name):
+    chosen = load(chosen={"platform": name}).platform
+    assert chosen.nodes_of(chosen.stages.evaluate).selector
+    assert chosen.stages.evaluate.gpus == 1
+    assert not chosen.stages.evaluate.spot
+
+
+def test_a_stage_without_a_gpu_runs_on_any_node():
+    chosen = load(chosen={"platform": "gke"}).platform
+    assert chosen.nodes_of(chosen.stages.select).selector == {}
+    assert chosen.nodes_of(chosen.stages.select).tolerations == ()

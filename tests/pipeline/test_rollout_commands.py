@@ -1,0 +1,112 @@
+"""``slipway releases``, ``rollback``, ``prune`` and ``rollout`` as a person calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stages import releases
+from stages.rollout.machine import roll_out
+from stages.store import ModelStore
+from tests.serving import REPOSITORY
+from tests.stages.rollout.stage import GOOD, MODEL, NEXT, SETTINGS, Stage
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path)
+    yield made
+    made.target.stop_all()
+
+
+def slipway(store: ModelStore, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline", *arguments, "--store", str(store.root)],
+        cwd=REPOSITORY,
+        env=os.environ | {"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def published(stage: Stage, *names: str) -> None:
+    for name in names:
+        stage.make(name)
+        stage.nominate(name)
+        releases.settle(stage.store, name, serve=False)
+
+
+def test_releases_are_listed_and_rolled_back_without_anything_being_served(stage: Stage) -> None:
+    published(stage, GOOD, NEXT)
+    table = slipway(stage.store, "releases", MODEL).stdout.splitlines()
+    assert [line.split()[0] for line in table] == ["Release", "2", "1"]
+    assert table[1].endswith("production")
+    said = slipway(stage.store, "rollback", MODEL)
+    assert (said.returncode, said.stdout) == (
+        0,
+        f"{GOOD} is in production; nothing was being served: slipway serve {MODEL}\n",
+    )
+    listed = json.loads(slipway(stage.store, "releases", MODEL, "--json").stdout)
+    assert [(each["number"], each["state"]) for each in listed] == [(2, "earlier"), (1, "production")]
+    again = slipway(stage.store, "rollback", MODEL, "--to", "2", "--json")
+    assert json.loads(again.stdout) == {"model": MODEL, "release": NEXT, "served": False}
+    assert stage.reasons() == NEXT
+
+
+def test_a_rollback_without_an_earlier_release_is_a_clear_error(stage: Stage) -> None:
+    published(stage, GOOD)
+    said = slipway(stage.store, "rollback", MODEL)
+    assert said.returncode == 33
+    assert said.stderr == f"error: {MODEL} has no release before {GOOD}\n  hint: slipway releases {MODEL}\n"
+    assert "unknown release '9'" in slipway(stage.store, "rollback", MODEL, "--to", "9").stderr
+
+
+def test_prune_says_what_went_and_what_it_freed(stage: Stage) -> None:
+    names = [f"{number:04d}-awq-{number:012x}" for number in range(1, 6)]
+    published(stage, *names)
+    said = slipway(stage.store, "prune", MODEL, "--keep", "2")
+    assert said.stdout.startswith(f"removed {names[2]}, {names[1]}, {names[0]}; ")
+    assert sorted(path.name for path in stage.store.releases.iterdir()) == names[3:]
+    assert slipway(stage.store, "prune", MODEL).stdout == "nothing to remove: all 2 releases are kept\n"
+    assert slipway(stage.store, "prune", MODEL, "--keep", "0").returncode == 2
+
+
+def test_the_status_shows_state_figures_and_how_to_go_on(stage: Stage) -> None:
+    assert slipway(stage.store, "rollout", "status", MODEL).stdout == f"there was no rollout of {MODEL} yet\n"
+    stage.served()
+    stage.make(NEXT)
+    roll_out(stage.store, stage.target, NEXT, SETTINGS.model_copy(update={"approval": True}))
+    shown = slipway(stage.store, "rollout", "status", MODEL).stdout
+    for line in (
+        f"{NEXT} against {GOOD}",
+        "state     awaiting approval",
+        "steps     10 % [50 %] 100 %",
+        "last look, at 50 %: promote",
+        f"go on: slipway rollout promote {MODEL}",
+    ):
+        assert line in shown
+    assert [line.split()[0] for line in shown.splitlines() if line.rstrip().endswith(" pass")] == [
+        *("requests", "errors", "own", "ttft", "tpot", "speed", "quality"),
+    ]
+    document = json.loads(slipway(stage.store, "rollout", "status", MODEL, "--json").stdout)
+    assert document["rollout"]["state"] == "awaiting approval"
+    assert [each["percent"] for each in document["rollout"]["analyses"]] == [10, 50]
+    assert "window" not in document["rollout"]
+
+
+def test_what_cannot_be_done_is_said_with_the_way_out(stage: Stage) -> None:
+    promoted = slipway(stage.store, "rollout", "promote", MODEL)
+    assert promoted.returncode == 33
+    assert f"slipway rollout start {MODEL}" in promoted.stderr
+    assert slipway(stage.store, "rollout", "abort", MODEL).stdout == f"no rollout of {MODEL} is under way\n"
+    assert slipway(stage.store, "rollout", "start", MODEL).returncode == 33
+    unknown = slipway(stage.store, "prune", MODEL, "--target", "lokal")
+    assert unknown.returncode == 2
+    assert "did you mean 'local'?" in unknown.stderr
