@@ -102,6 +102,7 @@ def end_all(child: int, grace_s: float) -> int:
                 send(pid, signal.SIGTERM)
         left = descendants()
         if not left:
+            status = reap(child) if status is None else status  # it may have ended just now
             return 143 if status is None else status
         if time.monotonic() > deadline:
             for pid in left:
