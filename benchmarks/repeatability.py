@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,8 @@ from stages.errors import ConfigError, MissingRun, NoWinner, RunFailed, SlipwayE
 from stages.evidence import read_samples
 from stages.hub import model_id
 from stages.kept import Basis
-from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE
+from stages.process import contained
+from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE, answer_sigterm
 from stages.records import ACQUIRED, VARIANT, Acquired, Production, Variant
 from stages.select import decide, gather
 from stages.store import STORE_VARIABLE, ModelStore, canonical_json, directory_name, place, place_tree
@@ -39,6 +39,7 @@ Decisions = list[Production | None]
 
 def main() -> None:
     arguments = _arguments()
+    answer_sigterm()
     try:
         repeats = finished(arguments.replayed) if arguments.replayed else measured(arguments)
         chosen = names("profile") if arguments.profiles == "all" else arguments.profiles.split(",")
@@ -47,6 +48,8 @@ def main() -> None:
     except SlipwayError as error:
         print(error.render(), file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def measured(arguments: argparse.Namespace) -> list[ModelStore]:
@@ -81,11 +84,11 @@ def repeat(source: ModelStore, config: RunConfig, target: Path) -> None:
     command = [sys.executable, "-m", "stages.evaluate", "--model", source.model, "--variants", ",".join(variants)]
     command += ["--workload", canonical_json(config.workload), "--serving", canonical_json(config.serving)]
     environment = {name: value for name, value in os.environ.items() if name not in (RUN_VARIABLE, OUTPUTS_VARIABLE)}
-    ended = subprocess.run(
-        command, env=environment | {STORE_VARIABLE: str(work)}, stdout=subprocess.DEVNULL, check=False
-    )
-    if ended.returncode:
-        raise RunFailed(f"the evaluation for {target} failed", hint="see above", exit_code=ended.returncode)
+    given = environment | {STORE_VARIABLE: str(work)}
+    with contained(command, output=sys.stderr.fileno(), environment=given) as evaluating:
+        status = evaluating.wait()
+    if status:
+        raise RunFailed(f"the evaluation for {target} failed", hint="see above", exit_code=status)
     os.replace(work, target)
 
 
