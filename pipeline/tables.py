@@ -41,7 +41,7 @@ def score_table(decision: Production) -> Table:
     alone = sum(not each.excluded for each in decision.candidates) < 2
     title = f"profile {decision.profile['name']}: {decision.winner} is {'the only choice' if alone else sure}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
-    table.add_column("Variant", overflow="ellipsis", no_wrap=True, max_width=18)
+    table.add_column("Variant", overflow="fold", max_width=24)  # the one that gives way where it gets narrow
     table.add_column("Score\n95 %", justify="right", no_wrap=True)
     table.add_column("Wins\nagain", justify="right", no_wrap=True)
     for name, heading in METRIC_HEADINGS.items():

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -21,6 +22,7 @@ from stages import program
 from stages.errors import ConfigError, SlipwayError
 from stages.hub import model_id
 from stages.records import ACQUIRED, VARIANT, Acquired, Evaluation, Production, Record, Variant
+from stages.releases import CANDIDATE_METRICS
 from stages.store import ModelStore, store_root, write_text
 
 TEMPLATE: Final = Path(__file__).with_name("report.html.jinja")
@@ -60,9 +62,9 @@ def collect(store: ModelStore, run_id: str, status: str) -> RunReport:
     """Everything this run left; a part that is missing or damaged is left out rather than fatal."""
     outcomes = program.outcomes(store.run(run_id))
     selected = next((each for each in outcomes if each.stage == "select" and each.result != "failed"), None)
-    decision = _readable(Production, store.production_metrics) if selected else None
-    if decision and selected and decision.key != selected.key:
-        decision = None  # production has moved on since
+    # Either may have moved on since, and a release that was rolled back is in neither's place.
+    read = [_readable(Production, path) for path in (store.production_metrics, store.path / CANDIDATE_METRICS)]
+    decision = next((each for each in read if each and selected and each.key == selected.key), None)
     names = [each.variant for each in outcomes if each.stage == "evaluate" and each.result != "failed"]
     variants = [_readable(Variant, store.optimized(name) / VARIANT) for name in names]
     evaluations = [_readable(Evaluation, store.evaluation(name)) for name in names]
@@ -83,14 +85,49 @@ def render(report: RunReport) -> str:
     """The report as one HTML page without any outside reference."""
     import jinja2
 
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    from stages import report_facts as facts
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters |= {"si": si, "gib": lambda value: f"{value / 2**30:.2f} GiB"}
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    ranking = [each.variant for each in report.decision.candidates] if report.decision else []
-    evaluations = sorted(report.evaluations, key=lambda each: ranking.index(each.variant) if ranking else 0)
+    decision = report.decision
+    candidates = decision.candidates if decision else ()
+    ranking = [each.variant for each in candidates]
+    evaluations = sorted(report.evaluations, key=lambda each: _place(ranking, each.variant))
+    settings = facts.configuration(decision, evaluations, report.variants) if decision else {}
+    names = [*ranking, *(each.variant for each in evaluations), *(each.variant for each in report.variants)]
     return template.render(
-        report=report, evaluations=evaluations, metrics=METRICS, shown=shown, odds=odds, config=_as_json
+        report=report,
+        evaluations=evaluations,
+        by_name={each.variant: each for each in evaluations},
+        measured=[each.variant for each in candidates if each.raw],
+        looks=facts.styles(names),
+        tasks=list({score.task: score for each in evaluations for score in each.quality}.values()),
+        concurrencies=sorted({point.concurrency for each in evaluations for point in each.sweep}),
+        slo=next((each.goodput for each in evaluations if each.goodput), None),
+        costs=any(each.cost for each in candidates),
+        command=facts.command(decision, _source(report)) if decision else "",
+        settings=settings,
+        digest=facts.config_digest(settings),
+        facts=facts,
+        metrics=METRICS,
+        shown=shown,
+        odds=odds,
+        config=_as_json,
     )
+
+
+def _place(ranking: Sequence[str], variant: str) -> tuple[int, bool, str]:
+    """As ranked; without a ranking fp16 first."""
+    return ranking.index(variant) if variant in ranking else len(ranking), variant != "fp16", variant
+
+
+def _source(report: RunReport) -> str:
+    """What ``slipway run`` was given: a name on the Hub, or a local directory."""
+    source = report.base.source if report.base else ""
+    return source.removeprefix("local:") if source.startswith("local:") else report.model
 
 
 def _as_json(value: Any) -> str:

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scoring.profile import Profile
 from stages.errors import DamagedModel
-from stages.evidence import items_of, points, read_samples, rounds, took_turns
+from stages.evidence import changes, intervals, items_of, points, read_samples, rounds, took_turns
 from stages.records import SAMPLES_SUFFIX, Drift, Evaluation, Goodput, Price, Speed
 from stages.select import select
 from stages.store import ModelStore
@@ -153,3 +154,18 @@ def test_a_line_without_its_figure_is_named_as_damage(store):
     assert len(rounds(lines, evaluation)[0].latencies_ms) == 7
     with pytest.raises(DamagedModel, match="not what was written"):
         rounds([line | {"output_tokens": "many"} for line in lines], evaluation)
+
+
+def test_an_interval_holds_its_value_and_95_percent_of_the_draws():
+    drawn = {"latency": np.linspace(0, 1000, 1001), "throughput": np.array([4.0, 5.0])}
+    found = intervals({"latency": 500.0, "throughput": 6.0, "memory": 1.0}, drawn)
+    assert (found["latency"].low, found["latency"].high) == pytest.approx((25, 975))
+    assert found["throughput"].high == 6
+    assert found.keys() == {"latency", "throughput"}
+
+
+def test_what_moves_both_alike_is_no_change_and_what_is_counted_is_exact():
+    drawn = np.array([90.0, 100.0, 110.0])
+    values, whole = {"latency": 200.0, "memory": 40.0}, {"latency": 100.0, "memory": 100.0, "quality": 0.0}
+    found = changes(values, whole, {"latency": 2 * drawn}, {"latency": drawn})
+    assert [(each.value, each.low, each.high) for each in found.values()] == [(1, 1, 1), (-0.6, -0.6, -0.6)]

@@ -82,7 +82,8 @@ def test_all_concurrencies_have_the_same_room_and_percentiles_their_height():
 def test_a_bar_is_as_long_as_its_score():
     svg = score_bars("plot", "t", [bar("a", 0.3, 0.6), bar("b", 0.2, 0.25)])
     widths = [float(each) for each in re.findall(r'<rect[^>]* width="([\d.]+)"', svg)]
-    scale = (widths[0] + widths[1]) / 0.9
+    grid = [float(each) for each in re.findall(r'<line class="grid" x1="([\d.]+)"', svg)]
+    scale = max(grid) - min(grid)
     assert widths == pytest.approx([0.3 * scale, 0.6 * scale, 0.2 * scale, 0.25 * scale], abs=0.05)
 
 

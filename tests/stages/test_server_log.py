@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stages.errors import MeasurementFailed
-from stages.server_log import ServerLog, error_in, facts, last_line
+from stages.server_log import ServerLog, error_in, facts, fallbacks, last_line
 
 QUANTIZED = """\
 (APIServer pid=6424) INFO 11-21 03:28:38 [model.py:733] Resolved architecture: LlamaForCausalLM
@@ -105,3 +105,12 @@ def test_what_an_earlier_server_wrote_into_the_log_does_not_count(tmp_path: Path
     with log.open("a") as file:
         file.write(USAGE)
     assert later.cause() == "error: unrecognized arguments: --nonsense 3"
+
+
+def test_what_the_engine_fell_back_to_is_told_once_and_without_its_prefix():
+    said = "Layer 'x' is not supported by Marlin. Falling back to unoptimized AWQ kernels."
+    lines = [f"(Worker pid={number}) WARNING 11-21 03:28:55 [awq.py:327] {said}\n" for number in (6613, 6614)]
+    text = QUANTIZED + "".join(lines)
+    assert fallbacks(text) == (said,)
+    assert facts(text).fallbacks == fallbacks(text)
+    assert facts(QUANTIZED).fallbacks == ()

@@ -1,0 +1,77 @@
+"""What the terminal shows of a decision."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from pipeline.tables import score_table
+from scoring.profile import Profile
+from stages.records import Price, Production
+from stages.select import select
+from tests.samples import measured_store, outcome
+
+VARIANTS = ["fp16", "awq", "gptq"]
+
+
+@pytest.fixture(scope="module")
+def decision(tmp_path_factory: pytest.TempPathFactory) -> Production:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLIPWAY_RUN", "run-1")
+        store = measured_store(tmp_path_factory.mktemp("store"))
+        outcome(store, "run-1", "evaluate", "gptq", "failed", why="vLLM did not start")
+        return select(store, Profile(name="balanced"), VARIANTS, price=Price(per_hour=2.5))[1]
+
+
+def drawn(decision: Production, width: int = 80) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(score_table(decision))
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+def test_the_winner_is_starred_with_its_score_and_how_sure_that_is(decision):
+    (row,) = [line for line in drawn(decision) if "★" in line]
+    best = decision.candidates[0]
+    assert row.split()[:2] == ["★", decision.winner]
+    assert f"{best.score:.3f} ({best.score_low:.2f}–{best.score_high:.2f})" in row
+
+
+@pytest.mark.parametrize(
+    ("separated", "said"), [(True, "is separated from the others"), (False, "is not separated from the others")]
+)
+def test_it_is_said_whether_the_choice_is_separated(decision, separated, said):
+    assert said in drawn(decision.model_copy(update={"separated": separated}))[0]
+
+
+def test_a_variant_that_is_out_has_no_numbers(decision):
+    (row,) = [line for line in drawn(decision) if "gptq" in line]
+    assert row.split() == ["gptq", "out", *["–"] * 6]
+
+
+def test_the_noise_stands_below_what_it_is_of(decision):
+    noise = next(line for line in drawn(decision) if "noise" in line)
+    assert f"±{decision.noise['quality']:.4f}" in noise
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_large_numbers_fit(decision, width):
+    large = {"quality": 0.81234, "latency": 123456.7, "throughput": 98765.4, "memory": 140.25e9}
+    candidates = [
+        each.model_copy(
+            update={
+                "variant": f"{each.variant}-of-a-long-name",
+                "raw": large,
+                "score": 0.5,
+                "score_low": 0.25,
+                "score_high": 0.75,
+            }
+        )
+        for each in decision.candidates
+    ]
+    lines = drawn(decision.model_copy(update={"candidates": tuple(candidates), "noise": large}), width)
+    assert max(map(len, lines)) <= width
+    rows = [line for line in lines if "(0.25–0.75)" in line]
+    assert len(rows) == 3
+    assert all(row.split()[-6:-1] == ["0.8123", "123,457", "98,765", "140.25", "GB"] for row in rows)
