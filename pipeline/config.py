@@ -16,6 +16,7 @@ from pipeline.platform import Platform
 from scoring.profile import Profile
 from stages.errors import ConfigError, UnknownName
 from stages.evaluate.trace import read_trace
+from stages.rollout.kserve.settings import KServe
 from stages.rollout.settings import Rollout
 from stages.settings import CONFIGS, Optimize, Serving, Settings, Workload, mistakes
 from stages.texts import is_path
@@ -30,6 +31,7 @@ class RunConfig(Settings):
     optimize: Optimize = Optimize()
     serving: Serving = Serving()
     rollout: Rollout = Rollout()
+    kserve: KServe = KServe()
 
 
 def load(

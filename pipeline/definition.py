@@ -37,11 +37,14 @@ from hera.workflows import (
 from pipeline import pods
 from pipeline.config import RunConfig
 from pipeline.platform import Platform, Stage
+from pipeline.serving import kserve_settings
 from stages.endpoint import API_KEY_VARIABLE
 from stages.hub import is_local, model_id
 from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE
+from stages.rollout.kserve.settings import VARIABLE as KSERVE_VARIABLE
 from stages.rollout.plan import DEPLOY, PROMOTE
 from stages.rollout.settings import Rollout
+from stages.rollout.targets import LOCAL
 from stages.store import STORE_VARIABLE, canonical_json, directory_name
 
 NAME: Final = "slipway"
@@ -49,7 +52,6 @@ STORE_MOUNT: Final = "/mnt/models"
 OUTPUTS_MOUNT: Final = "/outputs"
 RESOLVE_CACHE: Final = "slipway-resolve"
 REQUIRED_VARIANT: Final = "fp16"
-LOCAL: Final = "local"
 RETRY_EXPRESSION: Final = (
     "lastRetry.status == 'Error' || lastRetry.exitCode == '75' || lastRetry.exitCode == '143'"
     " || lastRetry.message matches 'node shutdown|[Ee]vict|[Pp]reempt'"
@@ -131,6 +133,7 @@ def arguments(config: RunConfig, model: str, revision: str, *, serve: bool, refr
         "rollout": canonical_json(config.rollout),
         "approval": str(config.rollout.approval).lower(),
         "price": price(config.platform),
+        **_for_kserve(config),
     }
 
 
@@ -139,6 +142,11 @@ def price(platform: Platform) -> str:
     if platform.price_per_hour is None:
         return ""
     return canonical_json({"per_hour": platform.price_per_hour, "currency": platform.currency})
+
+
+def _for_kserve(config: RunConfig) -> dict[str, str]:
+    """What only a platform that serves on KServe has."""
+    return {} if config.platform.serves_on == LOCAL else {"kserve": canonical_json(kserve_settings(config))}
 
 
 def resolve_key(model: str, revision: str, *, refresh: bool = False) -> str:
@@ -168,6 +176,10 @@ def _parameters(config: RunConfig) -> list[Parameter]:
             description="true: wait for a person before all traffic goes to the new release",
         ),
         Parameter(name="price", value=price(config.platform), description="of an hour of the hardware, as JSON, or ''"),
+        *(
+            Parameter(name=name, value=value, description="how KServe serves, as JSON")
+            for name, value in _for_kserve(config).items()
+        ),
     ]
 
 
@@ -241,6 +253,7 @@ def _stage_templates(platform: Platform, variants: Sequence[str], *, together: b
 
 def _serve_templates(platform: Platform) -> None:
     asks, model = platform.stages.serve, ["--model", _workflow("model"), "--serving", _workflow("serving")]
+    variables = [] if platform.serves_on == LOCAL else [Env(name=KSERVE_VARIABLE, value=_workflow("kserve"))]
     if platform.serves_on == LOCAL:
         _container(
             "serve", asks, platform, [*model, "--rollout", _workflow("rollout")], outputs=["url"], secrets=[API_KEY]
@@ -255,10 +268,19 @@ def _serve_templates(platform: Platform) -> None:
             inputs=["step", "approved"],
             outputs=["release", "state", "url"],
             secrets=[API_KEY],
+            variables=variables,
         )
         Suspend(name="approve")
     status = ["--abort", "--status", "{{workflow.status}}"]
-    _container("rollout", platform.stages.report, platform, [*model, *status], name="withdraw", secrets=[API_KEY])
+    _container(
+        "rollout",
+        platform.stages.report,
+        platform,
+        [*model, *status],
+        name="withdraw",
+        secrets=[API_KEY],
+        variables=variables,
+    )
 
 
 def _container(
@@ -271,6 +293,7 @@ def _container(
     inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
     secrets: Sequence[SecretEnv] = (),
+    variables: Sequence[Env] = (),
     memoize: models.Memoize | None = None,
     mutex: str | None = None,
     artifacts: Sequence[Artifact] = (),
@@ -281,6 +304,7 @@ def _container(
         Env(name=OUTPUTS_VARIABLE, value=OUTPUTS_MOUNT),
         Env(name=RUN_VARIABLE, value="{{workflow.name}}"),
         *pods.environment(platform),
+        *variables,
     ]
     variant = next((_input(name) for name in inputs if name in ("method", "variant")), None)
     written = [Parameter(name=name, value_from=models.ValueFrom(path=f"{OUTPUTS_MOUNT}/{name}")) for name in outputs]

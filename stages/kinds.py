@@ -40,6 +40,7 @@ TEMPLATES: Final = Kind("argoproj.io/v1alpha1", "WorkflowTemplate", "workflowtem
 PROVIDERS: Final = {
     "argoproj.io": "Argo Workflows 4 or newer, and Argo Events for its triggers",
     "serving.kserve.io": "KServe 0.21 or newer",
+    "serving.knative.dev": "Knative Serving",
     "gateway.networking.k8s.io": "the Gateway API's CRDs",
     "keda.sh": "KEDA",
     "monitoring.coreos.com": "prometheus-operator",

@@ -10,6 +10,7 @@ from pipeline.options import (
     STORE,
     ConfigOption,
     JsonOption,
+    PlatformOption,
     SetOption,
     StoreOption,
     WorkloadOption,
@@ -72,25 +73,30 @@ def load(
 @drill.command(epilog="Example: slipway drill rollback org/name --json")
 def rollback(
     model: ModelArgument,
+    platform: PlatformOption = None,
     workload: WorkloadOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Go back to the release before under load, and forward again; fails above five minutes or if a request fails."""
-    from stages.endpoint import say
-    from stages.hub import model_id
-    from stages.rollout.drills import drill_rollback, living
-    from stages.rollout.targets import LOCAL, connect
-    from stages.settings import Serving
-    from stages.store import ModelStore
+    """Go back to the release before under load, and forward again; fails above five minutes or if a request fails.
 
-    settings = load_config(config, None, workload, "local", assignments)
-    place = ModelStore(store.absolute(), model_id(model))
-    served_with = Serving.model_validate(living(place).serving)
-    target = connect(LOCAL, place, model, served_with)
-    _end(drill_rollback(place, target, settings.workload, settings.rollout, say), as_json)
+    With a platform that serves on KServe, how long it takes there.
+    """
+    from pipeline.commands.releases import place_of, serving_of
+    from pipeline.serving import target_of
+    from stages.endpoint import say
+    from stages.rollout.drills import drill_rollback, living
+    from stages.rollout.targets import LOCAL
+
+    settings = load_config(config, None, workload, platform, assignments)
+    place, serves_on = place_of(store, model), settings.platform.serves_on
+    if serves_on == LOCAL:
+        living(place)
+    target = target_of(settings, place, model, serving_of(place, settings))
+    found = drill_rollback(place, target, settings.workload, settings.rollout, say, target_name=serves_on)
+    _end(found, as_json)
 
 
 @drill.command(epilog="Example: slipway drill crash org/name")

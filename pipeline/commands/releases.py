@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from pipeline.options import STORE, ConfigOption, JsonOption, SetOption, StoreOption, load_config, print_result
+from pipeline.options import (
+    STORE,
+    ConfigOption,
+    JsonOption,
+    PlatformOption,
+    SetOption,
+    StoreOption,
+    load_config,
+    print_result,
+)
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
@@ -17,7 +26,6 @@ if TYPE_CHECKING:
 
 KEPT: Final = 3
 ModelArgument = Annotated[str, typer.Argument(help="A model that a run has published.")]
-TargetOption = Annotated[str, typer.Option("--target", help="Where it is served (local: on this machine).")]
 
 
 def register(app: typer.Typer) -> None:
@@ -27,13 +35,17 @@ def register(app: typer.Typer) -> None:
 
 
 def releases(
-    model: ModelArgument, target: TargetOption = "local", store: StoreOption = STORE, as_json: JsonOption = False
+    model: ModelArgument,
+    platform: PlatformOption = None,
+    config: ConfigOption = None,
+    store: StoreOption = STORE,
+    as_json: JsonOption = False,
 ) -> None:
     """List a model's releases, the newest first: which one is in production, and which were tried."""
     from stages.catalogue import catalogue
 
     place = place_of(store, model)
-    found = catalogue(place, served(place, target, model))
+    found = catalogue(place, served(place, load_config(config, None, None, platform, None), model))
     text: Any = _table(found) if found else f"no release of {model} in {store}; make one with: slipway run {model}"
     print_result([each.model_dump(mode="json") for each in found], text, as_json)
 
@@ -43,7 +55,7 @@ def rollback(
     to: Annotated[
         str | None, typer.Option(help="A release's number or name. Default: what was in production before.")
     ] = None,
-    target: TargetOption = "local",
+    platform: PlatformOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
     store: StoreOption = STORE,
@@ -53,15 +65,15 @@ def rollback(
 
     No weights are copied. It works also when nothing is being served: then the next `serve` serves it.
     """
+    from pipeline.serving import target_of
     from stages.program import answer_sigterm
     from stages.rollout.control import roll_back
-    from stages.rollout.targets import connect
 
     answer_sigterm()
-    settings = load_config(config, None, None, None, assignments)
+    settings = load_config(config, None, None, platform, assignments)
     place = place_of(store, model)
-    platform = connect(target, place, model, serving_of(place, settings))
-    release, is_served = roll_back(place, platform, settings.rollout, to=to, target_name=target)
+    target = target_of(settings, place, model, serving_of(place, settings))
+    release, is_served = roll_back(place, target, settings.rollout, to=to, target_name=settings.platform.serves_on)
     said = f"{release} is in production" + ("" if is_served else f"; nothing was being served: slipway serve {model}")
     print_result({"model": model, "release": release, "served": is_served}, said, as_json)
 
@@ -69,7 +81,8 @@ def rollback(
 def prune(
     model: ModelArgument,
     keep: Annotated[int, typer.Option(help="How many of the newest releases stay.")] = KEPT,
-    target: TargetOption = "local",
+    platform: PlatformOption = None,
+    config: ConfigOption = None,
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -78,7 +91,8 @@ def prune(
     from stages.rollout.target import Split
 
     place = place_of(store, model)
-    pruned = remove(place, keep, served(place, target, model) or Split(stable=None))
+    settings = load_config(config, None, None, platform, None)
+    pruned = remove(place, keep, served(place, settings, model) or Split(stable=None))
     print_result(pruned.model_dump(mode="json"), _said(pruned), as_json)
 
 
@@ -103,14 +117,14 @@ def serving_of(place: ModelStore, settings: RunConfig) -> Serving:
     return parse(Serving, found.serving, "endpoint.json") if found else settings.serving
 
 
-def served(place: ModelStore, target: str, model: str) -> Split | None:
+def served(place: ModelStore, settings: RunConfig, model: str) -> Split | None:
     """What is served, without starting anything; None where nothing is."""
+    from pipeline.serving import target_of
     from stages.rollout.target import Split
-    from stages.rollout.targets import LOCAL, connect
-    from stages.settings import Serving
+    from stages.rollout.targets import LOCAL
 
-    if target != LOCAL:
-        return connect(target, place, model, Serving()).split()
+    if settings.platform.serves_on != LOCAL:
+        return target_of(settings, place, model, settings.serving).split()
     from stages.endpoint import endpoint
 
     found = endpoint(place)

@@ -6,10 +6,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.commands.releases import ModelArgument, TargetOption, place_of, served, serving_of
-from pipeline.options import STORE, ConfigOption, JsonOption, SetOption, StoreOption, load_config, print_result
+from pipeline.commands.releases import ModelArgument, place_of, served, serving_of
+from pipeline.options import (
+    STORE,
+    ConfigOption,
+    JsonOption,
+    PlatformOption,
+    SetOption,
+    StoreOption,
+    load_config,
+    print_result,
+)
 
 if TYPE_CHECKING:
+    from pipeline.config import RunConfig
     from stages.rollout.journal import Analysis, Check, Journal
     from stages.rollout.target import Split, Target
     from stages.store import ModelStore
@@ -29,42 +39,48 @@ def start(
     release: Annotated[
         str | None, typer.Option(help="A release's number or name. Default: what select chose last.")
     ] = None,
-    target: TargetOption = "local",
+    platform: PlatformOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
     """Roll out a published release, or go on with the rollout under way."""
+    from pipeline.serving import target_of
     from stages.program import answer_sigterm
     from stages.releases import find
     from stages.rollout.__main__ import chosen
     from stages.rollout.machine import roll_out
-    from stages.rollout.targets import connect
 
     answer_sigterm()
-    settings = load_config(config, None, None, None, assignments)
+    settings = load_config(config, None, None, platform, assignments)
     place = place_of(store, model)
     name = find(place, release) if release else chosen(place)
-    platform = connect(target, place, model, serving_of(place, settings))
-    _print(model, roll_out(place, platform, name, settings.rollout, target_name=target), as_json)
+    target = target_of(settings, place, model, serving_of(place, settings))
+    journal = roll_out(place, target, name, settings.rollout, target_name=settings.platform.serves_on)
+    _print(model, journal, as_json)
 
 
 def status(
-    model: ModelArgument, target: TargetOption = "local", store: StoreOption = STORE, as_json: JsonOption = False
+    model: ModelArgument,
+    platform: PlatformOption = None,
+    config: ConfigOption = None,
+    store: StoreOption = STORE,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the rollout under way, or the last one: its state, who gets which traffic, and the figures."""
     from stages.rollout.journal import read_journal, summary
 
     place = place_of(store, model)
     journal = read_journal(place)
-    split = served(place, journal.target if journal else target, model)
+    split = served(place, load_config(config, None, None, platform, None), model)
     document = {"model": model, "rollout": journal and summary(journal), "split": split and vars(split)}
     print_result(document, _view(model, journal, split), as_json)
 
 
 def promote(
     model: ModelArgument,
+    platform: PlatformOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
     store: StoreOption = STORE,
@@ -76,11 +92,16 @@ def promote(
 
     answer_sigterm()
     place = place_of(store, model)
-    _print(model, control.promote(place, _target(place, model, config, assignments)), as_json)
+    _print(
+        model,
+        control.promote(place, _target(place, model, load_config(config, None, None, platform, assignments))),
+        as_json,
+    )
 
 
 def abort(
     model: ModelArgument,
+    platform: PlatformOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
     store: StoreOption = STORE,
@@ -90,19 +111,25 @@ def abort(
     from stages.rollout import control
 
     place = place_of(store, model)
-    given_up = control.abort(place, _target(place, model, config, assignments))
+    given_up = control.abort(place, _target(place, model, load_config(config, None, None, platform, assignments)))
     said = f"gave up {given_up}" if given_up else f"no rollout of {model} is under way"
     print_result({"model": model, "given_up": given_up}, said, as_json)
 
 
-def _target(place: ModelStore, model: str, config: Any, assignments: Any) -> Target:
-    """The platform of the rollout under way."""
-    from stages.rollout.control import under_way
-    from stages.rollout.targets import LOCAL, connect
+def _target(place: ModelStore, model: str, settings: RunConfig) -> Target:
+    """The platform of the rollout under way.
 
-    journal = under_way(place)
-    settings = load_config(config, None, None, None, assignments)
-    return connect(journal.target if journal else LOCAL, place, model, serving_of(place, settings))
+    Raises:
+        ConfigError: it is another one than *settings* name.
+    """
+    from pipeline.serving import target_of
+    from stages.errors import ConfigError
+    from stages.rollout.control import under_way
+
+    journal, serves_on = under_way(place), settings.platform.serves_on
+    if journal and journal.target != serves_on:
+        raise ConfigError(f"this rollout is under way on {journal.target}, not {serves_on}", hint="say --platform")
+    return target_of(settings, place, model, serving_of(place, settings))
 
 
 def _print(model: str, journal: Journal, as_json: bool) -> None:

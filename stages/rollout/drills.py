@@ -19,6 +19,7 @@ from stages.rollout.control import roll_back
 from stages.rollout.settings import Rollout
 from stages.rollout.steady import Reply, SteadyLoad
 from stages.rollout.target import Target
+from stages.rollout.targets import LOCAL
 from stages.settings import Slo, Workload
 from stages.store import ModelStore
 
@@ -129,7 +130,13 @@ def drill_load(
 
 
 def drill_rollback(
-    store: ModelStore, target: Target, workload: Workload, settings: Rollout, say: Callable[[str], None]
+    store: ModelStore,
+    target: Target,
+    workload: Workload,
+    settings: Rollout,
+    say: Callable[[str], None],
+    *,
+    target_name: str = LOCAL,
 ) -> RollbackDrill:
     """Roll back to the release before the served one under load, and forward again.
 
@@ -149,7 +156,7 @@ def drill_rollback(
         for goal in (previous, release):
             say(f"going to {goal}")
             started = time.monotonic()
-            roll_back(store, target, settings, to=goal)
+            roll_back(store, target, settings, to=goal, target_name=target_name)
             done = time.monotonic()
             time.sleep(SETTLE_S)
             late = [each.sent_s for each in load.replies() if each.release not in (goal, "") and each.sent_s > done]

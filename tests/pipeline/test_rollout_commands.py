@@ -107,6 +107,6 @@ def test_what_cannot_be_done_is_said_with_the_way_out(stage: Stage) -> None:
     assert f"slipway rollout start {MODEL}" in promoted.stderr
     assert slipway(stage.store, "rollout", "abort", MODEL).stdout == f"no rollout of {MODEL} is under way\n"
     assert slipway(stage.store, "rollout", "start", MODEL).returncode == 33
-    unknown = slipway(stage.store, "prune", MODEL, "--target", "lokal")
+    unknown = slipway(stage.store, "prune", MODEL, "--platform", "lokal")
     assert unknown.returncode == 2
     assert "did you mean 'local'?" in unknown.stderr

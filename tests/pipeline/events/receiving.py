@@ -153,7 +153,7 @@ class EventSource:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
-            def log_message(self, format: str, *args: Any) -> None:
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
                 pass
 
         return Handler
@@ -188,8 +188,10 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def receiver(forward_to: str, *arguments: str, allow: str = "some-user/*", **variables: str) -> Iterator[Receiver]:
-    """``slipway receive`` on a free port. At its end it must have been silent about both secrets."""
+def receiver(
+    forward_to: str, *arguments: str, allow: str = "org/one some-user/*", **variables: str
+) -> Iterator[Receiver]:
+    """``slipway receive`` on a free port. It must end well, and be silent about both secrets."""
     command = [sys.executable, "-m", "pipeline", "receive", "--port", "0", "--forward-to", forward_to, *arguments]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=environment(SLIPWAY_ALLOW=allow, **variables)
@@ -210,7 +212,8 @@ def receiver(forward_to: str, *arguments: str, allow: str = "some-user/*", **var
         process.wait(30)
         reader.join(10)
         process.stderr.close()
-    assert not [line for line in lines if SECRET in line or TOKEN in line]
+    assert process.returncode == 0
+    assert not [line for line in lines if SECRET in line or TOKEN in line or "Traceback" in line]
 
 
 def written(folder: Path, payload: Any) -> Path:

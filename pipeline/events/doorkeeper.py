@@ -1,0 +1,87 @@
+"""Which pushes go on: of allowed repositories, not too often, and each once."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+from stages.errors import ConfigError, SlipwayError
+from stages.store import write_text
+
+REMEMBERED: Final = 10_000
+"""Pushes; the oldest are forgotten first."""
+HOUR_S: Final = 3600.0
+
+
+@dataclass(frozen=True)
+class Push:
+    """A commit of a model, as the Sensor would run it."""
+
+    model: str
+    commit: str
+
+    def __str__(self) -> str:
+        return f"{self.model}@{self.commit}"
+
+
+class Memory:
+    """The pushes that went on, in a file if there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Raises: ConfigError: *path* can't be read or written."""
+        self.path = path
+        try:
+            known = path.read_text(encoding="utf-8").split() if path and path.exists() else []
+            self._pushes = dict.fromkeys(known[-REMEMBERED:])
+            self._keep()
+        except (OSError, SlipwayError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot keep a memory in {path}: {error}", hint="choose another --memory") from error
+
+    def __contains__(self, push: Push) -> bool:
+        return str(push) in self._pushes
+
+    def add(self, push: Push) -> None:
+        self._pushes[str(push)] = None
+        while len(self._pushes) > REMEMBERED:
+            del self._pushes[next(iter(self._pushes))]
+        try:
+            self._keep()
+        except (OSError, SlipwayError) as error:  # it is forwarded already, and known until a restart
+            print(f"cannot write {self.path}: {error}", file=sys.stderr, flush=True)
+
+    def _keep(self) -> None:
+        if self.path:
+            write_text(self.path, "".join(f"{each}\n" for each in self._pushes))
+
+
+@dataclass
+class Doorkeeper:
+    allowed: Sequence[str]
+    """Patterns of model names, such as ``org/*``."""
+    per_hour: int
+    """Pushes of one repository that go on within an hour."""
+    memory: Memory
+    clock: Callable[[], float] = time.monotonic
+    _recent: dict[str, deque[float]] = field(default_factory=dict)
+
+    def allows(self, model: str) -> bool:
+        return any(fnmatchcase(model, pattern) for pattern in self.allowed)
+
+    def wait_s(self, model: str) -> float:
+        """Until another push of *model* may go on; 0 if it may now."""
+        now = self.clock()
+        self._recent = {name: times for name, times in self._recent.items() if now - times[-1] < HOUR_S}
+        recent = self._recent.get(model, deque())
+        while recent and now - recent[0] >= HOUR_S:
+            recent.popleft()
+        return 0.0 if len(recent) < self.per_hour else HOUR_S - (now - recent[0])
+
+    def went_on(self, push: Push) -> None:
+        self._recent.setdefault(push.model, deque()).append(self.clock())
+        self.memory.add(push)

@@ -1,0 +1,150 @@
+"""What a cluster's KServe can do: which of the three ways of splitting traffic works there, if any."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stages.cluster import Cluster
+from stages.errors import AccessDenied, ConfigError, NotInstalled
+from stages.kinds import DEFINITIONS, Kind
+from stages.refusals import Absent
+from stages.rollout.kserve.objects import ISVC, Mode
+from stages.rollout.kserve.settings import KServe
+
+NAMESPACE: Final = "kserve"
+CONFIG: Final = "inferenceservice-config"
+CONTROLLER: Final = "kserve-controller-manager"
+CANARY_SINCE: Final = (0, 21)
+"""0.20 knows ``spec.canary`` but neither routes by it nor waits for its readiness."""
+CRD: Final = "inferenceservices.serving.kserve.io"
+MODES: Final[dict[str, str]] = {
+    "Standard": "standard",
+    "RawDeployment": "standard",
+    "Knative": "knative",
+    "Serverless": "knative",
+}
+"""``deploy.defaultDeploymentMode``, new and old words."""
+MAPS: Final = Kind("v1", "ConfigMap", "configmaps")
+DEPLOYMENTS: Final = Kind("apps/v1", "Deployment", "deployments")
+SET_MODE: Final = "set kserve.mode to standard, knative or route"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A cluster's KServe."""
+
+    mode: Mode
+    gateway: str
+    """``namespace/name`` of the Gateway that KServe's routes hang on."""
+    domain: str
+    domain_template: str
+
+    def hostname(self, name: str, namespace: str) -> str:
+        """As KServe makes it of its template."""
+        values = {"Name": name, "Namespace": namespace, "IngressDomain": self.domain}
+        return re.sub(r"{{\s*\.(\w+)\s*}}", lambda found: values.get(found[1], ""), self.domain_template)
+
+
+def detect(cluster: Cluster, settings: KServe) -> Found:
+    """How traffic is split on *cluster*.
+
+    Raises:
+        NotInstalled: it has no KServe, or not what the mode needs.
+        ConfigError: the mode can't work there, by name, and what to do.
+    """
+    cluster.kind(ISVC, "InferenceService")
+    config = _config(cluster, settings)
+    ingress, deploy = config.get("ingress", {}), config.get("deploy", {})
+    mode = _mode(cluster, settings, str(deploy.get("defaultDeploymentMode", "")))
+    if mode == "standard" and config:
+        _check_gateway_api(ingress)
+    if mode == "route":
+        cluster.kind("gateway.networking.k8s.io/v1", "HTTPRoute")
+    if mode == "knative":
+        cluster.kind("serving.knative.dev/v1", "Revision")
+    gateway = settings.gateway or str(ingress.get("kserveIngressGateway", "kserve/kserve-ingress-gateway"))
+    template = str(ingress.get("domainTemplate") or "{{ .Name }}-{{ .Namespace }}.{{ .IngressDomain }}")
+    return Found(mode, gateway, str(ingress.get("ingressDomain") or "example.com"), template)
+
+
+def version(cluster: Cluster) -> tuple[int, int] | None:
+    """Of the controller, by its image's tag or its label; None if neither tells."""
+    with contextlib.suppress(Absent, AccessDenied):
+        found = cluster.get(DEPLOYMENTS, CONTROLLER, NAMESPACE)
+        containers = found["spec"]["template"]["spec"]["containers"]
+        said = [each["image"].partition("@")[0].rpartition(":")[2] for each in containers if each["name"] == "manager"]
+        said.append(found["metadata"].get("labels", {}).get("app.kubernetes.io/version", ""))
+        for text in said:
+            if match := re.match(r"v?(\d+)\.(\d+)", text):
+                return int(match[1]), int(match[2])
+    return None
+
+
+def _config(cluster: Cluster, settings: KServe) -> dict[str, Any]:
+    """KServe's own configuration; nothing if we may not read it and need not, because the mode was named."""
+    try:
+        data = cluster.get(MAPS, CONFIG, NAMESPACE).get("data", {})
+        return {name: json.loads(data[name]) for name in ("deploy", "ingress") if name in data}
+    except (Absent, AccessDenied) as error:
+        if settings.mode != "auto":
+            return {}
+        raise NotInstalled(
+            f"KServe's configuration {NAMESPACE}/{CONFIG} can't be read: {error}", hint=SET_MODE
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"KServe's configuration {NAMESPACE}/{CONFIG} is not JSON: {error}", hint=SET_MODE) from error
+
+
+def _mode(cluster: Cluster, settings: KServe, default: str) -> Mode:
+    if settings.mode == "knative":
+        return "knative"
+    if settings.mode == "auto":
+        if default not in MODES:
+            raise ConfigError(f"KServe's default mode {default!r} is none that is known here", hint=SET_MODE)
+        if MODES[default] == "knative":
+            return "knative"
+    if settings.mode == "route":
+        return "route"
+    found = version(cluster)
+    if found is not None and found < CANARY_SINCE:
+        if settings.mode == "standard":
+            raise ConfigError(
+                f"KServe {found[0]}.{found[1]} does not split traffic in Standard mode: 0.21 is the first that does",
+                hint="upgrade KServe, or set kserve.mode to route",
+            )
+        return "route"
+    if found is None and not _knows_canary(cluster):
+        return "route"
+    if found is None and settings.mode == "auto":
+        raise ConfigError("the version of KServe can't be read, and 0.20 ignores a canary's share", hint=SET_MODE)
+    return "standard"
+
+
+def _knows_canary(cluster: Cluster) -> bool:
+    """Whether the resource has ``spec.canary``; True if we may not look, since it is asked after a mode was named."""
+    try:
+        versions = cluster.get(DEFINITIONS, CRD)["spec"]["versions"]
+    except (Absent, AccessDenied):
+        return True
+    schemas = [each["schema"]["openAPIV3Schema"] for each in versions if each["name"] == "v1beta1"]
+    return any("canary" in each["properties"]["spec"]["properties"] for each in schemas)
+
+
+def _check_gateway_api(ingress: dict[str, Any]) -> None:
+    """Without it KServe starts a canary's pods and sends them nothing."""
+    if not ingress.get("enableGatewayApi", False):
+        raise ConfigError(
+            f"KServe is in Standard mode without the Gateway API (ingress.enableGatewayApi in {NAMESPACE}/{CONFIG} is "
+            "false): a canary would get no traffic",
+            hint="set it to true and restart KServe's controller, or set kserve.mode to route",
+        )
+    if ingress.get("disableIngressCreation", False):
+        raise ConfigError(
+            f"KServe makes no routes (ingress.disableIngressCreation in {NAMESPACE}/{CONFIG} is true): "
+            "traffic can't be split",
+            hint="set it to false and restart KServe's controller, or set kserve.mode to route",
+        )

@@ -1,0 +1,192 @@
+"""Knative mode: one InferenceService whose latest revision gets ``canaryTrafficPercent``, the one before it the rest.
+
+A new template is a new revision. What each revision serves is told by its labels; who gets what, by
+``status.components.predictor.traffic``. At 100 % Knative takes the pods of the revision before away at once: the last
+step gives 99 %, so that the way back takes seconds, and promoting gives the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Final
+
+from stages.errors import Conflict, ServerFailed, TransientError
+from stages.kinds import Kind
+from stages.rollout.kserve.objects import ISVC_LABEL, RELEASE, REVISION, Object, inference_service, predictor, startup_s
+from stages.rollout.kserve.target import ISVCS, Platform, condition, release_of, revision_of, url_of
+from stages.rollout.target import Split
+
+REVISIONS: Final = Kind("serving.knative.dev/v1", "Revision", "revisions")
+PERCENT: Final = "canaryTrafficPercent"
+NEARLY_ALL: Final = 99
+
+
+class Knative(Platform):
+    def split(self) -> Split:
+        found = self.service()
+        if found is None:
+            return Split(None)
+        status = self._status(found)
+        rolled_out = status.get("latestRolledoutRevision")
+        if not rolled_out:
+            return Split(None)  # the first one gets everything as soon as it is ready
+        releases = self._releases()
+        stable = self._stable(found, releases)
+        asked = release_of(found["spec"]["predictor"])
+        canary = asked if asked != stable else None
+        percent = sum(self._shares(found).get(name, 0) for name, each in releases.items() if each == canary)
+        return Split(stable, canary, percent if canary else 0)
+
+    def deploy(self, release: str) -> None:
+        found = self.service()
+        wanted = predictor(self.at, release, "knative")
+        stable = self.split().stable
+        if found and stable not in (None, release):
+            asked = release_of(found["spec"]["predictor"])
+            if asked not in (stable, release):
+                raise Conflict(f"{asked} is being tried already", hint="end that rollout first")
+            kept = found["spec"]["predictor"].get(PERCENT, 0) if asked == release else 0
+            wanted[PERCENT] = kept
+        self._apply(found, wanted)
+        self.protect()
+        self.until(lambda: "" if self._revision(wanted) else "Knative has made no revision", f"deploying {release}")
+
+    def ready(self, release: str) -> bool:
+        found = self._service()
+        asked = found["spec"]["predictor"]
+        if release_of(asked) != release:
+            return self.split().stable == release
+        if not self.pods.ready(release, revision_of(asked)):
+            return False
+        return self._status(found).get("latestReadyRevision") == self._revision(asked)
+
+    def url(self, release: str) -> str:
+        """The tag's: it reaches one revision alone, whatever the split."""
+        releases = self._releases()
+        for each in self._status(self._service()).get("traffic", []):
+            if releases.get(each.get("revisionName", "")) == release and each.get("url"):
+                return str(each["url"]).rstrip("/")
+        raise TransientError(f"{release} has no address of its own yet")
+
+    def shift(self, release: str, percent: int) -> None:
+        found = self._service()
+        asked = found["spec"]["predictor"]
+        if release_of(asked) != release:
+            raise Conflict(f"{release} is not the canary, but {release_of(asked)} is", hint="deploy it first")
+        percent = min(percent, NEARLY_ALL)
+        if asked.get(PERCENT) != percent:
+            self._apply(found, asked | {PERCENT: percent})
+        self._wait(release, percent)
+
+    def promote(self, release: str) -> None:
+        found = self._service()
+        asked = found["spec"]["predictor"]
+        if release_of(asked) != release:
+            raise Conflict(f"{release_of(asked)} was put in its place meanwhile", hint="start the rollout again")
+        if PERCENT in asked:
+            self._apply(found, {key: value for key, value in asked.items() if key != PERCENT})
+        self._wait(release, 100)
+
+    def withdraw(self, release: str) -> None:
+        """No new request for it, in seconds; then the stable release's template again, which takes its pods away.
+
+        Knative knows no way back but another revision. It gets traffic when it is ready: until then the old stable one
+        keeps all, and if it does not come up, for good.
+        """
+        found = self.service()
+        if found is None:
+            return
+        stable = self._stable(found, self._releases())
+        if stable in (None, release):
+            if release_of(found["spec"]["predictor"]) not in (None, release):
+                raise Conflict(f"{release} is the stable release", hint="promote the other one, or withdraw that")
+            self.end()
+            return
+        if release_of(found["spec"]["predictor"]) == release:
+            self.shift(release, 0)
+            self._apply(self._service(), predictor(self.at, str(stable), "knative") | {PERCENT: 0})
+        self._settle(str(stable))
+
+    def endpoint(self) -> str:
+        return url_of(self.service(), self.at.store.model)
+
+    def _settle(self, stable: str) -> None:
+        """Once the stable release's new revision is ready, it takes over from the old one, whose pods then go."""
+        deadline, why = time.monotonic() + startup_s(self.at, stable), ""
+        while not why:
+            found = self._service()
+            asked = found["spec"]["predictor"]
+            if release_of(asked) != stable or PERCENT not in asked:
+                return
+            try:
+                if self.ready(stable):
+                    self._apply(found, {key: value for key, value in asked.items() if key != PERCENT})
+                    self._wait(stable, 100)
+                    return
+                time.sleep(self.poll_s)
+            except ServerFailed as error:
+                why = str(error)
+            if time.monotonic() > deadline:
+                why = "the new one is not ready"
+        print(f"the old revision of {stable} stays: {why}", file=sys.stderr, flush=True)
+
+    def _apply(self, seen: Object | None, wanted: Object) -> None:
+        self.apply(ISVCS, inference_service(self.at, wanted, "knative"), seen)
+
+    def _service(self) -> Object:
+        found = self.service()
+        if found is None:
+            raise Conflict(f"{self.at.store.model} is not being served", hint="start the rollout again")
+        return found
+
+    def _status(self, service: Object) -> Object:
+        found: Object = service.get("status", {}).get("components", {}).get("predictor", {})
+        return found
+
+    def _revisions(self) -> list[Object]:
+        found, _ = self.cluster.list(REVISIONS, labels=f"{ISVC_LABEL}={self.at.name}")
+        return found
+
+    def _releases(self) -> dict[str, str]:
+        """By revision."""
+        named = ((each["metadata"]["name"], each["metadata"].get("labels", {})) for each in self._revisions())
+        return {name: labels[RELEASE] for name, labels in named if RELEASE in labels}
+
+    def _revision(self, wanted: Object) -> str | None:
+        """The newest one of a predictor."""
+        alike = [
+            each
+            for each in self._revisions()
+            if each["metadata"].get("labels", {}).get(REVISION) == revision_of(wanted)
+            and each["metadata"]["labels"].get(RELEASE) == release_of(wanted)
+        ]
+        return max((str(each["metadata"]["name"]) for each in alike), default=None)
+
+    def _stable(self, service: Object, releases: dict[str, str]) -> str | None:
+        """Whoever gets what a canary does not; Knative's tag for it is prev."""
+        status = self._status(service)
+        kept = [each.get("revisionName") for each in status.get("traffic", []) if each.get("tag") == "prev"]
+        return releases.get(kept[0] if kept else status.get("latestRolledoutRevision", ""))
+
+    def _shares(self, service: Object) -> dict[str, int]:
+        """Percent by revision, as Knative routes."""
+        found: dict[str, int] = {}
+        for each in self._status(service).get("traffic", []):
+            name = each.get("revisionName") or ""
+            found[name] = found.get(name, 0) + int(each.get("percent") or 0)
+        return found
+
+    def _wait(self, release: str, percent: int) -> None:
+        def lacking() -> str:
+            found, releases = self._service(), self._releases()
+            asked = found["spec"]["predictor"]
+            if (release_of(asked), asked.get(PERCENT, 100)) != (release, percent):
+                raise Conflict(f"somebody else changed the share of {release}", hint="start the rollout again")
+            share = sum(part for name, part in self._shares(found).items() if releases.get(name) == release)
+            if share != percent:
+                return f"Knative gives it {share} %"
+            # False while a new revision comes up; the routes' own condition is what counts.
+            return "" if condition(found, "RoutesReady") else "its routes are not ready"
+
+        self.until(lacking, f"{percent} % for {release}")

@@ -1,0 +1,278 @@
+"""Every KServe object that we apply, as plain manifests, built here alone.
+
+Labels of a predictor reach its pods: by ``RELEASE`` its totals are read, by ``REVISION`` it is known whether a pod runs
+what is asked for now. Annotations of an InferenceService reach its pods too and restart them when they change: they
+hold nothing that does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from stages.endpoint import API_KEY_VARIABLE
+from stages.errors import ConfigError
+from stages.rollout.kserve.settings import KServe
+from stages.server import engine_arguments
+from stages.settings import Serving
+from stages.store import ModelStore, digest_of, directory_name
+
+Object = dict[str, Any]
+Mode = Literal["standard", "knative", "route"]
+
+ISVC: Final = "serving.kserve.io/v1beta1"
+RUNTIME: Final = "slipway-vllm"
+"""The ServingRuntime in ``manifests/kserve``."""
+CONTAINER: Final = "kserve-container"
+ENDPOINT: Final = "slipway/endpoint"
+RELEASE: Final = "slipway/release"
+REVISION: Final = "slipway/revision"
+"""Of the predictor: changes when its pods have to be started anew."""
+MODEL: Final = "slipway/model"
+PART_OF: Final = {"app.kubernetes.io/part-of": "slipway"}
+ISVC_LABEL: Final = "serving.kserve.io/inferenceservice"
+DEPLOYMENT_MODE: Final = "serving.kserve.io/deploymentMode"
+AUTOSCALER: Final = "serving.kserve.io/autoscalerClass"
+CLUSTER_LOCAL: Final = {"networking.kserve.io/visibility": "cluster-local"}
+API_SECRET: Final = "slipway-api"  # noqa: S105
+API_SECRET_KEY: Final = "key"  # noqa: S105
+PORT: Final = 8080
+USER: Final = 8737
+"""Owner of what lies in the store; see ``pipeline/pods.py``."""
+NAME_CHARACTERS: Final = 28
+"""``isvc.<endpoint>-<predictor>-predictor`` is a label's value: 63 at most."""
+HASH_CHARACTERS: Final = 6
+KNATIVE_TIMEOUT_S: Final = 600
+PRE_STOP_S: Final = 10
+"""Until no proxy sends it anything new: a pod is told to stop while it is being taken out of the Services."""
+STOP_MARGIN_S: Final = 15
+PROBE_PERIOD_S: Final = 10
+LOAD_BYTES_PER_S: Final = 100 * (1 << 20)
+"""A slow network volume."""
+START_S: Final = 300
+"""Besides reading weights: imports, compilation, CUDA graphs."""
+ROLLOUT_ONLY_ON_STABLE: Final = ("maxReplicas", "scaleMetric", "scaleTarget", "containerConcurrency", "timeout")
+"""What KServe refuses on a canary, or takes from the stable predictor."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One model's endpoint on a cluster."""
+
+    store: ModelStore
+    serving: Serving
+    settings: KServe
+    namespace: str
+
+    @property
+    def name(self) -> str:
+        """Of the InferenceService: the model's name in DNS letters, with a digest, since two may look alike there."""
+        slug = re.sub(r"[^a-z0-9]+", "-", self.store.model.lower()).strip("-")
+        slug = slug if slug[:1].isalpha() else f"m-{slug}"
+        digest = hashlib.sha256(self.store.model.encode()).hexdigest()[:HASH_CHARACTERS]
+        return f"{slug[: NAME_CHARACTERS - HASH_CHARACTERS - 1].strip('-')}-{digest}"
+
+    def weights_bytes(self, release: str) -> int:
+        return sum(path.stat().st_size for path in (self.store.releases / release).glob("*.safetensors"))
+
+    def storage_uri(self, release: str) -> str:
+        """The release's own directory, which never changes; a symlink would."""
+        return f"pvc://{self.settings.claim}/{directory_name(self.store.model)}/releases/{release}"
+
+
+def predictor_name(release: str) -> str:
+    """``0002-awq-<digest>`` → ``r2-<six digits of it>``: part of the names of its Deployment and Service."""
+    return f"r{int(release.partition('-')[0])}-{release.rpartition('-')[2][:HASH_CHARACTERS]}"
+
+
+def predictor(endpoint: Endpoint, release: str, mode: Mode) -> Object:
+    """``spec.predictor`` of the stable release.
+
+    Raises:
+        ConfigError: an argument for vLLM can't be passed through KServe.
+    """
+    pods = _pods(endpoint, release, mode)
+    labels = {ENDPOINT: endpoint.name, RELEASE: release, REVISION: digest_of(pods)[:12]}
+    pods["labels"] = labels
+    scaling, timeout_s = endpoint.settings.scaling, endpoint.settings.timeout_s
+    whole = pods | {"minReplicas": scaling.minimum, "maxReplicas": scaling.maximum, "timeout": timeout_s}
+    if mode == "knative":
+        whole |= {"timeout": min(timeout_s, KNATIVE_TIMEOUT_S), "scaleMetric": "concurrency"}
+        whole |= {"scaleTarget": scaling.concurrency, "annotations": _knative_annotations(endpoint, release)}
+    if mode == "standard":
+        whole["name"] = predictor_name(release)
+    return whole
+
+
+def canary(stable: Object, percent: int) -> Object:
+    """An entry of ``spec.canary`` from what is ``predictor`` of its release."""
+    kept = {key: value for key, value in stable.items() if key not in ROLLOUT_ONLY_ON_STABLE}
+    return {"trafficPercent": percent, "predictor": kept}
+
+
+def inference_service(
+    endpoint: Endpoint, stable: Object, mode: Mode, *, canaries: list[Object] | None = None, name: str = ""
+) -> Object:
+    """The whole InferenceService around ``spec.predictor``; with *name*, one of those behind an HTTPRoute of ours."""
+    annotations = {MODEL: endpoint.store.model}
+    labels = dict(PART_OF)
+    if mode == "knative":
+        # Here and below the old words: every version understands them.
+        annotations |= {DEPLOYMENT_MODE: "Serverless", "serving.kserve.io/enable-tag-routing": "true"}
+    else:
+        # Those with spec.canary ask for the new word.
+        annotations[DEPLOYMENT_MODE] = "Standard" if mode == "standard" else "RawDeployment"
+        # keda would give a canary a ScaledObject without triggers, which blocks the stable one's too.
+        scaled = mode == "route" or endpoint.settings.prometheus
+        annotations[AUTOSCALER] = "external" if scaled else "none"
+    if mode == "route":
+        labels |= CLUSTER_LOCAL | {ENDPOINT: endpoint.name}
+    spec: Object = {"predictor": stable}
+    if mode == "standard":
+        spec["canary"] = canaries or []
+    return {
+        "apiVersion": ISVC,
+        "kind": "InferenceService",
+        "metadata": {
+            "name": name or endpoint.name,
+            "namespace": endpoint.namespace,
+            "labels": labels,
+            "annotations": annotations,
+        },
+        "spec": spec,
+    }
+
+
+def http_route(
+    endpoint: Endpoint, gateway: str, hostname: str, weights: list[tuple[str, int, int]], *, version: str = ""
+) -> Object:
+    """Mode ``route``: clients' way to (Service, port, percent), the stable release first."""
+    namespace, _, name = gateway.rpartition("/")
+    parent = {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": name}
+    metadata: Object = {"name": endpoint.name, "namespace": endpoint.namespace, "labels": dict(PART_OF)}
+    metadata["annotations"] = {MODEL: endpoint.store.model}
+    if version:
+        metadata["resourceVersion"] = version
+    return {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": metadata,
+        "spec": {
+            "parentRefs": [parent | ({"namespace": namespace} if namespace else {})],
+            "hostnames": [hostname],
+            "rules": [
+                {
+                    "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
+                    "backendRefs": [
+                        {"group": "", "kind": "Service", "name": service, "port": port, "weight": percent}
+                        for service, port, percent in weights
+                    ],
+                    "timeouts": {"request": f"{endpoint.settings.timeout_s}s"},
+                }
+            ],
+        },
+    }
+
+
+def disruption_budget(endpoint: Endpoint) -> Object:
+    """Nodes are emptied one replica at a time. Not ``minAvailable``: with one replica no node could be emptied."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": endpoint.name, "namespace": endpoint.namespace, "labels": dict(PART_OF)},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {ENDPOINT: endpoint.name}}},
+    }
+
+
+def startup_s(endpoint: Endpoint, release: str) -> int:
+    """What a replica may take from its start to its first answer."""
+    loading = START_S + math.ceil(endpoint.weights_bytes(release) / LOAD_BYTES_PER_S)
+    return max(loading, endpoint.serving.startup_timeout_s)
+
+
+def _pods(endpoint: Endpoint, release: str, mode: Mode) -> Object:
+    """All that its pods follow from, but for labels: what differs here restarts them."""
+    settings = endpoint.settings
+    pods: Object = {"automountServiceAccountToken": False, "model": _container(endpoint, release, mode)}
+    if settings.node_selector:
+        pods["nodeSelector"] = dict(settings.node_selector)
+    if settings.tolerations:
+        pods["tolerations"] = [each.model_dump(exclude_none=True) for each in settings.tolerations]
+    if mode != "knative":  # which refuses these, and drains in its own way
+        pods["terminationGracePeriodSeconds"] = PRE_STOP_S + settings.drain_s + STOP_MARGIN_S
+        pods["topologySpreadConstraints"] = [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": {ENDPOINT: endpoint.name, RELEASE: release}},
+            }
+        ]
+    return pods
+
+
+def _container(endpoint: Endpoint, release: str, mode: Mode) -> Object:
+    settings = endpoint.settings
+    resources: Object = {
+        "requests": {"cpu": settings.cpu, "memory": settings.memory},
+        "limits": {"memory": settings.memory},
+    }
+    if settings.gpu:
+        count = str(endpoint.serving.tensor_parallel_size)
+        resources["requests"][settings.gpu] = resources["limits"][settings.gpu] = count
+    # Not /v1/models, as KServe's own runtime asks: with an API key that is 401.
+    health = {"httpGet": {"path": "/health", "port": PORT}, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5}
+    container: Object = {
+        "name": "",  # KServe takes no canary without it
+        "modelFormat": {"name": "vLLM"},
+        "runtime": RUNTIME,
+        "image": settings.image,
+        "storageUri": endpoint.storage_uri(release),
+        "args": _arguments(endpoint),
+        "env": [_api_key()],
+        "resources": resources,
+        "startupProbe": health | {"failureThreshold": math.ceil(startup_s(endpoint, release) / PROBE_PERIOD_S)},
+        "readinessProbe": health | {"failureThreshold": 2},
+        "livenessProbe": health | {"failureThreshold": 6},
+    }
+    if mode != "knative":
+        container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_S)]}}}
+    if tag := re.search(r":([\w.-]+)$", settings.image):
+        # Without it KServe takes the image's "-cpu" sibling where no GPU is asked for.
+        container["runtimeVersion"] = tag[1]
+    return container
+
+
+def _arguments(endpoint: Endpoint) -> list[str]:
+    """Those that it was measured with, and where it listens."""
+    measured = engine_arguments(endpoint.serving, on_gpu=endpoint.settings.gpu is not None)
+    template = [each for each in measured if "{{" in each]
+    if template:
+        raise ConfigError(
+            f"serving.extra_arguments: KServe would take {template[0]!r} for a template of its own",
+            hint="put what holds '{{' into a file of the model's, such as chat_template.jinja",
+        )
+    address = ["--host", "0.0.0.0", "--port", str(PORT)]  # noqa: S104
+    draining = ["--shutdown-timeout", str(endpoint.settings.drain_s)]
+    quiet = ["--disable-access-log-for-endpoints", "/health,/metrics"]
+    return ["--served-model-name", endpoint.store.model, *address, *draining, *quiet, *measured]
+
+
+def _api_key() -> Object:
+    """From the same Secret as ``SLIPWAY_API_KEY`` of the rollout itself; without it the endpoint asks for none."""
+    source = {"name": API_SECRET, "key": API_SECRET_KEY, "optional": True}
+    return {"name": API_KEY_VARIABLE.replace("SLIPWAY", "VLLM"), "valueFrom": {"secretKeyRef": source}}
+
+
+def _knative_annotations(endpoint: Endpoint, release: str) -> dict[str, str]:
+    scaling = endpoint.settings.scaling
+    return {
+        "autoscaling.knative.dev/window": f"{max(6, scaling.scale_up_window_s)}s",  # its least
+        "autoscaling.knative.dev/scale-down-delay": f"{scaling.scale_down_delay_s}s",
+        "autoscaling.knative.dev/target-utilization-percentage": "100",
+        "autoscaling.knative.dev/initial-scale": str(scaling.minimum),
+        "serving.knative.dev/progress-deadline": f"{startup_s(endpoint, release) + START_S}s",
+    }

@@ -1,0 +1,161 @@
+"""The pods of one release: whether they answer, why they do not, and what they have counted.
+
+Totals come from the pods themselves, which needs nothing on the cluster but KServe, lags by nothing, and is what the
+one-machine platform reads too. With Prometheus configured they come from there: where a mesh keeps us from the pods.
+A pod that is gone keeps counting with what it had: totals never fall because replicas go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from stages.cluster import Cluster
+from stages.errors import ServerFailed, TransientError
+from stages.kinds import PODS
+from stages.rollout.kserve.autoscaling import selector
+from stages.rollout.kserve.objects import CONTAINER, ENDPOINT, PORT, RELEASE, REVISION, Endpoint
+from stages.rollout.target import Counters
+from stages.rollout.vllm_metrics import METRICS, counters_of
+from stages.server import HEALTH_TIMEOUT_S, http
+
+Object = dict[str, Any]
+CRASHES: Final = 3
+"""Restarts after which a container that still crashes counts as one that will."""
+HOPELESS: Final = frozenset({"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"})
+KEPT: Final = "2h"
+"""How far back Prometheus is asked for pods that are gone: longer than a step of a rollout."""
+
+
+@dataclass
+class Pods:
+    """Of one endpoint."""
+
+    cluster: Cluster
+    endpoint: Endpoint
+    _last: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)
+    """By release and life of a server: what it told last."""
+    _restarts: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def of(self, release: str) -> list[Object]:
+        labels = f"{ENDPOINT}={self.endpoint.name},{RELEASE}={release}"
+        found, _ = self.cluster.list(PODS, self.endpoint.namespace, labels=labels)
+        return [each for each in found if "deletionTimestamp" not in each["metadata"]]
+
+    def ready(self, release: str, revision: str) -> bool:
+        """Whether one of them, of the predictor's *revision*, takes requests.
+
+        Raises:
+            ServerFailed: they can't start, or crash again and again.
+        """
+        pods = [each for each in self.of(release) if each["metadata"]["labels"].get(REVISION) == revision]
+        if any(_condition(each, "Ready") for each in pods):
+            return True
+        for each in pods:
+            if why := _failure(each):
+                raise ServerFailed(
+                    f"{each['metadata']['name']}: {why}",
+                    hint=f"kubectl -n {self.endpoint.namespace} logs {each['metadata']['name']} --previous",
+                )
+        return False
+
+    def counters(self, release: str) -> Counters:
+        """Raises: TransientError: they, or Prometheus, do not tell. ServerFailed: none is left that could."""
+        pods = self.of(release)
+        seen = self._restarts.setdefault(release, {})
+        for each in pods:
+            name = each["metadata"]["name"]
+            seen[name] = max(seen.get(name, 0), _restarts(each))
+        address = self.endpoint.settings.prometheus
+        samples = self._asked(address, release) if address else self._scraped(pods, release)
+        # A replica more or less is no new start; one that crashed is.
+        return counters_of(samples, f"{sum(seen.values())} restarts")
+
+    def _scraped(self, pods: list[Object], release: str) -> list[Sample]:
+        told = self._last.setdefault(release, {})
+        ready = [each for each in pods if _condition(each, "Ready")]
+        if not ready and not told:
+            raise TransientError(f"{release} has no pod that is ready")
+        for each in ready:
+            life = f"{each['metadata']['name']} {_restarts(each)}"
+            told[life] = list(_samples(self._read(each)))
+        return [sample for samples in told.values() for sample in samples]
+
+    def _read(self, pod: Object) -> str:
+        url = f"http://{pod['status']['podIP']}:{_port(pod)}/metrics"
+        try:
+            return http().get(url, timeout=HEALTH_TIMEOUT_S).raise_for_status().text
+        except httpx.HTTPError as error:
+            name = pod["metadata"]["name"]
+            raise TransientError(f"{name} does not tell its metrics: {type(error).__name__}: {error}") from error
+
+    def _asked(self, address: str, release: str) -> list[Sample]:
+        """The last value of each series, pods that are gone included.
+
+        Raises:
+            TransientError: Prometheus does not answer, or knows nothing of the release.
+        """
+        names = "|".join(METRICS)
+        series = f'last_over_time({{__name__=~"{names}",{selector(self.endpoint, release)}}}[{KEPT}])'
+        try:
+            reply = http().get(
+                f"{address.rstrip('/')}/api/v1/query", params={"query": series}, timeout=HEALTH_TIMEOUT_S
+            )
+            found = reply.raise_for_status().json()["data"]["result"]
+            samples = [_sample(each) for each in found]
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            raise TransientError(f"Prometheus does not answer: {type(error).__name__}: {error}") from error
+        if not samples:
+            raise TransientError(
+                f"Prometheus knows nothing of {release}", hint="are manifests/monitoring and its PodMonitor applied?"
+            )
+        return samples
+
+
+def _sample(series: Object) -> Sample:
+    labels = dict(series["metric"])
+    return Sample(labels.pop("__name__"), labels, float(series["value"][1]))
+
+
+def _samples(text: str) -> Iterable[Sample]:
+    return (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+
+
+def _condition(pod: Object, name: str) -> bool:
+    return any(
+        each["type"] == name and each["status"] == "True" for each in pod.get("status", {}).get("conditions", [])
+    )
+
+
+def _statuses(pod: Object) -> list[Object]:
+    found: list[Object] = pod.get("status", {}).get("containerStatuses", [])
+    return found
+
+
+def _restarts(pod: Object) -> int:
+    return sum(each.get("restartCount", 0) for each in _statuses(pod))
+
+
+def _failure(pod: Object) -> str:
+    """Why waiting for it is useless; empty if it may still come up."""
+    for each in _statuses(pod):
+        waiting = each.get("state", {}).get("waiting", {})
+        if waiting.get("reason") in HOPELESS:
+            return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+        if waiting.get("reason") == "CrashLoopBackOff" and each.get("restartCount", 0) >= CRASHES:
+            ended = each.get("lastState", {}).get("terminated", {})
+            why = ended.get("message") or ended.get("reason") or "crashed"
+            return f"it crashed {each['restartCount']} times: {' '.join(why.split())}"
+    return ""
+
+
+def _port(pod: Object) -> int:
+    for each in pod["spec"]["containers"]:
+        if each["name"] in (CONTAINER, "user-container") and each.get("ports"):
+            return int(each["ports"][0]["containerPort"])
+    return PORT

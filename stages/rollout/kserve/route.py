@@ -1,0 +1,147 @@
+"""Any KServe in Standard mode: an InferenceService for each release, and an HTTPRoute of ours with the weights.
+
+The route's first backend is the stable release, the second, if there is one, the canary.
+"""
+
+from __future__ import annotations
+
+from stages.errors import Conflict, TransientError
+from stages.rollout.kserve.objects import ENDPOINT, Object, http_route, inference_service, predictor, predictor_name
+from stages.rollout.kserve.routes import HTTP_ROUTES, programmed, shares
+from stages.rollout.kserve.target import ISVCS, SERVICES, Platform, condition, release_of, revision_of
+from stages.rollout.target import Split
+
+
+class OwnRoute(Platform):
+    def split(self) -> Split:
+        route = self.get(HTTP_ROUTES, self.at.name)
+        if route is None:
+            return Split(None)
+        releases = self._releases()
+        stable = releases.get(self._backends(route)[0])
+        others = [release for name, release in releases.items() if release != stable]
+        canary = next((releases[name] for name in self._backends(route)[1:] if name in releases), None)
+        canary = canary or (others[-1] if others else None)
+        if canary is None:
+            return Split(stable)
+        if why := programmed(route):
+            raise TransientError(f"who gets which traffic is not certain: {why}")
+        return Split(stable, canary, round(shares(route).get(self._deployment(canary), 0.0)))
+
+    def deploy(self, release: str) -> None:
+        others = set(self._releases().values()) - {release, self.split().stable}
+        if others and self.get(HTTP_ROUTES, self.at.name):
+            raise Conflict(f"{min(others)} is being tried already", hint="end that rollout first")
+        for each in others:  # of a first rollout that was given up
+            self._remove(each)
+        seen = self.service(self._name(release))
+        wanted = predictor(self.at, release, "route")
+        self.apply(ISVCS, inference_service(self.at, wanted, "route", name=self._name(release)), seen)
+        self.accompany(release, self._deployment(release))
+
+    def ready(self, release: str) -> bool:
+        found = self._service(release)
+        return self.pods.ready(release, revision_of(found["spec"]["predictor"])) and condition(found, "PredictorReady")
+
+    def url(self, release: str) -> str:
+        self._service(release)
+        return self.service_url(self._deployment(release))
+
+    def shift(self, release: str, percent: int) -> None:
+        self._service(release)
+        route = self.get(HTTP_ROUTES, self.at.name)
+        if route is None:
+            raise Conflict(f"{self.at.store.model} has no route", hint="start the rollout again")
+        stable = self._stable(route)
+        if stable == release:
+            raise Conflict(f"{release} is the stable release", hint="start the rollout again")
+        self._split(route, [(stable, 100 - percent), (release, percent)])
+
+    def promote(self, release: str) -> None:
+        self._service(release)
+        route = self.get(HTTP_ROUTES, self.at.name)
+        stable = self._stable(route) if route else None
+        if stable not in (None, release):
+            self.shift(release, 100)
+            route = self.get(HTTP_ROUTES, self.at.name)
+        self._split(route, [(release, 100)])
+        for each in set(self._releases().values()) - {release}:
+            self._remove(each)
+
+    def withdraw(self, release: str) -> None:
+        route = self.get(HTTP_ROUTES, self.at.name)
+        if route is None:
+            self._remove(release)
+            if not self._releases():
+                self.end()
+            return
+        stable = self._stable(route)
+        if stable == release:
+            if set(self._releases().values()) - {release}:
+                raise Conflict(f"{release} is the stable release", hint="promote the other one, or withdraw that")
+            self.remove(HTTP_ROUTES, self.at.name)
+            self._remove(release)
+            self.end()
+            return
+        self._split(route, [(stable, 100)])
+        self._remove(release)
+
+    def endpoint(self) -> str:
+        return f"http://{self.found.hostname(self.at.name, self.at.namespace)}"
+
+    def _split(self, seen: Object | None, parts: list[tuple[str, int]]) -> None:
+        """Give each release its percent, and wait until the gateway does."""
+        weights = [(self._deployment(release), self._port(release), percent) for release, percent in parts]
+        hostname = self.found.hostname(self.at.name, self.at.namespace)
+        self.apply(HTTP_ROUTES, http_route(self.at, self.found.gateway, hostname, weights), seen)
+
+        def lacking() -> str:
+            route = self.get(HTTP_ROUTES, self.at.name)
+            if route is None:
+                return "the route is gone"
+            if shares(route) != {name: float(percent) for name, _, percent in weights}:
+                raise Conflict("the route was changed by somebody else", hint="start the rollout again")
+            return programmed(route)
+
+        self.until(lacking, " and ".join(f"{percent} % for {release}" for release, percent in parts))
+
+    def _port(self, release: str) -> int:
+        found = self.get(SERVICES, self._deployment(release))
+        return int(found["spec"]["ports"][0]["port"]) if found else 80
+
+    def _service(self, release: str) -> Object:
+        found = self.service(self._name(release))
+        if found is None:
+            raise Conflict(f"{release} is no longer on the platform", hint="start the rollout again")
+        return found
+
+    def _remove(self, release: str) -> None:
+        self.leave(self._deployment(release))
+        self.remove(ISVCS, self._name(release))
+
+    def _releases(self) -> dict[str, str]:
+        """Those that have an InferenceService, by their Service's name; the oldest first."""
+        found, _ = self.cluster.list(ISVCS, labels=f"{ENDPOINT}={self.at.name}")
+        found.sort(key=lambda each: (each["metadata"]["creationTimestamp"], each["metadata"]["name"]))
+        named = ((each["metadata"]["name"], release_of(each["spec"]["predictor"])) for each in found)
+        return {f"{name}-predictor": release for name, release in named if release}
+
+    def _stable(self, route: Object) -> str:
+        found = self._releases().get(self._backends(route)[0])
+        if found is None:
+            raise Conflict(f"the route {self.at.name} leads to a Service that is none of ours", hint="remove the route")
+        return found
+
+    def _backends(self, route: Object) -> list[str]:
+        """Raises: Conflict: it is none of ours."""
+        rules = route["spec"].get("rules", [])
+        found = [each["name"] for each in rules[0].get("backendRefs", [])] if len(rules) == 1 else []
+        if not found:
+            raise Conflict(f"the route {self.at.name} is not as it was made", hint="remove it")
+        return found
+
+    def _name(self, release: str) -> str:
+        return f"{self.at.name}-{predictor_name(release)}"
+
+    def _deployment(self, release: str) -> str:
+        return f"{self._name(release)}-predictor"

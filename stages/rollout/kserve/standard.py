@@ -1,0 +1,171 @@
+"""Standard mode, KServe 0.21 or newer: one InferenceService, the canary in ``spec.canary``, weights in KServe's route.
+
+``status.canaryStatuses`` repeats the percent that was asked for; what is in force stands in the HTTPRoute alone.
+KServe removes the Deployment of a canary that goes before it changes the route, so that it first gets no traffic here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stages.errors import Conflict, TransientError
+from stages.refusals import Absent
+from stages.rollout.kserve.objects import AUTOSCALER, Object, canary, inference_service, predictor
+from stages.rollout.kserve.routes import HTTP_ROUTES, programmed, shares
+from stages.rollout.kserve.target import ISVCS, Platform, condition, release_of, revision_of, url_of
+from stages.rollout.target import Split
+
+AGAIN: Final = "start the rollout again"
+
+
+class Standard(Platform):
+    def split(self) -> Split:
+        found = self.service()
+        if found is None or self.get(HTTP_ROUTES, self.at.name) is None:
+            return Split(None)  # KServe makes the route once the first release is ready
+        stable, other = release_of(found["spec"]["predictor"]), self._canary(found)
+        if other is None:
+            return Split(stable)
+        share, why = self._share(found, other["predictor"])
+        if share is None:
+            raise TransientError(f"who gets which traffic is not certain: {why}")
+        return Split(stable, release_of(other["predictor"]), round(share))
+
+    def deploy(self, release: str) -> None:
+        found = self.service()
+        wanted = predictor(self.at, release, "standard")
+        served = found is not None and self.get(HTTP_ROUTES, self.at.name) is not None
+        stable = found["spec"]["predictor"] if found else None
+        if found is None or stable is None or not served or release_of(stable) == release:
+            others = found["spec"].get("canary") or [] if found and served else []
+            applied = self._apply(found, wanted, others, anew=True)
+        else:
+            other = self._canary(found)
+            if other and release_of(other["predictor"]) != release:
+                raise Conflict(
+                    f"{release_of(other['predictor'])} is being tried already", hint="end that rollout first"
+                )
+            applied = self._apply(found, stable, [canary(wanted, other["trafficPercent"] if other else 0)])
+        scaled = applied["metadata"]["annotations"].get(AUTOSCALER) == "external"
+        self.accompany(release, self._deployment(wanted), scaled=scaled)
+
+    def ready(self, release: str) -> bool:
+        """KServe's word, which comes and goes while a model loads and may be of an older revision, and the pods'."""
+        found = self._service()
+        if not self.pods.ready(release, revision_of(self._predictor(found, release))):
+            return False
+        if release_of(found["spec"]["predictor"]) == release:
+            return condition(found, "PredictorReady")
+        name = self._predictor(found, release)["name"]
+        return any(each["name"] == name and each["ready"] for each in found.get("status", {}).get("canaryStatuses", []))
+
+    def url(self, release: str) -> str:
+        return self.service_url(self._deployment(self._predictor(self._service(), release)))
+
+    def shift(self, release: str, percent: int) -> None:
+        found = self._service()
+        other = self._canary(found)
+        if other is None or release_of(other["predictor"]) != release:
+            raise Conflict(f"{release} is not the canary", hint="deploy it first")
+        if other["trafficPercent"] != percent:
+            self._apply(found, found["spec"]["predictor"], [canary(other["predictor"], percent)])
+        self._wait(other["predictor"], percent)
+
+    def promote(self, release: str) -> None:
+        found = self._service()
+        stable = found["spec"]["predictor"]
+        if release_of(stable) != release:
+            self.shift(release, 100)
+            found = self._service()
+            other = self._canary(found)
+            if other is None or release_of(other["predictor"]) != release:
+                raise Conflict(f"{release} was taken away meanwhile", hint=AGAIN)
+            # With its name and its pods' every field, so that no pod is started anew.
+            kept = {key: stable[key] for key in ("minReplicas", "maxReplicas", "timeout") if key in stable}
+            self._apply(found, other["predictor"] | kept, [])
+            self.leave(self._deployment(stable))
+            stable = other["predictor"]
+        self._wait(stable, 100)
+
+    def withdraw(self, release: str) -> None:
+        found = self.service()
+        if found is None:
+            return
+        other, stable = self._canary(found), found["spec"]["predictor"]
+        if release_of(stable) == release:
+            if other:
+                raise Conflict(f"{release} is the stable release", hint="promote the other one, or withdraw that")
+            self.leave(self._deployment(stable))
+            self.end()
+        elif other and release_of(other["predictor"]) == release:
+            if self._share(found, other["predictor"]) != (0.0, ""):
+                self.shift(release, 0)
+                found = self._service()
+            self._apply(found, found["spec"]["predictor"], [])
+            self.leave(self._deployment(other["predictor"]))
+
+    def endpoint(self) -> str:
+        return url_of(self.service(), self.at.store.model)
+
+    def _apply(self, seen: Object | None, stable: Object, others: list[Object], *, anew: bool = False) -> Object:
+        body = inference_service(self.at, stable, "standard", canaries=others)
+        if seen and not anew:  # another autoscaler's class would restart the stable release's pods
+            body["metadata"]["annotations"] |= {AUTOSCALER: seen["metadata"]["annotations"].get(AUTOSCALER, "external")}
+        return self.apply(ISVCS, body, seen)
+
+    def _service(self) -> Object:
+        found = self.service()
+        if found is None:
+            raise Conflict(f"{self.at.store.model} is not being served", hint=AGAIN)
+        return found
+
+    def _canary(self, service: Object) -> Object | None:
+        """Raises: Conflict: there are several, so that they are not ours."""
+        found = service["spec"].get("canary") or []
+        if len(found) > 1:
+            raise Conflict(f"{self.at.name} has {len(found)} canaries: not all are ours", hint="remove the others")
+        return found[0] if found else None
+
+    def _predictor(self, service: Object, release: str) -> Object:
+        canaries = [each["predictor"] for each in service["spec"].get("canary") or []]
+        for each in (service["spec"]["predictor"], *canaries):
+            if release_of(each) == release:
+                return dict(each)
+        raise Conflict(f"{release} is no longer on the platform", hint=AGAIN)
+
+    def _deployment(self, predictor: Object) -> str:
+        """Its Deployment's and its Service's name."""
+        name = predictor.get("name")
+        return f"{self.at.name}-{name}-predictor" if name else f"{self.at.name}-predictor"
+
+    def _share(self, service: Object, predictor: Object) -> tuple[float | None, str]:
+        """Percent that *predictor* gets of clients' requests; None and why where that is not certain."""
+        try:
+            route = self.cluster.get(HTTP_ROUTES, service["metadata"]["name"])
+        except Absent:
+            return None, "KServe has not made its route"
+        if why := programmed(route):
+            return None, why
+        found = shares(route)
+        return (found.get(self._deployment(predictor), 0.0), "") if found else (None, "its rules split differently")
+
+    def _wait(self, predictor: Object, percent: int) -> None:
+        def lacking() -> str:
+            found = self._service()
+            if _asked(found, release_of(predictor)) != percent:
+                raise Conflict(f"somebody else changed the share of {release_of(predictor)}", hint=AGAIN)
+            share, why = self._share(found, predictor)
+            return why or ("" if share == percent else f"the route gives it {share:g} %")
+
+        self.until(lacking, f"{percent} % for {release_of(predictor)}")
+
+
+def _asked(service: Object, release: str | None) -> int | None:
+    """Percent that a release shall have; None if it is not there."""
+    canaries = service["spec"].get("canary") or []
+    for each in canaries:
+        if release_of(each["predictor"]) == release:
+            return int(each["trafficPercent"])
+    if release_of(service["spec"]["predictor"]) != release:
+        return None
+    return 100 - sum(int(each["trafficPercent"]) for each in canaries)

@@ -1,0 +1,291 @@
+"""What a cluster applies for runs that a push starts: parts that fit each other, and no more rights than needed."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from pipeline.cli import app
+from pipeline.commands.events import receive
+from pipeline.config import load
+from pipeline.definition import arguments, resolve_key, workflow_template
+from pipeline.events.sensor import Sensor
+from pipeline.manifests import MANIFESTS, documents
+from stages.settings import CONFIGS
+
+EVENTS = MANIFESTS / "events"
+EXAMPLES = EVENTS.parents[1] / "docs" / "examples"
+ROOT = CONFIGS.parent
+EXAMPLES = ROOT / "docs" / "examples"
+COMMIT = "575db8b7a51b6f85eb06eee540738584589f131c"
+HARDENED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+}
+
+
+@functools.cache
+def applied(folder: Path = EVENTS) -> list[dict[str, Any]]:
+    """What kustomize would apply: no file here has patches."""
+    resources = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+    return [each for file in resources for each in yaml.safe_load_all((folder / file).read_text())]
+
+
+def the(kind: str, name: str = "", folder: Path = EVENTS) -> dict[str, Any]:
+    (found,) = (each for each in applied(folder) if each["kind"] == kind and name in ("", each["metadata"]["name"]))
+    return found
+
+
+def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    for each in selector.get("matchExpressions", []):
+        if each["key"] not in labels or (each["operator"] == "In" and labels[each["key"]] not in each["values"]):
+            return False
+    return selector.get("matchLabels", {}).items() <= labels.items()
+
+
+def pods() -> dict[str, dict[str, str]]:
+    """The labels of each pod that is made here."""
+    made = {
+        "receiver": the("Deployment")["spec"]["template"]["metadata"]["labels"],
+        "eventsource": the("EventSource")["spec"]["template"]["metadata"]["labels"],
+        "sensor": the("Sensor")["spec"]["template"]["metadata"]["labels"],
+    }
+    return made | {
+        "eventbus": the("EventBus")["spec"]["jetstream"]["metadata"]["labels"] | {"eventbus-name": "default"}
+    }
+
+
+def test_every_file_is_applied_and_kustomize_agrees():
+    for folder in (EVENTS, EVENTS / "poll"):
+        listed = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+        assert {path.name for path in folder.glob("*.yaml")} == {*listed, "kustomization.yaml"}
+        assert {each["metadata"]["namespace"] for each in applied(folder)} == {"slipway"}
+        if kubectl := shutil.which("kubectl"):
+            made = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, check=True)
+            assert len(list(yaml.safe_load_all(made.stdout))) == len(applied(folder))
+
+
+def test_nothing_here_is_called_as_something_of_the_base():
+    def names(found: list[dict[str, Any]]) -> set[tuple[str, str]]:
+        return {(each["kind"], each["metadata"]["name"]) for each in found}
+
+    both = [*applied(), *applied(EVENTS / "poll")]
+    assert len(names(both)) == len(both)
+    assert not names(both) & names(documents("gke"))
+
+
+def test_sensor_event_source_and_receiver_fit_each_other():
+    source = the("EventSource")
+    webhooks = source["spec"]["webhook"]
+    assert set(Sensor.read().providers) == set(webhooks)
+    for dependency in the("Sensor")["spec"]["dependencies"]:
+        assert dependency["eventSourceName"] == source["metadata"]["name"]
+        assert dependency["eventName"] in webhooks
+    (port,) = (each["port"] for each in source["spec"]["service"]["ports"])
+    hook = webhooks["huggingface"]
+    host = f"{source['metadata']['name']}-eventsource-svc"  # as Argo Events calls its Service
+    (container,) = the("Deployment")["spec"]["template"]["spec"]["containers"]
+    assert f"--forward-to=http://{host}:{port}{hook['endpoint']}" in container["args"]
+    assert {each["port"] for each in webhooks.values()} == {str(port)}
+    service = the("Service")["spec"]
+    assert selects({"matchLabels": service["selector"]}, pods()["receiver"])
+    assert service["ports"][0]["targetPort"] == container["ports"][0]["name"]
+
+
+def test_every_way_in_asks_for_a_secret_of_its_own():
+    tokens = [each["authSecret"] for each in the("EventSource")["spec"]["webhook"].values()]
+    assert {each["name"] for each in tokens} == {"slipway-events"}
+    assert len({each["key"] for each in tokens}) == len(tokens)
+    spec = the("Deployment")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    (mounted,) = (each["secret"] for each in spec["volumes"] if "secret" in each)
+    assert mounted["secretName"] == "slipway-events"
+    files = {each["value"] for each in container["env"] if "value" in each}
+    assert files == {f"/secrets/{each['path']}" for each in mounted["items"]}
+    assert the("EventSource")["spec"]["webhook"]["huggingface"]["authSecret"]["key"] in {
+        each["key"] for each in mounted["items"]
+    }
+    assert not [each for each in applied() if each["kind"] == "Secret"]
+
+
+def test_the_sensor_may_create_workflows_and_nothing_else_may_anything():
+    account = the("Sensor")["spec"]["template"]["serviceAccountName"]
+    assert the("Role")["rules"] == [{"apiGroups": ["argoproj.io"], "resources": ["workflows"], "verbs": ["create"]}]
+    binding = the("RoleBinding")
+    assert [each["name"] for each in binding["subjects"]] == [account]
+    assert binding["roleRef"]["name"] == the("Role")["metadata"]["name"]
+    others = {
+        the("Deployment")["spec"]["template"]["spec"]["serviceAccountName"],
+        the("EventSource")["spec"]["template"]["serviceAccountName"],
+    }
+    assert others == {"slipway-receiver"}
+    assert the("ServiceAccount", "slipway-receiver")["automountServiceAccountToken"] is False
+
+
+def test_every_pod_is_hardened():
+    pod = the("Deployment")["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    (container,) = pod["containers"]
+    templates = [the(kind)["spec"]["template"] for kind in ("EventSource", "Sensor")]
+    for security in (pod["securityContext"], *(each["securityContext"] for each in templates)):
+        assert (security["runAsNonRoot"], security["runAsUser"]) == (True, 8737)
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    for each in (container, *(each["container"] for each in templates)):
+        assert each["securityContext"] == HARDENED
+        assert each["resources"]["limits"]["memory"]
+
+
+def test_the_receiver_is_probed_and_writes_to_volumes_alone():
+    (container,) = the("Deployment")["spec"]["template"]["spec"]["containers"]
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/healthz", "port": "http"}
+    mounts = {each["mountPath"] for each in container["volumeMounts"]}
+    assert {"/memory", "/tmp", "/cache"} <= mounts
+    assert "--memory=/memory/pushes" in container["args"]
+    # Two would not know of each other what went on.
+    assert (the("Deployment")["spec"]["replicas"], the("Deployment")["spec"]["strategy"]) == (1, {"type": "Recreate"})
+
+
+def test_the_receivers_arguments_are_those_of_the_program():
+    (container,) = the("Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["slipway", "receive"]
+    known = {f"--{name.replace('_', '-')}" for name in receive.__annotations__ if name != "return"}
+    assert {each.partition("=")[0] for each in container["args"]} <= known
+    variables = {each["name"] for each in container["env"]}
+    assert variables == {"SLIPWAY_ALLOW", "SLIPWAY_WEBHOOK_SECRET_FILE", "SLIPWAY_EVENTS_TOKEN_FILE"}
+    allowed = the("ConfigMap")["data"]["allow"]
+    assert allowed.split() == ["org/*"]
+
+
+def test_each_pod_is_reached_by_and_reaches_what_it_needs():
+    policies = {each["metadata"]["name"]: each["spec"] for each in applied() if each["kind"] == "NetworkPolicy"}
+    for pod in ("receiver", "eventsource", "eventbus"):
+        selecting = {name for name, spec in policies.items() if selects(spec["podSelector"], pods()[pod])}
+        assert selecting == {pod}
+    for one, other, port in (
+        ("receiver", "eventsource", 12000),
+        ("eventsource", "eventbus", 4222),
+        ("sensor", "eventbus", 4222),
+    ):
+        if one in policies:
+            (out,) = (each for each in policies[one]["egress"] if port in ports(each))
+            assert any(selects(peer["podSelector"], pods()[other]) for peer in out["to"])
+        into = [each for each in policies[other]["ingress"] if port in ports(each)]
+        assert any(admits(peer, pods()[one]) for each in into for peer in each["from"]), (one, other)
+    # The stages' own policies must not cut off what is here.
+    for each in documents("gke"):
+        if each["kind"] == "NetworkPolicy" and "Egress" in each["spec"]["policyTypes"]:
+            assert not [name for name, labels in pods().items() if selects(each["spec"]["podSelector"], labels)]
+
+
+def ports(rule: dict[str, Any]) -> set[int]:
+    return {each["port"] for each in rule.get("ports", [])}
+
+
+def admits(peer: dict[str, Any], labels: dict[str, str]) -> bool:
+    return peer.get("namespaceSelector") == {} or selects(peer.get("podSelector", {"matchLabels": {"": ""}}), labels)
+
+
+def test_images_are_of_the_projects_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    texts = [path.read_text() for path in EVENTS.rglob("*.yaml")]
+    images = re.findall(r"image: (\S+)", "\n".join(texts))
+    assert images == [f"registry.example.com/slipway-slim:{version}"] * 2
+
+
+def test_a_poll_starts_the_run_that_the_sensor_and_the_command_line_would_start(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    spec = the("CronWorkflow", folder=EVENTS / "poll")["spec"]
+    assert (spec["suspend"], spec["concurrencyPolicy"]) == (True, "Forbid")
+    (start,) = (each for each in spec["workflowSpec"]["templates"] if "resource" in each)
+    assert start["resource"]["action"] == "apply"
+    assert yaml.safe_load(start["resource"]["manifest"])  # Argo wants YAML also before it fills it in
+    made = yaml.safe_load(filled(start["resource"]["manifest"], {"model": "some-user/some-repo", "commit": COMMIT}))
+    push = {
+        "event": {"action": "update", "scope": "repo.content"},
+        "repo": {"type": "model", "name": "some-user/some-repo"},
+        "updatedRefs": [{"ref": "refs/heads/main", "newSha": COMMIT}],
+    }
+    pushed = Sensor.read().workflow("huggingface", push)
+    assert made["metadata"]["name"] == pushed["metadata"]["name"]
+    assert made["spec"] == pushed["spec"]
+    given = {each["name"]: each["value"] for each in made["spec"]["arguments"]["parameters"]}
+    config = load(chosen={"platform": "cluster"})
+    assert given.items() <= arguments(config, "some-user/some-repo", COMMIT, serve=True).items()
+    assert given["resolve-key"] == resolve_key("some-user/some-repo", COMMIT)
+
+
+def filled(text: str, inputs: dict[str, str]) -> str:
+    """As Argo fills in references and expressions. Those of ours mean the same in Python as in expr-lang."""
+    sprig = SimpleNamespace(
+        sha256sum=lambda value: hashlib.sha256(value.encode()).hexdigest(),
+        trunc=lambda length, value: value[:length],
+        replace=lambda old, new, value: value.replace(old, new),
+        toJson=lambda value: json.dumps(value, separators=(",", ":")),
+    )
+    scope = {"sprig": sprig, "inputs": SimpleNamespace(parameters=SimpleNamespace(**inputs))}
+    text = re.sub(r"\{\{=(.*?)\}\}", lambda found: str(eval(found[1], {"__builtins__": {}}, scope)), text)  # noqa: S307
+    return re.sub(r"\{\{inputs\.parameters\.(\w+)\}\}", lambda found: inputs[found[1]], text)
+
+
+def test_a_poll_asks_the_hub_with_the_stage_program_and_its_pods_fit_the_base():
+    spec = the("CronWorkflow", folder=EVENTS / "poll")["spec"]["workflowSpec"]
+    templates = {each["name"]: each for each in spec["templates"]}
+    resolve = templates["resolve"]
+    assert resolve["container"]["command"] == ["python", "-m", "stages.resolve"]
+    assert resolve["container"]["securityContext"] == HARDENED
+    theirs = {each["name"]: each for each in workflow_template(load(chosen={"platform": "gke"}))["spec"]["templates"]}
+    assert set(resolve["container"]["args"][::2]) == set(theirs["resolve"]["container"]["args"][::2])
+    accounts = {each["metadata"]["name"] for each in documents("gke") if each["kind"] == "ServiceAccount"}
+    used = {spec["serviceAccountName"], resolve["serviceAccountName"], resolve["executor"]["serviceAccountName"]}
+    assert used <= accounts
+    policies = [each["spec"] for each in documents("gke") if each["kind"] == "NetworkPolicy"]
+    reached = [each for each in policies if "Egress" in each["policyTypes"]]
+    for name, count in (("resolve", 3), ("start", 2)):  # names, the API server and, for one, the Hub
+        labels = templates[name]["metadata"]["labels"]
+        assert len([each for each in reached if selects(each["podSelector"], labels)]) == count
+
+
+def test_argo_cd_applies_folders_that_are_there():
+    (application,) = yaml.safe_load_all((EXAMPLES / "argocd-application.yaml").read_text())
+    assert (application["apiVersion"], application["kind"]) == ("argoproj.io/v1alpha1", "Application")
+    paths = [each["path"] for each in application["spec"]["sources"]]
+    assert len(paths) == 2
+    for path in paths:
+        assert (ROOT / path / "kustomization.yaml").is_file()
+    assert application["spec"]["destination"]["namespace"] == "slipway"
+    # The volume with every model must not go because a file was renamed.
+    assert application["spec"]["syncPolicy"]["automated"]["prune"] is False
+    known = {(each["kind"], each["metadata"]["name"]) for each in [*documents("gke"), *applied()]}
+    for each in application["spec"]["ignoreDifferences"]:
+        assert "name" not in each or (each["kind"], each["name"]) in known
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yml")), ids=lambda path: path.name)
+def test_the_ci_examples_call_commands_that_are_there(path: Path):
+    assert yaml.safe_load(path.read_text())
+    commands = re.findall(r"^\s*(slipway (?:trigger|run) .*)$", path.read_text(), re.MULTILINE)
+    assert commands
+    group: Any = typer.main.get_command(app)
+    for command in commands:
+        name = command.split()[1]
+        known = {option for each in group.commands[name].params for option in (*each.opts, *each.secondary_opts)}
+        assert set(re.findall(r"(?<=\s)--[a-z-]+", command)) <= known, command
+
+
+def test_both_ci_systems_have_an_example():
+    assert {path.name for path in EXAMPLES.glob("*.yml")} >= {"github-actions.yml", "gitlab-ci.yml"}

@@ -1,0 +1,94 @@
+"""A store with releases, and a cluster whose KServe serves them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from stages.cluster import Cluster
+from stages.rollout.journal import Journal
+from stages.rollout.kserve.objects import Endpoint
+from stages.rollout.kserve.settings import VARIABLE, KServe
+from stages.rollout.kserve.target import Platform, on
+from stages.rollout.machine import roll_out
+from stages.rollout.target import Target
+from stages.settings import Serving
+from stages.store import STORE_VARIABLE
+from tests.kubernetes import KubernetesServer
+from tests.kubernetes.kserve import KServeController
+from tests.serving import REPOSITORY
+from tests.stages.rollout.stage import GOOD, SETTINGS, Stage
+
+STRAIGHT = "http://127.0.0.1:{port}"
+"""Services are names of a cluster's; their servers here listen on this machine."""
+
+
+class OnKServe(Stage):
+    def __init__(self, folder: Path, server: KubernetesServer, **changed: Any) -> None:
+        super().__init__(folder)
+        self.folder, self.server = folder, server
+        self.store.releases.mkdir(parents=True)
+        servers = folder / "servers"
+        servers.mkdir()
+        self.kserve = KServeController(server, self.store.releases, servers, **changed)
+        self.settings = KServe(service_url=STRAIGHT, in_force_s=10, drain_s=0)
+        self.kserve.start()
+
+    @property
+    def name(self) -> str:
+        return self.at().name
+
+    def at(self) -> Endpoint:
+        return Endpoint(self.store, Serving(), self.settings, "default")
+
+    def connect(self, **changed: Any) -> Platform:
+        """The target, as a process of its own would get it."""
+        found = on(self.cluster(), self.store, Serving(), self.settings.model_copy(update=changed), poll_s=0.02)
+        assert isinstance(found, Platform)
+        return found
+
+    def cluster(self) -> Cluster:
+        from kubernetes import client, config
+
+        settings = client.Configuration()
+        path = self.server.kubeconfig(self.folder / "kubeconfig")
+        config.load_kube_config(str(path), client_configuration=settings)
+        return Cluster(client.ApiClient(settings), patience_s=2)
+
+    def roll(self, release: str, target: Target | None = None, **changed: Any) -> Journal:
+        settings = SETTINGS.model_copy(update=changed)
+        return roll_out(self.store, target or self.connect(), release, settings, target_name="kserve")
+
+    def first(self, release: str = GOOD, **behaviour: Any) -> str:
+        """The first release, in production and served."""
+        self.make(release, **behaviour)
+        self.roll(release)
+        return release
+
+    def program(self, *arguments: str, **changed: Any) -> subprocess.Popen[str]:
+        """``python -m stages.rollout --target kserve`` as a process of its own, that can be killed."""
+        settings = SETTINGS.model_copy(update=changed).model_dump_json()
+        command = [sys.executable, "-m", "stages.rollout", "--model", "org/name", "--target", "kserve"]
+        environment = os.environ | {
+            "KUBECONFIG": str(self.server.kubeconfig(self.folder / "kubeconfig")),
+            STORE_VARIABLE: str(self.store.root),
+            VARIABLE: self.settings.model_dump_json(),
+        }
+        return subprocess.Popen(
+            [*command, "--settings", settings, *arguments],
+            cwd=REPOSITORY,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def service(self) -> dict[str, Any]:
+        return self.server.find("InferenceService", self.name)
+
+    def deployment(self, release: str) -> str:
+        (found,) = [each.name for each in self.kserve.deployments.values() if each.release == release]
+        return found

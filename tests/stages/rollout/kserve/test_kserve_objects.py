@@ -1,0 +1,218 @@
+"""The manifests that a cluster gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stages.errors import ConfigError
+from stages.rollout.kserve.autoscaling import scaled_object
+from stages.rollout.kserve.objects import (
+    ISVC,
+    RUNTIME,
+    USER,
+    Endpoint,
+    canary,
+    disruption_budget,
+    inference_service,
+    predictor,
+    predictor_name,
+    startup_s,
+)
+from stages.rollout.kserve.settings import KServe
+from stages.server import engine_arguments
+from stages.settings import Serving
+from stages.store import ModelStore
+from tests.serving import REPOSITORY
+
+FIRST, SECOND = "0001-fp16-aaaaaaaaaaaa", "0002-awq-bbbbbbbbbbbb"
+MODES = ("standard", "knative", "route")
+
+
+def endpoint(tmp_path: Path, model: str = "org/name", serving: Serving | None = None, **settings: Any) -> Endpoint:
+    return Endpoint(
+        ModelStore(tmp_path, model), serving or Serving(), KServe.model_validate(settings), namespace="slipway"
+    )
+
+
+def runtime() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((REPOSITORY / "manifests/kserve/serving-runtime.yaml").read_text())
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_release_is_served_from_its_own_directory_with_what_was_measured(tmp_path: Path, mode: Any) -> None:
+    serving = Serving(max_model_len=4096, tensor_parallel_size=2, extra_arguments=("--enable-prefix-caching",))
+    model = predictor(endpoint(tmp_path, serving=serving, drain_s=60), SECOND, mode)["model"]
+    assert model["storageUri"] == f"pvc://slipway-models/org--name/releases/{SECOND}"
+    assert model["runtime"] == RUNTIME == runtime()["metadata"]["name"]
+    assert model["args"][-len(engine_arguments(serving, on_gpu=True)) :] == engine_arguments(serving, on_gpu=True)
+    assert model["args"][:2] == ["--served-model-name", "org/name"]
+    assert model["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert "--tensor-parallel-size" in model["args"]
+    assert model["env"] == [
+        {
+            "name": "VLLM_API_KEY",
+            "valueFrom": {"secretKeyRef": {"name": "slipway-api", "key": "key", "optional": True}},
+        }
+    ]
+
+
+def test_without_a_gpu_it_is_served_as_it_was_measured_without_one(tmp_path: Path) -> None:
+    model = predictor(endpoint(tmp_path, gpu=None), FIRST, "standard")["model"]
+    assert not any("gpu" in each for each in model["resources"]["limits"])
+    assert model["args"][model["args"].index("--dtype") + 1] == "bfloat16"
+
+
+def test_the_version_of_vllm_is_the_one_that_measured() -> None:
+    images = (REPOSITORY / "manifests/images/evaluate/Containerfile").read_text()
+    assert f"ARG VLLM_IMAGE={KServe().image}" in images
+    assert runtime()["spec"]["containers"][0]["image"] == KServe().image
+    assert ":latest" not in KServe().image
+
+
+def test_a_pod_that_stops_ends_what_it_has_begun(tmp_path: Path) -> None:
+    pods = predictor(endpoint(tmp_path, drain_s=100), FIRST, "standard")
+    shutdown_s = int(pods["model"]["args"][pods["model"]["args"].index("--shutdown-timeout") + 1])
+    pause_s = int(pods["model"]["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert shutdown_s == 100
+    assert shutdown_s + pause_s < pods["terminationGracePeriodSeconds"]
+
+
+def test_a_large_model_gets_time_to_load(tmp_path: Path) -> None:
+    at = endpoint(tmp_path)
+    folder = at.store.releases / SECOND
+    folder.mkdir(parents=True)
+    with (folder / "model.safetensors").open("wb") as weights:
+        weights.truncate(400 << 30)  # a sparse file
+    probe = predictor(at, SECOND, "standard")["model"]["startupProbe"]
+    assert startup_s(at, FIRST) == at.serving.startup_timeout_s
+    assert startup_s(at, SECOND) == 300 + 4096
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= startup_s(at, SECOND)
+    annotations = predictor(at, SECOND, "knative")["annotations"]
+    assert int(annotations["serving.knative.dev/progress-deadline"].removesuffix("s")) > startup_s(at, SECOND)
+
+
+def test_probes_ask_what_needs_no_api_key(tmp_path: Path) -> None:
+    model = predictor(endpoint(tmp_path), FIRST, "standard")["model"]
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert model[name]["httpGet"] == {"path": "/health", "port": 8080}
+
+
+def test_knative_gets_no_field_that_it_refuses(tmp_path: Path) -> None:
+    pods = predictor(endpoint(tmp_path, timeout_s=3600), FIRST, "knative")
+    assert not {"terminationGracePeriodSeconds", "topologySpreadConstraints", "name", "nodeSelector"} & pods.keys()
+    assert "lifecycle" not in pods["model"]
+    assert pods["timeout"] == 600
+    assert (pods["scaleMetric"], pods["scaleTarget"], pods["minReplicas"], pods["maxReplicas"]) == (
+        "concurrency",
+        10,
+        1,
+        3,
+    )
+    whole = inference_service(endpoint(tmp_path), pods, "knative")
+    assert whole["metadata"]["annotations"]["serving.kserve.io/enable-tag-routing"] == "true"
+    assert pods["annotations"]["autoscaling.knative.dev/scale-down-delay"] == "300s"
+
+
+def test_a_canary_says_nothing_that_kserve_refuses_on_one(tmp_path: Path) -> None:
+    stable = predictor(endpoint(tmp_path), SECOND, "standard")
+    entry = canary(stable, 10)
+    assert entry["trafficPercent"] == 10
+    assert entry["predictor"]["name"] == predictor_name(SECOND) == "r2-bbbbbb"
+    assert entry["predictor"]["model"]["name"] == ""
+    assert entry["predictor"]["minReplicas"] <= stable["minReplicas"]
+    refused = {"maxReplicas", "scaleTarget", "scaleMetric", "autoScaling", "workerSpec"}
+    assert not refused & entry["predictor"].keys()
+
+
+def test_promoting_changes_no_field_of_a_pod(tmp_path: Path) -> None:
+    stable = predictor(endpoint(tmp_path), SECOND, "standard")
+    beside = {"minReplicas", "maxReplicas", "timeout"}
+    assert {**canary(stable, 0)["predictor"]}.items() >= {k: v for k, v in stable.items() if k not in beside}.items()
+
+
+def test_annotations_of_the_service_are_the_same_for_every_release(tmp_path: Path) -> None:
+    at = endpoint(tmp_path)
+    for mode in MODES:
+        made = [inference_service(at, predictor(at, each, mode), mode) for each in (FIRST, SECOND)]
+        assert made[0]["metadata"]["annotations"] == made[1]["metadata"]["annotations"]
+        assert "serving.kserve.io/enable-prometheus-scraping" not in made[0]["metadata"]["annotations"]
+        assert (made[0]["apiVersion"], made[0]["kind"]) == (ISVC, "InferenceService")
+
+
+@pytest.mark.parametrize(
+    "model", ["org/name", "Qwen/Qwen2.5-0.5B-Instruct", "0x/" + "y" * 90, "local/_My.Model", "a" * 96]
+)
+def test_names_fit_into_labels_and_hosts(tmp_path: Path, model: str) -> None:
+    at = endpoint(tmp_path, model)
+    deployment = f"{at.name}-{predictor_name('123456-awq-bbbbbbbbbbbb')}-predictor"
+    assert len(f"isvc.{deployment}") <= 63
+    assert at.name[0].isalpha()
+    assert at.name == at.name.lower()
+    assert set(at.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+
+
+def test_models_that_look_alike_in_dns_have_names_of_their_own(tmp_path: Path) -> None:
+    names = {endpoint(tmp_path, each).name for each in ("org/a-b", "org/a.b", "Org/A-b", "org-a/b")}
+    assert len(names) == 4
+
+
+def test_what_differs_restarts_pods_and_what_does_not_does_not(tmp_path: Path) -> None:
+    def revision(**changed: Any) -> str:
+        return str(predictor(endpoint(tmp_path, **changed), FIRST, "standard")["labels"]["slipway/revision"])
+
+    assert revision() == revision(scaling={"maximum": 9}, in_force_s=5, prometheus="http://p:9090")
+    assert revision() != revision(drain_s=1)
+    assert revision() != revision(serving=Serving(max_model_len=128))
+
+
+def test_a_template_of_kserves_in_an_argument_is_refused(tmp_path: Path) -> None:
+    serving = Serving(extra_arguments=("--chat-template", "{{ messages }}"))
+    with pytest.raises(ConfigError, match=r"KServe would take .*messages.* for a template"):
+        predictor(endpoint(tmp_path, serving=serving), FIRST, "standard")
+
+
+def test_replicas_follow_vllms_own_queue(tmp_path: Path) -> None:
+    at = endpoint(tmp_path, prometheus="http://p:9090", scaling={"minimum": 2, "maximum": 6, "concurrency": 7})
+    spec = scaled_object(at, SECOND, "d")["spec"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (2, 6)
+    (trigger,) = spec["triggers"]
+    assert trigger["metadata"]["threshold"] == "7"
+    where = f'{{namespace="slipway",slipway_endpoint="{at.name}",slipway_release="{SECOND}"}}'
+    query = f"sum(vllm:num_requests_running{where}) + sum(vllm:num_requests_waiting{where})"
+    assert trigger["metadata"]["query"] == query
+    behaviour = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behaviour["scaleDown"]["stabilizationWindowSeconds"] == 300
+    assert spec["fallback"]["replicas"] == 2
+
+
+def test_the_runtime_is_hardened_and_reads_the_store_as_its_owner() -> None:
+    spec = runtime()["spec"]
+    (container,) = spec["containers"]
+    security = container["securityContext"]
+    assert (security["runAsUser"], security["runAsGroup"], security["runAsNonRoot"]) == (USER, USER, True)
+    assert security["readOnlyRootFilesystem"] is True
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    writable = {each["mountPath"] for each in container["volumeMounts"]}
+    assert writable == {"/tmp", "/dev/shm"}
+    places = {each["name"]: each["value"] for each in container["env"]}
+    assert all(places[name].startswith("/tmp") for name in ("HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR"))
+
+
+def test_no_secret_stands_in_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPWAY_API_KEY", "sesame-4711")
+    at = endpoint(tmp_path, prometheus="http://p:9090")
+    for mode in MODES:
+        assert "sesame-4711" not in repr(inference_service(at, predictor(at, FIRST, mode), mode))
+
+
+def test_nodes_are_emptied_one_replica_at_a_time(tmp_path: Path) -> None:
+    at = endpoint(tmp_path)
+    spec = disruption_budget(at)["spec"]
+    assert spec["maxUnavailable"] == 1
+    assert spec["selector"]["matchLabels"].items() <= predictor(at, FIRST, "standard")["labels"].items()

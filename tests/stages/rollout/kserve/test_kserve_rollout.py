@@ -1,0 +1,162 @@
+"""The rollout's own state machine on KServe, in each of its modes, against an API server and real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from stages import releases
+from stages.errors import RolledBack
+from stages.rollout.control import roll_back
+from stages.rollout.journal import read_journal
+from stages.rollout.machine import roll_out
+from stages.rollout.target import Split
+from tests.serving import wait_until
+from tests.stages.rollout.kserve.on_kserve import OnKServe
+from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS
+
+MODES = {
+    "standard": {"mode": "Standard"},
+    "knative": {"mode": "Serverless"},
+    "route": {"mode": "RawDeployment", "version": "v0.19.0", "gateway_api": False},
+}
+
+
+@pytest.fixture(params=MODES)
+def kserve(request: pytest.FixtureRequest, serve: Callable[..., OnKServe]) -> OnKServe:
+    return serve(**MODES[request.param])
+
+
+def test_a_first_release_gets_everything_once_it_answers(kserve: OnKServe) -> None:
+    kserve.make(GOOD)
+    assert kserve.connect().split() == Split(None)
+    assert kserve.roll(GOOD).state == "promoted"
+    target = kserve.connect()
+    assert target.split() == Split(GOOD)
+    assert target.endpoint().startswith("http://org-name-")
+    assert target.counters(GOOD).answered > 0
+    assert releases.current_release(kserve.store) == GOOD
+
+
+def test_a_good_canary_is_promoted_step_by_step_without_a_new_start(kserve: OnKServe) -> None:
+    kserve.first()
+    kserve.make(NEXT)
+    journal = kserve.roll(NEXT)
+    assert journal.state == "promoted"
+    assert [each.percent for each in journal.analyses] == [10, 50, 100]
+    assert kserve.connect().split() == Split(NEXT)
+    assert kserve.kserve.started == [GOOD, NEXT]
+    wait_until(lambda: {each.release for each in kserve.kserve.deployments.values()} == {NEXT}, "the old one is gone")
+    assert kserve.kserve.sent_into_the_void == []
+
+
+def test_a_bad_canary_is_taken_back_and_removed(kserve: OnKServe) -> None:
+    kserve.first()
+    kserve.make(NEXT, first_s=0.5, token_s=0.3)
+    with pytest.raises(RolledBack, match="time to first token"):
+        kserve.roll(NEXT)
+    assert kserve.connect().split() == Split(GOOD)
+    assert releases.current_release(kserve.store) == GOOD
+    wait_until(lambda: {each.release for each in kserve.kserve.deployments.values()} == {GOOD}, "the canary is gone")
+    assert kserve.kserve.sent_into_the_void == []
+
+
+def test_a_canary_whose_pods_crash_never_gets_traffic(kserve: OnKServe) -> None:
+    kserve.first()
+    kserve.make(NEXT)
+    kserve.kserve.crashing.add(NEXT)
+    with pytest.raises(RolledBack, match="it crashed 5 times: CUDA out of memory"):
+        kserve.roll(NEXT)
+    journal = read_journal(kserve.store)
+    assert journal is not None
+    assert "shifting" not in {each.state for each in journal.transitions}
+    assert kserve.connect().split() == Split(GOOD)
+
+
+def test_a_canary_that_never_gets_ready_is_given_up_in_time(kserve: OnKServe) -> None:
+    kserve.first()
+    kserve.make(NEXT, never_ready=True)
+    with pytest.raises(RolledBack, match="did not answer a completion within 1 s"):
+        kserve.roll(NEXT, ready_timeout_s=1)
+    assert kserve.connect().split() == Split(GOOD)
+
+
+def test_each_step_may_be_a_process_of_its_own(kserve: OnKServe) -> None:
+    kserve.first()
+    kserve.make(NEXT)
+    shares = []
+    for step in ("deploy", "10", "50", "100"):
+        roll_out(kserve.store, kserve.connect(), NEXT, SETTINGS, until=step, target_name="kserve")
+        shares.append(kserve.connect().split())
+    last = kserve.roll(NEXT)
+    assert [each.canary for each in shares] == [NEXT] * 4
+    assert last.state == "promoted"
+    assert [each.percent for each in last.analyses] == [10, 50, 100]
+    assert kserve.connect().split() == Split(NEXT)
+    assert kserve.kserve.started == [GOOD, NEXT]
+
+
+def test_a_rollback_goes_to_the_release_before(kserve: OnKServe) -> None:
+    kserve.first()
+    kserve.make(NEXT)
+    kserve.roll(NEXT)
+    assert roll_back(kserve.store, kserve.connect(), SETTINGS, target_name="kserve") == (GOOD, True)
+    assert kserve.connect().split() == Split(GOOD)
+    assert releases.current_release(kserve.store) == GOOD
+    assert kserve.kserve.sent_into_the_void == []
+
+
+def test_every_call_may_be_made_again(kserve: OnKServe) -> None:
+    kserve.first()
+    kserve.make(NEXT)
+    target = kserve.connect()
+    for _ in range(2):
+        kserve.connect().deploy(NEXT)
+    wait_until(lambda: kserve.connect().ready(NEXT), "the canary is ready")
+    assert target.split() == Split(GOOD, NEXT, 0)
+    assert target.url(NEXT) != target.url(GOOD)
+    for _ in range(2):
+        kserve.connect().shift(NEXT, 10)
+    assert target.split() == Split(GOOD, NEXT, 10)
+    for _ in range(2):
+        kserve.connect().withdraw(NEXT)
+    assert target.split() == Split(GOOD)
+    target.deploy(NEXT)
+    wait_until(lambda: target.ready(NEXT), "the canary is ready")
+    for _ in range(2):
+        kserve.connect().promote(NEXT)
+    assert target.split() == Split(NEXT)
+    for _ in range(2):
+        kserve.connect().withdraw(NEXT)
+    assert target.split() == Split(None)
+    wait_until(lambda: not kserve.kserve.deployments, "everything is gone")
+
+
+@pytest.mark.parametrize(
+    ("mode", "state"),
+    [("standard", "shifting"), ("standard", "observing"), ("knative", "shifting"), ("route", "shifting")],
+)
+def test_a_rollout_that_is_killed_goes_on_where_it_was(serve: Callable[..., OnKServe], mode: str, state: str) -> None:
+    kserve = serve(**MODES[mode])
+    kserve.first()
+    kserve.make(NEXT)
+    kserve.nominate(NEXT)
+    if state == "shifting":
+        kserve.kserve.gateway_stuck = True
+
+    def stands() -> bool:
+        journal = read_journal(kserve.store)
+        return journal is not None and journal.release == NEXT and journal.state == state
+
+    with kserve.program(step_s=0.5) as process:
+        wait_until(lambda: stands() or process.poll() is not None, state)
+        assert process.poll() is None, process.communicate()
+        process.kill()
+    kserve.kserve.gateway_stuck = False
+    with kserve.program() as again:
+        said, log = again.communicate(timeout=60)
+    assert again.returncode == 0, log
+    assert said.strip() == kserve.connect().endpoint()
+    assert kserve.connect().split() == Split(NEXT)
+    assert kserve.kserve.started.count(NEXT) == 1
