@@ -17,7 +17,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install demo demo-stop test check format bench bench-decision manifests clean
+.PHONY: help install demo demo-stop test test-all check format bench bench-decision manifests clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,7 +40,10 @@ demo: $(INSTALLED) ## acquire, optimize, evaluate, select and serve the demo mod
 demo-stop: $(INSTALLED) ## stop the endpoint that the demo left serving
 	@$(BIN)/slipway serve slipway/demo-llama --stop --store .slipway
 
-test: check ## checks, then every test, real servers included
+test: check ## checks, then the tests, real servers included
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+
+test-all: check ## those too that show the same once more in another way
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(INSTALLED) ## format, lint, types, import directions

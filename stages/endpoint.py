@@ -17,6 +17,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import psutil
+
 from stages.errors import Busy, NothingToServe, ServerFailed
 from stages.records import Record
 from stages.store import ModelStore, exclusive
@@ -122,6 +124,8 @@ def stop(store: ModelStore) -> bool:
         if time.monotonic() > deadline:
             raise ServerFailed(f"the endpoint did not stop within {STOP_TIMEOUT_S:.0f} s", hint=f"kill -9 {pid}")
         time.sleep(POLL_S)
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+        psutil.Process(pid).wait(STOP_TIMEOUT_S)  # the lock goes a moment before the process
     return True
 
 

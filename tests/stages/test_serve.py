@@ -308,6 +308,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert not living(family)
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_an_openai_client_gets_a_chat_completion(served: Served) -> None:
     with openai.OpenAI(base_url=f"{served.endpoint.url}/v1", api_key=API_KEY) as client:
@@ -319,6 +320,7 @@ def test_an_openai_client_gets_a_chat_completion(served: Served) -> None:
         assert [model.id for model in client.models.list()] == [MODEL]
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_vllm_asks_for_the_key_and_shows_it_nowhere(served: Served) -> None:
     with (
@@ -333,6 +335,7 @@ def test_vllm_asks_for_the_key_and_shows_it_nowhere(served: Served) -> None:
     assert API_KEY not in log
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_when_vllm_is_killed_the_endpoint_answers_again_at_the_same_address(served: Served) -> None:
     (api_server,) = [each for each in server_of(served.store) if arguments_of(each)[1:2] == ["-m"]]

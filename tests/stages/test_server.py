@@ -160,6 +160,7 @@ def test_a_server_that_is_killed_is_told_apart_from_one_that_failed(store: Model
     assert "memory" in raised.value.hint
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_a_model_that_vllm_cannot_load_fails_with_vllm_s_reason(store: ModelStore, tmp_path: Path) -> None:
     variant_of(store, "broken", DEMO / "model", num_attention_heads=3)

@@ -333,6 +333,7 @@ def test_a_second_call_measures_nothing_and_loads_nothing_heavy(evaluated: Evalu
     assert not imported & {"torch", "vllm", "transformers", "lm_eval", "datasets", "numpy"}
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_a_trace_is_sent_line_by_line_at_its_rate(tmp_path: Path) -> None:
     store = ModelStore(tmp_path / "store", MODEL)

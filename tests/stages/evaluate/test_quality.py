@@ -207,7 +207,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 # huggingface_hub itself tries again for half a minute.
-@pytest.mark.parametrize("path", [pytest.param("nobody/has-this", marks=pytest.mark.e2e), "json"])
+@pytest.mark.parametrize("path", [pytest.param("nobody/has-this", marks=pytest.mark.slow), "json"])
 def test_data_that_cannot_be_downloaded_may_pass_and_data_that_is_missing_will_not(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:

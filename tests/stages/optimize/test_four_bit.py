@@ -107,6 +107,7 @@ def test_whatever_shapes_the_result_makes_another_key(tiny: Path, settings: Any,
     assert digest_of(identify("gptq", QUANTIZERS["gptq"], base, only_others)) == keys[6]
 
 
+@pytest.mark.slow
 def test_a_wide_untied_base_becomes_bfloat16_on_one_core(tmp_path: Path, settings: Any) -> None:
     source = publish(tmp_path / "wide", llama(tie_word_embeddings=False), dtype="float32", shard_size="1GB")
     store = acquire(source, tmp_path / "store")
@@ -143,6 +144,7 @@ def start_quantizing(store: ModelStore, settings: dict[str, Any]) -> tuple[subpr
     raise AssertionError(f"it ended with {process.wait()}")
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_nothing_and_the_next_one_makes_the_same_variant(
     gptq: ModelStore, tiny: Path, settings: Any, tmp_path: Path
 ) -> None:
@@ -160,6 +162,7 @@ def test_a_killed_run_leaves_nothing_and_the_next_one_makes_the_same_variant(
     assert not list((store.path / ".building").glob("*/*"))
 
 
+@pytest.mark.slow
 def test_sigterm_ends_it_with_nothing_published(tiny: Path, settings: Any, tmp_path: Path) -> None:
     store = acquire(tiny, tmp_path)
     process, below = start_quantizing(store, settings)
