@@ -108,7 +108,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, hub: HubServer) -> Iterat
 
 @pytest.fixture(scope="module")
 def finished(pipeline: Pipeline) -> dict[str, Any]:
-    """What ``slipway run --json`` printed, after two runs that were killed: while quantizing, and while measuring."""
+    """What ``slipway run --json`` printed, after two runs that were killed: while quantizing, and while vLLM starts."""
     pipeline.killed_when("optimize-awq", "")
     wait_until_gone(str(pipeline.root))
     pipeline.killed_when("evaluate-fp16.vllm", "INFO")

@@ -166,7 +166,7 @@ def test_a_killed_engine_leaves_no_process_and_an_interrupted_run(bench: Bench, 
 
 def test_the_state_can_be_read_at_any_moment(bench: Bench) -> None:
     with bench.workflow() as workflow:
-        work = bench.program("work", "add('done', 1)")
+        work = bench.program("work", "time.sleep(0.1); add('done', 1)")  # the reader gets its turn
         with DAG(name="main"):
             tasks = [Task(name=f"t{n}", template=work) for n in range(8)]
             for before, after in itertools.pairwise(tasks):
