@@ -185,7 +185,7 @@ def install(
     force: Annotated[bool, typer.Option("--force", help="Take over fields that somebody else has changed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Apply what a cluster needs for runs: rights, volume, workflow template, triggers, monitoring.
+    """Apply what a cluster needs for runs: namespace, rights, network policies, volume, limits, workflow template.
 
     May be repeated: only what differs is changed. Argo Workflows and KServe have to be there already.
     """
