@@ -173,8 +173,8 @@ def test_every_variant_was_really_measured(pipeline, finished, name):
     evaluation = Evaluation.read(pipeline.store.evaluation(name))
     assert evaluation is not None
     load = evaluation.load
-    assert (load.requests_completed, load.requests_failed) == (3 * 48, 0)
-    assert load.output_tokens == 3 * 48 * 64
+    assert (load.requests_completed, load.requests_failed) == (ROUNDS * 48, 0)
+    assert load.output_tokens == ROUNDS * 48 * 64
     for percentiles in (load.ttft_ms, load.tpot_ms, load.itl_ms, load.e2el_ms):
         assert 0 < percentiles.p50 <= percentiles.p95 <= percentiles.p99 < math.inf
     assert load.e2el_ms.p50 > load.ttft_ms.p50

@@ -143,6 +143,7 @@ def test_a_model_that_does_not_exist_fails_with_its_own_exit_code_and_leaves_a_r
     assert slipway("logs", "latest", "reslove", store=tmp_path).returncode == 2
 
 
+@pytest.mark.slow
 def test_no_network_is_tried_again_and_then_said(tmp_path):
     quick = ["--set", "platform.retries.limit=1", "--set", "platform.retries.backoff_s=1"]
     ended = slipway("run", "org/name", *quick, store=tmp_path, HF_ENDPOINT="http://127.0.0.1:9")

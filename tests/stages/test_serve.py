@@ -136,6 +136,7 @@ def test_another_setting_or_key_replaces_the_endpoint(store: ModelStore, change:
     assert after.protected == (change == "api key")
 
 
+@pytest.mark.slow
 def test_a_fixed_port_is_used_again_by_the_next_endpoint(store: ModelStore) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -264,6 +265,7 @@ def test_a_server_that_dies_or_hangs_is_started_again_but_not_for_ever(
     assert "starting it again in 0.2 s (failure 2 in a row)" in said
 
 
+@pytest.mark.slow
 def test_a_server_that_was_well_for_long_does_not_count_its_old_crashes(
     store: ModelStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,6 +68,7 @@ def test_the_workloads_that_come_along_are_valid(path: Any) -> None:
     assert found.prompt_spread > 0
 
 
+@pytest.mark.slow
 def test_the_tasks_of_the_workloads_that_come_along_exist_and_can_be_scored() -> None:
     pytest.importorskip("lm_eval", reason="the evaluate extra is not installed")
     from stages.evaluate.quality import check_tasks

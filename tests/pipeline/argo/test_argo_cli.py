@@ -79,6 +79,7 @@ def test_ctrl_c_ends_the_following_and_not_the_run(argo, config, tmp_path: Path)
     assert workflow["status"]["phase"] == "Running"
 
 
+@pytest.mark.slow
 def test_a_local_directory_and_a_local_platform_are_refused(installed, slipway):
     ended = slipway("run", "./my-model", "--engine", "argo")
     assert ended.returncode == 2
@@ -89,6 +90,7 @@ def test_a_local_directory_and_a_local_platform_are_refused(installed, slipway):
     assert installed.all("Workflow") == []
 
 
+@pytest.mark.slow
 def test_a_template_with_other_tasks_is_refused_and_one_with_other_details_is_told(argo, slipway):
     fewer = slipway("run", "org/name", "--engine", "argo", "--set", "optimize.variants=[fp16]")
     assert fewer.returncode == 61
@@ -99,6 +101,7 @@ def test_a_template_with_other_tasks_is_refused_and_one_with_other_details_is_to
     assert "warning: the installed template is not what this configuration renders" in bigger.stderr
 
 
+@pytest.mark.slow
 def test_an_unknown_context_and_an_api_that_is_not_there_are_clear_errors(server: KubernetesServer, slipway):
     ended = slipway("run", "org/name", "--engine", "argo", "--context", "nowhere")
     assert ended.returncode == 2
@@ -110,6 +113,7 @@ def test_an_unknown_context_and_an_api_that_is_not_there_are_clear_errors(server
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_token_never_appears(argo, slipway):
     argo.server.token = "another-token-than-the-file"
     ended = slipway("run", "org/name", "--engine", "argo")

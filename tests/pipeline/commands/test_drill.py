@@ -86,6 +86,7 @@ def test_a_failed_drill_is_still_one_document_for_programs(served: Served) -> No
     assert (told["held"], told["concurrency"]) == (False, 6)
 
 
+@pytest.mark.slow
 def test_a_crash_drill_counts_what_failed_and_waits_for_the_recovery(served: Served) -> None:
     said = served.drill("crash", "--json")
     assert said.returncode == 0, said.stderr

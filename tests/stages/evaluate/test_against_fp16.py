@@ -21,7 +21,7 @@ from stages.server import Server, running
 from stages.settings import CONFIGS, Serving, Workload
 from tests.serving import DEMO, SERVING
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 WORKLOAD = Workload(
     name="w",
     prompt_tokens=8,

@@ -90,6 +90,7 @@ def test_servers_side_by_side_take_turns_and_each_round_has_the_same_prompts_for
     assert not processes_with(str(store.root))
 
 
+@pytest.mark.slow
 def test_a_second_call_measures_only_what_is_missing(store: ModelStore) -> None:
     for name in "abc":
         stand_in_variant(store, name)
@@ -105,6 +106,7 @@ def test_a_second_call_measures_only_what_is_missing(store: ModelStore) -> None:
     assert results == {"a": "reused", "b": "done", "c": "reused"}
 
 
+@pytest.mark.slow
 def test_every_restart_measures_all_again_and_the_mean_of_quality_counts(store: ModelStore) -> None:
     for name in "ab":
         stand_in_variant(store, name)
@@ -188,6 +190,7 @@ def test_what_this_run_did_not_make_is_not_measured_in_an_older_state(store: Mod
     assert {each.variant for each in outcomes(store.run(RUN)) if each.stage == "evaluate"} == {"fp16"}
 
 
+@pytest.mark.slow
 def test_without_room_side_by_side_the_variants_are_measured_one_after_the_other(store: ModelStore) -> None:
     for name in "ab":
         stand_in_variant(store, name)

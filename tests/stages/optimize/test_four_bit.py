@@ -192,6 +192,7 @@ def test_an_architecture_that_the_quantizer_lacks_gives_one_clear_line(tmp_path:
     assert outcome["result"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_quantizer_that_ends_its_process_gives_one_clear_line(tmp_path: Path, settings: Any) -> None:
     from transformers import GPT2Config
 

@@ -199,6 +199,7 @@ def test_a_request_that_a_dead_canary_had_not_answered_is_answered_by_the_stable
     assert [(each.status_code, each.headers[RELEASE_HEADER]) for each in answers] == [(200, old)]
 
 
+@pytest.mark.slow
 def test_the_standby_answers_while_the_stable_server_is_started_again(place: Place) -> None:
     old, new = place.two_releases()
     place.target.shift(new, 100)

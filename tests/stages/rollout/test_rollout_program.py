@@ -77,6 +77,7 @@ def test_each_step_is_a_task_and_the_last_one_tells_the_address(store: ModelStor
     assert f"reused: {second} is still what clients get" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_failed_workflow_gives_up_its_own_rollout_and_no_other(store: ModelStore) -> None:
     first = candidate(store, 1, "fp16")
     assert rollout(store).returncode == 0
@@ -97,6 +98,7 @@ def test_a_failed_workflow_gives_up_its_own_rollout_and_no_other(store: ModelSto
     assert releases.candidate(store) is None
 
 
+@pytest.mark.slow
 def test_a_canary_that_is_worse_fails_the_task_with_an_exit_code_of_its_own(store: ModelStore) -> None:
     candidate(store, 1, "fp16")
     assert rollout(store).returncode == 0

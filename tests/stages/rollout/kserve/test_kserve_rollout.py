@@ -135,7 +135,12 @@ def test_every_call_may_be_made_again(kserve: OnKServe) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "state"),
-    [("standard", "shifting"), ("standard", "observing"), ("knative", "shifting"), ("route", "shifting")],
+    [
+        ("standard", "shifting"),
+        pytest.param("standard", "observing", marks=pytest.mark.slow),
+        pytest.param("knative", "shifting", marks=pytest.mark.slow),
+        pytest.param("route", "shifting", marks=pytest.mark.slow),
+    ],
 )
 def test_a_rollout_that_is_killed_goes_on_where_it_was(serve: Callable[..., OnKServe], mode: str, state: str) -> None:
     kserve = serve(**MODES[mode])
