@@ -60,7 +60,7 @@ bench: $(INSTALLED) ## what the orchestration costs, beside the same steps by ha
 	$(BIN)/python -m benchmarks.overhead
 
 bench-decision: $(INSTALLED) ## whether ten repeated measurements of the demo's variants give the same decision
-	$(BIN)/python -m benchmarks.repeatability --store .slipway --model slipway/demo-llama --config tests/demo/slipway.yaml
+	$(BIN)/python -m benchmarks.repeatability --store .slipway --model slipway/demo-llama --config benchmarks/repeatability.yaml
 
 manifests: $(INSTALLED) ## what a cluster applies, made anew from configs/ and the definition
 	$(BIN)/python -m pipeline.manifests

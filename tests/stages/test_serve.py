@@ -116,7 +116,7 @@ def test_another_release_is_rolled_out_beside_the_served_one(store: ModelStore) 
     assert {each.release: each.state for each in after.servers} == {old: "up", new: "up"}
 
 
-@pytest.mark.parametrize("change", ["serving", "api key"])
+@pytest.mark.parametrize("change", ["serving", pytest.param("api key", marks=pytest.mark.slow)])
 def test_another_setting_or_key_replaces_the_endpoint(store: ModelStore, change: str) -> None:
     publish(store, 1, stand_in_variant(store, "fp16"))
     assert serve(store).returncode == 0

@@ -132,6 +132,7 @@ def test_every_restart_measures_all_again_and_the_mean_of_quality_counts(store: 
     ]
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_is_left_out_and_the_others_go_on(store: ModelStore) -> None:
     stand_in_variant(store, "fp16")
     stand_in_variant(store, "b", refuses="out of kernels")
@@ -146,6 +147,7 @@ def test_a_server_that_does_not_start_is_left_out_and_the_others_go_on(store: Mo
     assert not store.evaluation("b").exists()
 
 
+@pytest.mark.slow
 def test_a_load_that_fails_in_its_second_round_ends_only_that_variant(store: ModelStore) -> None:
     stand_in_variant(store, "fp16")
     stand_in_variant(store, "b", fails_at_seed=1)
@@ -221,6 +223,7 @@ def test_a_machine_that_drifts_is_measured_once_more_on_new_servers_and_that_is_
     assert len([each for each in samples(store, "a") if "e2el_ms" in each]) == 2
 
 
+@pytest.mark.slow
 def test_a_trace_is_asked_for_round_by_round_and_another_one_is_another_evaluation(store: ModelStore) -> None:
     stand_in_variant(store, "fp16")
     (store.root / "trace.jsonl").write_text('{"prompt_tokens": 4}\n')

@@ -175,6 +175,7 @@ def test_sigterm_ends_it_with_nothing_published(tiny: Path, settings: Any, tmp_p
     assert not list((store.path / ".building").glob("*/*"))
 
 
+@pytest.mark.slow
 def test_an_architecture_that_the_quantizer_lacks_gives_one_clear_line(tmp_path: Path, settings: Any) -> None:
     from transformers import BioGptConfig
 

@@ -125,6 +125,7 @@ def test_no_request_fails_while_traffic_moves_is_promoted_rolled_back_and_withdr
     assert {each.tokens for each in replies} == {20}
 
 
+@pytest.mark.slow
 def test_a_split_is_in_force_as_soon_as_it_is_said_to_be(place: Place) -> None:
     old, new = place.two_releases()
     assert place.answering(20) == [old] * 20
