@@ -22,13 +22,14 @@ from pipeline.config import RunConfig, load, names
 from scoring.metrics import odds
 from scoring.profile import Profile
 from stages.errors import ConfigError, MissingRun, NoWinner, RunFailed, SlipwayError
-from stages.evidence import read_samples
 from stages.hub import model_id
-from stages.kept import Basis
 from stages.process import contained
 from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE, answer_sigterm
 from stages.records import ACQUIRED, VARIANT, Acquired, Production, Variant
-from stages.select import decide, gather
+from stages.select.decision import decide
+from stages.select.evidence import read_samples
+from stages.select.kept import Basis
+from stages.select.selection import gather
 from stages.store import STORE_VARIABLE, ModelStore, canonical_json, directory_name, place, place_tree
 
 FOLDER: Final = Path(".repeatability")

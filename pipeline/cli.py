@@ -109,9 +109,10 @@ def serve_model(
 
     Set SLIPWAY_API_KEY to ask clients for a key.
     """
-    from stages import serve as endpoint
     from stages.hub import model_id
     from stages.program import answer_sigterm
+    from stages.serve.endpoint import stop as stop_serving
+    from stages.serve.supervise import serve_foreground
     from stages.store import ModelStore
 
     given = {"serving.port": port, "serving.host": host}
@@ -119,12 +120,12 @@ def serve_model(
     settings = load_config(config, None, None, "local", [*(assignments or []), *flags])
     place = ModelStore(store.absolute(), model_id(model))
     if stop:
-        stopped = endpoint.stop(place)
+        stopped = stop_serving(place)
         typer.echo(f"stopped {model}" if stopped else f"{model} was not being served")
         return
     answer_sigterm()
     try:
-        endpoint.serve_foreground(place, settings.serving)
+        serve_foreground(place, settings.serving)
     except (KeyboardInterrupt, Interrupted):
         typer.echo("stopped", err=True)
 

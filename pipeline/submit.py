@@ -19,7 +19,7 @@ from stages.store import ModelStore, full_disk_is_an_answer
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
-    from stages.serve import Endpoint
+    from stages.serve.endpoint import Endpoint
 
 ENGINE_STATE: Final = ".engine"
 """Beside the models in the store: memoized results and mutexes, shared by all runs of this store."""
@@ -139,14 +139,14 @@ def render(config: RunConfig) -> dict[str, Any]:
 
 
 def _endpoint(store: ModelStore) -> Endpoint | None:
-    from stages.serve import endpoint
+    from stages.serve.endpoint import endpoint
 
     return endpoint(store)
 
 
 def _check_port(store: ModelStore, serving: Serving) -> None:
     """Raises: PortInUse: now, rather than after an hour of work. The model's own endpoint may hold the port."""
-    from stages.serve import endpoint
+    from stages.serve.endpoint import endpoint
     from stages.server import reserved_port
 
     if endpoint(store) is None:

@@ -26,16 +26,18 @@ class Contained:
         self,
         command: Sequence[str],
         *,
+        asks: int = subprocess.DEVNULL,
         output: int | IO[bytes] | None = None,
         environment: Mapping[str, str] | None = None,
         directory: Path | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
+        """*asks* is what the command reads as its standard input."""
         lifeline, self._lifeline = os.pipe()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(GUARD), str(lifeline), str(grace_s), *command],
-                stdin=subprocess.DEVNULL,
+                stdin=asks,
                 stdout=output,
                 stderr=None if output is None else subprocess.STDOUT,
                 env=environment,

@@ -23,12 +23,12 @@ from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
-from stages.endpoint import endpoint
 from stages.errors import DamagedModel, UnknownName
 from stages.program import RUN_VARIABLE
 from stages.records import VARIANT, Evaluation, Probe, Production, Record, Variant, difference
 from stages.rollout.journal import read_journal
 from stages.rollout.targets import LOCAL
+from stages.serve.endpoint import endpoint
 from stages.store import ModelStore, Placement, place_tree, swap_link, write_json, write_text
 
 RELEASE: Final = re.compile(r"^(\d{4,})-(.+)-([0-9a-f]{12})$")

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from stages import hub, program
+from stages.acquire.download import local_sizes, record_of
 from stages.checkpoint import chosen, small_files, weight_files
-from stages.download import local_sizes, record_of
 from stages.errors import InvalidName
 from stages.records import files_digest
 from stages.store import ModelStore, store_root

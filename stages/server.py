@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -258,21 +258,24 @@ def answer(url: str, name: str, api_key: str = "", *, timeout_s: float = 60.0) -
         raise ServerFailed(f"{url} did not answer: {type(error).__name__}: {error}") from error
 
 
-def run_against(server: Server, command: Sequence[str], log: Path, variables: dict[str, str]) -> int:
+def run_against(server: Server, command: Sequence[str], log: Path, variables: Mapping[str, str]) -> int:
     """Run a client of *server* to its end; return its exit status. Neither survives the other's failure.
 
     Raises:
         ServerFailed: the server ended first.
     """
-    # Our server is on this machine: a proxy for the Internet must not stand in between.
-    around = ",".join(filter(None, [os.environ.get("NO_PROXY", os.environ.get("no_proxy")), LOOPBACK, "localhost"]))
-    variables = {**os.environ, "NO_PROXY": around, "no_proxy": around, **variables}
-    with log.open("wb") as output, contained(command, output=output, environment=variables) as process:
+    with log.open("wb") as output, contained(command, output=output, environment=beside_server(variables)) as process:
         while (status := process.poll()) is None:
             server.check_alive()
             time.sleep(POLL_S)
     server.check_alive()
     return status
+
+
+def beside_server(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a server's client on the same machine: no proxy for the Internet stands in between."""
+    around = ",".join(filter(None, [os.environ.get("NO_PROXY", os.environ.get("no_proxy")), LOOPBACK, "localhost"]))
+    return {**os.environ, "NO_PROXY": around, "no_proxy": around, **variables}
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from stages.program import Outcome
-from stages.recompute import point_load, task_score, whole_load
 from stages.records import (
     ACQUIRED,
     SAMPLES_SUFFIX,
@@ -23,6 +22,7 @@ from stages.records import (
     Variant,
     files_digest,
 )
+from stages.select.recompute import point_load, task_score, whole_load
 from stages.store import ModelStore, sha256_of, write_json
 
 MODEL = "org/name"

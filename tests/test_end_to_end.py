@@ -28,7 +28,7 @@ from pipeline.local.resources import Capacity
 from pipeline.submit import ENGINE_STATE
 from stages.process import contained
 from stages.records import VARIANT, Evaluation, Production, Variant
-from stages.serve import endpoint
+from stages.serve.endpoint import endpoint
 from stages.store import ModelStore, sha256_of
 from stages.tensors import read_header
 from tests.demo.__main__ import HERE as DEMO

@@ -18,7 +18,6 @@ import psutil
 import pytest
 
 from stages import releases
-from stages.endpoint import Endpoint, endpoint, stop
 from stages.errors import RolledBack
 from stages.evaluate.probes import record_probes
 from stages.releases import PROBES
@@ -30,6 +29,7 @@ from stages.rollout.plan import DEPLOY
 from stages.rollout.settings import Rollout
 from stages.rollout.steady import SteadyLoad
 from stages.rollout.target import Counters
+from stages.serve.endpoint import Endpoint, endpoint, stop
 from stages.settings import Serving, Workload
 from stages.store import STORE_VARIABLE, ModelStore, swap_link, write_json
 from tests.serving import DEMO, MODEL, REPOSITORY, SERVING, living, processes_with

@@ -15,8 +15,8 @@ from pipeline.local.dag import FINISHED, Graph, Phase
 from pipeline.local.manifest import Dag
 from pipeline.local.names import EXIT_NODE
 from pipeline.local.state import Kind, Node, RunPhase, RunState
+from stages.cluster.kinds import Object
 from stages.errors import ConfigError
-from stages.kinds import Object
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed", "Error"})
 HOLDERS: Final[dict[str, Kind]] = {

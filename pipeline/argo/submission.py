@@ -12,9 +12,9 @@ from typing import Final
 from pipeline.argo.status import ended
 from pipeline.argo.template import installed
 from pipeline.definition import NAME
-from stages.cluster import Cluster
-from stages.kinds import WORKFLOWS, Object
-from stages.refusals import Absent, Taken
+from stages.cluster.api import Cluster
+from stages.cluster.kinds import WORKFLOWS, Object
+from stages.cluster.refusals import Absent, Taken
 from stages.store import canonical_json
 
 KEY_LABEL: Final = "slipway/key"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pipeline.argo.runs import ClusterRun
     from pipeline.config import RunConfig
     from pipeline.doctor import Check
-    from stages.cluster import Cluster
+    from stages.cluster.api import Cluster
 
 RUN_PREFIX: Final = "slipway-"
 """Of runs on a cluster; those on this machine begin with a date."""
@@ -46,7 +46,7 @@ def is_there(name: str, engine: Engine | None) -> bool:
 
 
 def connected(context: str | None, namespace: str | None) -> Cluster:
-    from stages.cluster import connect
+    from stages.cluster.api import connect
 
     return connect(context, namespace)
 

@@ -11,9 +11,9 @@ from pipeline.options import STORE, JsonOption, ProfileOption, RunArgument, Stor
 
 if TYPE_CHECKING:
     from scoring.profile import Profile
-    from stages.comparison import Comparison
     from stages.records import Production
-    from stages.verify import Verdict
+    from stages.select.comparison import Comparison
+    from stages.select.verify import Verdict
 
 AssignmentOption = Annotated[
     list[str] | None,
@@ -34,7 +34,7 @@ def verify_decision(name: RunArgument = "latest", store: StoreOption = STORE, as
     """
     from pipeline.runs import find
     from stages.errors import VerificationFailed
-    from stages.verify import verify
+    from stages.select.verify import verify
 
     run = find(store, name)
     verdict = verify(run.path)
@@ -61,8 +61,8 @@ def score(
 ) -> None:
     """Score a run's measurements by another profile or other weights: runs nothing and publishes nothing."""
     from pipeline.runs import find
-    from stages.kept import kept
-    from stages.select import decide
+    from stages.select.decision import decide
+    from stages.select.kept import kept
 
     run = find(store, name)
     given = kept(run.path)
@@ -87,8 +87,8 @@ def compare(
 ) -> None:
     """What changed from one run to another: settings, versions, hardware, metrics beyond noise, winner and why."""
     from pipeline.runs import find
-    from stages.comparison import compare as compared
-    from stages.kept import kept
+    from stages.select.comparison import compare as compared
+    from stages.select.kept import kept
 
     runs = [find(store, name) for name in (first, second)]
     found = compared(*(kept(run.path) for run in runs))

@@ -51,9 +51,9 @@ def load(
     as_json: JsonOption = False,
 ) -> None:
     """Send twice the expected peak; fails if a request fails or the latency targets are not kept."""
-    from stages.endpoint import say
     from stages.hub import model_id
     from stages.rollout.drills import drill_load, living
+    from stages.serve.endpoint import say
     from stages.settings import Slo
     from stages.store import ModelStore
 
@@ -86,9 +86,9 @@ def rollback(
     """
     from pipeline.commands.releases import place_of, serving_of
     from pipeline.serving import target_of
-    from stages.endpoint import say
     from stages.rollout.drills import drill_rollback, living
     from stages.rollout.targets import LOCAL
+    from stages.serve.endpoint import say
 
     settings = load_config(config, None, workload, platform, assignments)
     place, serves_on = place_of(store, model), settings.platform.serves_on
@@ -110,9 +110,9 @@ def crash(
     as_json: JsonOption = False,
 ) -> None:
     """Kill a server under load; fails if it is not up again within five minutes. Counts the requests that fail."""
-    from stages.endpoint import say
     from stages.hub import model_id
     from stages.rollout.drills import drill_crash
+    from stages.serve.endpoint import say
     from stages.store import ModelStore
 
     settings = load_config(config, None, workload, "local", assignments)
@@ -122,9 +122,9 @@ def crash(
 
 def _end(found: LoadDrill | RollbackDrill | CrashDrill, as_json: bool) -> None:
     """Print it, held or not; then fail if it was not."""
-    from stages.endpoint import say
     from stages.errors import DrillFailed
     from stages.rollout.drills import check
+    from stages.serve.endpoint import say
 
     document = found.model_dump(mode="json") | {"held": not found.failures()}
     print_result(document, _table(document), as_json)

@@ -27,7 +27,7 @@ from pipeline.options import (
 from stages.errors import ConfigError
 
 if TYPE_CHECKING:
-    from stages.kinds import Object
+    from stages.cluster.kinds import Object
 
 HUGGING_FACE: Final = "huggingface"
 

@@ -110,7 +110,7 @@ def place_of(store: Any, model: str) -> ModelStore:
 
 def serving_of(place: ModelStore, settings: RunConfig) -> Serving:
     """Those of the living endpoint, so that nobody has to repeat them to move traffic on it; else the configured."""
-    from stages.endpoint import endpoint
+    from stages.serve.endpoint import endpoint
     from stages.settings import Serving, parse
 
     found = endpoint(place)
@@ -125,7 +125,7 @@ def served(place: ModelStore, settings: RunConfig, model: str) -> Split | None:
 
     if settings.platform.serves_on != LOCAL:
         return target_of(settings, place, model, settings.serving).split()
-    from stages.endpoint import endpoint
+    from stages.serve.endpoint import endpoint
 
     found = endpoint(place)
     return Split(found.release, found.canary, found.percent, found.standby) if found else None

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from stages import recompute
 from stages.errors import ConfigError, MeasurementFailed
+from stages.evaluate.generator import Generator
 from stages.evaluate.trace import Trace
-from stages.server import VLLM, Server, run_against
+from stages.select import recompute
+from stages.server import Server
 from stages.server_log import ServerLog
 from stages.settings import Serving, Workload
 
@@ -129,7 +130,15 @@ def sweep_of(workload: Workload) -> list[Call]:
     ]
 
 
-def take(server: Server, directory: Path, workload: Workload, call: Call, trace: Trace | None, log: Path) -> Taken:
+def take(
+    generator: Generator,
+    server: Server,
+    directory: Path,
+    workload: Workload,
+    call: Call,
+    trace: Trace | None,
+    log: Path,
+) -> Taken:
     """Send the call's requests, after a warm-up, and time every token.
 
     Prompts are random tokens of the workload's lengths, a different one for each request, so that no prefix is
@@ -142,7 +151,7 @@ def take(server: Server, directory: Path, workload: Workload, call: Call, trace:
     with tempfile.TemporaryDirectory(prefix="slipway-load-") as folder:
         work = Path(folder)
         lengths = trace.write(work / TRACE, call.start, call.requests) if trace else None
-        status = run_against(server, command(server, directory, workload, call, work), log, {"HF_HUB_OFFLINE": "1"})
+        status = generator.call(server, command(server, directory, workload, call, work), log)
         try:
             result = json.loads((work / RESULT).read_text())
         except (OSError, ValueError) as error:
@@ -184,7 +193,7 @@ def command(server: Server, directory: Path, workload: Workload, call: Call, wor
         options["max-concurrency"] = call.concurrency
     flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     flags += ["--disable-shuffle", "--skip-chat-template"] if workload.trace else []
-    return [*VLLM, "bench", "serve", *flags, "--ignore-eos", "--disable-tqdm", "--save-result", "--save-detailed"]
+    return ["bench", "serve", *flags, "--ignore-eos", "--disable-tqdm", "--save-result", "--save-detailed"]
 
 
 def taken_of(result: dict[str, Any], workload: Workload, call: Call, lengths: list[int] | None) -> Taken:

@@ -17,18 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.endpoint import serving_here
 from stages.errors import SlipwayError
 from stages.evaluate.conditions import Conditions
 from stages.evaluate.drift import change, probe
+from stages.evaluate.generator import Generator
 from stages.evaluate.load import Call, Taken, check_lengths, rounds_of, sweep_of
 from stages.evaluate.quality import check_tasks
 from stages.evaluate.room import no_room
 from stages.evaluate.subject import Subject
 from stages.evaluate.trace import Trace, load_trace
 from stages.program import RUN_VARIABLE
-from stages.recompute import point_load
 from stages.records import SAMPLES_SUFFIX, Evaluation
+from stages.select.recompute import point_load
+from stages.serve.endpoint import serving_here
 from stages.settings import Serving, Workload
 from stages.store import ModelStore, sha256_of, write_text
 
@@ -46,6 +47,7 @@ class Session:
     include_defaults: bool
     """Whether lm-eval's own tasks are needed."""
     beside: tuple[str, ...]
+    generator: Generator
 
 
 def measure(store: ModelStore, wanted: Mapping[str, Conditions], workload: Workload, serving: Serving) -> Measured:
@@ -67,10 +69,11 @@ def measure(store: ModelStore, wanted: Mapping[str, Conditions], workload: Workl
     beside = tuple(each.model for each in serving_here(store.root))
     for model in beside:
         say(f"note: {model} is being served on this machine and shares it with this measurement")
-    session = Session(store, workload, serving, trace, include_defaults, beside)
     folder = logs_folder(store)
     subjects = [Subject(name, directories[name], wanted[name], folder) for name in wanted]
-    measured = measure_all(session, subjects)
+    with Generator() as generator:
+        session = Session(store, workload, serving, trace, include_defaults, beside, generator)
+        measured = measure_all(session, subjects)
     if not os.environ.get(RUN_VARIABLE) and not any(each.failure for each in subjects):
         shutil.rmtree(folder)
     return measured
@@ -145,7 +148,7 @@ def in_turns(session: Session, group: Sequence[Subject], calls: Sequence[Call]) 
         for each in in_turn(group, number):
             if each.failure is None:
                 with each.turn():
-                    found = each.load(session.workload, call, session.trace)
+                    found = each.load(session.generator, session.workload, call, session.trace)
                     taken[each.name].append(found)
                     rate = point_load(found.point).output_tokens_per_s
                     what = f"round {call.number + 1}" if call.kind == "round" else f"{call.concurrency} at a time"

@@ -10,17 +10,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from stages import recompute
 from stages.errors import Interrupted, ServerFailed, SlipwayError
 from stages.evaluate.conditions import Conditions
 from stages.evaluate.divergence import measure_distributions
 from stages.evaluate.drift import drift_of
+from stages.evaluate.generator import Generator
 from stages.evaluate.load import Call, Taken, check_fits, take
 from stages.evaluate.memory import PeakMemory
 from stages.evaluate.probes import record_probes
 from stages.evaluate.quality import measure_quality
 from stages.evaluate.trace import Trace
 from stages.records import Engine, Evaluation, Memory, Probe, Speed, TaskScore
+from stages.select import recompute
 from stages.server import Server, running
 from stages.settings import Serving, Workload
 
@@ -85,12 +86,12 @@ class Subject:
         self._engines.append((engine, facts.kv_cache_tokens))
         return server.ready_s
 
-    def load(self, workload: Workload, call: Call, trace: Trace | None) -> Taken:
+    def load(self, generator: Generator, workload: Workload, call: Call, trace: Trace | None) -> Taken:
         """Raises: ServerFailed, MeasurementFailed."""
         number = call.number + 1 if call.kind == "round" else call.number
         log = self._logs / f"evaluate-{self.name}.{'load' if call.kind == 'round' else 'sweep'}-{number}.log"
         with self._watched() as server:
-            return take(server, self.directory, workload, call, trace, log)
+            return take(generator, server, self.directory, workload, call, trace, log)
 
     def ask(self, workload: Workload, restart: int, work: Path, *, include_defaults: bool) -> list[TaskScore]:
         """Quality, its items kept.

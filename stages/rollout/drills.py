@@ -12,7 +12,6 @@ from typing import Final
 import psutil
 
 from stages import releases
-from stages.endpoint import Endpoint, api_key, endpoint
 from stages.errors import DrillFailed, NothingToServe
 from stages.records import Record
 from stages.rollout.control import roll_back
@@ -20,6 +19,7 @@ from stages.rollout.settings import Rollout
 from stages.rollout.steady import Reply, SteadyLoad
 from stages.rollout.target import Target
 from stages.rollout.targets import LOCAL
+from stages.serve.endpoint import Endpoint, api_key, endpoint
 from stages.settings import Slo, Workload
 from stages.store import ModelStore
 

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from stages import releases
-from stages.endpoint import api_key
 from stages.errors import ServerFailed, TransientError
 from stages.evaluate.probes import check_probes
 from stages.rollout import traffic
@@ -16,6 +15,7 @@ from stages.rollout.analysis import analyse, figures, quality, restarted, totals
 from stages.rollout.journal import Analysis, Figures, Journal, Totals, Window
 from stages.rollout.settings import Rollout
 from stages.rollout.target import Target
+from stages.serve.endpoint import api_key
 from stages.server import answer
 from stages.store import ModelStore
 

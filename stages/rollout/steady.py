@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -33,7 +34,7 @@ class Reply:
     first_token_s: float | None
     tokens: int
     release: str
-    """That answered, as the proxy says; empty if none did."""
+    """That answered, as the proxy says or, on a cluster, the answer's fingerprint; empty if none did."""
     error: str
     """Empty if the answer came to its end."""
 
@@ -53,6 +54,7 @@ class SteadyLoad:
 
     Args:
         url: base of the endpoint, without ``/v1``.
+        via: base URL to send to instead, where the name in *url* is not known; it is then the Host.
         pause_s: of each user between an answer and the next request; fewer are then in flight.
     """
 
@@ -66,8 +68,10 @@ class SteadyLoad:
         prompt_tokens: int,
         output_tokens: int,
         pause_s: float = 0.0,
+        via: str = "",
     ) -> None:
-        self._url, self._model, self._key = url, model, api_key
+        self._url, self._model = f"{(via or url).rstrip('/')}/v1/completions", model
+        self._headers = credentials(api_key) | ({"Host": urlsplit(url).netloc} if via else {})
         self._prompt_tokens, self._output_tokens = prompt_tokens, output_tokens
         self._pause_s = pause_s
         self._ending = threading.Event()
@@ -112,8 +116,7 @@ class SteadyLoad:
         }
         sent_s, first_s, tokens, release, error = time.monotonic(), None, 0, "", "it was cut off"
         try:
-            url, headers = f"{self._url}/v1/completions", credentials(self._key)
-            with client.stream("POST", url, json=body, headers=headers) as reply:
+            with client.stream("POST", self._url, json=body, headers=self._headers) as reply:
                 release = reply.headers.get(RELEASE_HEADER, "")
                 if not reply.is_success:
                     error = f"{reply.status_code} {reply.read().decode(errors='replace')[:200]}"
@@ -121,13 +124,11 @@ class SteadyLoad:
                     for data in (line.removeprefix(DATA) for line in reply.iter_lines() if line.startswith(DATA)):
                         if data == DONE:
                             error = ""
-                        elif _has_token(data):
+                            continue
+                        event: dict[str, Any] = json.loads(data)
+                        release = release or event.get("system_fingerprint") or ""
+                        if event.get("choices"):
                             first_s, tokens = first_s or time.monotonic(), tokens + 1
         except httpx.HTTPError as failure:
             error = f"{type(failure).__name__}: {failure}"
         return Reply(sent_s, time.monotonic(), first_s, tokens, release, error)
-
-
-def _has_token(data: str) -> bool:
-    event: dict[str, Any] = json.loads(data)
-    return bool(event.get("choices"))

@@ -14,7 +14,7 @@ from typing import Final
 import httpx
 
 from stages.process import contained
-from stages.serve import endpoint
+from stages.serve.endpoint import endpoint
 from stages.store import ModelStore
 from tests.hub.server import HubServer
 

@@ -5,6 +5,10 @@ serve by the release that its ``storageUri`` names. What KServe does (pkg/contro
 here in the same order: canaries first, orphans removed before the route changes, no route before the predictor was
 ready, a canary gets its weight once it is ready, ``canaryTrafficPercent`` is ignored in Standard mode,
 ``canaryStatuses`` repeats what was asked for, ``observedGeneration`` is a child's.
+
+With a ``gateway``, clients' requests really go where the routes say. An HTTPRoute's status is the word of the gateway's
+controller: its proxy follows ``lag_s`` later. Knative says what its proxies do already. A pod that is removed gets no
+new requests at once, and ends what it has begun: its preStop hook, then SIGTERM.
 """
 
 from __future__ import annotations
@@ -12,7 +16,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import http.client
+import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -24,6 +30,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.kubernetes.api import KubernetesServer
+from tests.kubernetes.gateway import Gateway, Routes
 from tests.kubernetes.objects import Object, Refused, Resource
 
 SERVER: Final = Path(__file__).parents[1] / "stages" / "rollout" / "release_server.py"
@@ -33,6 +40,8 @@ CLUSTER_LOCAL: Final = ("networking.kserve.io/visibility", "cluster-local")
 NOT_ON_A_CANARY: Final = ("maxReplicas", "scaleTarget", "scaleMetric", "autoScaling", "workerSpec")
 MODE: Final = "serving.kserve.io/deploymentMode"
 CRASHES: Final = 5
+KNATIVE_DRAIN_S: Final = 2.0
+"""Of its queue-proxy, from the end of new requests to the server's SIGTERM; 30 s there."""
 
 
 @dataclass
@@ -42,10 +51,12 @@ class Deployment:
     name: str
     owner: str
     release: str
+    predictor: Object
     labels: dict[str, str]
     process: subprocess.Popen[bytes]
     port: int
     restarts: int = 0
+    ready: bool = False
 
 
 @dataclass
@@ -58,6 +69,8 @@ class KServeController:
     mode: str = "Standard"
     version: str = "v0.21.0"
     gateway_api: bool = True
+    gateway: Gateway | None = None
+    lag_s: float = 0.1
     namespace: str = "default"
     gateway_stuck: bool = False
     """Routes are not programmed any more: their status stays as it is."""
@@ -68,13 +81,16 @@ class KServeController:
     started: list[str] = field(default_factory=list)
     """Releases, once for each pod that was started."""
     sent_into_the_void: list[str] = field(default_factory=list)
-    """Services that had weight in a programmed route when their pods were removed."""
+    """Services that clients' requests went to when their pods were removed."""
     deployments: dict[str, Deployment] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._over = threading.Event()
         self._templates: dict[str, tuple[int, str]] = {}
         self._made: dict[tuple[str, str], Object] = {}
+        self._in_force: Routes = {}
+        self._programmed: dict[str, tuple[float, Routes]] = {}
+        self._ending: list[tuple[float, subprocess.Popen[bytes]]] = []
         server = self.server
         server.register(
             Resource(
@@ -130,8 +146,13 @@ class KServeController:
         """For good; may be called again."""
         self._over.set()
         self._thread.join()
-        for name in list(self.deployments):
-            self._end(name)
+        for process in [*(each.process for each in self.deployments.values()), *(each for _, each in self._ending)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self.deployments.clear()
+        if self.gateway:
+            self.gateway.stop()
 
     def crash(self, release: str) -> None:
         """Kill the release's server once; its container is started again in the same pod."""
@@ -157,6 +178,8 @@ class KServeController:
                     self.server.remove("HTTPRoute", route["metadata"]["name"], self.namespace)
                 elif not self.gateway_stuck:
                     self._program(route)
+            self._follow()
+            self._end_pods()
             self._over.wait(TICK_S)
 
     def _reconcile(self, service: Object) -> None:
@@ -214,13 +237,14 @@ class KServeController:
                 },
                 "spec": {
                     "parentRefs": [{"name": "kserve-ingress-gateway", "namespace": "kserve"}],
+                    "hostnames": [f"{name}-{self.namespace}.example.com"],
                     "rules": [{"backendRefs": backends}],
                 },
             }
         )
 
     def _program(self, route: Object) -> None:
-        """The gateway's part."""
+        """The part of the gateway's controller."""
         generation = route["metadata"]["generation"]
         conditions = [
             _condition(name, True) | {"observedGeneration": generation} for name in ("Accepted", "ResolvedRefs")
@@ -228,6 +252,24 @@ class KServeController:
         parents = [{"parentRef": route["spec"]["parentRefs"][0], "conditions": conditions}]
         with contextlib.suppress(Refused):
             self._say("HTTPRoute", route, {"parents": parents})
+        weights = {each["name"]: each.get("weight", 1) for each in route["spec"]["rules"][0]["backendRefs"]}
+        routes = dict.fromkeys(route["spec"]["hostnames"], weights)
+        name = route["metadata"]["name"]
+        if self._programmed.get(name, (0, {}))[1] != routes:
+            self._programmed[name] = (time.monotonic() + self.lag_s, routes)
+
+    def _follow(self) -> None:
+        """The gateway's proxy does what its controller said a while ago, and what it knows of pods at once."""
+        kinds = ("HTTPRoute", "InferenceService")
+        names = {each["metadata"]["name"] for kind in kinds for each in self.server.all(kind)}
+        for name, (when, routes) in list(self._programmed.items()):
+            if name not in names:
+                del self._programmed[name]
+                self._in_force = {host: each for host, each in self._in_force.items() if host not in routes}
+            elif when <= time.monotonic():
+                self._in_force |= routes
+        if self.gateway:
+            self.gateway.apply(self._in_force, {each.name: each.port for each in self.deployments.values() if each.ready})
 
     def _reconcile_knative(self, service: Object) -> None:
         name, wanted = service["metadata"]["name"], service["spec"]["predictor"]
@@ -255,9 +297,13 @@ class KServeController:
         status |= {"latestRolledoutRevision": rolled_out} if rolled_out else {}
         conditions = [_condition("Ready", ready == created), _condition("RoutesReady", bool(ready))]
         whole = {"conditions": conditions, "components": {"predictor": status}, "observedGeneration": 1}
-        whole["url"] = f"http://{name}.{self.namespace}.example.com"
+        host = f"{name}.{self.namespace}.example.com"
+        whole["url"] = f"http://{host}"
+        weights = {each["revisionName"]: each["percent"] for each in told}
+        self._programmed[name] = (0.0, {host: weights} if weights else {})
+        self._follow()
         self._say("InferenceService", service, whole)
-        kept = {created, *(each["revisionName"] for each in told)}
+        kept = {created, *weights}
         for each in [each for each in self.deployments.values() if each.owner == name and each.name not in kept]:
             self._remove(each)
 
@@ -289,21 +335,21 @@ class KServeController:
             self._remove(now)
             now = None
         if now is None:
-            process, port = self._start(name, release)
-            now = self.deployments[name] = Deployment(name, owner, release, labels, process, port)
+            process, port = self._start(name, release, predictor)
+            now = self.deployments[name] = Deployment(name, owner, release, predictor, labels, process, port)
             self.started.append(release)
         elif now.process.poll() is not None and release not in self.crashing:
-            now.process, now.port = self._start(name, release)
+            now.process, now.port = self._start(name, release, predictor)
             now.restarts += 1
-        ready = release not in self.crashing and _healthy(now.port)
-        self._show(now, ready=ready)
-        return ready
+        now.ready = release not in self.crashing and _healthy(now.port)
+        self._show(now, ready=now.ready)
+        return now.ready
 
-    def _start(self, name: str, release: str) -> tuple[subprocess.Popen[bytes], int]:
+    def _start(self, name: str, release: str, predictor: Object) -> tuple[subprocess.Popen[bytes], int]:
         state = self.folder / f"{name}.json"
         state.unlink(missing_ok=True)
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(SERVER), str(self.releases / release), str(state)],
+            [sys.executable, "-I", "-S", str(SERVER), str(self.releases / release), str(state), _fingerprint(predictor)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
@@ -335,21 +381,21 @@ class KServeController:
 
     def _remove(self, deployment: Deployment) -> None:
         """A Deployment with its pod and Service. A Revision stays known."""
-        for route in self.server.all("HTTPRoute"):
-            for each in route["spec"]["rules"][0]["backendRefs"]:
-                if each["name"] == deployment.name and each.get("weight", 1):
-                    self.sent_into_the_void.append(deployment.name)
+        if any(weights.get(deployment.name) for weights in self._in_force.values()):
+            self.sent_into_the_void.append(deployment.name)
         for kind, name in (("Pod", f"{deployment.name}-0"), ("Service", deployment.name)):
             self._made.pop((kind, name), None)
             with contextlib.suppress(Refused):
                 self.server.remove(kind, name, self.namespace)
-        self._end(deployment.name)
+        del self.deployments[deployment.name]
+        self._ending.append((time.monotonic() + _pre_stop_s(deployment.predictor), deployment.process))
 
-    def _end(self, name: str) -> None:
-        gone = self.deployments.pop(name)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(gone.process.pid, signal.SIGKILL)
-        gone.process.wait()
+    def _end_pods(self) -> None:
+        """Those whose preStop hook has ended are told to stop, once."""
+        for number, (when, process) in enumerate(self._ending):
+            if when <= time.monotonic():
+                process.terminate()
+                self._ending[number] = (math.inf, process)
 
     # The validating webhook.
 
@@ -381,6 +427,18 @@ class KServeController:
 
 def _deployment(name: str, predictor: Object) -> str:
     return f"{name}-{predictor['name']}-predictor" if predictor.get("name") else f"{name}-predictor"
+
+
+def _fingerprint(predictor: Object) -> str:
+    """What vLLM's answers carry as ``system_fingerprint``."""
+    given = dict(itertools.pairwise(predictor["model"].get("args", [])))
+    return str(given["--fingerprint-value"]) if given.get("--fingerprint-mode") == "custom" else "vllm-0.32.0"
+
+
+def _pre_stop_s(predictor: Object) -> float:
+    """How long a pod that is removed still serves before it is told to stop."""
+    hook = predictor["model"].get("lifecycle", {}).get("preStop")
+    return float(hook["exec"]["command"][1]) if hook else KNATIVE_DRAIN_S if "scaleMetric" in predictor else 0.0
 
 
 def _overlaid(stable: Any, canary: Any) -> Any:

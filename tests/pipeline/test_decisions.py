@@ -13,8 +13,8 @@ import pytest
 from pipeline.local.state import STATE, RunState
 from scoring.profile import Profile
 from stages.records import VARIANT, Evaluation, Price, Variant
-from stages.report import collect
-from stages.select import select
+from stages.report.page import collect
+from stages.select.selection import select
 from stages.store import ModelStore, write_json
 from tests.samples import MODEL, NOW, evaluation, measured_store, outcome
 

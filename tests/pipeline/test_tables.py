@@ -10,7 +10,7 @@ from rich.console import Console
 from pipeline.tables import score_table
 from scoring.profile import Profile
 from stages.records import Price, Production
-from stages.select import select
+from stages.select.selection import select
 from tests.samples import measured_store, outcome
 
 VARIANTS = ["fp16", "awq", "gptq"]

@@ -9,7 +9,6 @@ import pytest
 
 from scoring.profile import Profile, Weights
 from stages.catalogue import catalogue, prune
-from stages.endpoint import supervising
 from stages.errors import ConfigError, UnknownName
 from stages.records import Evaluation, Production
 from stages.releases import (
@@ -25,7 +24,8 @@ from stages.releases import (
     remember,
 )
 from stages.rollout.target import Split
-from stages.select import select
+from stages.select.selection import select
+from stages.serve.endpoint import supervising
 from stages.store import ModelStore, swap_link
 from tests.samples import MODEL, measured_store
 from tests.stages.rollout.release_server import probes as recorded_probes

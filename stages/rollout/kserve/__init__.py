@@ -17,7 +17,7 @@ def connect(store: ModelStore, source: str, serving: Serving) -> Target:  # noqa
         ConfigError: there is no way to a cluster, or its KServe can't split traffic as it is set up.
         NotInstalled: it has no KServe.
     """
-    from stages.cluster import connect as cluster
+    from stages.cluster.api import connect as cluster
     from stages.rollout.kserve.settings import given
     from stages.rollout.kserve.target import on
 

@@ -8,10 +8,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stages.cluster import Cluster
+from stages.cluster.api import Cluster
+from stages.cluster.kinds import DEFINITIONS, Kind
+from stages.cluster.refusals import Absent
 from stages.errors import AccessDenied, ConfigError, NotInstalled
-from stages.kinds import DEFINITIONS, Kind
-from stages.refusals import Absent
 from stages.rollout.kserve.objects import ISVC, Mode
 from stages.rollout.kserve.settings import KServe
 

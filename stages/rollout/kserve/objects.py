@@ -13,9 +13,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from stages.endpoint import API_KEY_VARIABLE
 from stages.errors import ConfigError
 from stages.rollout.kserve.settings import KServe
+from stages.serve.endpoint import API_KEY_VARIABLE
 from stages.server import engine_arguments
 from stages.settings import Serving
 from stages.store import ModelStore, digest_of, directory_name
@@ -231,7 +231,7 @@ def _container(endpoint: Endpoint, release: str, mode: Mode) -> Object:
         "runtime": RUNTIME,
         "image": settings.image,
         "storageUri": endpoint.storage_uri(release),
-        "args": _arguments(endpoint),
+        "args": _arguments(endpoint, release),
         "env": [_api_key()],
         "resources": resources,
         "startupProbe": health | {"failureThreshold": math.ceil(startup_s(endpoint, release) / PROBE_PERIOD_S)},
@@ -246,8 +246,8 @@ def _container(endpoint: Endpoint, release: str, mode: Mode) -> Object:
     return container
 
 
-def _arguments(endpoint: Endpoint) -> list[str]:
-    """Those that it was measured with, and where it listens."""
+def _arguments(endpoint: Endpoint, release: str) -> list[str]:
+    """Those that it was measured with, where it listens, and who it is: no gateway tells clients."""
     measured = engine_arguments(endpoint.serving, on_gpu=endpoint.settings.gpu is not None)
     template = [each for each in measured if "{{" in each]
     if template:
@@ -258,7 +258,8 @@ def _arguments(endpoint: Endpoint) -> list[str]:
     address = ["--host", "0.0.0.0", "--port", str(PORT)]  # noqa: S104
     draining = ["--shutdown-timeout", str(endpoint.settings.drain_s)]
     quiet = ["--disable-access-log-for-endpoints", "/health,/metrics"]
-    return ["--served-model-name", endpoint.store.model, *address, *draining, *quiet, *measured]
+    named = ["--fingerprint-mode", "custom", "--fingerprint-value", release]
+    return ["--served-model-name", endpoint.store.model, *address, *draining, *quiet, *named, *measured]
 
 
 def _api_key() -> Object:

@@ -15,9 +15,9 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from stages.cluster import Cluster
+from stages.cluster.api import Cluster
+from stages.cluster.kinds import PODS
 from stages.errors import ServerFailed, TransientError
-from stages.kinds import PODS
 from stages.rollout.kserve.autoscaling import selector
 from stages.rollout.kserve.objects import CONTAINER, ENDPOINT, PORT, RELEASE, REVISION, Endpoint
 from stages.rollout.target import Counters

@@ -71,10 +71,16 @@ class KServe(Settings):
     None: every release has ``scaling.minimum`` replicas in Standard mode, and totals are read from its pods."""
     service_url: str = "http://{service}.{namespace}.svc:{port}"
     """How a Service is reached from where the rollout runs."""
+    gateway_url: str | None = None
+    """Where drills reach the gateway, such as ``http://127.0.0.1:8080`` of a ``kubectl port-forward``; their requests
+    carry the endpoint's name in the Host header. None: by the endpoint's own address, as clients do."""
     gateway: str | None = None
     """``namespace/name`` of the Gateway for the HTTPRoute of mode ``route``. None: the one that KServe uses."""
     in_force_s: Positive = 300
     """A change of traffic must show in the route's status within this time."""
+    propagation_s: Annotated[float, Field(ge=0)] = 5
+    """The status of an HTTPRoute is its controller's word: the gateway's proxies follow within this time. Before that no
+    pod is taken away. GKE's own gateways take a minute or more. Knative waits for its proxies by itself."""
     scaling: Scaling = Scaling()
 
 

@@ -12,10 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
 
-from stages.cluster import Cluster
+from stages.cluster.api import Cluster
+from stages.cluster.kinds import Kind
+from stages.cluster.refusals import Absent
 from stages.errors import Conflict, NotInstalled, TransientError
-from stages.kinds import Kind
-from stages.refusals import Absent
 from stages.rollout.kserve.autoscaling import scaled_object
 from stages.rollout.kserve.detect import Found, detect
 from stages.rollout.kserve.objects import (

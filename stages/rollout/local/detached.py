@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from stages import program
-from stages.endpoint import LOG, RECORD, STOP_TIMEOUT_S, WANTED, Endpoint, Wanted, endpoint
 from stages.errors import PortInUse, ServerFailed
+from stages.serve.endpoint import LOG, RECORD, STOP_TIMEOUT_S, WANTED, Endpoint, Wanted, endpoint
 from stages.server import POLL_S, reserved_port
 from stages.server_log import ServerLog
 from stages.settings import Serving

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final, Literal, NoReturn
 from urllib.parse import urlsplit
 
-from stages.endpoint import DRAIN_S, ServerState, api_key, say
 from stages.errors import Interrupted, ServerFailed, SlipwayError
 from stages.rollout.local.envoy_config import Backend
+from stages.serve.endpoint import DRAIN_S, ServerState, api_key, say
 from stages.server import POLL_S, Server, healthy, running
 from stages.settings import Serving
 

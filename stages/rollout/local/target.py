@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from stages.endpoint import SERVERS, WANTED, Endpoint, ServerState, Wanted, api_key, endpoint, stop, supervisor
 from stages.errors import Conflict, ServerFailed, TransientError
 from stages.rollout.local.detached import start
 from stages.rollout.local.envoy import Admin
 from stages.rollout.target import Counters, Split
 from stages.rollout.vllm_metrics import counters
+from stages.serve.endpoint import SERVERS, WANTED, Endpoint, ServerState, Wanted, api_key, endpoint, stop, supervisor
 from stages.server import HEALTH_TIMEOUT_S, http
 from stages.settings import Serving
 from stages.store import ModelStore, exclusive

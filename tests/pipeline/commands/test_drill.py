@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from stages.endpoint import endpoint
 from stages.releases import CANDIDATE, current_release
+from stages.serve.endpoint import endpoint
 from stages.store import ModelStore, swap_link
 from tests.serving import MODEL, ROLLOUT, SERVING, Said, environment, publish, stage, stand_in_variant
 

@@ -15,8 +15,8 @@ import yaml
 from scoring.profile import Profile
 from stages.evaluate.divergence import measure_distributions
 from stages.evaluate.probes import ProbeCheck, check_probes, record_probes
-from stages.fidelity import distributions, divergence
 from stages.records import Divergence, Probe
+from stages.select.fidelity import distributions, divergence
 from stages.server import Server, running
 from stages.settings import CONFIGS, Serving, Workload
 from tests.serving import DEMO, SERVING

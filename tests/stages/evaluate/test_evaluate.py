@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from stages.evaluate.probes import PROMPTS
-from stages.fidelity import distributions
 from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
 from stages.records import Evaluation, Variant
+from stages.select.fidelity import distributions
 from stages.store import ModelStore
 from tests.serving import (
     DEMO,
@@ -201,11 +201,12 @@ class Measuring:
         except BaseException:
             self.__exit__()
             raise
-        return self.process, [each for each in processes_with(self.root) if each.pid != self.process.pid]
+        return self.process, psutil.Process(self.process.pid).children(recursive=True)
 
     def _load(self) -> list[psutil.Process]:
         assert self.process.poll() is None, "it ended before the load"
-        return [each for each in processes_with(self.root) if "bench" in arguments_of(each)]
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        return [each for each in family if "stages.evaluate.generator" in arguments_of(each) and each.children()]
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()

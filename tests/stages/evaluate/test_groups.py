@@ -13,7 +13,7 @@ import pytest
 
 from stages.evaluate.items import items_of
 from stages.evaluate.quality import check_tasks, scores_of
-from stages.recompute import task_score
+from stages.select.recompute import task_score
 from stages.settings import Workload
 from tests.serving import DEMO
 from tests.stages.evaluate.answering import Answering, Asked

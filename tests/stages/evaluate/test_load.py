@@ -9,7 +9,7 @@ import pytest
 
 from stages.errors import ConfigError, MeasurementFailed
 from stages.evaluate.load import check_lengths, rounds_of, sweep_of, taken_of
-from stages.recompute import goodput_of, point_load, whole_load
+from stages.select.recompute import goodput_of, point_load, whole_load
 from stages.settings import Serving, Workload
 
 WORKLOAD = Workload(

@@ -1,15 +1,18 @@
-"""Answers as a vLLM server of one release would, in an instant; ``behaviour.json`` in the release says how well.
+"""Answers as a vLLM server of one release would; ``behaviour.json`` in the release says how well.
 
-    python release_server.py RELEASE STATE
+    python release_server.py RELEASE STATE [FINGERPRINT]
 
-Writes its port and pid to STATE once it listens. Latencies are told, not slept: what a rollout reads of a server is
-what the server says of itself. Standard library only: it starts in a tenth of a second.
+Writes its port and pid to STATE once it listens. A whole answer comes in an instant, and its latencies are told, not
+slept: what a rollout reads of a server is what the server says of itself. Only a stream, which clients watch, takes as
+long. SIGTERM lets what has begun end. Standard library only: it starts in a tenth of a second.
 """
 
 import json
 import os
+import signal
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,12 +24,12 @@ UNSURE = -3.0
 
 
 class Server(ThreadingHTTPServer):
-    daemon_threads = True
+    daemon_threads = False  # the end waits for them
     request_queue_size = 64
 
-    def __init__(self, behaviour: dict[str, Any]) -> None:
+    def __init__(self, behaviour: dict[str, Any], fingerprint: str) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.behaviour = behaviour
+        self.behaviour, self.fingerprint = behaviour, fingerprint
         self.lock = threading.Lock()
         self.asked = self.failed = 0
         self.tokens: list[int] = []
@@ -42,6 +45,7 @@ class Server(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         if self.path == "/metrics":
@@ -50,7 +54,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        prompts = asked["prompt"] if isinstance(asked["prompt"], list) else [asked["prompt"]]
         tokens = asked.get("max_tokens", 1)
         with self.server.lock:
             self.server.asked += 1
@@ -59,13 +62,43 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.asked > 3 and every and self.server.asked % every == 0
             )  # it passes the start's questions
             self.server.failed += bool(fails)
-            if not fails:
-                self.server.tokens.append(tokens)
         if fails:
             return self.reply(500, b'{"error": {"message": "out of luck"}}')
+        if asked.get("stream"):
+            return self.stream(asked, tokens)
+        self.count(tokens)
         logprob = UNSURE if self.server.behaviour.get("garbage") else SURE
+        prompts = asked["prompt"] if isinstance(asked["prompt"], list) else [asked["prompt"]]
         choices = [choice(number, prompt, tokens, logprob) for number, prompt in enumerate(prompts)]
-        return self.reply(200, json.dumps({"usage": {"completion_tokens": tokens}, "choices": choices}).encode())
+        said = {"system_fingerprint": self.server.fingerprint, "usage": {"completion_tokens": tokens}}
+        return self.reply(200, json.dumps(said | {"choices": choices}).encode())
+
+    def stream(self, asked: dict[str, Any], tokens: int) -> None:
+        """Token by token; the fingerprint comes with the last event, as the usage does if it is asked for."""
+        chat, usage = "messages" in asked, asked.get("stream_options", {}).get("include_usage", False)
+        last = {"system_fingerprint": self.server.fingerprint}
+        for number in range(tokens):
+            time.sleep(self.server.token_s if number else self.server.first_s)
+            if not number:
+                self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+                self.end_headers()
+            reason = "length" if number + 1 == tokens else None
+            said: dict[str, Any] = {"delta": {"content": "!"}} if chat else {"text": "!"}
+            event = {"model": asked["model"], "choices": [said | {"index": 0, "finish_reason": reason}]}
+            self.event(event | (last if reason and not usage else {}))
+        self.count(tokens)
+        if usage:
+            self.event({"model": asked["model"], "choices": [], "usage": {"completion_tokens": tokens}} | last)
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def event(self, document: dict[str, Any]) -> None:
+        self.wfile.write(f"data: {json.dumps(document)}\n\n".encode())
+
+    def count(self, tokens: int) -> None:
+        """A request has ended well."""
+        with self.server.lock:
+            self.server.tokens.append(tokens)
 
     def reply(self, status: int, content: bytes) -> None:
         self.send_response(status)
@@ -130,12 +163,13 @@ def metrics(server: Server) -> str:
 
 
 def main() -> None:
-    release, state = Path(sys.argv[1]), Path(sys.argv[2])
-    with Server(json.loads((release / "behaviour.json").read_text())) as server:
+    release, state, fingerprint = Path(sys.argv[1]), Path(sys.argv[2]), (*sys.argv[3:], "vllm-0.32.0")[0]
+    with Server(json.loads((release / "behaviour.json").read_text()), fingerprint) as server:
+        signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
         beside = state.with_suffix(".new")
         beside.write_text(json.dumps({"pid": os.getpid(), "port": server.server_address[1]}))
         beside.replace(state)
-        server.serve_forever()
+        server.serve_forever(poll_interval=0.1)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import httpx
 import psutil
 import pytest
 
-from stages.endpoint import SERVERS, Endpoint, endpoint, stop
 from stages.errors import Conflict, ServerFailed, TransientError
 from stages.rollout.drills import drill_crash, drill_load
 from stages.rollout.local.envoy import Admin
@@ -23,6 +22,7 @@ from stages.rollout.local.target import OneMachine
 from stages.rollout.steady import SteadyLoad
 from stages.rollout.target import Split
 from stages.rollout.vllm_metrics import counters
+from stages.serve.endpoint import SERVERS, Endpoint, endpoint, stop
 from stages.settings import Serving, Slo, Workload
 from stages.store import STORE_VARIABLE, ModelStore
 from tests.serving import (

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from stages import releases
-from stages.endpoint import endpoint
 from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
 from stages.rollout.journal import read_journal
+from stages.serve.endpoint import endpoint
 from stages.store import ModelStore, swap_link
 from tests.serving import MODEL, ROLLOUT, SERVING, Said, environment, publish, stage, stand_in_variant
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stages.cluster import Cluster
+from stages.cluster.api import Cluster
 from stages.rollout.journal import Journal
 from stages.rollout.kserve.objects import Endpoint
 from stages.rollout.kserve.settings import VARIABLE, KServe
@@ -18,6 +18,7 @@ from stages.rollout.target import Target
 from stages.settings import Serving
 from stages.store import STORE_VARIABLE
 from tests.kubernetes import KubernetesServer
+from tests.kubernetes.gateway import Gateway
 from tests.kubernetes.kserve import KServeController
 from tests.serving import REPOSITORY
 from tests.stages.rollout.stage import GOOD, SETTINGS, Stage
@@ -27,12 +28,16 @@ STRAIGHT = "http://127.0.0.1:{port}"
 
 
 class OnKServe(Stage):
-    def __init__(self, folder: Path, server: KubernetesServer, **changed: Any) -> None:
+    def __init__(self, folder: Path, server: KubernetesServer, *, gateway: bool = False, **changed: Any) -> None:
         super().__init__(folder)
         self.folder, self.server = folder, server
         self.store.releases.mkdir(parents=True)
         servers = folder / "servers"
         servers.mkdir()
+        self.gateway = Gateway(servers)
+        if gateway:
+            self.gateway.start()
+            changed["gateway"] = self.gateway
         self.kserve = KServeController(server, self.store.releases, servers, **changed)
         self.settings = KServe(service_url=STRAIGHT, in_force_s=10, drain_s=0)
         self.kserve.start()

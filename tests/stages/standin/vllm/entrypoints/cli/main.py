@@ -175,6 +175,7 @@ def serve(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--version", action="version", version="0.0.0")
     parser.add_argument("command", choices=["serve", "bench"])
     parser.add_argument("model")
     parser.add_argument("--served-model-name")

@@ -1,0 +1,270 @@
+"""A model's files into a directory: from the Hub, in parallel, resumed and verified; or from a local directory."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import queue
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from stages import hub
+from stages.acquire.progress import Progress, readable
+from stages.errors import DamagedModel, NotEnoughSpace, SlipwayError
+from stages.records import File
+from stages.store import place, sha256_of
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+PARALLEL_FILES: Final = 8
+PARTIAL: Final = ".partial"
+"""Below the directory that is filled: the beginnings of files."""
+SPARE_BYTES: Final = 64 << 20
+"""Kept free beside the model: records, logs, directories."""
+
+
+class Source(Protocol):
+    """Where a model's files come from: the Hub or a local directory."""
+
+    origin: str
+    sizes: Mapping[str, int]
+    """Bytes by path."""
+
+    def missing_bytes(self, paths: Sequence[str], into: Path) -> int:
+        """How much of *paths* is not in the directory *into* yet."""
+
+    def fetch(self, paths: Sequence[str], into: Path) -> dict[str, File]:
+        """Bring *paths* into the directory *into*, complete and verified; what is there already is kept if it is right.
+
+        Raises:
+            DamagedModel: a file's bytes are not the promised ones. HubUnavailable: and other errors of ``hub``.
+        """
+
+
+class HubSource:
+    """A commit on the Hub. *old*: files of another or a damaged base, to be taken from there where they are right."""
+
+    def __init__(self, model: str, commit: str, base: Path, old: Iterable[File]) -> None:
+        listing = hub.describe(model, commit)
+        self.origin, self._model, self._commit, self._base = hub.endpoint(), model, listing.commit, base
+        self._old = {file.path: file for file in old}
+        self._files = {file.path: file for file in listing.files}
+        self.sizes: Mapping[str, int] = {file.path: file.size_bytes for file in listing.files}
+
+    def missing_bytes(self, paths: Sequence[str], into: Path) -> int:
+        files = [self._files[path] for path in paths]
+        return sum(file.size_bytes - _there(file, into)[1] for file in files if not self._kept(file))
+
+    def fetch(self, paths: Sequence[str], into: Path) -> dict[str, File]:
+        files = [self._files[path] for path in paths]
+        (into / PARTIAL).mkdir(exist_ok=True)
+        for file in files:
+            if self._kept(file) and not (into / file.path).exists():
+                place(self._base / file.path, into / file.path)
+
+        def measure() -> tuple[int, int]:
+            there = [_there(file, into) for file in files]
+            return sum(complete for complete, _ in there), sum(size for _, size in there)
+
+        with Progress("downloading", len(files), sum(file.size_bytes for file in files), measure):
+            return _in_parallel(files, lambda file, gate: self._ensure(file, into, gate))
+
+    def _kept(self, file: hub.HubFile) -> bool:
+        """Whether the old base has the file, as far as its record tells: it is verified like any other."""
+        old = self._old.get(file.path)
+        return old is not None and old.size_bytes == file.size_bytes and file.sha256 in (None, old.sha256)
+
+    def _ensure(self, file: hub.HubFile, into: Path, gate: _Gate) -> File:
+        """The file in *into*, verified, whatever was there before."""
+        target, partial = into / file.path, _partial(file, into)
+        if target.exists():
+            if (record := _verified(file, target)) is not None:
+                return record
+            target.unlink()  # the link to an old file that is damaged, or a write that never reached the disk
+        for _ in range(2):
+            self._complete(file, partial, gate)
+            record = _verified(file, partial)
+            with gate:
+                if record is not None:
+                    target.parent.mkdir(exist_ok=True)
+                    partial.replace(target)
+                    return record
+                size, digest = partial.stat().st_size, _digest(file, partial)
+                partial.unlink()
+        raise DamagedModel(
+            f"{file.path} arrives altered, twice: the Hub promises {file.size_bytes} bytes with digest "
+            f"{file.sha256 or file.git_sha1}, these are {size} bytes with {digest}",
+            hint=f"is a proxy or mirror in between? ({hub.endpoint()}) All other files are kept",
+        )
+
+    def _complete(self, file: hub.HubFile, partial: Path, gate: _Gate) -> None:
+        partial.parent.mkdir(exist_ok=True)
+        with _GatedFile(partial, gate) as opened:
+            if opened.tell() > file.size_bytes:
+                opened.truncate(0)
+            if opened.tell() < file.size_bytes:
+                hub.download(self._model, self._commit, file.path, opened)
+
+
+class LocalSource:
+    """A directory of the user's. Its files are copied, or share their blocks, and are never linked: the user may
+    edit them in place."""
+
+    def __init__(self, directory: Path) -> None:
+        self.origin, self._directory = f"local:{directory}", directory
+        self.sizes: Mapping[str, int] = local_sizes(directory)
+
+    def missing_bytes(self, paths: Sequence[str], into: Path) -> int:  # noqa: ARG002 — copied anew each time
+        return sum(self.sizes[path] for path in paths)
+
+    def fetch(self, paths: Sequence[str], into: Path) -> dict[str, File]:
+        for path in paths:
+            (into / path).unlink(missing_ok=True)
+
+        def measure() -> tuple[int, int]:
+            there = [(into / path).stat().st_size for path in paths if (into / path).exists()]
+            return len(there), sum(there)
+
+        with Progress("copying", len(paths), self.missing_bytes(paths, into), measure):
+            for path in paths:
+                place(self._directory / path, into / path, link=False)
+            return {path: record_of(into, path) for path in paths}
+
+
+def local_sizes(directory: Path) -> dict[str, int]:
+    """The size in bytes of each file of a directory, two levels deep, links followed.
+
+    Raises:
+        DamagedModel: a link leads nowhere.
+    """
+    sizes = {}
+    for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
+        if path.is_symlink() and not path.exists():
+            raise DamagedModel(f"{path} is a broken link", hint="repair or remove it")
+        if path.is_file():
+            sizes[path.relative_to(directory).as_posix()] = path.stat().st_size
+    return sizes
+
+
+def record_of(directory: Path, path: str) -> File:
+    """The record of one file, read once."""
+    return File(path=path, size_bytes=(directory / path).stat().st_size, sha256=sha256_of(directory / path))
+
+
+def require_space(directory: Path, needed_bytes: int) -> None:
+    """Raises: NotEnoughSpace, with figures."""
+    free = shutil.disk_usage(directory).free
+    if needed_bytes + SPARE_BYTES > free:
+        raise NotEnoughSpace(
+            f"the model needs {readable(needed_bytes + SPARE_BYTES)}, and {readable(free)} are free on {directory}",
+            hint="free some space, or point the store at a larger volume; nothing was changed",
+        )
+
+
+class _Gate:
+    """Passed around every change of a file; once closed, no thread makes one."""
+
+    def __init__(self) -> None:
+        self._lock, self.closed = threading.Lock(), False
+
+    def close(self) -> None:
+        with self._lock:
+            self.closed = True
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self.closed:
+            self._lock.release()
+            raise SlipwayError("stopped")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class _GatedFile(io.FileIO):
+    """A file that grows at its end, every byte of it handed to the kernel at once: a kill loses none."""
+
+    def __init__(self, path: Path, gate: _Gate) -> None:
+        super().__init__(path, "ab")
+        self._gate = gate
+
+    def tell(self) -> int:
+        with self._gate:  # asked between two attempts: none is made for a program that ends
+            return super().tell()
+
+    def write(self, data: ReadableBuffer) -> int:
+        left = memoryview(data)
+        with self._gate:
+            while left:
+                left = left[super().write(left) :]
+        return len(memoryview(data))
+
+
+def _in_parallel(files: Sequence[hub.HubFile], ensure: Callable[[hub.HubFile, _Gate], File]) -> dict[str, File]:
+    """Ensure every file; the first error ends it all at once.
+
+    The threads are daemons: one that waits for the network doesn't keep a program alive that was asked to end.
+    """
+    gate = _Gate()
+    waiting: queue.SimpleQueue[hub.HubFile] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[File | BaseException] = queue.SimpleQueue()
+
+    def work() -> None:
+        while not gate.closed:
+            try:
+                ended.put(ensure(waiting.get_nowait(), gate))
+            except queue.Empty:
+                return
+            except BaseException as error:  # handed to the caller's thread
+                ended.put(error)
+
+    # The largest first, so that none is left alone at the end.
+    for file in sorted(files, key=lambda each: -each.size_bytes):
+        waiting.put(file)
+    for _ in range(min(PARALLEL_FILES, len(files))):
+        threading.Thread(target=work, daemon=True).start()
+    records: dict[str, File] = {}
+    try:
+        while len(records) < len(files):
+            result = ended.get()
+            if isinstance(result, BaseException):
+                raise result
+            records[result.path] = result
+    finally:
+        gate.close()
+    return records
+
+
+def _partial(file: hub.HubFile, into: Path) -> Path:
+    """Named by content: a file that changed is not mistaken for the beginning of the new one."""
+    return into / PARTIAL / f"{file.path.replace('/', '--')}.{file.sha256 or file.git_sha1}"
+
+
+def _there(file: hub.HubFile, into: Path) -> tuple[bool, int]:
+    """Whether the file is complete in *into*, and how many bytes of it are there."""
+    for path in (into / file.path, _partial(file, into)):
+        with contextlib.suppress(FileNotFoundError):
+            return path.parent != into / PARTIAL, path.stat().st_size
+    return False, 0
+
+
+def _verified(file: hub.HubFile, path: Path) -> File | None:
+    """The file's record if *path* holds what the Hub promises."""
+    if path.stat().st_size != file.size_bytes:
+        return None
+    record = File(path=file.path, size_bytes=file.size_bytes, sha256=sha256_of(path))
+    right = record.sha256 == file.sha256 if file.sha256 else _digest(file, path) == file.git_sha1
+    return record if right else None
+
+
+def _digest(file: hub.HubFile, path: Path) -> str:
+    """By the algorithm that the Hub names the file with: sha256, or git's sha1."""
+    if file.sha256:
+        return sha256_of(path)
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

@@ -1,0 +1,45 @@
+"""report: what a person reads after a run, ended well or not. Runs as the workflow's exit handler.
+
+Writes ``runs/<id>/report.json`` and ``report.html``. Reads only what the other stages left, so that it works after any
+failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from stages import program
+from stages.errors import ConfigError
+from stages.hub import model_id
+from stages.report.page import HTML, JSON, collect, render
+from stages.store import ModelStore, store_root, write_text
+
+
+def main() -> None:
+    arguments = _arguments()
+    store = ModelStore(store_root(), model_id(arguments.model))
+    run_id = os.environ.get(program.RUN_VARIABLE)
+    if not run_id:
+        raise ConfigError(f"{program.RUN_VARIABLE} is not set", hint="the report is of one run: name it")
+    report = collect(store, run_id, arguments.status)
+    folder = store.run(run_id)
+    report.write(folder / JSON)
+    write_text(folder / HTML, render(report))
+    print(folder / HTML)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m stages.report",
+        description="Write report.json and report.html of one run.",
+        epilog="example: SLIPWAY_RUN=run-1 python -m stages.report --model org/name --status Succeeded",
+    )
+    parser.add_argument("--model", required=True, help="name on the Hub, or a local directory")
+    parser.add_argument("--status", required=True, help="how the run ended, as Argo says it")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(program.main(main))

@@ -1,0 +1,56 @@
+"""select: score what this run measured, publish the winner, and say why."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from scoring.profile import Profile
+from stages import program
+from stages.hub import model_id
+from stages.records import Price
+from stages.releases import current_release
+from stages.select import score_table
+from stages.select.selection import select
+from stages.settings import parse_json
+from stages.store import ModelStore, store_root
+
+
+def main() -> None:
+    arguments = _arguments()
+    store = ModelStore(store_root(), model_id(arguments.model))
+    profile = parse_json(Profile, arguments.profile, "--profile")
+    price = parse_json(Price, arguments.price, "--price") if arguments.price else None
+    with program.outcome(store, "select") as report:
+        serve = arguments.serve == "true"
+        reused, decision, placement = select(store, profile, arguments.variants.split(","), price=price, serve=serve)
+        if reused:
+            where = "in production" if current_release(store) == decision.release else "published"
+            report.reused(f"{decision.winner} is {where} already, by the same measurements", key=decision.key)
+        else:
+            report.done(f"{decision.reason} Published as {decision.release} ({placement}).", key=decision.key)
+    program.write_output("winner", decision.winner)
+    program.write_output("release", decision.release)
+    program.write_output("reason", decision.reason)
+    program.write_output("table", score_table.markdown(decision))
+    print(decision.reason)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m stages.select",
+        description="Score the measured variants and publish the winner.",
+        epilog='example: python -m stages.select --model org/name --profile \'{"name": "balanced"}\'',
+    )
+    parser.add_argument("--model", required=True, help="name on the Hub, or a local directory")
+    parser.add_argument("--profile", required=True, help="the scoring profile as JSON")
+    parser.add_argument("--price", default="", help="of an hour of the hardware as JSON; without it no costs are told")
+    parser.add_argument("--variants", default="fp16,awq,gptq", help="which to choose from (default: %(default)s)")
+    parser.add_argument(
+        "--serve", choices=["true", "false"], default="false", help="true: a rollout follows, and promotes the winner"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(program.main(main))

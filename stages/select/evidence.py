@@ -1,0 +1,289 @@
+"""From what was measured to what the decision is made of: raw metrics, draws of them, and measures with limits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from stages.errors import DamagedModel
+from stages.records import SAMPLES_SUFFIX, Change, Cost, Evaluation, Interval, Paired, Price
+from stages.select.recompute import Point, met, point_load
+from stages.store import ModelStore
+
+if TYPE_CHECKING:
+    from scoring.draws import Items, Round, Samples
+    from scoring.normalize import Floats
+
+Lines = list[dict[str, Any]]
+REMEASURE: Final = "remove the evaluation's .json beside them and run again: it is measured anew"
+
+
+def read_samples(store: ModelStore, evaluation: Evaluation) -> Lines:
+    """The raw samples of an evaluation: a line per request and per item.
+
+    Raises:
+        DamagedModel: they are missing, unreadable, or of another evaluation.
+    """
+    return samples_at(store.evaluation(evaluation.variant).with_suffix(SAMPLES_SUFFIX), evaluation)
+
+
+def samples_at(path: Path, evaluation: Evaluation) -> Lines:
+    """As ``read_samples``, from a file."""
+    try:
+        head, *lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        belongs = head["evaluation"] == evaluation.key
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DamagedModel(f"the raw samples {path} can't be read", hint=REMEASURE) from error
+    if not belongs:
+        raise DamagedModel(f"the raw samples {path} are of another evaluation", hint=REMEASURE)
+    return lines
+
+
+def draws(evaluations: Mapping[str, Evaluation], samples: Mapping[str, Lines]) -> Samples:
+    """Bootstrap draws of latency, throughput, goodput and quality by variant, widened by what the machine's own speed
+    differed between variants; without quality where items can't be paired."""
+    from scoring.draws import allowing_for_few, load_draws, quality_draws
+    from scoring.machine import widened
+
+    measured = {name: rounds(lines, evaluations[name]) for name, lines in samples.items()}
+    turns = took_turns(evaluations)
+    found = allowing_for_few(load_draws(measured, paired=turns), measured, paired=turns)
+    found = widened(found, {} if turns else machine_speeds(evaluations))
+    items = {name: items_of(lines, evaluations[name]) for name, lines in samples.items()}
+    try:
+        quality = quality_draws(items)
+    except ValueError:  # the report then says that the noise of quality is not known
+        return found
+    return {name: {**each, **quality[name]} for name, each in found.items()}
+
+
+def rounds(lines: Lines, evaluation: Evaluation) -> list[Round]:
+    """What was measured in each round.
+
+    Raises:
+        DamagedModel: the samples lack a round or a figure.
+    """
+    import numpy as np
+
+    from scoring.draws import Round
+
+    slo = evaluation.goodput
+    found = []
+    with samples_of(evaluation):
+        for total, requests in points(lines, "round"):
+            good = met(requests, slo.ttft_ms, slo.tpot_ms) if slo else []
+            found.append(
+                Round(
+                    latencies_ms=np.array([each["e2el_ms"] for each in requests]),
+                    output_tokens_per_s=point_load((total, requests)).output_tokens_per_s,
+                    start=total.get("restart", 0),
+                    good_tokens_per_s=sum(each["output_tokens"] for each in good) / total["duration_s"]
+                    if slo
+                    else None,
+                )
+            )
+    if len(found) != len(evaluation.rounds):
+        raise DamagedModel(
+            f"the raw samples of {evaluation.variant} hold {len(found)} rounds, not the {len(evaluation.rounds)} that "
+            "were measured",
+            hint=REMEASURE,
+        )
+    return found
+
+
+def points(lines: Lines, kind: str) -> list[Point]:
+    """The calls of the load generator of one *kind* (``round`` or ``sweep``), in the order of their numbers or, for a
+    sweep, of their lines."""
+    totals = [line for line in lines if kind in line and "duration_s" in line]
+    requests: dict[tuple[int, int], Lines] = defaultdict(list)
+    for line in lines:
+        if kind in line and "e2el_ms" in line:
+            requests[line.get("restart", 0), line[kind]].append(line)
+    ordered = sorted(totals, key=lambda each: each[kind]) if kind == "round" else totals
+    return [(each, requests[each.get("restart", 0), each[kind]]) for each in ordered]
+
+
+def took_turns(evaluations: Mapping[str, Evaluation]) -> bool:
+    """Whether all were measured side by side, round by round: what the machine did then met all alike."""
+    names = set(evaluations)
+    return len(names) > 1 and all({name, *each.interleaved_with} >= names for name, each in evaluations.items())
+
+
+def machine_speeds(evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
+    """By variant, how fast the machine itself was around its measurement: the geometric mean of the four probes."""
+    found = {}
+    for name, each in evaluations.items():
+        if each.drift:
+            probes = (each.drift.before, each.drift.after)
+            speeds = [speed for probe in probes for speed in (probe.compute_gflop_per_s, probe.memory_gib_per_s)]
+            found[name] = math.exp(sum(map(math.log, speeds)) / len(speeds))
+    return found
+
+
+@contextlib.contextmanager
+def samples_of(evaluation: Evaluation) -> Iterator[None]:
+    """Turn a line that lacks a figure, or holds something else, into DamagedModel."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise DamagedModel(
+            f"the raw samples of {evaluation.variant} are not what was written: {type(error).__name__} {error}",
+            hint=REMEASURE,
+        ) from error
+
+
+def items_of(lines: Lines, evaluation: Evaluation) -> dict[str, Items]:
+    """The items of each scored task, in one order for every variant; of a group of tasks, those of its tasks.
+
+    Raises:
+        DamagedModel: a line lacks a figure, or the starts of the server were not asked the same items.
+    """
+    import numpy as np
+
+    from scoring.draws import Items
+
+    found = {}
+    with samples_of(evaluation):
+        for score in evaluation.quality:
+            starts: dict[int, Lines] = defaultdict(list)
+            for line in lines:
+                if line.get("task") == score.task:
+                    starts[line.get("restart", 0)].append(line)
+            asked = [sorted(each, key=_place) for _, each in sorted(starts.items())]
+            name = "loglikelihood" if score.kind == "perplexity" else "correct"
+            values = np.array([[float(line[name]) for line in each] for each in asked])
+            sizes = np.array([float(line["bytes"]) for line in asked[0]]) if name == "loglikelihood" and asked else None
+            weights = None
+            if asked and any("weight" in line for line in asked[0]):
+                weights = np.array([float(line.get("weight", 1.0)) for line in asked[0]])
+            if weights is not None and sizes is not None:  # a text counts by its bytes
+                values, sizes, weights = values * weights, sizes * weights, None
+            found[score.task] = Items(values[0] if len(asked) == 1 else values, sizes, weights)
+    return found
+
+
+def _place(line: Mapping[str, Any]) -> tuple[str, int]:
+    return line.get("subtask", ""), line["doc_id"]
+
+
+def paired(reference: Mapping[str, Items], variant: Mapping[str, Items]) -> tuple[Paired, ...]:
+    """The variant beside the reference on the same items, task by task; a task without common items is left out."""
+    import numpy as np
+
+    from scoring.paired import flips, mean_difference
+
+    found = []
+    for task, ours in reference.items():
+        theirs = variant.get(task)
+        if theirs is None or not ours.values.size or ours.values.shape[-1] != theirs.values.shape[-1]:
+            continue
+        # Of several starts an item counts with its mean; it is right if it was so more often than not.
+        mine, other = (np.atleast_2d(each.values).mean(axis=0) for each in (ours, theirs))
+        if ours.sizes is None:
+            moved, flipped = mean_difference(mine, other, ours.weights), flips(mine > 0.5, other > 0.5)
+        else:
+            bits = [-each / ours.sizes / np.log(2) for each in (mine, other)]
+            moved, flipped = mean_difference(bits[0], bits[1], ours.sizes), None
+        found.append(
+            Paired(
+                task=task,
+                kind="accuracy" if flipped else "perplexity",
+                difference=moved.mean,
+                low=moved.low,
+                high=moved.high,
+                lost=flipped.lost if flipped else None,
+                gained=flipped.gained if flipped else None,
+                p_value=flipped.p_value if flipped else None,
+            )
+        )
+    return tuple(found)
+
+
+def intervals(values: Mapping[str, float], drawn: Mapping[str, Floats]) -> dict[str, Interval]:
+    """The 95 % interval of each metric that has draws: their percentiles 2.5 and 97.5."""
+    import numpy as np
+
+    found = {}
+    for metric, draws in drawn.items():
+        if metric in values and math.isfinite(values[metric]):
+            low, high = (float(each) for each in np.percentile(draws, [2.5, 97.5]))
+            found[metric] = Interval(low=min(low, values[metric]), high=max(high, values[metric]))
+    return found
+
+
+def changes(
+    values: Mapping[str, float],
+    reference: Mapping[str, float],
+    drawn: Mapping[str, Floats],
+    drawn_reference: Mapping[str, Floats],
+) -> dict[str, Change]:
+    """Each metric beside the reference's, as a share of it; exact where neither has draws."""
+    import numpy as np
+
+    found = {}
+    for metric, whole in reference.items():
+        if not (whole > 0 and math.isfinite(values.get(metric, math.nan))):
+            continue
+        value = values[metric] / whole - 1
+        ours, theirs = drawn.get(metric, values[metric]), drawn_reference.get(metric, whole)
+        if np.all(np.asarray(theirs) > 0):
+            low, high = (float(each) for each in np.percentile(ours / theirs - 1, [2.5, 97.5]))
+            found[metric] = Change(value=value, low=min(low, value), high=max(high, value))
+    return found
+
+
+def cost_of(evaluation: Evaluation, price: Price | None, drawn: Mapping[str, Floats]) -> Cost | None:
+    """What a million output tokens cost: at the goodput if the workload has targets that some requests met, else at the
+    measured throughput. None without a price or a rate."""
+    from scoring.cost import per_million
+
+    if price is None:
+        return None
+    good = evaluation.goodput.output_tokens_per_s if evaluation.goodput else 0.0
+    basis: Literal["goodput", "throughput"] = "goodput" if good > 0 else "throughput"
+    rate = good if good > 0 else evaluation.load.output_tokens_per_s
+    found = per_million(price.per_hour, rate, drawn.get(basis))
+    if found is None:
+        return None
+    return Cost(
+        value=found.value, low=found.low, high=found.high, currency=price.currency, tokens_per_s=rate, basis=basis
+    )
+
+
+def notes_of(evaluations: Mapping[str, Evaluation]) -> tuple[str, ...]:
+    """What else a reader has to know: a machine that changed its speed, and one that was shared."""
+    from scoring.machine import NOTED, notes
+
+    found = [] if took_turns(evaluations) else notes(machine_speeds(evaluations))
+    moved: dict[tuple[str, str], list[str]] = defaultdict(list)
+    shared: dict[str, list[str]] = defaultdict(list)
+    for name, each in sorted(evaluations.items()):
+        if each.drift and each.drift.largest_change > (each.workload.get("drift_limit") or NOTED):
+            again = ", though it was measured once more for that" if each.drift.measured_again else ""
+            moved[f"{each.drift.largest_change:.0%}", again].append(name)
+        if each.beside:
+            shared[", ".join(each.beside)].append(name)
+    for (change, again), names in moved.items():
+        found.append(
+            f"While the load of {', '.join(names)} was measured, the machine changed its own speed by {change}{again}."
+        )
+    for others, names in shared.items():
+        found.append(f"The machine was serving {others} while {', '.join(names)} was measured.")
+    return tuple(found)
+
+
+def limited(evaluation: Evaluation) -> dict[str, float | None]:
+    """What a profile's constraints can limit (``scoring.constraints.MEASURES``), as far as it was measured."""
+    load = evaluation.load
+    return {
+        "ttft_p95_ms": load.ttft_ms.p95,
+        "tpot_p95_ms": load.tpot_ms.p95,
+        "e2el_p95_ms": load.e2el_ms.p95,
+        "goodput_share": evaluation.goodput.share if evaluation.goodput else None,
+        "requests_failed": float(load.requests_failed),
+    }

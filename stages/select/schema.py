@@ -1,0 +1,60 @@
+"""The JSON Schema of ``production_metrics.json``, from the record and its docstrings.
+
+python -m stages.select.schema > docs/production_metrics.schema.json
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from stages import records
+from stages.records import Production
+
+PATH: Final = Path(__file__).parents[2] / "docs" / "production_metrics.schema.json"
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+IDENTIFIER: Final = "urn:slipway:production_metrics:1"
+"""Its last part is ``schema_version``."""
+
+
+def schema() -> dict[str, Any]:
+    """Draft 2020-12. Closed, as the record is: a field that it does not know is an error."""
+    generated = Production.model_json_schema(mode="serialization")
+    described = _descriptions()
+    for name, definition in [*generated.get("$defs", {}).items(), (Production.__name__, generated)]:
+        for field, text in described.get(name, {}).items():
+            if field in definition.get("properties", {}):
+                definition["properties"][field]["description"] = text
+        _untitle(definition)
+    return {"$schema": DIALECT, "$id": IDENTIFIER, "title": "production_metrics.json", **generated}
+
+
+def _descriptions() -> dict[str, dict[str, str]]:
+    """By class and field of ``stages.records``, the docstring that follows the field, on one line."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(records)).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for field, after in zip(node.body, node.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
+                text = ast.literal_eval(after.value)
+                found.setdefault(node.name, {})[field.target.id] = " ".join(str(text).split())
+    return found
+
+
+def _untitle(definition: dict[str, Any]) -> None:
+    """Titles that only repeat a field's name say nothing."""
+    definition.pop("title", None)
+    for each in definition.get("properties", {}).values():
+        each.pop("title", None)
+
+
+def text() -> str:
+    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    print(text(), end="")

@@ -1,0 +1,66 @@
+"""serve: the published release as an OpenAI-compatible endpoint on this machine, kept up by a supervisor in a session
+of its own that outlives this stage. Where another release is served already, traffic is moved step by step."""
+
+from __future__ import annotations
+
+import argparse
+
+from stages import program
+from stages.errors import Interrupted
+from stages.hub import model_id
+from stages.rollout.settings import Rollout
+from stages.serve.endpoint import API_KEY_VARIABLE, say, stop
+from stages.serve.ensure import ensure
+from stages.serve.supervise import serve_foreground
+from stages.settings import Serving, parse_json
+from stages.store import ModelStore, store_root
+
+
+def main() -> None:
+    arguments = _arguments()
+    store = ModelStore(store_root().absolute(), model_id(arguments.model))
+    serving = parse_json(Serving, arguments.serving, "--serving")
+    rollout = parse_json(Rollout, arguments.rollout, "--rollout")
+    if arguments.foreground:
+        try:
+            serve_foreground(store, serving, resume=arguments.resume)
+        except (KeyboardInterrupt, Interrupted):
+            say("stopped")
+    elif arguments.stop:
+        say("stopped" if stop(store) else "nothing was serving")
+    else:
+        with program.outcome(store, "serve") as report:
+            found, started = ensure(store, serving, arguments.model, rollout)
+            said = f"{found.release} as {found.model!r} on {found.url}/v1"
+            if found.canary:
+                said += f", and {found.canary} with {found.percent} % of the requests"
+            if started:
+                report.done(f"serving {said}")
+            else:
+                report.reused(f"already serving {said}")
+        program.write_output("url", found.url)
+        print(found.url)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m stages.serve",
+        description="Serve the published release of a model as an OpenAI-compatible endpoint, and keep it up.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"""with {API_KEY_VARIABLE} set, clients must send it as their API key
+example:
+  python -m stages.serve --model org/name --serving '{{"port": 8000}}'
+  python -m stages.serve --model org/name --stop""",
+    )
+    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
+    parser.add_argument("--serving", default="{}", help="JSON: see Serving in stages/settings.py")
+    parser.add_argument("--rollout", default="{}", help="JSON: see Rollout in stages/rollout/settings.py")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--foreground", action="store_true", help="serve until interrupted")
+    parser.add_argument("--resume", action="store_true", help="serve what serving.json wants, not what is published")
+    mode.add_argument("--stop", action="store_true", help="stop the endpoint and wait until it is gone")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    program.main(main)

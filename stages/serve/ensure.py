@@ -1,0 +1,74 @@
+"""Ensure that the release that was published last is served here, by whichever way leads there from what is."""
+
+from __future__ import annotations
+
+from stages.errors import RolledBack, ServerFailed
+from stages.releases import candidate
+from stages.rollout.local.detached import start
+from stages.rollout.local.target import OneMachine
+from stages.rollout.settings import Rollout
+from stages.serve.endpoint import LOG, SERVERS, Endpoint, Wanted, api_key, endpoint, published, say, stop
+from stages.server import answer, healthy, serves_on_gpu
+from stages.settings import Serving
+from stages.store import ModelStore, exclusive
+
+
+def ensure(store: ModelStore, serving: Serving, source: str, rollout: Rollout) -> tuple[Endpoint, bool]:
+    """The endpoint of the release that was published last, with these settings, and whether anything had to be done.
+
+    The first release is served as soon as it answers; the next one is rolled out beside it. *source* is the model as
+    the user named it.
+
+    Raises:
+        NothingToServe: no release is published.
+        PortInUse: something else listens on ``serving.port``.
+        ServerFailed: the release could not be served.
+        RolledBack: it was tried beside the one that is served, and withdrawn.
+    """
+    from stages.rollout.machine import roll_out
+
+    release = candidate(store) or published(store).name
+    with exclusive(store.lock("serve"), f"serve {store.model}"):
+        found = endpoint(store)
+        if found and serves(found, release, serving):
+            return found, False
+        target = OneMachine(store, source, serving)
+        if found and found.release != release and (changed := target.changed_settings(found)):
+            say(f"first the served release with the new settings ({', '.join(changed)})")
+            target.deploy(found.release)
+        replaced = found if found and found.release != release and not fits_twice(serving) else None
+        if replaced:
+            say("two servers do not fit on the GPU (serving.gpu_memory_utilization > 0.5): replacing the served one")
+            stop(store)
+        try:
+            roll_out(store, target, release, rollout)
+        except (ServerFailed, RolledBack) as error:
+            error.hint = f"see {store.path / SERVERS / release}.log, and {store.path / LOG}"
+            if replaced:
+                start(store, source, serving, Wanted(stable=replaced.release))
+            raise
+        if (found := endpoint(store)) is None:
+            raise ServerFailed(f"the endpoint of {store.model} ended", hint=f"see {store.path / LOG}")
+        return found, True
+
+
+def fits_twice(serving: Serving) -> bool:
+    """Whether a canary's server finds room beside the stable one's: they share a GPU, of which each takes its share."""
+    return not serves_on_gpu() or serving.gpu_memory_utilization <= 0.5
+
+
+def serves(found: Endpoint, release: str, serving: Serving) -> bool:
+    """Whether *found* serves *release* just as asked, and answers with the API key that is set now."""
+    same = (found.release, found.canary, found.serving, found.protected) == (
+        release,
+        None,
+        serving.model_dump(mode="json"),
+        bool(api_key()),
+    )
+    if not same or not healthy(found.url):
+        return False
+    try:
+        answer(found.url, found.model, api_key())
+    except ServerFailed:
+        return False
+    return True

@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import html
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from scoring.constraints import Constraints
+from scoring.metrics import shown, si
+from scoring.profile import Profile
+from stages.records import Drift, Goodput, Load, Percentiles, Price, Speed
+from stages.report.facts import changed, sentences, verdict
+from stages.report.page import RunReport, collect, render
+from stages.select.selection import select
+from stages.store import ModelStore
+from tests.samples import MODEL, base, evaluation, measured_store, outcome, variant
+
+RUN = "run-1"
+VARIANTS = ["fp16", "awq", "gptq"]
+EMPTY = {"meta", "br", "link", "img", "input", "hr", "circle", "polygon", "line", "rect", "path", "polyline"}
+LARGEST_BYTES = 150_000
+
+
+class Page(HTMLParser):
+    """The page as a browser reads it: tags, attributes, the cells of each table by its id, the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.open: list[str] = []
+        self.text = ""
+        self._rows: list[list[str]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.tags.append((tag, given))
+        if tag == "table":
+            self._rows = self.tables.setdefault(given["id"], [])
+        elif tag == "tr":
+            self._rows.append([])
+        elif tag in ("td", "th"):
+            self._rows[-1].append("")
+        elif tag == "br" and self._rows and self._rows[-1]:
+            self._rows[-1][-1] += "\n"
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in EMPTY:
+            assert self.open.pop() == tag, self.getpos()
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if {"td", "th"} & set(self.open):
+            self._rows[-1][-1] += data
+
+    def row(self, table: str, name: str) -> list[list[str]]:
+        """The cells of the row whose first starts with *name*, each as its lines."""
+        (found,) = [cells for cells in self.tables[table] if cells[0].strip().splitlines()[:1] == [name]]
+        return [[line.strip() for line in cell.strip().splitlines()] for cell in found]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
+    monkeypatch.setenv("SLIPWAY_RUN", RUN)
+    return measured_store(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
+    """Of a run that went as it should."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLIPWAY_RUN", RUN)
+        return decided(measured_store(tmp_path_factory.mktemp("store")), price=Price(per_hour=1.8, currency="EUR"))
+
+
+def decided(
+    store: ModelStore, profile: Profile | None = None, names: list[str] = VARIANTS, price: Price | None = None
+) -> RunReport:
+    _, decision, _ = select(store, profile or Profile(name="balanced"), names, price=price)
+    outcome(store, RUN, "select", "", "done", key=decision.key, why=decision.reason)
+    return collect(store, RUN, "Succeeded")
+
+
+def with_all(report: RunReport) -> RunReport:
+    """As if the workload had had a sweep and latency targets, and the machine had drifted."""
+    speed = Speed(compute_gflop_per_s=30, memory_gib_per_s=10)
+    evaluations = []
+    for number, each in enumerate(report.evaluations):
+        assert isinstance(each.load, Load)
+        points = []
+        for at in (1, 16):
+            times = {
+                name: Percentiles(mean=at, p50=at * 3.0 + number, p95=at * 7.0 + number, p99=at * 9.0)
+                for name in ("ttft_ms", "e2el_ms")
+            }
+            points.append(each.load.model_copy(update={"concurrency": at, **times}))
+        good = Goodput(ttft_ms=500, tpot_ms=50, share=0.875, requests_per_s=3, output_tokens_per_s=77.5)
+        drift = Drift(before=speed, after=speed, largest_change=0.21, measured_again=1)
+        engine = each.engine.model_copy(update={"kernel": "MarlinKernel", "fallbacks": ("falling back to <slow>",)})
+        update = {"sweep": tuple(points), "goodput": good, "drift": drift, "engine": engine}
+        evaluations.append(each.model_copy(update=update))
+    return report.model_copy(update={"evaluations": tuple(evaluations)})
+
+
+def test_the_first_screen_says_what_to_ship_by_how_much_and_how_sure(report):
+    assert report.decision is not None
+    page = Page(render(report))
+    lead, rest = sentences(report.decision.reason)
+    assert f"{lead} {rest}" == report.decision.reason
+    first = page.text[page.text.index("Ship awq") : page.text.index("Score, profile")]
+    assert lead in first
+    assert rest in first
+    assert "scores highest again with a probability of" in first
+    winner = report.decision.candidates[0]
+    assert winner.change["latency"].value == pytest.approx(-0.2)
+    assert "−20.0 %" in first
+    assert all(shown(metric, value) in first for metric, value in winner.raw.items())
+
+
+def test_every_figure_of_the_score_table_is_the_decisions(report):
+    assert report.decision is not None
+    page = Page(render(report))
+    for each in report.decision.candidates:
+        name, score, again, *metrics, cost = page.row("scores", each.variant)
+        assert name[0] == each.variant
+        assert score == [f"{each.score:.3f}", f"{each.score_low:.2f}–{each.score_high:.2f}"]
+        assert again[0]
+        for metric, cell in zip(("quality", "latency", "throughput", "memory"), metrics, strict=True):
+            assert cell[0] == shown(metric, each.raw[metric])
+            if metric in each.intervals:
+                low, high = (float(end.replace(",", "")) for end in cell[1].split("–"))
+                assert low == pytest.approx(each.intervals[metric].low, rel=0.01)
+                assert high == pytest.approx(each.intervals[metric].high, rel=0.01)
+            if metric in each.change:
+                assert changed(each.change[metric])[0] in cell
+        assert each.cost is not None
+        assert cost == [
+            f"{each.cost.value:.3g} EUR",
+            f"{each.cost.low:.3g}–{each.cost.high:.3g}",
+            "at the throughput",
+        ]
+
+
+def test_every_figure_of_the_load_table_is_the_evaluations(report):
+    report = with_all(report)
+    page = Page(render(report))
+    names = [heading.strip() for heading in page.tables["load"][0][1:]]
+    assert sorted(names) == sorted(VARIANTS)
+    by_name = {each.variant: each for each in report.evaluations}
+    rate, goodput, swept = (page.row("load", name) for name in ("Output tokens/s", "Goodput", "… 16 in flight"))
+    for place, name in enumerate(names, 1):
+        each = by_name[name]
+        assert each.goodput is not None
+        assert float(rate[place][0]) == pytest.approx(each.load.output_tokens_per_s, abs=0.05)
+        assert goodput[place] == ["87.5 %", "77.5 tokens/s"]
+        point = each.sweep[-1]
+        assert swept[place] == [
+            f"{time.p50:.0f} / {time.p95:.0f}" for time in (point.ttft_ms, point.e2el_ms)
+        ]  # fmt: skip
+    assert "0 lost" not in page.row("load", "Requests")[1]
+
+
+def test_the_page_needs_nothing_from_outside(report):
+    text = render(with_all(report))
+    page = Page(text)
+    assert not {"script", "link", "img", "iframe", "object", "embed", "image", "use"} & {tag for tag, _ in page.tags}
+    for _, attributes in page.tags:
+        for name, value in attributes.items():
+            assert name not in ("src", "href", "xlink:href")
+            assert not name.startswith("on")
+            assert "//" not in value
+    styles = text[text.index("<style>") : text.index("</style>")]
+    assert "url(" not in styles
+    assert "@import" not in styles
+    assert len(text.encode()) < LARGEST_BYTES
+
+
+def test_the_page_is_for_light_and_dark_and_for_who_does_not_see_it(report):
+    text = render(with_all(report))
+    assert "@media (prefers-color-scheme: dark)" in text
+    page = Page(text)
+    plots = [attributes for tag, attributes in page.tags if tag == "svg" and attributes.get("role") == "img"]
+    identifiers = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(plots) == 6
+    assert len(identifiers) == len(set(identifiers))
+    assert all(set(each["aria-labelledby"].split()) <= set(identifiers) for each in plots)
+    for scheme in text[: text.index("</style>")].split("@media (prefers-color-scheme: dark)"):
+        colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6})\b", scheme))
+        card = colors["card"]
+        assert min(contrast(color, card) for name, color in colors.items() if name.startswith("v")) > 3
+        assert min(contrast(colors[name], card) for name in ("text", "soft", "good", "bad")) > 4.5
+        assert min(contrast(colors["inside"], colors[name]) for name in ("quality", "latency", "memory")) > 4.5
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2's ratio of two colors."""
+    bright, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def luminance(color: str) -> float:
+    color = color if len(color) == 7 else "#" + "".join(2 * each for each in color[1:])
+    channels = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_constraints_tell_who_keeps_them(store):
+    limits = Constraints.model_validate({"quality_recovery": {"min": 0.97}, "goodput_share": {"min": 0}})
+    report = decided(store, Profile(name="own", constraints=limits.model_copy(update={"goodput_share": None})))
+    assert report.decision is not None
+    page = Page(render(report))
+    names = [heading.strip() for heading in page.tables["constraints"][0][2:]]
+    cells = dict(zip(names, (cell[0] for cell in page.row("constraints", "quality_recovery")[2:]), strict=True))
+    assert cells == {"fp16": "1 ✓", "awq": "0.975 ✓", "gptq": "0.95 ✗"}
+    assert "gptq is out: quality_recovery 0.95 is below" in page.text
+
+
+def test_what_the_machine_and_the_engine_did_is_said(report):
+    assert report.decision is not None
+    noted = report.decision.model_copy(update={"notes": ("The machine was serving x.",)})
+    page = Page(render(with_all(report.model_copy(update={"decision": noted}))))
+    assert "The machine was serving x." in page.text
+    assert "falling back to <slow>" in page.text
+    assert page.row("load", "Kernel")[1][0] == "MarlinKernel"
+    assert "awq 21 % (measured again)" in page.text
+
+
+def test_a_plot_over_concurrency_is_there_only_for_a_sweep(report):
+    assert 'id="load-ttft-ms"' not in render(report)
+    assert 'id="load-ttft-ms"' in render(with_all(report))
+
+
+def test_the_command_that_repeats_a_run_names_its_settings(report):
+    page = Page(render(report))
+    assert f"slipway run {MODEL} --revision {'c' * 40} --profile balanced.yaml" in page.text
+    assert "files with settings" in page.text or "a file with settings" in page.text
+    assert re.search(r"Configuration\s*sha256 [0-9a-f]{64}", page.text)
+
+
+def test_a_shipped_profile_is_named_without_a_file(store):
+    import yaml
+
+    text = (Path(__file__).parents[3] / "configs" / "profiles" / "balanced.yaml").read_text(encoding="utf-8")
+    shipped = Profile.model_validate({"name": "balanced"} | yaml.safe_load(text))
+    assert "--profile balanced --workload" in Page(render(decided(store, shipped))).text
+
+
+def test_a_failed_run_is_reported_with_what_failed(store):
+    outcome(store, RUN, "optimize", "fp16", "failed", why="model.safetensors is <damaged>")
+    page = render(collect(store, RUN, "Failed"))
+    assert "<h1>No variant was chosen</h1>" in page
+    assert "model.safetensors is &lt;damaged&gt;" in page
+
+
+def test_a_failed_variant_is_shown_with_the_reason(store):
+    outcome(store, RUN, "evaluate", "gptq", "failed", why="vLLM ended: no <kernel>")
+    page = Page(render(decided(store)))
+    assert page.row("scores", "gptq")[1] == ["out"]
+    assert "gptq is out: evaluate failed: vLLM ended: no <kernel>" in page.text
+
+
+def test_one_variant_alone_has_a_report_without_comparisons(store):
+    text = render(decided(store, names=["fp16"]))
+    assert "the only one that could be chosen" in Page(text).text
+    assert 'id="quality-latency"' not in text
+
+
+def test_without_fp16_there_is_nothing_to_compare_with(store):
+    outcome(store, RUN, "evaluate", "fp16", "failed", why="out of memory")
+    report = decided(store)
+    assert report.decision is not None
+    assert not any(each.change for each in report.decision.candidates)
+    assert "no fp16 to compare with" in Page(render(report)).text
+
+
+def test_a_decision_without_intervals_and_scores_has_a_report(report):
+    assert report.decision is not None
+    bare = [
+        each.model_copy(update={"intervals": {}, "change": {}, "score_low": None, "score_high": None})
+        for each in report.decision.candidates
+    ]
+    last = bare[-1].model_copy(
+        update={"raw": {}, "score": None, "cost": None, "win_probability": None, "excluded": "no numbers"}
+    )
+    decision = report.decision.model_copy(update={"candidates": (*bare[:-1], last), "noise": {}})
+    page = Page(render(report.model_copy(update={"decision": decision, "evaluations": ()})))
+    assert page.row("scores", last.variant)[1:] == [["out"], *[["–"]] * 6]
+
+
+def test_eight_variants_of_a_long_name_have_a_report_of_a_few_kilobytes(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIPWAY_RUN", RUN)
+    store = ModelStore(tmp_path, f"{'o' * 90}/{'n' * 90}")
+    acquired = base(store)
+    names = ["fp16", *(f"variant-of-a-long-name-{number}" for number in range(7))]
+    for number, name in enumerate(names):
+        made = variant(store, name, acquired)
+        measured = evaluation(
+            store,
+            made,
+            quality=0.8 - number / 100,
+            latency_ms=9000.0 - number,
+            throughput=100.0,
+            weights_bytes=10**10 + number,
+        )
+        outcome(store, RUN, "optimize", name, "done", key=made.key)
+        outcome(store, RUN, "evaluate", name, "done", key=measured.key)
+    text = render(with_all(decided(store, names=names)))
+    page = Page(text)
+    assert len(text.encode()) < LARGEST_BYTES
+    assert len({row[0].split("\n")[0] for row in page.tables["scores"]} & set(names)) == 8
+
+
+def test_a_decision_of_another_run_is_not_shown_as_this_runs(store):
+    decided(store)
+    outcome(store, RUN, "select", "", "done", key="the key of a decision that production has moved on from")
+    assert collect(store, RUN, "Succeeded").decision is None
+
+
+def test_damaged_documents_are_left_out_rather_than_fatal(store):
+    decided(store)
+    store.evaluation("gptq").write_text("{")
+    report = collect(store, RUN, "Succeeded")
+    assert [each.variant for each in report.evaluations] != VARIANTS
+    assert len(report.evaluations) == 2
+    assert "<h1>Ship awq" in render(report)
+
+
+def test_a_run_that_did_nothing_yet_has_a_report(tmp_path):
+    report = collect(ModelStore(tmp_path, MODEL), RUN, "Failed")
+    assert report.decision is None
+    assert "No variant was chosen" in Page(render(report)).text
+
+
+def test_the_program_writes_both_documents(store):
+    decided(store)
+    ended = subprocess.run(
+        [sys.executable, "-m", "stages.report", "--model", MODEL, "--status", "Succeeded"],
+        env=os.environ | {"SLIPWAY_STORE": str(store.root), "SLIPWAY_RUN": RUN},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout.strip() == str(store.run(RUN) / "report.html")
+    written = RunReport.read(store.run(RUN) / "report.json")
+    assert written is not None
+    assert written.decision is not None
+    assert written.decision.winner == "awq"
+    assert html.escape(written.decision.reason[:20]) in (store.run(RUN) / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("metric", "change", "said"),
+    [("latency", -0.1, "better"), ("latency", 0.1, "worse"), ("quality", 0.1, "better"), ("quality", -0.1, "worse")],
+)
+def test_a_change_is_for_the_better_by_the_metrics_direction(report, metric, change, said):
+    assert report.decision is not None
+    one = report.decision.candidates[0].change["latency"]
+    assert verdict(metric, one.model_copy(update={"value": change, "low": change, "high": change})) == said
+    assert verdict(metric, one.model_copy(update={"value": change, "low": -1, "high": 1})) == "level"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0 "), (999, "999 "), (1234, "1.23 k"), (5.8e6, "5.80 M"), (1.5e10, "15.00 G")]
+)
+def test_numbers_carry_a_prefix(value, text):
+    assert si(value) == text

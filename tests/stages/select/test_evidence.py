@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scoring.profile import Profile
+from stages.errors import DamagedModel
+from stages.records import SAMPLES_SUFFIX, Drift, Evaluation, Goodput, Price, Speed
+from stages.select.evidence import changes, intervals, items_of, points, read_samples, rounds, took_turns
+from stages.select.selection import select
+from stages.store import ModelStore
+from tests.samples import ROUNDS, measured_store
+
+BALANCED = Profile(name="balanced")
+VARIANTS = ["fp16", "awq", "gptq"]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
+    monkeypatch.setenv("SLIPWAY_RUN", "run-1")
+    return measured_store(tmp_path)
+
+
+def read(store: ModelStore, name: str) -> Evaluation:
+    found = Evaluation.read(store.evaluation(name))
+    assert found is not None
+    return found
+
+
+def change(store: ModelStore, name: str, **fields: Any) -> None:
+    read(store, name).model_copy(update=fields).write(store.evaluation(name))
+
+
+def drift(speed: float, change: float = 0.0) -> Drift:
+    before = Speed(compute_gflop_per_s=speed, memory_gib_per_s=speed / 10)
+    return Drift(before=before, after=before, largest_change=change, measured_again=0)
+
+
+def test_a_machine_that_was_slower_for_one_variant_is_told_and_is_noise(store):
+    _, before, _ = select(store, BALANCED, VARIANTS)
+    assert before.notes == ()
+    for name, speed in (("fp16", 40.0), ("awq", 50.0), ("gptq", 50.0)):
+        change(store, name, drift=drift(speed))
+    _, after, _ = select(store, BALANCED, VARIANTS)
+    assert after.notes[0].startswith("The machine itself was 20% slower for fp16 than for awq")
+    # awq's 20 % are no more than its machine's.
+    assert before.noise["latency"] == pytest.approx(0, abs=1e-9)
+    assert after.noise["latency"] > 2
+    assert (before.separated, after.separated) == (True, False)
+    assert {each.variant: each.raw["latency"] for each in after.candidates} == {"fp16": 10.0, "awq": 8.0, "gptq": 9.0}
+
+
+def test_variants_that_took_turns_met_the_same_machine(store):
+    for name in VARIANTS:
+        others = tuple(other for other in VARIANTS if other != name)
+        change(store, name, drift=drift(40.0 if name == "fp16" else 50.0), interleaved_with=others)
+    assert took_turns({name: read(store, name) for name in VARIANTS})
+    _, decision, _ = select(store, BALANCED, VARIANTS)
+    assert decision.notes == ()
+    assert decision.noise["latency"] == pytest.approx(0, abs=1e-9)
+
+
+def test_who_took_turns_with_some_alone_did_not_with_all(store):
+    change(store, "fp16", interleaved_with=("awq",))
+    change(store, "awq", interleaved_with=("fp16",))
+    assert not took_turns({name: read(store, name) for name in VARIANTS})
+    assert took_turns({name: read(store, name) for name in ("fp16", "awq")})
+    assert not took_turns({"fp16": read(store, "fp16")})
+
+
+def test_a_machine_that_changed_while_it_measured_and_one_that_was_shared_are_told(store):
+    change(store, "awq", drift=drift(50.0, change=0.31), beside=("org/other",))
+    change(store, "gptq", drift=drift(50.0, change=0.31))
+    _, decision, _ = select(store, BALANCED, VARIANTS)
+    assert decision.notes == (
+        "While the load of awq, gptq was measured, the machine changed its own speed by 31%.",
+        "The machine was serving org/other while awq was measured.",
+    )
+
+
+def test_without_targets_the_cost_is_at_the_measured_throughput(store):
+    _, decision, _ = select(store, BALANCED, VARIANTS, price=Price(per_hour=3.6, currency="EUR"))
+    costs = {each.variant: each.cost for each in decision.candidates}
+    assert costs["fp16"] is not None
+    assert (costs["fp16"].value, costs["fp16"].currency, costs["fp16"].basis) == (10.0, "EUR", "throughput")
+    assert costs["awq"] is not None
+    assert costs["awq"].value == pytest.approx(10 * 100 / 120)
+    assert costs["awq"].low <= costs["awq"].value <= costs["awq"].high
+
+
+def test_with_targets_the_cost_is_at_what_met_them(store):
+    change(
+        store,
+        "fp16",
+        goodput=Goodput(ttft_ms=50, tpot_ms=50, share=1.0, requests_per_s=12.5, output_tokens_per_s=100.0),
+    )
+    change(store, "awq", goodput=Goodput(ttft_ms=1, tpot_ms=1, share=0, requests_per_s=0, output_tokens_per_s=0))
+    _, decision, _ = select(store, BALANCED, VARIANTS, price=Price(per_hour=3.6))
+    costs = {each.variant: each.cost for each in decision.candidates}
+    assert costs["fp16"] is not None
+    assert (costs["fp16"].basis, costs["fp16"].tokens_per_s) == ("goodput", 100.0)
+    assert costs["awq"] is not None
+    assert costs["awq"].basis == "throughput"
+
+
+def test_without_a_price_there_is_no_cost_and_with_another_price_another_decision(store):
+    _, without, _ = select(store, BALANCED, VARIANTS)
+    assert without.price is None
+    assert all(each.cost is None for each in without.candidates)
+    reused, priced, _ = select(store, BALANCED, VARIANTS, price=Price(per_hour=1))
+    assert not reused
+    assert select(store, BALANCED, VARIANTS, price=Price(per_hour=1))[0]
+    assert priced.key != without.key
+
+
+def test_rounds_of_several_starts_and_a_sweep_are_told_apart():
+    lines = [
+        {"restart": start, kind: number, **figure}
+        for start, kind, number in ((0, "round", 0), (1, "round", 1), (0, "sweep", 16))
+        for figure in ({"duration_s": 1.0, "concurrency": 4}, {"e2el_ms": 5.0}, {"e2el_ms": 7.0})
+    ]
+    assert [(total["restart"], len(requests)) for total, requests in points(lines, "round")] == [(0, 2), (1, 2)]
+    assert [(total["sweep"], len(requests)) for total, requests in points(lines, "sweep")] == [(16, 2)]
+
+
+def test_rounds_that_are_missing_from_the_samples_are_no_measurement(store):
+    evaluation = read(store, "awq")
+    lines = [line for line in read_samples(store, evaluation) if line.get("round") != ROUNDS - 1]
+    with pytest.raises(DamagedModel, match="hold 2 rounds, not the 3"):
+        rounds(lines, evaluation)
+
+
+def test_items_of_several_starts_stand_side_by_side(store):
+    evaluation = read(store, "awq")
+    lines = [
+        {"task": "arc", "restart": start, "doc_id": item, "correct": float((item + start) % 2)}
+        for start in (1, 0)
+        for item in (2, 0, 1)
+    ]
+    assert items_of(lines, evaluation)["arc"].values.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]]
+    with pytest.raises(DamagedModel, match="not what was written"):
+        items_of(lines[:-1], evaluation)
+
+
+def test_a_line_without_its_figure_is_named_as_damage(store):
+    samples = store.evaluation("awq").with_suffix(SAMPLES_SUFFIX)
+    samples.write_text(samples.read_text().replace('"e2el_ms"', '"e2el"', 1))
+    evaluation = read(store, "awq")
+    lines = [json.loads(line) for line in samples.read_text().splitlines()[1:]]
+    assert len(rounds(lines, evaluation)[0].latencies_ms) == 7
+    with pytest.raises(DamagedModel, match="not what was written"):
+        rounds([line | {"output_tokens": "many"} for line in lines], evaluation)
+
+
+def test_an_interval_holds_its_value_and_95_percent_of_the_draws():
+    drawn = {"latency": np.linspace(0, 1000, 1001), "throughput": np.array([4.0, 5.0])}
+    found = intervals({"latency": 500.0, "throughput": 6.0, "memory": 1.0}, drawn)
+    assert (found["latency"].low, found["latency"].high) == pytest.approx((25, 975))
+    assert found["throughput"].high == 6
+    assert found.keys() == {"latency", "throughput"}
+
+
+def test_what_moves_both_alike_is_no_change_and_what_is_counted_is_exact():
+    drawn = np.array([90.0, 100.0, 110.0])
+    values, whole = {"latency": 200.0, "memory": 40.0}, {"latency": 100.0, "memory": 100.0, "quality": 0.0}
+    found = changes(values, whole, {"latency": 2 * drawn}, {"latency": drawn})
+    assert [(each.value, each.low, each.high) for each in found.values()] == [(1, 1, 1), (-0.6, -0.6, -0.6)]

@@ -1,0 +1,123 @@
+"""How near variants stay to fp16, and that one which does not cannot win."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scoring.profile import Profile
+from stages.errors import DamagedModel
+from stages.records import SAMPLES_SUFFIX, Evaluation
+from stages.select.evidence import read_samples
+from stages.select.fidelity import divergences, fidelity_limits, recovery
+from stages.select.selection import select
+from stages.settings import CONFIGS
+from stages.store import ModelStore
+from tests.samples import MODEL, base, evaluation, variant
+
+BALANCED = CONFIGS / "profiles" / "balanced.yaml"
+PLAIN = {"latency_ms": 10.0, "throughput": 100.0, "weights_bytes": 1000}
+BETTER = {"latency_ms": 5.0, "throughput": 200.0, "weights_bytes": 400}
+VARIANTS = ["fp16", "awq", "gptq"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ModelStore:
+    return ModelStore(tmp_path, MODEL)
+
+
+def measured(store: ModelStore, **likeliest: float) -> dict[str, Evaluation]:
+    """By variant: how likely one token is (fp16: 0.7). All scores are alike, and 4-bit is faster and smaller."""
+    acquired = base(store)
+    return {
+        name: evaluation(
+            store, variant(store, name, acquired), quality=0.8, likeliest=each, **(PLAIN if name == "fp16" else BETTER)
+        )
+        for name, each in ({"fp16": 0.7} | likeliest).items()
+    }
+
+
+def samples(store: ModelStore, evaluations: dict[str, Evaluation]) -> dict[str, list[dict[str, Any]]]:
+    return {name: read_samples(store, each) for name, each in evaluations.items()}
+
+
+def test_a_variant_is_compared_with_fp16_place_by_place(store: ModelStore) -> None:
+    evaluations = measured(store, awq=0.6, gptq=0.7)
+    found = divergences(evaluations, samples(store, evaluations), "fp16")
+    assert set(found) == {"awq", "gptq"}
+    assert found["gptq"].kl == 0.0
+    # 0.7 ln(0.7/0.6) + 0.2 ln(0.2/0.3) + 0.1 ln 1
+    assert found["awq"].kl == pytest.approx(0.7 * math.log(7 / 6) + 0.2 * math.log(2 / 3), abs=1e-6)
+    assert (found["awq"].documents, found["awq"].tokens, found["awq"].top1_agreement) == (4, 8, 1.0)
+
+
+def test_without_the_reference_or_on_another_text_nothing_is_known(store: ModelStore) -> None:
+    evaluations = measured(store, awq=0.6)
+    lines = samples(store, evaluations)
+    assert divergences({"awq": evaluations["awq"]}, {"awq": lines["awq"]}, "fp16") == {}
+    other = [each | {"tokens": [9, 9, 9]} if "document" in each else each for each in lines["awq"]]
+    assert divergences(evaluations, lines | {"awq": other}, "fp16") == {}
+    none = [each for each in lines["awq"] if "document" not in each]
+    assert divergences(evaluations, lines | {"awq": none}, "fp16") == {}
+    assert fidelity_limits("awq", "fp16", {}) == {"kl_divergence": None, "top1_agreement": None}
+    assert fidelity_limits("fp16", "fp16", {}) == {"kl_divergence": 0.0, "top1_agreement": 1.0}
+
+
+@pytest.mark.parametrize(
+    "damage", [{"logprobs": None}, {"logprobs": [[-1.0], [-1.0]]}, {"listed": [["a", "b"], ["c", "d"]]}]
+)
+def test_samples_that_are_no_distributions_are_damage(store: ModelStore, damage: dict[str, Any]) -> None:
+    evaluations = measured(store, awq=0.6)
+    lines = samples(store, evaluations)
+    broken = [each | damage if "document" in each else each for each in lines["awq"]]
+    with pytest.raises(DamagedModel, match="awq"):
+        divergences(evaluations, lines | {"awq": broken}, "fp16")
+
+
+def test_a_damaged_variant_cannot_win_under_balanced_though_no_task_notices(store: ModelStore) -> None:
+    measured(store, awq=0.2, gptq=0.68)
+    profile = Profile.model_validate({"name": "balanced"} | yaml.safe_load(BALANCED.read_text()))
+    _, decision, _ = select(store, profile, VARIANTS)
+    assert decision.winner == "gptq"
+    by_name = {each.variant: each for each in decision.candidates}
+    assert by_name["awq"].excluded is not None
+    assert "kl_divergence 0.62" in by_name["awq"].excluded
+    assert "above the maximum of 0.1" in by_name["awq"].excluded
+    assert by_name["awq"].divergence is not None
+    assert by_name["gptq"].divergence is not None
+    assert by_name["gptq"].divergence.kl < 0.01
+    assert by_name["fp16"].divergence is None
+
+
+def test_recovery_is_told_task_by_task(store: ModelStore) -> None:
+    evaluations = measured(store, awq=0.6)
+    whole = evaluations["fp16"]
+    bits = whole.quality[0].model_copy(update={"task": "text", "kind": "perplexity", "value": 1.0, "score": 0.5})
+    whole = whole.model_copy(update={"quality": (*whole.quality, bits)})
+    worse = bits.model_copy(update={"value": 1.1, "score": 2**-1.1})
+    accuracy = whole.quality[0].model_copy(update={"value": 0.78, "score": 0.78})
+    other = evaluations["awq"].model_copy(update={"quality": (accuracy, worse)})
+    assert recovery(other, whole) == pytest.approx({"arc": 0.78 / 0.8, "text": 2**-0.1})
+    assert recovery(whole, whole) == {"arc": 1.0, "text": 1.0}
+    assert recovery(other, None) == recovery(None, whole) == {}
+
+
+def test_a_reference_without_any_quality_gives_no_recovery_to_divide_by(store: ModelStore) -> None:
+    evaluations = measured(store, awq=0.6)
+    nothing = evaluations["fp16"].quality[0].model_copy(update={"score": 0.0})
+    assert recovery(evaluations["awq"], evaluations["fp16"].model_copy(update={"quality": (nothing,)})) == {}
+
+
+def test_the_decision_is_kept_with_divergence_and_recovery(store: ModelStore) -> None:
+    measured(store, awq=0.69, gptq=0.68)
+    select(store, Profile.model_validate({"name": "mine"}), VARIANTS)
+    written = json.loads(store.production_metrics.read_text())
+    awq = next(each for each in written["candidates"] if each["variant"] == "awq")
+    assert awq["recovery"] == {"arc": 1.0}
+    assert awq["divergence"]["kl"] > 0
+    assert store.evaluation("awq").with_suffix(SAMPLES_SUFFIX).exists()

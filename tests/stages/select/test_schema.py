@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from scoring.profile import Profile
+from stages.records import Price, Production
+from stages.select.schema import PATH, schema, text
+from stages.select.selection import select
+from stages.store import ModelStore
+from tests.samples import measured_store, outcome
+
+RUN = "run-1"
+VARIANTS = ["fp16", "awq", "gptq"]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
+    monkeypatch.setenv("SLIPWAY_RUN", RUN)
+    return measured_store(tmp_path)
+
+
+def validator() -> jsonschema.Draft202012Validator:
+    committed = json.loads(PATH.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(committed)
+    return jsonschema.Draft202012Validator(committed)
+
+
+def test_the_committed_schema_is_what_the_record_gives():
+    assert PATH.read_text(encoding="utf-8") == text(), f"python -m stages.select.schema > {PATH.name}"
+
+
+def test_every_field_of_a_candidate_with_a_docstring_is_described():
+    fields = schema()["$defs"]["Candidate"]["properties"]
+    assert fields["win_probability"]["description"] == "That it scores highest if the measurement is repeated."
+    assert set(fields) == set(Production.model_fields["candidates"].annotation.__args__[0].model_fields)
+
+
+@pytest.mark.parametrize("price", [None, Price(per_hour=2.5)])
+@pytest.mark.parametrize("failed", [(), ("awq",), ("awq", "gptq")])
+@pytest.mark.parametrize("normalization", ["min-max", "relative"])
+def test_what_select_publishes_is_valid(store, price, failed, normalization):
+    for name in failed:
+        outcome(store, RUN, "evaluate", name, "failed", why="vLLM did not start")
+    profile = Profile.model_validate({"name": "own", "normalization": normalization})
+    _, decision, _ = select(store, profile, VARIANTS, price=price)
+    for path in (store.production_metrics, store.releases / decision.release / store.production_metrics.name):
+        validator().validate(json.loads(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"winner": None}, {"candidates": [{"variant": "awq"}]}, {"surprise": 1}, {"schema_version": 2}]
+)
+def test_another_document_is_not_valid(store, wrong):
+    select(store, Profile(name="balanced"), VARIANTS)
+    document = json.loads(store.production_metrics.read_text(encoding="utf-8"))
+    assert list(validator().iter_errors(document)) == []
+    assert list(validator().iter_errors(document | wrong)) != []

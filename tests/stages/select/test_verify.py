@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scoring.profile import Profile
+from stages.errors import MissingRun
+from stages.records import SAMPLES_SUFFIX, VARIANT, Price
+from stages.report.page import collect
+from stages.select.selection import select
+from stages.select.verify import verify
+from stages.store import ModelStore, write_json
+from tests.samples import measured_store, outcome
+
+RUN = "20260102-030405-6a1b"
+VARIANTS = ["fp16", "awq", "gptq"]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
+    monkeypatch.setenv("SLIPWAY_RUN", RUN)
+    store = measured_store(tmp_path, RUN)
+    _, decision, _ = select(store, Profile(name="balanced"), VARIANTS, price=Price(per_hour=2.0))
+    outcome(store, RUN, "select", "", "done", key=decision.key, why=decision.reason)
+    collect(store, RUN, "Succeeded").write(store.run(RUN) / "report.json")
+    return store
+
+
+def found(store: ModelStore) -> list[str]:
+    return verify(store.run(RUN)).findings
+
+
+def change(path: Path, *keys: str | int, to: Any) -> None:
+    """In place of the file, as an editor does it: what is linked to it elsewhere stays."""
+    document = json.loads(path.read_text())
+    place = document
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = to
+    write_json(path, document)
+
+
+def test_a_decision_follows_from_its_samples_again_and_again(store):
+    first, second = verify(store.run(RUN)), verify(store.run(RUN))
+    assert first == second
+    assert (first.winner, first.findings, first.not_recomputed) == ("awq", [], [])
+    assert {"production_metrics.json", "optimized/awq", "evaluations/awq.samples.jsonl"} <= set(first.compared)
+
+
+def test_a_changed_sample_is_named_with_every_number_that_it_moves(store):
+    kept = store.run(RUN) / "measurements" / f"gptq{SAMPLES_SUFFIX}"
+    kept.write_text(kept.read_text().replace('"e2el_ms": 9.0', '"e2el_ms": 1.0', 1))
+    findings = found(store)
+    assert any(
+        each.startswith(f"samples were changed: runs/{RUN}/measurements/gptq.samples.jsonl") for each in findings
+    )
+    assert any(
+        each.startswith("evaluation of gptq: load.e2el_ms.mean is 9.0, the samples give 8.6") for each in findings
+    )
+    assert not any("fp16" in each for each in findings)
+
+
+def test_samples_that_were_replaced_in_the_store_alone_are_found_too(store):
+    samples = store.evaluation("awq").with_suffix(SAMPLES_SUFFIX)
+    text = samples.read_text()
+    samples.unlink()
+    samples.write_text(text.replace('"correct": 1.0', '"correct": 0.0', 1))
+    (finding,) = found(store)
+    assert finding.startswith("samples were changed: evaluations/awq.samples.jsonl")
+
+
+def test_a_changed_weight_is_named_by_its_file(store):
+    weights = store.optimized("awq") / "model.safetensors"
+    weights.write_text(weights.read_text()[::-1])
+    findings = found(store)
+    assert [each.partition(" was changed")[0] for each in findings] == [
+        "optimized/awq/model.safetensors",
+        "releases/0001-awq-"
+        + json.loads((store.optimized("awq") / VARIANT).read_text())["digest"][:12]
+        + "/model.safetensors",
+    ]
+
+
+def test_a_changed_digest_is_found(store):
+    change(store.optimized("gptq") / VARIANT, "digest", to="0" * 64)
+    (finding,) = found(store)
+    assert finding.startswith("optimized/gptq/variant.json is of another variant than the one that was measured")
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "named"),
+    [
+        (("candidates", 0, "score"), 0.99, "candidates.awq.score is 0.99, recomputed 0.8"),
+        (("candidates", 0, "cost", "value"), 0.5, "candidates.awq.cost.value is 0.5"),
+        (("winner",), "gptq", 'winner is "gptq", recomputed "awq"'),
+        (("noise", "quality"), 0.5, "noise.quality is 0.5"),
+        (("reason",), "because", 'reason is "because"'),
+        (("release",), "0001-gptq-000000000000", "release is 0001-gptq-000000000000, not one of awq"),
+        (("candidates", 1, "evaluation_digest"), "0" * 64, "candidates.fp16.evaluation_digest"),
+    ],
+)
+def test_a_changed_number_is_named_where_it_stands(store, keys, value, named):
+    places = ["production_metrics.json", f"runs/{RUN}/decision.json"]
+    for where in places:
+        change(store.path / where, *keys, to=value)
+    findings = found(store)
+    for where in places:
+        assert any(each.startswith(f"{where}: {named}") for each in findings), findings
+    assert all(each.split(": ")[0] in places for each in findings)
+
+
+def test_a_changed_report_is_found(store):
+    report = store.run(RUN) / "report.json"
+    change(report, "decision", "separated", to=False)
+    change(report, "evaluations", 0, "load", "output_tokens_per_s", to=1e6)
+    findings = found(store)
+    assert f"runs/{RUN}/report.json: separated is false, recomputed true" in findings
+    assert any("load.output_tokens_per_s is 1000000.0" in each for each in findings)
+
+
+def test_a_changed_figure_of_an_evaluation_is_found_by_the_samples_and_by_its_digest(store):
+    kept = store.run(RUN) / "measurements" / "awq.json"
+    change(kept, "load", "ttft_ms", "p50", to=1.0)
+    change(kept, "memory", "peak_resident_bytes", to=1)
+    findings = found(store)
+    assert "evaluation of awq: load.ttft_ms.p50 is 1.0, the samples give 8.0" in findings
+    assert any("candidates.awq.evaluation_digest" in each for each in findings)
+
+
+def test_everything_that_was_changed_is_told_at_once(store):
+    (store.optimized("fp16") / "config.json").write_text("[]")
+    change(store.production_metrics, "winner", to="fp16")
+    kept = store.run(RUN) / "measurements" / f"gptq{SAMPLES_SUFFIX}"
+    kept.write_text(kept.read_text().replace('"ttft_ms": 9.0', '"ttft_ms": 8.0', 1))
+    findings = found(store)
+    for part in ("optimized/fp16/config.json was changed", 'winner is "fp16"', "samples were changed", "ttft_ms.mean"):
+        assert any(part in each for each in findings), part
+
+
+def test_samples_that_are_gone_or_no_samples_are_findings(store):
+    (store.run(RUN) / "measurements" / f"awq{SAMPLES_SUFFIX}").unlink()
+    kept = store.run(RUN) / "measurements" / f"gptq{SAMPLES_SUFFIX}"
+    kept.write_text(kept.read_text().replace('"duration_s"', '"duration"'))
+    findings = found(store)
+    assert any("awq.samples.jsonl can't be read" in each for each in findings)
+    assert any("of gptq are not what was written" in each for each in findings)
+
+
+def test_a_decision_stays_verifiable_after_the_variants_were_measured_again(store):
+    for name in VARIANTS:
+        path = store.evaluation(name)
+        document = json.loads(path.read_text())
+        write_json(path, document | {"key": "another"})
+        path.with_suffix(SAMPLES_SUFFIX).unlink()
+    assert found(store) == []
+
+
+def test_a_run_that_came_to_no_decision_can_not_be_verified(tmp_path):
+    with pytest.raises(MissingRun, match="kept no measurements"):
+        verify(tmp_path / "org--name" / "runs" / RUN)

@@ -1,0 +1,352 @@
+"""The endpoint: what it serves, that it stays up, and that nothing of it stays when it is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from stages.errors import Interrupted, ServerFailed
+from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
+from stages.serve.endpoint import WANTED, Endpoint, Wanted, endpoint
+from stages.serve.supervise import Patience, supervise
+from stages.server import healthy
+from stages.settings import Serving
+from stages.store import ModelStore
+from tests.serving import (
+    DEMO,
+    MODEL,
+    ROLLOUT,
+    SERVING,
+    STAND_IN,
+    Said,
+    arguments_of,
+    environment,
+    living,
+    processes_with,
+    publish,
+    stage,
+    stand_in_variant,
+    variant_of,
+    wait_until,
+)
+
+API_KEY = "key-that-nobody-may-see"
+HASTY = Patience(health_interval_s=0.3, unhealthy_checks=2, crashes=2, stable_s=60, first_pause_s=0.1)
+
+
+def serve(store: ModelStore, *arguments: str, serving: dict[str, object] | None = None, **variables: str) -> Said:
+    flags = ["--serving", json.dumps(SERVING | (serving or {})), "--rollout", json.dumps(ROLLOUT), *arguments]
+    return stage("serve", *flags, variables=environment(store, stand_in=True, **variables))
+
+
+def server_of(store: ModelStore) -> list[psutil.Process]:
+    """vLLM (or its stand-in) on a release of this store, with its guard and everything below."""
+    return processes_with(str(store.releases))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ModelStore]:
+    place = ModelStore(tmp_path / "store", MODEL)
+    yield place
+    if place.path.exists():
+        serve(place, "--stop")
+    assert not living(server_of(place)), "a server is left"
+
+
+def test_without_a_published_release_there_is_nothing_to_serve(store: ModelStore) -> None:
+    said = serve(store)
+    assert said.returncode == 33
+    assert f"slipway run {MODEL}" in said.stderr
+
+
+def test_a_link_to_a_release_that_is_gone_is_nothing_to_serve(store: ModelStore) -> None:
+    store.path.mkdir(parents=True)
+    store.production.symlink_to("releases/0001-fp16-0123456789ab")
+    assert serve(store).returncode == 33
+
+
+def test_the_endpoint_outlives_the_stage_and_a_second_call_finds_it(store: ModelStore, tmp_path: Path) -> None:
+    release = publish(store, 1, stand_in_variant(store, "fp16"))
+    first = serve(store, **{RUN_VARIABLE: "run-1", OUTPUTS_VARIABLE: str(tmp_path / "outputs")})
+    assert first.returncode == 0, first.stderr
+    found = endpoint(store)
+    assert found
+    assert (found.model, found.release, found.protected) == (MODEL, release, False)
+    assert first.stdout.strip() == found.url == (tmp_path / "outputs" / "url").read_text()
+    assert healthy(found.url)
+    second = serve(store, **{RUN_VARIABLE: "run-1"})
+    assert second.stdout == first.stdout
+    assert "reused: already serving" in second.stderr
+    assert endpoint(store) == found
+    assert [each.result for each in outcomes(store.run("run-1"))] == ["reused"]
+
+
+def test_the_release_is_served_by_its_own_path_and_not_through_the_link(store: ModelStore) -> None:
+    publish(store, 1, stand_in_variant(store, "fp16"))
+    assert serve(store).returncode == 0
+    assert server_of(store)
+    assert not processes_with(str(store.production))
+
+
+def test_another_release_is_rolled_out_beside_the_served_one(store: ModelStore) -> None:
+    old = publish(store, 1, stand_in_variant(store, "fp16", token_s=0.01))
+    assert serve(store).returncode == 0
+    before = endpoint(store)
+    new = publish(store, 2, stand_in_variant(store, "awq", token_s=0.01, another="model"))
+    said = serve(store)
+    assert said.returncode == 0, said.stderr
+    after = endpoint(store)
+    assert before
+    assert after
+    assert (after.pid, after.url) == (before.pid, before.url)
+    assert (before.release, after.release, after.canary, after.standby) == (old, new, None, old)
+    assert {each.release: each.state for each in after.servers} == {old: "up", new: "up"}
+
+
+@pytest.mark.parametrize("change", ["serving", pytest.param("api key", marks=pytest.mark.slow)])
+def test_another_setting_or_key_replaces_the_endpoint(store: ModelStore, change: str) -> None:
+    publish(store, 1, stand_in_variant(store, "fp16"))
+    assert serve(store).returncode == 0
+    before = endpoint(store)
+    assert before
+    old = [psutil.Process(before.pid), *server_of(store)]
+    if change == "serving":
+        said = serve(store, serving={"max_model_len": 512})
+    else:
+        said = serve(store, SLIPWAY_API_KEY=API_KEY)
+    assert said.returncode == 0, said.stderr
+    after = endpoint(store)
+    assert after
+    assert after.pid != before.pid
+    assert not living(old)
+    assert after.release == store.production.readlink().name
+    assert after.protected == (change == "api key")
+
+
+@pytest.mark.slow
+def test_a_fixed_port_is_used_again_by_the_next_endpoint(store: ModelStore) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    publish(store, 1, stand_in_variant(store, "fp16"))
+    assert serve(store, serving={"port": port}).returncode == 0
+    said = serve(store, serving={"port": port, "max_model_len": 512})
+    assert said.stdout.strip() == f"http://127.0.0.1:{port}"
+
+
+def test_a_port_in_use_is_told_and_nothing_is_started(store: ModelStore) -> None:
+    publish(store, 1, stand_in_variant(store, "fp16"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        said = serve(store, serving={"port": taken.getsockname()[1]})
+    assert said.returncode == 32
+    assert "serving.port" in said.stderr
+    assert endpoint(store) is None
+
+
+def test_a_release_that_cannot_be_served_fails_the_stage_with_the_reason(store: ModelStore) -> None:
+    release = publish(store, 1, stand_in_variant(store, "fp16", refuses="out of kernels"))
+    said = serve(store)
+    assert said.returncode == 30
+    assert "out of kernels" in said.stderr.splitlines()[-2]
+    assert f"see {store.path / 'serving' / release}.log" in said.stderr
+    assert endpoint(store) is None
+    assert not (store.path / "endpoint.json").exists()
+
+
+def test_an_api_key_is_asked_for_and_stands_in_no_argument_log_or_record(store: ModelStore) -> None:
+    publish(store, 1, stand_in_variant(store, "fp16"))
+    said = serve(store, SLIPWAY_API_KEY=API_KEY)
+    assert said.returncode == 0
+    assert httpx.get(f"{said.stdout.strip()}/v1/models").status_code == 401
+    assert httpx.get(f"{said.stdout.strip()}/v1/models", headers={"Authorization": f"Bearer {API_KEY}"}).is_success
+    assert not processes_with(API_KEY)
+    written = [*store.path.glob("*.json"), *store.path.glob("*.log"), *store.path.glob("serving/*[!k]")]
+    texts = [path.read_text() for path in written]
+    assert len(texts) >= 7, "the endpoint's, Envoy's and the server's"
+    assert not [text for text in [said.stdout, said.stderr, *texts] if API_KEY in text]
+
+
+def test_only_one_supervisor_serves_a_model(store: ModelStore) -> None:
+    publish(store, 1, stand_in_variant(store, "fp16"))
+    assert serve(store).returncode == 0
+    said = serve(store, "--foreground")
+    assert said.returncode == 75
+    assert f"slipway serve {MODEL} --stop" in said.stderr
+
+
+def test_stopping_ends_everything_and_says_whether_there_was_anything(store: ModelStore) -> None:
+    publish(store, 1, stand_in_variant(store, "fp16"))
+    assert "nothing was serving" in serve(store, "--stop").stderr
+    assert serve(store).returncode == 0
+    family = server_of(store)
+    said = serve(store, "--stop")
+    assert (said.returncode, said.stderr) == (0, "stopped\n")
+    assert not living(family)
+    assert endpoint(store) is None
+    assert not (store.path / "endpoint.json").exists()
+
+
+def test_a_killed_supervisor_takes_its_server_along_and_is_not_taken_for_alive(store: ModelStore) -> None:
+    publish(store, 1, stand_in_variant(store, "fp16"))
+    assert serve(store).returncode == 0
+    found, family = endpoint(store), server_of(store)
+    assert found
+    os.kill(found.pid, signal.SIGKILL)
+    wait_until(lambda: not living(family), "the server's end")
+    assert (store.path / "endpoint.json").exists()
+    assert endpoint(store) is None
+    again = serve(store)
+    assert "done: serving" in again.stderr
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_while_it_starts_it_leaves_nothing(store: ModelStore, number: signal.Signals, status: int) -> None:
+    publish(store, 1, stand_in_variant(store, "fp16", never_ready=True))
+    command = [sys.executable, "-m", "stages.serve", "--model", MODEL, "--serving", json.dumps(SERVING)]
+    with subprocess.Popen(command, env=environment(store, stand_in=True)) as process:
+        family = wait_until(lambda: server_of(store), "the server's start")
+        process.send_signal(number)
+        assert process.wait(60) == status
+    assert not living(family)
+    assert endpoint(store) is None
+
+
+def test_in_the_foreground_ctrl_c_is_a_good_end(store: ModelStore) -> None:
+    publish(store, 1, stand_in_variant(store, "fp16"))
+    command = [sys.executable, "-m", "stages.serve", "--foreground", "--model", MODEL, "--serving", json.dumps(SERVING)]
+    with subprocess.Popen(command, env=environment(store, stand_in=True)) as process:
+        found: Endpoint = wait_until(lambda: endpoint(store), "the endpoint")
+        assert found.pid == process.pid
+        family = server_of(store)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert not living(family)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "message"),
+    [
+        (
+            {"ends_after_s": 0.1},
+            "vLLM failed 3 times in a row, the last time so: vLLM ended: RuntimeError: out of luck",
+        ),
+        ({"unhealthy": True}, "vLLM failed 3 times in a row, .* failed 2 health checks in a row"),
+    ],
+    ids=["dies", "hangs"],
+)
+def test_a_server_that_dies_or_hangs_is_started_again_but_not_for_ever(
+    store: ModelStore,
+    behaviour: dict[str, object],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    release = publish(store, 1, stand_in_variant(store, "fp16", **behaviour))
+    Wanted(stable=release).write(store.path / WANTED)
+    with pytest.raises(ServerFailed, match=message):
+        supervise(store, Serving.model_validate(SERVING), HASTY)
+    said = capsys.readouterr().err
+    assert said.count(f"{release} is up") == 3
+    assert said.count("/v1") == 1, "clients keep their address"
+    assert "starting it again in 0.1 s (failure 1 in a row)" in said
+    assert "starting it again in 0.2 s (failure 2 in a row)" in said
+
+
+@pytest.mark.slow
+def test_a_server_that_was_well_for_long_does_not_count_its_old_crashes(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    Wanted(stable=publish(store, 1, stand_in_variant(store, "fp16", ends_after_s=0.3))).write(store.path / WANTED)
+    forgiving = Patience(health_interval_s=0.1, crashes=1, stable_s=0.01, first_pause_s=0.1)
+
+    def interrupt(number: int, _: object) -> None:
+        raise Interrupted("enough")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 4)
+    try:
+        with pytest.raises(Interrupted):
+            supervise(store, Serving.model_validate(SERVING), forgiving)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert capsys.readouterr().err.count("(failure 1 in a row)") >= 2
+
+
+@dataclass(frozen=True)
+class Served:
+    store: ModelStore
+    endpoint: Endpoint
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The demo model, served by the real vLLM under an API key."""
+    store = ModelStore(tmp_path_factory.mktemp("served") / "store", MODEL)
+    publish(store, 1, variant_of(store, "fp16", DEMO / "model"))
+    variables = environment(store, SLIPWAY_API_KEY=API_KEY)
+    said = stage("serve", "--serving", json.dumps(SERVING), variables=variables)
+    assert said.returncode == 0, said.stderr
+    found = endpoint(store)
+    assert found
+    yield Served(store, found)
+    family = server_of(store)
+    stopped = stage("serve", "--stop", variables=variables)
+    assert (stopped.returncode, stopped.stderr) == (0, "stopped\n")
+    assert len(family) >= 4, "the guard, vLLM's API server, engine and worker"
+    assert not living(family)
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_an_openai_client_gets_a_chat_completion(served: Served) -> None:
+    with openai.OpenAI(base_url=f"{served.endpoint.url}/v1", api_key=API_KEY) as client:
+        reply = client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "What is a list?"}], max_tokens=8
+        )
+        assert reply.usage
+        assert 1 <= reply.usage.completion_tokens <= 8
+        assert [model.id for model in client.models.list()] == [MODEL]
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_vllm_asks_for_the_key_and_shows_it_nowhere(served: Served) -> None:
+    with (
+        openai.OpenAI(base_url=f"{served.endpoint.url}/v1", api_key="wrong") as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.models.list()
+    assert not processes_with(API_KEY)
+    (text,) = [path.read_text() for path in (served.store.path / "serving").glob("*.log")]
+    log = text + Path(served.endpoint.log).read_text()
+    assert "Starting vLLM server" in log
+    assert API_KEY not in log
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_when_vllm_is_killed_the_endpoint_answers_again_at_the_same_address(served: Served) -> None:
+    (api_server,) = [each for each in server_of(served.store) if arguments_of(each)[1:2] == ["-m"]]
+    api_server.kill()
+    wait_until(lambda: endpoint(served.store) not in (None, served.endpoint), "the death")
+    assert not healthy(served.endpoint.url)
+    wait_until(lambda: healthy(served.endpoint.url), "the restart")
+    with openai.OpenAI(base_url=f"{served.endpoint.url}/v1", api_key=API_KEY) as client:
+        assert client.completions.create(model=MODEL, prompt="A list", max_tokens=2).choices
+    assert "vLLM was killed; starting it again in 1 s (failure 1 in a row)" in Path(served.endpoint.log).read_text()
+    found = endpoint(served.store)
+    assert found
+    assert (found.pid, found.url) == (served.endpoint.pid, served.endpoint.url)
