@@ -5,7 +5,8 @@
 
 Each repeat evaluates the same variants on servers started anew, in a store of its own that nothing can be reused from,
 and is then decided under each profile. What was measured stays in a folder (``--folder``), a repeat in each of its own:
-killed after the sixth, it goes on with the seventh. ``--from`` decides by what a folder holds and measures nothing.
+killed after the sixth, it goes on with the seventh, if the conditions are still the same. ``--from`` decides by what a
+folder holds and measures nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from pipeline.config import RunConfig, load, names
 from scoring.metrics import odds
 from scoring.profile import Profile
 from stages.errors import ConfigError, MissingRun, NoWinner, RunFailed, SlipwayError
+from stages.evaluate.conditions import Conditions, read_variant
+from stages.evaluate.conditions import gather as evaluated
 from stages.hub import model_id
 from stages.process import contained
 from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE, answer_sigterm
-from stages.records import ACQUIRED, VARIANT, Acquired, Production, Variant
+from stages.records import ACQUIRED, VARIANT, Acquired, Evaluation, Production, Variant
 from stages.select.decision import decide
 from stages.select.evidence import read_samples
 from stages.select.kept import Basis
@@ -59,12 +62,47 @@ def measured(arguments: argparse.Namespace) -> list[ModelStore]:
         raise ConfigError("--store and --model say what is measured", hint="or --from a folder of what was")
     source = ModelStore(arguments.store.absolute(), model_id(arguments.model))
     config = load(arguments.config)
-    for number in range(1, arguments.times + 1):
-        target = arguments.folder.absolute() / f"{number:02d}"
+    targets = [arguments.folder.absolute() / f"{number:02d}" for number in range(1, arguments.times + 1)]
+    check_conditions([ModelStore(each, source.model) for each in targets if each.exists()], conditions(source, config))
+    for number, target in enumerate(targets, 1):
         if not target.exists():
             print(f"repeat {number} of {arguments.times}", file=sys.stderr, flush=True)
             repeat(source, config, target)
     return finished(arguments.folder)[: arguments.times]
+
+
+def conditions(source: ModelStore, config: RunConfig) -> dict[str, Conditions]:
+    """By variant that the source has, what a measurement would follow from now."""
+    names = [name for name in config.optimize.variants if Variant.read(source.optimized(name) / VARIANT)]
+    return {name: evaluated(read_variant(source, name), config.workload, config.serving) for name in names}
+
+
+def check_conditions(repeats: Sequence[ModelStore], now: Mapping[str, Conditions]) -> None:
+    """Raises: ConfigError: what was measured earlier followed from something else, which is named."""
+    other = [f"{store.root.name}: {name}, {what}" for store in repeats for name, what in changed(store, now)]
+    if other:
+        raise ConfigError(
+            f"earlier repeats were measured under other conditions than now ({'; '.join(other)})",
+            hint="--folder names a new folder, --from decides by what this one holds",
+        )
+
+
+def changed(repeat: ModelStore, now: Mapping[str, Conditions]) -> Iterator[tuple[str, str]]:
+    """The variants that were measured otherwise, and what is not the same."""
+    measured = {path.stem for path in repeat.evaluation("any").parent.glob("*.json")}
+    for name in sorted(measured | now.keys()):
+        evaluation = Evaluation.read(repeat.evaluation(name))
+        if evaluation is None or name not in now:
+            yield name, "not measured then" if evaluation is None else "not made now"
+        elif evaluation.key != now[name].key:
+            pairs = {
+                "weights": (evaluation.variant_digest, now[name].variant.digest),
+                "workload": (evaluation.workload, now[name].workload),
+                "versions": (evaluation.tool_versions, now[name].tool_versions),
+                "hardware": (evaluation.hardware, now[name].hardware),
+            }
+            found = [what for what, (then, today) in pairs.items() if then != today]
+            yield name, f"other {' and '.join(found or ['serving settings'])}"
 
 
 def repeat(source: ModelStore, config: RunConfig, target: Path) -> None:
@@ -142,7 +180,7 @@ def tell(by_profile: Mapping[str, Decisions]) -> int:
     """Print a line per profile and repeat, then the verdicts.
 
     Returns:
-        0, or 1 if a profile's decisions differ.
+        0, or 1 if a profile's decisions differ, or it has none.
     """
     print(f"{'profile':10}{'repeat':>7}  {'winner':8}{'separated':11}scores (probability to win again)")
     for profile, made in by_profile.items():
@@ -150,22 +188,24 @@ def tell(by_profile: Mapping[str, Decisions]) -> int:
             print(f"{profile:10}{number:>7}  {_line(each)}")
     print()
     verdicts = {profile: verdict(made) for profile, made in by_profile.items()}
-    for profile, said in verdicts.items():
+    for profile, (_, said) in verdicts.items():
         print(f"{profile:10}{said}")
-    return int(any(said.startswith("differs") for said in verdicts.values()))
+    return int(not all(repeatable for repeatable, _ in verdicts.values()))
 
 
-def verdict(made: Decisions) -> str:
-    """Whether a repeated measurement comes to the same decision."""
+def verdict(made: Decisions) -> tuple[bool, str]:
+    """Whether a repeated measurement comes to the same decision: the same winner each time, or undecided each time."""
     winners = [each.winner if each else "nobody" for each in made]
     separated = sum(bool(each and each.separated) for each in made)
+    counts = ", ".join(f"{name} {winners.count(name)}" for name in sorted(set(winners)))
+    if set(winners) <= {"nobody"}:
+        return False, "nobody could be chosen, so nothing was repeated"
     if len(set(winners)) == 1:
         how = "separated" if separated == len(made) else "undecided" if not separated else "undecided at times"
-        return f"same winner each time: {winners[0]}, {how} ({separated} of {len(made)} separated)"
-    counts = ", ".join(f"{name} {winners.count(name)}" for name in sorted(set(winners)))
+        return True, f"same winner each time: {winners[0]}, {how} ({separated} of {len(made)} separated)"
     if not separated and "nobody" not in winners:
-        return f"undecided each time; preferred: {counts}"
-    return f"differs: {counts} ({separated} of {len(made)} separated)"
+        return True, f"undecided each time; preferred: {counts}"
+    return False, f"differs: {counts} ({separated} of {len(made)} separated)"
 
 
 def _line(made: Production | None) -> str:

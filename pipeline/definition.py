@@ -246,7 +246,11 @@ def _stage_templates(platform: Platform, variants: Sequence[str], *, together: b
         "report",
         stages.report,
         platform,
-        ["--model", _workflow("model"), "--status", "{{workflow.status}}"],
+        [
+            *("--model", _workflow("model"), "--status", "{{workflow.status}}"),
+            *("--profile", _workflow("profile"), "--workload", _workflow("workload")),
+            *("--optimize", _workflow("optimize"), "--serving", _workflow("serving")),
+        ],
         artifacts=_report_artifact(platform),
     )
 
@@ -274,7 +278,7 @@ def _serve_templates(platform: Platform) -> None:
     status = ["--abort", "--status", "{{workflow.status}}"]
     _container(
         "rollout",
-        platform.stages.report,
+        platform.stages.report.model_copy(update={"deadline_s": asks.deadline_s}),  # the way back waits for servers too
         platform,
         [*model, *status],
         name="withdraw",

@@ -71,10 +71,10 @@ def files() -> dict[Path, str]:
     objects = cluster_objects.of(shared.platform, shared.platform.cluster) if shared.platform.cluster else []
     base = {"platform.yaml": objects, "workflow.yaml": [workflow_template(shared)]}
     base["kustomization.yaml"] = [_kustomization([*WRITTEN, *base])]
-    made = {Path("base") / file: MADE.format(SHARED) + _text(contents) for file, contents in base.items()}
+    made = {Path("base") / file: MADE.format(SHARED) + as_text(contents) for file, contents in base.items()}
     for name in clusters():
         overlay = _kustomization(["../../base"], list(_patches(documents(SHARED), documents(name))))
-        made[Path("overlays") / name / "kustomization.yaml"] = MADE.format(name) + _text([overlay])
+        made[Path("overlays") / name / "kustomization.yaml"] = MADE.format(name) + as_text([overlay])
     return made
 
 
@@ -175,7 +175,7 @@ def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _block)
 
 
-def _text(contents: list[Document]) -> str:
+def as_text(contents: Iterable[Document]) -> str:
     return yaml.dump_all(contents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pipeline.config import RunConfig
+from stages.errors import ConfigError, UnknownName
 from stages.rollout.kserve.settings import VARIABLE, KServe, Toleration
 from stages.rollout.targets import LOCAL, connect
 
@@ -23,6 +24,26 @@ def target_of(config: RunConfig, store: ModelStore, source: str, serving: Servin
     if config.platform.serves_on != LOCAL:
         os.environ[VARIABLE] = kserve_settings(config).model_dump_json()
     return connect(config.platform.serves_on, store, source, serving)
+
+
+def rendered(config: RunConfig, store: ModelStore, release: str, stable: str | None, mode: str) -> list[dict[str, Any]]:
+    """What the first step of rolling out *release* beside *stable* applies to the platform's cluster.
+
+    Raises:
+        ConfigError: the platform is no cluster, or it is not said how its KServe splits traffic.
+    """
+    from stages.rollout.kserve.objects import Endpoint, Mode
+    from stages.rollout.kserve.render import objects
+
+    if config.platform.serves_on == LOCAL:
+        raise ConfigError(
+            f"the platform {config.platform.name} serves on this machine: nothing is applied", hint="say --platform"
+        )
+    if mode not in (modes := get_args(Mode)):
+        raise UnknownName("mode (no cluster is asked for its own)", mode, modes)
+    settings = kserve_settings(config)
+    endpoint = Endpoint(store, config.serving, settings, settings.namespace or "default")
+    return objects(endpoint, release, stable, cast(Mode, mode), config.rollout.steps[0])
 
 
 def kserve_settings(config: RunConfig) -> KServe:

@@ -38,8 +38,9 @@ PHASE_STYLES = {"Succeeded": "green", "Failed": "red", "Error": "red", "Interrup
 def score_table(decision: Production) -> Table:
     """One row per variant by score, the winner starred; then what chance explains of a difference. 80 columns wide."""
     sure = "separated from the others" if decision.separated else "not separated from the others"
-    alone = sum(not each.excluded for each in decision.candidates) < 2
-    title = f"profile {decision.profile['name']}: {decision.winner} is {'the only choice' if alone else sure}"
+    if sum(not each.excluded for each in decision.candidates) < 2:
+        sure = "the only choice" if decision.separated else "the only choice, but near a limit"
+    title = f"profile {decision.profile['name']}: {decision.winner} is {sure}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
     table.add_column("Variant", overflow="fold", max_width=24)  # the one that gives way where it gets narrow
     table.add_column("Score\n95 %", justify="right", no_wrap=True)
@@ -48,6 +49,8 @@ def score_table(decision: Production) -> Table:
         table.add_column(f"{heading}\n{decision.weights[name]:.0%}", justify="right", no_wrap=True)
     costs = next((each.cost for each in decision.candidates if each.cost), None)
     if costs:
+        table.caption = f"{costs.currency} for a million output tokens at the {costs.basis}"
+        table.caption_justify = "left"
         table.add_column(f"{costs.currency}\n1 M tok", justify="right", no_wrap=True)
     for each in decision.candidates:
         won = each.variant == decision.winner

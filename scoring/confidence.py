@@ -60,25 +60,30 @@ def score_draws(
     method: Method = "min-max",
     noise: Mapping[str, float] | None = None,
     reference: str = REFERENCE,
+    among: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """The score of each variant (columns) in each draw (rows). Every variant of *raw* must be measurable."""
+    """The score of each variant (columns) in each draw (rows). Every variant of *raw* must be measurable.
+
+    Args:
+        among: which variants (columns) set the scale of each draw (rows), so that only their scores say something.
+            None: all do.
+    """
     row = list(raw.index).index(reference_of(raw, reference) or reference)
-    scaled = normalized(joint(raw, samples), method, deltas_of(noise), row)
+    setting = None if among is None else among[list(raw.index)].to_numpy()
+    scaled = normalized(joint(raw, samples), method, deltas_of(noise), row, setting)
     return pd.DataFrame(weigh(scaled, shares), columns=raw.index)
 
 
-def win_probabilities(scores: pd.DataFrame) -> dict[str, float]:
-    """The share of draws in which each variant has the highest score; k that are level get 1/k each. Sum 1."""
-    return _shares_won(scores.to_numpy(), scores.columns)
+def win_probabilities(scores: pd.DataFrame, able: pd.DataFrame | None = None) -> dict[str, float]:
+    """The share of draws in which each variant has the highest score of those that are *able* (None: all); k that are
+    level get 1/k each. A draw in which nobody is able is won by nobody, so that the sum may be below 1."""
+    given = scores.to_numpy() if able is None else np.where(able[scores.columns], scores, -np.inf)
+    best = (given == given.max(axis=1, keepdims=True)) & np.isfinite(given)
+    won = (best / np.maximum(best.sum(axis=1, keepdims=True), 1)).mean(axis=0)
+    return dict(zip(map(str, scores.columns), map(float, won), strict=True))
 
 
 def intervals(scores: pd.DataFrame) -> dict[str, tuple[float, float]]:
     """The 95 % interval of each variant's score: the percentiles 2.5 and 97.5 of its draws (Efron 1979)."""
     low, high = np.percentile(scores.to_numpy(), [2.5, 97.5], axis=0)
     return {str(name): (float(a), float(b)) for name, a, b in zip(scores.columns, low, high, strict=True)}
-
-
-def _shares_won(scores: Floats, names: pd.Index[str]) -> dict[str, float]:
-    best = scores == scores.max(axis=1, keepdims=True)
-    won = (best / best.sum(axis=1, keepdims=True)).mean(axis=0)
-    return dict(zip(map(str, names), map(float, won), strict=True))

@@ -21,7 +21,6 @@ MEASURES: Final[dict[str, Metric]] = {
     "tpot_p95_ms": Metric("ms", False, "95th percentile of the time per output token after the first"),
     "e2el_p95_ms": Metric("ms", False, "95th percentile of a request's end-to-end time"),
     "goodput_share": Metric("0–1", True, "share of requests that meet the workload's latency targets"),
-    "requests_failed": Metric("requests", False, "requests that got an error or no complete answer"),
     "memory_gib": Metric("GiB", False, "weights that have to be loaded"),
 }
 """What can be constrained: by ``min`` where higher is better, by ``max`` where lower is."""
@@ -50,7 +49,6 @@ class Constraints(_Closed):
     tpot_p95_ms: AtMost | None = None
     e2el_p95_ms: AtMost | None = None
     goodput_share: AtLeast | None = None
-    requests_failed: AtMost | None = None
     memory_gib: AtMost | None = None
 
     def limits(self) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +21,8 @@ class PerMillion:
     value: float
     low: float
     high: float
-    """95 % interval: percentiles 2.5 and 97.5 over the draws of the rate (Efron 1979)."""
+    """95 % interval: percentiles 2.5 and 97.5 over the draws of the rate (Efron 1979). Infinite where a rate of 0 is
+    among them."""
 
 
 def per_million(price_per_hour: float, tokens_per_s: float, draws: Floats | None = None) -> PerMillion | None:
@@ -29,7 +31,7 @@ def per_million(price_per_hour: float, tokens_per_s: float, draws: Floats | None
     Args:
         price_per_hour: of all that the rate was measured on.
         tokens_per_s: output tokens per second.
-        draws: bootstrap draws of the same rate. None: it is taken as exact.
+        draws: bootstrap draws of the same rate, finite and not negative. None: it is taken as exact.
 
     Raises:
         ValueError: the price is not a positive number.
@@ -39,7 +41,7 @@ def per_million(price_per_hour: float, tokens_per_s: float, draws: Floats | None
     if not 0 < tokens_per_s < float("inf"):
         return None
     value = _cost(price_per_hour, tokens_per_s)
-    if draws is None or not (np.isfinite(draws) & (draws > 0)).all():
+    if draws is None:
         return PerMillion(value, value, value)
     slow, fast = np.percentile(draws, [2.5, 97.5])
     # The value itself is always inside: percentiles of few rounds can lie to one side of it.
@@ -48,4 +50,4 @@ def per_million(price_per_hour: float, tokens_per_s: float, draws: Floats | None
 
 
 def _cost(price_per_hour: float, tokens_per_s: float) -> float:
-    return price_per_hour / SECONDS_PER_HOUR / tokens_per_s * MILLION
+    return price_per_hour / SECONDS_PER_HOUR / tokens_per_s * MILLION if tokens_per_s else math.inf

@@ -2,8 +2,9 @@
 
 1. Out is who lacks a metric or breaks a constraint. Only the others set the scale (and fp16, for ``relative``).
 2. They are ranked by score, with the noise taken out of every metric (``scoring.normalize``).
-3. The ranking is made again from every draw. Does its first win in at least ``decision.confidence`` of them, it is
-   *separated*, and it is the winner.
+3. The ranking is made again from every draw, among those who keep the constraints in it, be they out now or not; where
+   nobody does, nobody wins. Does its first win in at least ``decision.confidence`` of them, it is *separated*, and it
+   is the winner.
 4. Otherwise the *contenders* are the likeliest winners that hold that probability together, and whoever ranks among
    them. Out of the choice is whose quality is below another contender's by more than the noise: quality that was lost
    is the one thing that a user can't buy back. Of the others the winner is the best by what would be measured the same
@@ -16,16 +17,17 @@ keeps their order, whatever the noise and the draws.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pandas as pd
 
-from scoring.confidence import intervals, noise_of, score_draws, win_probabilities
-from scoring.constraints import broken
+from scoring.confidence import intervals, joint, noise_of, score_draws, win_probabilities
 from scoring.draws import Samples
+from scoring.eligible import Values, drawn_values, exclusions, near_limits, qualifying, unusable, values_of
 from scoring.metrics import METRICS, odds
 from scoring.normalize import REFERENCE, preferred, reference_of
 from scoring.profile import Profile
@@ -34,12 +36,21 @@ from scoring.sensitivity import shares_anywhere, shares_near
 
 EXACT: Final = frozenset({"memory"})
 """Counted, not sampled: it has no noise."""
-GIB: Final = 2**30
 FRAGILE: Final = 0.9
 """Below this share of the weightings near the profile's, the verdict tells that the choice hangs on the weights."""
 STEADY: Final = ("quality", "memory")
 """What a repeated measurement finds again: the same questions are asked, and the same bytes counted."""
-Values = Mapping[str, Mapping[str, float | None]]
+
+
+@dataclass(frozen=True)
+class Margin:
+    """By how much the winner's score exceeds that of the best of the others; negative where it ranks behind."""
+
+    over: str
+    value: float
+    low: float
+    high: float
+    """95 % interval, from the same draws of both."""
 
 
 @dataclass(frozen=True)
@@ -48,27 +59,27 @@ class Decision:
 
     winner: str | None
     separated: bool
-    """Whether the first of the ranking wins in enough of the draws. Of one variant alone: True."""
+    """Whether the first of the ranking wins in enough of the draws."""
     verdict: str
     ranking: pd.DataFrame
     """The eligible variants, best score first: normalized metrics and ``score``."""
     excluded: dict[str, tuple[str, ...]]
     """Why each of the others can't be chosen, every reason with its numbers."""
-    contenders: tuple[str, ...]
-    """Among which the evidence does not decide, in the ranking's order; the winner alone if it is separated."""
+    margin: Margin | None
+    """None where nobody else can be chosen."""
     win_probability: dict[str, float]
+    """By variant that can be chosen; the sum is below 1 where others might win, or nobody."""
     score_interval: dict[str, tuple[float, float]]
-    """95 %."""
+    """95 %, among those that can be chosen now."""
     noise: dict[str, float]
-    """By metric, in its unit: the largest difference between two variants that chance explains."""
-    noise_unknown: tuple[str, ...]
-    """Weighted metrics without draws (memory has no noise): their differences are taken as they are."""
+    """By metric, in its unit: the largest difference between two variants that chance explains. Without those that do
+    not compare."""
+    near_limits: tuple[str, ...]
+    """Sentences: where one of the contenders, or one who is out, might be on the other side of a limit."""
     near_weights: dict[str, float]
     """By variant, the share of weightings near the profile's that put it first (``scoring.sensitivity``)."""
     any_weights: dict[str, float]
     """The same over all weightings."""
-    reference: str | None
-    """What ``relative`` relates to: fp16, or if it was not measured the variant of the highest quality."""
 
     @property
     def eligible(self) -> tuple[str, ...]:
@@ -83,91 +94,87 @@ def decide(
     constraint_values: Values | None = None,
     *,
     digests: Mapping[str, str] | None = None,
+    incomparable: Collection[str] = (),
     reference: str = REFERENCE,
 ) -> Decision:
     """Choose one of the variants.
 
     Args:
         raw: one row per variant, columns ``METRICS`` in their units; NaN or None for what was not measured.
-        samples: bootstrap draws of the same statistics as in *raw* (``scoring.draws``); what has none is exact.
+        samples: bootstrap draws of the same statistics as in *raw*, and of what is constrained by its name in
+            ``MEASURES`` (``scoring.draws``); what has none is exact.
+        constraint_values: by variant, what ``Constraints`` can limit; ``values_of`` fills what is not given.
         digests: of each variant's files. Those of one digest are one and the same, so no measurement can separate them.
-        constraint_values: by variant, what ``Constraints`` can limit; ``known_values`` fills what is not given.
+        incomparable: metrics that were not measured alike, so that no difference of theirs counts.
 
     Raises:
         ValueError: *samples* have not the same number of draws everywhere.
     """
     raw = raw.reindex(columns=list(METRICS)).astype(float).sort_index()
-    samples = samples or {}
-    excluded = exclusions(raw, profile, samples, constraint_values or {}, reference)
-    anchor = reference_of(
-        raw.drop(index=[name for name in map(str, raw.index) if _bad_draws(samples, name)]), reference
-    )
+    samples, shares, limits = samples or {}, profile.weights.shares(), profile.constraints.limits()
+    values = values_of(raw, constraint_values or {}, reference)
+    excluded = exclusions(raw, profile.constraints, samples, values)
+    able = raw.drop(index=[name for name in excluded if unusable(raw, samples, name)])
+    anchor = reference_of(able, reference)
     out = [name for name in excluded if not (profile.normalization == "relative" and name == anchor)]
     compared = raw.drop(index=out)
-    noise = noise_of(compared, samples)
-    how = (profile.weights.shares(), profile.normalization, noise, anchor or reference)
+    noise = noise_of(compared, samples) | dict.fromkeys(incomparable, math.inf)
+    how = (shares, profile.normalization, noise, anchor or reference)
     ranking = rank(compared, *how)
     ranking = ranking.drop(index=[name for name in excluded if name in ranking.index])
     if ranking.empty:
         return _nobody(ranking, excluded)
-    scores = score_draws(compared, samples, *how)[list(ranking.index)]
-    chances = win_probabilities(scores)
+    drawn = drawn_values(raw, samples, reference)
+    kept = qualifying(list(map(str, able.index)), limits, values, drawn, len(joint(able, samples)))
+    among = kept.assign(**{str(anchor): True}) if profile.normalization == "relative" else kept
+    again = win_probabilities(score_draws(able, samples, *how, among=among), kept)
+    chances = {name: again[name] for name in map(str, ranking.index)}
     contenders = with_twins(contenders_of(chances, profile.decision.confidence), list(chances), digests or {})
-    winner = steadiest(contenders, compared, ranking, profile.weights.shares(), noise["quality"])
-    unknown = _without_noise(ranking, profile, samples)
-    near = shares_near(ranking, profile.weights.shares())
+    winner = steadiest(contenders, compared, ranking, shares, noise["quality"])
+    separated = len(contenders) == 1 and chances[winner] >= profile.decision.confidence
+    scores = score_draws(compared, samples, *how)[list(ranking.index)]
+    near = shares_near(ranking, shares)
+    why = preference(winner, contenders, compared, noise)
+    on_edge = [*contenders, *(name for name in excluded if name in kept and kept[name].any())]
     return Decision(
         winner=winner,
-        separated=len(contenders) == 1,
-        verdict=in_words(winner, contenders, chances, unknown, near, preference(winner, contenders, compared, noise)),
+        separated=separated,
+        verdict=in_words(winner, contenders, chances, separated, _without_noise(ranking, profile, samples), near, why),
         ranking=ranking,
         excluded=excluded,
-        contenders=contenders,
+        margin=margin_of(winner, ranking, scores),
         win_probability=chances,
         score_interval=intervals(scores),
-        noise=noise,
-        noise_unknown=unknown,
+        noise={metric: each for metric, each in noise.items() if math.isfinite(each)},
+        near_limits=tuple(near_limits(on_edge, limits, values, drawn)),
         near_weights=near,
         any_weights=shares_anywhere(ranking),
-        reference=anchor,
     )
 
 
-def exclusions(
-    raw: pd.DataFrame, profile: Profile, samples: Samples, given: Values, reference: str = REFERENCE
-) -> dict[str, tuple[str, ...]]:
-    """Who can't be chosen, with every reason."""
-    known = known_values(raw, reference)
-    found: dict[str, tuple[str, ...]] = {}
-    for name in map(str, raw.index):
-        missing = [f"{metric} was not measured" for metric in METRICS if not _measured(raw[metric][name])]
-        limits = broken({**known[name], **given.get(name, {})}, profile.constraints)
-        reasons = (*missing, *_bad_draws(samples, name), *(each.text for each in limits))
-        if reasons:
-            found[name] = reasons
-    return found
+def margin_of(winner: str, ranking: pd.DataFrame, scores: pd.DataFrame) -> Margin | None:
+    """*winner* against the first of the others in the ranking.
 
-
-def known_values(raw: pd.DataFrame, reference: str = REFERENCE) -> dict[str, dict[str, float | None]]:
-    """What follows from the four metrics: ``quality_recovery``, ``e2el_p95_ms`` and ``memory_gib``."""
-    best = float(raw["quality"].get(reference, float("nan")))
-    return {
-        str(name): {
-            "quality_recovery": quality / best if best > 0 else None,
-            "e2el_p95_ms": latency,
-            "memory_gib": memory / GIB,
-        }
-        for name, quality, latency, memory in raw[["quality", "latency", "memory"]].itertuples(name=None)
-    }
+    Args:
+        scores: of the variants (columns) in each draw (rows).
+    """
+    other = next((name for name in map(str, ranking.index) if name != winner), None)
+    if other is None:
+        return None
+    value = float(ranking["score"][winner] - ranking["score"][other])
+    low, high = (float(each) for each in np.percentile(scores[winner] - scores[other], [2.5, 97.5]))
+    return Margin(other, value, min(low, value), max(high, value))
 
 
 def contenders_of(chances: Mapping[str, float], confidence: float) -> tuple[str, ...]:
-    """The first alone if it wins with *confidence*; else down to the lowest-ranked of the likeliest that do together.
+    """The first alone if it holds *confidence*; else down to the lowest-ranked of the likeliest that do together. What
+    nobody of them wins is held by none, and left out.
 
     Args:
         chances: the probability to win, in the ranking's order.
     """
     ranked = list(chances)
+    confidence *= min(1.0, sum(chances.values()))
     if chances[ranked[0]] >= confidence:
         return (ranked[0],)
     likeliest = sorted(ranked, key=lambda name: -chances[name])
@@ -215,15 +222,18 @@ def in_words(
     winner: str,
     contenders: Sequence[str],
     chances: Mapping[str, float],
+    separated: bool,
     unknown: Sequence[str],
     near: Mapping[str, float],
     why_preferred: str,
 ) -> str:
     """The decision in a few sentences that agree with its numbers."""
+    edge = "." if separated else ": the evidence does not tell who keeps the constraints."
     if len(chances) == 1:
-        return f"{winner} is the only variant that can be chosen."
+        again = "" if separated else f", with a probability of {odds(chances[winner])} to be chosen again"
+        return f"{winner} is the only variant that can be chosen{again}{edge}"
     if len(contenders) == 1:
-        said = f"{winner} has the highest score, with a probability of {odds(chances[winner])} to have it again."
+        said = f"{winner} has the highest score, with a probability of {odds(chances[winner])} to have it again{edge}"
     else:
         listed = _listed([f"{name} ({odds(chances[name])})" for name in contenders])
         said = f"{listed} could each score highest: the evidence does not separate them. {winner} is preferred: "
@@ -238,21 +248,7 @@ def in_words(
 def _nobody(ranking: pd.DataFrame, excluded: dict[str, tuple[str, ...]]) -> Decision:
     why = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in excluded.items())
     verdict = "No variant can be chosen" + (f": {why}." if why else ": there is none.")
-    return Decision(None, False, verdict, ranking, excluded, (), {}, {}, {}, (), {}, {}, None)
-
-
-def _measured(value: float) -> bool:
-    return 0 <= value < float("inf")
-
-
-def _bad_draws(samples: Samples, variant: str) -> list[str]:
-    """Draws that are no measurements are as bad as a missing metric: they must not pass as a low or high score."""
-    given = samples.get(variant, {})
-    return [
-        f"{metric} has draws that are not finite or negative"
-        for metric in METRICS
-        if metric in given and not (np.isfinite(given[metric]) & (given[metric] >= 0)).all()
-    ]
+    return Decision(None, False, verdict, ranking, excluded, None, {}, {}, {}, (), {}, {})
 
 
 def _without_noise(ranking: pd.DataFrame, profile: Profile, samples: Samples) -> tuple[str, ...]:

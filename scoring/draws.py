@@ -7,7 +7,7 @@ The draws of a variant depend on the seed and its name alone, not on which other
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -26,6 +26,8 @@ Z_95: Final = 1.959964
 STUDENT_95: Final = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 """t(0.975, ν) for ν = 1, 2, …"""
 LATENCY_PERCENTILE: Final = 95.0
+SHARES: Final = frozenset({"goodput_share"})
+"""Of what is limited, what is a share of requests and no percentile over them."""
 BLOCK_CELLS: Final = 4_000_000
 """Draws × items at a time: 32 MB of indices."""
 
@@ -41,11 +43,14 @@ class Round:
     """Which start of the server."""
     good_tokens_per_s: float | None = None
     """Output tokens per second of the requests that met the latency targets; None without targets."""
+    others: Mapping[str, Floats] = field(default_factory=dict)
+    """What else is limited, by its name in ``scoring.constraints.MEASURES``: a number for each request, in the order of
+    ``latencies_ms``. The same names in every round."""
 
 
 @dataclass(frozen=True)
 class Items:
-    """What was measured of each item of one task; the same items in the same order for every variant."""
+    """What was measured of each item of one task."""
 
     values: Floats
     """Accuracy: 1 right, 0 wrong. Perplexity: log-likelihoods in nats. Shape (items,), or (starts, items) where every
@@ -54,13 +59,25 @@ class Items:
     """Perplexity: bytes of each text. None for accuracy."""
     weights: Floats | None = None
     """Accuracy: how much each item counts, where not all count alike, as in a group of tasks of different sizes."""
+    names: tuple[str, ...] | None = None
+    """Which question each item is: those of one name are paired. None: their places in the order are their names."""
+
+    def named(self) -> tuple[str, ...]:
+        return tuple(map(str, range(self.values.shape[-1]))) if self.names is None else self.names
+
+    def at(self, places: Indices) -> Items:
+        """The items at these places."""
+        sizes, weights = (each if each is None else each[places] for each in (self.sizes, self.weights))
+        names = self.named()
+        return Items(self.values[..., places], sizes, weights, tuple(names[place] for place in places))
 
 
 def load_draws(
     rounds: Mapping[str, Sequence[Round]], *, paired: bool = False, draws: int = DRAWS, seed: int = SEED
 ) -> dict[str, dict[str, Floats]]:
-    """Draws of latency (95th percentile over the requests of all rounds) and throughput (mean of the rounds); and of
-    ``goodput``, the mean of the rounds' good tokens per second, where every round has it.
+    """Draws of latency (95th percentile over the requests of all rounds) and throughput (mean of the rounds); of
+    ``goodput``, the mean of the rounds' good tokens per second, where every round has it; and of ``Round.others``, the
+    95th percentile, or the mean of a share.
 
     Hierarchical: n−1 of n starts of the server with replacement, rounds within each, then requests within each. Of a
     single start, n−1 of n rounds. n−1, not n: the variance of a mean of few is otherwise too small by (n−1)/n, a
@@ -84,7 +101,11 @@ def load_draws(
         starts = [each.start for each in measured]
         chosen = _rounds(starts, draws, _generator(seed, "rounds" if paired else f"rounds of {variant}"))
         latencies = [each.latencies_ms for each in measured]
-        found[variant] = {"latency": _percentiles(latencies, chosen, _generator(seed, f"requests of {variant}"))}
+        places = _requests(latencies, chosen, _generator(seed, f"requests of {variant}"))
+        found[variant] = {"latency": _percentiles(_at(latencies, chosen, places))}
+        for name in measured[0].others:
+            drawn = _at([each.others[name] for each in measured], chosen, places)
+            found[variant][name] = drawn.mean(axis=1) if name in SHARES else _percentiles(drawn)
         if len(measured) > 1:
             speeds = np.array([each.output_tokens_per_s for each in measured])
             found[variant]["throughput"] = speeds[chosen].mean(axis=1)
@@ -126,27 +147,47 @@ def quality_draws(
 ) -> dict[str, dict[str, Floats]]:
     """Draws of quality: the mean over tasks of the accuracy, or of 2^(−bits per byte), over resampled items.
 
-    Paired: the same items are drawn for every variant, so that how hard they happen to be cancels out. Of several
-    starts, n−1 of n are drawn with replacement for each variant, and their answers averaged.
+    Paired: the same items are drawn for every variant, so that how hard they happen to be cancels out. Of what not all
+    were asked, whoever was not has nothing in its score: different questions are chance. Of several starts, n−1 of n
+    are drawn with replacement for each variant, and their answers averaged.
 
     Args:
         tasks: by variant, then by task.
 
     Raises:
-        ValueError: the variants have not the same tasks with the same number of items, at least one each.
+        ValueError: the variants have not the same tasks, with at least one item each.
     """
-    sizes = {tuple(sorted((task, items.values.shape[-1]) for task, items in each.items())) for each in tasks.values()}
-    shape = sizes.pop() if len(sizes) == 1 else ()
-    if not shape or not all(size for _, size in shape):
-        raise ValueError("quality can be compared only on the same tasks with the same items, at least one each")
+    names = {tuple(sorted(each)) for each in tasks.values()}
+    shape = names.pop() if len(names) == 1 else ()
+    if not shape or not all(items.values.size for each in tasks.values() for items in each.values()):
+        raise ValueError("quality can be compared only on the same tasks, with at least one item each")
     scores = {variant: np.zeros(draws) for variant in tasks}
-    for task, size in shape:
-        shares = {name: _start_shares(each[task], draws, seed, name) for name, each in tasks.items()}
+    for task in shape:
+        items = aligned({variant: each[task] for variant, each in tasks.items()})
+        shares = {variant: _start_shares(each, draws, seed, variant) for variant, each in items.items()}
+        size = next(iter(items.values())).values.shape[-1]
         for start, chosen in resampled(size, draws, _generator(seed, f"items of {task}")):
             place = slice(start, start + len(chosen))
-            for variant, each in tasks.items():
-                scores[variant][place] += _task_score(each[task], chosen, shares[variant][place]) / len(shape)
+            for variant, each in items.items():
+                scores[variant][place] += _task_score(each, chosen, shares[variant][place]) / len(shape)
     return {variant: {"quality": each} for variant, each in scores.items()}
+
+
+def aligned(items: Mapping[str, Items]) -> dict[str, Items]:
+    """One task's items in one order for all variants; what a variant was not asked stands there and counts nothing."""
+    if len({each.named() for each in items.values()}) == 1:
+        return dict(items)
+    names = sorted({name for each in items.values() for name in each.named()})
+    places = {name: place for place, name in enumerate(names)}
+    return {variant: _spaced(each, places) for variant, each in items.items()}
+
+
+def common(first: Items, second: Items) -> tuple[Items, Items]:
+    """What both were asked, in one order."""
+    places = {name: place for place, name in enumerate(second.named())}
+    both = [(place, places[name]) for place, name in enumerate(first.named()) if name in places]
+    ours, theirs = np.array(both, dtype=np.int64).reshape(-1, 2).T
+    return first.at(ours), second.at(theirs)
 
 
 def resampled(
@@ -188,15 +229,24 @@ def _rounds(starts: Sequence[int], draws: int, generator: np.random.Generator) -
     return chosen
 
 
-def _percentiles(rounds: Sequence[Floats], chosen: Indices, generator: np.random.Generator) -> Floats:
-    """Per draw the percentile over the requests resampled within the chosen rounds; every round counts equally."""
+def _requests(rounds: Sequence[Floats], chosen: Indices, generator: np.random.Generator) -> Indices:
+    """Per draw and chosen round the places of the requests resampled within it; every round counts equally."""
     sizes = np.array([len(each) for each in rounds])
-    padded = np.zeros((len(rounds), sizes.max()))
+    drawn: Floats = generator.random((*chosen.shape, sizes.max())) * sizes[chosen][..., None]
+    return drawn.astype(np.int64)
+
+
+def _at(rounds: Sequence[Floats], chosen: Indices, places: Indices) -> Floats:
+    """Per draw the values at those places of the chosen rounds."""
+    padded = np.zeros((len(rounds), max(map(len, rounds))))
     for row, each in zip(padded, rounds, strict=True):
         row[: len(each)] = each
-    places = (generator.random((*chosen.shape, sizes.max())) * sizes[chosen][..., None]).astype(np.int64)
-    requests = padded[chosen[..., None], places].reshape(len(chosen), -1)
-    found: Floats = np.percentile(requests, LATENCY_PERCENTILE, axis=1)
+    found: Floats = padded[chosen[..., None], places].reshape(len(chosen), -1)
+    return found
+
+
+def _percentiles(drawn: Floats) -> Floats:
+    found: Floats = np.percentile(drawn, LATENCY_PERCENTILE, axis=1)
     return found
 
 
@@ -208,13 +258,31 @@ def _start_shares(items: Items, draws: int, seed: int, variant: str) -> Floats:
     return shares
 
 
+def _spaced(items: Items, places: Mapping[str, int]) -> Items:
+    """*items* at the *places* of their names; elsewhere without a value, a size or a weight."""
+    at = np.array([places[name] for name in items.named()])
+
+    def spaced(given: Floats) -> Floats:
+        found = np.zeros((*given.shape[:-1], len(places)))
+        found[..., at] = given
+        return found
+
+    if items.sizes is not None:
+        return Items(spaced(items.values), sizes=spaced(items.sizes))
+    weights = np.ones(len(at)) if items.weights is None else items.weights
+    return Items(spaced(items.values), weights=spaced(weights))
+
+
 def _task_score(items: Items, chosen: Indices, shares: Floats) -> Floats:
-    values = items.values if items.weights is None else items.values * items.weights
-    sums = np.stack([each[chosen].sum(axis=1) for each in np.atleast_2d(values)], axis=1)
-    total: Floats = (sums * shares).sum(axis=1)
-    if items.sizes is None:
-        return total / (chosen.shape[1] if items.weights is None else items.weights[chosen].sum(axis=1))
-    score: Floats = np.exp2(total / items.sizes[chosen].sum(axis=1) / np.log(2))
+    values = np.atleast_2d(items.values if items.weights is None else items.values * items.weights)
+    total: Floats = (np.stack([each[chosen].sum(axis=1) for each in values], axis=1) * shares).sum(axis=1)
+    counted = items.weights if items.sizes is None else items.sizes
+    if counted is None:
+        return total / chosen.shape[1]
+    counts = counted[chosen].sum(axis=1)
+    mean: Floats = shares @ values.sum(axis=1) / counted.sum()  # stays where a draw has none of the variant's items
+    np.divide(total, counts, out=mean, where=counts > 0)
+    score: Floats = mean if items.sizes is None else np.exp2(mean / np.log(2))
     return score
 
 

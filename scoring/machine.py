@@ -21,7 +21,10 @@ from scoring.normalize import Floats
 Z_95: Final = 1.959964
 NOTED: Final = 0.05
 """A machine that was slower by this share for one variant is told to the reader; it counts from the first per mille."""
-FELT: Final = {"latency": -1.0, "throughput": 1.0, "goodput": 1.0}
+FELT: Final = {
+    **dict.fromkeys(("latency", "ttft_p95_ms", "tpot_p95_ms"), -1.0),
+    **dict.fromkeys(("throughput", "goodput", "goodput_share"), 1.0),
+}
 """Whether a metric rises or falls with the machine's speed."""
 
 

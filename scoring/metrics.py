@@ -36,6 +36,11 @@ def si(value: float) -> str:
     return f"{value:.0f} "
 
 
+def span(low: float, high: float | None, to: str = " to ") -> str:
+    """An interval with three digits; *high* None: without an upper bound."""
+    return f"≥ {low:.3g}" if high is None else f"{low:.3g}{to}{high:.3g}"
+
+
 def odds(probability: float) -> str:
     """An estimated probability: never certain, because it comes from draws."""
     if probability > 0.99:

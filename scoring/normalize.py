@@ -89,20 +89,25 @@ def deltas_of(noise: Mapping[str, float] | None) -> Floats:
     return np.array([(noise or {}).get(name, 0.0) for name in METRICS])
 
 
-def normalized(values: Floats, method: Method, deltas: Floats, reference: int) -> Floats:
+def normalized(
+    values: Floats, method: Method, deltas: Floats, reference: int, among: npt.NDArray[np.bool_] | None = None
+) -> Floats:
     """``normalize`` for arrays of shape (…, variants, metrics): many draws at once.
 
     Args:
         values: finite, not negative, metrics in the order of ``METRICS``.
+        deltas: infinite where nothing tells the variants apart.
         reference: the reference's place among the variants.
+        among: which variants set the scale, shape (…, variants); None: all. What the others get says nothing.
     """
     oriented = values * _SIGNS
-    best = oriented.max(axis=-2, keepdims=True)
+    setting = True if among is None else among[..., None]
+    best = oriented.max(axis=-2, keepdims=True, initial=-np.inf, where=setting)
     lifted = np.minimum(oriented + deltas, best)
     # Zero in the denominator is met on purpose: nothing differs, or a metric is 0.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if method == "min-max":
-            spread = best - oriented.min(axis=-2, keepdims=True)
+            spread = best - oriented.min(axis=-2, keepdims=True, initial=np.inf, where=setting)
             scaled = 1.0 - np.where(spread > 0, (best - lifted) / spread, 0.0)
         else:
             ratio = (np.abs(lifted) / np.abs(lifted[..., reference : reference + 1, :])) ** _SIGNS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,8 @@ class Difference:
     low: float
     high: float
     """95 % interval: what excludes 0 is a difference beyond noise."""
+    draws: Floats = field(compare=False, repr=False)
+    """That the interval is of."""
 
 
 def flips(reference: npt.NDArray[np.bool_], variant: npt.NDArray[np.bool_]) -> Flips:
@@ -75,7 +77,7 @@ def mean_difference(
     for start, chosen in resampled(len(moved), draws, np.random.default_rng(seed)):
         means[start : start + len(chosen)] = (moved * by)[chosen].sum(axis=1) / by[chosen].sum(axis=1)
     low, high = np.percentile(means, [2.5, 97.5])
-    return Difference(float((moved * by).sum() / by.sum()), float(low), float(high))
+    return Difference(float((moved * by).sum() / by.sum()), float(low), float(high), means)
 
 
 def _check_pairs(reference: int, variant: int) -> None:

@@ -14,13 +14,32 @@ from typing import Any, Literal
 
 from stages.errors import ConfigError, DamagedModel
 from stages.records import VARIANT, Record, Variant
-from stages.releases import METRICS, before, candidate, current_release, history, numbered
+from stages.releases import METRICS, Kind, Move, before, candidate, current_release, history, numbered
 from stages.rollout.control import under_way
 from stages.rollout.journal import LOCK
 from stages.rollout.target import Split
 from stages.store import ModelStore, exclusive
 
 State = Literal["production", "canary", "candidate", "standby", "rolled back", "earlier"]
+
+
+class Passage(Record):
+    """One move between releases."""
+
+    started_at: datetime
+    seconds: float
+    kind: Kind
+    before: str | None
+    """What was in production."""
+    release: str
+    """Where traffic went, or was to go."""
+    percent: int
+    """Of new requests, the most that it got."""
+    result: Literal["promoted", "rolled back"]
+    reason: str
+    run: str | None
+    analysis: dict[str, Any] | None
+    """The last look at the two releases side by side; None where they were not compared."""
 
 
 class Release(Record):
@@ -38,8 +57,8 @@ class Release(Record):
     made_at: datetime
     size_bytes: int
     state: State
-    moves: int
-    """How often traffic went to it, or was to go."""
+    moves: tuple[Passage, ...]
+    """How traffic went to it, or was to go; the newest first."""
 
 
 class Pruned(Record):
@@ -59,9 +78,8 @@ def catalogue(store: ModelStore, split: Split | None = None) -> list[Release]:
     Args:
         split: what the platform serves; None where nothing is.
     """
-    moves = history(store)
-    counts = Counter(each.release for each in moves)
-    last = {each.release: each.result for each in moves}
+    moves = passages(store)
+    last = {each.release: each.result for each in reversed(moves)}
     split, journal = split or Split(stable=None), under_way(store)
 
     def state(name: str) -> State:
@@ -76,9 +94,14 @@ def catalogue(store: ModelStore, split: Split | None = None) -> list[Release]:
         return "rolled back" if last.get(name) == "rolled back" else "earlier"
 
     return [
-        _release(store, number, name, state(name), counts[name])
+        _release(store, number, name, state(name), tuple(each for each in moves if each.release == name))
         for number, name in sorted(numbered(store).items(), reverse=True)
     ]
+
+
+def passages(store: ModelStore) -> list[Passage]:
+    """Every move that has ended, the newest first; also those of releases that are gone."""
+    return [_passage(each) for each in reversed(history(store))]
 
 
 def prune(store: ModelStore, keep: int, split: Split) -> Pruned:
@@ -115,7 +138,23 @@ def _prune(store: ModelStore, keep: int, split: Split) -> Pruned:
     )
 
 
-def _release(store: ModelStore, number: int, name: str, state: State, moves: int) -> Release:
+def _passage(move: Move) -> Passage:
+    last = move.analyses[-1] if move.analyses else None
+    return Passage(
+        started_at=move.started_at,
+        seconds=round((move.ended_at - move.started_at).total_seconds(), 1),
+        kind=move.kind,
+        before=move.before,
+        release=move.release,
+        percent=100 if move.result == "promoted" else int(last["percent"]) if last else 0,
+        result=move.result,
+        reason=move.reason,
+        run=move.run,
+        analysis=last,
+    )
+
+
+def _release(store: ModelStore, number: int, name: str, state: State, moves: tuple[Passage, ...]) -> Release:
     folder = store.releases / name
     decision = _decision(folder)
     variant: Variant | None = None

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stages.errors import DamagedModel
 from stages.store import digest_of, write_json
@@ -138,8 +138,6 @@ class Load(Record):
     concurrency: int
     """Requests in flight at a time; where they arrive at a rate of their own, the most that there were."""
     requests: int
-    requests_completed: int
-    requests_failed: int
     duration_s: float
     prompt_tokens: int
     output_tokens: int
@@ -149,6 +147,13 @@ class Load(Record):
     tpot_ms: Percentiles
     itl_ms: Percentiles
     e2el_ms: Percentiles
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_once_recorded(cls, data: Any) -> Any:
+        """Without two counts that could say nothing: a load with a failed request is not recorded."""
+        counts = ("requests_completed", "requests_failed")
+        return {name: each for name, each in data.items() if name not in counts} if isinstance(data, dict) else data
 
 
 class Goodput(Record):
@@ -171,16 +176,23 @@ class Speed(Record):
 
 
 class Drift(Record):
-    """The machine around the load. Compare ``before`` between variants too: it should be the same for all."""
+    """The machine's processor and memory around the load; a GPU is not probed. Compare ``before`` between variants too:
+    it should be the same for all."""
 
     before: Speed
-    """Of the first start of the server."""
+    """Before the load of the first start of the server."""
+    between: tuple[Speed, ...] = ()
+    """After the load of each start but the last, and before that of the next, in turn."""
     after: Speed
-    """Of the last."""
+    """After the load of the last."""
     largest_change: float
     """Relative, during the load of any one start: 0.2 is a fifth faster or slower."""
     measured_again: int
     """Starts whose load was measured once more, because the change exceeded the workload's ``drift_limit``."""
+
+    def probes(self) -> tuple[Speed, ...]:
+        """All, in order: one before and one after the load of each start."""
+        return (self.before, *self.between, self.after)
 
 
 class Memory(Record):
@@ -295,14 +307,14 @@ class Cost(Record):
 
     value: float
     low: float
-    high: float
-    """95 % interval, from the noise of the rate."""
+    high: float | None
+    """95 % interval, from the noise of the rate; None: no bound, because the rate may be 0."""
     currency: str
     tokens_per_s: float
     """The output tokens per second that it is computed from."""
     basis: Literal["goodput", "throughput"]
     """goodput: the rate at which the workload's latency targets are met. throughput: the measured rate, because the
-    workload sets no targets, or none could be met."""
+    workload sets no targets."""
 
 
 class Divergence(Record):
@@ -361,9 +373,11 @@ class Candidate(Record):
     score_high: float | None
     """95 % interval of the score, from the noise of what was measured."""
     win_probability: float | None
-    """That it scores highest if the measurement is repeated."""
+    """That it keeps every constraint and scores highest if the measurement is repeated."""
     weights_share: float | None
     """Share of the weightings near the profile's under which it scores highest."""
+    any_weights_share: float | None = None
+    """The same over all weightings there are."""
     pareto: bool | None
     """Whether no other variant is at least as good in every metric and better in one."""
     against_fp16: tuple[Paired, ...]
@@ -374,7 +388,18 @@ class Candidate(Record):
     divergence: Divergence | None = None
     """None for fp16 itself, and where it was not measured."""
     cost: Cost | None
-    """Where the platform has a price, and the variant was measured."""
+    """Where the platform has a price, and the variant was measured and met the latency targets, if there are any."""
+
+
+class Margin(Record):
+    """The winner's score beside that of the best of the others."""
+
+    over: str
+    value: float
+    """The difference; negative where the winner ranks behind, because the evidence does not separate them."""
+    low: float
+    high: float
+    """95 % interval, from the same draws of both."""
 
 
 class Production(Record):
@@ -393,12 +418,15 @@ class Production(Record):
     notes: tuple[str, ...]
     """What else a reader has to know of the measurement, such as a machine that drifted."""
     separated: bool
-    """Whether the evidence separates the best score from the others; if not, the higher quality was preferred."""
+    """Whether the evidence separates the best score from the others; if not, quality and memory decided."""
+    margin: Margin | None = None
+    """None where nobody else could be chosen."""
     profile: dict[str, Any]
     weights: dict[str, float]
     """Shares with sum 1."""
     noise: dict[str, float]
-    """By metric, in its unit: the largest difference between two variants that chance explains."""
+    """By metric, in its unit: the largest difference between two variants that chance explains. Without those that were
+    measured on different hardware, and do not compare."""
     units: dict[str, str]
     """Of the raw metrics."""
     price: Price | None

@@ -10,6 +10,7 @@ import errno
 import functools
 import importlib.metadata
 import ipaddress
+import json
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from typing import Any, Final
 import httpx
 
 from stages.errors import ConfigError, Interrupted, PortInUse, ServerFailed
+from stages.gpu_room import check_room
 from stages.hardware import gpus
 from stages.process import GRACE_S, Contained, contained
 from stages.server_log import ServerLog, last_line
@@ -90,6 +92,7 @@ def running(
     port: int = 0,
     api_key: str = "",
     drain_s: int = 0,
+    log_requests: bool = True,
     cancelled: threading.Event | None = None,
 ) -> Iterator[Server]:
     """``vllm serve`` on *directory*, from its first answer until the block is left in whatever way.
@@ -99,14 +102,17 @@ def running(
         port: 0 takes a free one.
         log: the server's output is appended to it.
         drain_s: seconds that requests in flight are given to finish when it is stopped.
+        log_requests: a line for each request in the log, which grows with them.
         cancelled: set, it ends the wait for the first answer, where no signal reaches (a thread).
 
     Raises:
-        ConfigError: *host* is not an address of this machine, or an argument is not for here.
+        ConfigError: *host* is not an address of this machine, an argument is not for here, or the weights find no room.
         PortInUse: something listens on *port*; nothing was started.
         ServerFailed: it ended, or did not answer within ``settings.startup_timeout_s``.
         Interrupted: it was cancelled.
     """
+    if serves_on_gpu():
+        check_room(directory, settings)
     started = time.monotonic()
     arguments = engine_arguments(settings)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -114,8 +120,9 @@ def running(
         with reserved_port(host, port) as chosen, log.open("ab") as output:
             command = [*VLLM, "serve", str(directory), "--served-model-name", name]
             command += ["--host", host, "--port", str(chosen), *arguments]
-            # Asked every few seconds for as long as it serves.
-            command += ["--disable-access-log-for-endpoints", "/health,/metrics"]
+            # These two are asked every few seconds for as long as it serves.
+            quiet = ["--disable-access-log-for-endpoints", "/health,/metrics"]
+            command += quiet if log_requests else ["--disable-uvicorn-access-log"]
             if drain_s:
                 command += ["--shutdown-timeout", str(drain_s)]
             said = ServerLog(log, output.tell())
@@ -256,6 +263,31 @@ def answer(url: str, name: str, api_key: str = "", *, timeout_s: float = 60.0) -
         return str(completion["choices"][0]["text"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         raise ServerFailed(f"{url} did not answer: {type(error).__name__}: {error}") from error
+
+
+def answers_chat(url: str, name: str, api_key: str = "", *, timeout_s: float = 60.0) -> bool:
+    """Whether it completes a chat; False: not at the moment.
+
+    Raises:
+        ServerFailed: it refuses: its chat template is missing or broken, which no waiting mends.
+    """
+    body = {"model": name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "temperature": 0}
+    try:
+        reply = http().post(f"{url}/v1/chat/completions", json=body, headers=credentials(api_key), timeout=timeout_s)
+        if reply.status_code == httpx.codes.BAD_REQUEST:
+            raise ServerFailed(f"{url} refused a chat completion: {_refusal(reply)}", hint="see its chat template")
+        return reply.is_success and bool(reply.json()["choices"])
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return False
+
+
+def has_chat_template(directory: Path) -> bool:
+    """Whether the tokenizer of the model in *directory* says how a chat becomes a prompt."""
+    if any((directory / each).is_file() for each in ("chat_template.jinja", "chat_template.json")):
+        return True
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return bool(json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template"))
+    return False
 
 
 def run_against(server: Server, command: Sequence[str], log: Path, variables: Mapping[str, str]) -> int:

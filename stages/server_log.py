@@ -42,7 +42,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class ServerLog:
-    """One server's part of a log file: from byte *start* on, since restarts append."""
+    """One server's part of a log file: from byte *start* on, since restarts append; all of it, if it was begun anew."""
 
     path: Path
     start: int = 0
@@ -52,7 +52,7 @@ class ServerLog:
         try:
             with self.path.open("rb") as file:
                 end = file.seek(0, 2)
-                file.seek(max(self.start, end - TAIL_BYTES))
+                file.seek(max(self.start if self.start <= end else 0, end - TAIL_BYTES))
                 return file.read().decode(errors="replace")
         except FileNotFoundError:
             return ""

@@ -69,7 +69,8 @@ class Serving(Settings):
     kv_cache_mib: Positive | None = None
     """KV cache in MiB. None: what vLLM finds on a GPU, 1024 on a CPU."""
     tensor_parallel_size: Positive = 1
-    """GPUs that share one replica."""
+    """GPUs that share one replica, for every variant alike. Where weights need more than these have, it is said before
+    anything starts, with the number that is enough."""
     enforce_eager: bool = False
     """True: start faster, decode slower (no compilation, no CUDA graphs)."""
     startup_timeout_s: Positive = 900
@@ -139,7 +140,7 @@ class Workload(Settings):
     """For goodput: what meets it counts. None: goodput is not measured."""
     drift_limit: Annotated[float, Field(gt=0, lt=1)] | None = PROTOCOLS["standard"]["drift_limit"]
     """If the machine itself gets faster or slower by more than this share while the load is measured, the load is
-    measured once more. None: drift is only recorded."""
+    measured once more. None: drift is only recorded, as always where there are GPUs, which are not probed."""
     seed: int = 0
     quality_tasks: tuple[str, ...] = Field(min_length=1)
     """lm-eval task names."""

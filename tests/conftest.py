@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
+from typing import Any, Final
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
+from stages.turns import LOCK_VARIABLE
 from tests.hub.server import HubServer
+
+END_TO_END: Final = "tests/end_to_end"
 
 # A runner that was started in the background ignores Ctrl-C, and everything that it starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -18,6 +24,23 @@ def hub() -> Iterator[HubServer]:
         yield server
 
 
+@pytest.fixture(scope="session", autouse=True)
+def machine_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is measured on this machine besides the tests does not keep them waiting."""
+    os.environ[LOCK_VARIABLE] = str(tmp_path_factory.mktemp("machine") / "lock")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that no worker waits for them at the end: whole pipelines, then single servers."""
-    items.sort(key=lambda item: (item.get_closest_marker("e2e") is None, len(item.path.parts)))
+    """The longest first, so that no worker waits for them at the end: the whole pipeline, then single servers."""
+    items.sort(key=lambda item: (not item.nodeid.startswith(END_TO_END), item.get_closest_marker("e2e") is None))
+
+
+class OneStore(LoadFileScheduling):
+    """A file's tests stay on one worker, which their fixtures are made for; the whole pipeline's share one store."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return END_TO_END if nodeid.startswith(END_TO_END) else str(super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneStore:
+    return OneStore(config, log)

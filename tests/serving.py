@@ -93,6 +93,24 @@ def environment(store: ModelStore, *, stand_in: bool = False, **variables: str) 
     return os.environ | {STORE_VARIABLE: str(store.root), "PYTHONPATH": os.pathsep.join(path)} | variables
 
 
+def one_gpu(folder: Path, count: int = 1) -> dict[str, str]:
+    """Variables that make the stand-in vLLM's GPU build, on a machine with one GPU (or *count*) of 1 GiB: what its
+    servers take of the memory is taken, until they end."""
+    distribution, smi = folder / "vllm-0.0.0.dist-info", folder / "bin" / "nvidia-smi"
+    for each in (distribution, smi.parent):
+        each.mkdir(parents=True)
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.0.0\n")
+    lines = 'case "$*" in *name*) echo "Stand-in, 1024 MiB";; *) echo 1024;; esac\n' * count
+    smi.write_text(f"#!/bin/sh\n{lines}")
+    smi.chmod(0o755)
+    return {
+        "PATH": os.pathsep.join([str(smi.parent), os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join(map(str, (folder, STAND_IN, REPOSITORY))),
+        "CUDA_VISIBLE_DEVICES": "0",
+        "STANDIN_GPU": str(folder / "gpu"),
+    }
+
+
 def stage(name: str, *arguments: str, variables: Mapping[str, str]) -> Said:
     """A stage program, run to its end."""
     return subprocess.run(
@@ -138,3 +156,9 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s"
         time.sleep(0.1)
     return value
+
+
+def waits_for(lock: Path) -> bool:
+    """Whether a process does, by the kernel's word."""
+    inode = f":{lock.stat().st_ino} "
+    return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())

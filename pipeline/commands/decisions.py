@@ -44,7 +44,7 @@ def verify_decision(name: RunArgument = "latest", store: StoreOption = STORE, as
         raise typer.Exit(VerificationFailed.exit_code)
     if verdict.findings:
         count = "one thing does" if len(verdict.findings) == 1 else f"{len(verdict.findings)} things do"
-        lines = "".join(f"\n    {each}" for each in verdict.findings)
+        lines = "".join(f"\n    {each}" for each in (*verdict.findings, *(f"note: {each}" for each in verdict.notes)))
         raise VerificationFailed(
             f"the decision of run {run.id} does not follow from what was measured: {count} not agree{lines}",
             hint="what was changed since can be made again: remove it and run again",
@@ -152,9 +152,11 @@ def _what_if(run: str, decision: Production, changed: list[str]) -> Any:
 
 def cost_lines(decision: Production) -> list[str]:
     """What a million output tokens cost with each variant, and at which rate; none without a price."""
+    from scoring.metrics import span
+
     basis = {"goodput": "at the goodput, within the latency targets", "throughput": "at the measured throughput"}
     return [
-        f"{each.variant}: {each.cost.value:.4g} {each.cost.currency} ({each.cost.low:.4g} to {each.cost.high:.4g}) for "
+        f"{each.variant}: {each.cost.value:.4g} {each.cost.currency} ({span(each.cost.low, each.cost.high)}) for "
         f"a million output tokens, {basis[each.cost.basis]} of {each.cost.tokens_per_s:,.0f} tokens/s"
         for each in decision.candidates
         if each.cost
@@ -162,8 +164,11 @@ def cost_lines(decision: Production) -> list[str]:
 
 
 def _verified(run: str, verdict: Verdict) -> str:
-    said = f"verified: the decision of run {run} for {verdict.winner} follows from its samples"
-    said += f"; {len(verdict.compared)} files and documents agree"
+    what = f"the decision of run {run} for {verdict.winner} follows"
+    if verdict.nobody:
+        what = f"that run {run} could choose nobody ({verdict.nobody}) follows"
+    said = f"verified: {what} from its samples; {len(verdict.compared)} files and documents agree"
+    said += "".join(f"\nnote: {each}" for each in verdict.notes)
     if verdict.not_recomputed:
         said += "\nnot recomputed, for lm-eval aggregates it: " + ", ".join(verdict.not_recomputed)
     return said
@@ -190,4 +195,4 @@ def _beside(first: str, second: str, found: Comparison) -> Any:
             share + note,
         )
     same = [] if found.settings else ["settings, versions and hardware are the same"]
-    return Group(*same, *([settings] if found.settings else []), "", metrics, "", *found.winners)
+    return Group(*same, *([settings] if found.settings else []), "", metrics, "", *found.notes, "", *found.winners)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -19,7 +20,10 @@ from pipeline.options import (
 )
 
 if TYPE_CHECKING:
+    from pipeline.config import RunConfig
     from stages.rollout.drills import CrashDrill, LoadDrill, RollbackDrill
+    from stages.rollout.target import Target
+    from stages.store import ModelStore
 
 UNBOUNDED_MS: Final = 1e9
 ModelArgument = Annotated[str, typer.Argument(help="A model that is being served.")]
@@ -44,35 +48,6 @@ def load(
     seconds: Annotated[float, typer.Option(min=1, help="How long.")] = 60,
     ttft_ms: Annotated[float | None, typer.Option(help="p95 allowed. Default: the workload's slo.")] = None,
     tpot_ms: Annotated[float | None, typer.Option(help="p95 allowed. Default: the workload's slo.")] = None,
-    workload: WorkloadOption = None,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
-    store: StoreOption = STORE,
-    as_json: JsonOption = False,
-) -> None:
-    """Send twice the expected peak; fails if a request fails or the latency targets are not kept."""
-    from stages.hub import model_id
-    from stages.rollout.drills import drill_load, living
-    from stages.serve.endpoint import say
-    from stages.settings import Slo
-    from stages.store import ModelStore
-
-    settings = load_config(config, None, workload, "local", assignments)
-    place = ModelStore(store.absolute(), model_id(model))
-    slo = settings.workload.slo
-    if ttft_ms is not None or tpot_ms is not None:
-        slo = Slo(
-            ttft_ms=ttft_ms or (slo.ttft_ms if slo else UNBOUNDED_MS),
-            tpot_ms=tpot_ms or (slo.tpot_ms if slo else UNBOUNDED_MS),
-        )
-    expected = peak or settings.workload.concurrency
-    say(f"{2 * expected} requests in flight for {seconds:g} s")
-    _end(drill_load(place, living(place).url, settings.workload, peak=expected, seconds=seconds, slo=slo), as_json)
-
-
-@drill.command(epilog="Example: slipway drill rollback org/name --json")
-def rollback(
-    model: ModelArgument,
     platform: PlatformOption = None,
     workload: WorkloadOption = None,
     config: ConfigOption = None,
@@ -80,22 +55,59 @@ def rollback(
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Go back to the release before under load, and forward again; fails above five minutes or if a request fails.
+    """Send twice the expected peak; fails if a request fails or the latency targets are not kept."""
+    from pipeline.commands.releases import place_of
+    from stages.rollout.drills import drill_load
+    from stages.serve.endpoint import say
+    from stages.settings import Slo
+
+    settings = load_config(config, None, workload, platform, assignments)
+    place = place_of(store, model)
+    slo = settings.workload.slo
+    if ttft_ms is not None or tpot_ms is not None:
+        slo = Slo(
+            ttft_ms=ttft_ms or (slo.ttft_ms if slo else UNBOUNDED_MS),
+            tpot_ms=tpot_ms or (slo.tpot_ms if slo else UNBOUNDED_MS),
+        )
+    expected = peak or settings.workload.concurrency
+    url, via = _endpoint(settings, place, model), _via(settings)
+    say(f"{2 * expected} requests in flight for {seconds:g} s")
+    found = drill_load(place, url, settings.workload, peak=expected, seconds=seconds, slo=slo, via=via)
+    _end(found, as_json)
+
+
+@drill.command(epilog="Example: slipway drill rollback org/name --json")
+def rollback(
+    model: ModelArgument,
+    limit_s: Annotated[float, typer.Option(min=0, help="Seconds that the way back may take.")] = 300,
+    platform: PlatformOption = None,
+    workload: WorkloadOption = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    store: StoreOption = STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Go back to the release before under load, and forward again; fails above the limit or if a request fails.
 
     With a platform that serves on KServe, how long it takes there.
     """
-    from pipeline.commands.releases import place_of, serving_of
-    from pipeline.serving import target_of
-    from stages.rollout.drills import drill_rollback, living
-    from stages.rollout.targets import LOCAL
+    from stages.program import answer_sigterm
+    from stages.rollout.drills import drill_rollback
     from stages.serve.endpoint import say
 
+    answer_sigterm()
     settings = load_config(config, None, workload, platform, assignments)
-    place, serves_on = place_of(store, model), settings.platform.serves_on
-    if serves_on == LOCAL:
-        living(place)
-    target = target_of(settings, place, model, serving_of(place, settings))
-    found = drill_rollback(place, target, settings.workload, settings.rollout, say, target_name=serves_on)
+    place, target = _drilled(settings, store, model)
+    found = drill_rollback(
+        place,
+        target,
+        settings.workload,
+        settings.rollout,
+        say,
+        target_name=settings.platform.serves_on,
+        limit_s=limit_s,
+        via=_via(settings),
+    )
     _end(found, as_json)
 
 
@@ -103,21 +115,66 @@ def rollback(
 def crash(
     model: ModelArgument,
     canary: Annotated[bool, typer.Option("--canary", help="The canary's server instead of the stable one's.")] = False,
+    platform: PlatformOption = None,
     workload: WorkloadOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Kill a server under load; fails if it is not up again within five minutes. Counts the requests that fail."""
-    from stages.hub import model_id
+    """Kill a server under load; fails if it is not up again within five minutes. Counts the requests that fail.
+
+    With a platform that serves on KServe, one of the release's pods.
+    """
     from stages.rollout.drills import drill_crash
     from stages.serve.endpoint import say
-    from stages.store import ModelStore
 
-    settings = load_config(config, None, workload, "local", assignments)
-    place = ModelStore(store.absolute(), model_id(model))
-    _end(drill_crash(place, settings.workload, say, canary=canary), as_json)
+    settings = load_config(config, None, workload, platform, assignments)
+    place, target = _drilled(settings, store, model)
+    _end(drill_crash(place, target, settings.workload, say, canary=canary, via=_via(settings)), as_json)
+
+
+def _drilled(settings: RunConfig, store: Path, model: str) -> tuple[ModelStore, Target]:
+    """A model's place, and where it is being served.
+
+    Raises:
+        NothingToServe: there is no endpoint on this machine.
+    """
+    from pipeline.commands.releases import place_of, serving_of
+    from pipeline.serving import target_of
+    from stages.rollout.drills import living
+    from stages.rollout.targets import LOCAL
+
+    place = place_of(store, model)
+    if settings.platform.serves_on == LOCAL:
+        living(place)
+    return place, target_of(settings, place, model, serving_of(place, settings))
+
+
+def _endpoint(settings: RunConfig, place: ModelStore, model: str) -> str:
+    """Base URL that clients use.
+
+    Raises:
+        NothingToServe: nothing is served.
+    """
+    from pipeline.serving import target_of
+    from stages.errors import NothingToServe
+    from stages.rollout.drills import living
+    from stages.rollout.targets import LOCAL
+
+    if settings.platform.serves_on == LOCAL:
+        return living(place).url
+    target = target_of(settings, place, model, settings.serving)
+    if target.split().stable is None:
+        raise NothingToServe(f"{model} is not being served on {settings.platform.name}")
+    return target.endpoint()
+
+
+def _via(settings: RunConfig) -> str:
+    """Where requests go instead, on a cluster whose names are not known here."""
+    from stages.rollout.targets import LOCAL
+
+    return "" if settings.platform.serves_on == LOCAL else settings.kserve.gateway_url or ""
 
 
 def _end(found: LoadDrill | RollbackDrill | CrashDrill, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -19,7 +20,7 @@ from pipeline.options import (
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
-    from stages.catalogue import Pruned, Release
+    from stages.catalogue import Passage, Pruned, Release
     from stages.rollout.target import Split
     from stages.settings import Serving
     from stages.store import ModelStore
@@ -29,7 +30,7 @@ ModelArgument = Annotated[str, typer.Argument(help="A model that a run has publi
 
 
 def register(app: typer.Typer) -> None:
-    app.command("releases", epilog="Example: slipway releases org/name --json")(releases)
+    app.command("releases", epilog="Example: slipway releases org/name --history")(releases)
     app.command("rollback", epilog="Example: slipway rollback org/name --to 3")(rollback)
     app.command("prune", epilog="Example: slipway prune org/name --keep 5")(prune)
 
@@ -40,11 +41,17 @@ def releases(
     config: ConfigOption = None,
     store: StoreOption = STORE,
     as_json: JsonOption = False,
+    history: Annotated[bool, typer.Option("--history", help="Every move between releases instead.")] = False,
 ) -> None:
     """List a model's releases, the newest first: which one is in production, and which were tried."""
-    from stages.catalogue import catalogue
+    from stages.catalogue import catalogue, passages
 
     place = place_of(store, model)
+    if history:
+        moves = passages(place)
+        said: Any = _history(moves) if moves else f"no release of {model} was published or rolled out yet"
+        print_result([each.model_dump(mode="json") for each in moves], said, as_json)
+        return
     found = catalogue(place, served(place, load_config(config, None, None, platform, None), model))
     text: Any = _table(found) if found else f"no release of {model} in {store}; make one with: slipway run {model}"
     print_result([each.model_dump(mode="json") for each in found], text, as_json)
@@ -150,6 +157,31 @@ def _table(found: list[Release]) -> Any:
             Text(each.state, style=styles.get(each.state, "")),
         )
     return table
+
+
+def _history(moves: list[Passage]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("When", "What", "From", "To", "Reached", "Outcome", "Took", "Why"):
+        table.add_column(heading, justify="right" if heading in ("From", "To", "Reached", "Took") else "left")
+    for each in moves:
+        table.add_row(
+            f"{each.started_at.astimezone():%Y-%m-%d %H:%M}",
+            each.kind,
+            _number(each.before),
+            _number(each.release),
+            f"{each.percent} %",
+            Text(each.result, style="green" if each.result == "promoted" else "red"),
+            str(timedelta(seconds=round(each.seconds))),
+            each.reason,
+        )
+    return table
+
+
+def _number(release: str | None) -> str:
+    return str(int(release.partition("-")[0])) if release else "–"
 
 
 def _said(pruned: Pruned) -> str:

@@ -30,6 +30,7 @@ def register(app: typer.Typer) -> None:
     group.command("start", epilog="Example: slipway rollout start org/name")(start)
     group.command("status", epilog="Example: slipway rollout status org/name --json")(status)
     group.command("promote", epilog="Example: slipway rollout promote org/name")(promote)
+    group.command("render", epilog="Example: slipway rollout render org/name --platform gke --mode route")(render)
     group.command("abort", epilog="Example: slipway rollout abort org/name")(abort)
     app.add_typer(group, name="rollout")
 
@@ -114,6 +115,36 @@ def abort(
     given_up = control.abort(place, _target(place, model, load_config(config, None, None, platform, assignments)))
     said = f"gave up {given_up}" if given_up else f"no rollout of {model} is under way"
     print_result({"model": model, "given_up": given_up}, said, as_json)
+
+
+def render(
+    model: ModelArgument,
+    release: Annotated[
+        str | None, typer.Option(help="A release's number or name. Default: what select chose last.")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="How KServe splits traffic: standard, knative or route. Default: kserve.mode.")
+    ] = None,
+    platform: PlatformOption = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    store: StoreOption = STORE,
+) -> None:
+    """Print what a rollout's first step applies to a cluster, as YAML; no cluster is asked.
+
+    Beside the release in production; where that is the same one, or there is none, as a first release.
+    """
+    import sys
+
+    from pipeline.manifests import as_text
+    from pipeline.serving import rendered
+    from stages.releases import current_release, find
+    from stages.rollout.__main__ import chosen
+
+    settings, place = load_config(config, None, None, platform, assignments), place_of(store, model)
+    name, stable = find(place, release) if release else chosen(place), current_release(place)
+    documents = rendered(settings, place, name, stable if stable != name else None, mode or settings.kserve.mode)
+    sys.stdout.write(as_text(documents))
 
 
 def _target(place: ModelStore, model: str, settings: RunConfig) -> Target:

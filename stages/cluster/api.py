@@ -111,9 +111,13 @@ class Cluster:
         path = kind.path(namespace or self.namespace, name)
         return self.request("PATCH", path, query={"fieldManager": FIELD_MANAGER}, body=change, content_type=MERGE)
 
-    def delete(self, kind: Kind, name: str, namespace: str | None = None) -> None:
-        """Raises: Absent."""
-        self.request("DELETE", kind.path(namespace or self.namespace, name))
+    def delete(self, kind: Kind, name: str, namespace: str | None = None, *, grace_s: int | None = None) -> None:
+        """*grace_s*: to end in, instead of the object's own.
+
+        Raises: Absent.
+        """
+        query = None if grace_s is None else {"gracePeriodSeconds": str(grace_s)}
+        self.request("DELETE", kind.path(namespace or self.namespace, name), query=query)
 
     def watch(
         self, kind: Kind, version: str, namespace: str | None = None, *, fields: str = "", labels: str = ""

@@ -173,7 +173,8 @@ protocols, and what they cost in units of one server's start + four rounds + qua
   quick     three rounds on one server, one variant after the other     a little less than 1
   standard  four rounds, the servers of all variants taking turns       1
   thorough  as standard, over three starts of the servers               3
-A machine that drifts beyond drift_limit (not in quick) costs the start and the rounds once more.""",
+A machine without GPUs that drifts beyond drift_limit (not in quick) costs the start and the rounds once more.
+One evaluation at a time measures on a machine, and nothing is optimized meanwhile: the others wait for their turn.""",
     )
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
     which = parser.add_mutually_exclusive_group(required=True)

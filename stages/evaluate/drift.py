@@ -1,5 +1,7 @@
 """How fast the machine itself is, by two short kernels while no server has work: what moves between the probe before
-the load and the one after it is not the variant's."""
+the load and the one after it is not the variant's.
+
+They run on the processor: of a GPU, which has clocks and memory of its own, they say nothing."""
 
 from __future__ import annotations
 
@@ -47,9 +49,11 @@ def change(before: Speed, after: Speed) -> float:
 
 def drift_of(pairs: list[tuple[Speed, Speed]], measured_again: int) -> Drift:
     """From the probes before and after the load of each start."""
+    before, *between, after = (speed for pair in pairs for speed in pair)
     return Drift(
-        before=pairs[0][0],
-        after=pairs[-1][1],
+        before=before,
+        between=tuple(between),
+        after=after,
         largest_change=max(change(before, after) for before, after in pairs),
         measured_again=measured_again,
     )

@@ -32,6 +32,7 @@ from stages.select.recompute import point_load
 from stages.serve.endpoint import serving_here
 from stages.settings import Serving, Workload
 from stages.store import ModelStore, sha256_of, write_text
+from stages.turns import alone
 
 Measured = dict[str, Evaluation | SlipwayError]
 
@@ -66,12 +67,12 @@ def measure(store: ModelStore, wanted: Mapping[str, Conditions], workload: Workl
     check_lengths(first, workload, serving, trace)
     if trace and len(trace.requests) < workload.rounds * workload.requests:
         say(f"note: the trace has {len(trace.requests)} requests, and more are sent: repeated ones may be cached")
-    beside = tuple(each.model for each in serving_here(store.root))
-    for model in beside:
-        say(f"note: {model} is being served on this machine and shares it with this measurement")
-    folder = logs_folder(store)
-    subjects = [Subject(name, directories[name], wanted[name], folder) for name in wanted]
-    with Generator() as generator:
+    with alone(f"evaluate {', '.join(wanted)} of {store.model}"), Generator() as generator:
+        folder = logs_folder(store)
+        subjects = [Subject(name, directories[name], wanted[name], folder) for name in wanted]
+        beside = tuple(each.model for each in serving_here(store.root))
+        for model in beside:
+            say(f"note: {model} is being served on this machine and shares it with this measurement")
         session = Session(store, workload, serving, trace, include_defaults, beside, generator)
         measured = measure_all(session, subjects)
     if not os.environ.get(RUN_VARIABLE) and not any(each.failure for each in subjects):
@@ -111,9 +112,10 @@ def one_start(session: Session, group: Sequence[Subject], restart: int, *, again
     """Start the servers, measure, stop them.
 
     After a drift of the machine beyond the workload's limit, all is done once more: with servers started anew, which
-    have cached nothing of the same prompts.
+    have cached nothing of the same prompts. Not where there are GPUs: the probes are of the processor.
     """
-    workload, limit = session.workload, session.workload.drift_limit
+    workload, gpus = session.workload, group[0].conditions.hardware.gpus
+    limit = None if gpus else workload.drift_limit
     with contextlib.ExitStack() as standing:
         for each in group:
             standing.callback(each.stop)

@@ -18,6 +18,7 @@ from stages.optimize.verify import verify
 from stages.records import VARIANT, File, Variant, difference, files_digest
 from stages.settings import Optimize
 from stages.store import ModelStore, digest_of, exclusive, place_tree, sha256_of
+from stages.turns import together
 
 READABLE: Final = 0o644
 
@@ -43,7 +44,8 @@ def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, b
         # Another process may have made it while this one waited.
         if found := existing(store, name, digest_of(identity)):
             return found, False
-        return build(store, name, method, base, settings, identity), True
+        with together(f"optimize {name} of {store.model}"):
+            return build(store, name, method, base, settings, identity), True
 
 
 def identify(name: str, method: Quantizer, base: Base, settings: Optimize) -> Identity:

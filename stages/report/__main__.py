@@ -7,14 +7,19 @@ failure.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import sys
+from typing import Any, Final
 
 from stages import program
 from stages.errors import ConfigError
 from stages.hub import model_id
 from stages.report.page import HTML, JSON, collect, render
 from stages.store import ModelStore, store_root, write_text
+
+SETTINGS: Final = ("profile", "workload", "optimize", "serving")
 
 
 def main() -> None:
@@ -23,11 +28,20 @@ def main() -> None:
     run_id = os.environ.get(program.RUN_VARIABLE)
     if not run_id:
         raise ConfigError(f"{program.RUN_VARIABLE} is not set", hint="the report is of one run: name it")
-    report = collect(store, run_id, arguments.status)
+    report = collect(store, run_id, arguments.status, told(arguments))
     folder = store.run(run_id)
     report.write(folder / JSON)
     write_text(folder / HTML, render(report))
     print(folder / HTML)
+
+
+def told(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The run's settings. One that is not JSON is left out: the run failed for it, and is reported all the same."""
+    found = {}
+    for name in SETTINGS:
+        with contextlib.suppress(ValueError):
+            found[name] = json.loads(getattr(arguments, name))
+    return found
 
 
 def _arguments() -> argparse.Namespace:
@@ -38,6 +52,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--model", required=True, help="name on the Hub, or a local directory")
     parser.add_argument("--status", required=True, help="how the run ended, as Argo says it")
+    for name in SETTINGS:
+        parser.add_argument(f"--{name}", default="", help="the run's, as JSON: for what repeats it")
     return parser.parse_args()
 
 

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup
-from pydantic import BaseModel
 
 from scoring.constraints import MEASURES, Constraints
-from scoring.metrics import METRICS, odds, shown, si
-from scoring.profile import Profile
-from stages.records import Candidate, Change, Evaluation, Percentiles, Production, Variant
+from scoring.metrics import METRICS, odds, shown, si, span
+from stages.records import Candidate, Change, Evaluation, Percentiles, Production
 from stages.report import plots
 from stages.select.evidence import limited
 from stages.select.fidelity import fidelity_limits
-from stages.settings import CONFIGS, Workload
-from stages.store import digest_of
+from stages.select.notes import by_machine
+from stages.settings import Workload
+
+if TYPE_CHECKING:
+    from stages.report.page import RunReport
 
 REFERENCE: Final = "fp16"
 TITLES: Final = {"quality": "Quality", "latency": "p95 latency", "throughput": "Throughput", "memory": "Weights"}
 SCALES: Final = {"latency": (1.0, "ms"), "throughput": (1.0, "tokens/s"), "quality": (1.0, "")}
+SETTINGS_FILE: Final = "settings.yaml"
+DIGESTS: Final = {"tasks_path": "tasks_digest", "trace": "trace_digest", "divergence_text": "divergence_digest"}
+"""Files of a workload, by what an evaluation keeps of them."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +70,26 @@ def confidence(decision: Production) -> str:
     """How sure the choice is, in a few words."""
     winner = winner_of(decision)
     able = [each for each in decision.candidates if not each.excluded]
-    if len(able) < 2 or winner.win_probability is None:
+    if winner.win_probability is None or (len(able) < 2 and decision.separated):
         return "the only one that could be chosen"
+    if len(able) < 2:
+        return f"the only one that could be chosen: would be again with a probability of {odds(winner.win_probability)}"
     said = f"scores highest again with a probability of {odds(winner.win_probability)}"
     return f"clear: {said}" if decision.separated else f"not separated from the others: {said}"
+
+
+def lead(decision: Production) -> str:
+    """By how much the winner's score exceeds the next one, and under which other weightings it is first; empty where
+    nobody else could be chosen."""
+    winner, margin = winner_of(decision), decision.margin
+    if margin is None:
+        return ""
+    value, low, high = (f"{each:+.3f}".replace("-", "−") for each in (margin.value, margin.low, margin.high))
+    said = f"Score beside {margin.over}’s: {value} (95 %: {low} to {high})."
+    if winner.weights_share is not None and winner.any_weights_share is not None:
+        near, anywhere = f"{100 * winner.weights_share:.0f} %", f"{100 * winner.any_weights_share:.0f} %"
+        said += f" First under {near} of the weightings near the profile’s, {anywhere} of all."
+    return said
 
 
 def winner_of(decision: Production) -> Candidate:
@@ -78,6 +100,7 @@ def tiles(decision: Production) -> list[Tile]:
     """The winner's four metrics, and its cost where there is a price."""
     winner = winner_of(decision)
     nothing = "what others are compared with" if decision.winner == REFERENCE else "no fp16 to compare with"
+    nothing = "not comparable with fp16" if winner.change else nothing
     found = []
     for name, title in TITLES.items():
         change = winner.change.get(name)
@@ -86,7 +109,7 @@ def tiles(decision: Production) -> list[Tile]:
         found.append(Tile(title, value, beside, verdict(name, change)))
     if winner.cost:
         cost = winner.cost
-        reach = f"{cost.low:.3g} to {cost.high:.3g}, at the {cost.basis}"
+        reach = f"{span(cost.low, cost.high)}, at the {cost.basis}"
         found.append(Tile("Million output tokens", f"{cost.value:.3g} {cost.currency}", reach, ""))
     return found
 
@@ -253,6 +276,12 @@ def over_concurrency(evaluations: Sequence[Evaluation], field: str, title: str) 
     return plots.lines(f"load-{field.replace('_', '-')}", title, f"{title}, ms", given)
 
 
+def machines(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
+    """Those of one hardware together."""
+    names = by_machine({each.variant: each for each in evaluations})
+    return [[each for each in evaluations if each.variant in same] for same in names.values()]
+
+
 def protocol(evaluation: Evaluation) -> str:
     """How often what was measured, in a sentence."""
     workload = evaluation.workload
@@ -268,43 +297,31 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def configuration(
-    decision: Production, evaluations: Sequence[Evaluation], variants: Sequence[Variant]
-) -> dict[str, Any]:
-    """All settings that the numbers follow from."""
-    return {
-        "profile": decision.profile,
-        "workload": decision.workload,
-        "price": decision.price and decision.price.model_dump(mode="json"),
-        "engine": {each.variant: list(each.engine.arguments) for each in evaluations},
-        "optimize": {each.variant: each.parameters for each in variants},
-    }
+def settings_file(report: RunReport) -> str:
+    """What the run was told, as ``slipway run --config`` reads it. A file that it names has its digest in a comment."""
+    import yaml
+
+    workload = report.decision.workload if report.decision else {}
+    digests = {f"workload.{field}": workload.get(digest) for field, digest in DIGESTS.items()}
+    calibrated = [each.calibration_digest for each in report.variants if each.calibration_digest]
+    digests["optimize.calibration.text"] = calibrated[0] if calibrated else None
+    comments = [f"# {field}: sha256 {digest}\n" for field, digest in digests.items() if digest]
+    return "".join(comments) + yaml.safe_dump(report.settings, sort_keys=False, allow_unicode=True)
 
 
 def command(decision: Production, source: str) -> str:
-    """What repeats the run; a profile or workload that is not one of ``configs/`` as a file."""
-    said = f"slipway run {source}" + ("" if decision.model.startswith("local/") else f" --revision {decision.commit}")
-    for kind, model in (("profile", Profile), ("workload", Workload)):
-        given = getattr(decision, kind)
-        said += f" --{kind} {given.get('name', kind)}" + ("" if _is_shipped(kind, model, given) else ".yaml")
-    return said
+    """What repeats the run, with its settings in a file."""
+    said = ["slipway", "run", source, "--config", SETTINGS_FILE]
+    if not decision.model.startswith("local/"):
+        said += ["--revision", decision.commit]
+    if decision.price:
+        price = decision.price
+        said += ["--set", f"platform.price_per_hour={price.per_hour}", "--set", f"platform.currency={price.currency}"]
+    return shlex.join(said)
 
 
-def _is_shipped(kind: str, model: type[BaseModel], given: Mapping[str, Any]) -> bool:
-    """Whether the settings are, field by field, those of the file of their name in ``configs/``."""
-    import yaml
-
-    name = str(given.get("name", ""))
-    path = CONFIGS / f"{kind}s" / f"{name}.yaml"
-    if not path.is_file():
-        return False
-    shipped = model.model_validate({"name": name} | yaml.safe_load(path.read_text(encoding="utf-8")))
-    fields = shipped.model_dump(mode="json")
-    return all(given[field] == value for field, value in fields.items() if field in given)
-
-
-def config_digest(settings: Mapping[str, Any]) -> str:
-    return digest_of(settings)
+def sha256_of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def seeds(workload: Mapping[str, Any]) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from scoring.metrics import METRICS, odds, shown, si
 from stages import program
@@ -29,6 +28,8 @@ class RunReport(Record):
     run: str
     model: str
     status: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """What the run was told and its figures follow from: profile, workload, optimize, serving."""
     outcomes: tuple[program.Outcome, ...]
     base: Acquired | None
     decision: Production | None
@@ -37,7 +38,7 @@ class RunReport(Record):
     written_at: datetime
 
 
-def collect(store: ModelStore, run_id: str, status: str) -> RunReport:
+def collect(store: ModelStore, run_id: str, status: str, settings: Mapping[str, Any] | None = None) -> RunReport:
     """Everything this run left; a part that is missing or damaged is left out rather than fatal."""
     outcomes = program.outcomes(store.run(run_id))
     selected = next((each for each in outcomes if each.stage == "select" and each.result != "failed"), None)
@@ -51,6 +52,7 @@ def collect(store: ModelStore, run_id: str, status: str) -> RunReport:
         run=run_id,
         model=store.model,
         status=status,
+        settings=dict(settings or {}),
         outcomes=tuple(outcomes),
         base=_readable(Acquired, store.base / ACQUIRED),
         decision=decision,
@@ -75,7 +77,7 @@ def render(report: RunReport) -> str:
     candidates = decision.candidates if decision else ()
     ranking = [each.variant for each in candidates]
     evaluations = sorted(report.evaluations, key=lambda each: _place(ranking, each.variant))
-    settings = facts.configuration(decision, evaluations, report.variants) if decision else {}
+    settings = facts.settings_file(report) if decision and report.settings else ""
     names = [*ranking, *(each.variant for each in evaluations), *(each.variant for each in report.variants)]
     return template.render(
         report=report,
@@ -89,12 +91,10 @@ def render(report: RunReport) -> str:
         costs=any(each.cost for each in candidates),
         command=facts.command(decision, _source(report)) if decision else "",
         settings=settings,
-        digest=facts.config_digest(settings),
         facts=facts,
         metrics=METRICS,
         shown=shown,
         odds=odds,
-        config=_as_json,
     )
 
 
@@ -107,10 +107,6 @@ def _source(report: RunReport) -> str:
     """What ``slipway run`` was given: a name on the Hub, or a local directory."""
     source = report.base.source if report.base else ""
     return source.removeprefix("local:") if source.startswith("local:") else report.model
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, indent=2)
 
 
 def _readable(record: type[RecordT], path: Path) -> RecordT | None:

@@ -28,12 +28,13 @@ def totals(counters: Counters) -> Totals:
     Raises:
         TransientError: they are no numbers.
     """
-    told = (counters.answered, counters.failed, counters.output_tokens, counters.in_flight_s)
+    told = (counters.answered, counters.failed, counters.refused, counters.output_tokens, counters.in_flight_s)
     if not all(map(math.isfinite, (*told, *counters.ttft_s.counts, *counters.tpot_s.counts))):
         raise TransientError("its totals are not numbers")
     return Totals(
         answered=counters.answered,
         failed=counters.failed,
+        refused=counters.refused,
         output_tokens=counters.output_tokens,
         in_flight_s=counters.in_flight_s,
         ttft_bounds=_finite(counters.ttft_s),
@@ -57,6 +58,7 @@ def figures(now: Totals, then: Totals) -> Figures:
             update={
                 "answered": 0.0,
                 "failed": 0.0,
+                "refused": 0.0,
                 "output_tokens": 0.0,
                 "in_flight_s": 0.0,
                 "ttft": (0.0,) * len(now.ttft),
@@ -69,6 +71,7 @@ def figures(now: Totals, then: Totals) -> Figures:
         requests=round(ttft[-1]) if ttft else 0,
         answered=round(now.answered - then.answered),
         failed=round(now.failed - then.failed),
+        refused=round(now.refused - then.refused),
         ttft_p95_ms=_p95_ms(now.ttft_bounds, ttft),
         tpot_p95_ms=_p95_ms(now.tpot_bounds, tpot),
         tokens_per_s_each=(now.output_tokens - then.output_tokens) / in_flight_s if in_flight_s > 0 else None,
@@ -98,12 +101,14 @@ def analyse(
     Returns:
         ``rollback`` as soon as one check fails, ``promote`` once all pass, else ``inconclusive``.
     """
-    canary, stable = figures(canary_now, window.canary), figures(stable_now, window.stable or stable_now)
+    canary = figures(canary_now, window.canary).model_copy(update={"own": window.to_canary.sent})
+    stable = figures(stable_now, window.stable or stable_now).model_copy(update={"own": window.to_stable.sent})
     comparable = [each for each in earlier if each.requests >= settings.min_requests] if percent == 100 else []
     reference = comparable[0] if comparable else stable
     checks = [
         _errors(settings, "errors", canary.failed, canary.answered, reference.failed, reference.answered),
-        _own_requests(settings, window.to_canary, window.to_stable),
+        _refusals(settings, canary, reference),
+        own_requests(settings, window.to_canary, window.to_stable),
         _latency(settings, "ttft", canary_now.ttft_bounds, _since(canary_now.ttft, window.canary.ttft), reference),
         _latency(settings, "tpot", canary_now.tpot_bounds, _since(canary_now.tpot, window.canary.tpot), reference),
         _speed(settings, canary, reference),
@@ -157,22 +162,38 @@ def _errors(
     settings: Rollout, name: str, failed: int, answered: int, stable_failed: int, stable_answered: int
 ) -> Check:
     of, stable_of = failed + answered, stable_failed + stable_answered
+    return _shares(settings, name, failed, of, stable_failed, stable_of, "requests failed")
+
+
+def _refusals(settings: Rollout, canary: Figures, reference: Figures) -> Check:
+    """4xx is the client's mistake, unless a release refuses what the stable one takes: it lacks a chat template, or
+    takes shorter prompts. Of clients' requests alone: nobody refuses our own, which would hide what is refused."""
+    of, stable_of = _of_clients(canary), _of_clients(reference)
+    check = _shares(settings, "refused", canary.refused, of, reference.refused, stable_of, "clients' requests refused")
+    return check if canary.refused else check.model_copy(update={"verdict": "pass"})
+
+
+def _of_clients(figures: Figures) -> int:
+    return max(figures.refused, figures.answered + figures.failed + figures.refused - figures.own)
+
+
+def _shares(settings: Rollout, name: str, count: int, of: int, stable_count: int, stable_of: int, what: str) -> Check:
     verdict = statistics.failures(
-        failed, of, stable_failed, stable_of, slack=settings.error_slack, significance=settings.significance
+        count, of, stable_count, stable_of, slack=settings.error_slack, significance=settings.significance
     )
-    stable_share = stable_failed / stable_of if stable_of else None
+    stable_share = stable_count / stable_of if stable_of else None
     return Check(
         name=name,
         verdict=verdict,
-        canary=failed / of if of else None,
+        canary=count / of if of else None,
         stable=stable_share,
         limit=None if stable_share is None else stable_share + settings.error_slack,
         unit="share",
-        text=f"{failed} of {of} requests failed, of the stable release's {stable_failed} of {stable_of}",
+        text=f"{count} of {of} {what}, of the stable release's {stable_count} of {stable_of}",
     )
 
 
-def _own_requests(settings: Rollout, canary: Synthetic, stable: Synthetic) -> Check:
+def own_requests(settings: Rollout, canary: Synthetic, stable: Synthetic) -> Check:
     """As the errors, by what was answered to ourselves: what a platform does not count can't hide here."""
     if not canary.sent:
         return Check(

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Final
 
 from stages import releases
-from stages.errors import Busy, Conflict, NothingToServe, RolledBack, TransientError
+from stages.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, TransientError
 from stages.rollout.journal import LOCK, Journal, Request, ask, read_journal
 from stages.rollout.machine import Machine, roll_out
 from stages.rollout.settings import Rollout
@@ -58,6 +58,9 @@ def abort(store: ModelStore, target: Target, reason: str = "given up by a person
 
     Returns:
         The release that was given up; None if nothing was under way.
+
+    Raises:
+        Conflict: it is promoted already, on the platform at least, and stays.
     """
     journal = under_way(store)
     if journal is None:
@@ -73,7 +76,7 @@ def abort(store: ModelStore, target: Target, reason: str = "given up by a person
             ended = Machine(store, target, current).give_up(reason) if current else read_journal(store)
     if ended and ended.state == "promoted":
         raise Conflict(
-            f"{ended.release} was promoted before it could be given up", hint=f"slipway rollback {store.model}"
+            f"{ended.release} is promoted already, and can't be given up", hint=f"slipway rollback {store.model}"
         )
     return journal.release
 
@@ -90,6 +93,7 @@ def roll_back(
         NothingToServe: there is no earlier release.
         UnknownName: *to* is no release.
         Conflict: a rollout is under way.
+        ConfigError: nothing is served on this platform, but perhaps on the one of the last rollout.
     """
     current, journal = releases.current_release(store), under_way(store)
     if to:
@@ -113,6 +117,12 @@ def roll_back(
     if target.split().stable is not None or journal:
         roll_out(store, target, release, settings, rollback=True, target_name=target_name)
         return release, True
+    last = read_journal(store)
+    if last and last.target != target_name:
+        raise ConfigError(
+            f"nothing of {store.model} is served on {target_name}; it was rolled out on {last.target}",
+            hint=f"slipway rollback {store.model} --platform, and one that serves on {last.target}",
+        )
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
         started = datetime.now().astimezone()
         releases.promote(store, release)

@@ -5,16 +5,15 @@ What counts as held is said by each record's ``failures``: empty if it was.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-import psutil
-
 from stages import releases
-from stages.errors import DrillFailed, NothingToServe
+from stages.errors import Busy, DrillFailed, NothingToServe, SlipwayError, TransientError
 from stages.records import Record
-from stages.rollout.control import roll_back
+from stages.rollout.control import abort, roll_back, under_way
 from stages.rollout.settings import Rollout
 from stages.rollout.steady import Reply, SteadyLoad
 from stages.rollout.target import Target
@@ -24,6 +23,7 @@ from stages.settings import Slo, Workload
 from stages.store import ModelStore
 
 ROLLBACK_LIMIT_S: Final = 300.0
+"""Unless another one is asked for."""
 RECOVERY_LIMIT_S: Final = 300.0
 SETTLE_S: Final = 3.0
 """Of load before and after what is drilled."""
@@ -81,13 +81,15 @@ class RollbackDrill(Record):
     """Whether the previous release's server was standing by."""
     rollback_s: float
     """From the command until no new request reaches *release*."""
+    limit_s: float
+    """For it."""
     forward_s: float
     answers: Answers
 
     def failures(self) -> list[str]:
         found = _failed(self.answers)
-        if self.rollback_s > ROLLBACK_LIMIT_S:
-            found.append(f"the rollback took {self.rollback_s:.0f} s, allowed {ROLLBACK_LIMIT_S:.0f} s")
+        if self.rollback_s > self.limit_s:
+            found.append(f"the rollback took {self.rollback_s:.1f} s, allowed {self.limit_s:g} s")
         return found
 
 
@@ -100,7 +102,7 @@ class CrashDrill(Record):
     outage_s: float
     """From the first failed request to the first answer to one sent after the last failed one; 0: none failed."""
     recovered_s: float | None
-    """Until the killed server was up again; None: not within five minutes."""
+    """Until there was another one in the killed server's place; None: not within five minutes."""
 
     def failures(self) -> list[str]:
         return (
@@ -109,10 +111,10 @@ class CrashDrill(Record):
 
 
 def drill_load(
-    store: ModelStore, url: str, workload: Workload, *, peak: int, seconds: float, slo: Slo | None
+    store: ModelStore, url: str, workload: Workload, *, peak: int, seconds: float, slo: Slo | None, via: str = ""
 ) -> LoadDrill:
-    """Keep 2 × *peak* requests in flight for *seconds*."""
-    with steady(store, url, workload, 2 * peak) as load:
+    """Keep 2 × *peak* requests in flight for *seconds*. Of *via*, see ``SteadyLoad``."""
+    with steady(store, url, workload, 2 * peak, via) as load:
         started = time.monotonic()
         time.sleep(seconds)
         took_s = time.monotonic() - started
@@ -137,11 +139,16 @@ def drill_rollback(
     say: Callable[[str], None],
     *,
     target_name: str = LOCAL,
+    limit_s: float = ROLLBACK_LIMIT_S,
+    via: str = "",
 ) -> RollbackDrill:
-    """Roll back to the release before the served one under load, and forward again.
+    """Roll back to the release before the served one under load, and forward again. Of *via*, see ``SteadyLoad``.
 
     Raises:
         NothingToServe: nothing is served, or there is no release before.
+        DrillFailed: no request is answered, or the platform did not do what it was asked in time. What is under way
+            is then given up.
+        RolledBack: a release did not come up.
     """
     split = target.split()
     release = split.stable
@@ -151,15 +158,20 @@ def drill_rollback(
             f"{store.model} has no earlier release to go back to", hint=f"slipway releases {store.model}"
         )
     seconds = []
-    with steady(store, target.endpoint(), workload, workload.concurrency) as load:
+    with (
+        _saying_what_is_left(store, release, say),
+        steady(store, target.endpoint(), workload, workload.concurrency, via) as load,
+    ):
         time.sleep(SETTLE_S)
-        for goal in (previous, release):
+        _check_answers(load)
+        for goal, left in ((previous, release), (release, previous)):
             say(f"going to {goal}")
             started = time.monotonic()
-            roll_back(store, target, settings, to=goal, target_name=target_name)
+            with _given_up_if_stuck(store, target, goal, say):
+                roll_back(store, target, settings, to=goal, target_name=target_name)
             done = time.monotonic()
             time.sleep(SETTLE_S)
-            late = [each.sent_s for each in load.replies() if each.release not in (goal, "") and each.sent_s > done]
+            late = [each.sent_s for each in load.replies() if each.release == left and each.sent_s > done]
             seconds.append(max([done, *late]) - started)
             say(f"{goal} gets all requests after {seconds[-1]:.1f} s")
     return RollbackDrill(
@@ -167,35 +179,41 @@ def drill_rollback(
         previous=previous,
         warm=split.standby == previous,
         rollback_s=round(seconds[0], 2),
+        limit_s=limit_s,
         forward_s=round(seconds[1], 2),
         answers=answers(load.replies()),
     )
 
 
 def drill_crash(
-    store: ModelStore, workload: Workload, say: Callable[[str], None], *, canary: bool = False
+    store: ModelStore,
+    target: Target,
+    workload: Workload,
+    say: Callable[[str], None],
+    *,
+    canary: bool = False,
+    via: str = "",
 ) -> CrashDrill:
-    """Kill the server of the stable release (or the canary's) on this machine with SIGKILL, under load.
+    """Kill a server of the stable release (or of the canary) under load. Of *via*, see ``SteadyLoad``.
 
     Raises:
-        NothingToServe: it is not up.
+        NothingToServe: nothing is served, or there is no canary.
+        DrillFailed: no request is answered as it is.
+        TransientError, AccessDenied: it can't be killed.
     """
-    found = living(store)
-    release = found.canary if canary else found.release
-    server = found.server(release or "")
-    if release is None or server is None or server.pid is None:
-        raise NothingToServe(f"{store.model} has no {'canary' if canary else 'server'} that is up")
+    split = target.split()
+    release = split.canary if canary else split.stable
+    if release is None:
+        raise NothingToServe(f"{store.model} has no {'canary' if canary else 'release'} that is being served")
     recovered_s = None
-    with steady(store, found.url, workload, workload.concurrency) as load:
+    with steady(store, target.endpoint(), workload, workload.concurrency, via) as load:
         time.sleep(SETTLE_S)
-        say(f"killing the server of {release}")
-        for process in psutil.Process(server.pid).children():  # the pid is its guard's
-            process.kill()
+        _check_answers(load)
+        say(f"killing a server of {release}")
+        up_again = target.kill(release)
         killed = time.monotonic()
         while time.monotonic() - killed < RECOVERY_LIMIT_S:
-            now = endpoint(store)
-            state = now.server(release) if now else None
-            if state and state.state == "up" and state.pid != server.pid:
+            if up_again():
                 recovered_s = round(time.monotonic() - killed, 1)
                 say(f"up again after {recovered_s:.1f} s")
                 break
@@ -221,7 +239,7 @@ def check(drill: LoadDrill | RollbackDrill | CrashDrill) -> None:
         )
 
 
-def steady(store: ModelStore, url: str, workload: Workload, concurrency: int) -> SteadyLoad:
+def steady(store: ModelStore, url: str, workload: Workload, concurrency: int, via: str = "") -> SteadyLoad:
     return SteadyLoad(
         url,
         store.model,
@@ -229,7 +247,48 @@ def steady(store: ModelStore, url: str, workload: Workload, concurrency: int) ->
         concurrency=concurrency,
         prompt_tokens=workload.prompt_tokens or PROMPT_TOKENS,
         output_tokens=workload.output_tokens or OUTPUT_TOKENS,
+        via=via,
     )
+
+
+def _check_answers(load: SteadyLoad) -> None:
+    """Raises: DrillFailed: clients get no answer as it is, so that nothing could be seen."""
+    replies = load.replies()
+    if replies and all(each.error for each in replies):
+        raise DrillFailed(
+            f"no request is answered, and nothing was changed: {replies[-1].error}",
+            hint="where a cluster's endpoint is not known by its name: --set kserve.gateway_url=http://…",
+        )
+
+
+@contextlib.contextmanager
+def _given_up_if_stuck(store: ModelStore, target: Target, goal: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Raises: DrillFailed: the platform did not bring *goal* into force in time."""
+    try:
+        yield
+    except TransientError as error:
+        journal = under_way(store)
+        if isinstance(error, Busy) or journal is None or journal.release != goal:
+            raise  # it has not begun, or is another's
+        say(f"giving it up: {error}")
+        try:
+            abort(store, target, f"the drill did not get there: {error}")
+        except SlipwayError as another:
+            say(f"it could not be given up: {another}")
+        raise DrillFailed(f"{goal} did not get all requests: {error}", hint=error.hint) from error
+
+
+@contextlib.contextmanager
+def _saying_what_is_left(store: ModelStore, release: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Of a drill that does not come to its end, Ctrl-C included: what is not as it was, and the way back."""
+    try:
+        yield
+    except BaseException:
+        if journal := under_way(store):
+            say(f"the rollout of {journal.release} is under way: slipway rollout abort {store.model}")
+        if (now := releases.current_release(store)) != release:
+            say(f"{now} is in production: slipway rollback {store.model} --to {release}")
+        raise
 
 
 def answers(replies: Sequence[Reply]) -> Answers:

@@ -39,6 +39,7 @@ class Totals(Record):
 
     answered: float
     failed: float
+    refused: float = 0.0
     output_tokens: float
     in_flight_s: float
     ttft_bounds: tuple[float, ...]
@@ -55,6 +56,9 @@ class Figures(Record):
     """With a first token: those whose latency is known."""
     answered: int
     failed: int
+    refused: int = 0
+    own: int = 0
+    """Requests of the rollout's own among these three."""
     ttft_p95_ms: float | None
     tpot_p95_ms: float | None
     tokens_per_s_each: float | None
@@ -119,7 +123,7 @@ class Journal(Record):
     """What was in production when it began."""
     target: str
     run: str | None
-    """The pipeline's run that began it."""
+    """The pipeline's run that began it, or went on with it last."""
     settings: Rollout
     """As it began: what a later call says does not change a plan under way."""
     steps: tuple[int, ...]
@@ -135,12 +139,15 @@ class Journal(Record):
     """The stable release alone, while the canary started: what the canary is compared with at 100 %."""
     baseline_from: Totals | None = None
     window: Window | None = None
+    instance: str = ""
+    """Of the canary's servers, at the last look at their totals."""
     restarts: int = 0
+    """Of the canary's servers, in the whole rollout."""
     analyses: tuple[Analysis, ...] = ()
     """The last of each step."""
     started_at: datetime
     entered_at: datetime
-    """When it came into its state (its step)."""
+    """When it came into its state (its step); while a person is waited for, when the present window began."""
     transitions: tuple[Transition, ...] = ()
 
     @property
@@ -152,8 +159,9 @@ class Journal(Record):
         """The canary's share that is in force, or about to be."""
         if self.state in ("promoting", "promoted"):
             return 100
-        shifted = self.state in ("shifting", "observing")
-        return self.steps[self.step] if shifted else self.steps[self.step - 1] if self.step else 0
+        if self.state in ("shifting", "observing"):
+            return self.steps[self.step]
+        return self.steps[self.step - 1] if self.state == "awaiting approval" and self.step else 0
 
 
 class Request(Record):

@@ -5,7 +5,8 @@
     when anything goes wrong: ─ rolling back ─ rolled back
 
 The work of each state may be done again, so that a rollout that was killed anywhere goes on where it was when it is
-started again. Who runs it holds a lock that ends with the process; others ask it by a file (see ``control``).
+started again. Before it goes back it asks the platform: what that has made the stable release already is promoted, and
+not taken away. Who runs it holds a lock that ends with the process; others ask it by a file (see ``control``).
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from stages.store import ModelStore, exclusive, write_json
 
 QUESTION_TRIES: Final = 3
 """A release may fail now and then, as the stable one does."""
+TAKEN: Final = "the platform has made it the stable release already"
+CHANGED: Final = "somebody else changed what is served"
 
 
 def roll_out(
@@ -56,10 +59,11 @@ def roll_out(
         release: a directory's name under ``releases/``.
         rollback: to a release that was good before: all traffic at once, as soon as it answers.
         until: ``deploy`` (it answers, without traffic), a step's percent (that step was good), or ``promote``.
-        approved: a person has agreed already to what ``settings.approval`` waits for.
+        approved: a person has agreed already to what ``settings.approval`` waits for. Where *until* lies beyond that,
+            it is waited for here, and the canary watched meanwhile.
 
     Returns:
-        The journal; in state ``awaiting approval`` if a person has to approve first.
+        The journal, at *until* or ended.
 
     Raises:
         Busy: another process runs it.
@@ -72,11 +76,11 @@ def roll_out(
     if release not in releases.numbered(store).values():  # nor a path that leads elsewhere
         raise NothingToServe(f"{store.model} has no release {release}", hint=f"slipway releases {store.model}")
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
-        journal = continued(store, release)
+        journal = continued(store, release, target_name)
         fresh = journal is None
         if journal is None:
             journal = begun(store, target.split(), release, settings, rollback=rollback, target_name=target_name)
-            write_json(journal_path(store), journal)
+        write_json(journal_path(store), journal)
         machine = Machine(store, target, journal)
         if not fresh and not journal.ended:
             machine.reconcile()
@@ -92,7 +96,7 @@ class Machine:
         self.store, self.target, self.journal = store, target, journal
 
     def drive(self, until: str = PROMOTE) -> Journal:
-        """Work until the point *until*, or until a person has to approve.
+        """Work until the point *until*.
 
         Raises:
             RolledBack, ServerFailed, TransientError, Conflict: as ``roll_out``.
@@ -102,12 +106,13 @@ class Machine:
             "starting": self._start,
             "shifting": self._shift,
             "observing": self._observe,
+            "awaiting approval": self._observe,
             "promoting": self._promote,
             "rolling back": self._roll_back,
         }
         while True:
             self._answer_requests()
-            if reached(self.journal, until) or self.journal.state == "awaiting approval":
+            if reached(self.journal, until):
                 break
             work[self.journal.state]()
         if self.journal.state == "rolled back":
@@ -115,10 +120,11 @@ class Machine:
         return self.journal
 
     def give_up(self, reason: str) -> Journal:
-        """Roll back now, whatever the state."""
-        if not self.journal.ended:
+        """Roll back now, whatever the state; what the platform has made the stable release already is promoted."""
+        if not self.journal.ended and not (self.journal.state == "promoting" and self._is_stable()):
             self._enter("rolling back", reason=reason)
-            self._roll_back()
+        while not self.journal.ended:
+            (self._promote if self.journal.state == "promoting" else self._roll_back)()
         return self.journal
 
     def reconcile(self) -> None:
@@ -127,17 +133,18 @@ class Machine:
         Raises:
             Conflict: another release is being tried by now.
         """
-        split, journal = self.target.split(), self.journal
+        journal = self.journal
         if journal.state == "rolling back" or journal.kind == "refresh":
             return
-        if split.canary not in (None, journal.release):
+        split = self.target.split()
+        if split.stable == journal.release:  # perhaps not all of the old stable one is gone yet
+            if journal.stable is not None:
+                self._enter("promoting", reason=journal.reason or TAKEN)
+        elif split.canary not in (None, journal.release):
             raise Conflict(
                 f"{split.canary} is being tried on the platform, not {journal.release}",
                 hint=f"give it up: slipway rollout abort {self.store.model}",
             )
-        if split.stable == journal.release:
-            if journal.kind != "first":
-                self._enter("promoting", reason=journal.reason or "the platform has promoted it")
         elif split.stable is None and journal.stable is not None:
             self._say(f"{journal.stable} is no longer served: going on as with a first release")
             kind = "first" if journal.kind == "rollout" else journal.kind
@@ -146,8 +153,8 @@ class Machine:
             self._enter("rolling back", reason=f"somebody else promoted {split.stable} meanwhile")
         elif split.canary is None and journal.stable is not None:
             self._enter("deploying", step=0, window=None)
-        elif journal.state == "observing" and split.percent != journal.percent:
-            self._enter("shifting")
+        elif journal.state in ("observing", "awaiting approval") and split.percent != journal.percent > 0:
+            self._enter("shifting", step=self._present_step())
 
     def _deploy(self) -> None:
         release, stable = self.journal.release, self.journal.stable
@@ -157,12 +164,14 @@ class Machine:
         except ServerFailed as error:
             return self._go_back(f"it does not start: {error}")
         baseline = Observer(self.store, self.target, self.journal).totals_of_stable()
-        return self._enter("starting", baseline_from=baseline)
+        return self._enter("starting", baseline_from=baseline, instance="")
 
     def _start(self) -> None:
         """Wait until it has answered a completion, then ask it what was asked when it was measured."""
+        journal = self.journal
+        stable = journal.stable if journal.kind == "rollout" else None
         try:
-            if self.target.ready(self.journal.release) and answers(self.store, self.target, self.journal.release):
+            if self.target.ready(journal.release) and answers(self.store, self.target, journal.release, stable):
                 return self._first_step(self._wrong_answers())
             why = "it did not answer a completion"
         except ServerFailed as error:
@@ -205,28 +214,47 @@ class Machine:
         waits = journal.settings.approval and journal.kind == "rollout" and not journal.approved
         state: State = "awaiting approval" if waits and journal.steps[step] == 100 else "shifting"
         self._enter(state, step=step, **changes)
+        if state == "awaiting approval":
+            self._say(f"go on: slipway rollout promote {self.store.model}")
+
+    def _present_step(self) -> int:
+        """The step whose share the canary has; one that waits for a person is to get that of the next."""
+        return max(self.journal.step - (self.journal.state == "awaiting approval"), 0)
 
     def _shift(self) -> None:
         self._say(f"{self.journal.percent} % of requests to {self.journal.release}")
-        self.target.shift(self.journal.release, self.journal.percent)
+        try:
+            self.target.shift(self.journal.release, self.journal.percent)
+        except Conflict as error:  # nobody would watch it
+            return self._go_back(f"{CHANGED}: {error}")
         if self.journal.kind == "rollback":
             return self._enter("promoting", reason="it was good before, and answers")
-        return self._enter("observing", window=None, restarts=0)
+        return self._enter("observing", window=None)
 
     def _observe(self) -> None:
-        """Look once at a step."""
+        """Look once at a step, or at a canary that waits for a person."""
         journal, settings = self.journal, self.journal.settings
         try:
-            if self.target.split().canary != journal.release:
+            split = self.target.split()
+            if split.stable == journal.release:
+                return self._enter("promoting", reason=TAKEN)
+            if split.canary != journal.release:
                 return self._go_back("somebody else withdrew the canary")
             look = Observer(self.store, self.target, journal).look(self._elapsed_s())
         except ServerFailed as error:
             return self._go_back(f"its server failed: {error}")
+        except Conflict as error:
+            return self._go_back(f"{CHANGED}: {error}")
         except TransientError as error:
             look = Look(f"the platform did not answer: {error}")
         self._keep(**look.changes)
         if look.verdict == "rollback":
             return self._go_back(f"at {journal.percent} %: {look.reason}")
+        if journal.state == "awaiting approval":
+            # Hours in which it was good would hide the minute since which it is bad.
+            if self._elapsed_s() >= (settings.step_s if look.verdict == "promote" else settings.step_timeout_s):
+                self._keep(window=None, entered_at=datetime.now(UTC))
+            return self._pause()
         if look.verdict == "promote" and (journal.hurried or self._elapsed_s() >= settings.step_s):
             self._say(f"{journal.percent} %: {look.reason}")
             if journal.step + 1 < len(journal.steps):
@@ -246,10 +274,19 @@ class Machine:
     def _roll_back(self) -> None:
         journal = self.journal
         if journal.kind != "refresh":  # the stable one stays, whatever is wrong with it
-            self.target.withdraw(journal.release)
+            if journal.stable is not None and self._is_stable():
+                return self._enter("promoting", reason=TAKEN)
+            self.target.withdraw(journal.release, first=journal.stable is None)
         if journal.before is not None and releases.candidate(self.store) == journal.release:
             releases.withdraw_candidate(self.store)
-        self._end("rolled back")
+        return self._end("rolled back")
+
+    def _is_stable(self) -> bool:
+        """Whether the platform has promoted it, so that clients would be left with nothing without it."""
+        try:
+            return self.target.split().stable == self.journal.release
+        except TransientError:  # who gets how much is not certain; what is stable is never withdrawn
+            return False
 
     def _end(self, result: Any) -> None:
         journal = self.journal
@@ -301,10 +338,12 @@ class Machine:
         answered(self.store)
 
     def approve(self, *, hurried: bool = False) -> None:
-        """Go on without waiting for a person or, if *hurried*, for time; what has to be shown stays the same."""
+        """Go on without waiting for a person or, if *hurried*, for time; what has to be shown stays the same. A canary
+        that has waited has to show it once more: it may have been long."""
         self._keep(approved=True, hurried=hurried or self.journal.hurried)
         if self.journal.state == "awaiting approval":
-            self._enter("shifting")
+            state: State = "observing" if self.journal.step else "shifting"
+            self._enter(state, step=self._present_step(), window=None)
 
     def _baseline(self) -> Figures | None:
         return Observer(self.store, self.target, self.journal).baseline()
@@ -322,5 +361,6 @@ class Machine:
         release, reason = self.journal.release, self.journal.reason
         hint = f"slipway rollout status {self.store.model}"
         if self.journal.kind in ("first", "refresh"):
-            return ServerFailed(f"{release} is not served: {reason}", hint=hint)
+            served = "is not served" if self.journal.kind == "first" else "is not served as asked"
+            return ServerFailed(f"{release} {served}: {reason}", hint=hint)
         return RolledBack(f"{release} was rolled back: {reason}", hint=hint)

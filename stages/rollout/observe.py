@@ -11,16 +11,18 @@ from stages import releases
 from stages.errors import ServerFailed, TransientError
 from stages.evaluate.probes import check_probes
 from stages.rollout import traffic
-from stages.rollout.analysis import analyse, figures, quality, restarted, totals
-from stages.rollout.journal import Analysis, Figures, Journal, Totals, Window
+from stages.rollout.analysis import analyse, figures, own_requests, quality, restarted, totals
+from stages.rollout.journal import Analysis, Figures, Journal, Totals, Window, asked
 from stages.rollout.settings import Rollout
 from stages.rollout.target import Target
 from stages.serve.endpoint import api_key
-from stages.server import answer
+from stages.server import answer, answers_chat, has_chat_template
 from stages.store import ModelStore
 
 BURST: Final = 16
 """Own requests to each release between two looks."""
+TOGETHER: Final = 4
+"""Of them, at each release at a time."""
 OWN_AT_MOST: Final = 4
 """Times ``min_requests``, within a step."""
 
@@ -46,13 +48,20 @@ class Agreement:
         return quality(settings, self.value).text
 
 
-def answers(store: ModelStore, target: Target, release: str) -> bool:
-    """Whether *release*, asked by its own URL, completes a prompt."""
+def answers(store: ModelStore, target: Target, release: str, stable: str | None = None) -> bool:
+    """Whether *release*, asked by its own URL, completes a prompt; and a chat, where its own tokenizer or the *stable*
+    release's has a template for one.
+
+    Raises:
+        ServerFailed: it refuses chats.
+    """
+    url = target.url(release)
     try:
-        answer(target.url(release), store.model, api_key())
+        answer(url, store.model, api_key())
     except ServerFailed:
         return False
-    return True
+    chats = any(has_chat_template(store.releases / each) for each in (release, stable) if each)
+    return not chats or answers_chat(url, store.model, api_key())
 
 
 def agreement(store: ModelStore, target: Target, release: str) -> Agreement | None:
@@ -87,13 +96,15 @@ class Observer:
         if stable is None:
             return Look("the stable release tells nothing of itself")
         window = journal.window
-        if window is None or window.stable is None or restarted(stable, window.stable):
-            return Look("the step has just begun", changes={"window": Window(canary=canary, stable=stable)})
-        if restarted(canary, window.canary):
+        begun = {"window": Window(canary=canary, stable=stable), "instance": canary.instance}
+        another = journal.instance not in ("", canary.instance)  # since an earlier step, too
+        if another or (window and restarted(canary, window.canary)):
             if journal.restarts >= settings.restarts:
                 return Look(f"its server was started anew {journal.restarts + 1} times", "rollback")
-            anew = {"window": Window(canary=canary, stable=stable), "restarts": journal.restarts + 1}
-            return Look("a server of the canary was started anew", changes=anew)
+            begun["restarts"] = journal.restarts + 1
+            return Look("a server of the canary was started anew", changes=begun)
+        if window is None or window.stable is None or restarted(stable, window.stable):
+            return Look("the step has just begun", changes=begun)
         if settings.synthetic:
             window = self._supplied(window, canary, stable, elapsed_s)
             canary, stable = totals(self.target.counters(journal.release)), self.totals_of_stable() or stable
@@ -153,11 +164,13 @@ class Observer:
         if count <= 0 or journal.stable is None:
             return window
         urls = (self.target.url(journal.release), self.target.url(journal.stable))
-        first = window.to_canary.sent
-        to_canary, to_stable = traffic.send(urls, self.store.model, api_key(), count, first)
-        return window.model_copy(
-            update={
-                "to_canary": traffic.more(window.to_canary, to_canary),
-                "to_stable": traffic.more(window.to_stable, to_stable),
-            }
-        )
+        sent, last = window.to_canary.sent, window.to_canary.sent + count
+        while sent < last:
+            some = range(sent, min(last, sent + TOGETHER))
+            replies = traffic.send(urls, self.store.model, api_key(), some, settings.own_timeout_s)
+            to_canary, to_stable = map(traffic.more, (window.to_canary, window.to_stable), replies)
+            window = window.model_copy(update={"to_canary": to_canary, "to_stable": to_stable})
+            sent += len(some)
+            if own_requests(settings, to_canary, to_stable).verdict == "fail" or asked(self.store, journal):
+                break  # a canary that hangs would take a timeout for each of the rest
+        return window

@@ -19,23 +19,28 @@ DEPLOY: Final = "deploy"
 PROMOTE: Final = "promote"
 
 
-def continued(store: ModelStore, release: str) -> Journal | None:
-    """The rollout of *release* that is under way, or that this very run of the pipeline has ended.
+def continued(store: ModelStore, release: str, target_name: str) -> Journal | None:
+    """The rollout of *release* that is under way, from now on this run's, or that this very run has ended.
 
     Raises:
-        Conflict: another release is being rolled out.
+        Conflict: another release is being rolled out, or this one elsewhere.
     """
-    last = read_journal(store)
+    last, run = read_journal(store), os.environ.get(RUN_VARIABLE)
     if last is None:
         return None
-    if not last.ended and last.release != release:
+    if last.ended:
+        return last if last.release == release and bool(run) and last.run == run else None
+    if last.release != release:
         raise Conflict(
             f"the rollout of {last.release} is under way ({last.state}, {last.percent} %)",
             hint=f"let it end, or give it up: slipway rollout abort {store.model}",
         )
-    run = os.environ.get(RUN_VARIABLE)
-    same = last.release == release and bool(run) and last.run == run
-    return last if same or not last.ended else None
+    if last.target != target_name:
+        raise Conflict(
+            f"the rollout of {release} is under way on {last.target}, not {target_name}",
+            hint=f"say --platform, and one that serves on {last.target}",
+        )
+    return last.model_copy(update={"run": run or last.run})
 
 
 def begun(
@@ -54,7 +59,7 @@ def begun(
     kind: Kind = "rollback" if rollback else "rollout"
     if split.stable in (None, release):
         kind = "first" if split.stable is None else "refresh"
-    steps = {"rollout": settings.steps, "rollback": (100,)}.get(kind, ())
+    steps = {"rollout": settings.steps, "rollback": (100,)}.get(kind, ()) if split.room else ()
     now = datetime.now(UTC)
     return Journal(
         id=uuid.uuid4().hex[:12],

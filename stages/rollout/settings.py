@@ -35,8 +35,11 @@ class Rollout(Settings):
     poll_s: Annotated[float, Field(gt=0)] = 2
     synthetic: bool = True
     """Where clients send too little within ``step_s``, send short requests of our own to both releases alike."""
+    own_timeout_s: Annotated[float, Field(gt=0)] = 30
+    """One of these that is not answered by then has failed. A look at a canary that hangs takes about twice as long.
+    Raise it where the stable release needs more for 16 tokens under load."""
     approval: bool = False
-    """True: stop before 100 % until a person says ``slipway rollout promote``."""
+    """True: stop before 100 % until a person says ``slipway rollout promote``; then it is looked at once more."""
     ttft_ratio: Ratio = 1.25
     """Time to first token, p95, against the stable release's."""
     ttft_slack_ms: Seconds = 50
@@ -54,7 +57,8 @@ class Rollout(Settings):
     """How alike the answers to recorded questions must be to those that were recorded when the release was measured
     (``scoring.probes``). 0 turns the questions off."""
     restarts: Annotated[int, Field(ge=0)] = 1
-    """A canary's server may be started anew so often (a pod that moves); once more, and it counts as crashing."""
+    """A canary's server may be started anew so often in a rollout (a pod that moves); once more, and it counts as
+    crashing."""
 
     @field_validator("steps")
     @classmethod

@@ -114,7 +114,8 @@ class SteadyLoad:
             "ignore_eos": True,
             "stream": True,
         }
-        sent_s, first_s, tokens, release, error = time.monotonic(), None, 0, "", "it was cut off"
+        sent_s, first_s, tokens, release = time.monotonic(), None, 0, ""
+        error, said = "it was cut off", ""
         try:
             with client.stream("POST", self._url, json=body, headers=self._headers) as reply:
                 release = reply.headers.get(RELEASE_HEADER, "")
@@ -123,10 +124,11 @@ class SteadyLoad:
                 else:
                     for data in (line.removeprefix(DATA) for line in reply.iter_lines() if line.startswith(DATA)):
                         if data == DONE:
-                            error = ""
+                            error = said
                             continue
                         event: dict[str, Any] = json.loads(data)
                         release = release or event.get("system_fingerprint") or ""
+                        said = said or str(event.get("error") or "")  # vLLM ends a failed stream with [DONE] too
                         if event.get("choices"):
                             first_s, tokens = first_s or time.monotonic(), tokens + 1
         except httpx.HTTPError as failure:

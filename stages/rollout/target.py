@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +19,9 @@ class Split:
     """Of new requests, to the canary: 0–100."""
     standby: str | None = None
     """An earlier stable one that is kept warm, so that going back to it takes seconds."""
+    room: bool = True
+    """Whether a canary finds room beside the stable release. Where it does not, ``deploy`` puts it in its place and
+    gives it all requests at once, and ``withdraw`` brings the stable one back: nothing can be compared."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,10 @@ class Counters:
     answered: float
     """Requests that were answered with 2xx."""
     failed: float
-    """Requests that ended in 5xx, or that never reached a living server."""
+    """Requests that ended in 5xx. On one machine also those that never reached a living server; on a cluster not, since
+    Kubernetes tells nothing of what a gateway refuses itself, and each gateway counts it in its own way."""
+    refused: float
+    """Requests that ended in 4xx: the client's mistake, or a release that refuses what another one takes."""
     output_tokens: float
     """Of requests that have ended (``vllm:request_generation_tokens_sum``): their time is below."""
     in_flight_s: float
@@ -93,8 +100,16 @@ class Target(Protocol):
         """The canary becomes the stable one. The old stable stays as a warm standby or is drained and removed."""
         ...
 
-    def withdraw(self, release: str) -> None:
-        """All traffic to the stable one, then drain and remove *release*."""
+    def withdraw(self, release: str, *, first: bool = False) -> None:
+        """All traffic to the stable one, then drain and remove *release*; what others changed of it meanwhile is no
+        obstacle.
+
+        Args:
+            first: nothing was served before *release*, and nothing shall be after it.
+
+        Raises:
+            Conflict: it is the stable one, and not *first*: clients would be left with nothing. Nothing was touched.
+        """
         ...
 
     def counters(self, release: str) -> Counters:
@@ -103,4 +118,16 @@ class Target(Protocol):
 
     def endpoint(self) -> str:
         """Base URL (without ``/v1``) that clients use, whatever the split."""
+        ...
+
+    def kill(self, release: str) -> Callable[[], bool]:
+        """End one of its servers at once, as a crash would: for drills.
+
+        Returns:
+            Whether another one is up in its place.
+
+        Raises:
+            TransientError: none is up.
+            AccessDenied: whoever calls may not.
+        """
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -13,30 +14,34 @@ from stages.server import credentials, http
 PROMPT: Final = "Number {}. In a few words, what is the weather like in the month of your choice, and why?"
 ANSWER_TOKENS: Final = 16
 """Enough for a time per output token."""
-TIMEOUT_S: Final = 60.0
 
 
-def send(urls: tuple[str, str], model: str, api_key: str, count: int, first: int = 0) -> tuple[Synthetic, Synthetic]:
-    """The same *count* completions to each of two releases (base URLs without ``/v1``), at the same time, one after
-    the other at each: what disturbs the machine disturbs both.
+def send(
+    urls: tuple[str, str], model: str, api_key: str, numbers: Sequence[int], timeout_s: float
+) -> tuple[Synthetic, Synthetic]:
+    """The same completions to each of two releases (base URLs without ``/v1``), all at the same time: what disturbs the
+    machine disturbs both, and one that hangs takes *timeout_s* once.
 
     Args:
-        first: number of the first prompt; prompts differ, so that no prefix cache answers them.
+        numbers: of the prompts; they differ, so that no prefix cache answers them.
 
     Returns:
-        How many were sent and failed, by release. Whatever is no completion has failed.
+        How many were sent and failed, by release. Whatever is no completion in time has failed.
     """
-    numbers = range(first, first + count)
-    with ThreadPoolExecutor(len(urls)) as pool:
-        failed = list(pool.map(lambda url: sum(not _answered(url, model, api_key, each) for each in numbers), urls))
-    return Synthetic(sent=count, failed=failed[0]), Synthetic(sent=count, failed=failed[1])
+    asked = [(url, number) for number in numbers for url in urls]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = list(pool.map(lambda each: _answered(each[0], model, api_key, each[1], timeout_s), asked))
+    to_first, to_second = (
+        Synthetic(sent=len(numbers), failed=sum(not each for each in answers[place::2])) for place in (0, 1)
+    )
+    return to_first, to_second
 
 
 def more(before: Synthetic, now: Synthetic) -> Synthetic:
     return Synthetic(sent=before.sent + now.sent, failed=before.failed + now.failed)
 
 
-def _answered(url: str, model: str, api_key: str, number: int) -> bool:
+def _answered(url: str, model: str, api_key: str, number: int, timeout_s: float) -> bool:
     body = {
         "model": model,
         "prompt": PROMPT.format(number),
@@ -45,7 +50,7 @@ def _answered(url: str, model: str, api_key: str, number: int) -> bool:
         "ignore_eos": True,
     }
     try:
-        reply = http().post(f"{url}/v1/completions", json=body, headers=credentials(api_key), timeout=TIMEOUT_S)
+        reply = http().post(f"{url}/v1/completions", json=body, headers=credentials(api_key), timeout=timeout_s)
         return reply.is_success and bool(reply.json()["choices"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
         return False

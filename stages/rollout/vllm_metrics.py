@@ -37,6 +37,7 @@ def counters_of(samples: Sequence[Sample], instance: str) -> Counters:
     return Counters(
         answered=_requests(samples, "2xx"),
         failed=_requests(samples, "5xx"),
+        refused=_requests(samples, "4xx"),
         output_tokens=_sum(samples, OUTPUT_TOKENS),
         in_flight_s=_sum(samples, IN_FLIGHT),
         ttft_s=_histogram(samples, TTFT),

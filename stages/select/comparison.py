@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from scoring.metrics import METRICS
 from stages.records import Evaluation, Record
-from stages.select.evidence import draws, items_of
+from stages.select.evidence import Lines, different_questions, draws, machine_speeds, questions
 from stages.select.kept import Kept
 from stages.select.verify import differences
 
+if TYPE_CHECKING:
+    from scoring.draws import Items
+
 Z_95: Final = 1.959964
+Asked = Mapping[str, Mapping[str, Mapping[str, "Items"]]]
+"""By variant and run (0 and 1), the items of each task."""
 
 
 class Setting(Record):
@@ -33,13 +38,16 @@ class Change(Record):
     change: float | None
     """Relative to the first; None where that is 0."""
     beyond_noise: bool | None
-    """Whether chance does not explain it (95 %); None where the noise was not measured."""
+    """Whether neither chance (95 %) nor a machine of another speed explains it; None where the noise was not
+    measured."""
 
 
 class Comparison(Record):
     settings: tuple[Setting, ...]
     metrics: tuple[Change, ...]
     """Of the variants that both runs measured."""
+    notes: tuple[str, ...]
+    """What the noise does not hold, and what else was not the same."""
     winners: tuple[str, ...]
     """A line for each run: who won and why."""
     same_winner: bool
@@ -48,28 +56,41 @@ class Comparison(Record):
 def compare(first: Kept, second: Kept) -> Comparison:
     """Raises: DamagedModel: samples are not what was written."""
     winners = [_winner(each) for each in (first, second)]
+    lines = (first.lines(), second.lines())
+    asked = {name: _asked(first, second, name, lines) for name in both(first, second)}
     return Comparison(
         settings=tuple(settings(first, second)),
-        metrics=tuple(changes(first, second)),
+        metrics=tuple(changes(first, second, _noise(first, second, lines, asked))),
+        notes=tuple(notes(first, second, asked)),
         winners=tuple(f"{each.folder.name}: {_why(each)}" for each in (first, second)),
         same_winner=winners[0] == winners[1],
     )
 
 
 def settings(first: Kept, second: Kept) -> Iterator[Setting]:
-    """What the runs were told and found: model, profile, price, and by variant how it was measured and on what."""
-    told, made = (_told(each) for each in (first, second))
-    for path, before, after in differences(told, made):
+    """What the runs were told and found: model, profile, price, who was measured, and of who was so by both, how and on
+    what. What is otherwise for all of them in the same way stands once, the rest under the variant's name."""
+    for path, before, after in differences(_told(first), _told(second)):
         yield Setting(what=path, before=_plain(before), after=_plain(after))
+    by_variant = {
+        name: list(differences(_conditions(first.evaluations[name]), _conditions(second.evaluations[name])))
+        for name in both(first, second)
+    }
+    for each in {each: None for found in by_variant.values() for each in found}:
+        having = [name for name, found in by_variant.items() if each in found]
+        for prefix in [""] if len(having) == len(by_variant) else [f"{name}." for name in having]:
+            yield Setting(what=prefix + each[0], before=_plain(each[1]), after=_plain(each[2]))
 
 
-def changes(first: Kept, second: Kept) -> Iterator[Change]:
+def both(first: Kept, second: Kept) -> list[str]:
+    """The variants that both runs measured."""
+    return [name for name in first.evaluations if name in second.evaluations]
+
+
+def changes(first: Kept, second: Kept, noise: Mapping[str, Mapping[str, float]]) -> Iterator[Change]:
     """Every metric of the variants that both measured."""
-    noise = _noise(first, second)
-    for name, before in first.evaluations.items():
-        if name not in second.evaluations:
-            continue
-        then, now = before.metrics(), second.evaluations[name].metrics()
+    for name in both(first, second):
+        then, now = first.evaluations[name].metrics(), second.evaluations[name].metrics()
         for metric in METRICS:
             if not (math.isfinite(then[metric]) and math.isfinite(now[metric])):
                 continue
@@ -84,31 +105,79 @@ def changes(first: Kept, second: Kept) -> Iterator[Change]:
             )
 
 
-def _noise(first: Kept, second: Kept) -> dict[str, dict[str, float]]:
-    """By variant and metric, the change that chance explains: 1.96 standard deviations of it. The runs' rounds are
-    independent of one another; quality is compared on the same items, where they are the same."""
+def notes(first: Kept, second: Kept, asked: Asked) -> Iterator[str]:
+    """What the noise does not hold, and what it holds besides chance."""
+    from scoring.machine import NOTED
+
+    evaluations = {name: (first.evaluations[name], second.evaluations[name]) for name in asked}
+    if once := [name for name, each in evaluations.items() if min(map(_starts, each)) < 2]:
+        yield (
+            f"A run started the server of {', '.join(once)} only once: what another start alone moves is not in the "
+            "noise (the protocol thorough measures it)."
+        )
+    slower = {name: _machine(first, second, name) for name in asked}
+    for why, gpus in (("it was not recorded", False), ("a GPU's is not probed", True)):
+        unknown = [
+            name
+            for name, share in slower.items()
+            if share is None and any(each.hardware.gpus for each in evaluations[name]) == gpus
+        ]
+        if unknown:
+            yield f"The machine's own speed for {', '.join(unknown)} is not in the noise: {why}."
+    if told := ", ".join(f"{share:.0%} slower for {name}" for name, share in slower.items() if (share or 0) > NOTED):
+        yield (
+            f"The machine itself was {told} in one of the runs: differences in latency and throughput have to exceed "
+            "that as well."
+        )
+    yield from {note: None for items in asked.values() for note in different_questions(items)}
+
+
+def _noise(
+    first: Kept, second: Kept, lines: tuple[Mapping[str, Lines], Mapping[str, Lines]], asked: Asked
+) -> dict[str, dict[str, float]]:
+    """By variant and metric, the change that is no finding: 1.96 standard deviations of what chance explains, and what
+    the machine's own speed explains. The runs' rounds are independent of one another; quality is compared on the same
+    items, where they are the same."""
     from scoring.draws import quality_draws
 
-    lines = [each.lines() for each in (first, second)]
     drawn = [draws(each.evaluations, text) for each, text in zip((first, second), lines, strict=True)]
     found: dict[str, dict[str, float]] = {}
-    for name in first.evaluations.keys() & second.evaluations.keys():
-        both = [each[name] for each in drawn]
+    for name, items in asked.items():
+        ours = [each[name] for each in drawn]
+        values = [each.evaluations[name].metrics() for each in (first, second)]
+        slower = _machine(first, second, name) or 0.0
         found[name] = {"memory": 0.0} | {
-            metric: Z_95 * math.hypot(both[0][metric].std(), both[1][metric].std())
+            metric: math.hypot(
+                *(Z_95 * float(each[metric].std()) for each in ours), slower * max(each[metric] for each in values)
+            )
             for metric in ("latency", "throughput")
-            if all(metric in each for each in both)
-        }
-        asked = {
-            str(number): items_of(text[name], each.evaluations[name])
-            for number, (each, text) in enumerate(zip((first, second), lines, strict=True))
+            if all(metric in each for each in ours)
         }
         try:
-            quality = quality_draws(asked)
-        except ValueError:  # not the same items
+            quality = quality_draws(items)
+        except ValueError:  # not the same tasks
             continue
         found[name]["quality"] = Z_95 * float((quality["0"]["quality"] - quality["1"]["quality"]).std())
     return found
+
+
+def _machine(first: Kept, second: Kept, variant: str) -> float | None:
+    """By which share the machine was slower in the run where it was; None where that is not known."""
+    speeds = [machine_speeds(each.evaluations).get(variant, 0.0) for each in (first, second)]
+    return 1 - min(speeds) / max(speeds) if all(speeds) else None
+
+
+def _asked(
+    first: Kept, second: Kept, variant: str, lines: tuple[Mapping[str, Lines], Mapping[str, Lines]]
+) -> dict[str, dict[str, Items]]:
+    return questions(
+        {str(number): each.evaluations[variant] for number, each in enumerate((first, second))},
+        {str(number): each[variant] for number, each in enumerate(lines)},
+    )
+
+
+def _starts(evaluation: Evaluation) -> int:
+    return int(evaluation.workload.get("restarts", 1))
 
 
 def _told(run: Kept) -> dict[str, Any]:
@@ -117,8 +186,8 @@ def _told(run: Kept) -> dict[str, Any]:
         "model": {name: basis["base"][name] for name in ("model", "commit", "digest")},
         "profile": basis["profile"],
         "price": basis["price"],
+        "measured": ", ".join(run.evaluations),
         "not measured": basis["excluded"],
-        **_by_variant({name: _conditions(each) for name, each in run.evaluations.items()}),
     }
 
 
@@ -127,20 +196,6 @@ def _conditions(evaluation: Evaluation) -> dict[str, Any]:
     engine = {name: told["engine"][name] for name in ("version", "arguments", "dtype", "quantization", "kernel")}
     names = ("variant_digest", "workload", "hardware", "tool_versions", "interleaved_with", "beside")
     return {name: told[name] for name in names} | {"engine": engine}
-
-
-def _by_variant(each: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """What all variants have in common stands once; the rest under the variant's name."""
-    shared = {
-        name: value
-        for name, value in next(iter(each.values())).items()
-        if all(other.get(name) == value for other in each.values())
-    }
-    own = {
-        variant: {name: value for name, value in values.items() if name not in shared}
-        for variant, values in each.items()
-    }
-    return shared | own
 
 
 def _winner(run: Kept) -> str | None:

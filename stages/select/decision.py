@@ -10,19 +10,28 @@ from typing import TYPE_CHECKING, Final
 from scoring.metrics import METRICS
 from scoring.profile import Profile
 from stages.errors import NoWinner
-from stages.records import Candidate, Evaluation, Paired, Production
-from stages.select.evidence import Lines, changes, cost_of, draws, intervals, items_of, limited, notes_of, paired
-from stages.select.fidelity import divergences, fidelity_limits, recovery
+from stages.records import Candidate, Change, Evaluation, Margin, Paired, Production
+from stages.select.evidence import (
+    Lines,
+    changes,
+    cost_of,
+    different_questions,
+    draws,
+    intervals,
+    limited,
+    paired,
+    questions,
+)
+from stages.select.fidelity import divergence_draws, divergences, fidelity_limits, recorded, recovery
 from stages.select.kept import Basis
+from stages.select.notes import SPEED, by_machine, machine_of, notes_of
 from stages.settings import parse
 from stages.store import digest_of
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from scoring.decide import Decision
 
-DECISION_VERSION: Final = 4
+DECISION_VERSION: Final = 5
 """Raised when the same measurements would be scored another way, so that old decisions are not reused."""
 REFERENCE: Final = "fp16"
 METRIC_WORDS: Final = {"quality": "quality", "latency": "p95 latency", "throughput": "throughput", "memory": "memory"}
@@ -44,16 +53,21 @@ def decide(basis: Basis, measured: Mapping[str, Evaluation], lines: Mapping[str,
     base, profile = basis.base, parse(Profile, basis.profile, "the profile")
     measured = dict(sorted(measured.items()))
     raw = pd.DataFrame.from_dict({name: each.metrics() for name, each in measured.items()}, orient="index")
-    apart = divergences(measured, lines, REFERENCE)
+    diverged = divergences(measured, lines, REFERENCE)
+    apart = {name: recorded(each) for name, each in diverged.items()}
     limits = {name: limited(each) | fidelity_limits(name, REFERENCE, apart) for name, each in measured.items()}
-    drawn = draws(measured, lines)
+    drawn = {
+        name: {**each, **(divergence_draws(diverged[name]) if name in diverged else {})}
+        for name, each in draws(measured, lines, profile.constraints.limits()).items()
+    }
+    incomparable = SPEED if len(by_machine(measured)) > 1 else ()
     digests = {name: each.variant_digest for name, each in measured.items()}
-    found = scoring.decide(raw, profile, drawn, limits, digests=digests)
+    found = scoring.decide(raw, profile, drawn, limits, digests=digests, incomparable=incomparable)
     excluded = basis.excluded | {name: "; ".join(reasons) for name, reasons in found.excluded.items()}
     if found.winner is None:
         raise NoWinner(found.verdict, hint="see the evaluations, or choose another profile")
-    items = {name: items_of(lines[name], each) for name, each in measured.items()}
-    front = pareto_front(raw)
+    items = questions(measured, lines)
+    front = pareto_front(raw.loc[list(found.eligible)].assign(**dict.fromkeys(incomparable, 0.0)))
     differences = {
         name: paired(items[REFERENCE], each) if REFERENCE in items and name != REFERENCE else ()
         for name, each in items.items()
@@ -66,7 +80,11 @@ def decide(basis: Basis, measured: Mapping[str, Evaluation], lines: Mapping[str,
     metrics = {name: each.metrics() for name, each in measured.items()}
     reach = {name: intervals(each, drawn[name]) for name, each in metrics.items()}
     moved = {
-        name: changes(each, metrics[REFERENCE], drawn[name], drawn[REFERENCE])
+        name: {
+            metric: change
+            for metric, change in changes(each, metrics[REFERENCE], drawn[name], drawn[REFERENCE]).items()
+            if metric not in SPEED or machine_of(measured[name]) == machine_of(measured[REFERENCE])
+        }
         for name, each in metrics.items()
         if REFERENCE in metrics and name != REFERENCE
     }
@@ -80,9 +98,10 @@ def decide(basis: Basis, measured: Mapping[str, Evaluation], lines: Mapping[str,
         run=None,
         winner=winner.variant,
         release="",
-        reason=in_words(found, raw, excluded),
-        notes=notes_of(measured),
+        reason=in_words(found, moved.get(found.winner), excluded),
+        notes=(*found.near_limits, *notes_of(measured, basis.price), *different_questions(items)),
         separated=found.separated,
+        margin=Margin.model_validate(vars(found.margin)) if found.margin else None,
         profile=profile.model_dump(mode="json"),
         weights=profile.weights.shares(),
         noise=found.noise,
@@ -126,6 +145,7 @@ def candidate(evaluation: Evaluation, found: Decision, *, pareto: bool, against_
         score_high=high,
         win_probability=found.win_probability[name],
         weights_share=found.near_weights[name],
+        any_weights_share=found.any_weights[name],
         pareto=pareto,
         against_fp16=against_fp16,
         cost=None,
@@ -154,22 +174,25 @@ def left_out(name: str, why: str, evaluation: Evaluation | None) -> Candidate:
     )
 
 
-def in_words(found: Decision, raw: pd.DataFrame, excluded: Mapping[str, str]) -> str:
-    """Why the winner won, in sentences that agree with its numbers."""
+def in_words(found: Decision, moved: Mapping[str, Change] | None, excluded: Mapping[str, str]) -> str:
+    """Why the winner won, in sentences that agree with its numbers.
+
+    Args:
+        moved: the winner's metrics beside the reference's; None where it is the reference, or that was not measured.
+    """
     said = found.verdict
-    if found.winner and found.winner != REFERENCE and REFERENCE in raw.index:
-        winner, reference = raw.loc[found.winner].to_dict(), raw.loc[REFERENCE].to_dict()
-        changes = [_change(name, winner[name], reference[name], found.noise) for name in METRICS]
-        said += f" Against {REFERENCE}: {', '.join(changes)}."
+    if moved is not None:
+        said += f" Against {REFERENCE}: {', '.join(_change(name, moved.get(name)) for name in METRICS)}."
     if excluded:
         said += " Out: " + "; ".join(f"{name}: {why}" for name, why in excluded.items()) + "."
     return said
 
 
-def _change(metric: str, value: float, reference: float, noise: Mapping[str, float]) -> str:
-    change = f"{value / reference - 1:+.1%}" if reference else "not comparable"
-    within = 0 < abs(value - reference) <= noise.get(metric, 0.0)
-    return f"{METRIC_WORDS[metric]} {change}" + (" (within noise)" if within else "")
+def _change(metric: str, change: Change | None) -> str:
+    if change is None:
+        return f"{METRIC_WORDS[metric]} not comparable"
+    within = change.value and change.low <= 0 <= change.high
+    return f"{METRIC_WORDS[metric]} {change.value:+.1%}" + (" (within noise)" if within else "")
 
 
 def decision_key(basis: Basis, measured: Mapping[str, Evaluation]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from stages.records import Divergence, Evaluation
@@ -10,16 +10,20 @@ from stages.select.evidence import Lines, samples_of
 
 if TYPE_CHECKING:
     from scoring.divergence import Distributions
+    from scoring.divergence import Divergence as Apart
+    from scoring.normalize import Floats
 
 
 def divergences(
     evaluations: Mapping[str, Evaluation], samples: Mapping[str, Lines], reference: str
-) -> dict[str, Divergence]:
+) -> dict[str, Apart]:
     """Of every variant but the *reference*; without those that were not measured on the same text as it.
 
     Raises:
         DamagedModel: samples are not what was written.
     """
+    from scoring.divergence import divergence
+
     texts, told = {}, {}
     for name, evaluation in evaluations.items():
         with samples_of(evaluation):
@@ -34,11 +38,12 @@ def divergences(
     return found
 
 
-def divergence(reference: Sequence[Distributions], variant: Sequence[Distributions]) -> Divergence:
-    """Raises: ValueError: see ``scoring.divergence``."""
-    from scoring.divergence import divergence as between
+def divergence_draws(apart: Apart) -> dict[str, Floats]:
+    """Of what a profile's constraints can limit."""
+    return {"kl_divergence": apart.kl.draws, "top1_agreement": apart.top1.draws}
 
-    apart = between(reference, variant)
+
+def recorded(apart: Apart) -> Divergence:
     return Divergence(
         documents=apart.documents,
         tokens=apart.places,

@@ -30,8 +30,6 @@ def point_load(point: Point) -> Load:
     return Load(
         concurrency=total["concurrency"],
         requests=len(requests),
-        requests_completed=len(requests),
-        requests_failed=0,
         duration_s=duration_s,
         prompt_tokens=sum(each["prompt_tokens"] for each in requests),
         output_tokens=tokens,
@@ -47,8 +45,6 @@ def whole_load(rounds: Sequence[Point]) -> Load:
     return Load(
         concurrency=max(each.concurrency for each in loads),
         requests=sum(each.requests for each in loads),
-        requests_completed=sum(each.requests_completed for each in loads),
-        requests_failed=sum(each.requests_failed for each in loads),
         duration_s=sum(each.duration_s for each in loads),
         prompt_tokens=sum(each.prompt_tokens for each in loads),
         output_tokens=sum(each.output_tokens for each in loads),

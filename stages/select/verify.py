@@ -35,8 +35,12 @@ class Verdict:
 
     winner: str | None = None
     """As recomputed."""
+    nobody: str | None = None
+    """Why there is no winner, as recomputed."""
     compared: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What a later run replaced: it is no longer here to be compared, and that is no fault."""
     not_recomputed: list[str] = field(default_factory=list)
     """Numbers for which there are no samples."""
 
@@ -68,11 +72,10 @@ def verify(run: Path) -> Verdict:
 def check_samples(store: ModelStore, given: Kept, evaluation: Evaluation, verdict: Verdict) -> None:
     """The files by their digests: those kept in the run's folder, and those in the store if they are this run's."""
     name = evaluation.variant
-    ours = given.samples(name)
-    places = [ours]
+    places = [given.samples(name)]
     standing = store.evaluation(name)
     text = _text(standing)
-    if text and f'"{evaluation.key}"' in text:
+    if text and f'"{evaluation.key}"' in text and not _measured_anew(standing, evaluation):
         places.append(standing.with_suffix(SAMPLES_SUFFIX))
         if text != _text(given.folder / MEASUREMENTS / f"{name}.json"):
             verdict.findings.append(f"{_shown(store, standing)} is not what {given.folder.name} decided by")
@@ -90,29 +93,51 @@ def check_samples(store: ModelStore, given: Kept, evaluation: Evaluation, verdic
             )
 
 
+def _measured_anew(standing: Path, evaluation: Evaluation) -> bool:
+    """Whether a later measurement under the same conditions stands there, with samples of its own."""
+    try:
+        found = Evaluation.read(standing)
+    except DamagedModel:
+        return False
+    if found is None or found.started_at <= evaluation.started_at:
+        return False
+    return _sha256(standing.with_suffix(SAMPLES_SUFFIX)) == found.samples_sha256 != evaluation.samples_sha256
+
+
 def check_weights(store: ModelStore, evaluation: Evaluation, verdict: Verdict) -> None:
-    """Every file of the variant, and of the releases made of it, against the manifest whose digest was measured."""
+    """Every file of the variant, and of the releases made of it, against the manifest whose digest was measured. A
+    variant that was made anew since has other weights; those of a release stay."""
     suffix = f"-{evaluation.variant}-{evaluation.variant_digest[:12]}"
+    standing = store.optimized(evaluation.variant)
     releases = sorted(path for path in store.releases.glob("*") if path.name.endswith(suffix))
-    for folder in (store.optimized(evaluation.variant), *releases):
-        verdict.compared.append(_shown(store, folder))
+    for folder in (standing, *releases):
+        where = _shown(store, folder)
         try:
             variant = Variant.read(folder / VARIANT)
         except DamagedModel as error:
             verdict.findings.append(str(error))
             continue
         if variant is None:
-            verdict.findings.append(f"{_shown(store, folder)} has no {VARIANT}, so its weights can't be checked")
+            verdict.findings.append(f"{where} has no {VARIANT}, so its weights can't be checked")
             continue
-        if variant.digest != evaluation.variant_digest or files_digest(variant.files) != variant.digest:
+        whole = files_digest(variant.files) == variant.digest
+        if folder == standing and whole and variant.digest != evaluation.variant_digest:
+            kept = f"; checked in {', '.join(_shown(store, each) for each in releases)}" if releases else ""
+            verdict.notes.append(
+                f"the weights that were measured are no longer in {where}: it was made anew on "
+                f"{variant.created_at:%Y-%m-%d %H:%M} UTC{kept}"
+            )
+            continue
+        verdict.compared.append(where)
+        if not whole or variant.digest != evaluation.variant_digest:
             verdict.findings.append(
                 f"{_shown(store, folder / VARIANT)} is of another variant than the one that was measured: digest "
                 f"{files_digest(variant.files)[:12]}…, measured {evaluation.variant_digest[:12]}…"
             )
         for file in variant.files:
             if (found := _sha256(folder / file.path)) != file.sha256:
-                where = _shown(store, folder / file.path)
-                verdict.findings.append(f"{where} was changed: sha256 {found[:12]}…, recorded {file.sha256[:12]}…")
+                path = _shown(store, folder / file.path)
+                verdict.findings.append(f"{path} was changed: sha256 {found[:12]}…, recorded {file.sha256[:12]}…")
 
 
 def check_evaluation(evaluation: Evaluation, lines: Lines, verdict: Verdict) -> Evaluation:
@@ -155,6 +180,7 @@ def check_decisions(
     except NoWinner as error:
         if given.decision:
             verdict.findings.append(f"nobody can be chosen ({error}), but {given.decision.winner} was published")
+        verdict.nobody = str(error)
         return
     except SlipwayError as error:
         verdict.findings.append(str(error))

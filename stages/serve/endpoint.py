@@ -47,6 +47,13 @@ class Wanted(Record):
     """Of new requests, to the canary."""
     standby: str | None = None
     """An earlier stable release that is kept warm."""
+    replaced: str | None = None
+    """The release whose place the stable one has taken, since both do not fit; it comes back if that is withdrawn."""
+
+    @property
+    def tried(self) -> bool:
+        """Whether a rollout is under way."""
+        return self.canary is not None or self.replaced is not None
 
     def releases(self) -> list[str]:
         return [each for each in (self.stable, self.canary, self.standby) if each is not None]

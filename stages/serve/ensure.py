@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from stages.errors import RolledBack, ServerFailed
 from stages.releases import candidate
-from stages.rollout.local.detached import start
+from stages.rollout.local.kept import PREVIOUS
 from stages.rollout.local.target import OneMachine
 from stages.rollout.settings import Rollout
-from stages.serve.endpoint import LOG, SERVERS, Endpoint, Wanted, api_key, endpoint, published, say, stop
-from stages.server import answer, healthy, serves_on_gpu
+from stages.rollout.targets import LOCAL
+from stages.serve.endpoint import LOG, SERVERS, Endpoint, api_key, endpoint, published, say
+from stages.server import answer, healthy
 from stages.settings import Serving
 from stages.store import ModelStore, exclusive
 
@@ -24,37 +25,34 @@ def ensure(store: ModelStore, serving: Serving, source: str, rollout: Rollout) -
         PortInUse: something else listens on ``serving.port``.
         ServerFailed: the release could not be served.
         RolledBack: it was tried beside the one that is served, and withdrawn.
+        Conflict: another release is being rolled out.
     """
+    from stages.rollout.control import under_way
     from stages.rollout.machine import roll_out
+    from stages.rollout.plan import continued
 
     release = candidate(store) or published(store).name
     with exclusive(store.lock("serve"), f"serve {store.model}"):
         found = endpoint(store)
         if found and serves(found, release, serving):
-            return found, False
+            cut_off = under_way(store)  # at its very end: it has to be said that it is over
+            if cut_off is None or cut_off.release != release:
+                return found, False
+        continued(store, release, LOCAL)  # before anything is touched: whether another one is being rolled out
         target = OneMachine(store, source, serving)
         if found and found.release != release and (changed := target.changed_settings(found)):
             say(f"first the served release with the new settings ({', '.join(changed)})")
             target.deploy(found.release)
-        replaced = found if found and found.release != release and not fits_twice(serving) else None
-        if replaced:
-            say("two servers do not fit on the GPU (serving.gpu_memory_utilization > 0.5): replacing the served one")
-            stop(store)
         try:
             roll_out(store, target, release, rollout)
         except (ServerFailed, RolledBack) as error:
-            error.hint = f"see {store.path / SERVERS / release}.log, and {store.path / LOG}"
-            if replaced:
-                start(store, source, serving, Wanted(stable=replaced.release))
+            again = endpoint(store)
+            suffix = PREVIOUS if again and again.release == release else ".log"  # it is served as it was before
+            error.hint = f"see {store.path / SERVERS / release}{suffix}, and {store.path / LOG}"
             raise
         if (found := endpoint(store)) is None:
             raise ServerFailed(f"the endpoint of {store.model} ended", hint=f"see {store.path / LOG}")
         return found, True
-
-
-def fits_twice(serving: Serving) -> bool:
-    """Whether a canary's server finds room beside the stable one's: they share a GPU, of which each takes its share."""
-    return not serves_on_gpu() or serving.gpu_memory_utilization <= 0.5
 
 
 def serves(found: Endpoint, release: str, serving: Serving) -> bool:

@@ -61,7 +61,7 @@ def serve_foreground(
     with supervising(store):
         left = Wanted.read(store.path / WANTED)
         whole = left is not None and all((store.releases / each).is_dir() for each in left.releases())
-        if left is None or not whole or not (resume or left.canary):
+        if left is None or not whole or not (resume or left.tried):
             Wanted(stable=published(store).name).write(store.path / WANTED)
         try:
             supervise(store, serving, patience)

@@ -1,19 +1,22 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.repeatability import decisions, finished, tell, verdict
+from benchmarks.repeatability import check_conditions, conditions, decisions, finished, tell, verdict
+from pipeline.config import RunConfig, load
 from scoring.profile import Profile
-from stages.errors import MissingRun
-from stages.records import VARIANT, Variant
+from stages.errors import ConfigError, MissingRun
+from stages.records import VARIANT, Evaluation, Variant
 from stages.store import ModelStore
 from tests.samples import evaluation, measured_store
 
 BALANCED = Profile(name="balanced")
+DEMO = Path(__file__).parents[1] / "demo" / "slipway.yaml"
 
 
 @pytest.fixture
@@ -33,7 +36,7 @@ def measured_anew(store: ModelStore, name: str, quality: float, latency_ms: floa
 def test_repeats_that_come_to_the_same_say_so(folder, capsys):
     made = decisions(finished(folder), BALANCED)
     assert len(made) == 3
-    assert verdict(made) == "same winner each time: awq, separated (3 of 3 separated)"
+    assert verdict(made) == (True, "same winner each time: awq, separated (3 of 3 separated)")
     assert tell({"balanced": made}) == 0
     shown = capsys.readouterr().out
     assert shown.count("awq     yes") == 3
@@ -43,13 +46,66 @@ def test_repeats_that_come_to_the_same_say_so(folder, capsys):
 def test_a_repeat_that_comes_to_another_winner_is_a_difference(folder, capsys):
     measured_anew(finished(folder)[1], "fp16", 1.0, 1.0)
     made = decisions(finished(folder), BALANCED)
-    assert verdict(made) == "differs: awq 2, fp16 1 (3 of 3 separated)"
+    assert verdict(made) == (False, "differs: awq 2, fp16 1 (3 of 3 separated)")
     assert tell({"balanced": made}) == 1
 
 
-def test_nobody_is_no_winner(folder):
+def test_nobody_is_no_winner_and_nothing_that_was_repeated(folder):
     strict = Profile.model_validate({"name": "strict", "constraints": {"e2el_p95_ms": {"max": 1}}})
-    assert verdict(decisions(finished(folder), strict)) == "same winner each time: nobody, undecided (0 of 3 separated)"
+    made = decisions(finished(folder), strict)
+    assert verdict(made) == (False, "nobody could be chosen, so nothing was repeated")
+    assert tell({"strict": made}) == 1
+
+
+def test_one_winner_that_is_undecided_at_times_is_repeatable(folder):
+    first, *rest = decisions(finished(folder), BALANCED)
+    assert first is not None
+    made = [first.model_copy(update={"separated": False}), *rest]
+    assert verdict(made) == (True, "same winner each time: awq, undecided at times (2 of 3 separated)")
+
+
+def test_repeats_of_an_older_record_are_decided_all_the_same(folder):
+    path = finished(folder)[0].evaluation("awq")
+    document = json.loads(path.read_text())
+    for each in (document["load"], *document["rounds"]):
+        each |= {"requests_completed": each["requests"], "requests_failed": 0}
+    path.write_text(json.dumps(document))
+    assert verdict(decisions(finished(folder), BALANCED))[0]
+
+
+def as_measured(store: ModelStore, config: RunConfig) -> None:
+    """The evaluations of a store as if measured under *config*, here and now."""
+    for name, each in conditions(store, config).items():
+        found = Evaluation.read(store.evaluation(name))
+        assert found is not None
+        fields = {"workload": each.workload, "tool_versions": each.tool_versions, "hardware": each.hardware}
+        found.model_copy(update={"key": each.key, **fields}).write(store.evaluation(name))
+
+
+def test_only_repeats_of_the_same_conditions_are_kept(folder):
+    config = load(DEMO)
+    source, *repeats = finished(folder)
+    for store in repeats:
+        as_measured(store, config)
+    check_conditions(repeats, conditions(source, config))
+    serving = config.model_copy(update={"serving": config.serving.model_copy(update={"kv_cache_mib": 128})})
+    workload = config.model_copy(update={"workload": config.workload.model_copy(update={"requests": 47})})
+    for other, what in ((serving, "serving settings"), (workload, "workload")):
+        with pytest.raises(ConfigError, match=rf"02: awq, other {what}; 02: fp16, other {what}; .*03: gptq"):
+            check_conditions(repeats, conditions(source, other))
+
+
+def test_repeats_of_other_variants_are_refused(folder):
+    config = load(DEMO)
+    source, repeat, _ = finished(folder)
+    as_measured(repeat, config)
+    (source.optimized("awq") / "config.json").write_text("[]")
+    made = Variant.read(source.optimized("awq") / VARIANT)
+    assert made is not None
+    made.model_copy(update={"digest": "0" * 64}).write(source.optimized("awq") / VARIANT)
+    repeat.evaluation("gptq").unlink()
+    with pytest.raises(ConfigError, match=r"\(02: awq, other weights; 02: gptq, not measured then\)"):
+        check_conditions([repeat], conditions(source, config))
 
 
 def test_a_folder_is_decided_without_measuring(folder):

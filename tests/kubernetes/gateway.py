@@ -57,14 +57,14 @@ class Gateway:
             self._process.wait()
         self._admin.close()
 
-    def apply(self, routes: Routes, ports: dict[str, int]) -> None:
+    def apply(self, routes: Routes, ports: dict[str, list[int]]) -> None:
         """Returns once it is in force. What has begun goes on where it is.
 
         Args:
             ports: of the Services' pods that are ready.
         """
         services = {name for weights in routes.values() for name in weights} | ports.keys()
-        self._replace(CLUSTERS, [_cluster(name, ports.get(name)) for name in sorted(services)])
+        self._replace(CLUSTERS, [_cluster(name, ports.get(name, [])) for name in sorted(services)])
         hosts = [_host(name, weights) for name, weights in sorted(routes.items())]
         self._replace(ROUTES, [_typed("config.route.v3.RouteConfiguration", name="routes", virtual_hosts=hosts)])
 
@@ -124,10 +124,10 @@ def _typed(kind: str, **fields: Any) -> Any:
     return {"@type": f"{TYPES}.{kind}", **fields}
 
 
-def _cluster(name: str, port: int | None) -> Any:
-    address = {"socket_address": {"address": "127.0.0.1", "port_value": port}}
-    pods = [{"lb_endpoints": [{"endpoint": {"address": address}}]}] if port else []
-    assignment = {"cluster_name": name, "endpoints": pods}
+def _cluster(name: str, ports: list[int]) -> Any:
+    addresses = [{"socket_address": {"address": "127.0.0.1", "port_value": port}} for port in ports]
+    pods = [{"endpoint": {"address": each}} for each in addresses]
+    assignment = {"cluster_name": name, "endpoints": [{"lb_endpoints": pods}]}
     return _typed("config.cluster.v3.Cluster", name=name, type="STATIC", load_assignment=assignment)
 
 

@@ -1,10 +1,13 @@
 """Plays KServe 0.21's controller and a gateway: makes pods, Services and routes of InferenceServices, and says so.
 
-Each Deployment has one pod, whose server is a real process (tests/stages/rollout/release_server.py), told how well to
-serve by the release that its ``storageUri`` names. What KServe does (pkg/controller/v1beta1/inferenceservice) is done
-here in the same order: canaries first, orphans removed before the route changes, no route before the predictor was
-ready, a canary gets its weight once it is ready, ``canaryTrafficPercent`` is ignored in Standard mode,
-``canaryStatuses`` repeats what was asked for, ``observedGeneration`` is a child's.
+Each Deployment has as many pods as its predictor's ``minReplicas``; a pod that somebody deletes is taken out of its
+Service, killed, and replaced by another one. A pod's server is a real process (tests/stages/rollout/release_server.py),
+told how well to serve by the release that its ``storageUri`` names.
+
+What KServe does (pkg/controller/v1beta1/inferenceservice) is done here in the same order: canaries first, orphans
+removed before the route changes, no route before the predictor was ready, a canary gets its weight once it is ready,
+``canaryTrafficPercent`` is ignored in Standard mode, ``canaryStatuses`` repeats what was asked for,
+``observedGeneration`` is a child's.
 
 With a ``gateway``, clients' requests really go where the routes say. An HTTPRoute's status is the word of the gateway's
 controller: its proxy follows ``lag_s`` later. Knative says what its proxies do already. A pod that is removed gets no
@@ -45,6 +48,15 @@ KNATIVE_DRAIN_S: Final = 2.0
 
 
 @dataclass
+class Pod:
+    name: str
+    process: subprocess.Popen[bytes]
+    port: int
+    restarts: int = 0
+    ready: bool = False
+
+
+@dataclass
 class Deployment:
     """What runs under one name: a Standard Deployment, or a Knative revision."""
 
@@ -53,10 +65,9 @@ class Deployment:
     release: str
     predictor: Object
     labels: dict[str, str]
-    process: subprocess.Popen[bytes]
-    port: int
-    restarts: int = 0
-    ready: bool = False
+    pods: list[Pod] = field(default_factory=list)
+    made: int = 0
+    """Pods so far."""
 
 
 @dataclass
@@ -146,7 +157,8 @@ class KServeController:
         """For good; may be called again."""
         self._over.set()
         self._thread.join()
-        for process in [*(each.process for each in self.deployments.values()), *(each for _, each in self._ending)]:
+        pods = [pod for each in self.deployments.values() for pod in each.pods]
+        for process in [*(each.process for each in pods), *(each for _, each in self._ending)]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -155,10 +167,10 @@ class KServeController:
             self.gateway.stop()
 
     def crash(self, release: str) -> None:
-        """Kill the release's server once; its container is started again in the same pod."""
+        """Kill the release's servers once; their containers are started again in the same pods."""
         for each in self.deployments.values():
-            if each.release == release:
-                each.process.kill()
+            for pod in each.pods if each.release == release else ():
+                pod.process.kill()
 
     # KServe.
 
@@ -269,7 +281,8 @@ class KServeController:
             elif when <= time.monotonic():
                 self._in_force |= routes
         if self.gateway:
-            self.gateway.apply(self._in_force, {each.name: each.port for each in self.deployments.values() if each.ready})
+            ready = {each.name: [pod.port for pod in each.pods if pod.ready] for each in self.deployments.values()}
+            self.gateway.apply(self._in_force, {name: ports for name, ports in ready.items() if ports})
 
     def _reconcile_knative(self, service: Object) -> None:
         name, wanted = service["metadata"]["name"], service["spec"]["predictor"]
@@ -309,7 +322,7 @@ class KServeController:
 
     def _target(self, revision: str | None, percent: int, tag: str, *, latest: bool) -> Object:
         deployment = self.deployments.get(revision or "")
-        url = f"http://127.0.0.1:{deployment.port}" if deployment else ""
+        url = f"http://127.0.0.1:{deployment.pods[0].port}" if deployment else ""
         return {"revisionName": revision, "percent": percent, "tag": tag, "latestRevision": latest, "url": url}
 
     def _say(self, kind: str, now: Object, status: Object) -> None:
@@ -326,7 +339,7 @@ class KServeController:
     # What runs.
 
     def _deployed(self, service: Object, name: str, predictor: Object) -> bool:
-        """Whether it has a pod that is ready; started anew if its template is another one."""
+        """Whether all of its pods are ready; started anew if its template is another one."""
         release = predictor["model"]["storageUri"].rpartition("/")[2]
         owner = service["metadata"]["name"]
         labels = {**service["metadata"].get("labels", {}), **predictor.get("labels", {}), ISVC_LABEL: owner}
@@ -335,21 +348,36 @@ class KServeController:
             self._remove(now)
             now = None
         if now is None:
-            process, port = self._start(name, release, predictor)
-            now = self.deployments[name] = Deployment(name, owner, release, predictor, labels, process, port)
+            now = self.deployments[name] = Deployment(name, owner, release, predictor, labels)
+        self._end_deleted(now)
+        while len(now.pods) < predictor.get("minReplicas", 1):
+            pod = f"{name}-{now.made}"
+            now.pods.append(Pod(pod, *self._start(pod, release, predictor)))
+            now.made += 1
             self.started.append(release)
-        elif now.process.poll() is not None and release not in self.crashing:
-            now.process, now.port = self._start(name, release, predictor)
-            now.restarts += 1
-        now.ready = release not in self.crashing and _healthy(now.port)
-        self._show(now, ready=now.ready)
-        return now.ready
+        for each in now.pods:
+            if each.process.poll() is not None and release not in self.crashing:
+                each.process, each.port = self._start(each.name, release, predictor)
+                each.restarts += 1
+            each.ready = release not in self.crashing and _healthy(each.port)
+        self._show(now)
+        return all(each.ready for each in now.pods)
+
+    def _end_deleted(self, deployment: Deployment) -> None:
+        there = {each["metadata"]["name"] for each in self.server.all("Pod", self.namespace)}
+        for pod in [each for each in deployment.pods if each.name not in there]:
+            deployment.pods.remove(pod)
+            self._made.pop(("Pod", pod.name), None)
+            self._follow()
+            pod.process.kill()
+            pod.process.wait()
 
     def _start(self, name: str, release: str, predictor: Object) -> tuple[subprocess.Popen[bytes], int]:
         state = self.folder / f"{name}.json"
         state.unlink(missing_ok=True)
+        command = [sys.executable, "-I", "-S", str(SERVER), str(self.releases / release), str(state)]
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(SERVER), str(self.releases / release), str(state), _fingerprint(predictor)],
+            [*command, _fingerprint(predictor)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
@@ -360,19 +388,21 @@ class KServeController:
             time.sleep(0.005)
         return process, int(json.loads(state.read_text())["port"])
 
-    def _show(self, deployment: Deployment, *, ready: bool) -> None:
-        """Its pod, Service and, for a revision, the Revision."""
-        container: Object = {"name": "kserve-container", "ports": [{"containerPort": deployment.port}]}
-        said: Object = {"name": "kserve-container", "restartCount": deployment.restarts, "state": {"running": {}}}
-        if deployment.release in self.crashing:
-            said["restartCount"] = CRASHES
-            said["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
-            said["lastState"] = {"terminated": {"reason": "Error", "message": "CUDA out of memory"}}
+    def _show(self, deployment: Deployment) -> None:
+        """Its pods, Service and, for a revision, the Revision."""
         place = {"namespace": self.namespace, "labels": deployment.labels}
-        pod = {"metadata": place | {"name": f"{deployment.name}-0"}, "spec": {"containers": [container]}}
-        status = {"podIP": "127.0.0.1", "conditions": [_condition("Ready", ready)], "containerStatuses": [said]}
-        self._put({"apiVersion": "v1", "kind": "Pod", **pod, "status": status})
-        ports = [{"name": "http", "port": deployment.port, "targetPort": 8080}]
+        for each in deployment.pods:
+            container: Object = {"name": "kserve-container", "ports": [{"containerPort": each.port}]}
+            said: Object = {"name": "kserve-container", "restartCount": each.restarts, "state": {"running": {}}}
+            if deployment.release in self.crashing:
+                said["restartCount"] = CRASHES
+                said["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
+                said["lastState"] = {"terminated": {"reason": "Error", "message": "CUDA out of memory"}}
+            ready = [_condition("Ready", each.ready)]
+            pod = {"metadata": place | {"name": each.name}, "spec": {"containers": [container]}}
+            status = {"podIP": "127.0.0.1", "conditions": ready, "containerStatuses": [said]}
+            self._put({"apiVersion": "v1", "kind": "Pod", **pod, "status": status})
+        ports = [{"name": "http", "port": deployment.pods[0].port, "targetPort": 8080}]
         service = {"metadata": place | {"name": deployment.name}, "spec": {"clusterIP": "10.0.0.1", "ports": ports}}
         self._put({"apiVersion": "v1", "kind": "Service", **service})
         if deployment.name[-5:].isdigit():
@@ -383,12 +413,13 @@ class KServeController:
         """A Deployment with its pod and Service. A Revision stays known."""
         if any(weights.get(deployment.name) for weights in self._in_force.values()):
             self.sent_into_the_void.append(deployment.name)
-        for kind, name in (("Pod", f"{deployment.name}-0"), ("Service", deployment.name)):
+        for kind, name in (*(("Pod", each.name) for each in deployment.pods), ("Service", deployment.name)):
             self._made.pop((kind, name), None)
             with contextlib.suppress(Refused):
                 self.server.remove(kind, name, self.namespace)
         del self.deployments[deployment.name]
-        self._ending.append((time.monotonic() + _pre_stop_s(deployment.predictor), deployment.process))
+        ends_s = time.monotonic() + _pre_stop_s(deployment.predictor)
+        self._ending += [(ends_s, each.process) for each in deployment.pods]
 
     def _end_pods(self) -> None:
         """Those whose preStop hook has ended are told to stop, once."""

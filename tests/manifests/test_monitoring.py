@@ -15,8 +15,11 @@ import yaml
 
 from pipeline.manifests import MANIFESTS
 from stages.rollout.kserve.autoscaling import LOAD
-from stages.rollout.kserve.objects import ENDPOINT, RELEASE
+from stages.rollout.kserve.objects import ENDPOINT, RELEASE, Endpoint, predictor_name
+from stages.rollout.kserve.settings import KServe
 from stages.rollout.vllm_metrics import METRICS
+from stages.settings import Serving
+from stages.store import ModelStore
 
 MONITORING = MANIFESTS / "monitoring"
 NAME = re.compile(r"\b(?:vllm:|DCGM_|http_)\w+")
@@ -27,7 +30,7 @@ OTHERS = {"http_requests_total", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED", 
 
 def alerts() -> list[dict[str, Any]]:
     spec = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["spec"]
-    return [rule for group in spec["groups"] for rule in group["rules"]]
+    return [rule for group in spec["groups"] for rule in group["rules"] if "alert" in rule]
 
 
 def panels() -> list[dict[str, Any]]:
@@ -67,9 +70,50 @@ def test_prometheus_finds_the_rules_correct_and_their_tests_hold(tmp_path: Path)
     spec = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["spec"]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
     shutil.copy(MONITORING / "tests.yaml", tmp_path)
-    for command in (["check", "rules", "rules.yaml"], ["test", "rules", "tests.yaml"]):
+    (tmp_path / "gpus.yaml").write_text(yaml.safe_dump(joined_gpus()))
+    for command in (["check", "rules", "rules.yaml"], ["test", "rules", "tests.yaml", "gpus.yaml"]):
         said = subprocess.run([promtool, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert said.returncode == 0, said.stdout + said.stderr
+
+
+def joined_gpus() -> dict[str, Any]:
+    """A test for promtool: a GPU's panel tells the release whose pod has it, and nothing of other pods."""
+    (panel,) = [each for each in panels() if each["title"] == "GPU power"]
+    expression = panel["targets"][0]["expr"].replace("$namespace", "slipway").replace("$endpoint", "m")
+    pods = {"a": ("m", "r1"), "b": ("m", "r2"), "c": ("other", "r1")}
+    series = [
+        {
+            "series": f'up{{namespace="slipway",pod="{pod}",slipway_endpoint="{name}",slipway_release="{release}"}}',
+            "values": "1x5",
+        }
+        for pod, (name, release) in pods.items()
+    ]
+    series += [
+        {"series": f'DCGM_FI_DEV_POWER_USAGE{{namespace="slipway",pod="{pod}",gpu="0"}}', "values": f"{watts}x5"}
+        for pod, watts in {"a": 100, "b": 200, "c": 300, "training": 400}.items()
+    ]
+    samples = [
+        {"labels": f'{{slipway_release="{release}",pod="{pod}",gpu="0"}}', "value": watts}
+        for pod, release, watts in (("a", "r1", 100), ("b", "r2", 200))
+    ]
+    tests = [{"expr": expression, "eval_time": "3m", "exp_samples": samples}]
+    return {"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": tests}]}
+
+
+def test_the_alert_knows_the_deployments_that_kserve_makes_of_our_objects(tmp_path: Path) -> None:
+    spec = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["spec"]
+    (expression,) = [rule["expr"] for group in spec["groups"] for rule in group["rules"] if "record" in rule]
+    ours, name = re.findall(r'"([^"]*\[0-9a-f\][^"]*)"', expression)
+    for model in ("org/Model-7B", "m", "a-model/with.a-name-that-is-long-2-abcdef"):
+        endpoint = Endpoint(ModelStore(tmp_path, model), Serving(), KServe(), "slipway")
+        release = predictor_name("0012-awq-0123456789ab")
+        for deployment in (f"{endpoint.name}-{release}-predictor", f"{endpoint.name}-predictor-00012-deployment"):
+            assert re.fullmatch(ours, deployment)
+            found = re.fullmatch(name, deployment)
+            assert found
+            assert found[1] == endpoint.name
+    for other in ("web", "iris-predictor", "iris-predictor-00001-deployment"):
+        assert not re.fullmatch(ours, other)
 
 
 def test_every_alert_is_tried_and_says_what_to_do() -> None:

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
 from pipeline.local.state import STATE, RunState
 from scoring.profile import Profile
-from stages.records import VARIANT, Evaluation, Price, Variant
+from stages.errors import NoWinner
+from stages.records import (
+    ACQUIRED,
+    SAMPLES_SUFFIX,
+    VARIANT,
+    Acquired,
+    Drift,
+    Evaluation,
+    Hardware,
+    Price,
+    Speed,
+    Variant,
+)
 from stages.report.page import collect
 from stages.select.selection import select
 from stages.store import ModelStore, write_json
-from tests.samples import MODEL, NOW, evaluation, measured_store, outcome
+from tests.samples import MODEL, NOW, evaluation, measured_store, outcome, variant
 
 FIRST, SECOND = "20260102-030405-6a1b", "20260103-030405-6a1b"
 VARIANTS = ["fp16", "awq", "gptq"]
+MEASURED = {"fp16": (0.80, 10.0, 100.0, 1000), "awq": (0.78, 8.0, 120.0, 400), "gptq": (0.76, 9.0, 110.0, 400)}
+"""Quality, latency in ms, tokens per second, bytes."""
 
 
 def slipway(*arguments: str, store: Path) -> subprocess.CompletedProcess[str]:
@@ -33,16 +49,22 @@ def slipway(*arguments: str, store: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def finish(store: ModelStore, run: str, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+def finish(
+    store: ModelStore, run: str, profile: Profile, monkeypatch: pytest.MonkeyPatch, names: list[str] = VARIANTS
+) -> None:
     """What the engine and the stages from select on leave of a run."""
     monkeypatch.setenv("SLIPWAY_RUN", run)
-    _, decision, _ = select(store, profile, VARIANTS, price=Price(per_hour=1.8, currency="EUR"))
+    _, decision, _ = select(store, profile, names, price=Price(per_hour=1.8, currency="EUR"))
     outcome(store, run, "select", "", "done", key=decision.key, why=decision.reason)
-    collect(store, run, "Succeeded").write(store.run(run) / "report.json")
+    end(store, run, "Succeeded")
+
+
+def end(store: ModelStore, run: str, phase: Literal["Succeeded", "Failed"]) -> None:
+    collect(store, run, phase).write(store.run(run) / "report.json")
     state = RunState(
         name=run,
         workflow="slipway",
-        phase="Succeeded",
+        phase=phase,
         arguments={"model": MODEL},
         nodes=[],
         started_at=NOW,
@@ -96,6 +118,28 @@ def test_a_verified_decision_says_so(store):
     assert f"verified: the decision of run {FIRST} for awq follows from its samples" in ended.stdout
     told = json.loads(slipway("verify-decision", FIRST, "--json", store=store.root).stdout)
     assert (told["run"], told["winner"], told["findings"]) == (FIRST, "awq", [])
+
+
+def test_a_variant_that_a_later_run_made_anew_is_noted_and_verified_all_the_same(store):
+    shutil.rmtree(store.optimized("awq"))
+    base = Acquired.read(store.base / ACQUIRED)
+    assert base is not None
+    variant(store, "awq", base, content="weights by another group size")
+    ended = slipway("verify-decision", FIRST, store=store.root)
+    assert ended.returncode == 0, ended.stderr
+    assert "note: the weights that were measured are no longer in optimized/awq" in ended.stdout
+
+
+def test_a_run_in_which_nobody_could_be_chosen_is_verified_in_a_sentence_of_its_own(tmp_path, monkeypatch):
+    store = measured_store(tmp_path, FIRST)
+    impossible = {"name": "strict", "constraints": {"ttft_p95_ms": {"max": 0.001}}}
+    with pytest.raises(NoWinner):
+        finish(store, FIRST, Profile.model_validate(impossible), monkeypatch)
+    end(store, FIRST, "Failed")
+    said = slipway("verify-decision", store=store.root)
+    assert said.returncode == 0, said.stderr
+    assert f"verified: that run {FIRST} could choose nobody (" in said.stdout
+    assert "None" not in said.stdout
 
 
 def test_a_decision_that_does_not_follow_names_everything_and_fails(store):
@@ -168,6 +212,67 @@ def test_what_changed_between_two_runs_is_told_and_what_did_not_is_left_out(two_
     assert moved["awq", "latency"]["change"] == pytest.approx(1.0)
     assert told["same_winner"] is False
     assert told["winners"][1].startswith(f"{SECOND}: fp16 has the highest score")
+    assert told["notes"][0].startswith("A run started the server of awq, fp16, gptq only once: what another start")
+
+
+def again(store: ModelStore, monkeypatch: pytest.MonkeyPatch, names: list[str] = VARIANTS, **changed: Any) -> None:
+    """The same measurements once more, by a second run, with fields of the evaluations changed."""
+    for name in names:
+        found = Evaluation.read(store.evaluation(name))
+        assert found is not None
+        found.model_copy(update=changed).write(store.evaluation(name))
+        outcome(store, SECOND, "optimize", name, "done")
+        outcome(store, SECOND, "evaluate", name, "done", key=found.key)
+    finish(store, SECOND, Profile(name="balanced"), monkeypatch, names)
+
+
+def compared(store: ModelStore) -> dict[str, Any]:
+    ended = slipway("compare", FIRST, SECOND, "--json", store=store.root)
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def test_settings_that_are_the_same_are_no_change_in_a_run_of_fewer_variants(store, monkeypatch):
+    again(store, monkeypatch, ["fp16"])
+    assert [(each["what"], each["after"]) for each in compared(store)["settings"]] == [("measured", "fp16")]
+
+
+def test_a_setting_that_changed_for_all_stands_once_and_one_that_did_for_some_by_their_names(store, monkeypatch):
+    path = store.evaluation("awq")
+    document = json.loads(path.read_text())
+    document["engine"]["kernel"] = "MarlinKernel"
+    write_json(path, document)
+    again(store, monkeypatch, tool_versions={"vllm": "0.33.0"})
+    found = {each["what"]: (each["before"], each["after"]) for each in compared(store)["settings"]}
+    assert found == {"tool_versions.vllm": ("0.32.0", "0.33.0"), "awq.engine.kernel": ("–", "MarlinKernel")}
+
+
+@pytest.mark.parametrize(("gpus", "beyond"), [((), set()), (("NVIDIA H100, 81559 MiB",), {"latency", "throughput"})])
+def test_what_a_slower_machine_explains_is_not_beyond_noise_unless_it_is_a_gpus(tmp_path, monkeypatch, gpus, beyond):
+    """All is slower by 5 % in the second run, and the machine's processor by 10 %."""
+    store = measured_store(tmp_path, FIRST)
+    hardware = Hardware(cpu="a cpu", cores=2, memory_bytes=8 << 30, gpus=gpus)
+    for run, speed, processor in ((FIRST, 1.0, 1.0), (SECOND, 0.95, 0.9)):
+        for name, (quality, latency_ms, throughput, size) in MEASURED.items():
+            made = Variant.read(store.optimized(name) / VARIANT)
+            assert made is not None
+            rate = {"latency_ms": latency_ms / speed, "throughput": throughput * speed}
+            measured = evaluation(store, made, quality=quality, weights_bytes=size, **rate)
+            probe = Speed(compute_gflop_per_s=40 * processor, memory_gib_per_s=10 * processor)
+            around = Drift(before=probe, after=probe, largest_change=0.0, measured_again=0)
+            changed = {"drift": around, "hardware": hardware}
+            measured.model_copy(update=changed).write(store.evaluation(name))
+            outcome(store, run, "optimize", name, "done", key=made.key)
+            outcome(store, run, "evaluate", name, "done", key=measured.key)
+        finish(store, run, Profile(name="balanced"), monkeypatch)
+        for name in VARIANTS:  # else the second run's would be written over what the first kept
+            store.evaluation(name).with_suffix(SAMPLES_SUFFIX).unlink()
+    told = compared(store)
+    assert {each["metric"] for each in told["metrics"] if each["beyond_noise"]} == beyond
+    said = " ".join(told["notes"])
+    assert ("10% slower for awq" in said) == (not gpus)
+    assert ("a GPU's is not probed" in said) == bool(gpus)
 
 
 def test_the_comparison_is_a_table_for_people(two_runs):

@@ -222,3 +222,9 @@ def test_a_run_that_fails_leaves_no_canary_and_always_a_report(compiled):
     assert "--abort" in templates(compiled)[withdraw["template"]]["container"]["args"]
     for result in ("Succeeded", "Skipped", "Failed", "Errored"):
         assert f"withdraw.{result}" in report["depends"]
+
+
+def test_the_way_back_has_as_much_time_as_the_way_forward(compiled):
+    found = templates(compiled)
+    forward = found["rollout" if "rollout" in found else "serve"]
+    assert found["withdraw"]["activeDeadlineSeconds"] == forward["activeDeadlineSeconds"]

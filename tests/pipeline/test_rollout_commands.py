@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from stages import releases
+from stages.errors import RolledBack
 from stages.rollout.machine import roll_out
 from stages.store import ModelStore
 from tests.serving import REPOSITORY
@@ -60,6 +62,25 @@ def test_releases_are_listed_and_rolled_back_without_anything_being_served(stage
     assert stage.reasons() == NEXT
 
 
+def test_the_history_tells_every_move_the_newest_first(stage: Stage) -> None:
+    assert "published or rolled out yet" in slipway(stage.store, "releases", MODEL, "--history").stdout
+    stage.served()
+    stage.make(NEXT, first_s=0.5)
+    with pytest.raises(RolledBack):
+        roll_out(stage.store, stage.target, NEXT, SETTINGS)
+    shown = slipway(stage.store, "releases", MODEL, "--history").stdout.splitlines()
+    assert [line.split()[2:8] for line in shown if line[0].isdigit()] == [
+        ["rollout", "1", "2", "10", "%", "rolled"],
+        ["rollout", "–", "1", "100", "%", "promoted"],
+    ]
+    assert "time to first token" in shown[1]
+    told = json.loads(slipway(stage.store, "releases", MODEL, "--history", "--json").stdout)
+    assert [(each["before"], each["release"]) for each in told] == [(GOOD, NEXT), (None, GOOD)]
+    assert told[0]["analysis"]["verdict"] == "rollback"
+    listed = json.loads(slipway(stage.store, "releases", MODEL, "--json").stdout)
+    assert [each["moves"] for each in listed] == [[told[0]], [told[1]]]
+
+
 def test_a_rollback_without_an_earlier_release_is_a_clear_error(stage: Stage) -> None:
     published(stage, GOOD)
     said = slipway(stage.store, "rollback", MODEL)
@@ -82,7 +103,7 @@ def test_the_status_shows_state_figures_and_how_to_go_on(stage: Stage) -> None:
     assert slipway(stage.store, "rollout", "status", MODEL).stdout == f"there was no rollout of {MODEL} yet\n"
     stage.served()
     stage.make(NEXT)
-    roll_out(stage.store, stage.target, NEXT, SETTINGS.model_copy(update={"approval": True}))
+    roll_out(stage.store, stage.target, NEXT, SETTINGS.model_copy(update={"approval": True}), until="50")
     shown = slipway(stage.store, "rollout", "status", MODEL).stdout
     for line in (
         f"{NEXT} against {GOOD}",
@@ -93,12 +114,40 @@ def test_the_status_shows_state_figures_and_how_to_go_on(stage: Stage) -> None:
     ):
         assert line in shown
     assert [line.split()[0] for line in shown.splitlines() if line.rstrip().endswith(" pass")] == [
-        *("requests", "errors", "own", "ttft", "tpot", "speed", "quality"),
+        *("requests", "errors", "refused", "own", "ttft", "tpot", "speed", "quality"),
     ]
     document = json.loads(slipway(stage.store, "rollout", "status", MODEL, "--json").stdout)
     assert document["rollout"]["state"] == "awaiting approval"
     assert [each["percent"] for each in document["rollout"]["analyses"]] == [10, 50]
     assert "window" not in document["rollout"]
+
+
+@pytest.mark.parametrize("mode", ["standard", "knative", "route"])
+def test_what_a_rollout_applies_is_shown_without_a_cluster(stage: Stage, mode: str) -> None:
+    published(stage, GOOD)
+    shown = slipway(stage.store, "rollout", "render", MODEL, "--platform", "gke", "--mode", mode).stdout
+    first = list(yaml.safe_load_all(shown))
+    assert {each["metadata"]["namespace"] for each in first} == {"slipway"}
+    services = [each for each in first if each["kind"] == "InferenceService"]
+    assert [each["spec"]["predictor"]["labels"]["slipway/release"] for each in services] == [GOOD]
+    assert services[0]["spec"]["predictor"]["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+    stage.make(NEXT)
+    said = slipway(stage.store, "rollout", "render", MODEL, "--platform", "gke", "--mode", mode, "--release", "2")
+    assert said.stdout.count(f"slipway/release: {GOOD}") == (
+        0 if mode == "knative" else 2
+    )  # and the spread of its pods
+    assert said.stdout.count(f"slipway/release: {NEXT}") == (1 if mode == "knative" else 2)
+    assert "10" in said.stdout
+
+
+def test_what_applies_nothing_or_names_no_mode_shows_nothing(stage: Stage) -> None:
+    published(stage, GOOD)
+    local = slipway(stage.store, "rollout", "render", MODEL, "--mode", "route")
+    assert (local.returncode, local.stdout) == (2, "")
+    assert "serves on this machine" in local.stderr
+    asked = slipway(stage.store, "rollout", "render", MODEL, "--platform", "gke")
+    assert (asked.returncode, asked.stdout) == (2, "")
+    assert "known: knative, route, standard" in asked.stderr
 
 
 def test_what_cannot_be_done_is_said_with_the_way_out(stage: Stage) -> None:

@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
+from pipeline.commands.decisions import cost_lines
 from pipeline.tables import score_table
 from scoring.profile import Profile
 from stages.records import Price, Production
@@ -43,6 +44,31 @@ def test_the_winner_is_starred_with_its_score_and_how_sure_that_is(decision):
 )
 def test_it_is_said_whether_the_choice_is_separated(decision, separated, said):
     assert said in drawn(decision.model_copy(update={"separated": separated}))[0]
+
+
+def test_an_only_choice_near_a_limit_is_not_called_sure(decision):
+    alone = [
+        each if each.variant == "awq" else each.model_copy(update={"excluded": "slow"}) for each in decision.candidates
+    ]
+    only = decision.model_copy(update={"candidates": tuple(alone)})
+    assert "is the only choice" in drawn(only)[0]
+    assert "near a limit" not in drawn(only)[0]
+    assert "is the only choice, but near a limit" in drawn(only.model_copy(update={"separated": False}))[0]
+
+
+@pytest.mark.parametrize("basis", ["goodput", "throughput"])
+def test_it_is_said_at_which_rate_tokens_cost_so_much(decision, basis):
+    candidates = [
+        each.model_copy(update={"cost": each.cost and each.cost.model_copy(update={"basis": basis, "high": None})})
+        for each in decision.candidates
+    ]
+    priced = decision.model_copy(update={"candidates": tuple(candidates)})
+    assert drawn(priced)[-1].strip() == f"USD for a million output tokens at the {basis}"
+    cost = candidates[0].cost
+    assert cost is not None
+    line = cost_lines(priced)[0]
+    assert f"(≥ {cost.low:.3g}) for a million output tokens, at the " in line
+    assert basis in line
 
 
 def test_a_variant_that_is_out_has_no_numbers(decision):

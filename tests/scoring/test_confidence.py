@@ -52,6 +52,21 @@ def test_level_scores_share_the_win():
     assert win_probabilities(scores) == pytest.approx({"a": 4 / 9, "b": 5 / 18, "c": 5 / 18})
 
 
+def test_who_is_not_able_wins_no_draw_and_nobody_may():
+    scores = pd.DataFrame({"a": [1.0, 0.5, 1.0, 1.0], "b": [0.5, 0.7, 0.0, 0.5]})
+    able = pd.DataFrame({"a": [False, True, True, False], "b": [True, True, True, False]})
+    assert win_probabilities(scores, able) == {"a": 0.25, "b": 0.5}
+
+
+def test_only_those_among_whom_is_chosen_set_the_scale_of_a_draw():
+    samples = {name: {"quality": np.full(2, each)} for name, each in (("a", 0.8), ("b", 0.7), ("c", 0.2))}
+    among = pd.DataFrame({"a": [True, True], "b": [True, True], "c": [True, False]})
+    found = score_draws(raw(a=0.8, b=0.7, c=0.2), samples, QUALITY_ONLY, among=among)
+    everyone = score_draws(raw(a=0.8, b=0.7, c=0.2), samples, QUALITY_ONLY)
+    assert found.iloc[0].to_list() == everyone.iloc[0].to_list()
+    assert found.iloc[1, :2].to_list() == [1.0, 0.0]
+
+
 def test_the_interval_holds_95_percent_of_the_draws():
     scores = pd.DataFrame({"a": np.linspace(0, 1, 1001)})
     assert intervals(scores)["a"] == pytest.approx((0.025, 0.975))

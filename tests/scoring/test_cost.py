@@ -21,6 +21,16 @@ def test_a_faster_rate_is_the_lower_end():
     assert found.high == pytest.approx(1000 / (500 + 0.025 * 1500))
 
 
+def test_a_rate_that_may_be_zero_leaves_the_cost_without_a_bound():
+    rounds = np.array([0.0, 30.0, 60.0])
+    draws = rounds[np.random.default_rng(0).integers(3, size=(2000, 2))].mean(axis=1)
+    found = per_million(3.6, 30.0, draws)
+    assert found is not None
+    assert found.value == pytest.approx(100 / 3)
+    assert found.low == pytest.approx(100 / 6)
+    assert found.high == float("inf")
+
+
 @given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e6), st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=20))
 def test_the_value_is_inside_its_interval_and_doubles_with_the_price(price, rate, draws):
     found, twice = (per_million(each, rate, np.array(draws)) for each in (price, 2 * price))

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from scoring.decide import contenders_of, decide, with_twins
@@ -15,6 +17,7 @@ from scoring.profile import Profile
 
 NAMES = ["fp16", "awq", "gptq"]
 FEW_DRAWS = 400
+FACTORS = [2.0**-10, 2.0**20, 1e-3, 1 / 60, 7.0, 1.609344]
 
 metric = st.floats(min_value=1, max_value=1e6)
 variant = st.fixed_dictionaries({"quality": st.floats(0, 1), "latency": metric, "throughput": metric, "memory": metric})
@@ -39,6 +42,10 @@ def profile(**fields: Any) -> Profile:
 
 def only(name: str) -> dict[str, float]:
     return dict.fromkeys(METRICS, 0.0) | {name: 1.0}
+
+
+def is_power_of_two(factor: float) -> bool:
+    return math.frexp(factor)[0] == 0.5
 
 
 def noisy(rows: dict[str, dict[str, float]], spread: float) -> dict[str, dict[str, np.ndarray]]:
@@ -81,9 +88,13 @@ def test_the_order_of_input_does_not_matter(rows, wanted, method, spread, chance
 
 
 @quick
-@given(variants, weights, methods, spreads, st.sampled_from(sorted(METRICS)), st.sampled_from([2.0**-10, 2.0**20]))
+@given(variants, weights, methods, spreads, st.sampled_from(sorted(METRICS)), st.sampled_from(FACTORS))
 def test_the_choice_of_units_does_not_matter(rows, wanted, method, spread, name, factor):
     mine = profile(weights=wanted, normalization=method)
+    if not is_power_of_two(factor):
+        # A difference in the last digits is not the same in other units.
+        values = sorted(each[name] for each in rows.values())
+        assume(all(a == b or b - a > 1e-6 * b for a, b in pairwise(values)))
     samples = noisy(rows, spread)
     first = decide(frame(rows), mine, samples)
     other = {each: {**values, name: values[name] * factor} for each, values in rows.items()}
@@ -92,7 +103,11 @@ def test_the_choice_of_units_does_not_matter(rows, wanted, method, spread, name,
         for each, values in samples.items()
     }
     second = decide(frame(other), mine, scaled)
-    assert (first.winner, first.win_probability) == (second.winner, second.win_probability)
+    few = 0.0 if is_power_of_two(factor) else 2 / FEW_DRAWS
+    assert first.win_probability == pytest.approx(second.win_probability, abs=few)
+    # What is on the very edge of the confidence may fall either way by its last digit.
+    if not few or all(abs(each - mine.decision.confidence) > 2 * few for each in first.win_probability.values()):
+        assert first.winner == second.winner
 
 
 @quick
@@ -103,8 +118,11 @@ def test_probabilities_and_intervals_are_what_they_are_called(rows, wanted, meth
         assert set(shares) == set(rows)
         assert sum(shares.values()) == pytest.approx(1)
     assert all(0 <= low <= high <= 1 for low, high in found.score_interval.values())
-    assert found.winner in found.contenders
-    assert found.separated == (found.contenders == (found.winner,))
+    assert not found.separated or found.win_probability[found.winner] >= 0.9
+    assert ("the evidence does not separate them" in found.verdict) == (not found.separated)
+    if found.margin:
+        assert found.margin.low <= found.margin.value <= found.margin.high
+        assert found.margin.over in set(rows) - {found.winner}
 
 
 @quick
@@ -115,8 +133,9 @@ def test_identical_twins_are_never_separated(rows, wanted, method, spread):
     found = decide(frame(rows), profile(weights=wanted, normalization=method), noisy(rows, spread))
     if found.winner in (name, "twin"):
         assert not found.separated
-        assert {name, "twin"} <= set(found.contenders)
-        assert "the evidence does not separate them" in found.verdict
+        listed, _, rest = found.verdict.partition(" could each score highest: the evidence does not separate them")
+        assert rest
+        assert {f"{each} (" in listed for each in (name, "twin")} == {True}
 
 
 @quick
@@ -183,9 +202,9 @@ def test_two_measurements_of_one_variant_are_not_separated(method, turns):
 def test_a_difference_beyond_noise_is_separated():
     rows = {"fp16": row(), "awq": row(throughput=150, latency=7)}
     found = decide(frame(rows), profile(), noisy(rows, 0.02))
-    assert (found.winner, found.separated, found.contenders) == ("awq", True, ("awq",))
+    assert (found.winner, found.separated) == ("awq", True)
     assert found.win_probability["awq"] > 0.99
-    assert found.noise_unknown == ()
+    assert "not measured" not in found.verdict
 
 
 def test_without_separation_the_higher_quality_is_preferred():
@@ -206,7 +225,8 @@ def test_quality_within_noise_excludes_nobody():
     rows = {"fp16": row(quality=0.801, latency=9.5), "awq": row(quality=0.800, memory=0.5e9)}
     wanted = only("latency") | {"memory": 0.01}
     found = decide(frame(rows), profile(weights=wanted), noisy(rows, 0.03))
-    assert found.contenders == ("awq", "fp16")
+    assert found.verdict.startswith("awq (")
+    assert " and fp16 (" in found.verdict
     assert found.winner == "awq"
 
 
@@ -233,13 +253,13 @@ def test_a_profile_that_asks_for_more_confidence_is_harder_to_satisfy():
 def test_without_draws_a_lead_is_taken_as_it_is_and_said_to_be():
     found = decide(frame({"fp16": row(), "awq": row(throughput=101)}), profile())
     assert (found.winner, found.separated) == ("awq", True)
-    assert found.noise_unknown == ("quality", "latency", "throughput")
-    assert "was not measured" in found.verdict
+    assert "The noise of quality, latency and throughput was not measured" in found.verdict
 
 
 def test_equal_variants_without_draws_are_not_separated_and_ties_go_by_name():
     found = decide(frame({"b": row(), "a": row()}), profile())
-    assert (found.winner, found.separated, found.contenders) == ("a", False, ("a", "b"))
+    assert (found.winner, found.separated) == ("a", False)
+    assert found.verdict.startswith("a (50%) and b (50%) could each score highest")
 
 
 def test_one_variant_is_the_choice():
@@ -270,6 +290,118 @@ def test_every_reason_is_given():
     assert [each.split()[0] for each in found.excluded["awq"]] == ["throughput", "quality_recovery", "ttft_p95_ms"]
 
 
+def within(limit: float = 97.5) -> Profile:
+    return profile(constraints={"e2el_p95_ms": {"max": limit}})
+
+
+def around(value: float, deviation: float, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(value, deviation, FEW_DRAWS)
+
+
+def test_the_only_choice_is_not_sure_where_its_noise_reaches_across_a_limit():
+    rows = {"awq": row(latency=97), "gptq": row(latency=900)}
+    latency = around(97, 0.5)
+    found = decide(frame(rows), within(), {"awq": {"latency": latency}})
+    assert (found.winner, found.separated) == ("awq", False)
+    assert found.win_probability["awq"] == pytest.approx((latency <= 97.5).mean())
+    assert 0.8 < found.win_probability["awq"] < 0.9
+    assert "with a probability of 8" in found.verdict
+    assert found.verdict.endswith("to be chosen again: the evidence does not tell who keeps the constraints.")
+    (note,) = found.near_limits
+    assert note.startswith("awq keeps the maximum of 97.5 for e2el_p95_ms with 97, but its 95 % interval of 96.")
+    assert note.endswith("reaches across the limit.")
+
+
+def test_who_is_out_by_less_than_its_noise_may_win_again():
+    rows = {"fp16": row(latency=90), "awq": row(latency=98, throughput=300, memory=0.3e9)}
+    mine = within().model_copy(update={"weights": profile(weights=only("throughput")).weights})
+    latency = around(98, 1.0)
+    samples = {"fp16": {"latency": around(90, 0.1, 1)}, "awq": {"latency": latency}}
+    found = decide(frame(rows), mine, samples)
+    assert (found.winner, found.separated) == ("fp16", False)
+    assert found.win_probability == {"fp16": pytest.approx((latency > 97.5).mean())}
+    assert found.near_limits[0].startswith("awq breaks the maximum of 97.5 for e2el_p95_ms with 98, but its 95 %")
+    far = decide(
+        frame(rows | {"awq": rows["awq"] | {"latency": 198}}), mine, samples | {"awq": {"latency": latency + 100}}
+    )
+    assert (far.winner, far.separated, far.near_limits) == ("fp16", True, ())
+    assert far.win_probability == {"fp16": 1.0}
+
+
+def test_a_draw_in_which_nobody_keeps_the_constraints_is_won_by_nobody():
+    rows = {"fp16": row(latency=97), "awq": row(latency=97, throughput=200)}
+    latency = around(97, 0.5)
+    found = decide(frame(rows), within(), {name: {"latency": latency} for name in rows})
+    kept = float((latency <= 97.5).mean())
+    assert found.win_probability == pytest.approx({"awq": kept, "fp16": 0.0})
+    assert (found.winner, found.separated) == ("awq", False)
+    assert found.verdict.startswith("awq has the highest score, with a probability of 8")
+    assert "the evidence does not tell who keeps the constraints." in found.verdict
+
+
+def test_what_both_have_in_common_does_not_move_the_recovery():
+    rows = {"fp16": row(quality=0.8), "awq": row(quality=0.768, throughput=300, latency=5)}
+    whole = around(0.8, 0.04)
+    mine = profile(weights=only("throughput"), constraints={"quality_recovery": {"min": 0.95}})
+    found = decide(frame(rows), mine, {"fp16": {"quality": whole}, "awq": {"quality": 0.96 * whole}})
+    assert (found.near_limits, sum(found.win_probability.values())) == ((), pytest.approx(1))
+    apart = decide(frame(rows), mine, {"fp16": {"quality": whole}, "awq": {"quality": 0.96 * around(0.8, 0.04, 1)}})
+    assert apart.near_limits[0].startswith("awq keeps the minimum of 0.95 for quality_recovery with 0.96, but")
+
+
+def test_whatever_is_limited_can_have_draws():
+    values = {"awq": {"ttft_p95_ms": 480.0}}
+    mine = profile(constraints={"ttft_p95_ms": {"max": 500}})
+    ttft = around(480, 20)
+    sure = decide(frame({"awq": row()}), mine, {}, values)
+    unsure = decide(
+        frame({"awq": row()}), mine, {"awq": {"latency": np.full(FEW_DRAWS, 10.0), "ttft_p95_ms": ttft}}, values
+    )
+    assert (sure.separated, sure.near_limits) == (True, ())
+    assert unsure.win_probability["awq"] == pytest.approx((ttft <= 500).mean())
+    assert "ttft_p95_ms with 480" in unsure.near_limits[0]
+
+
+def test_fp16_without_a_metric_still_tells_the_recovery_of_the_others():
+    rows = {"fp16": row(throughput=float("nan")), "awq": row(quality=0.79)}
+    found = decide(frame(rows), profile(constraints={"quality_recovery": {"min": 0.95}}), noisy(rows, 0.001))
+    assert (found.winner, found.separated) == ("awq", True)
+
+
+@pytest.mark.parametrize("method", ["min-max", "relative"])
+def test_what_does_not_compare_has_no_say(method):
+    rows = {"fp16": row(quality=0.81), "awq": row(quality=0.80, latency=1, throughput=1e5)}
+    asked = profile(normalization=method, weights={"quality": 0.3, "latency": 0.4, "throughput": 0.2, "memory": 0.1})
+    samples = noisy(rows, 0.001)
+    assert decide(frame(rows), asked, samples).winner == "awq"
+    found = decide(frame(rows), asked, samples, incomparable=("latency", "throughput"))
+    assert (found.winner, found.separated) == ("fp16", True)
+    assert set(found.noise) == {"quality", "memory"}
+    assert found.ranking.loc["fp16", "latency"] == found.ranking.loc["awq", "latency"]
+
+
+def test_the_margin_is_the_difference_of_the_scores():
+    rows = {"fp16": row(), "awq": row(throughput=150, latency=7), "gptq": row(throughput=140)}
+    found = decide(frame(rows), profile(), noisy(rows, 0.02))
+    scores = found.ranking["score"]
+    assert found.margin is not None
+    assert (found.margin.over, found.margin.value) == ("gptq", pytest.approx(scores["awq"] - scores["gptq"]))
+    assert 0 < found.margin.low < found.margin.value < found.margin.high
+    assert decide(frame({"fp16": row()}), profile()).margin is None
+
+
+def test_a_winner_that_ranks_behind_has_a_margin_below_zero():
+    rows = {"fp16": row(quality=0.80, throughput=100), "awq": row(quality=0.70, throughput=116)}
+    samples = noisy(rows, 0.04)
+    for name in rows:
+        samples[name]["quality"] = np.full(FEW_DRAWS, rows[name]["quality"])
+    found = decide(frame(rows), profile(weights=only("throughput") | {"quality": 0.1}), samples)
+    assert found.winner == "fp16"
+    assert found.margin is not None
+    assert found.margin.over == "awq"
+    assert found.margin.low < found.margin.value < 0
+
+
 def test_what_a_constraint_needs_and_nobody_measured_excludes_everyone():
     found = decide(frame({"fp16": row(), "awq": row()}), profile(constraints={"kl_divergence": {"max": 0.1}}))
     assert found.winner is None
@@ -297,7 +429,6 @@ def test_fp16_stays_the_reference_where_it_can_not_be_chosen():
     rows = {"fp16": row(memory=30 * 2**30), "awq": row(memory=8 * 2**30, throughput=130), "gptq": row(memory=8 * 2**30)}
     mine = profile(normalization="relative", constraints={"memory_gib": {"max": 20}})
     found = decide(frame(rows), mine, noisy(rows, 0.01))
-    assert found.reference == "fp16"
     assert found.excluded == {"fp16": ("memory_gib 30 is above the maximum of 20",)}
     assert set(found.win_probability) == {"awq", "gptq"}
     assert found.winner == "awq"
@@ -307,7 +438,6 @@ def test_fp16_stays_the_reference_where_it_can_not_be_chosen():
 def test_without_fp16_relative_relates_to_the_highest_quality():
     rows = {"awq": row(quality=0.8), "gptq": row(quality=0.7)}
     found = decide(frame(rows), profile(normalization="relative"))
-    assert found.reference == "awq"
     assert found.ranking.loc["awq", list(METRICS)].to_list() == [0.5] * 4
     recovery = profile(constraints={"quality_recovery": {"min": 0.5}})
     assert decide(frame(rows), recovery).winner is None
@@ -346,6 +476,9 @@ def test_what_is_the_same_file_by_file_is_never_separated(digests, expected):
         ({"a": 0.3, "b": 0.02, "c": 0.68}, ("a", "b", "c")),
         ({"a": 0.05, "b": 0.95}, ("a", "b")),
         ({"a": 1.0}, ("a",)),
+        ({"a": 0.6, "b": 0.0}, ("a",)),
+        ({"a": 0.3, "b": 0.3, "c": 0.0}, ("a", "b")),
+        ({"a": 0.0, "b": 0.0}, ("a",)),
     ],
 )
 def test_contenders_are_the_likeliest_that_hold_the_confidence_together(chances, expected):

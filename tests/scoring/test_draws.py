@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from scoring.draws import Items, Round, allowing_for_few, load_draws, quality_draws, resampled, student_95
+from scoring.draws import Items, Round, allowing_for_few, common, load_draws, quality_draws, resampled, student_95
 
 VARIANTS = ("fp16", "awq", "gptq")
 
@@ -100,10 +102,10 @@ def test_many_items_are_drawn_in_blocks_that_do_not_show(cells):
 
 @pytest.mark.parametrize(
     "other",
-    [{"arc": right(0.5, items=499)}, {"wiki": right(0.5)}, {}, {"arc": right(0.5), "wiki": right(0.5)}],
-    ids=["other items", "another task", "no task", "one more task"],
+    [{"wiki": right(0.5)}, {}, {"arc": right(0.5), "wiki": right(0.5)}],
+    ids=["another task", "no task", "one more task"],
 )
-def test_quality_on_other_items_can_not_be_compared(other):
+def test_quality_on_other_tasks_can_not_be_compared(other):
     with pytest.raises(ValueError, match="same tasks"):
         quality_draws({"fp16": {"arc": right(0.5)}, "awq": other})
 
@@ -111,6 +113,42 @@ def test_quality_on_other_items_can_not_be_compared(other):
 def test_a_task_without_items_has_no_quality():
     with pytest.raises(ValueError, match="at least one"):
         quality_draws({"fp16": {"arc": Items(np.array([]))}})
+
+
+def asked(items: Items, prefix: str) -> Items:
+    return replace(items, names=tuple(f"{prefix} {number}" for number in range(items.values.shape[-1])))
+
+
+def test_questions_of_the_same_number_but_of_other_names_are_not_paired():
+    ours = right(0.5, items=400)
+    same = quality_draws({"fp16": {"arc": asked(ours, "a")}, "awq": {"arc": asked(ours, "a")}})
+    other = quality_draws({"fp16": {"arc": asked(ours, "a")}, "awq": {"arc": asked(ours, "b")}})
+    assert (same["fp16"]["quality"] == same["awq"]["quality"]).all()
+    # Two independent means of 400 each.
+    apart = other["fp16"]["quality"] - other["awq"]["quality"]
+    assert apart.std() == pytest.approx(np.sqrt(2 * 0.25 / 400), rel=0.1)
+    assert apart.mean() == pytest.approx(0, abs=0.003)
+
+
+def test_one_question_that_not_all_were_asked_leaves_the_others_in_pairs():
+    ours = asked(right(0.5, items=400), "a")
+    fewer = ours.at(np.arange(399))
+    drawn = quality_draws({"fp16": {"arc": ours}, "awq": {"arc": fewer}})
+    assert (drawn["fp16"]["quality"] - drawn["awq"]["quality"]).std() < 0.003
+    assert [each.values.tolist() for each in common(ours, fewer)] == [fewer.values.tolist()] * 2
+
+
+def test_the_order_of_the_items_does_not_matter_to_their_pairs():
+    ours = asked(right(0.5, items=40), "a")
+    drawn = quality_draws({"fp16": {"arc": ours}, "awq": {"arc": ours.at(np.arange(40)[::-1])}})
+    assert drawn["fp16"]["quality"] == pytest.approx(drawn["awq"]["quality"])
+
+
+def test_texts_of_other_names_are_not_paired_either_and_few_of_them_have_a_score_in_every_draw():
+    text = Items(np.array([-8.0]), np.array([8.0]))
+    drawn = quality_draws({"fp16": {"wiki": asked(text, "a")}, "awq": {"wiki": asked(text, "b")}})
+    for each in drawn.values():
+        assert each["quality"] == pytest.approx(2 ** (-1 / np.log(2)))
 
 
 def test_items_count_by_their_weights():
@@ -149,6 +187,21 @@ def test_goodput_is_drawn_from_the_same_rounds():
     rounds = [Round(np.ones(3), speed, good_tokens_per_s=speed / 2) for speed in (80.0, 100.0, 120.0)]
     drawn = load_draws({"fp16": rounds})["fp16"]
     assert np.allclose(drawn["goodput"], drawn["throughput"] / 2)
+
+
+def test_what_is_limited_is_drawn_from_the_same_requests():
+    rounds = [
+        Round(each.latencies_ms, 100.0, others={"ttft_p95_ms": each.latencies_ms / 4, "goodput_share": good})
+        for each in rounds_of([90, 100, 110])
+        for good in [(each.latencies_ms < 110).astype(float)]
+    ]
+    plain = [Round(each.latencies_ms, 100.0) for each in rounds]
+    drawn = load_draws({"fp16": rounds})["fp16"]
+    assert np.allclose(drawn["ttft_p95_ms"], drawn["latency"] / 4)
+    assert np.array_equal(drawn["latency"], load_draws({"fp16": plain})["fp16"]["latency"])
+    share = np.mean([each.others["goodput_share"].mean() for each in rounds])
+    assert drawn["goodput_share"].mean() == pytest.approx(share, abs=0.01)
+    assert drawn["goodput_share"].std() > 0
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from scoring.profile import Profile, Weights
-from stages.catalogue import catalogue, prune
+from stages.catalogue import catalogue, passages, prune
 from stages.errors import ConfigError, UnknownName
 from stages.records import Evaluation, Production
 from stages.releases import (
@@ -146,6 +146,24 @@ def test_the_catalogue_says_what_each_release_is(store: ModelStore) -> None:
     assert (found[3].score, found[3].digest, found[3].made_at) == (winner.score, winner.digest, first.decided_at)
     assert found[3].size_bytes > 0
     assert (found[0].score, found[0].digest) == (None, None)
+    (published,) = found[3].moves
+    assert (published.kind, published.percent, published.analysis) == ("publish", 100, None)
+    assert [each.moves for each in found[:3]] == [(), (), ()]
+
+
+def test_moves_are_told_the_newest_first_with_how_far_and_how_long_and_the_last_look(store: ModelStore) -> None:
+    empty(store, "0002-awq-bbbbbbbbbbbb")
+    remember(store, _move("a", "0001-fp16-aaaaaaaaaaaa"))
+    looks = ({"percent": 10, "verdict": "promote"}, {"percent": 50, "verdict": "rollback"})
+    back = {"result": "rolled back", "reason": "slow", "before": "0001-fp16-aaaaaaaaaaaa", "analyses": looks}
+    second = _move("b", "0002-awq-bbbbbbbbbbbb")
+    remember(store, second.model_copy(update=back | {"ended_at": second.started_at + timedelta(minutes=2)}))
+    newest, oldest = passages(store)
+    assert (newest.before, newest.release) == ("0001-fp16-aaaaaaaaaaaa", "0002-awq-bbbbbbbbbbbb")
+    assert (newest.percent, newest.seconds, newest.analysis) == (50, 120.0, looks[-1])
+    assert (oldest.percent, oldest.seconds, oldest.result) == (100, 0.0, "promoted")
+    (only,) = catalogue(store)
+    assert (only.state, only.moves) == ("rolled back", (newest,))
 
 
 def test_prune_keeps_what_is_needed_and_says_what_it_freed(store: ModelStore) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -66,6 +67,11 @@ def detect(cluster: Cluster, settings: KServe) -> Found:
         cluster.kind("gateway.networking.k8s.io/v1", "HTTPRoute")
     if mode == "knative":
         cluster.kind("serving.knative.dev/v1", "Revision")
+    return as_configured(mode, settings, ingress)
+
+
+def as_configured(mode: Mode, settings: KServe, ingress: Mapping[str, Any]) -> Found:
+    """By ``ingress`` of KServe's own configuration; what does not stand there is KServe's default."""
     gateway = settings.gateway or str(ingress.get("kserveIngressGateway", "kserve/kserve-ingress-gateway"))
     template = str(ingress.get("domainTemplate") or "{{ .Name }}-{{ .Namespace }}.{{ .IngressDomain }}")
     return Found(mode, gateway, str(ingress.get("ingressDomain") or "example.com"), template)

@@ -70,13 +70,16 @@ class Knative(Platform):
         raise TransientError(f"{release} has no address of its own yet")
 
     def shift(self, release: str, percent: int) -> None:
+        self._give(release, percent)
+
+    def _give(self, release: str, percent: int, *, back: bool = False) -> None:
         found = self._service()
         asked = found["spec"]["predictor"]
         if release_of(asked) != release:
             raise Conflict(f"{release} is not the canary, but {release_of(asked)} is", hint="deploy it first")
         percent = min(percent, NEARLY_ALL)
         if asked.get(PERCENT) != percent:
-            self._apply(found, asked | {PERCENT: percent})
+            self._apply(found, asked | {PERCENT: percent}, back=back)
         self._wait(release, percent)
 
     def promote(self, release: str) -> None:
@@ -88,24 +91,24 @@ class Knative(Platform):
             self._apply(found, {key: value for key, value in asked.items() if key != PERCENT})
         self._wait(release, 100)
 
-    def withdraw(self, release: str) -> None:
+    def withdraw(self, release: str, *, first: bool = False) -> None:
         """No new request for it, in seconds; then the stable release's template again, which takes its pods away.
 
         Knative knows no way back but another revision. It gets traffic when it is ready: until then the old stable one
         keeps all, and if it does not come up, for good.
         """
         found = self.service()
-        if found is None:
-            return
-        stable = self._stable(found, self._releases())
+        stable = self._stable(found, self._releases()) if found else None
+        asked = release_of(found["spec"]["predictor"]) if found else None
         if stable in (None, release):
-            if release_of(found["spec"]["predictor"]) not in (None, release):
-                raise Conflict(f"{release} is the stable release", hint="promote the other one, or withdraw that")
-            self.end()
+            if first and asked in (None, release):
+                self.end()
+            elif found:
+                raise self.refusal(release)
             return
-        if release_of(found["spec"]["predictor"]) == release:
-            self.shift(release, 0)
-            self._apply(self._service(), predictor(self.at, str(stable), "knative") | {PERCENT: 0})
+        if asked == release:
+            self._give(release, 0, back=True)
+            self._apply(self._service(), predictor(self.at, str(stable), "knative") | {PERCENT: 0}, back=True)
         self._settle(str(stable))
 
     def endpoint(self) -> str:
@@ -121,8 +124,11 @@ class Knative(Platform):
                 return
             try:
                 if self.ready(stable):
-                    self._apply(found, {key: value for key, value in asked.items() if key != PERCENT})
+                    # Left out at once it would stay, were it somebody else's too.
+                    self._apply(found, asked | {PERCENT: 100}, back=True)
                     self._wait(stable, 100)
+                    without = {key: value for key, value in asked.items() if key != PERCENT}
+                    self._apply(self._service(), without, back=True)
                     return
                 time.sleep(self.poll_s)
             except ServerFailed as error:
@@ -131,8 +137,8 @@ class Knative(Platform):
                 why = "the new one is not ready"
         print(f"the old revision of {stable} stays: {why}", file=sys.stderr, flush=True)
 
-    def _apply(self, seen: Object | None, wanted: Object) -> None:
-        self.apply(ISVCS, inference_service(self.at, wanted, "knative"), seen)
+    def _apply(self, seen: Object | None, wanted: Object, *, back: bool = False) -> None:
+        self.apply(ISVCS, inference_service(self.at, wanted, "knative"), seen, back=back)
 
     def _service(self) -> Object:
         found = self.service()

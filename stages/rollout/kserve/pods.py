@@ -7,7 +7,8 @@ A pod that is gone keeps counting with what it had: totals never fall because re
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,7 +18,8 @@ from prometheus_client.samples import Sample
 
 from stages.cluster.api import Cluster
 from stages.cluster.kinds import PODS
-from stages.errors import ServerFailed, TransientError
+from stages.cluster.refusals import Absent
+from stages.errors import AccessDenied, ServerFailed, TransientError
 from stages.rollout.kserve.autoscaling import selector
 from stages.rollout.kserve.objects import CONTAINER, ENDPOINT, PORT, RELEASE, REVISION, Endpoint
 from stages.rollout.target import Counters
@@ -75,6 +77,23 @@ class Pods:
         samples = self._asked(address, release) if address else self._scraped(pods, release)
         # A replica more or less is no new start; one that crashed is.
         return counters_of(samples, f"{sum(seen.values())} restarts")
+
+    def kill(self, release: str) -> Callable[[], bool]:
+        """See ``Target``. Without a grace period: its Services forget it at once, its node kills it within seconds."""
+        before = self._ready_names(release)
+        if not before:
+            raise TransientError(f"{release} has no pod that is ready")
+        try:
+            with contextlib.suppress(Absent):  # by an earlier try of this very call, whose answer was lost
+                self.cluster.delete(PODS, before[0], self.endpoint.namespace, grace_s=0)
+        except AccessDenied as error:
+            raise AccessDenied(
+                str(error), hint=f"a role with the verb delete on pods in the namespace {self.endpoint.namespace}"
+            ) from error
+        return lambda: len(self._ready_names(release)) >= len(before)
+
+    def _ready_names(self, release: str) -> list[str]:
+        return [each["metadata"]["name"] for each in self.of(release) if _condition(each, "Ready")]
 
     def _scraped(self, pods: list[Object], release: str) -> list[Sample]:
         told = self._last.setdefault(release, {})

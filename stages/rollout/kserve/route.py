@@ -55,7 +55,11 @@ class OwnRoute(Platform):
         stable = self._stable(route)
         if stable == release:
             raise Conflict(f"{release} is the stable release", hint="start the rollout again")
-        self._split(route, [(stable, 100 - percent), (release, percent)])
+        if shares(route).get(self._deployment(release)) != percent or programmed(route):
+            self._split(route, [(stable, 100 - percent), (release, percent)])
+        elif self.has_spread(release, percent):
+            return
+        self.spread(release, percent)
 
     def promote(self, release: str) -> None:
         self._service(release)
@@ -65,35 +69,33 @@ class OwnRoute(Platform):
             self.shift(release, 100)
             route = self.get(HTTP_ROUTES, self.at.name)
         self._split(route, [(release, 100)])
+        if stable is None:
+            self.spread(release, 100)
         for each in set(self._releases().values()) - {release}:
             self._remove(each)
 
-    def withdraw(self, release: str) -> None:
+    def withdraw(self, release: str, *, first: bool = False) -> None:
         route = self.get(HTTP_ROUTES, self.at.name)
-        if route is None:
-            self._remove(release)
-            if not self._releases():
-                self.end()
-            return
-        stable = self._stable(route)
+        stable = self._stable(route) if route else None
         if stable == release:
-            if set(self._releases().values()) - {release}:
-                raise Conflict(f"{release} is the stable release", hint="promote the other one, or withdraw that")
+            if not first or set(self._releases().values()) - {release}:
+                raise self.refusal(release)
             self.remove(HTTP_ROUTES, self.at.name)
-            self._remove(release)
-            self.end()
-            return
-        self._split(route, [(stable, 100)])
+        elif stable:
+            self._split(route, [(stable, 100)], back=True)
+            self.spread(release, 0)
         self._remove(release)
+        if not self._releases():
+            self.end()
 
     def endpoint(self) -> str:
         return f"http://{self.found.hostname(self.at.name, self.at.namespace)}"
 
-    def _split(self, seen: Object | None, parts: list[tuple[str, int]]) -> None:
+    def _split(self, seen: Object | None, parts: list[tuple[str, int]], *, back: bool = False) -> None:
         """Give each release its percent, and wait until the gateway does."""
         weights = [(self._deployment(release), self._port(release), percent) for release, percent in parts]
         hostname = self.found.hostname(self.at.name, self.at.namespace)
-        self.apply(HTTP_ROUTES, http_route(self.at, self.found.gateway, hostname, weights), seen)
+        self.apply(HTTP_ROUTES, http_route(self.at, self.found.gateway, hostname, weights), seen, back=back)
 
         def lacking() -> str:
             route = self.get(HTTP_ROUTES, self.at.name)

@@ -79,8 +79,8 @@ class KServe(Settings):
     in_force_s: Positive = 300
     """A change of traffic must show in the route's status within this time."""
     propagation_s: Annotated[float, Field(ge=0)] = 5
-    """The status of an HTTPRoute is its controller's word: the gateway's proxies follow within this time. Before that no
-    pod is taken away. GKE's own gateways take a minute or more. Knative waits for its proxies by itself."""
+    """The status of an HTTPRoute is its controller's word: the gateway's proxies follow within this time, and no pod
+    goes before. Gateways that are a cloud's load balancers may take minutes. Knative waits for its own proxies."""
     scaling: Scaling = Scaling()
 
 

@@ -21,9 +21,10 @@ AGAIN: Final = "start the rollout again"
 class Standard(Platform):
     def split(self) -> Split:
         found = self.service()
-        if found is None or self.get(HTTP_ROUTES, self.at.name) is None:
+        other = self._canary(found) if found else None
+        if found is None or (other is None and self.get(HTTP_ROUTES, self.at.name) is None):
             return Split(None)  # KServe makes the route once the first release is ready
-        stable, other = release_of(found["spec"]["predictor"]), self._canary(found)
+        stable = release_of(found["spec"]["predictor"])
         if other is None:
             return Split(stable)
         share, why = self._share(found, other["predictor"])
@@ -63,13 +64,19 @@ class Standard(Platform):
         return self.service_url(self._deployment(self._predictor(self._service(), release)))
 
     def shift(self, release: str, percent: int) -> None:
+        self._give(release, percent)
+
+    def _give(self, release: str, percent: int, *, back: bool = False) -> None:
         found = self._service()
         other = self._canary(found)
         if other is None or release_of(other["predictor"]) != release:
             raise Conflict(f"{release} is not the canary", hint="deploy it first")
         if other["trafficPercent"] != percent:
-            self._apply(found, found["spec"]["predictor"], [canary(other["predictor"], percent)])
+            self._apply(found, found["spec"]["predictor"], [canary(other["predictor"], percent)], back=back)
+        elif self.has_spread(release, percent) and self._share(found, other["predictor"]) == (percent, ""):
+            return
         self._wait(other["predictor"], percent)
+        self.spread(release, percent)
 
     def promote(self, release: str) -> None:
         found = self._service()
@@ -82,36 +89,46 @@ class Standard(Platform):
                 raise Conflict(f"{release} was taken away meanwhile", hint=AGAIN)
             # With its name and its pods' every field, so that no pod is started anew.
             kept = {key: stable[key] for key in ("minReplicas", "maxReplicas", "timeout") if key in stable}
-            self._apply(found, other["predictor"] | kept, [])
-            self.leave(self._deployment(stable))
+            found = self._apply(found, other["predictor"] | kept, [])
             stable = other["predictor"]
+        else:  # the first one
+            self._wait(stable, 100)
+            self.spread(release, 100)
+        self._tidy(found)
         self._wait(stable, 100)
 
-    def withdraw(self, release: str) -> None:
+    def withdraw(self, release: str, *, first: bool = False) -> None:
         found = self.service()
-        if found is None:
+        if found is None or release_of(found["spec"]["predictor"]) == release:
+            if first and not (found and self._canary(found)):
+                self.leave_all_but()
+                self.end()
+            elif found:
+                raise self.refusal(release)
             return
-        other, stable = self._canary(found), found["spec"]["predictor"]
-        if release_of(stable) == release:
-            if other:
-                raise Conflict(f"{release} is the stable release", hint="promote the other one, or withdraw that")
-            self.leave(self._deployment(stable))
-            self.end()
-        elif other and release_of(other["predictor"]) == release:
-            if self._share(found, other["predictor"]) != (0.0, ""):
-                self.shift(release, 0)
-                found = self._service()
-            self._apply(found, found["spec"]["predictor"], [])
-            self.leave(self._deployment(other["predictor"]))
+        other = self._canary(found)
+        if other and release_of(other["predictor"]) == release:
+            self._give(release, 0, back=True)
+            found = self._service()
+            found = self._apply(found, found["spec"]["predictor"], [], back=True)
+        self._tidy(found)
 
     def endpoint(self) -> str:
         return url_of(self.service(), self.at.store.model)
 
-    def _apply(self, seen: Object | None, stable: Object, others: list[Object], *, anew: bool = False) -> Object:
+    def _apply(
+        self, seen: Object | None, stable: Object, others: list[Object], *, anew: bool = False, back: bool = False
+    ) -> Object:
         body = inference_service(self.at, stable, "standard", canaries=others)
         if seen and not anew:  # another autoscaler's class would restart the stable release's pods
             body["metadata"]["annotations"] |= {AUTOSCALER: seen["metadata"]["annotations"].get(AUTOSCALER, "external")}
-        return self.apply(ISVCS, body, seen)
+        return self.apply(ISVCS, body, seen, back=back)
+
+    def _tidy(self, service: Object) -> None:
+        """Only what the InferenceService has keeps an autoscaler."""
+        if self.at.settings.prometheus:
+            there = [service["spec"]["predictor"], *(each["predictor"] for each in service["spec"].get("canary") or [])]
+            self.leave_all_but(*map(self._deployment, there))
 
     def _service(self) -> Object:
         found = self.service()

@@ -1,12 +1,14 @@
 """KServe as the target of a rollout: what its three modes have in common, and which one a cluster gets.
 
 What is in force is read from statuses: a route counts only as its gateway says that it is programmed. Objects are
-applied server-side as one field manager and at the version that was read, never by force: what somebody else changed
-meanwhile is a Conflict.
+applied server-side as one field manager and at the version that was read. On the way forward never by force: what
+somebody else changed meanwhile is a Conflict. On the way back by force: whoever changed a share by hand owns it from
+then on, and must not keep clients at a bad canary.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from stages.errors import Conflict, NotInstalled, TransientError
 from stages.rollout.kserve.autoscaling import scaled_object
 from stages.rollout.kserve.detect import Found, detect
 from stages.rollout.kserve.objects import (
+    ENDPOINT,
     MODEL,
     RELEASE,
     REVISION,
@@ -71,6 +74,7 @@ class Platform(ABC):
     def __init__(self, cluster: Cluster, endpoint: Endpoint, found: Found, poll_s: float) -> None:
         self.cluster, self.at, self.found, self.poll_s = cluster, endpoint, found, poll_s
         self.pods = Pods(cluster, endpoint)
+        self._spread: tuple[str, int] | None = None
 
     @abstractmethod
     def split(self) -> Split: ...
@@ -91,13 +95,16 @@ class Platform(ABC):
     def promote(self, release: str) -> None: ...
 
     @abstractmethod
-    def withdraw(self, release: str) -> None: ...
+    def withdraw(self, release: str, *, first: bool = False) -> None: ...
 
     @abstractmethod
     def endpoint(self) -> str: ...
 
     def counters(self, release: str) -> Counters:
         return self.pods.counters(release)
+
+    def kill(self, release: str) -> Callable[[], bool]:
+        return self.pods.kill(release)
 
     def get(self, kind: Kind, name: str) -> Object | None:
         try:
@@ -119,17 +126,18 @@ class Platform(ABC):
             )
         return found
 
-    def apply(self, kind: Kind, body: Object, seen: Object | None) -> Object:
-        """*body*, if the object is still as it was *seen*.
+    def apply(self, kind: Kind, body: Object, seen: Object | None, *, back: bool = False) -> Object:
+        """*body*, if the object is still as it was *seen*; on the way *back*, whoever owns its fields.
 
         Raises:
             Conflict: somebody else changed it, or owns one of its fields.
+            TransientError: on the way back: it changed at this very moment.
         """
         while True:
             if seen:
                 body = body | {"metadata": body["metadata"] | {"resourceVersion": seen["metadata"]["resourceVersion"]}}
             try:
-                return self.cluster.apply(kind, body)
+                return self.cluster.apply(kind, body, force=back)
             except Conflict as error:
                 now = self.get(kind, body["metadata"]["name"])
                 if seen and now and _only_status_changed(seen, now):
@@ -137,8 +145,11 @@ class Platform(ABC):
                     continue
                 if now and _contains(now["spec"], body["spec"]):
                     return now  # by an earlier try of this very call, whose answer was lost
+                said = f"{kind.name} {body['metadata']['name']} was changed by somebody else: {error}"
+                if back:
+                    raise TransientError(said, hint="try again") from error
                 raise Conflict(
-                    f"{kind.name} {body['metadata']['name']} was changed by somebody else: {error}",
+                    said,
                     hint="see who: kubectl get -o yaml --show-managed-fields; then start the rollout again",
                 ) from error
 
@@ -163,6 +174,15 @@ class Platform(ABC):
                 )
             time.sleep(self.poll_s)
 
+    def spread(self, release: str, percent: int) -> None:
+        """Wait until the gateway's proxies do what its controller has said."""
+        time.sleep(self.at.settings.propagation_s)
+        self._spread = (release, percent)
+
+    def has_spread(self, release: str, percent: int) -> bool:
+        """Whether this process has waited for that; nobody knows when one that was killed had it changed."""
+        return self._spread == (release, percent)
+
     def protect(self) -> None:
         self.cluster.apply(BUDGETS, disruption_budget(self.at), force=True)
 
@@ -177,10 +197,24 @@ class Platform(ABC):
         if self.at.settings.prometheus:
             self.remove(SCALED_OBJECTS, deployment)
 
+    def leave_all_but(self, *deployments: str) -> None:
+        """Of no other Deployment an autoscaler stays, nor of one that went before an earlier call was cut off."""
+        with contextlib.suppress(Absent):  # there is no KEDA
+            found, _ = self.cluster.list(SCALED_OBJECTS, labels=f"{ENDPOINT}={self.at.name}")
+            for name in {each["metadata"]["name"] for each in found}.difference(deployments):
+                self.leave(name)
+
     def end(self) -> None:
         """Nothing of the model is served any more."""
         self.remove(ISVCS, self.at.name)
         self.remove(BUDGETS, self.at.name)
+
+    def refusal(self, release: str) -> Conflict:
+        """To withdraw the stable one."""
+        return Conflict(
+            f"{release} is the stable release of {self.at.store.model}: clients would be left with nothing",
+            hint=f"slipway rollback {self.at.store.model}",
+        )
 
     def service_url(self, name: str) -> str:
         """Base URL of a Service. One without an address of its own is reached at its pods' port.

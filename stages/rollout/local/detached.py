@@ -12,7 +12,7 @@ from typing import Final
 
 from stages import program
 from stages.errors import PortInUse, ServerFailed
-from stages.serve.endpoint import LOG, RECORD, STOP_TIMEOUT_S, WANTED, Endpoint, Wanted, endpoint
+from stages.serve.endpoint import API_KEY_VARIABLE, LOG, RECORD, STOP_TIMEOUT_S, WANTED, Endpoint, Wanted, endpoint
 from stages.server import POLL_S, reserved_port
 from stages.server_log import ServerLog
 from stages.settings import Serving
@@ -23,11 +23,12 @@ ERROR_PREFIX: Final = "error: "
 HINT_PREFIX: Final = "  hint: "
 
 
-def start(store: ModelStore, source: str, serving: Serving, wanted: Wanted) -> Endpoint:
+def start(store: ModelStore, source: str, serving: Serving, wanted: Wanted, *, key: str | None = None) -> Endpoint:
     """Serve what is *wanted*; returns once the stable release answers. Interrupted before, it is stopped again.
 
     Args:
         source: the model as the user named it.
+        key: that clients must send; None: as set for this process.
 
     Raises:
         PortInUse: something else listens on ``serving.port``.
@@ -43,6 +44,8 @@ def start(store: ModelStore, source: str, serving: Serving, wanted: Wanted) -> E
     environment = {**os.environ, STORE_VARIABLE: str(store.root)}
     for variable in (program.RUN_VARIABLE, program.OUTPUTS_VARIABLE):  # they are this stage's, which ends
         environment.pop(variable, None)
+    if key is not None:
+        environment[API_KEY_VARIABLE] = key
     command = [sys.executable, "-m", "stages.serve", "--foreground", "--resume", "--model", source]
     with log.open("ab") as output:
         child = subprocess.Popen(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import threading
 import time
 import traceback
@@ -18,6 +20,8 @@ from stages.server import POLL_S, Server, healthy, running
 from stages.settings import Serving
 
 PREVIOUS: Final = ".previous.log"
+LOG_BYTES: Final = 16 << 20
+"""Of a server's log; vLLM tells its load in it every ten seconds."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class KeptServer:
             log=self._log,
             api_key=api_key(),
             drain_s=DRAIN_S,
+            log_requests=False,
             cancelled=self._stop,
         )
 
@@ -130,6 +135,8 @@ class KeptServer:
             while time.monotonic() < due:
                 server.check_alive()
                 self._pause(POLL_S)
+            with contextlib.suppress(OSError):  # a log is no reason to stop serving
+                bound(self._log)
             unhealthy = 0 if healthy(server.url) else unhealthy + 1
             if unhealthy >= self._patience.unhealthy_checks:
                 server.check_alive()
@@ -155,3 +162,10 @@ class KeptServer:
         self.backend = None
         self.state = ServerState(release=self.release.name, state=state, message=message, hint=hint)
         self._changed.set()
+
+
+def bound(log: Path, limit: int = LOG_BYTES) -> None:
+    """Set what a log holds aside once it is longer than *limit* bytes, and begin it anew: who writes to it appends."""
+    if log.stat().st_size > limit:
+        shutil.copyfile(log, log.with_suffix(PREVIOUS))
+        os.truncate(log, 0)

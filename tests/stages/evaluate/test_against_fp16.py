@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import yaml
 
+from scoring.divergence import divergence
 from scoring.profile import Profile
 from stages.evaluate.divergence import measure_distributions
 from stages.evaluate.probes import ProbeCheck, check_probes, record_probes
 from stages.records import Divergence, Probe
-from stages.select.fidelity import distributions, divergence
+from stages.select.fidelity import distributions, recorded
 from stages.server import Server, running
 from stages.settings import CONFIGS, Serving, Workload
 from tests.serving import DEMO, SERVING
@@ -48,14 +49,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     pytest.importorskip("vllm", reason="the evaluate extra is not installed")
     folder = tmp_path_factory.mktemp("against")
     with served(DEMO / "model", folder / "sound.log") as server:
-        recorded = record_probes(server.url, server.name)
-        again = check_probes(server.url, server.name, "", recorded)
+        answers = record_probes(server.url, server.name)
+        again = check_probes(server.url, server.name, "", answers)
         sound, repeated = distributions_of(server), distributions_of(server)
     with served(with_zeros(DEMO / "model", folder / "damaged", 0.05), folder / "damaged.log") as server:
-        damaged, poor = check_probes(server.url, server.name, "", recorded), distributions_of(server)
+        damaged, poor = check_probes(server.url, server.name, "", answers), distributions_of(server)
     assert sound[0] == repeated[0] == poor[0]
-    apart = (divergence(sound[1], repeated[1]), divergence(sound[1], poor[1]))
-    return Found(recorded, again, damaged, *apart)
+    apart = (recorded(divergence(sound[1], each[1])) for each in (repeated, poor))
+    return Found(answers, again, damaged, *apart)
 
 
 def served(model: Path, log: Path) -> Any:

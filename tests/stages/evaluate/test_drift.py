@@ -5,7 +5,7 @@ import math
 import pytest
 
 from stages.evaluate.drift import change, drift_of, probe
-from stages.records import Speed
+from stages.records import Drift, Speed
 
 
 def speed(compute: float, memory: float) -> Speed:
@@ -25,9 +25,18 @@ def test_the_change_is_that_of_what_changed_more(after: tuple[float, float], exp
     assert change(speed(100, 10), speed(*after)) == pytest.approx(expected)
 
 
-def test_of_several_starts_the_first_the_last_and_the_largest_change_are_kept() -> None:
+def test_of_several_starts_every_probe_and_the_largest_change_are_kept() -> None:
     pairs = [(speed(100, 10), speed(101, 10)), (speed(100, 10), speed(100, 7)), (speed(99, 10), speed(98, 10))]
     found = drift_of(pairs, 1)
+    assert found.probes() == tuple(each for pair in pairs for each in pair)
     assert (found.before, found.after) == (speed(100, 10), speed(98, 10))
     assert found.largest_change == pytest.approx(0.3)
     assert found.measured_again == 1
+
+
+def test_an_evaluation_of_one_start_has_no_probes_between() -> None:
+    found = drift_of([(speed(100, 10), speed(90, 10))], 0)
+    assert found.between == ()
+    assert found.probes() == (speed(100, 10), speed(90, 10))
+    told = found.model_dump(exclude={"between"})  # as it was written before several starts were kept
+    assert Drift.model_validate(told) == found

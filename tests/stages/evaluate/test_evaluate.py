@@ -241,11 +241,11 @@ def test_an_evaluation_is_complete_finite_and_says_what_served(evaluated: Evalua
     found = evaluated.evaluation
     assert (found.variant, found.variant_digest) == ("fp16", evaluated.variant.digest)
     assert all(map(math.isfinite, numbers(found.model_dump(mode="json"))))
-    assert [(each.requests_completed, each.concurrency) for each in found.rounds] == [(8, 2)] * 2
-    assert found.load.requests_completed == 16
+    assert [(each.requests, each.concurrency) for each in found.rounds] == [(8, 2)] * 2
+    assert found.load.requests == 16
     assert 16 * 12 <= found.load.output_tokens <= 16 * 20
     assert 16 * 16 <= found.load.prompt_tokens <= 16 * 48
-    assert [(each.requests_completed, each.concurrency) for each in found.sweep] == [(24, 1)]
+    assert [(each.requests, each.concurrency) for each in found.sweep] == [(24, 1)]
     assert found.goodput
     assert found.goodput.share == 1
     assert found.goodput.output_tokens_per_s == pytest.approx(found.load.output_tokens_per_s)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,19 @@ import pytest
 from stages.program import RUN_VARIABLE, outcomes
 from stages.records import Evaluation
 from stages.store import ModelStore
+from stages.turns import LOCK_VARIABLE, alone
 from tests.samples import outcome
-from tests.serving import MODEL, SERVING, Said, environment, processes_with, stage, stand_in_variant
+from tests.serving import (
+    MODEL,
+    SERVING,
+    Said,
+    environment,
+    processes_with,
+    stage,
+    stand_in_variant,
+    wait_until,
+    waits_for,
+)
 
 LM_EVAL = Path(__file__).with_name("standin")
 RUN = "run-1"
@@ -40,9 +52,16 @@ def store(tmp_path: Path) -> ModelStore:
     return ModelStore(tmp_path / "store", MODEL)
 
 
-def evaluate(store: ModelStore, names: str = "a,b,c", serving: dict[str, Any] | None = None, **workload: Any) -> Said:
+def evaluate(
+    store: ModelStore,
+    names: str = "a,b,c",
+    serving: dict[str, Any] | None = None,
+    variables: dict[str, str] | None = None,
+    **workload: Any,
+) -> Said:
     """The stage, as part of a run."""
-    variables = environment(store, stand_in=True, **{RUN_VARIABLE: RUN, "CUDA_VISIBLE_DEVICES": ""})
+    own = {RUN_VARIABLE: RUN, "CUDA_VISIBLE_DEVICES": ""} | (variables or {})
+    variables = environment(store, stand_in=True, **own)
     variables["STANDIN_JOURNAL"] = str(journal(store))
     variables["PYTHONPATH"] = os.pathsep.join([str(LM_EVAL), variables["PYTHONPATH"]])
     journal(store).touch()
@@ -85,9 +104,23 @@ def test_servers_side_by_side_take_turns_and_each_round_has_the_same_prompts_for
     assert {each.variant: each.result for each in outcomes(store.run(RUN))} == {"a": "done", "b": "done", "c": "done"}
     found = evaluation(store, "b")
     assert found.interleaved_with == ("a", "c")
-    assert [each.requests_completed for each in found.rounds] == [2, 2]
+    assert [each.requests for each in found.rounds] == [2, 2]
     assert found.memory.peak_gpu_bytes is None
     assert not processes_with(str(store.root))
+
+
+def test_two_stores_on_one_machine_take_turns(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in_variant(store, "a")
+    lock = store.root / "machine.lock"
+    monkeypatch.setenv(LOCK_VARIABLE, str(lock))
+    with ThreadPoolExecutor() as pool:
+        with alone("evaluate fp16 of org/other"):
+            said = pool.submit(evaluate, store, "a")
+            wait_until(lambda: waits_for(lock), "the stage waits for its turn")
+            assert done(store) == []
+        assert said.result().returncode == 0, said.result().stderr
+    assert "waiting for evaluate fp16 of org/other" in said.result().stderr
+    assert done(store) == ["start a", "load a 0", "quality a"]
 
 
 @pytest.mark.slow
@@ -221,6 +254,23 @@ def test_a_machine_that_drifts_is_measured_once_more_on_new_servers_and_that_is_
     assert found.drift.measured_again == 1
     assert found.drift.largest_change > 0
     assert len([each for each in samples(store, "a") if "e2el_ms" in each]) == 2
+
+
+def test_where_a_gpu_serves_the_processors_drift_is_recorded_and_nothing_more(store: ModelStore) -> None:
+    stand_in_variant(store, "a")
+    driver = store.root / "bin" / "nvidia-smi"
+    driver.parent.mkdir()
+    driver.write_text("#!/bin/sh\necho 'NVIDIA H100, 81559 MiB'\n")
+    driver.chmod(0o755)
+    path = os.pathsep.join([str(driver.parent), os.environ["PATH"]])
+    said = evaluate(store, "a", variables={"PATH": path, "CUDA_VISIBLE_DEVICES": "0"}, drift_limit=1e-9)
+    assert said.returncode == 0, said.stderr
+    assert done(store) == ["start a", "load a 0", "quality a"]
+    found = evaluation(store, "a")
+    assert found.hardware.gpus == ("NVIDIA H100, 81559 MiB",)
+    assert found.drift
+    assert found.drift.largest_change > 0
+    assert found.drift.measured_again == 0
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from stages.optimize.variants import ensure
 from stages.records import ACQUIRED, VARIANT
 from stages.settings import Optimize
 from stages.store import ModelStore
+from stages.turns import LOCK_VARIABLE, alone
+from tests.serving import wait_until, waits_for
 from tests.stages.optimize.tiny import LICENSE, acquire, llama, optimize, publish, record_base, variant
 
 SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
@@ -45,6 +48,22 @@ def test_a_sharded_base_keeps_its_shards_and_every_weight(tiny: Path, tmp_path: 
     assert (record.bits, record.dtype, record.calibration_digest) == (16, "float16", None)
     assert record.weights_bytes == sum(half.nbytes for half in halves.values())
     assert record.peak_memory_bytes < 200 << 20
+
+
+def test_nothing_is_made_while_something_is_measured_on_the_same_machine(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = acquire(tiny, tmp_path)
+    lock = tmp_path / "machine.lock"
+    monkeypatch.setenv(LOCK_VARIABLE, str(lock))
+    with ThreadPoolExecutor() as pool:
+        with alone("evaluate fp16 of org/other"):
+            ended = pool.submit(optimize, store, "fp16", {})
+            wait_until(lambda: waits_for(lock), "the program waits for its turn")
+            assert not store.optimized("fp16").exists()
+        assert ended.result().status == 0, ended.result().stderr
+    assert "waiting for evaluate fp16 of org/other" in ended.result().stderr
+    assert store.optimized("fp16").exists()
 
 
 def test_the_index_and_the_config_say_float16(tiny: Path, tmp_path: Path) -> None:

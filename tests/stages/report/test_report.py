@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import hashlib
 import html
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -10,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config import RunConfig, load
+from pipeline.definition import arguments
+from pipeline.submit import render as workflow
 from scoring.constraints import Constraints
 from scoring.metrics import shown, si
 from scoring.profile import Profile
 from stages.records import Drift, Goodput, Load, Percentiles, Price, Speed
-from stages.report.facts import changed, sentences, verdict
+from stages.report.facts import changed, confidence, lead, sentences, settings_file, verdict
 from stages.report.page import RunReport, collect, render
 from stages.select.selection import select
 from stages.store import ModelStore
@@ -124,6 +130,16 @@ def test_the_first_screen_says_what_to_ship_by_how_much_and_how_sure(report):
     assert winner.change["latency"].value == pytest.approx(-0.2)
     assert "−20.0 %" in first
     assert all(shown(metric, value) in first for metric, value in winner.raw.items())
+    margin = report.decision.margin
+    assert margin is not None
+    ends = [f"{each:+.3f}" for each in (margin.value, margin.low, margin.high)]
+    assert f"Score beside {margin.over}’s: {ends[0]} (95 %: {ends[1]} to {ends[2]})." in first
+    near, anywhere = winner.weights_share, winner.any_weights_share
+    assert near is not None
+    assert anywhere is not None
+    assert (
+        f"First under {100 * near:.0f} % of the weightings near the profile’s, {100 * anywhere:.0f} % of all." in first
+    )
 
 
 def test_every_figure_of_the_score_table_is_the_decisions(report):
@@ -166,7 +182,7 @@ def test_every_figure_of_the_load_table_is_the_evaluations(report):
         assert swept[place] == [
             f"{time.p50:.0f} / {time.p95:.0f}" for time in (point.ttft_ms, point.e2el_ms)
         ]  # fmt: skip
-    assert "0 lost" not in page.row("load", "Requests")[1]
+    assert page.row("load", "Requests")[1] == [str(report.evaluations[0].load.requests)]
 
 
 def test_the_page_needs_nothing_from_outside(report):
@@ -235,24 +251,116 @@ def test_what_the_machine_and_the_engine_did_is_said(report):
     assert "awq 21 % (measured again)" in page.text
 
 
+def test_an_only_choice_that_may_be_none_says_so(report):
+    assert report.decision is not None
+    alone = [
+        each if each.variant == "awq" else each.model_copy(update={"excluded": "too slow"})
+        for each in report.decision.candidates
+    ]
+    alone[0] = alone[0].model_copy(update={"win_probability": 0.83})
+    decision = report.decision.model_copy(update={"candidates": tuple(alone), "margin": None})
+    assert confidence(decision) == "the only one that could be chosen"
+    unsure = decision.model_copy(update={"separated": False})
+    assert confidence(unsure) == "the only one that could be chosen: would be again with a probability of 83%"
+    assert lead(unsure) == ""
+
+
+def test_a_cost_without_a_bound_is_at_least_so_much(report):
+    assert report.decision is not None
+    first, *rest = report.decision.candidates
+    assert first.cost is not None
+    cost = first.cost.model_copy(update={"value": 33.3, "low": 16.7, "high": None, "basis": "goodput"})
+    candidates = (first.model_copy(update={"cost": cost}), *rest)
+    page = Page(
+        render(report.model_copy(update={"decision": report.decision.model_copy(update={"candidates": candidates})}))
+    )
+    assert page.row("scores", "awq")[-1] == ["33.3 EUR", "≥ 16.7", "at the goodput"]
+    assert "≥ 16.7, at the goodput" in page.text[: page.text.index("Score, profile")]
+
+
 def test_a_plot_over_concurrency_is_there_only_for_a_sweep(report):
     assert 'id="load-ttft-ms"' not in render(report)
     assert 'id="load-ttft-ms"' in render(with_all(report))
 
 
-def test_the_command_that_repeats_a_run_names_its_settings(report):
-    page = Page(render(report))
-    assert f"slipway run {MODEL} --revision {'c' * 40} --profile balanced.yaml" in page.text
-    assert "files with settings" in page.text or "a file with settings" in page.text
-    assert re.search(r"Configuration\s*sha256 [0-9a-f]{64}", page.text)
+def own_settings(folder: Path) -> RunConfig:
+    """A configuration of which every part is otherwise than the default, with files of the user's own."""
+    (folder / "tasks").mkdir()
+    (folder / "trace.jsonl").write_text('{"prompt": "When?", "output_tokens": 8}\n')
+    (folder / "lines.txt").write_text("one\n\ntwo\n")
+    (folder / "mine.yaml").write_text(
+        "protocol: thorough\nrounds: 2\ntrace: trace.jsonl\ntasks_path: tasks\ndivergence_text: ./lines.txt\n"
+        "concurrency: 2\nrequests: 4\nslo: {ttft_ms: 200.5, tpot_ms: 1.0e-4}\nquality_tasks: ['no', '1e3']\n"
+    )
+    return load(
+        chosen={"profile": "chatbot", "workload": str(folder / "mine.yaml")},
+        assignments=[
+            *("profile.weights.latency=0.7", "serving.max_model_len=4096", "serving.extra_arguments=[--seed, '1']"),
+            *("optimize.variants=[fp16, gptq]", "optimize.group_size=64"),
+            *(f"optimize.calibration.text={folder / 'lines.txt'}", "platform.price_per_hour=1.8"),
+        ],
+    )
 
 
-def test_a_shipped_profile_is_named_without_a_file(store):
-    import yaml
+def program_of(config: RunConfig, store: ModelStore) -> str:
+    """The page, by the program as the pipeline's definition calls it for this configuration."""
+    given = arguments(config, MODEL, "main", serve=False)
+    (template,) = [each for each in workflow(config)["spec"]["templates"] if each["name"] == "report"]
+    told = [
+        re.sub(r"{{workflow.parameters.([\w-]+)}}", lambda found: given[found[1]], each).replace(
+            "{{workflow.status}}", "Succeeded"
+        )
+        for each in template["container"]["args"]
+    ]
+    subprocess.run(
+        [sys.executable, "-m", "stages.report", *told],
+        env=os.environ | {"SLIPWAY_STORE": str(store.root), "SLIPWAY_RUN": RUN},
+        capture_output=True,
+        check=True,
+    )
+    return (store.run(RUN) / "report.html").read_text()
 
-    text = (Path(__file__).parents[3] / "configs" / "profiles" / "balanced.yaml").read_text(encoding="utf-8")
-    shipped = Profile.model_validate({"name": "balanced"} | yaml.safe_load(text))
-    assert "--profile balanced --workload" in Page(render(decided(store, shipped))).text
+
+def test_what_the_report_prints_repeats_the_run_with_the_same_settings(store, tmp_path):
+    config = own_settings(tmp_path)
+    decided(store, config.profile, price=Price(per_hour=1.8, currency="USD"))
+    page = program_of(config, store)
+    (printed,) = re.findall(r"<summary>settings.yaml</summary><pre>(.*?)</pre>", page, re.DOTALL)
+    (tmp_path / "settings.yaml").write_text(html.unescape(printed))
+    (line,) = re.findall(r'<p class="again"><code>(.*?)</code>', page)
+    command = shlex.split(html.unescape(line))
+    assert command[:7] == ["slipway", "run", MODEL, "--config", "settings.yaml", "--revision", "c" * 40]
+    assert set(command[7::2]) == {"--set"}
+    again = load(tmp_path / "settings.yaml", assignments=command[8::2])
+    assert again == config
+    digest = hashlib.sha256((tmp_path / "settings.yaml").read_bytes()).hexdigest()
+    assert digest in page
+
+
+def test_files_of_the_users_own_stand_there_by_path_and_by_digest(report, tmp_path):
+    assert report.decision is not None
+    digests = {"trace_digest": "7" * 64, "tasks_digest": None, "divergence_digest": "d" * 64}
+    workload = report.decision.workload | digests
+    given = arguments(own_settings(tmp_path), MODEL, "main", serve=False)
+    told = report.model_copy(
+        update={
+            "decision": report.decision.model_copy(update={"workload": workload}),
+            "settings": {name: json.loads(given[name]) for name in ("profile", "workload", "optimize", "serving")},
+        }
+    )
+    lines = settings_file(told).splitlines()
+    assert lines[:2] == [f"# workload.trace: sha256 {'7' * 64}", f"# workload.divergence_text: sha256 {'d' * 64}"]
+    assert f"  trace: {tmp_path / 'trace.jsonl'}" in lines
+
+
+def test_settings_that_are_no_json_are_left_out_of_the_report_of_the_run_that_failed_for_them(store):
+    ended = subprocess.run(
+        [sys.executable, "-m", "stages.report", "--model", MODEL, "--status", "Failed", "--workload", "{chat"],
+        env=os.environ | {"SLIPWAY_STORE": str(store.root), "SLIPWAY_RUN": RUN},
+        check=False,
+    )
+    assert ended.returncode == 0
+    assert "slipway run" not in (store.run(RUN) / "report.html").read_text()
 
 
 def test_a_failed_run_is_reported_with_what_failed(store):

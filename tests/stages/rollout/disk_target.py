@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from stages.errors import ServerFailed, TransientError
+from stages.errors import Conflict, ServerFailed, TransientError
 from stages.rollout.target import Counters, Split
 from stages.rollout.vllm_metrics import counters
 from stages.store import write_json
@@ -61,7 +61,8 @@ class DiskTarget:
     def shift(self, release: str, percent: int) -> None:
         with self._noted("shift", percent):
             found = self._read()
-            assert found["canary"] == release
+            if found["canary"] != release:
+                raise Conflict(f"{release} is not the canary")
             self._write(found | {"percent": percent})
 
     def promote(self, release: str) -> None:
@@ -71,10 +72,13 @@ class DiskTarget:
                 assert found["canary"] == release
                 self._write({"stable": release, "canary": None, "percent": 0, "standby": found["stable"]})
 
-    def withdraw(self, release: str) -> None:
+    def withdraw(self, release: str, *, first: bool = False) -> None:
         with self._noted("withdraw"):
             found = self._read()
-            assert found["stable"] != release
+            if found["stable"] == release:
+                if not first:
+                    raise Conflict(f"{release} is the stable release")
+                self._write(EMPTY)
             if found["canary"] == release:
                 self._write(found | {"canary": None, "percent": 0})
             self.stop(release)

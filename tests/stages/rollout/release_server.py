@@ -31,8 +31,14 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.behaviour, self.fingerprint = behaviour, fingerprint
         self.lock = threading.Lock()
-        self.asked = self.failed = 0
+        self.asked = self.failed = self.refused = 0
         self.tokens: list[int] = []
+        self.started_s = time.monotonic()
+
+    @property
+    def loaded(self) -> bool:
+        loads_s = self.behaviour.get("loads_s", 0)
+        return not self.behaviour.get("never_ready") and time.monotonic() >= self.started_s + loads_s
 
     @property
     def first_s(self) -> float:
@@ -50,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/metrics":
             return self.reply(200, metrics(self.server).encode())
-        return self.reply(503 if self.server.behaviour.get("never_ready") else 200, b"{}")
+        return self.reply(200 if self.server.loaded else 503, b"{}")
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -62,13 +68,20 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.asked > 3 and every and self.server.asked % every == 0
             )  # it passes the start's questions
             self.server.failed += bool(fails)
+        if self.server.asked > 3 and self.server.behaviour.get("hangs"):
+            threading.Event().wait()
         if fails:
             return self.reply(500, b'{"error": {"message": "out of luck"}}')
+        if "messages" in asked and self.server.behaviour.get("refuses_chats"):
+            with self.server.lock:
+                self.server.refused += 1
+            return self.reply(400, b'{"error": {"message": "no chat template"}}')
         if asked.get("stream"):
             return self.stream(asked, tokens)
         self.count(tokens)
         logprob = UNSURE if self.server.behaviour.get("garbage") else SURE
-        prompts = asked["prompt"] if isinstance(asked["prompt"], list) else [asked["prompt"]]
+        prompt = asked.get("prompt", "a chat")
+        prompts = prompt if isinstance(prompt, list) else [prompt]
         choices = [choice(number, prompt, tokens, logprob) for number, prompt in enumerate(prompts)]
         said = {"system_fingerprint": self.server.fingerprint, "usage": {"completion_tokens": tokens}}
         return self.reply(200, json.dumps(said | {"choices": choices}).encode())
@@ -144,11 +157,12 @@ def probes() -> list[dict[str, Any]]:
 def metrics(server: Server) -> str:
     """As vLLM tells them, those that a rollout reads."""
     with server.lock:
-        tokens, failed = list(server.tokens), server.failed
+        tokens, failed, refused = list(server.tokens), server.failed, server.refused
     path = 'handler="/v1/completions",method="POST"'
     busy_s = sum(server.first_s + (each - 1) * server.token_s for each in tokens)
     lines = [f'http_requests_total{{{path},status="2xx"}} {len(tokens)}']
     lines += [f'http_requests_total{{{path},status="5xx"}} {failed}']
+    lines += [f'http_requests_total{{{path},status="4xx"}} {refused}']
     lines += [f"vllm:request_generation_tokens_sum {sum(tokens)}", f"vllm:e2e_request_latency_seconds_sum {busy_s}"]
     many = [each for each in tokens if each > 1]
     for name, value, count in (

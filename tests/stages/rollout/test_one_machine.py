@@ -18,11 +18,13 @@ from stages.errors import Conflict, ServerFailed, TransientError
 from stages.rollout.drills import drill_crash, drill_load
 from stages.rollout.local.envoy import Admin
 from stages.rollout.local.envoy_config import RELEASE_HEADER, ROUTER, Backend, plan
+from stages.rollout.local.kept import PREVIOUS, bound
 from stages.rollout.local.target import OneMachine
 from stages.rollout.steady import SteadyLoad
 from stages.rollout.target import Split
 from stages.rollout.vllm_metrics import counters
-from stages.serve.endpoint import SERVERS, Endpoint, endpoint, stop
+from stages.serve.endpoint import API_KEY_VARIABLE, SERVERS, Endpoint, endpoint, stop
+from stages.server_log import ServerLog
 from stages.settings import Serving, Slo, Workload
 from stages.store import STORE_VARIABLE, ModelStore
 from tests.serving import (
@@ -205,7 +207,7 @@ def test_the_standby_answers_while_the_stable_server_is_started_again(place: Pla
     old, new = place.two_releases()
     place.target.shift(new, 100)
     place.target.promote(new)
-    drilled = drill_crash(place.store, WORKLOAD, print)
+    drilled = drill_crash(place.store, place.target, WORKLOAD, print)
     assert drilled.release == new
     assert drilled.failures() == []
     assert drilled.recovered_s is not None
@@ -289,6 +291,50 @@ def test_a_second_canary_and_other_settings_are_refused(place: Place) -> None:
             call()
 
 
+def test_without_the_endpoint_s_key_a_release_is_refused_and_the_variable_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = place.release(1), place.release(2)
+    monkeypatch.setenv(API_KEY_VARIABLE, "a key")
+    place.target.deploy(old)
+    monkeypatch.delenv(API_KEY_VARIABLE)
+    with pytest.raises(Conflict, match="other settings than are asked for now: the API key") as refused:
+        place.target.deploy(new)
+    assert refused.value.hint == f"set {API_KEY_VARIABLE} to the key that the endpoint asks for"
+    assert place.target.split() == Split(old)
+
+
+def test_the_stable_release_is_withdrawn_only_as_the_first_one(place: Place) -> None:
+    release = place.release(1)
+    place.target.deploy(release)
+    with pytest.raises(Conflict, match=f"{release} is the stable release") as refused:
+        place.target.withdraw(release)
+    assert refused.value.hint == f"slipway rollback {MODEL}"
+    assert place.answering(1) == [release]
+    place.target.withdraw(release, first=True)
+    assert place.target.split() == Split(None)
+
+
+def test_a_server_s_log_holds_no_line_for_each_request_and_is_begun_anew_when_it_is_long(
+    place: Place, tmp_path: Path
+) -> None:
+    release = place.release(1)
+    place.target.deploy(release)
+    (arguments,) = [each.cmdline() for each in processes_with(release) if "serve" in each.cmdline()[3:5]]
+    assert "--disable-uvicorn-access-log" in arguments
+    log = tmp_path / "server.log"
+    with log.open("ab") as server:
+        server.write(b"ERROR: first\n")
+        server.flush()
+        said = ServerLog(log, log.stat().st_size)
+        bound(log, limit=100)
+        assert log.read_text() == "ERROR: first\n"
+        bound(log, limit=10)
+        server.write(b"later\n")
+    assert (log.with_suffix(PREVIOUS).read_text(), log.read_text()) == ("ERROR: first\n", "later\n")
+    assert said.text() == "later\n"
+
+
 def test_without_an_endpoint_nothing_is_stable_and_nothing_can_be_shifted(place: Place) -> None:
     release = place.release(1)
     assert place.target.split() == Split(None)
@@ -346,6 +392,6 @@ vllm:time_to_first_token_seconds_bucket{engine="1",le="0.1"} 3
 vllm:time_to_first_token_seconds_bucket{engine="1",le="+Inf"} 4
 """
     told = counters(text, "one")
-    assert (told.answered, told.failed, told.output_tokens, told.instance) == (7, 2, 30, "one")
+    assert (told.answered, told.failed, told.refused, told.output_tokens, told.instance) == (7, 2, 5, 30, "one")
     assert (told.ttft_s.bounds_s, told.ttft_s.counts) == ((0.1, float("inf")), (4, 6))
     assert told.tpot_s.counts == ()

@@ -82,7 +82,7 @@ def test_a_good_canary_goes_through_every_step_and_is_promoted_with_its_reasons(
     ]
     for each in journal.analyses:
         assert {check.name: check.verdict for check in each.checks} == dict.fromkeys(
-            ("requests", "errors", "own requests", "ttft", "tpot", "speed", "quality"), "pass"
+            ("requests", "errors", "refused", "own requests", "ttft", "tpot", "speed", "quality"), "pass"
         )
         assert each.canary.requests >= SETTINGS.min_requests
     assert stage.target.split() == Split(stable=NEXT, standby=GOOD)

@@ -14,17 +14,24 @@ from stages.rollout.target import Counters, Histogram
 
 BOUNDS = (0.01, 0.1, 1.0, math.inf)
 SETTINGS = Rollout(min_requests=50, ttft_slack_ms=0, tpot_slack_ms=0)
-NOTHING = Counters(0, 0, 0, 0, Histogram(), Histogram(), "one")
+NOTHING = Counters(0, 0, 0, 0, 0, Histogram(), Histogram(), "one")
 
 
 def told(
-    answered: int, *, failed: int = 0, slow: int = 0, tokens_per_s: float = 100, instance: str = "one"
+    answered: int,
+    *,
+    failed: int = 0,
+    refused: int = 0,
+    slow: int = 0,
+    tokens_per_s: float = 100,
+    instance: str = "one",
 ) -> Counters:
     """Totals of that many requests of 10 tokens, *slow* of which took over 0.1 s to begin."""
     fast = answered - slow
     return Counters(
         answered=answered,
         failed=failed,
+        refused=refused,
         output_tokens=10 * answered,
         in_flight_s=10 * answered / tokens_per_s,
         ttft_s=Histogram(BOUNDS, (0, fast, answered, answered)),
@@ -67,7 +74,7 @@ def test_a_server_that_was_started_anew_is_noticed_and_counted_from_zero() -> No
     assert figures(totals(told(4, instance="two")), totals(told(500))).requests == 4
 
 
-@pytest.mark.parametrize("field", ["answered", "failed", "output_tokens", "in_flight_s"])
+@pytest.mark.parametrize("field", ["answered", "failed", "refused", "output_tokens", "in_flight_s"])
 def test_totals_that_are_no_numbers_are_no_answer(field: str) -> None:
     with pytest.raises(TransientError, match="not numbers"):
         totals(Counters(**{**vars(told(5)), field: math.nan}))
@@ -113,6 +120,34 @@ def test_what_fails_of_our_own_requests_counts_even_where_the_platform_counts_no
     found = look(told(0), told(450), own=own)
     assert found.verdict == "rollback"
     assert "16 of 16 requests failed, of the stable release's 0 of 16" in found.reason
+
+
+def test_what_the_canary_refuses_and_the_stable_release_takes_goes_back() -> None:
+    own = {"to_canary": Synthetic(sent=45), "to_stable": Synthetic(sent=45)}
+    found = look(told(50, refused=8), told(90), own=own)
+    assert found.verdict == "rollback"
+    assert found.reason == "8 of 13 clients' requests refused, of the stable release's 0 of 45"
+    assert verdicts(look(told(50, refused=8), told(90), own={}))["errors"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("canary", "stable", "verdict"),
+    [
+        (told(125, refused=20), told(405, refused=90), "pass"),  # clients' mistakes, at both alike
+        (told(50, refused=1), told(90), "pass"),  # of six clients' requests, one
+        (told(45), told(45), "pass"),  # no client asks anything
+        (told(45, refused=3), told(45), "unclear"),  # no client asked the stable release
+    ],
+)
+def test_what_clients_do_wrong_counts_against_nobody(canary: Counters, stable: Counters, verdict: str) -> None:
+    own = {"to_canary": Synthetic(sent=45), "to_stable": Synthetic(sent=45)}
+    assert verdicts(look(canary, stable, own=own))["refused"] == verdict
+
+
+def test_with_all_traffic_what_is_refused_is_compared_with_what_the_stable_release_refused_of_clients() -> None:
+    diluted = figures(totals(told(90, refused=10)), totals(NOTHING)).model_copy(update={"own": 50})
+    assert verdicts(look(told(80, refused=20), told(0), percent=100, earlier=[diluted]))["refused"] == "pass"
+    assert verdicts(look(told(20, refused=80), told(0), percent=100, earlier=[diluted]))["refused"] == "fail"
 
 
 def test_with_all_traffic_the_canary_is_compared_with_the_stable_release_under_all_traffic() -> None:

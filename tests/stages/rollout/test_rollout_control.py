@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
 from stages import releases
-from stages.errors import Busy, Conflict, NothingToServe, RolledBack, UnknownName
+from stages.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, UnknownName
 from stages.rollout.control import abort, promote, roll_back
 from stages.rollout.journal import read_journal
 from stages.rollout.machine import roll_out
+from stages.rollout.observe import BURST
 from stages.rollout.settings import Rollout
 from stages.rollout.target import Split
 from tests.serving import wait_until
+from tests.stages.rollout.disk_target import DiskTarget
 from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS, Stage
 
 THIRD = "0003-gptq-000000000003"
+ASKS = SETTINGS.model_copy(update={"approval": True})
 SLOW_STEPS = SETTINGS.model_copy(update={"step_s": 120.0, "step_timeout_s": 240.0})
 
 
-def watched(stage: Stage, settings: Rollout) -> tuple[threading.Thread, list[object]]:
-    """A rollout by another thread, as another process would run it, once it observes its first step."""
+def watched(stage: Stage, settings: Rollout, state: str = "observing") -> tuple[threading.Thread, list[object]]:
+    """A rollout by another thread, as another process would run it, once it is in *state*."""
     ended: list[object] = []
 
     def run() -> None:
@@ -32,21 +36,140 @@ def watched(stage: Stage, settings: Rollout) -> tuple[threading.Thread, list[obj
 
     thread = threading.Thread(target=run)
     thread.start()
-    wait_until(lambda: (found := read_journal(stage.store)) and found.state == "observing", "the first step")
+    wait_until(lambda: (found := read_journal(stage.store)) and found.state == state, state)
     return thread, ended
+
+
+def made_worse(stage: Stage, release: str) -> None:
+    """Its server comes back, and fails every second request."""
+    (stage.store.releases / release / "behaviour.json").write_text('{"fails_every": 2}')
+    stage.target.stop(release)
+    stage.target._start(release)
 
 
 def test_with_approval_it_stops_before_all_traffic_until_a_person_lets_it_through(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
-    asks = SETTINGS.model_copy(update={"approval": True})
     for _ in range(2):  # asked again, it still waits
-        journal = roll_out(stage.store, stage.target, NEXT, asks)
+        journal = roll_out(stage.store, stage.target, NEXT, ASKS, until="50")
         assert (journal.state, journal.percent) == ("awaiting approval", 50)
     assert stage.target.split() == Split(stable=GOOD, canary=NEXT, percent=50)
-    assert promote(stage.store, stage.target).state == "promoted"
+    ended = promote(stage.store, stage.target)
     assert stage.target.split() == Split(stable=NEXT, standby=GOOD)
-    assert read_journal(stage.store).analyses[-1].percent == 100  # type: ignore[union-attr]
+    assert [(each.state, each.percent) for each in ended.transitions][-6:] == [
+        ("awaiting approval", 50),
+        ("observing", 50),  # it may have waited for long
+        ("shifting", 100),
+        ("observing", 100),
+        ("promoting", 100),
+        ("promoted", 100),
+    ]
+
+
+def test_who_waits_for_a_person_goes_on_when_asked_from_elsewhere(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    thread, ended = watched(stage, ASKS, "awaiting approval")
+    assert promote(stage.store, stage.target).approved
+    thread.join(60)
+    assert ended == ["promoted"]
+
+
+def test_a_canary_that_gets_worse_while_a_person_is_waited_for_is_rolled_back(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    thread, ended = watched(stage, ASKS, "awaiting approval")
+    made_worse(stage, NEXT)
+    thread.join(60)
+    assert "at 50 %" in str(ended[0])
+    assert "requests failed" in str(ended[0])
+    assert stage.target.split() == Split(stable=GOOD)
+
+
+def test_a_canary_that_got_worse_while_nobody_looked_does_not_get_all_traffic_once_approved(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    roll_out(stage.store, stage.target, NEXT, ASKS, until="50")
+    made_worse(stage, NEXT)
+    with pytest.raises(RolledBack, match=r"at 50 %: .*requests failed"):
+        roll_out(stage.store, stage.target, NEXT, ASKS, until="100", approved=True)
+    assert "shift 100" not in stage.target.calls()
+    assert stage.target.split() == Split(stable=GOOD)
+
+
+def test_with_one_step_alone_a_person_is_asked_before_any_traffic(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    thread, ended = watched(stage, ASKS.model_copy(update={"steps": (100,)}), "awaiting approval")
+    assert stage.target.split() == Split(stable=GOOD, canary=NEXT)
+    promote(stage.store, stage.target)
+    thread.join(60)
+    assert ended == ["promoted"]
+
+
+def test_a_canary_that_hangs_is_found_by_a_few_requests(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT, hangs=True)
+    with pytest.raises(RolledBack, match="at 10 %: 8 of 8 requests failed, of the stable release's 0 of 8"):
+        roll_out(stage.store, stage.target, NEXT, SETTINGS.model_copy(update={"own_timeout_s": 0.5}))
+    assert stage.target.split() == Split(stable=GOOD)
+
+
+def test_a_rollout_whose_canary_hangs_can_be_given_up_in_the_middle_of_a_look(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT, hangs=True)
+    never_sure = SETTINGS.model_copy(update={"own_timeout_s": 1.0, "significance": 1e-12})
+    thread, ended = watched(stage, never_sure)
+    wait_until(lambda: (found := read_journal(stage.store)) and found.window, "the step's beginning")
+    assert abort(stage.store, stage.target) == NEXT
+    thread.join(60)
+    assert ended == [f"{NEXT} was rolled back: given up by a person"]
+    assert read_journal(stage.store).window.to_canary.sent < BURST  # type: ignore[union-attr]
+
+
+def test_what_somebody_promotes_while_it_is_observed_is_promoted_here_and_stays(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    thread, ended = watched(stage, SLOW_STEPS)
+    stage.target.promote(NEXT)
+    thread.join(60)
+    assert ended == ["promoted"]
+    assert stage.target.split() == Split(stable=NEXT, standby=GOOD)
+    assert "withdraw" not in stage.target.calls()
+    assert (releases.current_release(stage.store), stage.reasons()) == (NEXT, NEXT)
+
+
+def test_what_somebody_promoted_cannot_be_given_up_any_more(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    roll_out(stage.store, stage.target, NEXT, SETTINGS, until="50")
+    stage.target.promote(NEXT)
+    with pytest.raises(Conflict, match=f"{NEXT} is promoted already") as refused:
+        abort(stage.store, stage.target)
+    assert refused.value.hint == "slipway rollback org/name"
+    assert stage.target.split() == Split(stable=NEXT, standby=GOOD)
+    assert "withdraw" not in stage.target.calls()
+    assert releases.history(stage.store)[-1].result == "promoted"
+
+
+def test_a_canary_that_somebody_takes_away_before_its_next_share_is_rolled_back(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    stage.target.hold("before shift 50")
+    thread, ended = watched(stage, SETTINGS, "shifting")
+    wait_until(stage.target.held, "the next share")
+    stage.target.withdraw(NEXT)
+    stage.target.release_hold()
+    thread.join(60)
+    assert ended == [f"{NEXT} was rolled back: somebody else changed what is served: {NEXT} is not the canary"]
+
+
+def test_a_first_release_that_is_given_up_leaves_nothing(stage: Stage) -> None:
+    stage.make(GOOD)
+    roll_out(stage.store, stage.target, GOOD, SETTINGS, until="deploy")
+    assert abort(stage.store, stage.target) == GOOD
+    assert stage.target.split() == Split(stable=None)
+    assert releases.current_release(stage.store) is None
 
 
 def test_promote_skips_the_waiting_of_a_rollout_that_another_process_runs(stage: Stage) -> None:
@@ -88,7 +211,10 @@ def test_abort_ends_a_rollout_that_nobody_runs_any_more(stage: Stage, until: str
     assert abort(stage.store, stage.target) == NEXT
     assert stage.target.split() == Split(stable=GOOD)
     assert stage.reasons() == GOOD
-    assert read_journal(stage.store).state == "rolled back"  # type: ignore[union-attr]
+    journal = read_journal(stage.store)
+    assert journal
+    last = [(each.state, each.percent) for each in journal.transitions[-2:]]
+    assert last == [("rolling back", 0), ("rolled back", 0)]
 
 
 def test_without_a_rollout_there_is_nothing_to_abort_or_promote(stage: Stage) -> None:
@@ -191,6 +317,50 @@ def test_a_rollback_that_is_killed_is_completed_by_asking_again(stage: Stage) ->
     assert roll_back(stage.store, stage.target, SETTINGS) == (GOOD, True)
     assert stage.target.split() == Split(stable=GOOD, standby=NEXT)
     assert [each.kind for each in releases.history(stage.store)] == ["rollout", "rollout", "rollback"]
+
+
+def test_restarts_count_over_all_steps_and_between_them(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    for until in ("10", "50"):
+        assert roll_out(stage.store, stage.target, NEXT, SETTINGS, until=until).state == "shifting"
+        stage.target.stop(NEXT)
+        stage.target._start(NEXT)
+    with pytest.raises(RolledBack, match="at 100 %: its server was started anew 2 times"):
+        roll_out(stage.store, stage.target, NEXT, SETTINGS)
+
+
+def test_a_resubmitted_run_takes_the_rollout_over(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.served()
+    stage.make(NEXT)
+    for run, until in (("run-1", "deploy"), ("run-2", "deploy")):
+        monkeypatch.setenv("SLIPWAY_RUN", run)
+        roll_out(stage.store, stage.target, NEXT, SETTINGS, until=until)
+        assert read_journal(stage.store).run == run  # type: ignore[union-attr]
+    monkeypatch.delenv("SLIPWAY_RUN")
+    assert promote(stage.store, stage.target).run == "run-2"
+
+
+def test_what_another_platform_serves_is_not_rolled_back_here(stage: Stage, tmp_path: Path) -> None:
+    for name in (GOOD, NEXT):
+        stage.make(name)
+        roll_out(stage.store, stage.target, name, SETTINGS, target_name="kserve")
+    here = DiskTarget(tmp_path / "here", stage.store.releases)
+    with pytest.raises(ConfigError, match="served on local; it was rolled out on kserve") as told:
+        roll_back(stage.store, here, SETTINGS)
+    assert told.value.hint == "slipway rollback org/name --platform, and one that serves on kserve"
+    assert releases.current_release(stage.store) == NEXT
+    assert roll_back(stage.store, stage.target, SETTINGS, target_name="kserve") == (GOOD, True)
+
+
+def test_a_rollout_under_way_on_another_platform_is_not_continued_here(stage: Stage, tmp_path: Path) -> None:
+    stage.served()
+    stage.make(NEXT)
+    roll_out(stage.store, stage.target, NEXT, SETTINGS, until="10", target_name="kserve")
+    here = DiskTarget(tmp_path / "here", stage.store.releases)
+    with pytest.raises(Conflict, match=f"the rollout of {NEXT} is under way on kserve, not local"):
+        roll_out(stage.store, here, NEXT, SETTINGS)
+    assert here.calls() == []
 
 
 def test_a_server_that_is_started_anew_once_begins_the_step_again_and_twice_is_crashing(stage: Stage) -> None:

@@ -23,6 +23,7 @@ FORWARD = [
     *("before shift 100", "after shift 100", "before counters 100"),
     *("before promote", "after promote"),
 ]
+LAST = ["after deploy", "after shift 50", "before promote", "after promote"]
 BACK = ["before counters 10", "before withdraw", "after withdraw"]
 
 
@@ -90,6 +91,48 @@ def test_killed_at_every_call_before_and_after_it_a_bad_canary_is_rolled_back_al
         assert httpx.get(f"{stage.target.endpoint()}/health").is_success
     finally:
         alone.target.stop_all()
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param(each, marks=() if each in LAST else pytest.mark.slow) for each in FORWARD]
+)
+def test_killed_at_any_call_before_or_after_it_a_rollout_can_be_given_up_unless_it_is_promoted(
+    stage: Stage, where: str
+) -> None:
+    stage.served()
+    stage.make(NEXT)
+    stage.nominate(NEXT)
+    killed_at(stage, where)
+    if where == "after promote":
+        with pytest.raises(Conflict, match=f"{NEXT} is promoted already"):
+            abort(stage.store, stage.target)
+        assert stage.target.split() == Split(stable=NEXT, standby=GOOD)
+    else:
+        assert abort(stage.store, stage.target, "the workflow failed") == NEXT
+        assert stage.target.split() == Split(stable=GOOD)
+    now = stage.target.split().stable
+    assert httpx.get(f"{stage.target.endpoint()}/health").is_success
+    assert (releases.current_release(stage.store), releases.candidate(stage.store), stage.reasons()) == (now, None, now)
+    assert [each.release for each in releases.history(stage.store)] == [GOOD, NEXT]
+
+
+def test_giving_up_may_itself_be_killed_and_asked_for_again(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT, first_s=0.05)
+    for where in ("before withdraw", "after withdraw"):
+        assert killed_at(stage, where) == "rolling back"
+    assert abort(stage.store, stage.target) == NEXT
+    assert stage.target.split() == Split(stable=GOOD)
+
+
+def test_a_canary_that_somebody_promoted_while_it_was_being_rolled_back_stays(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT, first_s=0.05)
+    assert killed_at(stage, "before withdraw") == "rolling back"
+    stage.target.promote(NEXT)
+    assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
+    assert stage.target.split() == Split(stable=NEXT, standby=GOOD)
+    assert "withdraw" not in stage.target.calls()
 
 
 @pytest.mark.parametrize("done", ["nothing", "reasons", "link", "history"])

@@ -9,14 +9,27 @@ import pytest
 
 from scoring.profile import Profile
 from stages.errors import DamagedModel
-from stages.records import SAMPLES_SUFFIX, Drift, Evaluation, Goodput, Price, Speed
-from stages.select.evidence import changes, intervals, items_of, points, read_samples, rounds, took_turns
+from stages.records import SAMPLES_SUFFIX, Cost, Drift, Evaluation, Goodput, Hardware, Price, Speed
+from stages.select.evidence import (
+    changes,
+    cost_of,
+    draws,
+    intervals,
+    items_of,
+    machine_speeds,
+    points,
+    read_samples,
+    rounds,
+    took_turns,
+)
+from stages.select.recompute import whole_load
 from stages.select.selection import select
-from stages.store import ModelStore
+from stages.store import ModelStore, sha256_of
 from tests.samples import ROUNDS, measured_store
 
 BALANCED = Profile(name="balanced")
 VARIANTS = ["fp16", "awq", "gptq"]
+GOODPUT = {"ttft_ms": 50, "tpot_ms": 50, "share": 1, "requests_per_s": 15, "output_tokens_per_s": 120}
 
 
 @pytest.fixture
@@ -98,13 +111,47 @@ def test_with_targets_the_cost_is_at_what_met_them(store):
         "fp16",
         goodput=Goodput(ttft_ms=50, tpot_ms=50, share=1.0, requests_per_s=12.5, output_tokens_per_s=100.0),
     )
-    change(store, "awq", goodput=Goodput(ttft_ms=1, tpot_ms=1, share=0, requests_per_s=0, output_tokens_per_s=0))
     _, decision, _ = select(store, BALANCED, VARIANTS, price=Price(per_hour=3.6))
     costs = {each.variant: each.cost for each in decision.candidates}
     assert costs["fp16"] is not None
     assert (costs["fp16"].basis, costs["fp16"].tokens_per_s) == ("goodput", 100.0)
-    assert costs["awq"] is not None
-    assert costs["awq"].basis == "throughput"
+
+
+def test_a_rate_that_may_be_zero_costs_at_least_so_much(store):
+    good = Goodput(ttft_ms=50, tpot_ms=50, share=0.5, requests_per_s=3.75, output_tokens_per_s=30.0)
+    evaluation = read(store, "awq").model_copy(update={"goodput": good})
+    cost = cost_of(evaluation, Price(per_hour=3.6), {"goodput": np.repeat([0.0, 30.0, 60.0], 100)})
+    assert cost is not None
+    assert (cost.value, cost.low, cost.high) == (pytest.approx(100 / 3), pytest.approx(100 / 6), None)
+    assert Cost.model_validate_json(cost.model_dump_json()) == cost
+
+
+def test_what_a_profile_limits_is_drawn_from_the_samples(store):
+    evaluation = read(store, "awq").model_copy(update={"goodput": Goodput.model_validate(GOODPUT)})
+    lines = read_samples(store, evaluation)
+    assert [each.others for each in rounds(lines, evaluation)] == [{}] * ROUNDS
+    found = rounds(lines, evaluation, {"ttft_p95_ms", "goodput_share", "memory_gib"})
+    assert {name: set(each) for name, each in found[0].others.items()} == {"ttft_p95_ms": {8.0}, "goodput_share": {1.0}}
+    drawn = draws({"awq": evaluation}, {"awq": lines}, {"ttft_p95_ms"})
+    assert set(drawn["awq"]) == {"latency", "throughput", "goodput", "quality", "ttft_p95_ms"}
+
+
+def test_a_constraint_that_the_noise_reaches_across_is_told_and_makes_the_choice_unsure(store):
+    samples = store.evaluation("awq").with_suffix(SAMPLES_SUFFIX)
+    lines = [json.loads(line) for line in samples.read_text().splitlines()]
+    slow = [line for line in lines if "ttft_ms" in line][:2]
+    for line in slow:
+        line["ttft_ms"] = 20.0
+    samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    again = {"load": whole_load(points(lines[1:], "round")), "samples_sha256": sha256_of(samples)}
+    change(store, "awq", **again)
+    limit = read(store, "awq").load.ttft_ms.p95
+    speed = {"quality": 0, "latency": 1, "throughput": 0, "memory": 0}
+    profile = Profile.model_validate({"name": "own", "weights": speed, "constraints": {"ttft_p95_ms": {"max": limit}}})
+    _, decision, _ = select(store, profile, VARIANTS)
+    assert (decision.winner, decision.separated) == ("awq", False)
+    assert decision.notes[0].startswith(f"awq keeps the maximum of {limit:.12g} for ttft_p95_ms with")
+    assert decision.candidates[0].win_probability < 0.9
 
 
 def test_without_a_price_there_is_no_cost_and_with_another_price_another_decision(store):
@@ -141,9 +188,64 @@ def test_items_of_several_starts_stand_side_by_side(store):
         for start in (1, 0)
         for item in (2, 0, 1)
     ]
-    assert items_of(lines, evaluation)["arc"].values.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]]
-    with pytest.raises(DamagedModel, match="not what was written"):
-        items_of(lines[:-1], evaluation)
+    found = items_of(lines, evaluation, hashed=False)["arc"]
+    assert found.values.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]]
+    with pytest.raises(DamagedModel, match="the starts were asked different questions of arc"):
+        items_of(lines[:-1], evaluation, hashed=False)
+
+
+def hash_items(store: ModelStore, name: str, *, others: int = 0) -> None:
+    """Give the items of a variant hashes of their documents; *others* of the first are of other documents."""
+    samples = store.evaluation(name).with_suffix(SAMPLES_SUFFIX)
+    lines = [json.loads(line) for line in samples.read_text().splitlines()]
+    for line in lines:
+        if "task" in line:
+            line["doc_hash"] = f"{line['doc_id']}{' of another text' * (line['doc_id'] < others)}"
+    samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_items_of_the_same_number_but_of_another_document_are_different_questions(store):
+    _, by_number, _ = select(store, BALANCED, VARIANTS)
+    for name in VARIANTS:
+        hash_items(store, name)
+    (store.path / "production_metrics.json").unlink()
+    _, by_hash, _ = select(store, BALANCED, VARIANTS)
+    hash_items(store, "awq", others=3000)
+    (store.path / "production_metrics.json").unlink()
+    _, apart, _ = select(store, BALANCED, VARIANTS)
+    assert by_number.noise == by_hash.noise
+    assert by_hash.notes == by_number.notes
+    assert apart.noise["quality"] > 1.5 * by_hash.noise["quality"]
+    assert any(each.startswith("Of arc 1000 of 4000 questions are the same for all") for each in apart.notes)
+    # fp16 is right in the first 3200 of 4000, awq in the first 3120; both are asked the last 1000.
+    (lost,) = [each.against_fp16[0].lost for each in apart.candidates if each.variant == "awq"]
+    assert lost == 80
+    (difference,) = [each.against_fp16[0].difference for each in apart.candidates if each.variant == "awq"]
+    assert difference == pytest.approx(-80 / 1000)
+
+
+def test_samples_without_hashes_are_paired_by_number_with_those_that_have_them(store):
+    _, before, _ = select(store, BALANCED, VARIANTS)
+    hash_items(store, "awq", others=3000)
+    (store.path / "production_metrics.json").unlink()
+    _, after, _ = select(store, BALANCED, VARIANTS)
+    assert (after.noise, after.notes) == (before.noise, before.notes)
+
+
+def test_the_processors_speed_is_no_noise_of_what_a_gpu_measured(store):
+    hardware = Hardware(cpu="a cpu", cores=2, memory_bytes=8 << 30, gpus=("NVIDIA H100, 81559 MiB",))
+    for name, speed in (("fp16", 40.0), ("awq", 50.0), ("gptq", 50.0)):
+        change(store, name, drift=drift(speed, change=0.4), hardware=hardware)
+    _, decision, _ = select(store, BALANCED, VARIANTS)
+    assert decision.notes == ()
+    assert decision.noise["latency"] == pytest.approx(0, abs=1e-9)
+
+
+def test_the_machines_speed_is_the_mean_of_the_probes_of_all_starts(store):
+    fast, slow = (Speed(compute_gflop_per_s=each, memory_gib_per_s=each) for each in (40.0, 10.0))
+    around = Drift(before=fast, between=(slow, slow), after=fast, largest_change=0.75, measured_again=0)
+    change(store, "awq", drift=around)
+    assert machine_speeds({"awq": read(store, "awq")})["awq"] == pytest.approx(20.0)
 
 
 def test_a_line_without_its_figure_is_named_as_damage(store):

@@ -12,13 +12,13 @@ import yaml
 
 from scoring.profile import Profile
 from stages.errors import DamagedModel
-from stages.records import SAMPLES_SUFFIX, Evaluation
+from stages.records import SAMPLES_SUFFIX, VARIANT, Evaluation, Variant
 from stages.select.evidence import read_samples
-from stages.select.fidelity import divergences, fidelity_limits, recovery
+from stages.select.fidelity import divergences, fidelity_limits, recorded, recovery
 from stages.select.selection import select
 from stages.settings import CONFIGS
 from stages.store import ModelStore
-from tests.samples import MODEL, base, evaluation, variant
+from tests.samples import MODEL, base, evaluation, held_out, variant
 
 BALANCED = CONFIGS / "profiles" / "balanced.yaml"
 PLAIN = {"latency_ms": 10.0, "throughput": 100.0, "weights_bytes": 1000}
@@ -50,10 +50,12 @@ def test_a_variant_is_compared_with_fp16_place_by_place(store: ModelStore) -> No
     evaluations = measured(store, awq=0.6, gptq=0.7)
     found = divergences(evaluations, samples(store, evaluations), "fp16")
     assert set(found) == {"awq", "gptq"}
-    assert found["gptq"].kl == 0.0
+    assert found["gptq"].kl.mean == 0.0
     # 0.7 ln(0.7/0.6) + 0.2 ln(0.2/0.3) + 0.1 ln 1
-    assert found["awq"].kl == pytest.approx(0.7 * math.log(7 / 6) + 0.2 * math.log(2 / 3), abs=1e-6)
-    assert (found["awq"].documents, found["awq"].tokens, found["awq"].top1_agreement) == (4, 8, 1.0)
+    assert found["awq"].kl.mean == pytest.approx(0.7 * math.log(7 / 6) + 0.2 * math.log(2 / 3), abs=1e-6)
+    told = recorded(found["awq"])
+    assert (told.documents, told.tokens, told.top1_agreement) == (4, 8, 1.0)
+    assert (told.kl, told.kl_low) == (found["awq"].kl.mean, found["awq"].kl.low)
 
 
 def test_without_the_reference_or_on_another_text_nothing_is_known(store: ModelStore) -> None:
@@ -92,6 +94,45 @@ def test_a_damaged_variant_cannot_win_under_balanced_though_no_task_notices(stor
     assert by_name["gptq"].divergence is not None
     assert by_name["gptq"].divergence.kl < 0.01
     assert by_name["fp16"].divergence is None
+
+
+def test_who_cannot_win_dominates_nobody(store: ModelStore) -> None:
+    evaluations = measured(store, awq=0.2, gptq=0.68)
+    made = Variant.read(store.optimized("awq") / VARIANT)
+    assert made is not None
+    figures = {name: value / 2 for name, value in evaluations["awq"].metrics().items()}
+    evaluation(
+        store,
+        made,
+        quality=0.8,
+        latency_ms=figures["latency"],
+        throughput=1000.0,
+        weights_bytes=int(figures["memory"]),
+        likeliest=0.2,
+    )
+    profile = Profile.model_validate({"name": "balanced"} | yaml.safe_load(BALANCED.read_text()))
+    _, decision, _ = select(store, profile, VARIANTS)
+    assert decision.winner == "gptq"
+    assert {each.variant: each.pareto for each in decision.candidates} == {"gptq": True, "fp16": False, "awq": None}
+
+
+def test_a_divergence_that_may_be_beyond_the_limit_makes_the_choice_unsure(store: ModelStore) -> None:
+    evaluations = measured(store, awq=0.6)
+    path = store.evaluation("awq").with_suffix(SAMPLES_SUFFIX)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    texts = [place for place, line in enumerate(lines) if "document" in line]
+    for place in texts[:2]:  # half of the texts like fp16's
+        lines[place] = held_out(lines[place]["document"], 0.7)
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    apart = divergences(evaluations, samples(store, evaluations), "fp16")["awq"].kl
+    limit = 1.2 * apart.mean
+    assert limit < apart.high
+    profile = Profile.model_validate({"name": "own", "constraints": {"kl_divergence": {"max": limit}}})
+    _, decision, _ = select(store, profile, ["fp16", "awq"])
+    (awq,) = [each for each in decision.candidates if each.variant == "awq"]
+    assert awq.win_probability == pytest.approx((apart.draws <= limit).mean())
+    assert not decision.separated
+    assert decision.notes[0].startswith(f"awq keeps the maximum of {limit:.12g} for kl_divergence with")
 
 
 def test_recovery_is_told_task_by_task(store: ModelStore) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from stages.records import TaskScore
+from stages.records import Load, TaskScore
 from stages.select.recompute import goodput_of, point_load, task_score, whole_load
 
 
@@ -31,6 +33,14 @@ def test_a_round_is_counted_and_divided_by_its_time():
     assert (load.requests_per_s, load.output_tokens_per_s) == (1.0, 3.0)
     assert (load.e2el_ms.mean, load.e2el_ms.p50, load.ttft_ms.p95) == pytest.approx((240, 240, 290))
     assert load.itl_ms.mean == pytest.approx(20)
+
+
+def test_a_load_of_an_older_record_is_read_without_its_counts():
+    load = point_load(SLOW)
+    older = load.model_dump(mode="json") | {"requests_completed": 2, "requests_failed": 0}
+    assert Load.model_validate_json(json.dumps(older)) == load
+    with pytest.raises(ValidationError):
+        Load.model_validate(older | {"requests_lost": 0})
 
 
 def test_rates_of_all_rounds_are_their_mean_and_percentiles_are_over_all_requests():

@@ -35,7 +35,9 @@ def test_the_committed_schema_is_what_the_record_gives():
 
 def test_every_field_of_a_candidate_with_a_docstring_is_described():
     fields = schema()["$defs"]["Candidate"]["properties"]
-    assert fields["win_probability"]["description"] == "That it scores highest if the measurement is repeated."
+    assert fields["win_probability"]["description"] == (
+        "That it keeps every constraint and scores highest if the measurement is repeated."
+    )
     assert set(fields) == set(Production.model_fields["candidates"].annotation.__args__[0].model_fields)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ import yaml
 from scoring.decide import Decision, decide
 from scoring.metrics import METRICS, odds
 from scoring.profile import Profile
-from stages.records import Production
+from stages.records import Change, Production
+from stages.report.facts import verdict
 from stages.select.decision import METRIC_WORDS, in_words
+from stages.select.evidence import changes
 from stages.select.selection import select
 from stages.store import ModelStore
 from tests.samples import measured_store, outcome
@@ -49,21 +52,24 @@ def frame(seed: int) -> tuple[pd.DataFrame, dict[str, dict[str, np.ndarray]], di
     }
     if chance.random() < 0.2:
         rows["gptq"]["latency"] = float("nan")
-    limits = {name: {"requests_failed": float(chance.random() < 0.05), "kl_divergence": 0.01} for name in VARIANTS}
+    limits = {name: {"kl_divergence": float(chance.random() < 0.05)} for name in VARIANTS}
     return pd.DataFrame.from_dict(rows, orient="index"), samples, limits
 
 
-def check(said: str, winner: str, found: Decision | Production, raw: dict[str, dict[str, float]]) -> None:
+def check(said: str, winner: str, found: Decision | Production, moved: Mapping[str, Change] | None) -> None:
     """*said* against the record's numbers; every sentence of it is one of those known here."""
     chances = _chances(found)
-    noise = found.noise
-    if match := re.match(r"(\S+) is the only variant that can be chosen\.", said):
+    edge = r"(\.|: the evidence does not tell who keeps the constraints\.)"
+    only, best = " is the only variant that can be chosen", " has the highest score"
+    if match := re.match(rf"(\S+){only}(?:, with a probability of (\S+) to be chosen again)?{edge}", said):
         assert match[1] == winner
         assert len(chances) == 1
-    elif match := re.match(r"(\S+) has the highest score, with a probability of (\S+) to have it again\.", said):
+        assert found.separated == (match[2] is None) == (match[3] == ".")
+        assert match[2] in (None, odds(chances[winner]))
+    elif match := re.match(rf"(\S+){best}, with a probability of (\S+) to have it again{edge}", said):
         assert match[1] == winner == max(chances, key=lambda name: chances[name])
         assert match[2] == odds(chances[winner])
-        assert found.separated
+        assert found.separated == (match[3] == ".")
     else:
         match = re.match(r"(.+) could each score highest: .* (\S+) is preferred: it[^.]+\.", said)
         assert match, said
@@ -76,12 +82,14 @@ def check(said: str, winner: str, found: Decision | Production, raw: dict[str, d
     if match := re.search(r"Against fp16: (.+?)\.( Out:|$)", said):
         told = re.findall(r"([\w ]+?) ([+-][\d.]+)%( \(within noise\))?", match[1])
         assert [word.strip() for word, _, _ in told] == list(METRIC_WORDS.values())
+        assert moved is not None
         for metric, (_, percent, within) in zip(METRICS, told, strict=True):
-            value, reference = raw[winner][metric], raw["fp16"][metric]
-            assert float(percent) == pytest.approx(100 * (value / reference - 1), abs=0.0501)
-            assert bool(within) == (0 < abs(value - reference) <= noise[metric])
+            assert float(percent) == pytest.approx(100 * moved[metric].value, abs=0.0501)
+            # The tiles of the report's first screen say the same.
+            assert bool(within) == (verdict(metric, moved[metric]) == "level" and moved[metric].value != 0)
     else:
         assert winner == "fp16"
+        assert moved is None
 
 
 def _chances(found: Decision | Production) -> dict[str, float]:
@@ -103,8 +111,12 @@ def test_the_winner_and_the_sentence_agree_with_the_numbers(path):
         told += 1
         kinds.add((len(found.eligible) > 1, found.separated))
         excluded = {name: "; ".join(reasons) for name, reasons in found.excluded.items()}
-        said = in_words(found, raw, excluded)
-        check(said, found.winner, found, raw.to_dict(orient="index"))
+        rows = raw.to_dict(orient="index")
+        moved = None
+        if found.winner != "fp16":
+            moved = changes(rows[found.winner], rows["fp16"], samples[found.winner], samples["fp16"])
+        said = in_words(found, moved, excluded)
+        check(said, found.winner, found, moved)
         for name, reasons in excluded.items():
             assert f"{name}: {reasons}" in said.partition(" Out: ")[2]
         if match := re.search(r"it is first under (\d+)%", said):
@@ -113,13 +125,29 @@ def test_the_winner_and_the_sentence_agree_with_the_numbers(path):
     assert {(True, True), (True, False)} <= kinds
 
 
+def test_noise_that_only_another_pair_has_is_not_said_of_the_winner():
+    rows = {
+        name: {"quality": 0.8, "latency": latency, "throughput": 100.0, "memory": 1e9}
+        for name, latency in (("fp16", 100.0), ("awq", 97.0), ("gptq", 98.0))
+    }
+    shaky = np.random.default_rng(0).normal(0, 20, DRAWS)
+    samples = {name: {"latency": np.full(DRAWS, row["latency"])} for name, row in rows.items()}
+    samples["gptq"] = {"latency": 98.0 + shaky}
+    found = decide(pd.DataFrame.from_dict(rows, orient="index"), Profile(name="own"), samples)
+    assert found.noise["latency"] > 30
+    moved = changes(rows["awq"], rows["fp16"], samples["awq"], samples["fp16"])
+    assert "p95 latency -3.0%, throughput" in in_words(found, moved, {})
+    assert verdict("latency", moved["latency"]) == "better"
+
+
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
 def test_what_is_published_agrees_with_its_sentence(path, tmp_path, monkeypatch):
     monkeypatch.setenv("SLIPWAY_RUN", "run-1")
     store: ModelStore = measured_store(tmp_path)
     outcome(store, "run-1", "evaluate", "gptq", "failed", why="vLLM did not start")
     _, decision, _ = select(store, profile_of(path), VARIANTS)
-    check(decision.reason, decision.winner, decision, {each.variant: each.raw for each in decision.candidates})
+    (winner,) = [each for each in decision.candidates if each.variant == decision.winner]
+    check(decision.reason, decision.winner, decision, winner.change or None)
     assert "gptq: evaluate failed: vLLM did not start" in decision.reason
     for each in decision.candidates:
         if each.score is not None:

@@ -1,19 +1,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scoring.profile import Profile
-from stages.errors import MissingRun
-from stages.records import SAMPLES_SUFFIX, VARIANT, Price
+from stages.errors import MissingRun, NoWinner
+from stages.records import ACQUIRED, SAMPLES_SUFFIX, VARIANT, Acquired, Price, Variant
 from stages.report.page import collect
 from stages.select.selection import select
 from stages.select.verify import verify
 from stages.store import ModelStore, write_json
-from tests.samples import measured_store, outcome
+from tests.samples import evaluation, measured_store, outcome, variant
 
 RUN = "20260102-030405-6a1b"
 VARIANTS = ["fp16", "awq", "gptq"]
@@ -90,6 +91,25 @@ def test_a_changed_digest_is_found(store):
     assert finding.startswith("optimized/gptq/variant.json is of another variant than the one that was measured")
 
 
+@pytest.mark.parametrize("name", ["awq", "gptq"], ids=["the winner", "another"])
+def test_a_variant_that_was_made_anew_since_is_no_fault_and_its_release_is_checked(store, name):
+    shutil.rmtree(store.optimized(name))
+    base = Acquired.read(store.base / ACQUIRED)
+    assert base is not None
+    variant(store, name, base, content="weights by another group size")
+    verdict = verify(store.run(RUN))
+    assert verdict.findings == []
+    (note,) = verdict.notes
+    assert note.startswith(f"the weights that were measured are no longer in optimized/{name}: it was made anew on ")
+    assert f"optimized/{name}" not in verdict.compared
+    released = [each for each in verdict.compared if each.startswith("releases/0001-awq-")]
+    assert ("checked in releases/0001-awq-" in note) == (name == "awq")
+    (store.path / released[0] / "config.json").unlink()
+    (store.path / released[0] / "config.json").write_text("[]")
+    (finding,) = found(store)
+    assert finding.startswith(f"{released[0]}/config.json was changed")
+
+
 @pytest.mark.parametrize(
     ("keys", "value", "named"),
     [
@@ -156,6 +176,27 @@ def test_a_decision_stays_verifiable_after_the_variants_were_measured_again(stor
         write_json(path, document | {"key": "another"})
         path.with_suffix(SAMPLES_SUFFIX).unlink()
     assert found(store) == []
+
+
+def test_a_decision_stays_verifiable_after_a_second_measurement_under_the_same_conditions(store):
+    made = Variant.read(store.optimized("awq") / VARIANT)
+    assert made is not None
+    store.evaluation("awq").with_suffix(SAMPLES_SUFFIX).unlink()  # else the run's own would be written over
+    evaluation(store, made, quality=0.7, latency_ms=20.0, throughput=50.0, weights_bytes=400)
+    change(store.evaluation("awq"), "started_at", to="2026-02-03T04:05:06Z")
+    assert found(store) == []
+
+
+def test_a_run_in_which_nobody_could_be_chosen_is_verified_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIPWAY_RUN", RUN)
+    store = measured_store(tmp_path, RUN)
+    impossible = Profile.model_validate({"name": "strict", "constraints": {"ttft_p95_ms": {"max": 0.001}}})
+    with pytest.raises(NoWinner):
+        select(store, impossible, VARIANTS)
+    verdict = verify(store.run(RUN))
+    assert (verdict.winner, verdict.findings) == (None, [])
+    assert verdict.nobody
+    assert "ttft_p95_ms" in verdict.nobody
 
 
 def test_a_run_that_came_to_no_decision_can_not_be_verified(tmp_path):

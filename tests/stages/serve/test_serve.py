@@ -19,11 +19,12 @@ import pytest
 
 from stages.errors import Interrupted, ServerFailed
 from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
+from stages.rollout.journal import journal_path, read_journal
 from stages.serve.endpoint import WANTED, Endpoint, Wanted, endpoint
 from stages.serve.supervise import Patience, supervise
-from stages.server import healthy
+from stages.server import answer, healthy
 from stages.settings import Serving
-from stages.store import ModelStore
+from stages.store import ModelStore, write_json
 from tests.serving import (
     DEMO,
     MODEL,
@@ -93,6 +94,19 @@ def test_the_endpoint_outlives_the_stage_and_a_second_call_finds_it(store: Model
     assert [each.result for each in outcomes(store.run("run-1"))] == ["reused"]
 
 
+def test_a_rollout_that_was_cut_off_after_its_promotion_is_ended_by_the_next_serve(store: ModelStore) -> None:
+    publish(store, 1, stand_in_variant(store, "fp16"))
+    assert serve(store).returncode == 0
+    before, served = read_journal(store), endpoint(store)
+    assert before
+    write_json(journal_path(store), before.model_copy(update={"state": "promoting"}))
+    assert serve(store).returncode == 0
+    after = read_journal(store)
+    assert after
+    assert (after.id, after.state) == (before.id, "promoted")
+    assert endpoint(store) == served
+
+
 def test_the_release_is_served_by_its_own_path_and_not_through_the_link(store: ModelStore) -> None:
     publish(store, 1, stand_in_variant(store, "fp16"))
     assert serve(store).returncode == 0
@@ -133,6 +147,35 @@ def test_another_setting_or_key_replaces_the_endpoint(store: ModelStore, change:
     assert not living(old)
     assert after.release == store.production.readlink().name
     assert after.protected == (change == "api key")
+
+
+def test_settings_that_cannot_be_served_leave_what_was_served_before_with_its_key(store: ModelStore) -> None:
+    release = publish(store, 1, stand_in_variant(store, "fp16"))
+    assert serve(store, SLIPWAY_API_KEY=API_KEY).returncode == 0
+    before = endpoint(store)
+    said = serve(store, serving={"max_model_len": 4096}, SLIPWAY_API_KEY="another key")
+    assert said.returncode == 30
+    error, hint = said.stderr.splitlines()[-2:]
+    assert "max_model_len (4096) is greater than 1024" in error
+    assert error.endswith(f"{release} is served again as before")
+    assert "max_model_len (4096)" in Path(hint.split()[2].rstrip(",")).read_text()
+    after = endpoint(store)
+    assert before
+    assert after
+    assert (after.release, after.serving, after.protected) == (release, before.serving, True)
+    assert answer(after.url, MODEL, API_KEY) == "!"
+
+
+def test_a_new_release_is_not_tried_with_settings_that_the_served_one_does_not_take(store: ModelStore) -> None:
+    old = publish(store, 1, stand_in_variant(store, "fp16"))
+    assert serve(store).returncode == 0
+    publish(store, 2, stand_in_variant(store, "awq", another="model"))
+    said = serve(store, serving={"max_model_len": 4096})
+    assert said.returncode == 30
+    assert f"{old} is served again as before" in said.stderr
+    found = endpoint(store)
+    assert found
+    assert (found.release, found.canary, found.serving["max_model_len"]) == (old, None, 1024)
 
 
 @pytest.mark.slow

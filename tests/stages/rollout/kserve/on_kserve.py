@@ -27,6 +27,10 @@ STRAIGHT = "http://127.0.0.1:{port}"
 """Services are names of a cluster's; their servers here listen on this machine."""
 
 
+PROPAGATION_S = 0.25
+"""More than the cluster's ``lag_s``."""
+
+
 class OnKServe(Stage):
     def __init__(self, folder: Path, server: KubernetesServer, *, gateway: bool = False, **changed: Any) -> None:
         super().__init__(folder)
@@ -39,7 +43,8 @@ class OnKServe(Stage):
             self.gateway.start()
             changed["gateway"] = self.gateway
         self.kserve = KServeController(server, self.store.releases, servers, **changed)
-        self.settings = KServe(service_url=STRAIGHT, in_force_s=10, drain_s=0)
+        self.settings = KServe(service_url=STRAIGHT, in_force_s=10, propagation_s=PROPAGATION_S, drain_s=0)
+        self.serving = Serving()
         self.kserve.start()
 
     @property
@@ -47,11 +52,11 @@ class OnKServe(Stage):
         return self.at().name
 
     def at(self) -> Endpoint:
-        return Endpoint(self.store, Serving(), self.settings, "default")
+        return Endpoint(self.store, self.serving, self.settings, "default")
 
     def connect(self, **changed: Any) -> Platform:
         """The target, as a process of its own would get it."""
-        found = on(self.cluster(), self.store, Serving(), self.settings.model_copy(update=changed), poll_s=0.02)
+        found = on(self.cluster(), self.store, self.serving, self.settings.model_copy(update=changed), poll_s=0.02)
         assert isinstance(found, Platform)
         return found
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from stages.errors import RolledBack
+from tests.kubernetes import KubernetesServer
 from tests.serving import REPOSITORY
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES
-from tests.stages.rollout.stage import NEXT
+from tests.stages.rollout.stage import GOOD, NEXT
 
 PATH = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+)/[^/]+)/namespaces/(?P<space>[^/]+)/(?P<plural>\w+)(?:/(?P<name>.+))?"
@@ -49,21 +51,36 @@ def granted(namespace: str) -> set[Asked]:
     }
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_whatever_a_rollout_asks_of_the_cluster_is_granted(serve: Callable[..., OnKServe], mode: str) -> None:
-    kserve = serve(**MODES[mode])
+def asked(kserve: OnKServe, space: str) -> set[Asked]:
+    """In one namespace so far."""
+    found = [(each.verb, PATH.fullmatch(each.path)) for each in kserve.server.requests]
+    calls = {(verb, path["group"] or "", path["plural"]) for verb, path in found if path and path["space"] == space}
+    # Server-side apply is a patch, and where the object is new a create.
+    return calls | {("create", group, plural) for verb, group, plural in calls if verb == "patch"}
+
+
+def rolled(kserve: OnKServe) -> OnKServe:
+    """Through a first release, a canary that goes back, and the end."""
     kserve.settings = kserve.settings.model_copy(update={"prometheus": "http://127.0.0.1:9"})
     kserve.first()
     kserve.make(NEXT)
     with pytest.raises(RolledBack):  # Prometheus does not answer: nothing shows that it is as good
         kserve.roll(NEXT, step_timeout_s=0.2)
-    asked = [(each.verb, PATH.fullmatch(each.path)) for each in kserve.server.requests]
-    calls = {(verb, found["group"] or "", found["plural"], found["space"]) for verb, found in asked if found}
-    # Server-side apply is a patch, and where the object is new a create.
-    calls |= {("create", *rest) for verb, *rest in calls if verb == "patch"}
-    assert {each[3] for each in calls} == {"default", "kserve"}
-    for space, namespace in (("default", "slipway"), ("kserve", "kserve")):
-        assert {each[:3] for each in calls if each[3] == space} <= granted(namespace)
+    kserve.connect().withdraw(GOOD, first=True)
+    return kserve
+
+
+def test_what_rollouts_ask_of_the_cluster_in_any_mode_is_granted_and_nothing_else(tmp_path: Path) -> None:
+    used: set[Asked] = set()
+    for mode, changed in MODES.items():
+        with KubernetesServer() as server:
+            kserve = OnKServe(tmp_path / mode, server, **changed)
+            try:
+                used |= asked(rolled(kserve), "default")
+            finally:
+                kserve.kserve.stop()
+            assert asked(kserve, "kserve") <= granted("kserve")
+    assert used == granted("slipway")
 
 
 def test_nothing_is_granted_on_secrets_or_beyond_two_namespaces() -> None:

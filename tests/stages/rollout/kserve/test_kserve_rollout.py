@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from stages import releases
-from stages.errors import RolledBack
+from stages.errors import Conflict, RolledBack
 from stages.rollout.control import roll_back
 from stages.rollout.journal import read_journal
 from stages.rollout.machine import roll_out
@@ -128,9 +128,19 @@ def test_every_call_may_be_made_again(kserve: OnKServe) -> None:
         kserve.connect().promote(NEXT)
     assert target.split() == Split(NEXT)
     for _ in range(2):
-        kserve.connect().withdraw(NEXT)
+        kserve.connect().withdraw(NEXT, first=True)
     assert target.split() == Split(None)
     wait_until(lambda: not kserve.kserve.deployments, "everything is gone")
+
+
+def test_the_stable_release_is_not_withdrawn(kserve: OnKServe) -> None:
+    kserve.first()
+    before = kserve.server.all("InferenceService")
+    with pytest.raises(Conflict, match=f"{GOOD} is the stable release of org/name") as refused:
+        kserve.connect().withdraw(GOOD)
+    assert refused.value.hint == "slipway rollback org/name"
+    assert [each["spec"] for each in kserve.server.all("InferenceService")] == [each["spec"] for each in before]
+    assert kserve.connect().split() == Split(GOOD)
 
 
 @pytest.mark.parametrize(

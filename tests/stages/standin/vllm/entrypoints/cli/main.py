@@ -22,11 +22,13 @@ dtype=torch.bfloat16, quantization=None, device_config=cpu
 """
 
 
+MAX_MODEL_LEN = 1024
 BOUNDS = (0.001, 0.01, 0.1, 1.0, 10.0, float("inf"))
 
 
 class Server(ThreadingHTTPServer):
-    """Behaves as told: ``token_s`` (seconds per token), ``fails_every`` (each so many-th request gets a 500)."""
+    """Behaves as told: ``token_s`` (seconds per token), ``fails_every`` (each so many-th request gets a 500),
+    ``refuses_chats`` (with a 400)."""
 
     daemon_threads = True
     name: str
@@ -54,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(503 if hung else 200, {})
         if self.path == "/metrics":
             return self.send(200, metrics(self.server).encode())
-        return self.reply(200, {"data": [{"id": self.server.name, "max_model_len": 1024}]})
+        return self.reply(200, {"data": [{"id": self.server.name, "max_model_len": MAX_MODEL_LEN}]})
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
@@ -64,6 +66,8 @@ class Handler(BaseHTTPRequestHandler):
             self.server.answers += 1
             every = int(str(self.server.behaviour.get("fails_every", 0)))
             fails = self.server.answers > 1 and every and self.server.answers % every == 0  # the first is the start's
+        if "messages" in asked and self.server.behaviour.get("refuses_chats"):
+            return self.reply(400, {"error": {"message": "no chat template"}})
         if "ends_after_s" in self.server.behaviour:
             threading.Thread(target=self.end).start()
         if fails:
@@ -165,12 +169,27 @@ def serve(arguments: argparse.Namespace) -> None:
     if behaviour.get("never_ready"):
         print("still loading", flush=True)
         time.sleep(1000)
+    if (arguments.max_model_len or 0) > MAX_MODEL_LEN:
+        sys.exit(
+            f"ValueError: User-specified max_model_len ({arguments.max_model_len}) is greater than {MAX_MODEL_LEN}"
+        )
+    if "STANDIN_GPU" in os.environ:
+        take(arguments.gpu_memory_utilization, Path(os.environ["STANDIN_GPU"]))
     print(LOG, flush=True)
     with Server((arguments.host, arguments.port), Handler) as server:
         server.name, server.behaviour = arguments.served_model_name, behaviour
         if "STANDIN_JOURNAL" in os.environ:
             note("start", server.name)
         server.serve_forever()
+
+
+def take(share: float, gpu: Path) -> None:
+    """Of a GPU's memory: the folder *gpu* says who has which share. Ends where that is not free, as vLLM does."""
+    gpu.mkdir(exist_ok=True)
+    taken = sum(float(each.read_text()) for each in gpu.iterdir() if Path("/proc", each.name).exists())
+    if taken + share > 1:
+        sys.exit("ValueError: Free memory on device cuda:0 on startup is less than desired GPU memory utilization")
+    (gpu / str(os.getpid())).write_text(str(share))
 
 
 def main() -> None:
@@ -181,6 +200,8 @@ def main() -> None:
     parser.add_argument("--served-model-name")
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
+    parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--gpu-memory-utilization", type=float)
     parser.add_argument("--random-input-len", type=int)
     parser.add_argument("--dataset-name")
     parser.add_argument("--result-dir", type=Path)

@@ -1,0 +1,124 @@
+"""Who can be chosen at all: by what was measured, and again in each draw of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from scoring.constraints import MEASURES, Constraints, broken
+from scoring.draws import Samples
+from scoring.metrics import METRICS
+from scoring.normalize import REFERENCE, Floats
+
+Booleans = npt.NDArray[np.bool_]
+Values = Mapping[str, Mapping[str, float | None]]
+"""By variant, what ``Constraints`` can limit."""
+GIB: Final = 2**30
+
+
+def values_of(raw: pd.DataFrame, given: Values, reference: str = REFERENCE) -> dict[str, dict[str, float | None]]:
+    """What is *given*, and what follows from the metrics: ``quality_recovery``, ``e2el_p95_ms`` and ``memory_gib``."""
+    best = float(raw["quality"].get(reference, float("nan")))
+    return {
+        str(name): {
+            "quality_recovery": quality / best if best > 0 else None,
+            "e2el_p95_ms": latency,
+            "memory_gib": memory / GIB,
+            **given.get(str(name), {}),
+        }
+        for name, quality, latency, memory in raw[["quality", "latency", "memory"]].itertuples(name=None)
+    }
+
+
+def exclusions(
+    raw: pd.DataFrame, constraints: Constraints, samples: Samples, values: Values
+) -> dict[str, tuple[str, ...]]:
+    """Who can't be chosen, with every reason."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in map(str, raw.index):
+        limits = broken(values[name], constraints)
+        if reasons := (*unusable(raw, samples, name), *(each.text for each in limits)):
+            found[name] = reasons
+    return found
+
+
+def unusable(raw: pd.DataFrame, samples: Samples, name: str) -> list[str]:
+    """What of a variant's metrics was not measured, or has draws that are no measurements: they must not pass as a low
+    or high score."""
+    missing = [f"{metric} was not measured" for metric in METRICS if not 0 <= raw[metric][name] < math.inf]
+    given = samples.get(name, {})
+    return missing + [
+        f"{metric} has draws that are not finite or negative"
+        for metric in METRICS
+        if metric in given and not (np.isfinite(given[metric]) & (given[metric] >= 0)).all()
+    ]
+
+
+def drawn_values(raw: pd.DataFrame, samples: Samples, reference: str = REFERENCE) -> dict[str, dict[str, Floats]]:
+    """By variant, the draws of what can be limited: *samples* has it, or it follows from latency and quality."""
+    quality = {
+        name: samples.get(name, {}).get("quality", np.array(raw["quality"][name])) for name in map(str, raw.index)
+    }
+    whole = quality.get(reference, np.array(math.nan))
+    found: dict[str, dict[str, Floats]] = {}
+    for name in quality:
+        given = samples.get(name, {})
+        limited = {measure: draws for measure, draws in given.items() if measure in MEASURES}
+        # The few-rounds correction can spread a share beyond 1.
+        found[name] = {each: np.minimum(d, 1.0) if MEASURES[each].unit == "0–1" else d for each, d in limited.items()}
+        if "latency" in given:
+            found[name]["e2el_p95_ms"] = given["latency"]
+        with np.errstate(over="ignore"):  # infinite is not kept
+            found[name]["quality_recovery"] = quality[name] / np.where(whole > 0, whole, math.nan)
+    return found
+
+
+def qualifying(
+    names: Sequence[str],
+    limits: Mapping[str, float],
+    values: Values,
+    drawn: Mapping[str, Mapping[str, Floats]],
+    draws: int,
+) -> pd.DataFrame:
+    """In which draws (rows) each variant (columns) keeps every limit. What has no draws is as it was measured."""
+    kept = pd.DataFrame(True, index=range(draws), columns=list(names))
+    for name in names:
+        for measure, limit in limits.items():
+            value = values[name].get(measure)
+            given = drawn[name].get(measure, np.array(math.nan if value is None else value))
+            kept[name] &= np.broadcast_to(keeps(measure, limit, given), draws)
+    return kept
+
+
+def keeps(measure: str, limit: float, values: Floats) -> Booleans:
+    """Which *values* of a measure keep its *limit*; what is not finite was not measured, and keeps none."""
+    within: Booleans = values >= limit if MEASURES[measure].higher_is_better else values <= limit
+    within &= np.isfinite(values)
+    return within
+
+
+def near_limits(
+    names: Iterable[str], limits: Mapping[str, float], values: Values, drawn: Mapping[str, Mapping[str, Floats]]
+) -> list[str]:
+    """A sentence for each variant of *names* and limit, where the 95 % interval holds values on both sides of it."""
+    found = []
+    for name in names:
+        for measure, limit in limits.items():
+            value = values[name].get(measure)
+            if value is None or not math.isfinite(value) or measure not in drawn[name]:
+                continue
+            low, high = np.percentile(drawn[name][measure], [2.5, 97.5])
+            low, high = min(low, value), max(high, value)
+            if keeps(measure, limit, np.array(low)) != keeps(measure, limit, np.array(high)):
+                bound = "minimum" if MEASURES[measure].higher_is_better else "maximum"
+                found.append(
+                    f"{name} {'keeps' if keeps(measure, limit, np.array(value)) else 'breaks'} the {bound} of "
+                    f"{limit:.12g} for {measure} with {value:.4g}, but its 95 % interval of {low:.4g} to {high:.4g} "
+                    "reaches across the limit."
+                )
+    return found

@@ -1,0 +1,55 @@
+"""What a rollout applies, for a person to read before it does: the objects of any mode, without a cluster."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stages.rollout.kserve.autoscaling import scaled_object
+from stages.rollout.kserve.detect import as_configured
+from stages.rollout.kserve.knative import NEARLY_ALL, PERCENT
+from stages.rollout.kserve.objects import (
+    Endpoint,
+    Mode,
+    Object,
+    canary,
+    disruption_budget,
+    http_route,
+    inference_service,
+    predictor,
+    predictor_name,
+)
+
+SERVICE_PORT: Final = 80
+
+
+def objects(endpoint: Endpoint, release: str, stable: str | None, mode: Mode, percent: int) -> list[Object]:
+    """All that is in force while *release* has *percent* % of the traffic beside *stable*; without one, all of it.
+
+    The gateway and the domain of mode ``route`` are those of a KServe in whose own configuration nothing was changed.
+
+    Raises:
+        ConfigError: an argument for vLLM can't be passed through KServe.
+    """
+    shares = {stable: 100 - percent, release: percent} if stable else {release: 100}
+    made = {each: predictor(endpoint, each, mode) for each in shares}
+    names = {each: f"{endpoint.name}-{predictor_name(each)}" for each in shares}
+    if mode == "standard":
+        canaries = [canary(made[release], percent)] if stable else []
+        services = [inference_service(endpoint, made[stable or release], mode, canaries=canaries)]
+    elif mode == "knative":
+        share = {PERCENT: min(percent, NEARLY_ALL)} if stable else {}
+        services = [inference_service(endpoint, made[release] | share, mode)]
+    else:
+        services = [inference_service(endpoint, made[each], mode, name=names[each]) for each in shares]
+        services.append(_route(endpoint, {f"{names[each]}-predictor": share for each, share in shares.items()}))
+    scaled = shares if endpoint.settings.prometheus and mode != "knative" else ()
+    scalers = [scaled_object(endpoint, each, f"{names[each]}-predictor") for each in scaled]
+    return [*services, disruption_budget(endpoint), *scalers]
+
+
+def _route(endpoint: Endpoint, shares: dict[str, int]) -> Object:
+    """Args: shares: percent by Service, the stable release's first."""
+    found = as_configured("route", endpoint.settings, {})
+    hostname = found.hostname(endpoint.name, endpoint.namespace)
+    weights = [(service, SERVICE_PORT, percent) for service, percent in shares.items()]
+    return http_route(endpoint, found.gateway, hostname, weights)

@@ -1,0 +1,105 @@
+"""The product as its users have it: the command line, on one store, with a Hub that has the demo model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from stages.process import contained
+from stages.store import ModelStore
+from tests.demo.__main__ import HERE as DEMO
+from tests.demo.__main__ import MODEL as MODEL
+from tests.hub.server import HubServer
+
+VARIANTS: Final = ("fp16", "awq", "gptq")
+SETTINGS: Final = DEMO / "slipway.yaml"
+ROUNDS: Final = 2
+CHANGED: Final = (f"workload.rounds={ROUNDS}",)
+CONFIG: Final = ("--config", str(SETTINGS), *(text for each in CHANGED for text in ("--set", each)))
+API_KEY: Final = "a-secret-that-must-not-be-seen"
+TOKEN: Final = "hf_another-secret-that-must-not-be-seen"
+START_LIMIT_S: Final = 300.0
+
+
+class Pipeline:
+    """The command line on one store, with a Hub that has the demo model."""
+
+    def __init__(self, root: Path, hub: HubServer) -> None:
+        self.root = root
+        self.store = ModelStore(root, MODEL)
+        self.environment = os.environ | {
+            "HF_ENDPOINT": hub.url,
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_TOKEN": TOKEN,
+            "SLIPWAY_API_KEY": API_KEY,
+            "SLIPWAY_STORE": str(root),
+        }
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "pipeline", *arguments]
+
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments), env=self.environment, capture_output=True, text=True, check=False
+        )
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.call("run", MODEL, *CONFIG, *arguments)
+
+    def killed_when(self, task: str, log_line: str) -> None:
+        """Start a run and SIGKILL the command line as soon as *task* has logged *log_line*."""
+        before = set(self.store.runs.glob("*"))
+        with contained(self.command("run", MODEL, *CONFIG), environment=self.environment) as run:
+            deadline = time.monotonic() + START_LIMIT_S
+            while time.monotonic() < deadline:
+                assert run.poll() is None, "it ended before it could be killed"
+                logs = [
+                    path for each in set(self.store.runs.glob("*")) - before for path in each.glob(f"logs/{task}.log")
+                ]
+                if any(log_line in path.read_text(errors="replace") for path in logs):
+                    break
+                time.sleep(0.1)
+            else:
+                pytest.fail(f"{task} did not come to {log_line!r}")
+            (engine,) = children_of(run.pid)
+            os.kill(engine, signal.SIGKILL)
+
+
+def wait_until_gone(text: str) -> None:
+    deadline = time.monotonic() + 60
+    while left := processes_naming(text):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.2)
+
+
+def processes_naming(text: str) -> list[str]:
+    """Living processes, other than this one, whose command line or environment names *text*."""
+    return [line for line in (read_process(pid) for pid in living()) if text in line]
+
+
+def command_lines() -> list[str]:
+    return [read_process(pid, "cmdline") for pid in living()]
+
+
+def living() -> list[int]:
+    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if int(folder.name) != os.getpid()]
+
+
+def read_process(pid: int, *names: str) -> str:
+    """What /proc says of a process; nothing once it has ended."""
+    try:
+        parts = [Path(f"/proc/{pid}/{name}").read_bytes() for name in names or ("cmdline", "environ")]
+    except OSError:
+        return ""
+    return b" ".join(parts).replace(b"\0", b" ").decode(errors="replace")
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

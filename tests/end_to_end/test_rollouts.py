@@ -1,0 +1,286 @@
+"""Releases of the demo's variants, rolled out through the command line while clients ask all the time.
+
+The one that the pipeline chose is being served. Beside it come one whose weights were damaged after it was measured,
+which answers fluently and wrongly; one that answers as measured, and slowly; and a good one, by another run of the
+pipeline. Then traffic goes back and forth. Real vLLM servers, and Envoy before them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from stages.errors import RolledBack
+from stages.records import VARIANT, Evaluation
+from stages.releases import PROBES, current_release
+from stages.rollout.drills import Answers, answers
+from stages.rollout.journal import Journal, read_journal
+from stages.rollout.local.target import OneMachine
+from stages.rollout.steady import SteadyLoad
+from stages.rollout.target import Counters
+from stages.serve.endpoint import Endpoint, endpoint
+from stages.settings import Serving
+from stages.store import ModelStore, place_tree, write_json
+from tests.end_to_end.command_line import (
+    API_KEY,
+    CONFIG,
+    MODEL,
+    TOKEN,
+    VARIANTS,
+    Pipeline,
+    command_lines,
+    processes_naming,
+)
+from tests.serving import wait_until
+
+pytestmark = pytest.mark.e2e
+USERS, PAUSE_S = 2, 4.0
+"""The users come once the canary is up; until then there is one, who pauses. vLLM's worker keeps a core busy for a
+second after each request: with more, two cores would have little left to start another server with."""
+ROLLBACK_LIMIT_S = 30.0
+FURTHER_LAYERS = 40
+# Three servers and the clients share two cores: a good canary's figures differ by more than the defaults allow.
+ROLLOUT = {
+    "steps": "[50,100]",
+    "step_s": "3",
+    "min_requests": "20",
+    "step_timeout_s": "120",
+    "poll_s": "0.5",
+    "ttft_ratio": "3",
+    "ttft_slack_ms": "500",
+    "tpot_ratio": "3",
+    "tpot_slack_ms": "20",
+    "speed_ratio": "0.3",
+}
+SETTINGS = (*CONFIG, *(text for name, value in ROLLOUT.items() for text in ("--set", f"rollout.{name}={value}")))
+SMALL = """
+name: small
+weights: {quality: 0, latency: 0, throughput: 0, memory: 1}
+"""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One rollout, and what clients saw meanwhile."""
+
+    said: subprocess.CompletedProcess[str]
+    journal: Journal
+    clients: Answers
+    left: Endpoint
+    """The endpoint after it."""
+
+
+def tried(pipeline: Pipeline, *command: str) -> Tried:
+    with ThreadPoolExecutor(1) as pool, clients(pipeline, 1, PAUSE_S) as first:
+        call = pool.submit(pipeline.call, *command)
+        wait_until(lambda: call.done() or moving(pipeline.store), "the canary", 300)
+        with clients(pipeline, USERS) as more:
+            said = call.result()
+    journal = read_journal(pipeline.store)
+    assert journal
+    replies = [*first.replies(), *more.replies()]
+    return Tried(said, journal, answers(replies), existing(pipeline.store))
+
+
+def moving(store: ModelStore) -> bool:
+    journal = read_journal(store)
+    return journal is not None and journal.state in ("shifting", "observing")
+
+
+def clients(pipeline: Pipeline, users: int, pause_s: float = 0.0) -> SteadyLoad:
+    url = existing(pipeline.store).url
+    return SteadyLoad(url, MODEL, API_KEY, concurrency=users, prompt_tokens=16, output_tokens=16, pause_s=pause_s)
+
+
+def existing(store: ModelStore) -> Endpoint:
+    found = endpoint(store)
+    assert found
+    return found
+
+
+def imitation(store: ModelStore, number: int, variant: str, change: Callable[[Path], None]) -> str:
+    """A release of *variant*, with the answers that were recorded of it, whose files were changed afterwards."""
+    source, name = store.optimized(variant), f"{number:04d}-{variant}-{'0' * 12}"
+    folder = store.releases / name
+    place_tree(source, folder, [path.name for path in source.iterdir()])
+    for path in [*folder.glob("*.safetensors"), *folder.glob("*.json")]:  # of its own: they were links
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content)
+    change(folder)
+    evaluation = Evaluation.read(store.evaluation(variant))
+    assert evaluation
+    write_json(folder / PROBES, [each.model_dump(mode="json") for each in evaluation.probes])
+    return name
+
+
+def damage(folder: Path) -> None:
+    """Move the embeddings by half their rows: every word now means another one."""
+    for path in folder.glob("*.safetensors"):
+        data = bytearray(path.read_bytes())
+        start = 8 + struct.unpack("<Q", data[:8])[0]
+        embeddings = json.loads(data[8:start]).get("model.embed_tokens.weight")
+        if embeddings:
+            low, high = (start + each for each in embeddings["data_offsets"])
+            middle = (low + high) // 2
+            data[low:high] = data[middle:high] + data[low:middle]
+            path.write_bytes(data)
+
+
+def slow_down(folder: Path) -> None:
+    """Further layers that compute as the others do and then add nothing: the same answers, later."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((folder / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    weights = {name: each for path in folder.glob("*.safetensors") for name, each in load_file(path).items()}
+    last = f"model.layers.{layers - 1}."
+    for name in [name for name in weights if name.startswith(last)]:
+        silent = name.endswith(("o_proj.weight", "down_proj.weight"))
+        for number in range(layers, layers + FURTHER_LAYERS):
+            copied = torch.zeros_like(weights[name]) if silent else weights[name].clone()
+            weights[name.replace(last, f"model.layers.{number}.")] = copied
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers + FURTHER_LAYERS}))
+
+
+@pytest.fixture(scope="module")
+def stable(pipeline: Pipeline, finished: dict[str, Any]) -> str:
+    return str(finished["decision"]["release"])
+
+
+@pytest.fixture(scope="module")
+def garbage(pipeline: Pipeline, stable: str) -> Tried:
+    name = imitation(pipeline.store, 101, "gptq", damage)
+    return tried(pipeline, "rollout", "start", MODEL, "--release", name, *SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def slow(pipeline: Pipeline, garbage: Tried) -> Tried:
+    name = imitation(pipeline.store, 102, "fp16", slow_down)
+    return tried(pipeline, "rollout", "start", MODEL, "--release", name, *SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def good(pipeline: Pipeline, slow: Tried, finished: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Tried:
+    """By a run of the pipeline that measures nothing anew, and chooses the smallest of the variants not served yet."""
+    profile = tmp_path_factory.mktemp("profile") / "small.yaml"
+    profile.write_text(SMALL)
+    served = finished["decision"]["winner"]
+    left = ",".join(name for name in VARIANTS if name == "fp16" or name != served)
+    return tried(
+        pipeline, "run", MODEL, *SETTINGS, "--profile", str(profile), "--set", f"optimize.variants=[{left}]", "--json"
+    )
+
+
+@pytest.fixture(scope="module")
+def counted(pipeline: Pipeline, good: Tried) -> Counters:
+    served = Serving.model_validate(good.left.serving)
+    return OneMachine(pipeline.store, MODEL, served).counters(good.left.release)
+
+
+@pytest.fixture(scope="module")
+def drilled(pipeline: Pipeline, counted: Counters) -> dict[str, Any]:
+    said = pipeline.call("drill", "rollback", MODEL, *SETTINGS, "--json")
+    assert said.returncode == 0, said.stderr
+    return dict(json.loads(said.stdout))
+
+
+def no_client_noticed(tried: Tried, releases: Iterable[str]) -> None:
+    assert (tried.clients.failed, tried.clients.errors) == (0, ())
+    assert set(tried.clients.releases) == set(releases)
+
+
+def test_a_release_that_answers_wrongly_never_gets_a_request_and_is_withdrawn(garbage: Tried, stable: str) -> None:
+    assert garbage.said.returncode == RolledBack.exit_code, garbage.said.stderr
+    assert "agree with the recorded ones" in garbage.said.stderr
+    assert (garbage.journal.state, garbage.journal.kind) == ("rolled back", "rollout")
+    assert (garbage.left.release, garbage.left.canary) == (stable, None)
+    no_client_noticed(garbage, [stable])
+
+
+def test_a_slow_release_is_rolled_back_by_what_its_clients_waited(slow: Tried, stable: str) -> None:
+    assert slow.said.returncode == RolledBack.exit_code, slow.said.stderr
+    assert "time per output token" in slow.journal.reason
+    assert [each.percent for each in slow.journal.transitions if each.state == "observing"] == [50]
+    assert (slow.left.release, slow.left.canary) == (stable, None)
+    no_client_noticed(slow, [stable, slow.journal.release])
+
+
+def test_a_good_release_is_promoted_step_by_step(pipeline: Pipeline, good: Tried, stable: str) -> None:
+    assert good.said.returncode == 0, good.said.stderr
+    decision = json.loads(good.said.stdout)["decision"]
+    assert decision["release"] == good.journal.release != stable
+    assert good.journal.state == "promoted"
+    assert [each.percent for each in good.journal.transitions if each.state == "observing"] == [50, 100]
+    assert (good.left.release, good.left.standby) == (good.journal.release, stable)
+    assert current_release(pipeline.store) == good.journal.release
+    assert (pipeline.store.production / VARIANT).exists()
+    no_client_noticed(good, [stable, good.journal.release])
+
+
+def test_vllms_own_metrics_are_understood(counted: Counters, good: Tried) -> None:
+    seen = good.clients.releases[good.journal.release]
+    assert counted.answered >= seen
+    assert counted.failed == 0
+    assert counted.output_tokens >= 16 * seen
+    assert counted.in_flight_s > 0
+    assert counted.ttft_s.counts[-1] >= seen
+    assert counted.tpot_s.counts[-1] >= seen
+
+
+def test_a_rollback_under_load_takes_seconds_and_fails_no_request(
+    pipeline: Pipeline, drilled: dict[str, Any], good: Tried, stable: str
+) -> None:
+    assert (drilled["release"], drilled["previous"], drilled["warm"]) == (good.journal.release, stable, True)
+    assert drilled["rollback_s"] < ROLLBACK_LIMIT_S
+    assert drilled["answers"]["failed"] == 0
+    assert set(drilled["answers"]["releases"]) == {stable, good.journal.release}
+    assert current_release(pipeline.store) == existing(pipeline.store).release == good.journal.release
+
+
+def test_an_openai_client_streams_through_the_proxy(pipeline: Pipeline, drilled: dict[str, Any]) -> None:
+    with openai.OpenAI(base_url=f"{existing(pipeline.store).url}/v1", api_key=API_KEY) as client:
+        events = client.completions.create(model=MODEL, prompt="A list", max_tokens=8, stream=True)
+        assert len(list(events)) >= 2
+
+
+def test_the_servers_listen_on_this_machine_alone(pipeline: Pipeline, drilled: dict[str, Any]) -> None:
+    listening = {
+        each.laddr.ip
+        for process in psutil.Process(existing(pipeline.store).pid).children(recursive=True)
+        for each in process.net_connections("inet")
+        if each.status == psutil.CONN_LISTEN
+    }
+    assert listening <= {"127.0.0.1", "::1"}
+
+
+def test_no_secret_is_written_anywhere(pipeline: Pipeline, drilled: dict[str, Any]) -> None:
+    for path in pipeline.root.rglob("*"):
+        if path.is_file() and path.suffix != ".safetensors":
+            content = path.read_text(errors="replace")
+            assert API_KEY not in content, path
+            assert TOKEN not in content, path
+    for line in command_lines():
+        assert API_KEY not in line
+        assert TOKEN not in line
+
+
+def test_the_endpoint_stops_and_leaves_no_process(pipeline: Pipeline, drilled: dict[str, Any]) -> None:
+    ended = pipeline.call("serve", MODEL, "--stop")
+    assert ended.returncode == 0, ended.stderr
+    assert endpoint(pipeline.store) is None
+    assert processes_naming(str(pipeline.root)) == []

@@ -1,0 +1,309 @@
+"""Rollouts and drills on KServe as clients see them: they ask all the while, through the cluster's gateway."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import yaml
+
+from pipeline.config import load
+from pipeline.serving import kserve_settings
+from stages import releases
+from stages.errors import AccessDenied, DrillFailed, NothingToServe, RolledBack
+from stages.rollout import drills
+from stages.rollout.control import abort, under_way
+from stages.rollout.drills import Answers, CrashDrill, RollbackDrill, answers, drill_crash, drill_rollback
+from stages.rollout.kserve.settings import Scaling
+from stages.rollout.steady import Reply, SteadyLoad
+from stages.rollout.target import Split
+from stages.store import STORE_VARIABLE
+from tests.serving import REPOSITORY, Said, wait_until
+from tests.stages.rollout.kserve.on_kserve import PROPAGATION_S, STRAIGHT, OnKServe
+from tests.stages.rollout.kserve.test_kserve_rollout import MODES
+from tests.stages.rollout.stage import GOOD, MODEL, NEXT, SETTINGS
+
+Serve = Callable[..., OnKServe]
+PACE = {"first_s": 0.02, "token_s": 0.01}
+ERRING, SLOW, BETTER = "0002-awq-000000000002", "0003-gptq-000000000003", "0004-fp16-000000000004"
+OTHERS = ["knative", "route"]
+LOADS_S = 0.5
+"""Of a pod's model, before it is ready."""
+OUT_OF_LUCK = '500 {"error": {"message": "out of luck"}}'
+"""What an erring release says, and nobody else."""
+FAST = ("--set", "workload.concurrency=3", "--set", "workload.prompt_tokens=8", "--set", "workload.output_tokens=8")
+WORKLOAD = load(None, assignments=FAST[1::2]).workload
+
+
+class Drilled:
+    """A cluster with a gateway, and the command line with the configuration that leads there."""
+
+    def __init__(self, kserve: OnKServe) -> None:
+        self.kserve, self.config = kserve, kserve.folder / "config.yaml"
+        reached = {"namespace": "default", "service_url": STRAIGHT, "gateway_url": kserve.gateway.url}
+        times = {"in_force_s": 1, "propagation_s": PROPAGATION_S, "drain_s": 0}
+        self.config.write_text(yaml.safe_dump({"kserve": reached | times, "rollout": {"poll_s": 0.05}}))
+        settings = load(self.config, chosen={"platform": "kind"})
+        kserve.settings, kserve.serving = kserve_settings(settings), settings.serving
+
+    def two_releases(self) -> None:
+        self.kserve.first(GOOD, **PACE)
+        self.kserve.make(NEXT, **PACE)
+        self.kserve.roll(NEXT)
+
+    def served(self) -> tuple[Any, ...]:
+        """All that decides what clients get."""
+        specs = [each["spec"] for each in self.kserve.server.all("InferenceService")]
+        routes = [each["spec"]["rules"][0]["backendRefs"] for each in self.kserve.server.all("HTTPRoute")]
+        backends = [{each["name"] for each in route if each.get("weight", 1)} for route in routes]
+        return releases.current_release(self.kserve.store), self.kserve.connect().split(), specs, backends
+
+    def drill(self, *arguments: str) -> Said:
+        """As a person calls it."""
+        where = ["--platform", "kind", "--config", str(self.config)]
+        environment = os.environ | {
+            "KUBECONFIG": str(self.kserve.server.kubeconfig(self.kserve.folder / "kubeconfig")),
+            STORE_VARIABLE: str(self.kserve.store.root),
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "pipeline", "drill", arguments[0], MODEL, *where, *FAST, *arguments[1:]],
+            cwd=REPOSITORY,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+
+def clients(kserve: OnKServe) -> SteadyLoad:
+    url = kserve.connect().endpoint()
+    return SteadyLoad(url, MODEL, "", concurrency=6, prompt_tokens=4, output_tokens=8, via=kserve.gateway.url)
+
+
+def by_release(replies: Sequence[Reply]) -> set[str]:
+    return {each.release for each in replies if not each.error}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_clients_decide_what_is_promoted_and_notice_only_what_an_erring_canary_does(serve: Serve, mode: str) -> None:
+    kserve = serve(gateway=True, **MODES[mode])
+    kserve.first(GOOD, **PACE)
+    kserve.make(ERRING, fails_every=2, **PACE)
+    kserve.make(SLOW, first_s=0.1, token_s=0.02)
+    kserve.make(BETTER, **PACE)
+    by_clients = {"synthetic": False, "steps": (50, 100), "poll_s": 0.1}
+    with clients(kserve) as load:
+        with pytest.raises(RolledBack, match=r"at 50 %: .*requests failed"):
+            kserve.roll(ERRING, **by_clients)
+        wait_until(lambda: by_release(load.replies()[-6:]) == {GOOD}, "the stable release's answers")
+        erred = len(load.replies())
+        with pytest.raises(RolledBack, match=r"at 50 %: .*time to first token"):
+            kserve.roll(SLOW, **by_clients)
+        assert kserve.roll(BETTER, **by_clients).state == "promoted"
+        wait_until(lambda: by_release(load.replies()[-6:]) == {BETTER}, "the new release's answers")
+    replies = load.replies()
+    assert {each.error for each in replies[:erred]} == {"", OUT_OF_LUCK}
+    assert {each.error for each in replies[erred:]} == {""}
+    assert by_release(replies) == {GOOD, ERRING, SLOW, BETTER}
+    assert {each.tokens for each in replies if not each.error} == {8}
+    assert kserve.kserve.sent_into_the_void == []
+
+
+def test_a_rollback_drill_prints_how_long_it_took_and_puts_everything_back(serve: Serve) -> None:
+    drilled = Drilled(serve(gateway=True))
+    drilled.two_releases()
+    before = drilled.served()
+    said = drilled.drill("rollback")
+    assert said.returncode == 0, said.stderr
+    (rollback_s,) = re.findall(r"^rollback_s +(\d+\.\d+)$", said.stdout, re.MULTILINE)
+    assert float(rollback_s) > PROPAGATION_S
+    assert re.search(rf"^{GOOD} gets all requests after \d+\.\d s$", said.stderr, re.MULTILINE)
+    assert re.search(r"^answers +requests \d{2,}, failed 0,", said.stdout, re.MULTILINE)
+    assert re.search(rf"releases {{'{NEXT}': \d+, '{GOOD}': \d+}}", said.stdout)
+    assert drilled.served() == before
+    assert drilled.kserve.kserve.sent_into_the_void == []
+
+
+def test_a_rollback_holds_up_to_its_limit() -> None:
+    answered = Answers(requests=9, failed=0, errors=(), releases={GOOD: 9})
+    took = RollbackDrill(
+        release=NEXT, previous=GOOD, warm=False, rollback_s=300, limit_s=300, forward_s=400, answers=answered
+    )
+    assert took.failures() == []
+    assert took.model_copy(update={"rollback_s": 300.1}).failures() == ["the rollback took 300.1 s, allowed 300 s"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", OTHERS)
+def test_a_rollback_that_takes_longer_than_is_allowed_fails_the_drill(serve: Serve, mode: str) -> None:
+    drilled = Drilled(serve(gateway=True, **MODES[mode]))
+    drilled.two_releases()
+    before = drilled.served()
+    said = drilled.drill("rollback", "--limit-s", "0.1", "--json")
+    told = json.loads(said.stdout)
+    assert (said.returncode, told["held"]) == (44, False)
+    assert f"error: the rollback took {told['rollback_s']:.1f} s, allowed 0.1 s" in said.stderr
+    assert (told["answers"]["failed"], set(told["answers"]["releases"])) == (0, {GOOD, NEXT})
+    assert drilled.served() == before
+
+
+def test_a_drill_whose_route_is_never_programmed_fails_in_time_and_is_given_up(serve: Serve) -> None:
+    drilled = Drilled(serve(gateway=True))
+    drilled.two_releases()
+    before = drilled.served()
+    drilled.kserve.kserve.gateway_stuck = True
+    said = drilled.drill("rollback")
+    assert said.returncode == 44
+    assert f"error: {GOOD} did not get all requests: 100 % for {GOOD} was not in force within 1 s" in said.stderr
+    assert "its gateway has not seen the last change" in said.stderr
+    assert f"slipway rollout abort {MODEL}" in said.stderr, "nor is it known that it is back"
+    assert drilled.kserve.service()["spec"]["canary"][0]["trafficPercent"] == 0, "back, once its gateway works"
+    drilled.kserve.kserve.gateway_stuck = False
+    assert abort(drilled.kserve.store, drilled.kserve.connect()) == GOOD
+    assert under_way(drilled.kserve.store) is None
+    assert drilled.kserve.connect().split() == Split(NEXT)
+    wait_until(lambda: drilled.served() == before, "the route is as it was")
+
+
+def test_a_load_drill_asks_through_the_gateway(serve: Serve) -> None:
+    drilled = Drilled(serve(gateway=True))
+    said = drilled.drill("load", "--seconds", "1")
+    assert (said.returncode, "is not being served on kind" in said.stderr) == (33, True)
+    drilled.kserve.first(GOOD, **PACE)
+    said = drilled.drill("load", "--seconds", "1", "--ttft-ms", "5000", "--json")
+    told = json.loads(said.stdout)
+    assert (said.returncode, told["held"], told["concurrency"]) == (0, True, 6)
+    assert (told["answers"]["failed"], list(told["answers"]["releases"])) == (0, [GOOD])
+    assert told["ttft_p95_ms"] >= 20
+
+
+def test_nothing_is_moved_where_no_request_is_answered(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drills, "SETTLE_S", 0.5)
+    kserve, said = serve(), []
+    kserve.first()
+    kserve.make(NEXT)
+    kserve.roll(NEXT)
+    changes = len(kserve.server.requests_for("patch", "*"))
+    with pytest.raises(DrillFailed, match="no request is answered, and nothing was changed: ConnectError") as raised:
+        drill_rollback(kserve.store, kserve.connect(), WORKLOAD, SETTINGS, said.append, via="http://127.0.0.1:9")
+    assert "kserve.gateway_url" in raised.value.hint
+    assert len(kserve.server.requests_for("patch", "*")) == changes
+    assert said == []
+
+
+@pytest.fixture
+def settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less load before and after."""
+    monkeypatch.setattr(drills, "SETTLE_S", 0.3)
+
+
+def crashed(kserve: OnKServe, *, canary: bool = False) -> CrashDrill:
+    return drill_crash(kserve.store, kserve.connect(), WORKLOAD, print, canary=canary, via=kserve.gateway.url)
+
+
+def test_without_another_replica_a_crash_drill_says_how_long_nobody_answered(serve: Serve, tmp_path: Path) -> None:
+    drilled = Drilled(serve(gateway=True))
+    drilled.kserve.first(GOOD, loads_s=LOADS_S, **PACE)
+    said = drilled.drill("crash", "--json", "--store", str(tmp_path / "none"))
+    assert said.returncode == 0, said.stderr
+    told = json.loads(said.stdout)
+    assert (told["held"], told["release"], list(told["answers"]["releases"])) == (True, GOOD, [GOOD])
+    assert told["recovered_s"] >= LOADS_S
+    assert told["outage_s"] > 0
+    assert "503 no healthy upstream" in told["answers"]["errors"]
+    assert f"killing a server of {GOOD}" in said.stderr
+    assert drilled.kserve.kserve.started == [GOOD, GOOD]
+
+
+@pytest.mark.parametrize("mode", ["standard", *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)])
+@pytest.mark.usefixtures("settling")
+def test_with_another_replica_a_crash_costs_no_more_than_what_was_being_answered(serve: Serve, mode: str) -> None:
+    kserve = serve(gateway=True, **MODES[mode])
+    kserve.settings = kserve.settings.model_copy(update={"scaling": Scaling(minimum=2)})
+    kserve.first(GOOD, loads_s=LOADS_S, **PACE)
+    told = crashed(kserve)
+    assert told.failures() == []
+    assert told.recovered_s is not None
+    assert told.recovered_s >= LOADS_S
+    assert told.answers.failed <= WORKLOAD.concurrency
+    assert [each.query for each in kserve.server.requests_for("delete", "*/pods/*")] == [{"gracePeriodSeconds": "0"}]
+    assert kserve.kserve.started == [GOOD] * 3
+
+
+@pytest.mark.usefixtures("settling")
+def test_a_crash_drill_of_the_canary_leaves_the_stable_releases_pods_alone(serve: Serve) -> None:
+    kserve = serve(gateway=True)
+    kserve.first(GOOD, **PACE)
+    kserve.make(NEXT, **PACE)
+    target = kserve.connect()
+    target.deploy(NEXT)
+    wait_until(lambda: target.ready(NEXT), "the canary is ready")
+    told = crashed(kserve, canary=True)
+    assert (told.release, told.failures(), told.answers.failed) == (NEXT, [], 0)
+    assert kserve.kserve.started == [GOOD, NEXT, NEXT]
+
+
+@pytest.mark.usefixtures("settling")
+def test_a_pod_that_does_not_come_back_fails_the_crash_drill(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drills, "RECOVERY_LIMIT_S", 1.0)
+    kserve = serve(gateway=True)
+    kserve.first(GOOD, **PACE)
+    (kserve.store.releases / GOOD / "behaviour.json").write_text('{"never_ready": true}')
+    told = crashed(kserve)
+    assert (told.recovered_s, told.failures()) == (None, [f"{GOOD} was not up again after 1 s"])
+
+
+@pytest.mark.usefixtures("settling")
+def test_a_crash_drill_that_can_kill_nothing_says_why(serve: Serve) -> None:
+    kserve = serve(gateway=True)
+    kserve.first(GOOD, **PACE)
+    with pytest.raises(NothingToServe, match="has no canary"):
+        crashed(kserve, canary=True)
+    kserve.server.forbidden.add(("delete", "pods"))
+    with pytest.raises(AccessDenied, match='cannot delete resource "pods"') as raised:
+        crashed(kserve)
+    assert "delete on pods in the namespace default" in raised.value.hint
+    assert kserve.kserve.started == [GOOD]
+
+
+def test_pods_stay_until_the_gateways_proxies_have_followed_its_status(serve: Serve) -> None:
+    kserve = serve(gateway=True, lag_s=0.5)
+    kserve.settings = kserve.settings.model_copy(update={"propagation_s": 0.8})
+    kserve.first(GOOD, **PACE)
+    kserve.make(NEXT, **PACE)
+    target = kserve.connect()
+    target.deploy(NEXT)
+    wait_until(lambda: target.ready(NEXT), "the canary is ready")
+    with clients(kserve) as load:
+        target.shift(NEXT, 50)
+        wait_until(lambda: by_release(load.replies()) == {GOOD, NEXT}, "answers of both")
+        target.withdraw(NEXT)
+        wait_until(lambda: by_release(load.replies()[-6:]) == {GOOD}, "the stable release's answers")
+    assert answers(load.replies()).errors == ()
+    assert kserve.kserve.sent_into_the_void == []
+
+
+def test_a_chat_client_reads_a_stream_and_the_release_that_gave_it(serve: Serve) -> None:
+    kserve = serve(gateway=True)
+    kserve.first(GOOD)
+    host = kserve.connect().endpoint().removeprefix("http://")
+    client = openai.OpenAI(base_url=f"{kserve.gateway.url}/v1", api_key="none", default_headers={"Host": host})
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "hello"}],
+        max_tokens=4,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    *chunks, last = list(stream)
+    assert "".join(each.choices[0].delta.content or "" for each in chunks) == "!!!!"
+    assert (last.usage and last.usage.completion_tokens, last.system_fingerprint) == (4, GOOD)

@@ -1,0 +1,65 @@
+"""What is shown before a rollout is what it then applies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from stages.rollout.kserve.objects import Mode, Object
+from stages.rollout.kserve.render import objects
+from stages.rollout.machine import roll_out
+from tests.stages.rollout.kserve.on_kserve import OnKServe
+from tests.stages.rollout.kserve.test_kserve_rollout import MODES
+from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS
+
+
+def contains(there: Any, wanted: Any) -> bool:
+    """KServe adds defaults."""
+    if isinstance(wanted, dict):
+        return isinstance(there, dict) and all(key in there and contains(there[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, list):
+        return isinstance(there, list) and len(there) == len(wanted) and all(map(contains, there, wanted))
+    return bool(there == wanted)
+
+
+def assert_applied(kserve: OnKServe, shown: list[Object]) -> None:
+    for each in shown:
+        there = kserve.server.find(each["kind"], each["metadata"]["name"])
+        for backend in each["spec"]["rules"][0]["backendRefs"] if each["kind"] == "HTTPRoute" else ():
+            assert backend["port"] == 80
+            # Services here listen on ports of this machine.
+            backend["port"] = kserve.server.find("Service", backend["name"])["spec"]["ports"][0]["port"]
+        assert contains(there["spec"], each["spec"]), each["kind"]
+        assert contains(there["metadata"], each["metadata"]), each["kind"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_shown_is_what_is_applied(serve: Callable[..., OnKServe], mode: str) -> None:
+    kserve = serve(**MODES[mode])
+    kserve.make(GOOD)
+    kserve.roll(GOOD)
+    assert_applied(kserve, objects(kserve.at(), GOOD, None, cast(Mode, mode), 100))
+    kserve.make(NEXT)
+    roll_out(kserve.store, kserve.connect(), NEXT, SETTINGS, until="10", target_name="kserve")
+    kserve.connect().shift(NEXT, 10)
+    shown = objects(kserve.at(), NEXT, GOOD, cast(Mode, mode), 10)
+    kinds = {"standard": 1, "knative": 1, "route": 2}[mode] * ["InferenceService"]
+    assert [each["kind"] for each in shown] == [
+        *kinds,
+        *(["HTTPRoute"] if mode == "route" else []),
+        "PodDisruptionBudget",
+    ]
+    assert_applied(kserve, shown)
+
+
+def test_with_prometheus_each_release_is_shown_with_its_autoscaler(serve: Callable[..., OnKServe]) -> None:
+    kserve = serve()
+    for each in (GOOD, NEXT):
+        kserve.make(each)
+    kserve.settings = kserve.settings.model_copy(update={"prometheus": "http://prometheus:9090"})
+    shown = objects(kserve.at(), NEXT, GOOD, "standard", 10)
+    scaled = [each["spec"]["scaleTargetRef"]["name"] for each in shown if each["kind"] == "ScaledObject"]
+    assert scaled == [f"{kserve.name}-r1-000000-predictor", f"{kserve.name}-r2-000000-predictor"]
+    assert "ScaledObject" not in {each["kind"] for each in objects(kserve.at(), NEXT, GOOD, "knative", 10)}

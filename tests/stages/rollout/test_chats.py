@@ -1,0 +1,94 @@
+"""A release that completes prompts and refuses chats: noticed at its start, or by what clients get."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import httpx
+import pytest
+
+from stages import releases
+from stages.errors import RolledBack, ServerFailed, TransientError
+from stages.rollout.machine import roll_out
+from stages.rollout.target import Split
+from stages.server import has_chat_template
+from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS, Stage
+
+CHAT = {"model": "org/name", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+
+
+def give_template(stage: Stage, release: str) -> None:
+    (stage.store.releases / release / "chat_template.jinja").write_text("{{ messages }}")
+
+
+def test_a_template_is_a_file_or_stands_in_the_tokenizer_s_configuration(stage: Stage) -> None:
+    folder = stage.store.releases / stage.make(GOOD)
+    assert not has_chat_template(folder)
+    configuration = folder / "tokenizer_config.json"
+    for text, said in (("{}", False), ('{"chat_template": "{{ messages }}"}', True), ("torn", False), ("[]", False)):
+        configuration.write_text(text)
+        assert has_chat_template(folder) == said
+    give_template(stage, GOOD)
+    assert has_chat_template(folder)
+
+
+def test_a_release_with_a_template_that_refuses_chats_is_not_ready(stage: Stage) -> None:
+    stage.make(GOOD, refuses_chats=True)
+    give_template(stage, GOOD)
+    with pytest.raises(ServerFailed, match="refused a chat completion: 400 no chat template"):
+        roll_out(stage.store, stage.target, GOOD, SETTINGS)
+    assert stage.target.split() == Split(stable=None)
+
+
+def test_a_release_that_lost_the_template_of_the_stable_one_is_not_ready(stage: Stage) -> None:
+    stage.served()
+    give_template(stage, GOOD)
+    stage.make(NEXT, refuses_chats=True)
+    with pytest.raises(RolledBack, match=r"it does not come up: .* refused a chat completion"):
+        roll_out(stage.store, stage.target, NEXT, SETTINGS)
+    assert [each for each in stage.target.calls() if each.startswith("shift")] == []
+    assert stage.target.split() == Split(stable=GOOD)
+
+
+def test_a_release_that_answers_chats_is_promoted(stage: Stage) -> None:
+    stage.served()
+    give_template(stage, GOOD)
+    stage.make(NEXT)
+    assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
+
+
+@contextmanager
+def chatting(stage: Stage, *names: str) -> Iterator[None]:
+    """Clients that chat with each of these releases, as soon as it gets traffic."""
+    over = threading.Event()
+
+    def chat() -> None:
+        while not over.wait(0.01):
+            with suppress(httpx.HTTPError, TransientError):  # it may be withdrawn just now
+                if stage.target.split().percent:
+                    for each in names:
+                        httpx.post(f"{stage.target.url(each)}/v1/chat/completions", json=CHAT)
+
+    clients = threading.Thread(target=chat)
+    clients.start()
+    try:
+        yield
+    finally:
+        over.set()
+        clients.join()
+
+
+def test_a_canary_that_refuses_what_clients_of_the_stable_release_get_goes_back(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT, refuses_chats=True)
+    clients_alone = SETTINGS.model_copy(update={"synthetic": False})
+    with chatting(stage, GOOD, NEXT), pytest.raises(RolledBack, match="clients' requests refused"):
+        roll_out(stage.store, stage.target, NEXT, clients_alone)
+    refused = next(
+        each for each in releases.history(stage.store)[-1].analyses[-1]["checks"] if each["name"] == "refused"
+    )
+    assert (refused["verdict"], refused["canary"], refused["stable"]) == ("fail", 1.0, 0.0)
+    assert json.loads((stage.target.folder / "platform.json").read_text())["stable"] == GOOD

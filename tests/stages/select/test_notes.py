@@ -1,0 +1,107 @@
+"""What a reader is told of the measurement, and what a decision makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scoring.profile import Profile, Weights
+from stages.records import Evaluation, Goodput, Hardware, Price, Production
+from stages.report.facts import machines
+from stages.report.page import collect, render
+from stages.select.notes import single_rounds
+from stages.select.selection import select
+from stages.store import ModelStore
+from tests.samples import measured_store, outcome
+
+RUN = "run-1"
+VARIANTS = ["fp16", "awq", "gptq"]
+LARGER = Hardware(cpu="a cpu", cores=4, memory_bytes=16 << 30, gpus=())
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
+    monkeypatch.setenv("SLIPWAY_RUN", RUN)
+    return measured_store(tmp_path)
+
+
+def read(store: ModelStore, name: str) -> Evaluation:
+    found = Evaluation.read(store.evaluation(name))
+    assert found is not None
+    return found
+
+
+def change(store: ModelStore, name: str, **fields: Any) -> None:
+    read(store, name).model_copy(update=fields).write(store.evaluation(name))
+
+
+def decided(store: ModelStore, profile: Profile | None = None, price: Price | None = None) -> Production:
+    return select(store, profile or Profile(name="balanced"), VARIANTS, price=price)[1]
+
+
+def test_on_different_hardware_speed_has_no_say_and_the_report_names_it(store):
+    fastest = Profile(name="own", weights=Weights(quality=0.1, latency=1, throughput=1, memory=0))
+    assert decided(store, fastest).winner == "awq"
+    change(store, "awq", hardware=LARGER)
+    decision = decided(store, fastest)
+    assert decision.winner == "fp16"
+    assert decision.notes == (
+        "The variants were measured on different hardware (awq on 4 × a cpu; fp16, gptq on 2 × a cpu): latency and "
+        "throughput do not compare, and have no say in the score.",
+    )
+    by_name = {each.variant: each for each in decision.candidates}
+    assert set(by_name["awq"].change) == {"quality", "memory"}
+    assert set(by_name["gptq"].change) == {"quality", "latency", "throughput", "memory"}
+    assert len({each.normalized["latency"] for each in decision.candidates}) == 1
+    assert set(decision.noise) == {"quality", "memory"}
+    outcome(store, RUN, "select", "", "done", key=decision.key)
+    page = render(collect(store, RUN, "Succeeded"))
+    assert decision.notes[0] in page
+    assert "<dt>Hardware of fp16, gptq</dt><dd>2 × a cpu" in page
+    assert "<dt>Hardware of awq</dt><dd>4 × a cpu, 16.00 GiB</dd>" in page
+
+
+def test_a_winner_on_other_hardware_than_fp16_is_not_compared_with_it_in_speed(store):
+    for name in ("awq", "gptq"):
+        change(store, name, hardware=LARGER)
+    smallest = Profile(name="own", weights=Weights(quality=0, latency=0, throughput=0, memory=1))
+    decision = decided(store, smallest)
+    assert decision.winner == "awq"
+    assert "p95 latency not comparable, throughput not comparable, memory -60.0%" in decision.reason
+
+
+def test_more_memory_of_the_same_machine_is_no_other_hardware(store):
+    before = decided(store)
+    change(store, "awq", hardware=LARGER.model_copy(update={"cores": 2}))
+    after = decided(store)
+    assert (after.notes, after.noise) == ((), before.noise)
+    assert len(machines([read(store, name) for name in VARIANTS])) == 1
+
+
+def test_a_single_round_says_nothing_of_the_noise_between_rounds(store):
+    evaluations = {name: read(store, name) for name in VARIANTS}
+    assert single_rounds(evaluations) == []
+    evaluations |= {
+        name: each.model_copy(update={"rounds": each.rounds[:1]})
+        for name, each in evaluations.items()
+        if name != "fp16"
+    }
+    (note,) = single_rounds(evaluations)
+    assert note.startswith("The load of awq, gptq was measured in a single round: how much latency and throughput move")
+
+
+def goodput(share: float, rate: float) -> Goodput:
+    return Goodput(ttft_ms=9.5, tpot_ms=9.5, share=share, requests_per_s=rate / 8, output_tokens_per_s=rate)
+
+
+def test_who_met_no_target_has_no_cost_and_that_is_said(store):
+    for name, share, rate in (("fp16", 0.0, 0.0), ("awq", 1.0, 120.0), ("gptq", 1.0, 110.0)):
+        change(store, name, goodput=goodput(share, rate))
+    decision = decided(store, price=Price(per_hour=3.6))
+    costs = {each.variant: each.cost for each in decision.candidates}
+    assert costs["fp16"] is None
+    assert {each.basis for each in costs.values() if each} == {"goodput"}
+    assert decision.notes == ("No request of fp16 met the latency targets, so there is no cost of tokens that do.",)
+    assert decided(store).notes == ()
