@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -97,7 +98,8 @@ class Handler(BaseHTTPRequestHandler):
         if not fault.status:
             raise _HungUp
         reasons = {401: "Unauthorized", 403: "Forbidden", 429: "TooManyRequests", 503: "ServiceUnavailable"}
-        headers = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
+        headers = {"Connection": "close"}
+        headers |= {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
         status = Refused(fault.status, reasons.get(fault.status, "InternalError"), "as the test asked").status()
         self._send(fault.status, status, headers)
         raise BrokenPipeError
@@ -340,8 +342,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _hang_up(self) -> None:
         self.close_connection = True
-        self.wfile.flush()
-        self.connection.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # the client has gone already
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_RDWR)
 
 
 def _event(type_: str, each: Object) -> bytes:
