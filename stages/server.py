@@ -132,9 +132,9 @@ def running(
             url = f"http://{reachable(host)}:{chosen}"
             server = Server(url, chosen, name, process, tuple(arguments), said, said, api_key=api_key)
             with _ended_when(cancelled, process):
-                _wait_until_it_answers(server, settings.startup_timeout_s)
+                ready_at = _wait_until_it_answers(server, settings.startup_timeout_s)
         ready_s = round(time.monotonic() - started, 3)
-        yield replace(server, log=ServerLog(log, log.stat().st_size), ready_s=ready_s)
+        yield replace(server, log=ServerLog(log, ready_at), ready_s=ready_s)
 
 
 def engine_arguments(settings: Serving, *, on_gpu: bool | None = None) -> list[str]:
@@ -341,7 +341,8 @@ def _ended_when(cancelled: threading.Event | None, process: Contained) -> Iterat
         watcher.join()
 
 
-def _wait_until_it_answers(server: Server, timeout_s: float) -> None:
+def _wait_until_it_answers(server: Server, timeout_s: float) -> int:
+    """Returns where the log stood before the first answer: what it says from there on is no matter of the start."""
     deadline = time.monotonic() + timeout_s
     while not healthy(server.url):
         server.check_alive()
@@ -351,11 +352,13 @@ def _wait_until_it_answers(server: Server, timeout_s: float) -> None:
                 hint=f"see {server.log.path}, or raise serving.startup_timeout_s",
             )
         time.sleep(POLL_S)
+    ready_at = server.log.path.stat().st_size
     try:
         answer(server.url, server.name, server.api_key, timeout_s=max(1.0, deadline - time.monotonic()))
     except ServerFailed as error:
         server.check_alive()
         raise ServerFailed(f"vLLM started but {error}", hint=f"see {server.log.path}") from error
+    return ready_at
 
 
 def _refusal(reply: httpx.Response) -> str:

@@ -127,11 +127,11 @@ class Attempt:
         self._process.stop()
         status = status if status >= 0 else 128 - status
         try:
-            self._ended(self._read(status))
+            ended = self._read(status)
         except Exception as error:  # whatever it is, the engine waits for an end
-            self._ended(Ended(self._task, status, f"its outputs can't be read: {error}"))
-        finally:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            ended = Ended(self._task, status, f"its outputs can't be read: {error}")
+        shutil.rmtree(self._scratch, ignore_errors=True)  # before the engine, which may exit once it knows of the end
+        self._ended(ended)
 
     def _read(self, status: int) -> Ended:
         outputs = {}

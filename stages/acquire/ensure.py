@@ -98,7 +98,7 @@ def intact(base: Path, commit: str) -> Acquired | None:
         status = (base / file.path).stat()
         if status.st_size != file.size_bytes:
             return None
-        if max(status.st_mtime_ns, status.st_ctime_ns) > written_at:
+        if max(status.st_mtime_ns, status.st_ctime_ns) >= written_at:
             doubtful.append(file)
     if any(sha256_of(base / file.path) != file.sha256 for file in doubtful):
         return None

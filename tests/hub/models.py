@@ -97,7 +97,7 @@ class Stages:
 
     def run(self, stage: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         with self.start(stage, *arguments, **environment) as process:
-            output, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=180)
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
     def resolve(self, model: str = "org/tiny", revision: str = "main", **environment: str) -> str:

@@ -56,6 +56,7 @@ class Fault:
     corrupt: bool = False
     shorter_by: int = 0
     bytes_per_s: float | None = None
+    stall_after: int | None = None
 
 
 NO_FAULT: Final = Fault("", times=0)
@@ -74,6 +75,7 @@ class HubServer:
         self.requests: list[Request] = []
         self.tokens: dict[str, set[str]] = {}
         self.cdn = cdn
+        self.healed = threading.Event()
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"hub": self}))
@@ -145,6 +147,11 @@ class HubServer:
     def slow(self, pattern: str, bytes_per_s: float, *, times: int | None = None) -> None:
         self._faults.append(Fault(pattern, times, bytes_per_s=bytes_per_s))
 
+    def stall(self, pattern: str, after: int, *, times: int | None = None) -> None:
+        """Send so many bytes of each answer, and the rest once all is healed."""
+        self.healed.clear()
+        self._faults.append(Fault(pattern, times, stall_after=after))
+
     def fail(self, pattern: str, status: int, *, times: int | None = 1, retry_after: int | None = None) -> None:
         headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
         self._faults.append(Fault(pattern, times, status=status, headers=headers))
@@ -152,6 +159,7 @@ class HubServer:
     def heal(self) -> None:
         with self._lock:
             self._faults.clear()
+            self.healed.set()
 
     def requests_for(self, pattern: str, method: str = "GET") -> list[Request]:
         with self._lock:
@@ -295,6 +303,8 @@ class _Handler(BaseHTTPRequestHandler):
                 block = bytes([block[0] ^ 0xFF]) + block[1:]
             if fault.bytes_per_s is not None:
                 time.sleep(len(block) / fault.bytes_per_s)
+            if fault.stall_after is not None and self.request_log.sent >= fault.stall_after:
+                self.hub.healed.wait()
             self.wfile.write(block)
             self.request_log.sent += len(block)
         if last < end:
@@ -303,11 +313,21 @@ class _Handler(BaseHTTPRequestHandler):
     def _hang_up(self, *, reset: bool) -> None:
         self.close_connection = True
         if reset:  # closing a socket that lingers for 0 seconds sends RST
-            time.sleep(0.2)  # or what was sent would be thrown away with it
+            while self._unread():  # it would be thrown away
+                time.sleep(0.01)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
         else:
             self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _unread(self) -> bool:
+        """Whether the client, on this machine, has not taken all that was sent yet, by the kernel's word."""
+        ends = {f"{port:04X}" for _, port in (self.connection.getsockname(), self.connection.getpeername())}
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            _, local, remote, _, queues, *_ = line.split()
+            if {local[-4:], remote[-4:]} == ends and queues != "00000000:00000000":
+                return True
+        return False
 
     def _send_json(self, value: Any) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json; charset=utf-8"})

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,7 +17,7 @@ from stages.store import ModelStore
 from tests.serving import DEMO, MODEL, SERVING, STAND_IN, living, processes_with, stand_in_variant, variant_of
 
 NAME = "served-by-this-test"
-QUICK = Serving(startup_timeout_s=20)
+QUICK = Serving(startup_timeout_s=60)
 
 
 @pytest.fixture
@@ -118,11 +120,19 @@ def test_an_error_in_the_block_stops_it_too(store: ModelStore, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_a_server_that_is_never_ready_is_stopped_after_its_time(store: ModelStore, tmp_path: Path) -> None:
+def test_a_server_that_is_never_ready_is_stopped_after_its_time(
+    store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stand_in_variant(store, "fp16", never_ready=True)
+    log = tmp_path / "vllm.log"
+
+    def clock() -> float:
+        return time.monotonic() + (60 if log.exists() and "still loading" in log.read_text() else 0)
+
+    monkeypatch.setattr("stages.server.time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     with (
-        pytest.raises(ServerFailed, match="not ready after 2 s; its last line: still loading") as raised,
-        running(store.optimized("fp16"), NAME, Serving(startup_timeout_s=2), log=tmp_path / "vllm.log"),
+        pytest.raises(ServerFailed, match="not ready after 60 s; its last line: still loading") as raised,
+        running(store.optimized("fp16"), NAME, QUICK, log=log),
     ):
         pass
     assert "startup_timeout_s" in raised.value.hint
@@ -142,9 +152,10 @@ def test_a_server_that_is_healthy_but_cannot_complete_is_not_ready(store: ModelS
 
 @pytest.mark.usefixtures("stand_in")
 def test_a_server_that_dies_later_is_noticed_with_its_reason(store: ModelStore, tmp_path: Path) -> None:
-    stand_in_variant(store, "fp16", ends_after_s=0.2)
+    stand_in_variant(store, "fp16", ends_when_checked=True)
     with running(store.optimized("fp16"), NAME, QUICK, log=tmp_path / "vllm.log") as server:
-        server.process.wait(20)
+        assert not healthy(server.url)
+        server.process.wait(60)
         with pytest.raises(ServerFailed, match="vLLM ended: RuntimeError: out of luck"):
             server.check_alive()
 
@@ -154,7 +165,7 @@ def test_a_server_that_is_killed_is_told_apart_from_one_that_failed(store: Model
     stand_in_variant(store, "fp16")
     with running(store.optimized("fp16"), NAME, QUICK, log=tmp_path / "vllm.log") as server:
         processes_with(NAME)[-1].kill()
-        server.process.wait(20)
+        server.process.wait(60)
         with pytest.raises(ServerFailed, match="vLLM was killed") as raised:
             server.check_alive()
     assert "memory" in raised.value.hint

@@ -28,7 +28,7 @@ BOUNDS = (0.001, 0.01, 0.1, 1.0, 10.0, float("inf"))
 
 class Server(ThreadingHTTPServer):
     """Behaves as told: ``token_s`` (seconds per token), ``fails_every`` (each so many-th request gets a 500),
-    ``refuses_chats`` (with a 400)."""
+    ``refuses_chats`` (with a 400), ``ends_when_checked`` (for its health, once it has answered)."""
 
     daemon_threads = True
     name: str
@@ -52,6 +52,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/health":
+            if self.server.behaviour.get("ends_when_checked") and self.server.answers:
+                self.end()
             hung = self.server.behaviour.get("unhealthy") and self.server.answers
             return self.reply(503 if hung else 200, {})
         if self.path == "/metrics":
@@ -59,6 +61,11 @@ class Handler(BaseHTTPRequestHandler):
         return self.reply(200, {"data": [{"id": self.server.name, "max_model_len": MAX_MODEL_LEN}]})
 
     def do_POST(self) -> None:
+        self.respond()
+        if "ends_after_s" in self.server.behaviour:
+            threading.Timer(float(str(self.server.behaviour["ends_after_s"])), self.end).start()
+
+    def respond(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
         if error := self.server.behaviour.get("refuses"):
             return self.reply(500, {"error": {"message": error}})
@@ -68,8 +75,6 @@ class Handler(BaseHTTPRequestHandler):
             fails = self.server.answers > 1 and every and self.server.answers % every == 0  # the first is the start's
         if "messages" in asked and self.server.behaviour.get("refuses_chats"):
             return self.reply(400, {"error": {"message": "no chat template"}})
-        if "ends_after_s" in self.server.behaviour:
-            threading.Thread(target=self.end).start()
         if fails:
             return self.reply(500, {"error": {"message": "out of luck"}})
         if asked.get("return_token_ids"):
@@ -97,9 +102,10 @@ class Handler(BaseHTTPRequestHandler):
             self.server.token_s.append((took_s - first_s) / max(1, tokens - 1))
             self.server.requests_s.append(took_s)
         if stream:
+            self.count(200)
             self.event("[DONE]")
             self.wfile.write(b"0\r\n\r\n")
-            return self.count(200)
+            return None
         return self.reply(200, {"usage": {"completion_tokens": tokens}, "choices": [{"text": "!" * tokens}]})
 
     def event(self, data: str) -> None:
@@ -108,7 +114,6 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def end(self) -> None:
-        time.sleep(float(str(self.server.behaviour["ends_after_s"])))
         print("(EngineCore pid=1) ERROR 01-02 03:04:05 [core.py:1] RuntimeError: out of luck", flush=True)
         os._exit(1)
 
@@ -166,6 +171,8 @@ def metrics(server: Server) -> str:
 def serve(arguments: argparse.Namespace) -> None:
     path = Path(arguments.model) / "behaviour.json"
     behaviour = json.loads(path.read_text()) if path.exists() else {}
+    while "starts_after" in behaviour and not Path(behaviour["starts_after"]).exists():
+        time.sleep(0.02)
     if behaviour.get("never_ready"):
         print("still loading", flush=True)
         time.sleep(1000)
