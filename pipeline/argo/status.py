@@ -11,10 +11,10 @@ from datetime import datetime
 from typing import Any, Final, cast
 
 from pipeline.local.attempt import ERROR
-from pipeline.local.dag import FINISHED, Graph, Phase
+from pipeline.local.dag import Graph
 from pipeline.local.manifest import Dag
 from pipeline.local.names import EXIT_NODE
-from pipeline.local.state import Kind, Node, RunPhase, RunState
+from pipeline.local.state import FINISHED, Kind, Node, Phase, RunPhase, RunState
 from stages.cluster.kinds import Object
 from stages.errors import ConfigError
 

@@ -12,18 +12,17 @@ from __future__ import annotations
 import graphlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 from pipeline.local.expressions import DEPENDS, Expression, Value, decide, names, parse
 from pipeline.local.manifest import Dag, Step, Task
+from pipeline.local.state import Phase
 from stages.errors import ConfigError
 
-Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Skipped", "Omitted"]
 Phases: TypeAlias = Mapping[str, Phase]
 """Of the finished tasks only."""
 Members: TypeAlias = Mapping[str, tuple[Phase, ...]]
 """The phases of a fanned-out task's items, by task."""
-FINISHED: Final[frozenset[Phase]] = frozenset({"Succeeded", "Failed", "Error", "Skipped", "Omitted"})
 FAILED: Final[frozenset[Phase]] = frozenset({"Failed", "Error"})
 RESULTS: Final[dict[str, Phase]] = {
     "Succeeded": "Succeeded",

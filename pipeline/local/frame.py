@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pipeline.local import expressions
-from pipeline.local.dag import FAILED, Graph, Phase
+from pipeline.local.dag import FAILED, Graph
 from pipeline.local.job import Job, Scope, succeeded
 from pipeline.local.manifest import Template, ValueFrom
 from pipeline.local.names import plain
+from pipeline.local.state import Phase
 from pipeline.local.templates import Unresolved, bare
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.local import expressions
-from pipeline.local.dag import Phase
 from pipeline.local.manifest import RetryStrategy
+from pipeline.local.state import Phase
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from typing import Final, TypeAlias
 
 from pipeline.local import growth, memo, mutex, suspension
 from pipeline.local.attempt import Attempt, Ended, code_path
-from pipeline.local.dag import FAILED, Phase
+from pipeline.local.dag import FAILED
 from pipeline.local.job import Job, Prepared, Running
 from pipeline.local.names import log_file
 from pipeline.local.progress import Observer
 from pipeline.local.resources import Pool, Share, environment_of
 from pipeline.local.retry import Failure, backoff_s
-from pipeline.local.state import LOGS, Node, RunState
+from pipeline.local.state import LOGS, Node, Phase, RunState
 from pipeline.local.workflow import Workflow
 from stages.errors import ConfigError
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping
 
 from pipeline.local import fanout, growth, suspension
-from pipeline.local.dag import Graph, Phase
+from pipeline.local.dag import Graph
 from pipeline.local.frame import Frame, group_outcome, member_outputs
 from pipeline.local.job import Job, Prepared, skipped_by
 from pipeline.local.manifest import Template
 from pipeline.local.runner import NEVER, TOO_MANY, Runner
-from pipeline.local.state import save
+from pipeline.local.state import Phase, save
 from stages.errors import ConfigError
 
 

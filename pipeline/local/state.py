@@ -15,12 +15,13 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.local.dag import FINISHED, Phase
 from stages.errors import ConfigError, MissingRun
 from stages.store import exclusive, full_disk_is_an_answer, write_json
 
+Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Skipped", "Omitted"]
 RunPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Interrupted"]
 Kind = Literal["Pod", "DAG", "Steps", "TaskGroup", "Suspend"]
+FINISHED: Final[frozenset[Phase]] = frozenset({"Succeeded", "Failed", "Error", "Skipped", "Omitted"})
 STATE: Final = "run.json"
 WORKFLOW: Final = "workflow.json"
 LOCK: Final = ".lock"

@@ -16,7 +16,8 @@ from typing import Any, Final
 from stages import program
 from stages.errors import ConfigError
 from stages.hub import model_id
-from stages.report.page import HTML, JSON, collect, render
+from stages.report.page import HTML, collect, render
+from stages.report.record import JSON
 from stages.store import ModelStore, store_root, write_text
 
 SETTINGS: Final = ("profile", "workload", "optimize", "serving")

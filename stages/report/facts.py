@@ -21,7 +21,7 @@ from stages.select.notes import by_machine
 from stages.settings import Workload
 
 if TYPE_CHECKING:
-    from stages.report.page import RunReport
+    from stages.report.record import RunReport
 
 REFERENCE: Final = "fp16"
 TITLES: Final = {"quality": "Quality", "latency": "p95 latency", "throughput": "Throughput", "memory": "Weights"}

@@ -7,35 +7,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from scoring.metrics import METRICS, odds, shown, si
 from stages import program
 from stages.errors import SlipwayError
 from stages.records import ACQUIRED, VARIANT, Acquired, Evaluation, Production, Record, Variant
 from stages.releases import CANDIDATE_METRICS
+from stages.report.record import RunReport
 from stages.store import ModelStore
 
 TEMPLATE: Final = Path(__file__).with_name("report.html.jinja")
-JSON: Final = "report.json"
 HTML: Final = "report.html"
 RecordT = TypeVar("RecordT", bound=Record)
-
-
-class RunReport(Record):
-    """``report.json``: the run as a whole. ``decision`` is None when the run did not come that far."""
-
-    run: str
-    model: str
-    status: str
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """What the run was told and its figures follow from: profile, workload, optimize, serving."""
-    outcomes: tuple[program.Outcome, ...]
-    base: Acquired | None
-    decision: Production | None
-    variants: tuple[Variant, ...]
-    evaluations: tuple[Evaluation, ...]
-    written_at: datetime
 
 
 def collect(store: ModelStore, run_id: str, status: str, settings: Mapping[str, Any] | None = None) -> RunReport:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.local.dag import FINISHED, Graph, Phase
+from pipeline.local.dag import Graph
 from pipeline.local.manifest import Dag, Task
+from pipeline.local.state import FINISHED, Phase
 
 DID_NOT_RUN = {"Skipped", "Omitted"}
 

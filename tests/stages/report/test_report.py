@@ -21,7 +21,8 @@ from scoring.metrics import shown, si
 from scoring.profile import Profile
 from stages.records import Drift, Goodput, Load, Percentiles, Price, Speed
 from stages.report.facts import changed, confidence, lead, sentences, settings_file, verdict
-from stages.report.page import RunReport, collect, render
+from stages.report.page import collect, render
+from stages.report.record import RunReport
 from stages.select.selection import select
 from stages.store import ModelStore
 from tests.samples import MODEL, base, evaluation, measured_store, outcome, variant
