@@ -12,6 +12,9 @@ INSTALLED := $(VENV)/.installed
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
+# Every stage is a program of its own: without compiled modules each would compile ours anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # No test or demo may talk to anything but this machine.
 export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1

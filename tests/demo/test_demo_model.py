@@ -94,7 +94,7 @@ def test_the_model_learned_what_word_frequencies_cannot_tell() -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
-    texts = [[tokenizer.bos_token_id, *tokenizer.encode(row["text"])] for row in rows("heldout.jsonl")]
+    texts = [[tokenizer.bos_token_id, *tokenizer.encode(row["text"])] for row in rows("heldout.jsonl")[::4]]
     assert max(map(len, texts)) <= 1024
     tokens = [token for ids in texts for token in ids[1:]]
     with torch.no_grad():

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openai
@@ -20,11 +22,26 @@ from pipeline.local.engine import execute
 from pipeline.local.progress import observer_for
 from pipeline.local.resources import Capacity
 from pipeline.submit import ENGINE_STATE
+from stages.evaluate.probes import PROMPTS
+from stages.program import outcomes
 from stages.records import VARIANT, Evaluation, Production, Variant
+from stages.select.fidelity import distributions
 from stages.serve.endpoint import endpoint
 from stages.store import sha256_of
 from stages.tensors import read_header
-from tests.end_to_end.command_line import API_KEY, CHANGED, MODEL, ROUNDS, SETTINGS, VARIANTS, Pipeline
+from tests.end_to_end.command_line import (
+    API_KEY,
+    CHANGED,
+    MODEL,
+    OUTPUT_TOKENS,
+    PROMPT_TOKENS,
+    REQUESTS,
+    ROUNDS,
+    SETTINGS,
+    SPREAD,
+    VARIANTS,
+    Pipeline,
+)
 
 pytestmark = pytest.mark.e2e
 
@@ -82,21 +99,68 @@ def test_every_variant_was_really_served_by_vllm(pipeline, finished, name):
 def test_every_variant_was_really_measured(pipeline, finished, name):
     evaluation = Evaluation.read(pipeline.store.evaluation(name))
     assert evaluation is not None
+    assert all(map(math.isfinite, numbers(evaluation.model_dump(mode="json"))))
     load = evaluation.load
-    assert load.requests == ROUNDS * 48
-    assert load.output_tokens == ROUNDS * 48 * 64
+    assert load.requests == ROUNDS * REQUESTS
     for percentiles in (load.ttft_ms, load.tpot_ms, load.itl_ms, load.e2el_ms):
-        assert 0 < percentiles.p50 <= percentiles.p95 <= percentiles.p99 < math.inf
+        assert 0 < percentiles.p50 <= percentiles.p95 <= percentiles.p99
     assert load.e2el_ms.p50 > load.ttft_ms.p50
-    assert len(evaluation.rounds) == ROUNDS
+    assert [(each.requests, each.concurrency) for each in evaluation.rounds] == [(REQUESTS, 4)] * ROUNDS
     for each in evaluation.rounds:
         assert each.output_tokens_per_s == pytest.approx(each.output_tokens / each.duration_s, rel=0.05)
+    assert [(each.requests, each.concurrency) for each in evaluation.sweep] == [(24, 1)]
+    assert evaluation.goodput.share == 1
+    assert evaluation.goodput.output_tokens_per_s == pytest.approx(load.output_tokens_per_s)
+    assert evaluation.drift.before.compute_gflop_per_s > 0
     assert evaluation.memory.peak_resident_bytes > evaluation.memory.weights_bytes > 1_000_000
+    assert 1 << 28 < evaluation.memory.peak_resident_bytes < evaluation.hardware.memory_bytes
     assert evaluation.memory.kv_cache_tokens > 1024
+    assert evaluation.engine.arguments[:2] == ("--dtype", evaluation.engine.dtype)
+    assert set(evaluation.tool_versions) == {"vllm", "lm_eval", "torch"}
     tasks = {task.task: task for task in evaluation.quality}
     assert set(tasks) == {"demo_continuation", "demo_perplexity"}
     assert 0.3 < tasks["demo_continuation"].value < 1  # chance is 0.25
     assert tasks["demo_perplexity"].low < tasks["demo_perplexity"].value < tasks["demo_perplexity"].high
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_is_published_follows_from_the_samples_that_are_kept(pipeline, finished, name):
+    evaluation = Evaluation.read(pipeline.store.evaluation(name))
+    head, *lines = samples(pipeline, name)
+    assert head == {"evaluation": evaluation.key}
+    requests = [each for each in lines if "round" in each and "e2el_ms" in each]
+    assert [each["round"] for each in requests] == [0] * REQUESTS + [1] * REQUESTS
+    for tokens, mean in (("prompt_tokens", PROMPT_TOKENS), ("output_tokens", OUTPUT_TOKENS)):
+        lengths = [each[tokens] for each in requests]
+        assert len(set(lengths)) > REQUESTS / 2, "lengths are drawn"
+        assert (1 - SPREAD) * mean <= min(lengths) <= max(lengths) <= (1 + SPREAD) * mean
+    latencies = [each["e2el_ms"] for each in requests]
+    assert float(np.percentile(latencies, 95)) == pytest.approx(evaluation.load.e2el_ms.p95)
+    accuracy, perplexity = evaluation.quality
+    right = [each["correct"] for each in lines if each.get("task") == accuracy.task]
+    assert sum(right) / len(right) == pytest.approx(accuracy.value)
+    bits, of_bytes = bits_by_document(pipeline, name).sum(axis=0)
+    assert bits / of_bytes == pytest.approx(perplexity.value)
+    assert perplexity.score == pytest.approx(2**-perplexity.value)
+    texts, told = distributions([line for line in lines if "document" in line])
+    assert [len(each) for each in texts] == [128] * 32
+    assert all(each.tokens.shape == each.logprobs.shape == (127, 20) for each in told)
+    assert [each.prompt for each in evaluation.probes] == list(PROMPTS)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_each_stage_tells_its_progress_its_outcome_and_a_summary(pipeline, finished, name):
+    evaluation = Evaluation.read(pipeline.store.evaluation(name))
+    text = (pipeline.store.run(finished["run"]) / "logs" / f"evaluate-{name}.log").read_text()
+    lines = (f"serving {name}: ready in ", f"load of {name}: round 2", f"quality of {name}: ", f"done: {name}: ")
+    positions = [text.index(line) for line in lines]
+    assert positions == sorted(positions)
+    summary = json.loads(text.splitlines()[-1])
+    assert summary["e2el_p95_ms"] == evaluation.load.e2el_ms.p95
+    assert summary["quality"] == pytest.approx(sum(each.score for each in evaluation.quality) / 2)
+    told = {(each.stage, each.variant): each for each in outcomes(pipeline.store.run(finished["run"]))}
+    outcome = told["evaluate", name]
+    assert (outcome.result, outcome.key) == ("done", evaluation.key)
 
 
 def test_the_variants_differ_in_quality_as_quantized_ones_do(pipeline, finished):
@@ -153,7 +217,7 @@ def test_the_endpoint_refuses_a_client_without_the_key(finished):
 
 def test_a_second_run_reuses_everything_and_says_so(pipeline, finished):
     before = {path: path.stat().st_mtime_ns for path in pipeline.store.path.glob("*/*/*.safetensors")}
-    ended = pipeline.run()
+    ended = pipeline.run(PYTHONPROFILEIMPORTTIME="1")
     assert ended.returncode == 0, ended.stderr
     assert "every result was used again" in ended.stdout
     assert finished["decision"]["reason"] in " ".join(ended.stdout.split())
@@ -161,6 +225,11 @@ def test_a_second_run_reuses_everything_and_says_so(pipeline, finished):
     again = endpoint(pipeline.store)
     assert again is not None
     assert again.url == finished["endpoint"]
+    latest = max(pipeline.store.runs.glob("2*"))  # by the time in its name
+    log = (latest / "logs" / "evaluate-fp16.log").read_text().splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in log if line.startswith("import time:")}
+    assert "stages.evaluate" in imported
+    assert not imported & {"torch", "vllm", "transformers", "lm_eval", "datasets", "numpy"}
 
 
 def test_a_clusters_workflow_with_its_volume_here_gives_the_same_store(pipeline, finished):
@@ -198,10 +267,26 @@ def test_another_profile_decides_anew_and_measures_nothing_again(pipeline, finis
 
 def bits_by_document(pipeline: Pipeline, name: str) -> np.ndarray:
     """[documents, 2]: bits and bytes of each held-out document, in one order for every variant."""
-    lines = pipeline.store.evaluation(name).with_suffix(".samples.jsonl").read_text().splitlines()[1:]
-    items = [item for item in map(json.loads, lines) if item.get("task") == "demo_perplexity"]
+    items = [item for item in samples(pipeline, name) if item.get("task") == "demo_perplexity"]
     items.sort(key=lambda item: item["doc_id"])
     return np.array([[-item["loglikelihood"] / math.log(2), item["bytes"]] for item in items])
+
+
+def samples(pipeline: Pipeline, name: str) -> list[dict[str, Any]]:
+    return [
+        json.loads(line)
+        for line in pipeline.store.evaluation(name).with_suffix(".samples.jsonl").read_text().splitlines()
+    ]
+
+
+def numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from numbers(each)
+    elif isinstance(value, int | float):
+        yield float(value)
 
 
 def paired_interval(reference: np.ndarray, other: np.ndarray) -> tuple[float, float]:

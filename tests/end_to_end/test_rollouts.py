@@ -48,7 +48,8 @@ USERS, PAUSE_S = 2, 4.0
 """The users come once the canary is up; until then there is one, who pauses. vLLM's worker keeps a core busy for a
 second after each request: with more, two cores would have little left to start another server with."""
 ROLLBACK_LIMIT_S = 30.0
-FURTHER_LAYERS = 40
+WIDER = 128
+"""So many times; a token takes the slow release some 0.1 s, and the demo model 5 ms."""
 # Three servers and the clients share two cores: a good canary's figures differ by more than the defaults allow.
 ROLLOUT = {
     "steps": "[50,100]",
@@ -63,6 +64,7 @@ ROLLOUT = {
     "speed_ratio": "0.3",
 }
 SETTINGS = (*CONFIG, *(text for name, value in ROLLOUT.items() for text in ("--set", f"rollout.{name}={value}")))
+STRICT = ("--set", "rollout.tpot_ratio=1.5", "--set", "rollout.tpot_slack_ms=5")
 SMALL = """
 name: small
 weights: {quality: 0, latency: 0, throughput: 0, memory: 1}
@@ -138,23 +140,22 @@ def damage(folder: Path) -> None:
 
 
 def slow_down(folder: Path) -> None:
-    """Further layers that compute as the others do and then add nothing: the same answers, later."""
+    """Widen the layers by zeros, which are multiplied and then add nothing: the same answers, later."""
     import torch
     from safetensors.torch import load_file, save_file
 
     config = json.loads((folder / "config.json").read_text())
-    layers = config["num_hidden_layers"]
+    added = (WIDER - 1) * config["intermediate_size"]
     weights = {name: each for path in folder.glob("*.safetensors") for name, each in load_file(path).items()}
-    last = f"model.layers.{layers - 1}."
-    for name in [name for name in weights if name.startswith(last)]:
-        silent = name.endswith(("o_proj.weight", "down_proj.weight"))
-        for number in range(layers, layers + FURTHER_LAYERS):
-            copied = torch.zeros_like(weights[name]) if silent else weights[name].clone()
-            weights[name.replace(last, f"model.layers.{number}.")] = copied
+    for name, each in weights.items():
+        if name.endswith(("gate_proj.weight", "up_proj.weight")):
+            weights[name] = torch.nn.functional.pad(each, (0, 0, 0, added))
+        elif name.endswith("down_proj.weight"):
+            weights[name] = torch.nn.functional.pad(each, (0, added))
     for path in folder.glob("*.safetensors*"):
         path.unlink()
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers + FURTHER_LAYERS}))
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": WIDER * config["intermediate_size"]}))
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +172,7 @@ def garbage(pipeline: Pipeline, stable: str) -> Tried:
 @pytest.fixture(scope="module")
 def slow(pipeline: Pipeline, garbage: Tried) -> Tried:
     name = imitation(pipeline.store, 102, "fp16", slow_down)
-    return tried(pipeline, "rollout", "start", MODEL, "--release", name, *SETTINGS)
+    return tried(pipeline, "rollout", "start", MODEL, "--release", name, *SETTINGS, *STRICT)
 
 
 @pytest.fixture(scope="module")

@@ -1,25 +1,22 @@
-"""The stage as a program: what it refuses, what its failures leave, and (e2e) one whole evaluation by vLLM."""
+"""The stage as a program: what it refuses, and what its failures leave.
+
+What it measures is shown by the whole pipeline's tests, and a trace here, by the real vLLM.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
-from stages.evaluate.probes import PROMPTS
-from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
-from stages.records import Evaluation, Variant
-from stages.select.fidelity import distributions
+from stages.program import RUN_VARIABLE, outcomes
+from stages.records import Evaluation
 from stages.store import ModelStore
 from tests.serving import (
     DEMO,
@@ -49,13 +46,6 @@ WORKLOAD: dict[str, Any] = {
     "quality_limit": 12,
     "tasks_path": str(DEMO / "tasks"),
 }
-MEASURED: dict[str, Any] = {
-    "prompt_spread": 0.5,
-    "output_spread": 0.25,
-    "sweep": [1],
-    "slo": {"ttft_ms": 60_000, "tpot_ms": 60_000},
-}
-"""What the real vLLM is measured with."""
 HANGING, FAILING = {"prompt_tokens": 2}, {"prompt_tokens": 3}
 """Loads that the stand-in never ends, and fails at."""
 
@@ -213,127 +203,6 @@ class Measuring:
         self.process.wait()
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    store: ModelStore
-    variant: Variant
-    said: Said
-    outputs: Path
-    evaluation: Evaluation
-
-
-@pytest.fixture(scope="module")
-def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
-    """The demo model in 16 bit, evaluated once by the real vLLM and lm-eval."""
-    folder = tmp_path_factory.mktemp("evaluated")
-    store = ModelStore(folder / "store", MODEL)
-    variant = variant_of(store, "fp16", DEMO / "model")
-    variables = environment(store, **{RUN_VARIABLE: "run-1", OUTPUTS_VARIABLE: str(folder / "outputs")})
-    said = stage("evaluate", *flags("fp16", **MEASURED), variables=variables)
-    assert said.returncode == 0, said.stderr
-    evaluation = Evaluation.read(store.evaluation("fp16"))
-    assert evaluation
-    return Evaluated(store, variant, said, folder / "outputs", evaluation)
-
-
-@pytest.mark.e2e
-def test_an_evaluation_is_complete_finite_and_says_what_served(evaluated: Evaluated) -> None:
-    found = evaluated.evaluation
-    assert (found.variant, found.variant_digest) == ("fp16", evaluated.variant.digest)
-    assert all(map(math.isfinite, numbers(found.model_dump(mode="json"))))
-    assert [(each.requests, each.concurrency) for each in found.rounds] == [(8, 2)] * 2
-    assert found.load.requests == 16
-    assert 16 * 12 <= found.load.output_tokens <= 16 * 20
-    assert 16 * 16 <= found.load.prompt_tokens <= 16 * 48
-    assert [(each.requests, each.concurrency) for each in found.sweep] == [(24, 1)]
-    assert found.goodput
-    assert found.goodput.share == 1
-    assert found.goodput.output_tokens_per_s == pytest.approx(found.load.output_tokens_per_s)
-    assert found.drift
-    assert found.drift.before.compute_gflop_per_s > 0
-    assert found.drift.measured_again == 0
-    assert 0 < found.load.ttft_ms.p50 <= found.load.ttft_ms.p95 <= found.load.e2el_ms.p99
-    assert found.engine.arguments[:2] == ("--dtype", found.engine.dtype)
-    assert (found.engine.quantization, found.engine.kernel) == (None, None)
-    assert found.memory.kv_cache_tokens > 1024
-    assert found.memory.weights_bytes == evaluated.variant.weights_bytes
-    assert 1 << 28 < found.memory.peak_resident_bytes < found.hardware.memory_bytes
-    assert set(found.tool_versions) == {"vllm", "lm_eval", "torch"}
-
-
-@pytest.mark.e2e
-def test_quality_is_measured_through_the_server_with_intervals_and_samples(evaluated: Evaluated) -> None:
-    accuracy, perplexity = evaluated.evaluation.quality
-    assert (accuracy.task, accuracy.kind, accuracy.items) == ("demo_continuation", "accuracy", 12)
-    assert (perplexity.task, perplexity.kind, perplexity.items) == ("demo_perplexity", "perplexity", 12)
-    assert accuracy.low <= accuracy.value <= accuracy.high
-    assert perplexity.low < perplexity.value < perplexity.high
-    assert perplexity.score == pytest.approx(2**-perplexity.value)
-    path = evaluated.store.evaluation("fp16").with_suffix(".samples.jsonl")
-    head, *samples = map(json.loads, path.read_text().splitlines())
-    assert head == {"evaluation": evaluated.evaluation.key}
-    requests = [each for each in samples if "round" in each and "e2el_ms" in each]
-    assert [each["round"] for each in requests] == [0] * 8 + [1] * 8
-    assert all(12 <= each["output_tokens"] <= 20 for each in requests)
-    assert len({each["prompt_tokens"] for each in requests}) > 4, "lengths are drawn"
-    assert float(np.percentile([each["e2el_ms"] for each in requests], 95)) == pytest.approx(
-        evaluated.evaluation.load.e2el_ms.p95
-    )
-    samples = [each for each in samples if "task" in each]
-    right = [each["correct"] for each in samples if each["task"] == "demo_continuation"]
-    assert sum(right) / len(right) == pytest.approx(accuracy.value)
-    texts = [each for each in samples if each["task"] == "demo_perplexity"]
-    bits = -sum(each["loglikelihood"] for each in texts) / math.log(2) / sum(each["bytes"] for each in texts)
-    assert bits == pytest.approx(perplexity.value)
-
-
-@pytest.mark.e2e
-def test_its_next_token_distributions_and_its_answers_to_fixed_questions_are_kept(evaluated: Evaluated) -> None:
-    lines = map(json.loads, evaluated.store.evaluation("fp16").with_suffix(".samples.jsonl").read_text().splitlines())
-    texts, told = distributions([line for line in lines if "document" in line])
-    assert [len(each) for each in texts] == [128] * 32
-    assert all(each.tokens.shape == each.logprobs.shape == (127, 20) for each in told)
-    assert [each.prompt for each in evaluated.evaluation.probes] == list(PROMPTS)
-    assert evaluated.evaluation.workload["divergence_digest"]
-
-
-@pytest.mark.e2e
-def test_the_stage_tells_its_progress_its_outcome_and_a_summary(evaluated: Evaluated) -> None:
-    said, store = evaluated.said, evaluated.store
-    lines = [
-        "serving fp16: ready in ",
-        "load of fp16: round 2, 8 requests, ",
-        "quality of fp16: demo_perplexity ",
-        "done: fp16: ",
-    ]
-    positions = [said.stderr.index(line) for line in lines]
-    assert positions == sorted(positions)
-    summary = json.loads(said.stdout)
-    assert summary == json.loads((evaluated.outputs / "summary").read_text())
-    assert summary["e2el_p95_ms"] == evaluated.evaluation.load.e2el_ms.p95
-    assert summary["quality"] == pytest.approx(sum(each.score for each in evaluated.evaluation.quality) / 2)
-    (outcome,) = outcomes(store.run("run-1"))
-    assert (outcome.result, outcome.key) == ("done", evaluated.evaluation.key)
-    assert "Starting vLLM server" in (store.run("run-1") / "logs" / "evaluate-fp16.vllm.log").read_text()
-    assert not processes_with(str(store.root))
-
-
-@pytest.mark.e2e
-def test_a_second_call_measures_nothing_and_loads_nothing_heavy(evaluated: Evaluated, tmp_path: Path) -> None:
-    variables = environment(evaluated.store, PYTHONPROFILEIMPORTTIME="1")
-    # The same tasks elsewhere, and another port, are the same conditions.
-    (tmp_path / "tasks").symlink_to(DEMO / "tasks")
-    arguments = flags("fp16", **MEASURED, tasks_path=str(tmp_path / "tasks"))
-    arguments[-1] = json.dumps(SERVING | {"port": 1234, "startup_timeout_s": 7})
-    said = stage("evaluate", *arguments, variables=variables)
-    assert said.returncode == 0
-    assert "reused: fp16: " in said.stderr
-    assert json.loads(said.stdout) == json.loads(evaluated.said.stdout)
-    imported = {line.rpartition("|")[2].strip() for line in said.stderr.splitlines() if line.startswith("import time:")}
-    assert "json" in imported
-    assert not imported & {"torch", "vllm", "transformers", "lm_eval", "datasets", "numpy"}
-
-
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_a_trace_is_sent_line_by_line_at_its_rate(tmp_path: Path) -> None:
@@ -355,13 +224,3 @@ def test_a_trace_is_sent_line_by_line_at_its_rate(tmp_path: Path) -> None:
     assert all(abs(each["prompt_tokens"] - 20 - number) <= 2 for number, each in enumerate(requests[:4]))
     # Four arrivals at 8 a second take half a second, however fast the server is.
     assert all(each.duration_s >= 0.4 for each in found.rounds)
-
-
-def numbers(value: Any) -> Iterator[float]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for each in value:
-            yield from numbers(each)
-    elif isinstance(value, int | float):
-        yield float(value)
