@@ -69,11 +69,11 @@ class KubernetesServer:
 
     def stop(self) -> None:
         """Be gone: nothing listens, watches are cut. Objects stay, and controllers go on."""
-        self.cut_watches()
         if self._server:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
+        self.cut_watches()
 
     def kubeconfig(self, path: Path, *, namespace: str = "default", token: str | None = None) -> Path:
         """A kubeconfig file for this server with the contexts ``test`` (current) and ``other``."""
@@ -214,7 +214,7 @@ class KubernetesServer:
 
     def watching(self) -> Watched:
         with self._lock:
-            self._watches.append(watched := Watched())
+            self._watches.append(watched := Watched(cut=self._server is None))
         return watched
 
     def forget_watch(self, watched: Watched) -> None:

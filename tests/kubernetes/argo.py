@@ -14,9 +14,10 @@ from datetime import UTC, datetime
 from typing import Final, Self
 
 from pipeline.local import expressions
-from pipeline.local.dag import Graph, Phase
+from pipeline.local.dag import Graph
 from pipeline.local.manifest import Dag, RetryStrategy
 from pipeline.local.retry import Failure, backoff_s
+from pipeline.local.state import Phase
 from pipeline.local.templates import substitute
 from tests.kubernetes.api import KubernetesServer
 from tests.kubernetes.objects import Object, Refused
@@ -97,6 +98,7 @@ class _Run:
         self.status: Object = {"startedAt": _now(), "finishedAt": None, "phase": "", "nodes": self.nodes}
         self.exiting = False
         self.changing = threading.RLock()
+        """Held by who changes the status: each task has a thread, and what one saves holds the others' nodes too."""
 
     def go(self) -> None:
         try:
@@ -149,8 +151,7 @@ class _Run:
                     return
             message = f"Waiting for {self.namespace}/Mutex/{busy} lock. Lock status: 0/1"
             if self.status.get("message") != message:
-                self.status |= {"phase": "Pending", "message": message}
-                self._save()
+                self._change(self.status, phase="Pending", message=message)
             time.sleep(STEP_S)
 
     def _complete(self) -> None:
@@ -218,14 +219,12 @@ class _Run:
         while outcome.until and not outcome.until.is_set() and not self._stopping():
             time.sleep(STEP_S)
         phase: Phase = "Failed" if self._stopping() else "Succeeded"
-        node |= {"phase": phase, "finishedAt": _now()}
-        self._save()
+        self._change(node, phase=phase, finishedAt=_now())
         return phase
 
     def _never(self, path: str, task: Object, phase: Phase, message: str) -> Phase:
         node = self._node(f"{path}.{task['name']}", task["name"], "Skipped", task["template"], phase)
-        node["message"] = message
-        self._save()
+        self._change(node, message=message)
         return phase
 
     def _attempts(self, path: str, task: str, template: Object) -> Phase:
@@ -245,9 +244,10 @@ class _Run:
                 "Pending",
             )
             if parent:
-                child["nodeFlag"] = {"retried": True}
-                parent.setdefault("children", []).append(child["id"])
-                parent["message"] = ""
+                with self.changing:
+                    child["nodeFlag"] = {"retried": True}
+                    parent.setdefault("children", []).append(child["id"])
+                    parent["message"] = ""
             self._attempt(child, outcome, template)
             if parent is None:
                 return child["phase"]
@@ -258,12 +258,11 @@ class _Run:
             if not failed or self._stopping() or backoff_s(strategy, failure, number, 0.0) is None:
                 spent = strategy is not None and number > strategy.limit
                 why = "No more retries left" if spent else "retryStrategy.expression evaluated to false"
-                parent |= {"phase": child["phase"], "finishedAt": _now(), "message": why if failed else ""}
-                parent |= {"outputs": child["outputs"]} if "outputs" in child else {}
-                self._save()
+                outputs = {"outputs": child["outputs"]} if "outputs" in child else {}
+                message = why if failed else ""
+                self._change(parent, phase=child["phase"], finishedAt=_now(), message=message, **outputs)
                 return child["phase"]
-            parent["message"] = "Backoff for 5 seconds"
-            self._save()
+            self._change(parent, message="Backoff for 5 seconds")
             time.sleep(STEP_S)
 
     def _attempt(self, node: Object, outcome: Outcome, template: Object) -> None:
@@ -273,28 +272,27 @@ class _Run:
         }
         outputs |= outcome.outputs
         if outcome.cached:
-            node["memoizationStatus"] = {"hit": True, "key": "key", "cacheName": "slipway-resolve"}
+            hit = {"hit": True, "key": "key", "cacheName": "slipway-resolve"}
+            self._change(node, memoizationStatus=hit)
         else:
             self._pod(node, template, "Pending")
             self._save()
-            node["phase"] = "Running"
             self._pod(node, template, "Running", outcome.log or (f"{node['displayName']} works",))
-            self._save()
+            self._change(node, phase="Running")
             while outcome.until and not outcome.until.is_set() and not self._stopping():
                 time.sleep(STEP_S)
         if (stopped := self._stopping()) and outcome.until and not outcome.until.is_set():
-            node |= {"phase": "Failed", "message": f"workflow shutdown with strategy:  {stopped}"}
+            end: Object = {"phase": "Failed", "message": f"workflow shutdown with strategy:  {stopped}"}
         else:
-            node |= {"phase": outcome.phase, "message": outcome.message}
+            end = {"phase": outcome.phase, "message": outcome.message}
             code = {} if outcome.exit_code is None else {"exitCode": str(outcome.exit_code)}
             made = [{"name": name, "value": value} for name, value in outputs.items()]
-            node["outputs"] = code | ({"parameters": made} if outcome.phase == "Succeeded" else {})
-        node["finishedAt"] = _now()
-        if not outcome.cached and node["message"] != "pod deleted":
-            self._pod(node, template, "Succeeded" if node["phase"] == "Succeeded" else "Failed")
+            end["outputs"] = code | ({"parameters": made} if outcome.phase == "Succeeded" else {})
+        if not outcome.cached and end["message"] != "pod deleted":
+            self._pod(node, template, "Succeeded" if end["phase"] == "Succeeded" else "Failed")
         elif not outcome.cached:
             self.server.remove("Pod", self._pod_name(node, template), self.namespace)
-        self._save()
+        self._change(node, finishedAt=_now(), **end)
 
     def _pod(self, node: Object, template: Object, phase: str, log: Sequence[str] = ()) -> None:
         name = self._pod_name(node, template)
@@ -357,14 +355,24 @@ class _Run:
             raise _Gone from refusal
 
     def _finish(self, phase: str, message: str) -> None:
-        self.status |= {"phase": phase, "message": message, "finishedAt": _now()}
+        self._change(self.status, phase=phase, message=message, finishedAt=_now())
+
+    def _change(self, part: Object, **changed: object) -> None:
+        """Of the status or one of its nodes."""
+        with self.changing:
+            part |= changed
         self._save()
 
     def _save(self) -> None:
         if self.server.stopped.is_set():
             raise _Gone
-        with self.changing:
-            self.server.set_status("Workflow", self.namespace, self.name, self.status, manager="workflow-controller")
+        try:
+            with self.changing:
+                self.server.set_status(
+                    "Workflow", self.namespace, self.name, self.status, manager="workflow-controller"
+                )
+        except Refused as refusal:  # it was deleted
+            raise _Gone from refusal
         time.sleep(STEP_S)
 
 

@@ -18,7 +18,7 @@ import envoy
 import httpx
 
 TYPES: Final = "type.googleapis.com/envoy"
-START_S: Final = 30
+START_S: Final = 60
 ADMIN: Final = "gateway.admin"
 CLUSTERS: Final = "gateway.clusters.json"
 ROUTES: Final = "gateway.routes.json"

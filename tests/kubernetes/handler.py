@@ -256,9 +256,9 @@ class Handler(BaseHTTPRequestHandler):
         matches(resource, {"metadata": {}}, labels, fields)
         end = time.monotonic() + float(self.query.get("timeoutSeconds", 300))
         seen, bookmark = int(self.query.get("resourceVersion") or 0), time.monotonic() + BOOKMARK_S
-        self._stream("application/json")
-        watched = self.cluster.watching()
+        watched = self.cluster.watching()  # before the client knows of it
         try:
+            self._stream("application/json")
             if not seen:
                 seen = self.cluster.objects.version
                 for each in self.cluster.objects.select(resource, namespace, labels, fields):
@@ -298,9 +298,9 @@ class Handler(BaseHTTPRequestHandler):
         if pod.get("status", {}).get("phase", "Pending") == "Pending":
             message = f'container "main" in pod "{name}" is waiting to start: ContainerCreating'
             raise Refused(400, "BadRequest", message)
-        self._stream("text/plain")
         sent, watched = 0, self.cluster.watching()
         try:
+            self._stream("text/plain")
             while True:
                 lines = self.cluster.logs.get((namespace, name), [])
                 ended = self.cluster.objects.find(resource, namespace, name)["status"]["phase"] != "Running"

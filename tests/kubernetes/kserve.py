@@ -262,23 +262,27 @@ class KServeController:
             _condition(name, True) | {"observedGeneration": generation} for name in ("Accepted", "ResolvedRefs")
         ]
         parents = [{"parentRef": route["spec"]["parentRefs"][0], "conditions": conditions}]
-        with contextlib.suppress(Refused):
-            self._say("HTTPRoute", route, {"parents": parents})
         weights = {each["name"]: each.get("weight", 1) for each in route["spec"]["rules"][0]["backendRefs"]}
         routes = dict.fromkeys(route["spec"]["hostnames"], weights)
         name = route["metadata"]["name"]
         if self._programmed.get(name, (0, {}))[1] != routes:
             self._programmed[name] = (time.monotonic() + self.lag_s, routes)
+        with contextlib.suppress(Refused):
+            self._say("HTTPRoute", route, {"parents": parents})
 
     def _follow(self) -> None:
         """The gateway's proxy does what its controller said a while ago, and what it knows of pods at once."""
         kinds = ("HTTPRoute", "InferenceService")
         names = {each["metadata"]["name"] for kind in kinds for each in self.server.all(kind)}
-        for name, (when, routes) in list(self._programmed.items()):
-            if name not in names:
-                del self._programmed[name]
-                self._in_force = {host: each for host, each in self._in_force.items() if host not in routes}
-            elif when <= time.monotonic():
+        for name in self._programmed.keys() - names:
+            _, routes = self._programmed.pop(name)
+            self._in_force = {host: each for host, each in self._in_force.items() if host not in routes}
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """What is due is in force, however late this thread is."""
+        for when, routes in self._programmed.values():
+            if when <= time.monotonic():
                 self._in_force |= routes
         if self.gateway:
             ready = {each.name: [pod.port for pod in each.pods if pod.ready] for each in self.deployments.values()}
@@ -382,7 +386,7 @@ class KServeController:
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not state.exists():
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.005)
@@ -411,6 +415,7 @@ class KServeController:
 
     def _remove(self, deployment: Deployment) -> None:
         """A Deployment with its pod and Service. A Revision stays known."""
+        self._catch_up()
         if any(weights.get(deployment.name) for weights in self._in_force.values()):
             self.sent_into_the_void.append(deployment.name)
         for kind, name in (*(("Pod", each.name) for each in deployment.pods), ("Service", deployment.name)):
@@ -484,7 +489,7 @@ def _condition(name: str, said: bool) -> Object:
 
 
 def _healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)  # cheaper than httpx, many times a second
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)  # cheaper than httpx, many times a second
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200

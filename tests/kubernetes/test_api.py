@@ -143,14 +143,14 @@ def test_a_watch_tells_what_happens_until_it_expires_and_a_new_one_from_then_is_
     query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
     events = []
     with client.stream("GET", MAPS, params=query) as answer:
-        threading.Timer(0.1, server.put, (config_map("one", a="1") | {"metadata": {"name": "one"}},)).start()
+        server.put(config_map("one", a="1"))
         for line in answer.iter_lines():
             events.append(json.loads(line))
-            if events[-1]["type"] == "BOOKMARK":
+            if events[-1]["type"] == "BOOKMARK" and len(events) > 1:
                 server.expire_watches()
     kinds = [each["type"] for each in events]
-    assert kinds[0] == "ADDED"
-    assert kinds[-1] == "ERROR"
+    assert [each for each in kinds if each != "BOOKMARK"] == ["ADDED", "ERROR"]
+    assert "BOOKMARK" in kinds
     assert events[-1]["object"]["code"] == 410
     with client.stream("GET", MAPS, params=query) as answer:
         assert json.loads(next(answer.iter_lines()))["object"]["reason"] == "Expired"
@@ -158,7 +158,7 @@ def test_a_watch_tells_what_happens_until_it_expires_and_a_new_one_from_then_is_
 
 def test_a_cut_watch_and_a_lost_answer_are_lost_connections(client, server):
     with client.stream("GET", MAPS, params={"watch": "true"}) as answer:
-        threading.Timer(0.1, server.cut_watches).start()
+        server.cut_watches()
         with pytest.raises(httpx.RemoteProtocolError):
             list(answer.iter_lines())
     server.lose_answer("create", "*/configmaps")
@@ -197,5 +197,5 @@ def test_a_controller_is_told_of_every_change_in_order(client, server):
     client.post(MAPS, json=config_map("one", a="1"))
     patch(client, "one", {"data": {"a": "2"}}, MERGE)
     client.delete(f"{MAPS}/one")
-    assert enough.wait(10)
+    assert enough.wait(60)
     assert seen == [("ADDED", {"a": "1"}), ("MODIFIED", {"a": "2"}), ("DELETED", {"a": "2"})]

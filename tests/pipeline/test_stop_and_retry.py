@@ -37,7 +37,7 @@ def test_a_stopped_run_has_ended_and_left_its_report_when_stop_returns(tmp_path,
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not hub.requests_for("model.safetensors"):
         assert time.monotonic() < deadline
         assert run.poll() is None, run.communicate()[1]
@@ -46,7 +46,7 @@ def test_a_stopped_run_has_ended_and_left_its_report_when_stop_returns(tmp_path,
     assert stopped.returncode == 0, stopped.stderr
     assert stopped.stdout.startswith("stopped ")
     assert runs(tmp_path)[0]["phase"] == "Failed"
-    assert run.wait(timeout=10) == 130
+    assert run.wait(timeout=60) == 130
     report = Path(slipway("report", "latest", store=tmp_path).stdout.strip())
     assert report.is_file()
     assert json.loads(slipway("report", "latest", "--json", store=tmp_path).stdout)["status"] == "Failed"

@@ -17,7 +17,7 @@ SHELL = ("sh", "-c")
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, f"still waiting: {what}"
         time.sleep(0.01)
@@ -46,13 +46,13 @@ def family(tmp_path: Path, last: str = "sleep 1000") -> list[str]:
 @pytest.mark.parametrize(("command", "status"), [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137)])
 def test_the_command_s_status_is_told(command: str, status: int) -> None:
     process = Contained([*SHELL, command])
-    assert process.wait(20) == status
+    assert process.wait(60) == status
     assert process.stop() == status == process.poll()
 
 
 def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log, contained(["/no/such/program"], output=log) as process:
-        assert process.wait(20) == 127
+        assert process.wait(60) == 127
     assert "cannot start /no/such/program: No such file or directory" in (tmp_path / "log").read_text()
 
 
@@ -66,7 +66,7 @@ def test_output_environment_and_directory_are_the_command_s(tmp_path: Path) -> N
             directory=tmp_path,
         ) as process,
     ):
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert (tmp_path / "log").read_text().split() == [str(tmp_path), "this", "oops"]
 
 
@@ -90,14 +90,14 @@ def test_an_error_in_the_block_ends_everything(tmp_path: Path) -> None:
 
 def test_a_failed_command_leaves_nothing_behind(tmp_path: Path) -> None:
     process = Contained(family(tmp_path, last="exit 7"))
-    assert process.wait(20) == 7
+    assert process.wait(60) == 7
     assert not is_running(pid_in(tmp_path / "grandchild"))
     process.stop()
 
 
 def test_a_command_that_ends_well_may_leave_a_daemon(tmp_path: Path) -> None:
     with contained(family(tmp_path, last="exit 0")) as process:
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     pid = pid_in(tmp_path / "grandchild")
     assert is_running(pid)
     os.kill(pid, signal.SIGKILL)
@@ -155,7 +155,7 @@ def test_a_guard_that_is_killed_takes_the_command_along(tmp_path: Path) -> None:
     process = Contained([*SHELL, f"echo $$ > {command}; exec sleep 1000"])
     pid = pid_in(command)
     os.kill(process.pid, signal.SIGKILL)
-    assert process.wait(20) == 137
+    assert process.wait(60) == 137
     wait_until(lambda: not is_running(pid), "the end of the command")
     process.stop()
 

@@ -288,7 +288,7 @@ def test_builders_of_one_target_take_turns(store: ModelStore) -> None:
         "  (work / 'a').write_text(sys.argv[2]); time.sleep(0.1); (work / 'b').write_text(sys.argv[2])"
     )
     builders = [start(build, store.root, number) for number in range(3)]
-    assert [builder.wait(30) for builder in builders] == [0, 0, 0]
+    assert [builder.wait(120) for builder in builders] == [0, 0, 0]
     for builder in builders:
         builder.communicate()
     found = contents(store.base)

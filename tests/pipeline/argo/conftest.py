@@ -49,7 +49,7 @@ def argo(installed: KubernetesServer) -> WorkflowController:
 
 @pytest.fixture
 def cluster(server: KubernetesServer, tmp_path: Path) -> Cluster:
-    return connected(server, tmp_path, patience_s=5.0)
+    return connected(server, tmp_path, patience_s=30.0)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def slipway(server: KubernetesServer, config: RunConfig, tmp_path: Path) -> Slip
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
     )
 
 

@@ -72,7 +72,7 @@ def test_ctrl_c_ends_the_following_and_not_the_run(argo, config, tmp_path: Path)
         if re.search(r"acquire +Running", line):
             break
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "goes on in the cluster" in said
     (workflow,) = argo.server.all("Workflow")

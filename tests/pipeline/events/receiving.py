@@ -143,7 +143,7 @@ class EventSource:
                 source.seen.append({name.lower(): value for name, value in self.headers.items()})
                 source.reached.set()
                 if source.hold:
-                    source.hold.wait(10)
+                    source.hold.wait(60)
                 status = source.statuses.pop(0) if source.statuses else 200
                 if self.headers["Authorization"] != f"Bearer {source.token}":
                     status = 401
@@ -174,7 +174,7 @@ class Receiver:
 
     def said(self, text: str) -> str:
         """The first line of its log with *text*, waited for."""
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             if found := next((line for line in self.lines if text in line), None):
                 return found
@@ -209,8 +209,8 @@ def receiver(
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        process.wait(30)
-        reader.join(10)
+        process.wait(60)
+        reader.join(60)
         process.stderr.close()
     assert process.returncode == 0
     assert not [line for line in lines if SECRET in line or TOKEN in line or "Traceback" in line]

@@ -61,7 +61,7 @@ def test_a_push_reaches_the_event_source_and_means_the_right_run_there(source: E
 @pytest.mark.parametrize("secret", [None, "", "wrong", SECRET + "x", SECRET[:-1], SECRET.upper(), "gehéim" * 4])
 def test_without_the_secret_nothing_is_read_or_forwarded(guarded: Receiver, untouched: EventSource, secret: str | None):
     headers = [] if secret is None else [("X-Webhook-Secret", secret.encode())]
-    answer = httpx.post(guarded.url, json=PUSH, headers=headers, trust_env=False)
+    answer = httpx.post(guarded.url, json=PUSH, headers=headers, timeout=60, trust_env=False)
     assert (answer.status_code, answer.json()["outcome"]) == (401, "unauthorized")
     guarded.said("401 unauthorized")
     assert untouched.seen == []
@@ -69,7 +69,7 @@ def test_without_the_secret_nothing_is_read_or_forwarded(guarded: Receiver, unto
 
 def test_two_secrets_are_none(guarded: Receiver, untouched: EventSource):
     headers = [("X-Webhook-Secret", "guess"), ("X-Webhook-Secret", SECRET)]
-    assert httpx.post(guarded.url, json=PUSH, headers=headers, trust_env=False).status_code == 401
+    assert httpx.post(guarded.url, json=PUSH, headers=headers, timeout=60, trust_env=False).status_code == 401
     assert untouched.seen == []
 
 
@@ -112,10 +112,10 @@ def test_an_event_that_is_no_new_commit_on_main_of_a_model_starts_nothing(
 )
 def test_what_is_no_event_is_refused(guarded: Receiver, untouched: EventSource, content: bytes, status: int):
     headers = {"X-Webhook-Secret": SECRET}
-    answer = httpx.post(guarded.url, content=content, headers=headers, trust_env=False)
+    answer = httpx.post(guarded.url, content=content, headers=headers, timeout=60, trust_env=False)
     assert (answer.status_code, answer.json()["outcome"]) == (status, "malformed")
     # The same without a Content-Length.
-    streamed = httpx.post(guarded.url, content=iter([content]), headers=headers, trust_env=False)
+    streamed = httpx.post(guarded.url, content=iter([content]), headers=headers, timeout=60, trust_env=False)
     assert streamed.status_code == status
     assert untouched.seen == []
 
@@ -158,7 +158,7 @@ def test_of_deliveries_at_the_same_moment_one_goes_on(source: EventSource):
         ]
         for each in senders:
             each.start()
-        assert source.reached.wait(10)
+        assert source.reached.wait(60)
         source.hold.set()
         for each in senders:
             each.join()
@@ -216,11 +216,11 @@ def test_what_is_being_forwarded_is_finished_before_the_end(source: EventSource,
     with receiver(source.url) as there:
         sender = threading.Thread(target=lambda: statuses.append(there.post(PUSH).status_code))
         sender.start()
-        assert source.reached.wait(10)
+        assert source.reached.wait(60)
         there.process.send_signal(number)
         threading.Timer(0.2, source.hold.set).start()
         sender.join()
-        assert there.process.wait(10) == 0
+        assert there.process.wait(60) == 0
         there.said("stopped")
     assert statuses == [202]
     assert source.events == [PUSH]
@@ -262,7 +262,7 @@ def test_a_mistake_in_what_it_is_told_is_said_at_once(
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=120,
     )
     assert ended.returncode == code, ended.stderr
     assert said in " ".join(ended.stderr.split())

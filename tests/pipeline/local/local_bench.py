@@ -32,7 +32,7 @@ REPOSITORY: Final = Path(__file__).parents[3]
 DRIVER: Final = Path(__file__).with_name("driver.py")
 STORE: Final = "/mnt/store"
 OUTPUTS: Final = "/outputs"
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 60.0
 PRELUDE: Final = """
 import os, sys, time
 store, outputs = os.environ["STORE"], os.environ["OUTPUTS"]
@@ -47,7 +47,7 @@ def output(name, text):
     with open(os.path.join(outputs, name), "w") as file:
         file.write(str(text))
 def wait_for(*names):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not all(os.path.exists(os.path.join(store, name)) for name in names):
         if time.monotonic() > end:
             sys.exit("error: nobody wrote " + " ".join(names))
@@ -128,6 +128,18 @@ class Bench:
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         settings = {"stderr": subprocess.PIPE, **settings}
         return subprocess.Popen(command, env=environment, text=True, start_new_session=True, **settings)
+
+    def until_failed(self, task: str) -> str:
+        """Code that waits until the engine has noted, in its first run, that *task* failed."""
+        state = self.folder / "runs" / "run-1" / "run.json"
+        return f"""
+import json
+def phases():
+    with open({str(state)!r}) as file:
+        return {{each["name"]: each["phase"] for each in json.load(file)["nodes"]}}
+while phases()[{task!r}] != "Failed":
+    time.sleep(0.005)
+"""
 
     def lines(self, name: str) -> list[str]:
         path = self.store / name

@@ -239,10 +239,8 @@ def test_an_omitted_task_says_which_condition_failed(bench: Bench) -> None:
 def branches(bench: Bench, *, fail_fast: bool | None) -> RunState:
     """Two branches; the left one fails while the right one's first task runs."""
     with bench.workflow() as workflow:
-        bad = bench.program("bad", "wait_for('right-runs'); write('left-failed'); sys.exit('error: told to')")
-        slow = bench.program(
-            "slow", "write('right-runs'); wait_for('left-failed'); time.sleep(0.1); write('right-ended')"
-        )
+        bad = bench.program("bad", "wait_for('right-runs'); sys.exit('error: told to')")
+        slow = bench.program("slow", f"write('right-runs'){bench.until_failed('left')}write('right-ended')")
         good = bench.program("good", "write('right-went-on')")
         with DAG(name="main", fail_fast=fail_fast):
             Task(name="left", template=bad)
@@ -381,7 +379,7 @@ sys.exit(75 if len(open(os.path.join(store, "seen")).readlines()) == 1 else 0)
     paths = [line.split() for line in bench.lines("paths")]
     assert [path[:2] for path in paths] == [[f"{bench.store}/a/b", "/mnt/store-2"]] * 2
     assert paths[0][2] != paths[1][2]
-    assert list((bench.run_dir / "scratch").iterdir()) == []
+    assert not list((bench.run_dir / "scratch").iterdir())
 
 
 def test_a_task_finds_our_programs_whatever_lies_in_the_working_directory(

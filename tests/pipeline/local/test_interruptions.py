@@ -166,23 +166,27 @@ def test_a_killed_engine_leaves_no_process_and_an_interrupted_run(bench: Bench, 
 
 def test_the_state_can_be_read_at_any_moment(bench: Bench) -> None:
     with bench.workflow() as workflow:
-        work = bench.program("work", "time.sleep(0.1); add('done', 1)")  # the reader gets its turn
+        code = "wait_for('read-' + sys.argv[1])"  # the reader has seen that so many have ended
+        work = bench.program("work", code, inputs=["n"], arguments=["{{inputs.parameters.n}}"])
         with DAG(name="main"):
-            tasks = [Task(name=f"t{n}", template=work) for n in range(8)]
+            tasks = [Task(name=f"t{n}", template=work, arguments={"n": n}) for n in range(8)]
             for before, after in itertools.pairwise(tasks):
                 before >> after
     engine = bench.start(workflow)
     seen: list[RunState] = []
+    finished: list[int] = []
     while engine.poll() is None:
         try:
             seen.append(read_run(bench.run_dir))
         except MissingRun:
             assert not seen  # only before the run is there
+            continue
+        finished.append(sum(node.finished for node in seen[-1].nodes))
+        (bench.store / f"read-{finished[-1]}").touch()
     engine.communicate()
     assert engine.returncode == 0
-    finished = [sum(node.finished for node in state.nodes) for state in seen]
     assert finished == sorted(finished)
-    assert len(set(finished)) > 3
+    assert set(finished) >= set(range(8))
     assert read_run(bench.run_dir).phase == "Succeeded"
     assert {state.phase for state in seen} <= {"Pending", "Running", "Succeeded"}
 

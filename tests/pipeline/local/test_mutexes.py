@@ -85,7 +85,7 @@ os.unlink(os.path.join(store, f"inside-{sys.argv[2]}-{sys.argv[1]}"))
             inputs=["n"],
             arguments=["{{inputs.parameters.n}}", "{{workflow.parameters.limit}}"],
             synchronization=models.Synchronization(semaphores=[semaphore]),
-            active_deadline_seconds=20,
+            active_deadline_seconds=60,
         )
         with DAG(name="main"):
             Task(name="each", template=program, with_items=[1, 2, 3, 4], arguments={"n": "{{item}}"})

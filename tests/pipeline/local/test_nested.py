@@ -95,8 +95,8 @@ def test_a_failure_deep_inside_is_named_and_fails_what_holds_it(bench: Bench) ->
 @pytest.mark.parametrize("fail_fast", [True, False])
 def test_fail_fast_reaches_into_inner_dags(bench: Bench, fail_fast: bool) -> None:
     with bench.workflow() as workflow:
-        bad = bench.program("bad", "wait_for('inner-runs'); write('failed'); sys.exit(2)")
-        slow = bench.program("slow", "write('inner-runs'); wait_for('failed'); time.sleep(0.2)")
+        bad = bench.program("bad", "wait_for('inner-runs'); sys.exit(2)")
+        slow = bench.program("slow", f"write('inner-runs'){bench.until_failed('bad')}")
         with DAG(name="pair"):
             Task(name="one", template=slow) >> Task(name="two", template=slow)
         with DAG(name="main", fail_fast=fail_fast):

@@ -15,6 +15,7 @@ from local_bench import OUTPUTS, Bench
 from pipeline.local.state import RunState
 
 TRANSIENT = "lastRetry.status == 'Error' || lastRetry.exitCode == '75' || lastRetry.message matches 'evicted'"
+DEADLINE_S = 5  # a program is up and has noted it by then, on a busy machine too
 FAIL_UNTIL = """
 add("attempts", time.time())
 attempt = len(open(os.path.join(store, "attempts")).readlines())
@@ -97,10 +98,10 @@ add('attempts', 1)
 time.sleep(60 if len(open(os.path.join(store, 'attempts')).readlines()) > 1 else 0)
 sys.exit(75)
 """
-    backoff = models.Backoff(duration="0", max_duration="1")
+    backoff = models.Backoff(duration="0", max_duration=str(DEADLINE_S))
     node = attempts(bench, 9, 75, main=code, retry_strategy=RetryStrategy(limit=5, backoff=backoff)).node("work")
     assert (node.phase, node.attempts) == ("Failed", 2)
-    assert node.message == "took longer than 1 s with its retries (backoff.maxDuration)"
+    assert node.message == f"took longer than {DEADLINE_S} s with its retries (backoff.maxDuration)"
 
 
 def test_a_line_in_the_log_separates_attempts(bench: Bench) -> None:
@@ -158,14 +159,14 @@ def test_a_task_beyond_its_deadline_ends_with_everything_it_started(
             "work",
             STUBBORN,
             arguments=[marker],
-            active_deadline_seconds=1,
+            active_deadline_seconds=DEADLINE_S,
             retry_strategy=RetryStrategy(limit=3, expression="lastRetry.exitCode == '143'"),
         )
         with DAG(name="main"):
             Task(name="work", template=program)
     node = bench.run(workflow).node("work")
     assert (bench.store / "started").exists()
-    assert (node.phase, node.message) == ("Failed", "took longer than 1 s (activeDeadlineSeconds)")
+    assert (node.phase, node.message) == ("Failed", f"took longer than {DEADLINE_S} s (activeDeadlineSeconds)")
     assert node.attempts == 1  # a deadline is no preemption: its exit code is unknown to the expression
     assert living(marker) == []
 
@@ -184,14 +185,14 @@ def test_each_attempt_has_the_whole_deadline(bench: Bench) -> None:
         2,
         0,
         main=SLOW_AT_FIRST,
-        active_deadline_seconds=1,
+        active_deadline_seconds=DEADLINE_S,
         retry_strategy=RetryStrategy(limit=1, expression="lastRetry.message contains 'activeDeadlineSeconds'"),
     )
     assert (state.phase, state.node("work").attempts) == ("Succeeded", 2)
 
 
 def test_a_workflow_beyond_its_deadline_fails_and_its_exit_handler_runs(bench: Bench) -> None:
-    with bench.workflow(active_deadline_seconds=1, on_exit="report") as workflow:
+    with bench.workflow(active_deadline_seconds=DEADLINE_S, on_exit="report") as workflow:
         bench.program("report", "write('status', sys.argv[1] + ' ' + sys.argv[2])").args += [
             "{{workflow.status}}",
             "{{workflow.duration}}",
@@ -200,7 +201,7 @@ def test_a_workflow_beyond_its_deadline_fails_and_its_exit_handler_runs(bench: B
         with DAG(name="main", fail_fast=False):
             Task(name="slow", template=slow) >> Task(name="next", template=slow)
     state = bench.run(workflow)
-    assert (state.phase, state.message) == ("Failed", "the workflow took longer than 1 s")
+    assert (state.phase, state.message) == ("Failed", f"the workflow took longer than {DEADLINE_S} s")
     assert {node.name: node.phase for node in state.nodes} == {
         "slow": "Failed",
         "next": "Omitted",
@@ -208,7 +209,7 @@ def test_a_workflow_beyond_its_deadline_fails_and_its_exit_handler_runs(bench: B
     }
     status, duration = bench.lines("status")[0].split()
     assert status == "Failed"
-    assert 1 <= float(duration) < 60
+    assert DEADLINE_S <= float(duration) < 60
 
 
 @pytest.mark.parametrize(("fails", "handler_fails"), [(False, False), (True, False), (False, True), (True, True)])

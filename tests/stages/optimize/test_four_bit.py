@@ -153,7 +153,7 @@ def test_a_killed_run_leaves_nothing_and_the_next_one_makes_the_same_variant(
     process.kill()
     process.communicate()
     assert below
-    _, alive = psutil.wait_procs(below, timeout=30)
+    _, alive = psutil.wait_procs(below, timeout=120)
     assert not alive
     assert not store.optimized("gptq").exists()
     assert optimize(store, "gptq", settings).status == 0
@@ -167,7 +167,7 @@ def test_sigterm_ends_it_with_nothing_published(tiny: Path, settings: Any, tmp_p
     store = acquire(tiny, tmp_path)
     process, below = start_quantizing(store, settings)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
     assert said.strip().endswith("error: asked to stop (SIGTERM)")
     assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in below)

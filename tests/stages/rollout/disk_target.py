@@ -24,6 +24,7 @@ from stages.rollout.vllm_metrics import counters
 from stages.store import write_json
 
 SERVER = Path(__file__).with_name("release_server.py")
+ANSWER_S = 60
 EMPTY: dict[str, Any] = {"stable": None, "canary": None, "percent": 0, "standby": None}
 
 
@@ -48,7 +49,7 @@ class DiskTarget:
     def ready(self, release: str) -> bool:
         with self._noted("ready"):
             try:
-                return httpx.get(f"{self.url(release)}/health").is_success
+                return httpx.get(f"{self.url(release)}/health", timeout=ANSWER_S).is_success
             except httpx.HTTPError as error:
                 raise ServerFailed(f"the server of {release} is gone") from error
 
@@ -87,7 +88,7 @@ class DiskTarget:
         self._wait_if_held(f"before counters {self._read()['percent']}")
         state = self._state(release)
         try:
-            text = httpx.get(f"{self.url(release)}/metrics").text
+            text = httpx.get(f"{self.url(release)}/metrics", timeout=ANSWER_S).text
         except httpx.HTTPError as error:
             if self._state(release) != state:
                 raise TransientError(f"the server of {release} is being started anew") from error
@@ -150,14 +151,14 @@ class DiskTarget:
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + ANSWER_S
         while not state.exists():
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
 
     def _alive(self, release: str) -> bool:
         try:
-            return httpx.get(f"{self.url(release)}/metrics").is_success
+            return httpx.get(f"{self.url(release)}/metrics", timeout=ANSWER_S).is_success
         except (httpx.HTTPError, TransientError):
             return False
 

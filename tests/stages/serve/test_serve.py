@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -278,19 +278,21 @@ def test_in_the_foreground_ctrl_c_is_a_good_end(store: ModelStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "message"),
+    ("behaviour", "patience", "message"),
     [
         (
-            {"ends_after_s": 0.1},
+            {"ends_when_checked": True},
+            replace(HASTY, unhealthy_checks=1000),
             "vLLM failed 3 times in a row, the last time so: vLLM ended: RuntimeError: out of luck",
         ),
-        ({"unhealthy": True}, "vLLM failed 3 times in a row, .* failed 2 health checks in a row"),
+        ({"unhealthy": True}, HASTY, "vLLM failed 3 times in a row, .* failed 2 health checks in a row"),
     ],
     ids=["dies", "hangs"],
 )
 def test_a_server_that_dies_or_hangs_is_started_again_but_not_for_ever(
     store: ModelStore,
     behaviour: dict[str, object],
+    patience: Patience,
     message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -299,7 +301,7 @@ def test_a_server_that_dies_or_hangs_is_started_again_but_not_for_ever(
     release = publish(store, 1, stand_in_variant(store, "fp16", **behaviour))
     Wanted(stable=release).write(store.path / WANTED)
     with pytest.raises(ServerFailed, match=message):
-        supervise(store, Serving.model_validate(SERVING), HASTY)
+        supervise(store, Serving.model_validate(SERVING), patience)
     said = capsys.readouterr().err
     assert said.count(f"{release} is up") == 3
     assert said.count("/v1") == 1, "clients keep their address"
@@ -312,20 +314,25 @@ def test_a_server_that_was_well_for_long_does_not_count_its_old_crashes(
     store: ModelStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
-    Wanted(stable=publish(store, 1, stand_in_variant(store, "fp16", ends_after_s=0.3))).write(store.path / WANTED)
-    forgiving = Patience(health_interval_s=0.1, crashes=1, stable_s=0.01, first_pause_s=0.1)
+    Wanted(stable=publish(store, 1, stand_in_variant(store, "fp16", ends_when_checked=True))).write(store.path / WANTED)
+    forgiving = Patience(health_interval_s=0.1, unhealthy_checks=1000, crashes=1, stable_s=0.01, first_pause_s=0.1)
+    said = ""
 
-    def interrupt(number: int, _: object) -> None:
-        raise Interrupted("enough")
+    def look(number: int, _: object) -> None:
+        nonlocal said
+        said += capsys.readouterr().err
+        if said.count("(failure 1 in a row)") >= 2:
+            raise Interrupted("enough")
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 4)
+    before = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
     try:
         with pytest.raises(Interrupted):
             supervise(store, Serving.model_validate(SERVING), forgiving)
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert capsys.readouterr().err.count("(failure 1 in a row)") >= 2
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class OnKServe(Stage):
             self.gateway.start()
             changed["gateway"] = self.gateway
         self.kserve = KServeController(server, self.store.releases, servers, **changed)
-        self.settings = KServe(service_url=STRAIGHT, in_force_s=10, propagation_s=PROPAGATION_S, drain_s=0)
+        self.settings = KServe(service_url=STRAIGHT, in_force_s=60, propagation_s=PROPAGATION_S, drain_s=0)
         self.serving = Serving()
         self.kserve.start()
 
@@ -66,7 +66,7 @@ class OnKServe(Stage):
         settings = client.Configuration()
         path = self.server.kubeconfig(self.folder / "kubeconfig")
         config.load_kube_config(str(path), client_configuration=settings)
-        return Cluster(client.ApiClient(settings), patience_s=2)
+        return Cluster(client.ApiClient(settings), patience_s=30)
 
     def roll(self, release: str, target: Target | None = None, **changed: Any) -> Journal:
         settings = SETTINGS.model_copy(update=changed)

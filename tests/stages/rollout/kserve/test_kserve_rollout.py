@@ -164,13 +164,13 @@ def test_a_rollout_that_is_killed_goes_on_where_it_was(serve: Callable[..., OnKS
         journal = read_journal(kserve.store)
         return journal is not None and journal.release == NEXT and journal.state == state
 
-    with kserve.program(step_s=0.5) as process:
+    with kserve.program(step_s=2 if state == "observing" else 0) as process:
         wait_until(lambda: stands() or process.poll() is not None, state)
         assert process.poll() is None, process.communicate()
         process.kill()
     kserve.kserve.gateway_stuck = False
     with kserve.program() as again:
-        said, log = again.communicate(timeout=60)
+        said, log = again.communicate(timeout=120)
     assert again.returncode == 0, log
     assert said.strip() == kserve.connect().endpoint()
     assert kserve.connect().split() == Split(NEXT)

@@ -11,6 +11,7 @@ import pytest
 from stages.errors import AccessDenied, Conflict, NotInstalled, RolledBack, TransientError
 from stages.rollout.control import abort
 from stages.rollout.journal import read_journal
+from stages.rollout.machine import Machine
 from stages.rollout.target import Split
 from tests.serving import wait_until
 from tests.stages.rollout.kserve.on_kserve import OnKServe
@@ -47,17 +48,17 @@ def canary_at(kserve: OnKServe, percent: int) -> None:
 def test_a_route_that_is_not_programmed_is_not_in_force(standard: OnKServe) -> None:
     standard.first()
     standard.make(NEXT)
-    target = standard.connect(in_force_s=1)
+    target = standard.connect(in_force_s=3)
     target.deploy(NEXT)
     wait_until(lambda: target.ready(NEXT), "the canary is ready")
     standard.kserve.gateway_stuck = True
-    with pytest.raises(TransientError, match=r"10 % for 0002.* was not in force within 1 s: its gateway has not seen"):
+    with pytest.raises(TransientError, match=r"10 % for 0002.* was not in force within 3 s: its gateway has not seen"):
         target.shift(NEXT, 10)
     assert standard.service()["status"]["canaryStatuses"][0]["trafficPercent"] == 10  # as asked, not as it is
     with pytest.raises(TransientError, match="who gets which traffic is not certain"):
         target.split()
     standard.kserve.gateway_stuck = False
-    target.shift(NEXT, 10)
+    standard.connect().shift(NEXT, 10)
     assert target.split() == Split(GOOD, NEXT, 10)
 
 
@@ -108,18 +109,23 @@ def test_a_weight_that_somebody_else_set_is_no_obstacle_on_the_way_back(
     wait_until(lambda: {each.release for each in kserve.kserve.deployments.values()} == {GOOD}, "the canary is gone")
 
 
-def test_a_rollout_whose_share_somebody_else_sets_goes_back(standard: OnKServe) -> None:
+def test_a_rollout_whose_share_somebody_else_sets_goes_back(
+    standard: OnKServe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     standard.first()
     standard.make(NEXT)
+    done = threading.Event()
+    monkeypatch.setattr(Machine, "_elapsed_s", lambda _: 60.0 if done.is_set() else 0.0)  # the step lasts until then
 
     def more_for_it() -> None:
         wait_until(lambda: (standard.service()["spec"].get("canary") or [{}])[0].get("trafficPercent") == 10, "10 %")
         edited(standard, lambda now: now["spec"]["canary"][0].update(trafficPercent=90))
+        done.set()
 
     other = threading.Thread(target=more_for_it)
     other.start()
     with pytest.raises(RolledBack, match="somebody else changed"):
-        standard.roll(NEXT, step_s=0.5)
+        standard.roll(NEXT, step_s=60)
     other.join()
     assert standard.connect().split() == Split(GOOD)
 
@@ -144,7 +150,7 @@ def test_a_rollout_goes_back_when_somebody_else_takes_its_canary_away(standard: 
     other = threading.Thread(target=take_away)
     other.start()
     with pytest.raises(RolledBack, match="somebody else"):
-        standard.roll(NEXT, step_s=1)
+        standard.roll(NEXT, step_s=60)
     other.join()
     assert standard.connect().split() == Split(GOOD)
 
