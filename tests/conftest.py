@@ -12,6 +12,7 @@ from stages.turns import LOCK_VARIABLE
 from tests.hub.server import HubServer
 
 END_TO_END: Final = "tests/end_to_end"
+LOWER_PRIORITY: Final = 5
 
 # A runner that was started in the background ignores Ctrl-C, and everything that it starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,6 +34,12 @@ def machine_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first, so that no worker waits for them at the end: the whole pipeline, then single servers."""
     items.sort(key=lambda item: (not item.nodeid.startswith(END_TO_END), item.get_closest_marker("e2e") is None))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The whole pipeline takes longest and compares real servers: the other workers' tests give way to it."""
+    if not item.nodeid.startswith(END_TO_END) and "PYTEST_XDIST_WORKER" in os.environ:
+        os.nice(max(0, LOWER_PRIORITY - os.nice(0)))
 
 
 class OneStore(LoadFileScheduling):
