@@ -112,6 +112,7 @@ class _Run:
         state.phase, state.message, state.started_at = "Running", "", datetime.now(UTC)
         scheduler.deadline = started + limit_s if limit_s is not None else NEVER
         scheduler.run_changed()
+        save(scheduler.places.run, state)  # before a task is there to be stopped or resumed
         entry = self.workflow.templates[self.workflow.spec.entrypoint]
         template = None if entry.container or entry.suspend else entry
         culprit = scheduler.complete(self.workflow.graph, self._values(), self._inputs(entry), template)

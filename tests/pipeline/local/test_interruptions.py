@@ -154,7 +154,8 @@ def test_a_killed_engine_leaves_no_process_and_an_interrupted_run(bench: Bench, 
     marker = f"marker-{uuid4().hex}"
     engine = bench.start(long_run(bench, marker))
     bench.await_file("started")
-    eventually(lambda: read_run(bench.run_dir).phase == "Running", "the run is recorded as running")
+    assert read_run(bench.run_dir).phase == "Running"
+    eventually(lambda: read_run(bench.run_dir).node("work").phase == "Running", "so is its task")
     assert len(living(marker)) >= 2
     engine.kill()
     engine.communicate()
