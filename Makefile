@@ -44,10 +44,10 @@ demo-stop: $(INSTALLED) ## stop the endpoint that the demo left serving
 	@$(BIN)/slipway serve slipway/demo-llama --stop --store .slipway
 
 test: check ## checks, then the tests, real servers included
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: check ## those too that show the same once more in another way
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: $(INSTALLED) ## format, lint, types, import directions
 	$(BIN)/ruff format --check .

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from stages.turns import LOCK_VARIABLE
@@ -13,6 +14,10 @@ from tests.hub.server import HubServer
 
 END_TO_END: Final = "tests/end_to_end"
 LOWER_PRIORITY: Final = 5
+
+# Properties are about results, not about how busy the machine is.
+settings.register_profile("slipway", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("slipway")
 
 # A runner that was started in the background ignores Ctrl-C, and everything that it starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -25,7 +25,7 @@ variants = st.dictionaries(st.sampled_from(NAMES), variant, min_size=1, max_size
 weights = st.fixed_dictionaries(dict.fromkeys(METRICS, st.floats(0.01, 100)))
 methods = st.sampled_from(["min-max", "relative"])
 spreads = st.floats(0, 0.5)
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=40)
 
 
 def frame(rows: dict[str, dict[str, float]]) -> pd.DataFrame:
