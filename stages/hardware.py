@@ -12,6 +12,7 @@ from typing import Final
 from stages.records import Hardware
 
 NVIDIA_SMI_TIMEOUT_S: Final = 30
+CPUS: Final = Path("/sys/devices/system/cpu")
 MIB: Final = 1 << 20
 
 
@@ -20,6 +21,21 @@ def hardware() -> Hardware:
     return Hardware(
         cpu=_cpu_model(), cores=len(os.sched_getaffinity(0)), memory_bytes=_memory_bytes(), gpus=tuple(gpus())
     )
+
+
+def core_halves(cpus: Path = CPUS) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Logical CPUs for the threads of two servers that shall not disturb each other; None on a single core.
+
+    One of each physical core, as vLLM chooses itself, in the order of their numbers: on two sockets, a socket each.
+    Where a half has several, the last one stays free for the processes that pass work to the threads.
+    """
+    allowed = os.sched_getaffinity(0)
+    first = sorted({min(_siblings(cpus, each) & allowed) for each in allowed})
+    size = len(first) // 2
+    if not size:
+        return None
+    used = max(1, size - 1)
+    return tuple(first[:used]), tuple(first[size : size + used])
 
 
 def gpus() -> list[str]:
@@ -54,6 +70,16 @@ def query_gpus(fields: str, *, units: bool = False) -> list[str]:
             return []
         return [line.strip() for line in shown.splitlines() if line.strip()]
     return []
+
+
+def _siblings(cpus: Path, cpu: int) -> set[int]:
+    """The logical CPUs of *cpu*'s physical core: ``0-1,8``."""
+    try:
+        listed = (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
+    except OSError:
+        return {cpu}
+    ends = [part.split("-") for part in listed.split(",")]
+    return {cpu}.union(*(range(int(each[0]), int(each[-1]) + 1) for each in ends))
 
 
 def _cpu_model() -> str:

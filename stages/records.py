@@ -217,6 +217,8 @@ class Engine(Record):
     """The kernel vLLM chose for the quantized layers, as it logged it."""
     fallbacks: tuple[str, ...] = ()
     """What vLLM logged of a slower path that it took instead of a better one."""
+    cores: tuple[int, ...] = ()
+    """That its threads were bound to, as it logged it; none on a GPU."""
     ready_s: float
 
 

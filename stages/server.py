@@ -26,13 +26,14 @@ import httpx
 
 from stages.errors import ConfigError, Interrupted, PortInUse, ServerFailed
 from stages.gpu_room import check_room
-from stages.hardware import gpus
+from stages.hardware import core_halves, gpus
 from stages.process import GRACE_S, Contained, contained
 from stages.server_log import ServerLog, last_line
 from stages.settings import Serving
 
 VLLM: Final = (sys.executable, "-m", "vllm.entrypoints.cli.main")
 """The ``vllm`` command of this very environment, whether or not it is on PATH."""
+BINDING: Final = "VLLM_CPU_OMP_THREADS_BIND"
 LOOPBACK: Final = "127.0.0.1"
 POLL_S: Final = 0.25
 SIGNALLED: Final = 128
@@ -93,6 +94,7 @@ def running(
     api_key: str = "",
     drain_s: int = 0,
     log_requests: bool = True,
+    half: int = 0,
     cancelled: threading.Event | None = None,
 ) -> Iterator[Server]:
     """``vllm serve`` on *directory*, from its first answer until the block is left in whatever way.
@@ -103,6 +105,7 @@ def running(
         log: the server's output is appended to it.
         drain_s: seconds that requests in flight are given to finish when it is stopped.
         log_requests: a line for each request in the log, which grows with them.
+        half: 0 or 1, of the machine's cores: see ``cores``.
         cancelled: set, it ends the wait for the first answer, where no signal reaches (a thread).
 
     Raises:
@@ -127,7 +130,12 @@ def running(
                 command += ["--shutdown-timeout", str(drain_s)]
             said = ServerLog(log, output.tell())
             process = stack.enter_context(
-                contained(command, output=output, environment=environment(api_key), grace_s=GRACE_S + drain_s)
+                contained(
+                    command,
+                    output=output,
+                    environment=environment(api_key, cores(settings, half)),
+                    grace_s=GRACE_S + drain_s,
+                )
             )
             url = f"http://{reachable(host)}:{chosen}"
             server = Server(url, chosen, name, process, tuple(arguments), said, said, api_key=api_key)
@@ -178,7 +186,21 @@ def installed_version(tool: str) -> str:
         raise ConfigError(f"{tool} is not installed", hint="pip install 'slipway[evaluate]'") from error
 
 
-def environment(api_key: str = "") -> dict[str, str]:
+def cores(settings: Serving, half: int = 0) -> str:
+    """What a server's threads are bound to without a GPU, such as ``0,1,2``; empty where vLLM chooses.
+
+    vLLM would bind those of every server to the same cores, where a release and the one beside it starve each other by
+    turns. Evaluations get as many as a release will. It chooses in a pod, which has its server to itself, with tensor
+    parallelism, which takes a NUMA node for each part, and on a single core.
+    """
+    if chosen := os.environ.get(BINDING):
+        return chosen
+    alone = "KUBERNETES_SERVICE_HOST" in os.environ or settings.tensor_parallel_size > 1
+    halves = None if alone or serves_on_gpu() else core_halves()
+    return ",".join(map(str, halves[half])) if halves else ""
+
+
+def environment(api_key: str = "", cores: str = "") -> dict[str, str]:
     """vLLM's environment: offline, unobserved, with a cache of its own, and the API key where ps can't see it."""
     variables = dict(os.environ)
     # Whole GiB, and it would override --kv-cache-memory-bytes.
@@ -195,6 +217,8 @@ def environment(api_key: str = "") -> dict[str, str]:
     variables.setdefault("VLLM_CACHE_ROOT", str(_cache()))
     if api_key:
         variables["VLLM_API_KEY"] = api_key
+    if cores:
+        variables[BINDING] = cores
     return variables
 
 

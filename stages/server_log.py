@@ -38,6 +38,8 @@ class Facts:
     kv_cache_tokens: int
     fallbacks: tuple[str, ...] = ()
     """Lines that tell of a slower path taken instead of a better one."""
+    cores: tuple[int, ...] = ()
+    """That its threads are bound to; none on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,11 @@ def facts(text: str) -> Facts:
         quantization=None if quantization == "None" else quantization,
         kernel=", ".join(kernels) or None,
         fallbacks=fallbacks(text),
+        cores=tuple(
+            int(each)
+            for part in re.findall(r"local_rank=\d+, core ids=\[([\d, ]+)\]", text)
+            for each in part.split(",")
+        ),
         kv_cache_tokens=int(_required("KV cache size", r"KV cache size: ([\d,]+) tokens", text).replace(",", "")),
     )
 

@@ -80,6 +80,7 @@ class Subject:
             quantization=facts.quantization,
             kernel=facts.kernel,
             fallbacks=facts.fallbacks,
+            cores=facts.cores,
             ready_s=server.ready_s,
         )
         self._server = server

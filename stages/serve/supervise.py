@@ -117,7 +117,7 @@ class _Supervisor:
             return
         for release in wanted.releases():
             if release not in self._servers:
-                self._start(release)
+                self._start(release, self._free_half(wanted))
         stable = self._servers[wanted.stable]
         if stable.error and not self._answering(wanted.standby):
             raise stable.error
@@ -148,12 +148,18 @@ class _Supervisor:
         for each in servers:
             each.join()
 
-    def _start(self, release: str) -> None:
+    def _free_half(self, wanted: Wanted) -> int:
+        """Of the cores, that fewer of the releases have that stay."""
+        taken = [self._servers[each].half for each in wanted.releases() if each in self._servers]
+        return min((0, 1), key=taken.count)
+
+    def _start(self, release: str, half: int) -> None:
         say(f"starting {release}")
         self._servers[release] = KeptServer(
             self._store.releases / release,
             self._store.model,
             self._serving,
+            half=half,
             log=self._store.path / SERVERS / f"{release}.log",
             patience=self._patience,
             changed=self.changed,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.hardware import gpu_memory_used_bytes, gpus, hardware
+from stages.hardware import core_halves, gpu_memory_used_bytes, gpus, hardware
 
 NVIDIA_SMI = """#!/bin/sh
 case "$*" in
@@ -31,6 +31,33 @@ def test_this_machine_has_a_processor_cores_and_memory() -> None:
     assert found.cpu
     assert found.cores == len(os.sched_getaffinity(0))
     assert 1 << 28 < found.memory_bytes <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("cpus", "siblings", "halves"),
+    [
+        ({0}, {}, None),
+        ({0, 1}, {}, ((0,), (1,))),
+        ({3, 4, 9}, {}, ((3,), (4,))),
+        ({0, 1}, {0: "0-1", 1: "0-1"}, None),
+        ({0, 1, 2, 3}, {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, ((0,), (1,))),
+        ({2, 3}, {2: "0,2", 3: "1,3"}, ((2,), (3,))),
+        (set(range(8)), {}, ((0, 1, 2), (4, 5, 6))),
+    ],
+    ids=["one", "two", "odd", "two threads of one", "two threads each", "the second threads alone", "eight"],
+)
+def test_two_servers_get_physical_cores_of_their_own(
+    cpus: set[int],
+    siblings: dict[int, str],
+    halves: tuple[tuple[int, ...], tuple[int, ...]] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for cpu, listed in siblings.items():
+        (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(f"{listed}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cpus)
+    assert core_halves(tmp_path) == halves
 
 
 def test_a_machine_without_a_driver_has_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,17 @@ import psutil
 import pytest
 
 from stages.errors import ConfigError, PortInUse, ServerFailed
-from stages.server import answer, engine_arguments, environment, healthy, reserved_port, running, serves_on_gpu
+from stages.server import (
+    BINDING,
+    answer,
+    cores,
+    engine_arguments,
+    environment,
+    healthy,
+    reserved_port,
+    running,
+    serves_on_gpu,
+)
 from stages.settings import Serving
 from stages.store import ModelStore
 from tests.serving import DEMO, MODEL, SERVING, STAND_IN, living, processes_with, stand_in_variant, variant_of
@@ -84,6 +94,25 @@ def test_settings_become_arguments_and_what_would_override_them_is_removed(monke
         "--enforce-eager",
     ]
     assert not {"VLLM_CPU_KVCACHE_SPACE", "VLLM_API_KEY"} & environment().keys()
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_without_a_gpu_two_servers_compute_on_different_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.server.serves_on_gpu", lambda: False)
+    monkeypatch.setattr("stages.server.core_halves", lambda: ((0, 1), (4, 5)))
+    monkeypatch.delenv(BINDING, raising=False)
+    assert [cores(Serving(), half) for half in (0, 1)] == ["0,1", "4,5"]
+    assert environment(cores="4,5")[BINDING] == "4,5"
+    assert cores(Serving(tensor_parallel_size=2)) == ""
+    assert BINDING not in environment()
+    with monkeypatch.context() as chosen:
+        chosen.setenv(BINDING, "auto")
+        assert [cores(Serving(), half) for half in (0, 1)] == ["auto", "auto"]
+    with monkeypatch.context() as pod:
+        pod.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+        assert cores(Serving()) == ""
+    monkeypatch.setattr("stages.server.serves_on_gpu", lambda: True)
+    assert cores(Serving()) == ""
 
 
 @pytest.mark.usefixtures("stand_in")

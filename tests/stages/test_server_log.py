@@ -13,6 +13,8 @@ QUANTIZED = """\
 (APIServer pid=6424) INFO 11-21 03:28:38 [model.py:733] Resolved architecture: LlamaForCausalLM
 (EngineCore pid=6523) INFO 11-21 03:28:46 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: \
 trust_remote_code=False, dtype=torch.bfloat16, max_seq_len=1024, quantization=auto_gptq, quantization_config=None
+(EngineCore pid=6523) INFO 11-21 03:28:47 [ompmultiprocessing.py:185] \tlocal_world_size=1, reserve_cpu_num=1
+(EngineCore pid=6523) INFO 11-21 03:28:47 [ompmultiprocessing.py:185] \tlocal_rank=0, core ids=[4, 5]
 (Worker pid=6613) INFO 11-21 03:28:55 [__init__.py:923] Using CPUWNA16LinearKernel for mixed-precision linear
 (Worker pid=6613) INFO 11-21 03:28:55 [auto_gptq.py:352] Using CPUWNA16LinearKernel for AutoGPTQLinearMethod
 (EngineCore pid=6523) INFO 11-21 03:28:56 [kv_cache_utils.py:2327] CPU KV cache size: 131,072 tokens, Maximum \
@@ -51,10 +53,10 @@ vllm: error: unrecognized arguments: --nonsense 3
 WELL = "(APIServer pid=1) WARNING 11-21 03:28:39 [cpu.py:224] Triton is not installed.\nINFO:     Startup complete.\n"
 
 
-def test_dtype_quantization_kernel_and_cache_are_the_engine_s_own_words() -> None:
+def test_dtype_quantization_kernel_cache_and_cores_are_the_engine_s_own_words() -> None:
     found = facts(QUANTIZED)
     assert (found.version, found.dtype, found.quantization) == ("0.32.0", "bfloat16", "auto_gptq")
-    assert (found.kernel, found.kv_cache_tokens) == ("CPUWNA16LinearKernel", 131_072)
+    assert (found.kernel, found.kv_cache_tokens, found.cores) == ("CPUWNA16LinearKernel", 131_072, (4, 5))
 
 
 def test_plain_weights_have_no_quantization_and_no_kernel() -> None:

@@ -44,13 +44,23 @@ class KeptServer:
 
     Args:
         name: what clients call the model.
+        half: 0 or 1, of the machine's cores.
         log: its output; an earlier one is set aside.
         changed: set whenever ``state`` or ``backend`` has another value.
     """
 
     def __init__(
-        self, release: Path, name: str, serving: Serving, *, log: Path, patience: Patience, changed: threading.Event
+        self,
+        release: Path,
+        name: str,
+        serving: Serving,
+        *,
+        half: int,
+        log: Path,
+        patience: Patience,
+        changed: threading.Event,
     ) -> None:
+        self.half = half
         self.release, self.state = release, ServerState(release=release.name, state="starting")
         self.backend: Backend | None = None
         """Where it listens, while it is up."""
@@ -119,6 +129,7 @@ class KeptServer:
             api_key=api_key(),
             drain_s=DRAIN_S,
             log_requests=False,
+            half=self.half,
             cancelled=self._stop,
         )
 

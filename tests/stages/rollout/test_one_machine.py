@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from stages.errors import Conflict, ServerFailed, TransientError
+from stages.hardware import core_halves
 from stages.rollout.drills import drill_crash, drill_load
 from stages.rollout.local.envoy import Admin
 from stages.rollout.local.envoy_config import RELEASE_HEADER, ROUTER, Backend, plan
@@ -24,6 +25,7 @@ from stages.rollout.steady import SteadyLoad
 from stages.rollout.target import Split
 from stages.rollout.vllm_metrics import counters
 from stages.serve.endpoint import API_KEY_VARIABLE, SERVERS, Endpoint, endpoint, stop
+from stages.server import BINDING, serves_on_gpu
 from stages.server_log import ServerLog
 from stages.settings import Serving, Slo, Workload
 from stages.store import STORE_VARIABLE, ModelStore
@@ -87,6 +89,13 @@ class Place:
         """Which release answered each of so many requests."""
         return [each.raise_for_status().headers[RELEASE_HEADER] for each in self.ask(count)]
 
+    def cores(self, release: str) -> str:
+        """That the threads of its server are bound to."""
+        server = self.endpoint().server(release)
+        assert server
+        (process,) = psutil.Process(server.pid).children()
+        return process.environ()[BINDING]
+
     def kill_server(self, release: str, *, back_after: Path | None = None) -> None:
         """*back_after*: it does not come up again before this file is there."""
         if back_after:
@@ -131,6 +140,23 @@ def test_no_request_fails_while_traffic_moves_is_promoted_rolled_back_and_withdr
     assert load.failed() == []
     assert {each.release for each in replies} == {old, new}
     assert {each.tokens for each in replies} == {20}
+
+
+@pytest.mark.skipif(core_halves() is None, reason="needs two cores")
+@pytest.mark.skipif(serves_on_gpu(), reason="a GPU has no cores to share")
+def test_the_canary_computes_on_other_cores_than_the_stable_release_whichever_has_which(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(BINDING, raising=False)
+    first, second = place.two_releases()
+    third, target = place.release(3), place.target
+    before = place.cores(first), place.cores(second)
+    assert [each.split(",")[0] for each in before] == [str(half[0]) for half in core_halves() or ()]
+    target.shift(second, 100)
+    target.promote(second)
+    target.deploy(third)
+    wait_until(lambda: target.ready(third), "the next canary")
+    assert (place.cores(third), place.cores(second)) == before
 
 
 @pytest.mark.slow
