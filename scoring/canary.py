@@ -112,5 +112,14 @@ def latency(
     return "fail" if exceeds(above, counts[-1]) < significance else "unclear"
 
 
+def mostly(worse: int, of: int, *, significance: float) -> Verdict:
+    """Whether no more than half of *of* comparisons were worse; it fails only when more were than chance explains."""
+    if not of:
+        return "unclear"
+    if 2 * worse <= of:
+        return "pass"
+    return "fail" if exceeds(worse, of, 0.5) < significance else "unclear"
+
+
 def _log_choose(n: int, k: int) -> float:
     return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import datetime
+from statistics import median
 from typing import Final, Literal
 
 from scoring import canary as statistics
 from stages.errors import TransientError
-from stages.rollout.journal import Analysis, Check, Figures, Synthetic, Totals, Window
+from stages.rollout.journal import Analysis, Check, Figures, Pace, Synthetic, Totals, Window
 from stages.rollout.settings import Rollout
 from stages.rollout.target import Counters, Histogram
 
@@ -66,7 +67,6 @@ def figures(now: Totals, then: Totals) -> Figures:
             }
         )
     ttft, tpot = _since(now.ttft, then.ttft), _since(now.tpot, then.tpot)
-    in_flight_s = now.in_flight_s - then.in_flight_s
     return Figures(
         requests=round(ttft[-1]) if ttft else 0,
         answered=round(now.answered - then.answered),
@@ -74,8 +74,21 @@ def figures(now: Totals, then: Totals) -> Figures:
         refused=round(now.refused - then.refused),
         ttft_p95_ms=_p95_ms(now.ttft_bounds, ttft),
         tpot_p95_ms=_p95_ms(now.tpot_bounds, tpot),
-        tokens_per_s_each=(now.output_tokens - then.output_tokens) / in_flight_s if in_flight_s > 0 else None,
+        tokens_per_s_each=_tokens_per_s_each(now, then),
     )
+
+
+def paced(window: Window, canary: Totals, stable: Totals, *, alone: bool) -> Pace:
+    """The window's pace with the present look, which goes on until a request has ended at both.
+
+    Args:
+        alone: the canary gets all requests of clients; the stable release is not waited for.
+    """
+    pace = window.pace or Pace(canary_from=window.canary, stable_from=window.stable or stable)
+    ours, theirs = _tokens_per_s_each(canary, pace.canary_from), _tokens_per_s_each(stable, pace.stable_from)
+    if ours is None or (theirs is None and not alone):
+        return pace
+    return Pace(canary_from=canary, stable_from=stable, canary=(*pace.canary, ours), stable=(*pace.stable, theirs))
 
 
 def analyse(
@@ -111,7 +124,7 @@ def analyse(
         own_requests(settings, window.to_canary, window.to_stable),
         _latency(settings, "ttft", canary_now.ttft_bounds, _since(canary_now.ttft, window.canary.ttft), reference),
         _latency(settings, "tpot", canary_now.tpot_bounds, _since(canary_now.tpot, window.canary.tpot), reference),
-        _speed(settings, canary, reference),
+        _speed(settings, window.pace, canary, reference, reference.tokens_per_s_each if comparable else None),
     ]
     if agreement is not None:
         checks.append(quality(settings, agreement))
@@ -230,16 +243,21 @@ def _latency(
     )
 
 
-def _speed(settings: Rollout, canary: Figures, reference: Figures) -> Check:
-    ours, theirs = canary.tokens_per_s_each, reference.tokens_per_s_each
+def _speed(settings: Rollout, pace: Pace | None, canary: Figures, reference: Figures, earlier: float | None) -> Check:
+    """Look by look, with what the stable release did at the same time or *earlier*: in a sum, the one moment in which
+    the machine was busy outweighs all others."""
+    canarys, stables = (pace.canary, pace.stable) if pace else ((), ())
+    if earlier is not None:
+        stables = (earlier,) * len(canarys)
+    looks = [(ours, theirs) for ours, theirs in zip(canarys, stables, strict=True) if theirs is not None]
+    slower = sum(ours < theirs * settings.speed_ratio for ours, theirs in looks)
     enough = min(canary.requests, reference.requests) >= settings.min_requests
-    limit = None if theirs is None else theirs * settings.speed_ratio
     if not settings.speed_ratio:
         verdict: statistics.Verdict = "pass"
-    elif not enough or ours is None or limit is None:
-        verdict = "unclear"
     else:
-        verdict = "pass" if ours >= limit else "fail"
+        verdict = statistics.mostly(slower, len(looks), significance=settings.significance) if enough else "unclear"
+    ours, theirs = (median(each) for each in zip(*looks, strict=True)) if looks else (None, None)
+    limit = None if theirs is None else theirs * settings.speed_ratio
     return Check(
         name="speed",
         verdict=verdict,
@@ -247,8 +265,8 @@ def _speed(settings: Rollout, canary: Figures, reference: Figures) -> Check:
         stable=theirs,
         limit=limit,
         unit="tokens/s",
-        text=f"output tokens per second of each request: {_shown(ours, '')}, the stable release's {_shown(theirs, '')},"
-        f" at least {_shown(limit, '')}",
+        text=f"output tokens per second of each request, median: {_shown(ours, '')}, the stable release's "
+        f"{_shown(theirs, '')}, at least {_shown(limit, '')}; less in {slower} of {len(looks)} looks",
     )
 
 
@@ -261,6 +279,12 @@ def _verdict(checks: list[Check]) -> tuple[Literal["promote", "rollback", "incon
         few = checks[0].verdict == "unclear"  # then the rest can't be clear
         return "inconclusive", unclear[0] if few else "; ".join(unclear)
     return "promote", "as good as the stable release in every check"
+
+
+def _tokens_per_s_each(now: Totals, then: Totals) -> float | None:
+    """None where no request ended in between."""
+    in_flight_s = now.in_flight_s - then.in_flight_s
+    return (now.output_tokens - then.output_tokens) / in_flight_s if in_flight_s > 0 else None
 
 
 def _finite(histogram: Histogram) -> tuple[float, ...]:

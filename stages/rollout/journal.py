@@ -98,11 +98,23 @@ class Synthetic(Record):
     failed: int = 0
 
 
+class Pace(Record):
+    """Output tokens per second that each request in flight got, look by look."""
+
+    canary_from: Totals
+    stable_from: Totals
+    """Where the present look began."""
+    canary: tuple[float, ...] = ()
+    stable: tuple[float | None, ...] = ()
+    """None: no request ended there."""
+
+
 class Window(Record):
     """From where a step's differences are taken."""
 
     canary: Totals
     stable: Totals | None
+    pace: Pace | None = None
     to_canary: Synthetic = Synthetic()
     to_stable: Synthetic = Synthetic()
 

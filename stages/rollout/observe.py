@@ -11,7 +11,7 @@ from stages import releases
 from stages.errors import ServerFailed, TransientError
 from stages.evaluate.probes import check_probes
 from stages.rollout import traffic
-from stages.rollout.analysis import analyse, figures, own_requests, quality, restarted, totals
+from stages.rollout.analysis import analyse, figures, own_requests, paced, quality, restarted, totals
 from stages.rollout.journal import Analysis, Figures, Journal, Totals, Window, asked
 from stages.rollout.settings import Rollout
 from stages.rollout.target import Target
@@ -108,6 +108,8 @@ class Observer:
         if settings.synthetic:
             window = self._supplied(window, canary, stable, elapsed_s)
             canary, stable = totals(self.target.counters(journal.release)), self.totals_of_stable() or stable
+        pace = paced(window, canary, stable, alone=journal.percent == 100)
+        window = window.model_copy(update={"pace": pace})
         analysis = self._analysis(window, canary, stable, elapsed_s)
         complete = journal.hurried or elapsed_s >= settings.step_s
         if analysis.verdict == "promote" and complete and settings.agreement:

@@ -47,8 +47,8 @@ class Rollout(Settings):
     """Time per output token, p95."""
     tpot_slack_ms: Seconds = 5
     speed_ratio: Share = 0.75
-    """Output tokens per second that each request in flight gets, at least this share of the stable release's.
-    0 turns it off."""
+    """Output tokens per second that each request in flight gets, at least this share of the stable release's in half of
+    the looks. 0 turns it off."""
     error_slack: Share = 0.01
     """Failed requests may be more by this share of all."""
     significance: Annotated[float, Field(gt=0, lt=0.5)] = 0.01

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scoring.canary import exceeds, failures, increase, latency, quantile, share_above
+from scoring.canary import exceeds, failures, increase, latency, mostly, quantile, share_above
 
 BOUNDS = (0.1, 0.2, 0.4, math.inf)
 
@@ -102,6 +102,14 @@ def test_failures_count_only_beyond_slack_and_chance(failed, of, stable_failed, 
 def test_a_latency_fails_only_when_more_requests_are_over_the_limit_than_chance_explains(counts, verdict):
     bounds = BOUNDS if counts else ()
     assert latency(bounds, counts, 0.2, least=50, significance=0.01) == verdict
+
+
+@pytest.mark.parametrize(
+    ("worse", "of", "verdict"),
+    [(0, 0, "unclear"), (0, 1, "pass"), (5, 10, "pass"), (1, 1, "unclear"), (6, 6, "unclear"), (7, 7, "fail")],
+)
+def test_a_slower_half_fails_only_when_chance_does_not_explain_it(worse, of, verdict):
+    assert mostly(worse, of, significance=0.01) == verdict
 
 
 def test_a_limit_that_nobody_knows_is_unclear():

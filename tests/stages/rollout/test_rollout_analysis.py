@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stages.errors import TransientError
-from stages.rollout.analysis import analyse, figures, quality, restarted, totals
-from stages.rollout.journal import Analysis, Figures, Synthetic, Window
+from stages.rollout.analysis import analyse, figures, paced, quality, restarted, totals
+from stages.rollout.journal import Analysis, Figures, Pace, Synthetic, Window
 from stages.rollout.settings import Rollout
 from stages.rollout.target import Counters, Histogram
 
@@ -41,9 +41,21 @@ def told(
 
 
 def look(canary: Counters, stable: Counters, *, percent: int = 10, **changes: Any) -> Analysis:
+    """The last of ten that were alike."""
     window = Window(canary=totals(NOTHING), stable=totals(NOTHING), **changes.pop("own", {}))
+    pace = changes.pop("pace", None) or repeated(paced(window, totals(canary), totals(stable), alone=percent == 100))
+    window = window.model_copy(update={"pace": pace})
     given: dict[str, Any] = {"earlier": [], "agreement": 1.0, "seconds": 60, "at": datetime.now(UTC)}
     return analyse(SETTINGS, percent, window, totals(canary), totals(stable), **(given | changes))
+
+
+def repeated(pace: Pace) -> Pace:
+    return pace.model_copy(update={"canary": 10 * pace.canary, "stable": 10 * pace.stable})
+
+
+def speeds(canary: list[float], stable: list[float | None]) -> Pace:
+    start = totals(NOTHING)
+    return Pace(canary_from=start, stable_from=start, canary=tuple(canary), stable=tuple(stable))
 
 
 def verdicts(analysis: Analysis) -> dict[str, str]:
@@ -108,6 +120,47 @@ def test_worse_in_one_thing_is_enough_to_go_back(canary: Counters, failing: str)
     assert found.verdict == "rollback"
     assert [name for name, verdict in verdicts(found).items() if verdict == "fail"] == [failing]
     assert found.reason == next(each.text for each in found.checks if each.name == failing)
+
+
+@pytest.mark.parametrize(
+    ("canary", "stable", "verdict"),
+    [
+        ([90.0] * 9 + [1.0], [100.0] * 10, "pass"),
+        ([60.0, 100.0] * 5, [100.0, 50.0] * 5, "pass"),
+        ([70.0] * 6, [100.0] * 6, "unclear"),
+        ([70.0] * 7, [100.0] * 7, "fail"),
+        ([70.0] * 7 + [100.0], [100.0] * 8, "unclear"),
+        ([70.0] * 9, [100.0, None, None] * 3, "unclear"),
+        ([], [], "unclear"),
+    ],
+    ids=["one stall", "by turns", "few looks", "slower", "chance", "nothing beside it", "none"],
+)
+def test_a_speed_is_compared_look_by_look_so_that_one_stall_decides_nothing(
+    canary: list[float], stable: list[float | None], verdict: str
+) -> None:
+    found = look(told(50, tokens_per_s=1), told(450), pace=speeds(canary, stable))
+    assert verdicts(found)["speed"] == verdict
+
+
+def test_at_all_of_the_traffic_each_look_is_compared_with_what_the_stable_release_did_with_it() -> None:
+    alone = figures(totals(told(450, tokens_per_s=100)), totals(NOTHING))
+    slow = look(told(50), told(1), percent=100, earlier=[alone], pace=speeds([70.0] * 7, [None] * 7))
+    assert verdicts(slow)["speed"] == "fail"
+    found = next(each for each in slow.checks if each.name == "speed")
+    assert (found.canary, found.stable, found.limit) == (70, 100, 75)
+
+
+def test_a_look_goes_on_until_a_request_has_ended_at_both() -> None:
+    window = Window(canary=totals(NOTHING), stable=totals(NOTHING))
+    begun = paced(window, totals(told(5, tokens_per_s=50)), totals(NOTHING), alone=False)
+    assert (begun.canary, begun.stable) == ((), ())
+    ended = paced(window.model_copy(update={"pace": begun}), totals(told(6)), totals(told(1)), alone=False)
+    assert (ended.canary, ended.stable) == (pytest.approx((100,)), pytest.approx((100,)))
+    later = paced(
+        window.model_copy(update={"pace": ended}), totals(told(9, tokens_per_s=50)), totals(told(1)), alone=True
+    )
+    assert later.canary == pytest.approx((100, 25))
+    assert later.stable == (ended.stable[0], None)
 
 
 def test_an_error_of_three_where_the_stable_release_has_as_many_does_not_go_back() -> None:
