@@ -24,18 +24,20 @@ def hardware() -> Hardware:
 
 
 def core_halves(cpus: Path = CPUS) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Logical CPUs for the threads of two servers that shall not disturb each other; None on a single core.
+    """Logical CPUs for the threads of two servers that shall not disturb each other; None if there is only one.
 
-    One of each physical core, as vLLM chooses itself, in the order of their numbers: on two sockets, a socket each.
-    Where a half has several, the last one stays free for the processes that pass work to the threads.
+    One of each physical core, as vLLM chooses itself, in the order of their numbers: on two sockets, a socket each. Of
+    a single core, its two. Where a half has several, the last one stays free for the processes that pass work to the
+    threads.
     """
     allowed = os.sched_getaffinity(0)
-    first = sorted({min(_siblings(cpus, each) & allowed) for each in allowed})
-    size = len(first) // 2
+    physical = {min(_siblings(cpus, each) & allowed) for each in allowed}
+    divided = sorted(physical if len(physical) > 1 else allowed)
+    size = len(divided) // 2
     if not size:
         return None
     used = max(1, size - 1)
-    return tuple(first[:used]), tuple(first[size : size + used])
+    return tuple(divided[:used]), tuple(divided[size : size + used])
 
 
 def gpus() -> list[str]:
@@ -76,10 +78,10 @@ def _siblings(cpus: Path, cpu: int) -> set[int]:
     """The logical CPUs of *cpu*'s physical core: ``0-1,8``."""
     try:
         listed = (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
-    except OSError:
+        ends = [tuple(map(int, part.split("-"))) for part in listed.split(",")]
+    except (OSError, ValueError):  # not every virtual machine tells
         return {cpu}
-    ends = [part.split("-") for part in listed.split(",")]
-    return {cpu}.union(*(range(int(each[0]), int(each[-1]) + 1) for each in ends))
+    return {cpu}.union(*(range(each[0], each[-1] + 1) for each in ends))
 
 
 def _cpu_model() -> str:

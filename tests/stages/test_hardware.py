@@ -39,12 +39,13 @@ def test_this_machine_has_a_processor_cores_and_memory() -> None:
         ({0}, {}, None),
         ({0, 1}, {}, ((0,), (1,))),
         ({3, 4, 9}, {}, ((3,), (4,))),
-        ({0, 1}, {0: "0-1", 1: "0-1"}, None),
+        ({0, 1}, {0: "0-1", 1: "0-1"}, ((0,), (1,))),
+        ({0, 1}, {0: "", 1: ""}, ((0,), (1,))),
         ({0, 1, 2, 3}, {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, ((0,), (1,))),
         ({2, 3}, {2: "0,2", 3: "1,3"}, ((2,), (3,))),
         (set(range(8)), {}, ((0, 1, 2), (4, 5, 6))),
     ],
-    ids=["one", "two", "odd", "two threads of one", "two threads each", "the second threads alone", "eight"],
+    ids=["one", "two", "odd", "two threads of one", "untold", "two threads each", "the second threads alone", "eight"],
 )
 def test_two_servers_get_physical_cores_of_their_own(
     cpus: set[int],
