@@ -105,7 +105,7 @@ def running(
         log: the server's output is appended to it.
         drain_s: seconds that requests in flight are given to finish when it is stopped.
         log_requests: a line for each request in the log, which grows with them.
-        half: 0 or 1, of the machine's cores: see ``cores``.
+        half: 0 or 1, of the machine's cores: see ``core_binding``.
         cancelled: set, it ends the wait for the first answer, where no signal reaches (a thread).
 
     Raises:
@@ -133,7 +133,7 @@ def running(
                 contained(
                     command,
                     output=output,
-                    environment=environment(api_key, cores(settings, half)),
+                    environment=environment(api_key, core_binding(settings, half)),
                     grace_s=GRACE_S + drain_s,
                 )
             )
@@ -186,8 +186,8 @@ def installed_version(tool: str) -> str:
         raise ConfigError(f"{tool} is not installed", hint="pip install 'slipway[evaluate]'") from error
 
 
-def cores(settings: Serving, half: int = 0) -> str:
-    """What a server's threads are bound to without a GPU, such as ``0,1,2``; empty where vLLM chooses.
+def core_binding(settings: Serving, half: int = 0) -> str:
+    """The cores that a server's threads are bound to without a GPU, such as ``0,1,2``; empty where vLLM chooses.
 
     vLLM would bind those of every server to the same cores, where a release and the one beside it starve each other by
     turns. Evaluations get as many as a release will. It chooses in a pod, which has its server to itself, with tensor
@@ -200,7 +200,7 @@ def cores(settings: Serving, half: int = 0) -> str:
     return ",".join(map(str, halves[half])) if halves else ""
 
 
-def environment(api_key: str = "", cores: str = "") -> dict[str, str]:
+def environment(api_key: str = "", binding: str = "") -> dict[str, str]:
     """vLLM's environment: offline, unobserved, with a cache of its own, and the API key where ps can't see it."""
     variables = dict(os.environ)
     # Whole GiB, and it would override --kv-cache-memory-bytes.
@@ -217,8 +217,8 @@ def environment(api_key: str = "", cores: str = "") -> dict[str, str]:
     variables.setdefault("VLLM_CACHE_ROOT", str(_cache()))
     if api_key:
         variables["VLLM_API_KEY"] = api_key
-    if cores:
-        variables[BINDING] = cores
+    if binding:
+        variables[BINDING] = binding
     return variables
 
 

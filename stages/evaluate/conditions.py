@@ -10,7 +10,7 @@ from stages.errors import ConfigError, DamagedModel
 from stages.evaluate.divergence import held_out_digest
 from stages.hardware import hardware
 from stages.records import VARIANT, Hardware, Variant, difference
-from stages.server import cores, installed_version
+from stages.server import core_binding, installed_version
 from stages.settings import Serving, Workload
 from stages.store import ModelStore, digest_of, sha256_of
 
@@ -27,8 +27,8 @@ class Conditions:
     serving: dict[str, Any]
     tool_versions: dict[str, str]
     hardware: Hardware
-    cores: str
-    """``stages.server.cores``."""
+    binding: str
+    """``stages.server.core_binding``."""
 
     @property
     def key(self) -> str:
@@ -39,7 +39,7 @@ class Conditions:
                 "serving": self.serving,
                 "tool_versions": self.tool_versions,
                 "hardware": self.hardware.model_dump(mode="json"),
-                "cores": self.cores,
+                "binding": self.binding,
             }
         )
 
@@ -58,7 +58,7 @@ def gather(variant: Variant, workload: Workload, serving: Serving) -> Conditions
         serving=serving.model_dump(mode="json", exclude=NOT_MEASURED),
         tool_versions={tool: installed_version(tool) for tool in TOOLS},
         hardware=hardware(),
-        cores=cores(serving),
+        binding=core_binding(serving),
     )
 
 

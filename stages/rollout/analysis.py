@@ -246,10 +246,10 @@ def _latency(
 def _speed(settings: Rollout, pace: Pace | None, canary: Figures, reference: Figures, earlier: float | None) -> Check:
     """Look by look, with what the stable release did at the same time or *earlier*: in a sum, the one moment in which
     the machine was busy outweighs all others."""
-    canarys, stables = (pace.canary, pace.stable) if pace else ((), ())
+    canary_each, stable_each = (pace.canary, pace.stable) if pace else ((), ())
     if earlier is not None:
-        stables = (earlier,) * len(canarys)
-    looks = [(ours, theirs) for ours, theirs in zip(canarys, stables, strict=True) if theirs is not None]
+        stable_each = (earlier,) * len(canary_each)
+    looks = [(ours, theirs) for ours, theirs in zip(canary_each, stable_each, strict=True) if theirs is not None]
     slower = sum(ours < theirs * settings.speed_ratio for ours, theirs in looks)
     enough = min(canary.requests, reference.requests) >= settings.min_requests
     if not settings.speed_ratio:

@@ -14,7 +14,7 @@ from stages.errors import ConfigError, PortInUse, ServerFailed
 from stages.server import (
     BINDING,
     answer,
-    cores,
+    core_binding,
     engine_arguments,
     environment,
     healthy,
@@ -101,18 +101,18 @@ def test_without_a_gpu_two_servers_compute_on_different_cores(monkeypatch: pytes
     monkeypatch.setattr("stages.server.serves_on_gpu", lambda: False)
     monkeypatch.setattr("stages.server.core_halves", lambda: ((0, 1), (4, 5)))
     monkeypatch.delenv(BINDING, raising=False)
-    assert [cores(Serving(), half) for half in (0, 1)] == ["0,1", "4,5"]
-    assert environment(cores="4,5")[BINDING] == "4,5"
-    assert cores(Serving(tensor_parallel_size=2)) == ""
+    assert [core_binding(Serving(), half) for half in (0, 1)] == ["0,1", "4,5"]
+    assert environment(binding="4,5")[BINDING] == "4,5"
+    assert core_binding(Serving(tensor_parallel_size=2)) == ""
     assert BINDING not in environment()
     with monkeypatch.context() as chosen:
         chosen.setenv(BINDING, "auto")
-        assert [cores(Serving(), half) for half in (0, 1)] == ["auto", "auto"]
+        assert [core_binding(Serving(), half) for half in (0, 1)] == ["auto", "auto"]
     with monkeypatch.context() as pod:
         pod.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-        assert cores(Serving()) == ""
+        assert core_binding(Serving()) == ""
     monkeypatch.setattr("stages.server.serves_on_gpu", lambda: True)
-    assert cores(Serving()) == ""
+    assert core_binding(Serving()) == ""
 
 
 @pytest.mark.usefixtures("stand_in")
