@@ -22,18 +22,21 @@ from typing import Final
 from pipeline.config import RunConfig, load, names
 from scoring.metrics import odds
 from scoring.profile import Profile
-from stages.errors import ConfigError, MissingRun, NoWinner, RunFailed, SlipwayError
 from stages.evaluate.conditions import Conditions, read_variant
 from stages.evaluate.conditions import gather as evaluated
-from stages.hub import model_id
-from stages.process import contained
-from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE, answer_sigterm
-from stages.records import ACQUIRED, VARIANT, Acquired, Evaluation, Production, Variant
+from stages.parts.base.errors import ConfigError, MissingRun, NoWinner, RunFailed, SlipwayError
+from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, answer_sigterm
+from stages.parts.base.store import STORE_VARIABLE, ModelStore, canonical_json, directory_name, place, place_tree
+from stages.parts.machine.process import contained
+from stages.parts.model.name import model_id
+from stages.parts.records.acquired import ACQUIRED, Acquired
+from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.production import Production
+from stages.parts.records.variant import VARIANT, Variant
 from stages.select.decision import decide
 from stages.select.evidence import read_samples
 from stages.select.kept import Basis
 from stages.select.selection import gather
-from stages.store import STORE_VARIABLE, ModelStore, canonical_json, directory_name, place, place_tree
 
 FOLDER: Final = Path(".repeatability")
 UNFINISHED: Final = ".unfinished"

@@ -27,7 +27,7 @@ from pipeline.options import (
     load_config,
     print_result,
 )
-from stages.errors import Interrupted, SlipwayError
+from stages.parts.base.errors import Interrupted, SlipwayError
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
@@ -109,11 +109,11 @@ def serve_model(
 
     Set SLIPWAY_API_KEY to ask clients for a key.
     """
-    from stages.hub import model_id
-    from stages.program import answer_sigterm
-    from stages.serve.endpoint import stop as stop_serving
-    from stages.serve.supervise import serve_foreground
-    from stages.store import ModelStore
+    from stages.parts.base.program import answer_sigterm
+    from stages.parts.base.store import ModelStore
+    from stages.parts.endpoint.record import stop as stop_serving
+    from stages.parts.endpoint.supervisor import serve_foreground
+    from stages.parts.model.name import model_id
 
     given = {"serving.port": port, "serving.host": host}
     flags = [f"{field}={value}" for field, value in given.items() if value is not None]
@@ -215,7 +215,7 @@ def render(
     import yaml
 
     from pipeline import submit
-    from stages.errors import UnknownName
+    from stages.parts.base.errors import UnknownName
 
     renderers: dict[str, Callable[[RunConfig], dict[str, Any]]] = {
         "workflow": submit.render,

@@ -14,12 +14,11 @@ from pydantic import ValidationError
 
 from pipeline.platform import Platform
 from scoring.profile import Profile
-from stages.errors import ConfigError, UnknownName
 from stages.evaluate.trace import read_trace
+from stages.parts.base.errors import ConfigError, UnknownName
+from stages.parts.base.settings import CONFIGS, Optimize, Rollout, Serving, Settings, Workload, mistakes
+from stages.parts.model.corpora import is_path
 from stages.rollout.kserve.settings import KServe
-from stages.rollout.settings import Rollout
-from stages.settings import CONFIGS, Optimize, Serving, Settings, Workload, mistakes
-from stages.texts import is_path
 
 FOLDERS: Final = {"profile": "profiles", "workload": "workloads", "platform": "platforms"}
 

@@ -38,14 +38,14 @@ from pipeline import pods
 from pipeline.config import RunConfig
 from pipeline.platform import Platform, Stage
 from pipeline.serving import kserve_settings
-from stages.hub import is_local, model_id
-from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE
+from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE
+from stages.parts.base.settings import Rollout
+from stages.parts.base.store import STORE_VARIABLE, canonical_json, directory_name
+from stages.parts.endpoint.record import API_KEY_VARIABLE
+from stages.parts.model.name import is_local, model_id
+from stages.parts.records.rollout import LOCAL
 from stages.rollout.kserve.settings import VARIABLE as KSERVE_VARIABLE
 from stages.rollout.plan import DEPLOY, PROMOTE
-from stages.rollout.settings import Rollout
-from stages.rollout.targets import LOCAL
-from stages.serve.endpoint import API_KEY_VARIABLE
-from stages.store import STORE_VARIABLE, canonical_json, directory_name
 
 NAME: Final = "slipway"
 STORE_MOUNT: Final = "/mnt/models"

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from pipeline.config import RunConfig
 from pipeline.local.resources import GIB, Capacity
-from stages.settings import Settings
+from stages.parts.base.settings import Settings
 
 MINIMUM_PYTHON: Final = (3, 11)
 MINIMUM_MEMORY_BYTES: Final = 8 * GIB

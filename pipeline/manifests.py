@@ -18,8 +18,8 @@ import yaml
 from pipeline import cluster_objects
 from pipeline.config import RunConfig, load, names
 from pipeline.definition import workflow_template
-from stages.errors import ConfigError
-from stages.store import write_text
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.store import write_text
 
 MANIFESTS: Final = Path(__file__).parents[1] / "manifests"
 SHARED: Final = "cluster"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig

@@ -7,8 +7,8 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.local.resources import quantity
-from stages.errors import ConfigError
-from stages.settings import Positive, Settings
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.settings import Positive, Settings
 
 
 def _quantity(value: str) -> str:

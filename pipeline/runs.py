@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from pipeline.local.names import log_file
 from pipeline.local.state import LOCK, LOGS, WORKFLOW, RunState, read_run
-from stages.errors import ConfigError, MissingRun, RunFailed, UnknownName
+from stages.parts.base.errors import ConfigError, MissingRun, RunFailed, UnknownName
 from stages.report.record import JSON, RunReport
 
 RUN_ID: Final = re.compile(r"^\d{8}-\d{6}-[0-9a-f]{4}$")

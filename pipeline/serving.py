@@ -6,14 +6,15 @@ import os
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pipeline.config import RunConfig
-from stages.errors import ConfigError, UnknownName
+from stages.parts.base.errors import ConfigError, UnknownName
+from stages.parts.records.rollout import LOCAL
 from stages.rollout.kserve.settings import VARIABLE, KServe, Toleration
-from stages.rollout.targets import LOCAL, connect
+from stages.rollout.targets import connect
 
 if TYPE_CHECKING:
+    from stages.parts.base.settings import Serving
+    from stages.parts.base.store import ModelStore
     from stages.rollout.target import Target
-    from stages.settings import Serving
-    from stages.store import ModelStore
 
 
 def target_of(config: RunConfig, store: ModelStore, source: str, serving: Serving) -> Target:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.local.resources import Capacity
 from pipeline.runs import Run, failure, new_id, read_workflow
-from stages.errors import ConfigError
-from stages.hub import is_local, model_id
-from stages.records import Production
-from stages.settings import Serving
-from stages.store import ModelStore, full_disk_is_an_answer
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.settings import Serving
+from stages.parts.base.store import ModelStore, full_disk_is_an_answer
+from stages.parts.model.name import is_local, model_id
+from stages.parts.records.production import Production
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
-    from stages.serve.endpoint import Endpoint
+    from stages.parts.endpoint.record import Endpoint
 
 ENGINE_STATE: Final = ".engine"
 """Beside the models in the store: memoized results and mutexes, shared by all runs of this store."""
@@ -49,7 +49,7 @@ class Finished:
 
     def reused(self) -> bool:
         """Whether no stage had anything to do."""
-        from stages.program import outcomes
+        from stages.parts.base.program import outcomes
 
         return all(each.result == "reused" for each in outcomes(self.run.path) if each.stage != "resolve")
 
@@ -139,15 +139,15 @@ def render(config: RunConfig) -> dict[str, Any]:
 
 
 def _endpoint(store: ModelStore) -> Endpoint | None:
-    from stages.serve.endpoint import endpoint
+    from stages.parts.endpoint.record import endpoint
 
     return endpoint(store)
 
 
 def _check_port(store: ModelStore, serving: Serving) -> None:
     """Raises: PortInUse: now, rather than after an hour of work. The model's own endpoint may hold the port."""
-    from stages.serve.endpoint import endpoint
-    from stages.server import reserved_port
+    from stages.parts.endpoint.record import endpoint
+    from stages.parts.engine.server import reserved_port
 
     if endpoint(store) is None:
         with reserved_port(serving.host, serving.port):

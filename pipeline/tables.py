@@ -11,7 +11,7 @@ from rich.text import Text
 from pipeline.local.progress import duration
 from pipeline.local.state import RunState
 from scoring.metrics import odds, shown
-from stages.records import Candidate, Production
+from stages.parts.records.production import Candidate, Production
 
 
 class Shown(Protocol):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-from stages.turns import LOCK_VARIABLE
+from stages.parts.machine.lock import LOCK_VARIABLE
 from tests.hub.server import HubServer
 
 END_TO_END: Final = "tests/end_to_end"

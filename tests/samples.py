@@ -7,23 +7,13 @@ import math
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stages.program import Outcome
-from stages.records import (
-    ACQUIRED,
-    SAMPLES_SUFFIX,
-    VARIANT,
-    Acquired,
-    Engine,
-    Evaluation,
-    File,
-    Hardware,
-    Memory,
-    TaskScore,
-    Variant,
-    files_digest,
-)
-from stages.select.recompute import point_load, task_score, whole_load
-from stages.store import ModelStore, sha256_of, write_json
+from stages.parts.base.program import Outcome
+from stages.parts.base.store import ModelStore, sha256_of, write_json
+from stages.parts.machine.hardware import Hardware
+from stages.parts.records.acquired import ACQUIRED, Acquired, File, files_digest
+from stages.parts.records.evaluation import SAMPLES_SUFFIX, Engine, Evaluation, Memory, TaskScore
+from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.samples.figures import point_load, task_score, whole_load
 
 MODEL = "org/name"
 ROUNDS = 3

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 import psutil
 
-from stages.records import VARIANT, File, Variant, files_digest
-from stages.store import STORE_VARIABLE, ModelStore, place_tree, sha256_of, swap_link
+from stages.parts.base.store import STORE_VARIABLE, ModelStore, place_tree, sha256_of, swap_link
+from stages.parts.records.acquired import File, files_digest
+from stages.parts.records.variant import VARIANT, Variant
 
 REPOSITORY: Final = Path(__file__).parent.parent
 DEMO: Final = REPOSITORY / "tests" / "demo"

@@ -12,10 +12,10 @@ from pipeline.argo.template import difference
 from pipeline.definition import NAME, RESOLVE_CACHE, workflow_template
 from pipeline.doctor import Check
 from pipeline.local.resources import quantity
-from stages.cluster.api import Cluster
-from stages.cluster.kinds import CLAIMS, CONFIG_MAPS, DEFINITIONS, NODES, REVIEWS, TEMPLATES, Object
-from stages.cluster.refusals import Absent
-from stages.errors import AccessDenied, SlipwayError
+from stages.parts.base.errors import AccessDenied, SlipwayError
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import CLAIMS, CONFIG_MAPS, DEFINITIONS, NODES, REVIEWS, TEMPLATES, Object
+from stages.parts.cluster.refusals import Absent
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig

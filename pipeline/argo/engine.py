@@ -13,10 +13,10 @@ from pipeline.argo.template import compare, installed
 from pipeline.definition import arguments
 from pipeline.local.progress import observer_for
 from pipeline.runs import failure
-from stages.cluster.api import Cluster
-from stages.cluster.kinds import Object
-from stages.errors import ConfigError, Interrupted
-from stages.hub import is_local
+from stages.parts.base.errors import ConfigError, Interrupted
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import Object
+from stages.parts.model.name import is_local
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig

@@ -9,10 +9,10 @@ from typing import Final
 from pipeline.argo.status import changed, ended, run_state
 from pipeline.local.progress import Observer
 from pipeline.local.state import RunState
-from stages.cluster.api import Cluster
-from stages.cluster.kinds import WORKFLOWS, Kind, Object
-from stages.cluster.refusals import Expired
-from stages.errors import ClusterUnavailable, MissingRun
+from stages.parts.base.errors import ClusterUnavailable, MissingRun
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import WORKFLOWS, Kind, Object
+from stages.parts.cluster.refusals import Expired
 
 PATIENCE_S: Final = 600.0
 """Without a word from the API."""

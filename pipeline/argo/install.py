@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from rich.table import Table
 
-from stages.cluster.api import Cluster
-from stages.cluster.kinds import NAMESPACES, Kind, Object
-from stages.cluster.refusals import Absent
-from stages.errors import ClusterRefused, Conflict
+from stages.parts.base.errors import ClusterRefused, Conflict
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import NAMESPACES, Kind, Object
+from stages.parts.cluster.refusals import Absent
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig

@@ -16,10 +16,10 @@ from pipeline.definition import NAME, resolve_key
 from pipeline.local.names import EXIT_NODE
 from pipeline.local.state import RunState
 from pipeline.runs import LATEST
-from stages.cluster.api import Cluster
-from stages.cluster.kinds import PODS, WORKFLOWS, Object
-from stages.cluster.refusals import Absent
-from stages.errors import ClusterUnavailable, ConfigError, MissingRun, UnknownName
+from stages.parts.base.errors import ClusterUnavailable, ConfigError, MissingRun, UnknownName
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import PODS, WORKFLOWS, Object
+from stages.parts.cluster.refusals import Absent
 
 UI_VARIABLES: Final = ("ARGO_UI", "ARGO_SERVER")
 """Where Argo's user interface is; the first that is set counts."""

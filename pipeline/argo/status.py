@@ -15,8 +15,8 @@ from pipeline.local.dag import Graph
 from pipeline.local.manifest import Dag
 from pipeline.local.names import EXIT_NODE
 from pipeline.local.state import FINISHED, Kind, Node, Phase, RunPhase, RunState
-from stages.cluster.kinds import Object
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
+from stages.parts.cluster.kinds import Object
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed", "Error"})
 HOLDERS: Final[dict[str, Kind]] = {

@@ -12,10 +12,10 @@ from typing import Final
 from pipeline.argo.status import ended
 from pipeline.argo.template import installed
 from pipeline.definition import NAME
-from stages.cluster.api import Cluster
-from stages.cluster.kinds import WORKFLOWS, Object
-from stages.cluster.refusals import Absent, Taken
-from stages.store import canonical_json
+from stages.parts.base.store import canonical_json
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import WORKFLOWS, Object
+from stages.parts.cluster.refusals import Absent, Taken
 
 KEY_LABEL: Final = "slipway/key"
 SUBMISSION: Final = "slipway/submission"

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.argo.status import tasks
 from pipeline.definition import NAME, workflow_template
-from stages.cluster.api import Cluster
-from stages.cluster.kinds import TEMPLATES, Object
-from stages.cluster.refusals import Absent
-from stages.errors import NotInstalled
+from stages.parts.base.errors import NotInstalled
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import TEMPLATES, Object
+from stages.parts.cluster.refusals import Absent
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig

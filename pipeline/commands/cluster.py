@@ -21,13 +21,13 @@ from pipeline.options import (
     load_config,
     print_result,
 )
-from stages.errors import ConfigError, MissingRun
+from stages.parts.base.errors import ConfigError, MissingRun
 
 if TYPE_CHECKING:
     from pipeline.argo.runs import ClusterRun
     from pipeline.config import RunConfig
     from pipeline.doctor import Check
-    from stages.cluster.api import Cluster
+    from stages.parts.cluster.api import Cluster
 
 RUN_PREFIX: Final = "slipway-"
 """Of runs on a cluster; those on this machine begin with a date."""
@@ -46,7 +46,7 @@ def is_there(name: str, engine: Engine | None) -> bool:
 
 
 def connected(context: str | None, namespace: str | None) -> Cluster:
-    from stages.cluster.api import connect
+    from stages.parts.cluster.api import connect
 
     return connect(context, namespace)
 

@@ -11,7 +11,7 @@ from pipeline.options import STORE, JsonOption, ProfileOption, RunArgument, Stor
 
 if TYPE_CHECKING:
     from scoring.profile import Profile
-    from stages.records import Production
+    from stages.parts.records.production import Production
     from stages.select.comparison import Comparison
     from stages.select.verify import Verdict
 
@@ -33,7 +33,7 @@ def verify_decision(name: RunArgument = "latest", store: StoreOption = STORE, as
     A changed sample, file of weights, digest or number is named, all at once; then the exit code is 41.
     """
     from pipeline.runs import find
-    from stages.errors import VerificationFailed
+    from stages.parts.base.errors import VerificationFailed
     from stages.select.verify import verify
 
     run = find(store, name)
@@ -104,7 +104,7 @@ def _profile(published: dict[str, Any], name: str | None, assignments: list[str]
     """
     from pipeline.config import assign, named
     from scoring.profile import Profile
-    from stages.settings import parse
+    from stages.parts.base.settings import parse
 
     data: dict[str, Any] = {"profile": named("profile", name, Path()) if name else dict(published)}
     for each in assignments:

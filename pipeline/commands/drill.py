@@ -21,9 +21,9 @@ from pipeline.options import (
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
+    from stages.parts.base.store import ModelStore
     from stages.rollout.drills import CrashDrill, LoadDrill, RollbackDrill
     from stages.rollout.target import Target
-    from stages.store import ModelStore
 
 UNBOUNDED_MS: Final = 1e9
 ModelArgument = Annotated[str, typer.Argument(help="A model that is being served.")]
@@ -57,9 +57,9 @@ def load(
 ) -> None:
     """Send twice the expected peak; fails if a request fails or the latency targets are not kept."""
     from pipeline.commands.releases import place_of
+    from stages.parts.base.settings import Slo
+    from stages.parts.endpoint.record import say
     from stages.rollout.drills import drill_load
-    from stages.serve.endpoint import say
-    from stages.settings import Slo
 
     settings = load_config(config, None, workload, platform, assignments)
     place = place_of(store, model)
@@ -91,9 +91,9 @@ def rollback(
 
     With a platform that serves on KServe, how long it takes there.
     """
-    from stages.program import answer_sigterm
+    from stages.parts.base.program import answer_sigterm
+    from stages.parts.endpoint.record import say
     from stages.rollout.drills import drill_rollback
-    from stages.serve.endpoint import say
 
     answer_sigterm()
     settings = load_config(config, None, workload, platform, assignments)
@@ -126,8 +126,8 @@ def crash(
 
     With a platform that serves on KServe, one of the release's pods.
     """
+    from stages.parts.endpoint.record import say
     from stages.rollout.drills import drill_crash
-    from stages.serve.endpoint import say
 
     settings = load_config(config, None, workload, platform, assignments)
     place, target = _drilled(settings, store, model)
@@ -142,8 +142,8 @@ def _drilled(settings: RunConfig, store: Path, model: str) -> tuple[ModelStore, 
     """
     from pipeline.commands.releases import place_of, serving_of
     from pipeline.serving import target_of
+    from stages.parts.records.rollout import LOCAL
     from stages.rollout.drills import living
-    from stages.rollout.targets import LOCAL
 
     place = place_of(store, model)
     if settings.platform.serves_on == LOCAL:
@@ -158,9 +158,9 @@ def _endpoint(settings: RunConfig, place: ModelStore, model: str) -> str:
         NothingToServe: nothing is served.
     """
     from pipeline.serving import target_of
-    from stages.errors import NothingToServe
+    from stages.parts.base.errors import NothingToServe
+    from stages.parts.records.rollout import LOCAL
     from stages.rollout.drills import living
-    from stages.rollout.targets import LOCAL
 
     if settings.platform.serves_on == LOCAL:
         return living(place).url
@@ -172,16 +172,16 @@ def _endpoint(settings: RunConfig, place: ModelStore, model: str) -> str:
 
 def _via(settings: RunConfig) -> str:
     """Where requests go instead, on a cluster whose names are not known here."""
-    from stages.rollout.targets import LOCAL
+    from stages.parts.records.rollout import LOCAL
 
     return "" if settings.platform.serves_on == LOCAL else settings.kserve.gateway_url or ""
 
 
 def _end(found: LoadDrill | RollbackDrill | CrashDrill, as_json: bool) -> None:
     """Print it, held or not; then fail if it was not."""
-    from stages.errors import DrillFailed
+    from stages.parts.base.errors import DrillFailed
+    from stages.parts.endpoint.record import say
     from stages.rollout.drills import check
-    from stages.serve.endpoint import say
 
     document = found.model_dump(mode="json") | {"held": not found.failures()}
     print_result(document, _table(document), as_json)

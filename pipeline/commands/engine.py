@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pipeline.options import STORE, JsonOption, RunArgument, StoreOption, print_result
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 
 def register(app: typer.Typer) -> None:

@@ -24,10 +24,10 @@ from pipeline.options import (
     load_config,
     print_result,
 )
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from stages.cluster.kinds import Object
+    from stages.parts.cluster.kinds import Object
 
 HUGGING_FACE: Final = "huggingface"
 

@@ -20,10 +20,10 @@ from pipeline.options import (
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
-    from stages.catalogue import Passage, Pruned, Release
-    from stages.rollout.target import Split
-    from stages.settings import Serving
-    from stages.store import ModelStore
+    from stages.parts.base.settings import Serving
+    from stages.parts.base.store import ModelStore
+    from stages.parts.releases.listing import Passage, Pruned, Release
+    from stages.parts.releases.split import Split
 
 KEPT: Final = 3
 ModelArgument = Annotated[str, typer.Argument(help="A model that a run has published.")]
@@ -44,7 +44,7 @@ def releases(
     history: Annotated[bool, typer.Option("--history", help="Every move between releases instead.")] = False,
 ) -> None:
     """List a model's releases, the newest first: which one is in production, and which were tried."""
-    from stages.catalogue import catalogue, passages
+    from stages.parts.releases.listing import catalogue, passages
 
     place = place_of(store, model)
     if history:
@@ -73,7 +73,7 @@ def rollback(
     No weights are copied. It works also when nothing is being served: then the next `serve` serves it.
     """
     from pipeline.serving import target_of
-    from stages.program import answer_sigterm
+    from stages.parts.base.program import answer_sigterm
     from stages.rollout.control import roll_back
 
     answer_sigterm()
@@ -94,8 +94,8 @@ def prune(
     as_json: JsonOption = False,
 ) -> None:
     """Remove old releases; never one in production, before it, in a rollout, or being served."""
-    from stages.catalogue import prune as remove
-    from stages.rollout.target import Split
+    from stages.parts.releases.listing import prune as remove
+    from stages.parts.releases.split import Split
 
     place = place_of(store, model)
     settings = load_config(config, None, None, platform, None)
@@ -109,16 +109,16 @@ def place_of(store: Any, model: str) -> ModelStore:
     Raises:
         InvalidName: *model* is neither a name on the Hub nor a local directory.
     """
-    from stages.hub import model_id
-    from stages.store import ModelStore
+    from stages.parts.base.store import ModelStore
+    from stages.parts.model.name import model_id
 
     return ModelStore(store.absolute(), model_id(model))
 
 
 def serving_of(place: ModelStore, settings: RunConfig) -> Serving:
     """Those of the living endpoint, so that nobody has to repeat them to move traffic on it; else the configured."""
-    from stages.serve.endpoint import endpoint
-    from stages.settings import Serving, parse
+    from stages.parts.base.settings import Serving, parse
+    from stages.parts.endpoint.record import endpoint
 
     found = endpoint(place)
     return parse(Serving, found.serving, "endpoint.json") if found else settings.serving
@@ -127,12 +127,12 @@ def serving_of(place: ModelStore, settings: RunConfig) -> Serving:
 def served(place: ModelStore, settings: RunConfig, model: str) -> Split | None:
     """What is served, without starting anything; None where nothing is."""
     from pipeline.serving import target_of
-    from stages.rollout.target import Split
-    from stages.rollout.targets import LOCAL
+    from stages.parts.records.rollout import LOCAL
+    from stages.parts.releases.split import Split
 
     if settings.platform.serves_on != LOCAL:
         return target_of(settings, place, model, settings.serving).split()
-    from stages.serve.endpoint import endpoint
+    from stages.parts.endpoint.record import endpoint
 
     found = endpoint(place)
     return Split(found.release, found.canary, found.percent, found.standby) if found else None

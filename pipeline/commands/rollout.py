@@ -20,9 +20,10 @@ from pipeline.options import (
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
-    from stages.rollout.journal import Analysis, Check, Journal
-    from stages.rollout.target import Split, Target
-    from stages.store import ModelStore
+    from stages.parts.base.store import ModelStore
+    from stages.parts.records.rollout import Analysis, Check, Journal
+    from stages.parts.releases.split import Split
+    from stages.rollout.target import Target
 
 
 def register(app: typer.Typer) -> None:
@@ -48,10 +49,10 @@ def start(
 ) -> None:
     """Roll out a published release, or go on with the rollout under way."""
     from pipeline.serving import target_of
-    from stages.program import answer_sigterm
-    from stages.releases import find
-    from stages.rollout.__main__ import chosen
+    from stages.parts.base.program import answer_sigterm
+    from stages.parts.releases.release import find
     from stages.rollout.machine import roll_out
+    from stages.rollout.plan import chosen
 
     answer_sigterm()
     settings = load_config(config, None, None, platform, assignments)
@@ -70,7 +71,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show the rollout under way, or the last one: its state, who gets which traffic, and the figures."""
-    from stages.rollout.journal import read_journal, summary
+    from stages.parts.records.rollout import read_journal, summary
 
     place = place_of(store, model)
     journal = read_journal(place)
@@ -88,7 +89,7 @@ def promote(
     as_json: JsonOption = False,
 ) -> None:
     """Approve the rollout under way, and do not wait for time to pass. What a canary must show stays the same."""
-    from stages.program import answer_sigterm
+    from stages.parts.base.program import answer_sigterm
     from stages.rollout import control
 
     answer_sigterm()
@@ -138,8 +139,8 @@ def render(
 
     from pipeline.manifests import as_text
     from pipeline.serving import rendered
-    from stages.releases import current_release, find
-    from stages.rollout.__main__ import chosen
+    from stages.parts.releases.release import current_release, find
+    from stages.rollout.plan import chosen
 
     settings, place = load_config(config, None, None, platform, assignments), place_of(store, model)
     name, stable = find(place, release) if release else chosen(place), current_release(place)
@@ -154,8 +155,8 @@ def _target(place: ModelStore, model: str, settings: RunConfig) -> Target:
         ConfigError: it is another one than *settings* name.
     """
     from pipeline.serving import target_of
-    from stages.errors import ConfigError
-    from stages.rollout.control import under_way
+    from stages.parts.base.errors import ConfigError
+    from stages.parts.records.rollout import under_way
 
     journal, serves_on = under_way(place), settings.platform.serves_on
     if journal and journal.target != serves_on:
@@ -164,7 +165,7 @@ def _target(place: ModelStore, model: str, settings: RunConfig) -> Target:
 
 
 def _print(model: str, journal: Journal, as_json: bool) -> None:
-    from stages.rollout.journal import summary
+    from stages.parts.records.rollout import summary
 
     said = f"{journal.release}: {journal.state}" + (f", {journal.reason}" if journal.reason else "")
     if journal.state == "awaiting approval":

@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from stages.errors import ConfigError, SlipwayError
-from stages.store import write_text
+from stages.parts.base.errors import ConfigError, SlipwayError
+from stages.parts.base.store import write_text
 
 REMEMBERED: Final = 10_000
 """Pushes; the oldest are forgotten first."""

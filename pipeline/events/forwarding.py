@@ -8,7 +8,7 @@ from typing import Any, Final
 import httpx
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
-from stages.errors import ClusterRefused, ClusterUnavailable
+from stages.parts.base.errors import ClusterRefused, ClusterUnavailable
 
 TRY_S: Final = 5.0
 """For one answer."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from stages.errors import UnsupportedField
+from stages.parts.base.errors import UnsupportedField
 
 ACTION: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 TOKEN: Final = re.compile(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from stages.errors import UnsupportedField
+from stages.parts.base.errors import UnsupportedField
 
 PART: Final = re.compile(r'#\((?P<field>[A-Za-z_]\w*)=="(?P<wanted>[^"\\]*)"\)|(?P<index>\d+)|(?P<key>[A-Za-z_]\w*)')
 

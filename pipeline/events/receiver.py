@@ -45,7 +45,7 @@ from pipeline.events.doorkeeper import Doorkeeper, Memory, Push
 from pipeline.events.forwarding import Forwarder
 from pipeline.events.secret import secret
 from pipeline.events.sensor import Sensor
-from stages.errors import ClusterRefused, ClusterUnavailable, ConfigError, EventRefused, PortInUse
+from stages.parts.base.errors import ClusterRefused, ClusterUnavailable, ConfigError, EventRefused, PortInUse
 
 PROVIDER: Final = "huggingface"
 SECRET_VARIABLE: Final = "SLIPWAY_WEBHOOK_SECRET"  # noqa: S105

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 SHORTEST: Final = 16
 """Characters. What is shorter can be guessed."""

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.events.gotemplate import render
 from pipeline.events.paths import find, put
-from stages.cluster.kinds import Object
-from stages.errors import EventRefused, UnknownName, UnsupportedField
+from stages.parts.base.errors import EventRefused, UnknownName, UnsupportedField
+from stages.parts.cluster.kinds import Object
 
 SENSOR: Final = Path(__file__).parents[2] / "manifests" / "events" / "sensor.yaml"
 ANCHORED: Final = re.compile(r"\^[^|]*\$")

@@ -8,10 +8,10 @@ import uuid
 from pipeline.argo.status import arguments_of
 from pipeline.argo.submission import SUBMISSION
 from pipeline.argo.template import installed
-from stages.cluster.api import Cluster
-from stages.cluster.kinds import WORKFLOWS, Object
-from stages.cluster.refusals import Taken
-from stages.errors import EventRefused
+from stages.parts.base.errors import EventRefused
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import WORKFLOWS, Object
+from stages.parts.cluster.refusals import Taken
 
 
 def start(cluster: Cluster, workflow: Object) -> Object:

@@ -17,7 +17,7 @@ from pipeline.local.manifest import Template, Volume
 from pipeline.local.names import log_file, safe
 from pipeline.local.state import LOGS, SCRATCH, writable
 from pipeline.local.templates import substitute
-from stages.process import Contained
+from stages.parts.machine.process import Contained
 
 TAIL_BYTES: Final = 1 << 16
 ERROR: Final = re.compile(r"^error: (?P<message>[^\n]*(?:\n {4}[^\n]*)*)(?:\n  hint: (?P<hint>[^\n]*))?", re.MULTILINE)

@@ -12,7 +12,7 @@ from pipeline.local.manifest import Hook, Manifest, Step, Synchronization, Task,
 from pipeline.local.names import EXIT_NODE
 from pipeline.local.resources import request
 from pipeline.local.templates import REFERENCE, bare, references
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 EXIT_ONLY: Final = frozenset({"workflow.status", "workflow.duration", "workflow.failures"})
 LAST_RETRY: Final = frozenset({"lastRetry.exitCode", "lastRetry.status", "lastRetry.duration", "lastRetry.message"})

@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 from pipeline.local.expressions import DEPENDS, Expression, Value, decide, names, parse
 from pipeline.local.manifest import Dag, Step, Task
 from pipeline.local.state import Phase
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 Phases: TypeAlias = Mapping[str, Phase]
 """Of the finished tasks only."""

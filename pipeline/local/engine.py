@@ -24,7 +24,7 @@ from pipeline.local.runner import INTERRUPTED, NEVER, POLL_S, Event, Places, Sig
 from pipeline.local.scheduler import Scheduler
 from pipeline.local.state import LOGS, RunState, opened, save
 from pipeline.local.workflow import parse
-from stages.errors import Interrupted, SlipwayError
+from stages.parts.base.errors import Interrupted, SlipwayError
 
 
 def execute(

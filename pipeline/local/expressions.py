@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 Value: TypeAlias = "str | int | float | bool | list[Value] | None"
 """None: not known yet."""

@@ -15,7 +15,7 @@ from pipeline.local.manifest import Sequence as Counted
 from pipeline.local.manifest import Step
 from pipeline.local.names import plain
 from pipeline.local.templates import substitute
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 FORMAT: Final = re.compile(r"[^%]*%0?\d*[doxX][^%]*")
 

@@ -12,7 +12,7 @@ from pipeline.local.job import Job, inputs_of, skipped_by
 from pipeline.local.manifest import Task, Template
 from pipeline.local.state import Kind, Node, RunState
 from pipeline.local.workflow import Workflow
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 
 def outermost(workflow: Workflow) -> list[Node]:

@@ -12,8 +12,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from stages.errors import ConfigError
-from stages.store import write_json
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.store import write_json
 
 KEY: Final = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
 """Argo's own rule (workflow/controller/cache)."""

@@ -16,8 +16,8 @@ from urllib.parse import quote
 
 from pipeline.local.manifest import Synchronization
 from pipeline.local.templates import substitute
-from stages.errors import Busy
-from stages.store import exclusive
+from stages.parts.base.errors import Busy
+from stages.parts.base.store import exclusive
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
 from pipeline.local.manifest import Closed, Manifest
-from stages.errors import ConfigError, UnsupportedField
+from stages.parts.base.errors import ConfigError, UnsupportedField
 
 
 def read(manifest: Mapping[str, Any]) -> Manifest:

@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.local.manifest import Template
 from pipeline.local.resources import Capacity, request
 from pipeline.local.workflow import Workflow
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 
 def check(workflow: Workflow, mounts: Mapping[str, Path], capacity: Capacity, environment: Mapping[str, str]) -> None:

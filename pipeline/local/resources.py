@@ -17,7 +17,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([eE][+-]?[0-9]+)|([numkMGTPE]|[KMGTPE]i))?")
 SUFFIXES: Final[dict[str, Decimal]] = (

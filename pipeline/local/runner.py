@@ -25,7 +25,7 @@ from pipeline.local.resources import Pool, Share, environment_of
 from pipeline.local.retry import Failure, backoff_s
 from pipeline.local.state import LOGS, Node, Phase, RunState
 from pipeline.local.workflow import Workflow
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 POLL_S: Final = 0.05
 """How often a lock that another process holds is tried."""

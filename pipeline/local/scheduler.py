@@ -12,7 +12,7 @@ from pipeline.local.job import Job, Prepared, skipped_by
 from pipeline.local.manifest import Template
 from pipeline.local.runner import NEVER, TOO_MANY, Runner
 from pipeline.local.state import Phase, save
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 
 class Scheduler(Runner):

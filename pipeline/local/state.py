@@ -15,8 +15,8 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from stages.errors import ConfigError, MissingRun
-from stages.store import exclusive, full_disk_is_an_answer, write_json
+from stages.parts.base.errors import ConfigError, MissingRun
+from stages.parts.base.store import exclusive, full_disk_is_an_answer, write_json
 
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Skipped", "Omitted"]
 RunPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Interrupted"]

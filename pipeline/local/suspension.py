@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pipeline.local.manifest import Template
 from pipeline.local.state import WORKFLOW, Node, read_run, writable
 from pipeline.local.workflow import parse
-from stages.errors import ConfigError, MissingRun, UnknownName
-from stages.store import write_json
+from stages.parts.base.errors import ConfigError, MissingRun, UnknownName
+from stages.parts.base.store import write_json
 
 REQUESTS: Final = "resume"
 LOOK_S: Final = 0.2

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 REFERENCE: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 

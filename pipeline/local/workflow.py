@@ -14,7 +14,7 @@ from pipeline.local.dag import Graph
 from pipeline.local.manifest import Argument, Arguments, Dag, Spec, Task, Template, Volume
 from pipeline.local.names import EXIT_NODE, inside
 from pipeline.local.reading import read, refused
-from stages.errors import ConfigError, UnknownName, UnsupportedField
+from stages.parts.base.errors import ConfigError, UnknownName, UnsupportedField
 
 
 @dataclass(frozen=True)

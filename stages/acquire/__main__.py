@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from stages import hub, program
 from stages.acquire.ensure import LOCAL_COMMIT, ensure
-from stages.errors import ConfigError
-from stages.resolve import existing_directory
-from stages.store import ModelStore, store_root
+from stages.parts.base import program
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.store import ModelStore, store_root
+from stages.parts.model.local import existing_directory
+from stages.parts.model.name import COMMIT, is_local, model_id
 
 
 def main() -> None:
@@ -22,13 +23,13 @@ def main() -> None:
     parser.add_argument("--revision", default="main", help="what the commit was resolved from, for the record")
     parser.add_argument("--commit", required=True, help="as printed by stages.resolve")
     arguments = parser.parse_args()
-    store = ModelStore(store_root(), hub.model_id(arguments.model))
-    if not (LOCAL_COMMIT if hub.is_local(arguments.model) else hub.COMMIT).fullmatch(arguments.commit):
+    store = ModelStore(store_root(), model_id(arguments.model))
+    if not (LOCAL_COMMIT if is_local(arguments.model) else COMMIT).fullmatch(arguments.commit):
         raise ConfigError(
             f"{arguments.commit!r} is not a commit of {arguments.model}",
             hint="take what python -m stages.resolve prints",
         )
-    if hub.is_local(arguments.model):
+    if is_local(arguments.model):
         existing_directory(arguments.model)
     with program.outcome(store, "acquire") as report:
         record = ensure(store, arguments.model, arguments.revision, arguments.commit, report)

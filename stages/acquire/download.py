@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from stages import hub
 from stages.acquire.progress import Progress, readable
-from stages.errors import DamagedModel, NotEnoughSpace, SlipwayError
-from stages.records import File
-from stages.store import place, sha256_of
+from stages.parts.base.errors import DamagedModel, NotEnoughSpace, SlipwayError
+from stages.parts.base.store import place, sha256_of
+from stages.parts.model import hub
+from stages.parts.model.local import local_sizes, record_of
+from stages.parts.records.acquired import File
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -134,26 +135,6 @@ class LocalSource:
             for path in paths:
                 place(self._directory / path, into / path, link=False)
             return {path: record_of(into, path) for path in paths}
-
-
-def local_sizes(directory: Path) -> dict[str, int]:
-    """The size in bytes of each file of a directory, two levels deep, links followed.
-
-    Raises:
-        DamagedModel: a link leads nowhere.
-    """
-    sizes = {}
-    for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
-        if path.is_symlink() and not path.exists():
-            raise DamagedModel(f"{path} is a broken link", hint="repair or remove it")
-        if path.is_file():
-            sizes[path.relative_to(directory).as_posix()] = path.stat().st_size
-    return sizes
-
-
-def record_of(directory: Path, path: str) -> File:
-    """The record of one file, read once."""
-    return File(path=path, size_bytes=(directory / path).stat().st_size, sha256=sha256_of(directory / path))
 
 
 def require_space(directory: Path, needed_bytes: int) -> None:

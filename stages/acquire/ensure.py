@@ -12,14 +12,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from stages import hub, program
 from stages.acquire.download import HubSource, LocalSource, Source, require_space
 from stages.acquire.progress import readable
-from stages.checkpoint import Checkpoint, check, check_configuration, chosen, likely_weights, small_files, weight_files
-from stages.errors import DamagedModel, UnusableModel
-from stages.records import ACQUIRED, Acquired, File, files_digest
-from stages.resolve import LOCAL_PREFIX, commit_name, existing_directory
-from stages.store import ModelStore, exclusive, sha256_of
+from stages.parts.base import program
+from stages.parts.base.errors import DamagedModel, UnusableModel
+from stages.parts.base.store import ModelStore, exclusive, sha256_of
+from stages.parts.model.checkpoint import (
+    Checkpoint,
+    check,
+    check_configuration,
+    chosen,
+    likely_weights,
+    small_files,
+    weight_files,
+)
+from stages.parts.model.local import LOCAL_PREFIX, commit_name, existing_directory
+from stages.parts.model.name import is_local
+from stages.parts.records.acquired import ACQUIRED, Acquired, File, files_digest
 
 LOCAL_COMMIT: Final = re.compile(LOCAL_PREFIX + "[0-9a-f]{40}")
 
@@ -60,7 +69,7 @@ def ensure(store: ModelStore, model: str, revision: str, commit: str, report: pr
 
 
 def open_source(model: str, commit: str, base: Path) -> Source:
-    if hub.is_local(model):
+    if is_local(model):
         return LocalSource(existing_directory(model))
     return HubSource(model, commit, base, recorded(base))
 

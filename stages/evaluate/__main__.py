@@ -14,13 +14,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from stages import program
-from stages.errors import DamagedModel, InvalidName, SlipwayError, TransientError
 from stages.evaluate.conditions import Conditions, gather, read_variant
-from stages.hub import model_id
-from stages.records import Evaluation
-from stages.settings import Serving, Workload, parse_json
-from stages.store import NAME, ModelStore, exclusive, store_root
+from stages.parts.base import program
+from stages.parts.base.errors import DamagedModel, InvalidName, SlipwayError, TransientError
+from stages.parts.base.settings import Serving, Workload, parse_json
+from stages.parts.base.store import NAME, ModelStore, exclusive, store_root
+from stages.parts.model.name import model_id
+from stages.parts.records.evaluation import Evaluation
 
 REFERENCE: Final = "fp16"
 Found = tuple[str, Evaluation | SlipwayError, bool]
@@ -180,8 +180,8 @@ One evaluation at a time measures on a machine, and nothing is optimized meanwhi
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--variant", help="fp16, awq or gptq")
     which.add_argument("--variants", help="several, apart by commas: as --variant for each, or in turns")
-    parser.add_argument("--workload", required=True, help="JSON: see Workload in stages/settings.py")
-    parser.add_argument("--serving", default="{}", help="JSON: see Serving in stages/settings.py")
+    parser.add_argument("--workload", required=True, help="JSON: see Workload in stages/parts/base/settings.py")
+    parser.add_argument("--serving", default="{}", help="JSON: see Serving in stages/parts/base/settings.py")
     return parser.parse_args()
 
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stages.errors import ConfigError, DamagedModel
 from stages.evaluate.divergence import held_out_digest
-from stages.hardware import hardware
-from stages.records import VARIANT, Hardware, Variant, difference
-from stages.server import core_binding, installed_version
-from stages.settings import Serving, Workload
-from stages.store import ModelStore, digest_of, sha256_of
+from stages.parts.base.errors import ConfigError, DamagedModel
+from stages.parts.base.settings import Serving, Workload
+from stages.parts.base.store import ModelStore, digest_of, sha256_of
+from stages.parts.engine.arguments import core_binding, installed_version
+from stages.parts.machine.hardware import Hardware, hardware
+from stages.parts.records.acquired import difference
+from stages.parts.records.variant import VARIANT, Variant
 
 TOOLS: Final = ("vllm", "lm_eval", "torch")
 NOT_MEASURED: Final = {"host", "port", "startup_timeout_s"}
@@ -28,7 +29,7 @@ class Conditions:
     tool_versions: dict[str, str]
     hardware: Hardware
     binding: str
-    """``stages.server.core_binding``."""
+    """``stages.parts.engine.arguments.core_binding``."""
 
     @property
     def key(self) -> str:

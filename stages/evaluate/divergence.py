@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from stages.errors import ConfigError
-from stages.evaluate.completions import complete, given, no_answer, tokenize
-from stages.settings import Workload
-from stages.store import sha256_of
-from stages.texts import read_documents, text_path, unreadable
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.settings import Workload
+from stages.parts.base.store import sha256_of
+from stages.parts.engine.completions import complete, given, no_answer, tokenize
+from stages.parts.model.corpora import read_documents, text_path, unreadable
 
 KIND: Final = "held-out"
 LISTED: Final = 20

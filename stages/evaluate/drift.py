@@ -10,7 +10,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Final
 
-from stages.records import Drift, Speed
+from stages.parts.records.evaluation import Drift, Speed
 
 MATRIX: Final = 768
 """Rows and columns: its three matrices fit a cache, so that arithmetic decides."""

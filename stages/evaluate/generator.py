@@ -19,9 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
-from stages.process import Contained
-from stages.server import POLL_S, VLLM, Server, beside_server
-from stages.store import write_text
+from stages.parts.base.store import write_text
+from stages.parts.engine.arguments import VLLM
+from stages.parts.engine.client import beside_server
+from stages.parts.engine.server import POLL_S, Server
+from stages.parts.machine.process import Contained
 
 # The pool of threads that OpenMP starts at import does not survive a fork, and a client has no use for one.
 VARIABLES: Final = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

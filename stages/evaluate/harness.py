@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stages.store import write_json
+from stages.parts.base.store import write_json
 
 
 def main() -> None:

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from stages.errors import ConfigError, MeasurementFailed
 from stages.evaluate.generator import Generator
 from stages.evaluate.trace import Trace
-from stages.select import recompute
-from stages.server import Server
-from stages.server_log import ServerLog
-from stages.settings import Serving, Workload
+from stages.parts.base.errors import ConfigError, MeasurementFailed
+from stages.parts.base.settings import Serving, Workload
+from stages.parts.engine.log import ServerLog
+from stages.parts.engine.server import Server
+from stages.parts.samples import figures as recompute
 
 RESULT: Final = "load.json"
 TRACE: Final = "trace.jsonl"

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.errors import SlipwayError
 from stages.evaluate.conditions import Conditions
 from stages.evaluate.drift import change, probe
 from stages.evaluate.generator import Generator
@@ -26,13 +25,14 @@ from stages.evaluate.quality import check_tasks
 from stages.evaluate.room import no_room
 from stages.evaluate.subject import Subject
 from stages.evaluate.trace import Trace, load_trace
-from stages.program import RUN_VARIABLE
-from stages.records import SAMPLES_SUFFIX, Evaluation
-from stages.select.recompute import point_load
-from stages.serve.endpoint import serving_here
-from stages.settings import Serving, Workload
-from stages.store import ModelStore, sha256_of, write_text
-from stages.turns import alone
+from stages.parts.base.errors import SlipwayError
+from stages.parts.base.program import RUN_VARIABLE
+from stages.parts.base.settings import Serving, Workload
+from stages.parts.base.store import ModelStore, sha256_of, write_text
+from stages.parts.endpoint.record import serving_here
+from stages.parts.machine.lock import alone
+from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
+from stages.parts.samples.figures import point_load
 
 Measured = dict[str, Evaluation | SlipwayError]
 

@@ -10,7 +10,7 @@ from typing import Final, Self
 
 import psutil
 
-from stages.hardware import gpu_memory_used_bytes
+from stages.parts.machine.hardware import gpu_memory_used_bytes
 
 INTERVAL_S: Final = 0.2
 GPU_INTERVAL_S: Final = 2.0

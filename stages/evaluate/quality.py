@@ -14,18 +14,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from stages.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
 from stages.evaluate.items import ACCURACIES, BITS_PER_BYTE, items_of, leaves, metric_of, scored, task_items
-from stages.records import TaskScore
-from stages.server import Server, run_against
-from stages.server_log import ServerLog
-from stages.settings import Workload
-from stages.store import write_json
+from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
+from stages.parts.base.settings import Workload
+from stages.parts.base.store import write_json
+from stages.parts.engine.log import ServerLog
+from stages.parts.engine.server import Server, run_against
+from stages.parts.records.evaluation import TaskScore
+from stages.parts.samples.figures import bits_per_byte_interval
 
 SUPPORTED: Final = f"tasks with {', '.join(ACCURACIES)} or {BITS_PER_BYTE}"
 CONCURRENCY: Final = 4
-RESAMPLES: Final = 1000
-SEED: Final = 0
 Z_95: Final = 1.959964
 OFFLINE: Final = (
     "ConnectionError",
@@ -111,20 +110,6 @@ def scores_of(found: Mapping[str, Any]) -> list[TaskScore]:
         MeasurementFailed: a score is missing or not finite.
     """
     return [_score(task, found["results"][task], found) for task in scored(found)]
-
-
-def bits_per_byte_interval(documents: list[tuple[float, float]]) -> tuple[float, float]:
-    """95 % interval of the corpus's bits per byte: percentile bootstrap over documents (Efron 1979), seeded.
-
-    lm-eval gives no standard error for it.
-    """
-    import numpy as np
-
-    loglikelihoods, sizes = np.array(documents, dtype=float).T
-    chosen = np.random.default_rng(SEED).integers(len(sizes), size=(RESAMPLES, len(sizes)))
-    resampled = -loglikelihoods[chosen].sum(axis=1) / sizes[chosen].sum(axis=1) / math.log(2)
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def _score(task: str, metrics: dict[str, float], found: Mapping[str, Any]) -> TaskScore:

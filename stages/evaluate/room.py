@@ -7,10 +7,10 @@ from typing import Final
 
 import psutil
 
-from stages.hardware import hardware
-from stages.records import Variant
-from stages.server import CPU_KV_CACHE_MIB, MIB, serves_on_gpu
-from stages.settings import Serving
+from stages.parts.base.settings import Serving
+from stages.parts.engine.arguments import CPU_KV_CACHE_MIB, MIB, serves_on_gpu
+from stages.parts.machine.hardware import hardware
+from stages.parts.records.variant import Variant
 
 GIB: Final = 1 << 30
 SERVER_BYTES: Final = 5 * GIB // 2

@@ -10,20 +10,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from stages.errors import Interrupted, ServerFailed, SlipwayError
 from stages.evaluate.conditions import Conditions
 from stages.evaluate.divergence import measure_distributions
 from stages.evaluate.drift import drift_of
 from stages.evaluate.generator import Generator
 from stages.evaluate.load import Call, Taken, check_fits, take
 from stages.evaluate.memory import PeakMemory
-from stages.evaluate.probes import record_probes
 from stages.evaluate.quality import measure_quality
 from stages.evaluate.trace import Trace
-from stages.records import Engine, Evaluation, Memory, Probe, Speed, TaskScore
-from stages.select import recompute
-from stages.server import Server, running
-from stages.settings import Serving, Workload
+from stages.parts.base.errors import Interrupted, ServerFailed, SlipwayError
+from stages.parts.base.settings import Serving, Workload
+from stages.parts.engine.probes import record_probes
+from stages.parts.engine.server import Server, running
+from stages.parts.records.evaluation import Engine, Evaluation, Memory, Probe, Speed, TaskScore
+from stages.parts.samples import figures as recompute
 
 
 class Subject:

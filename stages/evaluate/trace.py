@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 SHOWN_MISTAKES: Final = 20
 FORMS: Final = '{"prompt": "…", "output_tokens": n} or {"prompt_tokens": n, "output_tokens": m}'

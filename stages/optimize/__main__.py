@@ -6,14 +6,14 @@ import argparse
 import json
 from typing import Final
 
-from stages import program
-from stages.errors import ConfigError
-from stages.hub import model_id
 from stages.optimize.quantizers import QUANTIZERS
 from stages.optimize.variants import ensure
-from stages.records import Variant
-from stages.settings import Optimize, parse
-from stages.store import ModelStore, store_root
+from stages.parts.base import program
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.settings import Optimize, parse
+from stages.parts.base.store import ModelStore, store_root
+from stages.parts.model.name import model_id
+from stages.parts.records.variant import Variant
 
 MIB: Final = 1 << 20
 
@@ -56,7 +56,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
     parser.add_argument("--method", required=True, help=", ".join(QUANTIZERS))
-    parser.add_argument("--settings", default="{}", help="JSON: see Optimize in stages/settings.py")
+    parser.add_argument("--settings", default="{}", help="JSON: see Optimize in stages/parts/base/settings.py")
     return parser.parse_args()
 
 

@@ -11,11 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from stages.checkpoint import CONFIG, check_configuration, weight_files
-from stages.errors import DamagedModel, NothingToServe
-from stages.records import ACQUIRED, Acquired, difference, files_digest
-from stages.store import ModelStore
-from stages.tensors import Tensor, read_header
+from stages.parts.base.errors import DamagedModel, NothingToServe
+from stages.parts.base.store import ModelStore
+from stages.parts.model.checkpoint import CONFIG, check_configuration, weight_files
+from stages.parts.model.safetensors import Tensor, read_header
+from stages.parts.records.acquired import ACQUIRED, Acquired, difference, files_digest
 
 FLOATS: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 WEIGHTS: Final = (".safetensors", ".safetensors.index.json")

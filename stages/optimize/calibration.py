@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stages import texts
-from stages.errors import ConfigError
-from stages.settings import Calibration
-from stages.store import digest_of, sha256_of
-from stages.texts import text_path
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.settings import Calibration
+from stages.parts.base.store import digest_of, sha256_of
+from stages.parts.model import corpora as texts
+from stages.parts.model.corpora import text_path
 
 KIND: Final = "calibration"
 
@@ -24,7 +24,7 @@ def calibration_path(text: str) -> Path:
     """The file that ``Calibration.text`` names.
 
     Raises:
-        UnknownName, ConfigError: see ``stages.texts``.
+        UnknownName, ConfigError: see ``stages.parts.model.corpora``.
     """
     return text_path(text, KIND)
 

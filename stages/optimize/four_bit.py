@@ -16,15 +16,15 @@ import tempfile
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from stages.checkpoint import CONFIG
-from stages.errors import ConfigError, QuantizationFailed
 from stages.optimize.base import Base
 from stages.optimize.calibration import calibration_path, read_documents
 from stages.optimize.gptqmodel_job import BITS, RESULT, SAVED, Job, Result
 from stages.optimize.quantizer import Peak
-from stages.process import contained
-from stages.settings import Calibration, Optimize
-from stages.store import write_json
+from stages.parts.base.errors import ConfigError, QuantizationFailed
+from stages.parts.base.settings import Calibration, Optimize
+from stages.parts.base.store import write_json
+from stages.parts.machine.process import contained
+from stages.parts.model.checkpoint import CONFIG
 
 GROUP_SIZES: Final = (128, 64, 32)
 MISFIT_SHARE: Final = 0.1

@@ -1,7 +1,7 @@
 """fp16: every floating-point weight in float16, in the same shards. The reference of the comparison.
 
 Tensors go through in blocks, so memory stays small whatever a shard's or a tensor's size. The safetensors
-library can only write a whole shard from memory, so the file is written here (see stages/tensors.py).
+library can only write a whole shard from memory, so the file is written here (see stages/parts/model/safetensors.py).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from stages.checkpoint import CONFIG, INDEX
-from stages.errors import QuantizationFailed
 from stages.optimize.base import FLOATS, Base
 from stages.optimize.quantizer import Peak, peak_resident_bytes
-from stages.settings import Optimize
-from stages.tensors import BITS, Tensor, read_header
+from stages.parts.base.errors import QuantizationFailed
+from stages.parts.base.settings import Optimize
+from stages.parts.model.checkpoint import CONFIG, INDEX
+from stages.parts.model.safetensors import BITS, Tensor, read_header
 
 if TYPE_CHECKING:
     import numpy as np

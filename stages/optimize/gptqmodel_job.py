@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
-from stages.errors import ConfigError
 from stages.optimize.calibration import calibration_path, read_documents, sequences
 from stages.optimize.quantizer import peak_resident_bytes
-from stages.settings import Calibration
-from stages.store import write_json
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.settings import Calibration
+from stages.parts.base.store import write_json
 
 BITS: Final = 4
 BATCH: Final = 4

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stages.optimize.base import Base
-from stages.settings import Optimize
+from stages.parts.base.settings import Optimize
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from stages.errors import UnknownName
 from stages.optimize.four_bit import FourBit
 from stages.optimize.fp16 import Fp16
 from stages.optimize.quantizer import Quantizer
+from stages.parts.base.errors import UnknownName
 
 QUANTIZERS: Final[dict[str, Quantizer]] = {
     "fp16": Fp16(),

@@ -9,16 +9,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from stages.errors import ConfigError, DamagedModel
 from stages.optimize.base import Base, read_base
 from stages.optimize.calibration import calibration_digest
 from stages.optimize.quantizer import Quantizer
 from stages.optimize.quantizers import quantizer
 from stages.optimize.verify import verify
-from stages.records import VARIANT, File, Variant, difference, files_digest
-from stages.settings import Optimize
-from stages.store import ModelStore, digest_of, exclusive, place_tree, sha256_of
-from stages.turns import together
+from stages.parts.base.errors import ConfigError, DamagedModel
+from stages.parts.base.settings import Optimize
+from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree, sha256_of
+from stages.parts.machine.lock import together
+from stages.parts.records.acquired import File, difference, files_digest
+from stages.parts.records.variant import VARIANT, Variant
 
 READABLE: Final = 0o644
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stages.checkpoint import CONFIG
-from stages.errors import DamagedModel, QuantizationFailed
 from stages.optimize.base import FLOATS, Base, main_dtype
-from stages.tensors import Tensor, find_not_finite, read_header
+from stages.parts.base.errors import DamagedModel, QuantizationFailed
+from stages.parts.model.checkpoint import CONFIG
+from stages.parts.model.safetensors import Tensor, find_not_finite, read_header
 
 MAX_UNQUANTIZED_SHARE: Final = 0.1
 """Of the linear layers' weights. Quantizers leave some layers alone on purpose, such as a mixture's router."""

@@ -13,12 +13,12 @@ import os
 import sys
 from typing import Any, Final
 
-from stages import program
-from stages.errors import ConfigError
-from stages.hub import model_id
+from stages.parts.base import program
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.store import ModelStore, store_root, write_text
+from stages.parts.model.name import model_id
 from stages.report.page import HTML, collect, render
 from stages.report.record import JSON
-from stages.store import ModelStore, store_root, write_text
 
 SETTINGS: Final = ("profile", "workload", "optimize", "serving")
 

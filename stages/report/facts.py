@@ -13,12 +13,11 @@ from markupsafe import Markup
 
 from scoring.constraints import MEASURES, Constraints
 from scoring.metrics import METRICS, odds, shown, si, span
-from stages.records import Candidate, Change, Evaluation, Percentiles, Production
+from stages.parts.base.settings import Workload
+from stages.parts.records.evaluation import Evaluation, Percentiles, by_machine
+from stages.parts.records.production import Candidate, Change, Production
+from stages.parts.samples.figures import fidelity_limits, limited
 from stages.report import plots
-from stages.select.evidence import limited
-from stages.select.fidelity import fidelity_limits
-from stages.select.notes import by_machine
-from stages.settings import Workload
 
 if TYPE_CHECKING:
     from stages.report.record import RunReport

@@ -10,12 +10,16 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 
 from scoring.metrics import METRICS, odds, shown, si
-from stages import program
-from stages.errors import SlipwayError
-from stages.records import ACQUIRED, VARIANT, Acquired, Evaluation, Production, Record, Variant
-from stages.releases import CANDIDATE_METRICS
+from stages.parts.base import program
+from stages.parts.base.errors import SlipwayError
+from stages.parts.base.record import Record
+from stages.parts.base.store import ModelStore
+from stages.parts.records.acquired import ACQUIRED, Acquired
+from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.production import Production
+from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.releases.release import CANDIDATE_METRICS
 from stages.report.record import RunReport
-from stages.store import ModelStore
 
 TEMPLATE: Final = Path(__file__).with_name("report.html.jinja")
 HTML: Final = "report.html"

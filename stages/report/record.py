@@ -7,8 +7,12 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from stages.program import Outcome
-from stages.records import Acquired, Evaluation, Production, Record, Variant
+from stages.parts.base.program import Outcome
+from stages.parts.base.record import Record
+from stages.parts.records.acquired import Acquired
+from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.production import Production
+from stages.parts.records.variant import Variant
 
 JSON: Final = "report.json"
 

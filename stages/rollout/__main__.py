@@ -9,17 +9,16 @@ import argparse
 import os
 import sys
 
-from stages import program, releases
-from stages.errors import NothingToServe
-from stages.hub import model_id
-from stages.rollout.control import abort, under_way
-from stages.rollout.journal import Journal, read_journal
+from stages.parts.base import program
+from stages.parts.base.settings import Rollout, Serving, parse_json
+from stages.parts.base.store import ModelStore, store_root
+from stages.parts.model.name import model_id
+from stages.parts.records.rollout import LOCAL, Journal, under_way
+from stages.parts.releases import release as releases
+from stages.rollout.control import abort
 from stages.rollout.machine import roll_out
-from stages.rollout.plan import PROMOTE, check_point
-from stages.rollout.settings import Rollout
-from stages.rollout.targets import LOCAL, TARGETS, connect
-from stages.settings import Serving, parse_json
-from stages.store import ModelStore, store_root
+from stages.rollout.plan import PROMOTE, check_point, chosen
+from stages.rollout.targets import TARGETS, connect
 
 
 def main() -> None:
@@ -56,27 +55,6 @@ def main() -> None:
         print(url)
 
 
-def chosen(store: ModelStore) -> str:
-    """What is to be rolled out: the candidate; without one, what is in production.
-
-    Raises:
-        NothingToServe: nothing is published.
-    """
-    journal = under_way(store)
-    release = journal.release if journal else None
-    if (
-        release is None
-        and (last := read_journal(store))
-        and last.run
-        and last.run == os.environ.get(program.RUN_VARIABLE)
-    ):
-        release = last.release  # a later step of the same run, after the end
-    release = release or releases.candidate(store) or releases.current_release(store)
-    if not release:
-        raise NothingToServe(f"no release of {store.model} is published", hint=f"first: slipway run {store.model}")
-    return release
-
-
 def _abort(store: ModelStore, arguments: argparse.Namespace, serving: Serving) -> None:
     """Of a run that ended well, nothing is given up: it may await a person's approval. A run gives up only its own."""
     journal, run = under_way(store), os.environ.get(program.RUN_VARIABLE)
@@ -110,8 +88,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
     parser.add_argument("--release", default="", help="its name (default: what select chose last)")
     parser.add_argument("--target", default=LOCAL, choices=TARGETS, help="the platform (default: %(default)s)")
-    parser.add_argument("--serving", default="{}", help="JSON: see Serving in stages/settings.py")
-    parser.add_argument("--settings", default="{}", help="JSON: see Rollout in stages/rollout/settings.py")
+    parser.add_argument("--serving", default="{}", help="JSON: see Serving in stages/parts/base/settings.py")
+    parser.add_argument("--settings", default="{}", help="JSON: see Rollout in stages/parts/base/settings.py")
     parser.add_argument(
         "--step", default=PROMOTE, help="deploy, a percent, or promote: go on until that is done (default: to the end)"
     )

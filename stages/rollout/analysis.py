@@ -15,10 +15,10 @@ from statistics import median
 from typing import Final, Literal
 
 from scoring import canary as statistics
-from stages.errors import TransientError
-from stages.rollout.journal import Analysis, Check, Figures, Pace, Synthetic, Totals, Window
-from stages.rollout.settings import Rollout
-from stages.rollout.target import Counters, Histogram
+from stages.parts.base.errors import TransientError
+from stages.parts.base.settings import Rollout
+from stages.parts.engine.metrics import Counters, Histogram
+from stages.parts.records.rollout import Analysis, Check, Figures, Pace, Synthetic, Totals, Window
 
 MS: Final = 1000.0
 

@@ -10,24 +10,18 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
-from stages import releases
-from stages.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, TransientError
-from stages.rollout.journal import LOCK, Journal, Request, ask, read_journal
+from stages.parts.base.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, TransientError
+from stages.parts.base.settings import Rollout
+from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.records.rollout import LOCAL, LOCK, Journal, Request, ask, read_journal, under_way
+from stages.parts.releases import release as releases
+from stages.parts.releases.history import remember_at_once
 from stages.rollout.machine import Machine, roll_out
-from stages.rollout.settings import Rollout
 from stages.rollout.target import Target
-from stages.rollout.targets import LOCAL
-from stages.store import ModelStore, exclusive
 
 POLL_S: Final = 0.2
 ANSWER_TIMEOUT_S: Final = 600.0
 """A look at a canary takes seconds, draining it minutes."""
-
-
-def under_way(store: ModelStore) -> Journal | None:
-    """The rollout that has not ended, whether or not a process runs it."""
-    journal = read_journal(store)
-    return journal if journal and not journal.ended else None
 
 
 def promote(store: ModelStore, target: Target) -> Journal:
@@ -126,7 +120,7 @@ def roll_back(
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
         started = datetime.now().astimezone()
         releases.promote(store, release)
-        releases.remember_at_once(store, "rollback", release, current, "rolled back while nothing was served", started)
+        remember_at_once(store, "rollback", release, current, "rolled back while nothing was served", started)
     return release, False
 
 

@@ -10,17 +10,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from stages import releases
-from stages.errors import Busy, DrillFailed, NothingToServe, SlipwayError, TransientError
-from stages.records import Record
-from stages.rollout.control import abort, roll_back, under_way
-from stages.rollout.settings import Rollout
+from stages.parts.base.errors import Busy, DrillFailed, NothingToServe, SlipwayError, TransientError
+from stages.parts.base.record import Record
+from stages.parts.base.settings import Rollout, Slo, Workload
+from stages.parts.base.store import ModelStore
+from stages.parts.endpoint.record import Endpoint, api_key, endpoint
+from stages.parts.records.rollout import LOCAL, under_way
+from stages.parts.releases import release as releases
+from stages.rollout.control import abort, roll_back
 from stages.rollout.steady import Reply, SteadyLoad
 from stages.rollout.target import Target
-from stages.rollout.targets import LOCAL
-from stages.serve.endpoint import Endpoint, api_key, endpoint
-from stages.settings import Slo, Workload
-from stages.store import ModelStore
 
 ROLLBACK_LIMIT_S: Final = 300.0
 """Unless another one is asked for."""

@@ -17,24 +17,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from stages import releases
-from stages.errors import Conflict, NothingToServe, RolledBack, ServerFailed, TransientError
-from stages.rollout.journal import (
-    LOCK,
-    Figures,
-    Journal,
-    State,
-    Transition,
-    answered,
-    asked,
-    journal_path,
-)
+from stages.parts.base.errors import Conflict, NothingToServe, RolledBack, ServerFailed, TransientError
+from stages.parts.base.settings import Rollout
+from stages.parts.base.store import ModelStore, exclusive, write_json
+from stages.parts.records.rollout import LOCAL, LOCK, Figures, Journal, State, Transition, answered, asked, journal_path
+from stages.parts.releases import release as releases
+from stages.parts.releases.history import Move, remember
 from stages.rollout.observe import Look, Observer, agreement, answers
 from stages.rollout.plan import PROMOTE, begun, continued, reached
-from stages.rollout.settings import Rollout
 from stages.rollout.target import Target
-from stages.rollout.targets import LOCAL
-from stages.store import ModelStore, exclusive, write_json
 
 QUESTION_TRIES: Final = 3
 """A release may fail now and then, as the stable one does."""
@@ -291,7 +282,7 @@ class Machine:
     def _end(self, result: Any) -> None:
         journal = self.journal
         if journal.kind != "refresh" or journal.before != journal.release:
-            move = releases.Move(
+            move = Move(
                 id=journal.id,
                 kind="rollback" if journal.kind == "rollback" else "rollout",
                 release=journal.release,
@@ -303,7 +294,7 @@ class Machine:
                 ended_at=datetime.now(UTC),
                 analyses=tuple(each.model_dump(mode="json") for each in journal.analyses),
             )
-            releases.remember(self.store, move)
+            remember(self.store, move)
         self._enter(result)
         answered(self.store)
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from stages import releases
-from stages.errors import ServerFailed, TransientError
-from stages.evaluate.probes import check_probes
+from stages.parts.base.errors import ServerFailed, TransientError
+from stages.parts.base.settings import Rollout
+from stages.parts.base.store import ModelStore
+from stages.parts.endpoint.record import api_key
+from stages.parts.engine.client import answer, answers_chat, has_chat_template
+from stages.parts.engine.probes import check_probes
+from stages.parts.records.rollout import Analysis, Figures, Journal, Totals, Window, asked
+from stages.parts.releases import release as releases
 from stages.rollout import traffic
 from stages.rollout.analysis import analyse, figures, own_requests, paced, quality, restarted, totals
-from stages.rollout.journal import Analysis, Figures, Journal, Totals, Window, asked
-from stages.rollout.settings import Rollout
 from stages.rollout.target import Target
-from stages.serve.endpoint import api_key
-from stages.server import answer, answers_chat, has_chat_template
-from stages.store import ModelStore
 
 BURST: Final = 16
 """Own requests to each release between two looks."""

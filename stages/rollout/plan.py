@@ -7,13 +7,13 @@ import uuid
 from datetime import UTC, datetime
 from typing import Final
 
-from stages import releases
-from stages.errors import Conflict, UnknownName
-from stages.program import RUN_VARIABLE
-from stages.rollout.journal import Journal, Kind, read_journal
-from stages.rollout.settings import Rollout
-from stages.rollout.target import Split
-from stages.store import ModelStore
+from stages.parts.base.errors import Conflict, NothingToServe, UnknownName
+from stages.parts.base.program import RUN_VARIABLE
+from stages.parts.base.settings import Rollout
+from stages.parts.base.store import ModelStore
+from stages.parts.records.rollout import Journal, Kind, read_journal, under_way
+from stages.parts.releases import release as releases
+from stages.parts.releases.split import Split
 
 DEPLOY: Final = "deploy"
 PROMOTE: Final = "promote"
@@ -93,3 +93,19 @@ def reached(journal: Journal, until: str) -> bool:
     if until == DEPLOY or journal.state == "promoting":
         return True
     return journal.steps[journal.step] > int(until)
+
+
+def chosen(store: ModelStore) -> str:
+    """What is to be rolled out: the candidate; without one, what is in production.
+
+    Raises:
+        NothingToServe: nothing is published.
+    """
+    journal = under_way(store)
+    release = journal.release if journal else None
+    if release is None and (last := read_journal(store)) and last.run and last.run == os.environ.get(RUN_VARIABLE):
+        release = last.release  # a later step of the same run, after the end
+    release = release or releases.candidate(store) or releases.current_release(store)
+    if not release:
+        raise NothingToServe(f"no release of {store.model} is published", hint=f"first: slipway run {store.model}")
+    return release

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from stages.rollout.local.envoy_config import RELEASE_HEADER
-from stages.server import credentials
+from stages.parts.endpoint.envoy_config import RELEASE_HEADER
+from stages.parts.engine.client import credentials
 
 VOCABULARY: Final = range(100, 1000)
 """Token ids that every tokenizer has; drawn anew for each request, so that no cache answers for the model."""

@@ -3,63 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
-
-@dataclass(frozen=True)
-class Split:
-    """What is served, and who gets which share of new requests."""
-
-    stable: str | None
-    """The release that clients get; None while nothing is served."""
-    canary: str | None = None
-    """The release that is being tried beside it."""
-    percent: int = 0
-    """Of new requests, to the canary: 0–100."""
-    standby: str | None = None
-    """An earlier stable one that is kept warm, so that going back to it takes seconds."""
-    room: bool = True
-    """Whether a canary finds room beside the stable release. Where it does not, ``deploy`` puts it in its place and
-    gives it all requests at once, and ``withdraw`` brings the stable one back: nothing can be compared."""
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """A Prometheus histogram: cumulative counts by upper bound in seconds, the last one infinite.
-
-    The last count is the number of observations. Empty where the server has told nothing yet.
-    """
-
-    bounds_s: tuple[float, ...] = ()
-    counts: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class Counters:
-    """Running totals of one release, over all of its replicas, from vLLM's own metrics.
-
-    Requests to ``url()`` are counted as those of clients are.
-    """
-
-    answered: float
-    """Requests that were answered with 2xx."""
-    failed: float
-    """Requests that ended in 5xx. On one machine also those that never reached a living server; on a cluster not, since
-    Kubernetes tells nothing of what a gateway refuses itself, and each gateway counts it in its own way."""
-    refused: float
-    """Requests that ended in 4xx: the client's mistake, or a release that refuses what another one takes."""
-    output_tokens: float
-    """Of requests that have ended (``vllm:request_generation_tokens_sum``): their time is below."""
-    in_flight_s: float
-    """Seconds from arrival to end, summed over requests that have ended (``vllm:e2e_request_latency_seconds_sum``).
-    By Little's law the integral of the requests in flight: tokens per second of it is the speed that each one sees."""
-    ttft_s: Histogram
-    """``vllm:time_to_first_token_seconds``: how many there are is the number of requests that can be compared."""
-    tpot_s: Histogram
-    """``vllm:request_time_per_output_token_seconds``."""
-    instance: str
-    """Changes when a server was started anew, and its totals with it from zero."""
+from stages.parts.engine.metrics import Counters
+from stages.parts.releases.split import Split
 
 
 class Target(Protocol):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import Final, cast
 
-from stages.errors import UnknownName
+from stages.parts.base.errors import UnknownName
+from stages.parts.base.settings import Serving
+from stages.parts.base.store import ModelStore
+from stages.parts.records.rollout import LOCAL
 from stages.rollout.target import Target
-from stages.settings import Serving
-from stages.store import ModelStore
 
-LOCAL: Final = "local"
 TARGETS: Final = {LOCAL: "stages.rollout.local", "kserve": "stages.rollout.kserve"}
 """Modules with ``connect(store: ModelStore, source: str, serving: Serving) -> Target``; *source* is the model as the
 user named it. Imported only when used: each needs what the others don't."""

@@ -8,8 +8,8 @@ from typing import Final
 
 import httpx
 
-from stages.rollout.journal import Synthetic
-from stages.server import credentials, http
+from stages.parts.engine.client import credentials, http
+from stages.parts.records.rollout import Synthetic
 
 PROMPT: Final = "Number {}. In a few words, what is the weather like in the month of your choice, and why?"
 ANSWER_TOKENS: Final = 16

@@ -6,14 +6,14 @@ import argparse
 import sys
 
 from scoring.profile import Profile
-from stages import program
-from stages.hub import model_id
-from stages.records import Price
-from stages.releases import current_release
+from stages.parts.base import program
+from stages.parts.base.settings import parse_json
+from stages.parts.base.store import ModelStore, store_root
+from stages.parts.model.name import model_id
+from stages.parts.records.production import Price
+from stages.parts.releases.release import current_release
 from stages.select import score_table
 from stages.select.selection import select
-from stages.settings import parse_json
-from stages.store import ModelStore, store_root
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from scoring.metrics import METRICS
-from stages.records import Evaluation, Record
+from stages.parts.base.record import Record
+from stages.parts.records.evaluation import Evaluation
 from stages.select.evidence import Lines, different_questions, draws, machine_speeds, questions
 from stages.select.kept import Kept
 from stages.select.verify import differences

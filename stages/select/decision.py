@@ -9,24 +9,16 @@ from typing import TYPE_CHECKING, Final
 
 from scoring.metrics import METRICS
 from scoring.profile import Profile
-from stages.errors import NoWinner
-from stages.records import Candidate, Change, Evaluation, Margin, Paired, Production
-from stages.select.evidence import (
-    Lines,
-    changes,
-    cost_of,
-    different_questions,
-    draws,
-    intervals,
-    limited,
-    paired,
-    questions,
-)
-from stages.select.fidelity import divergence_draws, divergences, fidelity_limits, recorded, recovery
+from stages.parts.base.errors import NoWinner
+from stages.parts.base.settings import parse
+from stages.parts.base.store import digest_of
+from stages.parts.records.evaluation import Evaluation, by_machine, machine_of
+from stages.parts.records.production import Candidate, Change, Margin, Paired, Production
+from stages.parts.samples.figures import fidelity_limits, limited
+from stages.select.evidence import Lines, changes, cost_of, different_questions, draws, intervals, paired, questions
+from stages.select.fidelity import divergence_draws, divergences, recorded, recovery
 from stages.select.kept import Basis
-from stages.select.notes import SPEED, by_machine, machine_of, notes_of
-from stages.settings import parse
-from stages.store import digest_of
+from stages.select.notes import SPEED, notes_of
 
 if TYPE_CHECKING:
     from scoring.decide import Decision

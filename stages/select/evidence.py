@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic_core import from_json
 
-from stages.errors import DamagedModel
-from stages.records import SAMPLES_SUFFIX, Change, Cost, Evaluation, Interval, Paired, Price
-from stages.select.recompute import Point, met, point_load
-from stages.store import ModelStore
+from stages.parts.base.errors import DamagedModel
+from stages.parts.base.store import ModelStore
+from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
+from stages.parts.records.production import Change, Cost, Interval, Paired, Price
+from stages.parts.samples.figures import Point, met, point_load
 
 if TYPE_CHECKING:
     from scoring.draws import Items, Round, Samples
@@ -296,14 +297,3 @@ def cost_of(evaluation: Evaluation, price: Price | None, drawn: Mapping[str, Flo
         return None
     high = found.high if math.isfinite(found.high) else None
     return Cost(value=found.value, low=found.low, high=high, currency=price.currency, tokens_per_s=rate, basis=basis)
-
-
-def limited(evaluation: Evaluation) -> dict[str, float | None]:
-    """What a profile's constraints can limit (``scoring.constraints.MEASURES``), as far as it was measured."""
-    load = evaluation.load
-    return {
-        "ttft_p95_ms": load.ttft_ms.p95,
-        "tpot_p95_ms": load.tpot_ms.p95,
-        "e2el_p95_ms": load.e2el_ms.p95,
-        "goodput_share": evaluation.goodput.share if evaluation.goodput else None,
-    }

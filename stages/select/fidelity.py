@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from stages.records import Divergence, Evaluation
+from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.production import Divergence
 from stages.select.evidence import Lines, samples_of
 
 if TYPE_CHECKING:
@@ -72,17 +73,6 @@ def distributions(lines: Lines) -> tuple[list[list[int]], list[Distributions]]:
         for each in documents
     ]
     return [each["tokens"] for each in documents], told
-
-
-def fidelity_limits(name: str, reference: str, found: Mapping[str, Divergence]) -> dict[str, float | None]:
-    """What of it a profile's constraints can limit; the reference is not apart from itself."""
-    if name == reference:
-        return {"kl_divergence": 0.0, "top1_agreement": 1.0}
-    apart = found.get(name)
-    return {
-        "kl_divergence": apart.kl if apart else None,
-        "top1_agreement": apart.top1_agreement if apart else None,
-    }
 
 
 def recovery(evaluation: Evaluation | None, reference: Evaluation | None) -> dict[str, float]:

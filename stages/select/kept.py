@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stages.errors import DamagedModel, MissingRun
-from stages.records import SAMPLES_SUFFIX, Acquired, Evaluation, Price, Production, Record
+from stages.parts.base.errors import DamagedModel, MissingRun
+from stages.parts.base.record import Record
+from stages.parts.base.store import ModelStore, place
+from stages.parts.records.acquired import Acquired
+from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
+from stages.parts.records.production import Price, Production
 from stages.select.evidence import Lines, samples_at
-from stages.store import ModelStore, place
 
 MEASUREMENTS: Final = "measurements"
 BASIS: Final = "basis.json"

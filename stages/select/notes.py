@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
-from stages.records import Evaluation, Price
+from stages.parts.records.evaluation import Evaluation, by_machine
+from stages.parts.records.production import Price
 from stages.select.evidence import machine_speeds, took_turns
 
 SPEED: Final = ("latency", "throughput")
@@ -26,20 +27,6 @@ def notes_of(evaluations: Mapping[str, Evaluation], price: Price | None) -> tupl
         *shared_machine(evaluations),
         *(without_cost(evaluations) if price else ()),
     )
-
-
-def machine_of(evaluation: Evaluation) -> str:
-    """The hardware by what speed depends on: memory only has to suffice."""
-    hardware = evaluation.hardware
-    return ", ".join([f"{hardware.cores} × {hardware.cpu}", *hardware.gpus])
-
-
-def by_machine(evaluations: Mapping[str, Evaluation]) -> dict[str, list[str]]:
-    """The variants that were measured on each hardware."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for name, each in evaluations.items():
-        found[machine_of(each)].append(name)
-    return dict(found)
 
 
 def different_hardware(evaluations: Mapping[str, Evaluation]) -> list[str]:

@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from stages import records
-from stages.records import Production
+from stages.parts.records import production
+from stages.parts.records.production import Production
 
 PATH: Final = Path(__file__).parents[2] / "docs" / "production_metrics.schema.json"
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -33,9 +33,9 @@ def schema() -> dict[str, Any]:
 
 
 def _descriptions() -> dict[str, dict[str, str]]:
-    """By class and field of ``stages.records``, the docstring that follows the field, on one line."""
+    """The docstring of each field by class, on one line."""
     found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(records)).body:
+    for node in ast.parse(inspect.getsource(production)).body:
         if not isinstance(node, ast.ClassDef):
             continue
         for field, after in zip(node.body, node.body[1:], strict=False):

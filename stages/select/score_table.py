@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from scoring.metrics import odds, shown
-from stages.records import Candidate, Production
+from stages.parts.records.production import Candidate, Production
 
 HEADINGS: Final = {"quality": "Quality", "latency": "p95 latency", "throughput": "Throughput", "memory": "Weights"}
 

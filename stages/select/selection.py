@@ -10,14 +10,18 @@ import os
 from collections.abc import Iterable
 
 from scoring.profile import Profile
-from stages import program
-from stages.errors import DamagedModel, NoWinner
-from stages.records import ACQUIRED, VARIANT, Acquired, Evaluation, Price, Production, Variant, difference
-from stages.releases import decisions, publish, release_name, settle
+from stages.parts.base import program
+from stages.parts.base.errors import DamagedModel, NoWinner
+from stages.parts.base.store import ModelStore
+from stages.parts.endpoint.record import being_served
+from stages.parts.records.acquired import ACQUIRED, Acquired, difference
+from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.production import Price, Production
+from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.releases.release import decisions, publish, release_name, settle
 from stages.select.decision import decide, decision_key
 from stages.select.evidence import read_samples
 from stages.select.kept import DECISION, Basis, keep
-from stages.store import ModelStore
 
 
 def select(
@@ -27,7 +31,7 @@ def select(
 
     Args:
         price: of an hour of the hardware; None: costs are not told.
-        serve: a rollout follows, and it is that which moves ``production`` (see ``stages.releases``).
+        serve: a rollout follows, and it is that which moves ``production`` (see ``stages.parts.releases``).
 
     Returns:
         Whether the decision stood already, the decision, and how files were placed.
@@ -51,15 +55,16 @@ def select(
     if run:
         keep(store, store.run(run), basis, measured)
     decision = standing_decision(store, decision_key(basis, measured))
+    wait = serve or being_served(store)
     if reused := decision is not None:
-        settle(store, decision.release, serve=serve)
+        settle(store, decision.release, wait=wait)
         placement = "hardlink"
     else:
         found = decide(basis, measured, lines)
         winner = measured[found.winner]
         release = release_name(store, winner.variant, winner.variant_digest)
         decision = found.model_copy(update={"run": run, "release": release})
-        placement = publish(store, decision, serve=serve)
+        placement = publish(store, decision, wait=wait)
     if run:
         decision.write(store.run(run) / DECISION)
     return reused, decision, placement

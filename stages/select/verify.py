@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from stages.errors import DamagedModel, NoWinner, SlipwayError
-from stages.records import SAMPLES_SUFFIX, VARIANT, Evaluation, Variant, files_digest
+from stages.parts.base.errors import DamagedModel, NoWinner, SlipwayError
+from stages.parts.base.store import ModelStore, sha256_of
+from stages.parts.records.acquired import files_digest
+from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
+from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.samples.figures import goodput_of, point_load, task_score, whole_load
 from stages.select.decision import decide
 from stages.select.evidence import Lines, points, samples_at, samples_of
 from stages.select.kept import DECISION, MEASUREMENTS, Kept, kept
-from stages.select.recompute import goodput_of, point_load, task_score, whole_load
-from stages.store import ModelStore, sha256_of
 
 TOLERANCE: Final = 1e-9
 """Relative: sums in another order differ in their last digits."""

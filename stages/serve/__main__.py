@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import argparse
 
-from stages import program
-from stages.errors import Interrupted
-from stages.hub import model_id
-from stages.rollout.settings import Rollout
-from stages.serve.endpoint import API_KEY_VARIABLE, say, stop
+from stages.parts.base import program
+from stages.parts.base.errors import Interrupted
+from stages.parts.base.settings import Rollout, Serving, parse_json
+from stages.parts.base.store import ModelStore, store_root
+from stages.parts.endpoint.record import API_KEY_VARIABLE, say, stop
+from stages.parts.endpoint.supervisor import serve_foreground
+from stages.parts.model.name import model_id
 from stages.serve.ensure import ensure
-from stages.serve.supervise import serve_foreground
-from stages.settings import Serving, parse_json
-from stages.store import ModelStore, store_root
 
 
 def main() -> None:
@@ -53,8 +52,8 @@ example:
   python -m stages.serve --model org/name --stop""",
     )
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
-    parser.add_argument("--serving", default="{}", help="JSON: see Serving in stages/settings.py")
-    parser.add_argument("--rollout", default="{}", help="JSON: see Rollout in stages/rollout/settings.py")
+    parser.add_argument("--serving", default="{}", help="JSON: see Serving in stages/parts/base/settings.py")
+    parser.add_argument("--rollout", default="{}", help="JSON: see Rollout in stages/parts/base/settings.py")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--foreground", action="store_true", help="serve until interrupted")
     parser.add_argument("--resume", action="store_true", help="serve what serving.json wants, not what is published")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from stages.errors import RolledBack, ServerFailed
-from stages.releases import candidate
-from stages.rollout.local.kept import PREVIOUS
-from stages.rollout.local.target import OneMachine
-from stages.rollout.settings import Rollout
-from stages.rollout.targets import LOCAL
-from stages.serve.endpoint import LOG, SERVERS, Endpoint, api_key, endpoint, published, say
-from stages.server import answer, healthy
-from stages.settings import Serving
-from stages.store import ModelStore, exclusive
+from stages.parts.base.errors import RolledBack, ServerFailed
+from stages.parts.base.settings import Rollout, Serving
+from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.endpoint.kept import PREVIOUS
+from stages.parts.endpoint.record import LOG, SERVERS, Endpoint, api_key, endpoint, published, say
+from stages.parts.engine.client import answer, healthy
+from stages.parts.records.rollout import LOCAL
+from stages.parts.releases.release import candidate
+from stages.rollout.local import OneMachine
 
 
 def ensure(store: ModelStore, serving: Serving, source: str, rollout: Rollout) -> tuple[Endpoint, bool]:
@@ -27,7 +26,7 @@ def ensure(store: ModelStore, serving: Serving, source: str, rollout: Rollout) -
         RolledBack: it was tried beside the one that is served, and withdrawn.
         Conflict: another release is being rolled out.
     """
-    from stages.rollout.control import under_way
+    from stages.parts.records.rollout import under_way
     from stages.rollout.machine import roll_out
     from stages.rollout.plan import continued
 

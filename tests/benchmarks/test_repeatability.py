@@ -10,9 +10,10 @@ import pytest
 from benchmarks.repeatability import check_conditions, conditions, decisions, finished, tell, verdict
 from pipeline.config import RunConfig, load
 from scoring.profile import Profile
-from stages.errors import ConfigError, MissingRun
-from stages.records import VARIANT, Evaluation, Variant
-from stages.store import ModelStore
+from stages.parts.base.errors import ConfigError, MissingRun
+from stages.parts.base.store import ModelStore
+from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.variant import VARIANT, Variant
 from tests.samples import evaluation, measured_store
 
 BALANCED = Profile(name="balanced")

@@ -13,9 +13,9 @@ from typing import Final
 
 import httpx
 
-from stages.process import contained
-from stages.serve.endpoint import endpoint
-from stages.store import ModelStore
+from stages.parts.base.store import ModelStore
+from stages.parts.endpoint.record import endpoint
+from stages.parts.machine.process import contained
 from tests.hub.server import HubServer
 
 HERE: Final = Path(__file__).parent

@@ -12,8 +12,8 @@ from typing import Final
 
 import pytest
 
-from stages.process import contained
-from stages.store import ModelStore
+from stages.parts.base.store import ModelStore
+from stages.parts.machine.process import contained
 from tests.demo.__main__ import HERE as DEMO
 from tests.demo.__main__ import MODEL as MODEL
 from tests.hub.server import HubServer

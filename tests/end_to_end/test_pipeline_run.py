@@ -22,13 +22,15 @@ from pipeline.local.engine import execute
 from pipeline.local.progress import observer_for
 from pipeline.local.resources import Capacity
 from pipeline.submit import ENGINE_STATE
-from stages.evaluate.probes import PROMPTS
-from stages.program import outcomes
-from stages.records import VARIANT, Evaluation, Production, Variant
+from stages.parts.base.program import outcomes
+from stages.parts.base.store import sha256_of
+from stages.parts.endpoint.record import endpoint
+from stages.parts.engine.probes import PROMPTS
+from stages.parts.model.safetensors import read_header
+from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.production import Production
+from stages.parts.records.variant import VARIANT, Variant
 from stages.select.fidelity import distributions
-from stages.serve.endpoint import endpoint
-from stages.store import sha256_of
-from stages.tensors import read_header
 from tests.end_to_end.command_line import (
     API_KEY,
     CHANGED,

@@ -20,17 +20,18 @@ import openai
 import psutil
 import pytest
 
-from stages.errors import RolledBack
-from stages.records import VARIANT, Evaluation
-from stages.releases import PROBES, current_release
+from stages.parts.base.errors import RolledBack
+from stages.parts.base.settings import Serving
+from stages.parts.base.store import ModelStore, place_tree, write_json
+from stages.parts.endpoint.record import Endpoint, endpoint
+from stages.parts.engine.metrics import Counters
+from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.rollout import Journal, read_journal
+from stages.parts.records.variant import VARIANT
+from stages.parts.releases.release import PROBES, current_release
 from stages.rollout.drills import Answers, answers
-from stages.rollout.journal import Journal, read_journal
-from stages.rollout.local.target import OneMachine
+from stages.rollout.local import OneMachine
 from stages.rollout.steady import SteadyLoad
-from stages.rollout.target import Counters
-from stages.serve.endpoint import Endpoint, endpoint
-from stages.settings import Serving
-from stages.store import ModelStore, place_tree, write_json
 from tests.end_to_end.command_line import (
     API_KEY,
     CONFIG,

@@ -23,7 +23,7 @@ from pipeline.config import load
 from pipeline.definition import arguments, resolve_key, workflow_template
 from pipeline.events.sensor import Sensor
 from pipeline.manifests import MANIFESTS, documents
-from stages.settings import CONFIGS
+from stages.parts.base.settings import CONFIGS
 
 EVENTS = MANIFESTS / "events"
 EXAMPLES = EVENTS.parents[1] / "docs" / "examples"

@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from pipeline.manifests import MANIFESTS
+from stages.parts.base.settings import Serving
+from stages.parts.base.store import ModelStore
+from stages.parts.engine.metrics import METRICS
 from stages.rollout.kserve.autoscaling import LOAD
 from stages.rollout.kserve.objects import ENDPOINT, RELEASE, Endpoint, predictor_name
 from stages.rollout.kserve.settings import KServe
-from stages.rollout.vllm_metrics import METRICS
-from stages.settings import Serving
-from stages.store import ModelStore
 
 MONITORING = MANIFESTS / "monitoring"
 NAME = re.compile(r"\b(?:vllm:|DCGM_|http_)\w+")

@@ -15,8 +15,8 @@ from pipeline.argo.doctor import RIGHTS
 from pipeline.config import load
 from pipeline.definition import workflow_template
 from pipeline.manifests import MANIFESTS, clusters, documents, documents_of, files
-from stages.errors import ConfigError
-from stages.settings import CONFIGS
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.settings import CONFIGS
 
 PLATFORMS = clusters()
 SECRETS = {"HF_TOKEN", "SLIPWAY_API_KEY"}

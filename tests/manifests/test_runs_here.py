@@ -13,9 +13,10 @@ from pipeline.local.progress import Lines
 from pipeline.local.resources import Capacity
 from pipeline.local.state import RunState
 from pipeline.submit import render
-from stages.hub import model_id
-from stages.records import ACQUIRED, VARIANT, Acquired, Variant
-from stages.store import ModelStore
+from stages.parts.base.store import ModelStore
+from stages.parts.model.name import model_id
+from stages.parts.records.acquired import ACQUIRED, Acquired
+from stages.parts.records.variant import VARIANT, Variant
 
 MODEL = str(Path(__file__).parents[1] / "demo" / "model")
 UP_TO_EVALUATION = ("optimize.variants=[fp16]", "workload.tasks_path=/nowhere", "workload.interleave=false")

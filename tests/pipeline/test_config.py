@@ -8,9 +8,8 @@ import yaml
 from pipeline.config import CONFIGS, load, names, read_yaml
 from pipeline.platform import Platform
 from scoring.profile import DEFAULT
-from stages.errors import ConfigError
-from stages.rollout.settings import Rollout
-from stages.settings import Optimize, Serving
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.settings import Optimize, Rollout, Serving
 
 
 def test_the_defaults_file_says_what_the_code_says():

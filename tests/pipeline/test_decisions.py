@@ -14,22 +14,15 @@ import pytest
 
 from pipeline.local.state import STATE, RunState
 from scoring.profile import Profile
-from stages.errors import NoWinner
-from stages.records import (
-    ACQUIRED,
-    SAMPLES_SUFFIX,
-    VARIANT,
-    Acquired,
-    Drift,
-    Evaluation,
-    Hardware,
-    Price,
-    Speed,
-    Variant,
-)
+from stages.parts.base.errors import NoWinner
+from stages.parts.base.store import ModelStore, write_json
+from stages.parts.machine.hardware import Hardware
+from stages.parts.records.acquired import ACQUIRED, Acquired
+from stages.parts.records.evaluation import SAMPLES_SUFFIX, Drift, Evaluation, Speed
+from stages.parts.records.production import Price
+from stages.parts.records.variant import VARIANT, Variant
 from stages.report.page import collect
 from stages.select.selection import select
-from stages.store import ModelStore, write_json
 from tests.samples import MODEL, NOW, evaluation, measured_store, outcome, variant
 
 FIRST, SECOND = "20260102-030405-6a1b", "20260103-030405-6a1b"

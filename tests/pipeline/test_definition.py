@@ -10,8 +10,8 @@ from pipeline.definition import REQUIRED_VARIANT, arguments, resolve_key, workfl
 from pipeline.local.workflow import parse
 from pipeline.submit import render
 from scoring.profile import Profile
-from stages.errors import InvalidName
-from stages.settings import Optimize, Serving, Workload
+from stages.parts.base.errors import InvalidName
+from stages.parts.base.settings import Optimize, Serving, Workload
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.config import load
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 MINE = """\
 extends: {base}

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stages import releases
-from stages.errors import RolledBack
+from stages.parts.base.errors import RolledBack
+from stages.parts.base.store import ModelStore
+from stages.parts.endpoint.record import being_served
+from stages.parts.releases import release as releases
 from stages.rollout.machine import roll_out
-from stages.store import ModelStore
 from tests.serving import REPOSITORY
 from tests.stages.rollout.stage import GOOD, MODEL, NEXT, SETTINGS, Stage
 
@@ -42,7 +43,7 @@ def published(stage: Stage, *names: str) -> None:
     for name in names:
         stage.make(name)
         stage.nominate(name)
-        releases.settle(stage.store, name, serve=False)
+        releases.settle(stage.store, name, wait=being_served(stage.store))
 
 
 def test_releases_are_listed_and_rolled_back_without_anything_being_served(stage: Stage) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from pipeline.config import CONFIGS, load, read_yaml
 from pipeline.serving import kserve_settings
+from stages.parts.base.settings import parse_json
+from stages.parts.base.store import canonical_json
 from stages.rollout.kserve.settings import KServe, Scaling
-from stages.settings import parse_json
-from stages.store import canonical_json
 
 
 def test_the_defaults_file_says_what_the_code_says() -> None:

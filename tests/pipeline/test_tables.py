@@ -10,7 +10,7 @@ from rich.console import Console
 from pipeline.commands.decisions import cost_lines
 from pipeline.tables import score_table
 from scoring.profile import Profile
-from stages.records import Price, Production
+from stages.parts.records.production import Price, Production
 from stages.select.selection import select
 from tests.samples import measured_store, outcome
 

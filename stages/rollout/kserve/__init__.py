@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from stages.parts.base.settings import Serving
+    from stages.parts.base.store import ModelStore
     from stages.rollout.target import Target
-    from stages.settings import Serving
-    from stages.store import ModelStore
 
 
 def connect(store: ModelStore, source: str, serving: Serving) -> Target:  # noqa: ARG001
@@ -17,7 +17,7 @@ def connect(store: ModelStore, source: str, serving: Serving) -> Target:  # noqa
         ConfigError: there is no way to a cluster, or its KServe can't split traffic as it is set up.
         NotInstalled: it has no KServe.
     """
-    from stages.cluster.api import connect as cluster
+    from stages.parts.cluster.api import connect as cluster
     from stages.rollout.kserve.settings import given
     from stages.rollout.kserve.target import on
 

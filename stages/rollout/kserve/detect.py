@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stages.cluster.api import Cluster
-from stages.cluster.kinds import DEFINITIONS, Kind
-from stages.cluster.refusals import Absent
-from stages.errors import AccessDenied, ConfigError, NotInstalled
+from stages.parts.base.errors import AccessDenied, ConfigError, NotInstalled
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import DEFINITIONS, Kind
+from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.objects import ISVC, Mode
 from stages.rollout.kserve.settings import KServe
 

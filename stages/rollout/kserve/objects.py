@@ -13,12 +13,12 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.settings import Serving
+from stages.parts.base.store import ModelStore, digest_of, directory_name
+from stages.parts.endpoint.record import API_KEY_VARIABLE
+from stages.parts.engine.arguments import engine_arguments
 from stages.rollout.kserve.settings import KServe
-from stages.serve.endpoint import API_KEY_VARIABLE
-from stages.server import engine_arguments
-from stages.settings import Serving
-from stages.store import ModelStore, digest_of, directory_name
 
 Object = dict[str, Any]
 Mode = Literal["standard", "knative", "route"]

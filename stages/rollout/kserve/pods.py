@@ -16,15 +16,14 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from stages.cluster.api import Cluster
-from stages.cluster.kinds import PODS
-from stages.cluster.refusals import Absent
-from stages.errors import AccessDenied, ServerFailed, TransientError
+from stages.parts.base.errors import AccessDenied, ServerFailed, TransientError
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import PODS
+from stages.parts.cluster.refusals import Absent
+from stages.parts.engine.client import HEALTH_TIMEOUT_S, http
+from stages.parts.engine.metrics import METRICS, Counters, counters_of
 from stages.rollout.kserve.autoscaling import selector
 from stages.rollout.kserve.objects import CONTAINER, ENDPOINT, PORT, RELEASE, REVISION, Endpoint
-from stages.rollout.target import Counters
-from stages.rollout.vllm_metrics import METRICS, counters_of
-from stages.server import HEALTH_TIMEOUT_S, http
 
 Object = dict[str, Any]
 CRASHES: Final = 3

@@ -5,11 +5,11 @@ The route's first backend is the stable release, the second, if there is one, th
 
 from __future__ import annotations
 
-from stages.errors import Conflict, TransientError
+from stages.parts.base.errors import Conflict, TransientError
+from stages.parts.releases.split import Split
 from stages.rollout.kserve.objects import ENDPOINT, Object, http_route, inference_service, predictor, predictor_name
 from stages.rollout.kserve.routes import HTTP_ROUTES, programmed, shares
 from stages.rollout.kserve.target import ISVCS, SERVICES, Platform, condition, release_of, revision_of
-from stages.rollout.target import Split
 
 
 class OwnRoute(Platform):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stages.cluster.kinds import Kind
+from stages.parts.cluster.kinds import Kind
 
 Object = dict[str, Any]
 HTTP_ROUTES: Final = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from stages.settings import Positive, Settings, parse_json
+from stages.parts.base.settings import Positive, Settings, parse_json
 
 VARIABLE: Final = "SLIPWAY_KSERVE"
 """``KServe`` as JSON: the pipeline sets it from the configuration for the stages that serve on a cluster."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from stages.cluster.refusals import Absent
-from stages.errors import Conflict, TransientError
+from stages.parts.base.errors import Conflict, TransientError
+from stages.parts.cluster.refusals import Absent
+from stages.parts.releases.split import Split
 from stages.rollout.kserve.objects import AUTOSCALER, Object, canary, inference_service, predictor
 from stages.rollout.kserve.routes import HTTP_ROUTES, programmed, shares
 from stages.rollout.kserve.target import ISVCS, Platform, condition, release_of, revision_of, url_of
-from stages.rollout.target import Split
 
 AGAIN: Final = "start the rollout again"
 

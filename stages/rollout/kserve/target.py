@@ -14,10 +14,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
 
-from stages.cluster.api import Cluster
-from stages.cluster.kinds import Kind
-from stages.cluster.refusals import Absent
-from stages.errors import Conflict, NotInstalled, TransientError
+from stages.parts.base.errors import Conflict, NotInstalled, TransientError
+from stages.parts.base.settings import Serving
+from stages.parts.base.store import ModelStore
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import Kind
+from stages.parts.cluster.refusals import Absent
+from stages.parts.engine.metrics import Counters
+from stages.parts.releases.split import Split
 from stages.rollout.kserve.autoscaling import scaled_object
 from stages.rollout.kserve.detect import Found, detect
 from stages.rollout.kserve.objects import (
@@ -32,9 +36,7 @@ from stages.rollout.kserve.objects import (
 )
 from stages.rollout.kserve.pods import Pods
 from stages.rollout.kserve.settings import KServe
-from stages.rollout.target import Counters, Split, Target
-from stages.settings import Serving
-from stages.store import ModelStore
+from stages.rollout.target import Target
 
 ISVCS: Final = Kind("serving.kserve.io/v1beta1", "InferenceService", "inferenceservices")
 RUNTIMES: Final = Kind("serving.kserve.io/v1alpha1", "ServingRuntime", "servingruntimes")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from pipeline.local.state import Node, RunState
-from stages.cluster.api import Cluster
+from stages.parts.cluster.api import Cluster
 from tests.kubernetes import KubernetesServer
 
 

@@ -13,7 +13,7 @@ from argo_bench import Seen, connected, environment_of
 
 from pipeline.config import RunConfig, load
 from pipeline.definition import arguments, workflow_template
-from stages.cluster.api import Cluster
+from stages.parts.cluster.api import Cluster
 from tests.kubernetes import KubernetesServer, WorkflowController
 
 LIKE = "kind"

@@ -12,9 +12,9 @@ from pipeline.argo.follow import follow
 from pipeline.argo.runs import ClusterRun, find, stop
 from pipeline.argo.submission import submit, workflow
 from pipeline.argo.template import installed
-from stages.cluster.api import Cluster, connect
-from stages.cluster.kinds import WORKFLOWS
-from stages.errors import MissingRun
+from stages.parts.base.errors import MissingRun
+from stages.parts.cluster.api import Cluster, connect
+from stages.parts.cluster.kinds import WORKFLOWS
 
 pytestmark = [
     pytest.mark.cluster,

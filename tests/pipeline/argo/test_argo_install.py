@@ -10,9 +10,9 @@ from pipeline.argo.doctor import check_cluster
 from pipeline.argo.install import install
 from pipeline.config import load
 from pipeline.definition import NAME, RESOLVE_CACHE
-from stages.cluster.api import Cluster
-from stages.cluster.kinds import CONFIG_MAPS
-from stages.errors import AccessDenied, Conflict, NotInstalled
+from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import CONFIG_MAPS
 from tests.kubernetes import KubernetesServer
 
 PLATFORM = "kind"

@@ -14,8 +14,15 @@ from pipeline.argo.follow import follow
 from pipeline.argo.runs import ClusterRun, again, find, read_logs, stop
 from pipeline.argo.submission import submit
 from pipeline.runs import failure
-from stages.cluster.api import Cluster
-from stages.errors import AccessDenied, ClusterUnavailable, ConfigError, MissingRun, NotInstalled, UnknownName
+from stages.parts.base.errors import (
+    AccessDenied,
+    ClusterUnavailable,
+    ConfigError,
+    MissingRun,
+    NotInstalled,
+    UnknownName,
+)
+from stages.parts.cluster.api import Cluster
 from tests.kubernetes import KubernetesServer, Outcome, WorkflowController
 
 
@@ -308,8 +315,8 @@ def test_a_retried_run_has_the_same_arguments(argo, cluster, given, seen):
 
 
 def test_a_change_by_somebody_else_in_between_is_a_conflict_that_says_so(argo, cluster, given):
-    from stages.cluster.kinds import WORKFLOWS
-    from stages.errors import Conflict
+    from stages.parts.base.errors import Conflict
+    from stages.parts.cluster.kinds import WORKFLOWS
 
     name = started(cluster, given)
     change = {"metadata": {"resourceVersion": "1"}, "spec": {"shutdown": "Stop"}}

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from stages.releases import CANDIDATE, current_release
-from stages.serve.endpoint import endpoint
-from stages.store import ModelStore, swap_link
+from stages.parts.base.store import ModelStore, swap_link
+from stages.parts.endpoint.record import endpoint
+from stages.parts.releases.release import CANDIDATE, current_release
 from tests.serving import MODEL, ROLLOUT, SERVING, Said, environment, publish, stage, stand_in_variant
 
 FAST = ("--set", "workload.concurrency=3", "--set", "workload.prompt_tokens=8", "--set", "workload.output_tokens=8")

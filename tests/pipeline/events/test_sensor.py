@@ -16,7 +16,7 @@ from pipeline.events.gotemplate import render
 from pipeline.events.paths import MISSING, find
 from pipeline.events.secret import secret
 from pipeline.events.sensor import SENSOR, Sensor
-from stages.errors import ConfigError, EventRefused, UnknownName, UnsupportedField
+from stages.parts.base.errors import ConfigError, EventRefused, UnknownName, UnsupportedField
 
 EVENTS = {"huggingface": PUSH, "harbor": HARBOR_PUSH}
 NOT_HARBORS = {

@@ -14,7 +14,7 @@ from receiving import COMMIT, HARBOR_PUSH, PUSH, EventSource, changed, environme
 
 from pipeline.config import load
 from pipeline.definition import workflow_template
-from stages.records import ACQUIRED, Acquired
+from stages.parts.records.acquired import ACQUIRED, Acquired
 from tests.hub import HubServer
 from tests.hub.models import tiny_model
 from tests.kubernetes import KubernetesServer

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.local.engine import execute
 from pipeline.local.progress import observer_for
 from pipeline.local.resources import Capacity
-from stages.errors import SlipwayError
+from stages.parts.base.errors import SlipwayError
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from local_bench import OUTPUTS, Bench
 
 from pipeline.local.resources import Capacity
 from pipeline.local.state import RunState
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 ONE_AT_A_TIME = """
 busy = os.open(os.path.join(store, "busy"), os.O_CREAT | os.O_EXCL)  # fails if another task is inside
@@ -389,7 +389,10 @@ def test_a_task_finds_our_programs_whatever_lies_in_the_working_directory(
     monkeypatch.chdir(bench.folder)
     with bench.workflow() as workflow:
         program = bench.program("say")
-        program.command, program.args = ["python"], ["-c", "import json, stages.errors, os; print(os.getcwd())"]
+        program.command, program.args = (
+            ["python"],
+            ["-c", "import json, stages.parts.base.errors, os; print(os.getcwd())"],
+        )
         with DAG(name="main"):
             Task(name="say", template=program)
     assert bench.run(workflow).phase == "Succeeded"

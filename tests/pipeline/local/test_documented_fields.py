@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_camel
 from pipeline.local import manifest
 from pipeline.local.reading import models
 from pipeline.local.workflow import parse
-from stages.errors import UnsupportedField
+from stages.parts.base.errors import UnsupportedField
 
 DOCUMENT: Final = Path(__file__).parents[3] / "docs" / "local-engine.md"
 TASK: Final = {"template": "work", "arguments": {"parameters": [{"name": "in", "value": "{{item}}"}]}}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.local.expressions import DEPENDS, RETRY, VALUE, WHEN, decide, evaluate, names, parse
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 LAST = {
     "lastRetry.exitCode": "75",

@@ -13,7 +13,7 @@ from pipeline.local import fanout, names
 from pipeline.local.manifest import Task as OneTask
 from pipeline.local.state import RunState
 from pipeline.runs import Run, read_logs
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 SAY = "print('said', sys.argv[1]); output('digest', sys.argv[1]); sys.exit(3) if 'bad' in sys.argv[1] else None"
 

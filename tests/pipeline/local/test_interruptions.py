@@ -18,7 +18,7 @@ from hera.workflows import DAG, RetryStrategy, Task, WorkflowTemplate, models
 from local_bench import Bench, eventually
 
 from pipeline.local.state import RunState, read_run
-from stages.errors import ConfigError, MissingRun
+from stages.parts.base.errors import ConfigError, MissingRun
 
 FAMILY = """
 import subprocess

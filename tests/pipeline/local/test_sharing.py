@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.local.resources import Capacity, Pool, Request, Share, quantity, request
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from local_bench import Bench
 
 from pipeline.local.manifest import CLUSTER_ONLY
 from pipeline.local.workflow import parse
-from stages.errors import ConfigError, UnknownName, UnsupportedField
+from stages.parts.base.errors import ConfigError, UnknownName, UnsupportedField
 
 IN = {"arguments": {"parameters": [{"name": "in", "value": "x"}]}}
 

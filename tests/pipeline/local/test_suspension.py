@@ -14,7 +14,7 @@ from local_bench import Bench, eventually
 
 from pipeline.local.state import RunState, read_run
 from pipeline.local.suspension import resume
-from stages.errors import ConfigError, MissingRun, UnknownName
+from stages.parts.base.errors import ConfigError, MissingRun, UnknownName
 
 
 def supplied(name: str, **default: str) -> Parameter:

@@ -16,10 +16,10 @@ import pytest
 from safetensors.numpy import save
 
 from stages.acquire.ensure import ensure, intact
-from stages.program import Report
-from stages.records import ACQUIRED, Acquired
-from stages.resolve import local_commit
-from stages.store import ModelStore
+from stages.parts.base.program import Report
+from stages.parts.base.store import ModelStore
+from stages.parts.model.local import local_commit
+from stages.parts.records.acquired import ACQUIRED, Acquired
 from tests.hub import HubServer
 from tests.hub.models import CONFIG, Stages, big_weights, sharded_model, tiny_model, weights, write_model
 from tests.serving import wait_until, waits_for
@@ -310,7 +310,7 @@ def test_what_is_there_is_reused_without_any_request(hub: HubServer, stages: Sta
     assert second.stdout == first.stdout
     assert "reused: base/ holds org/tiny" in second.stderr
     imported = {line.rpartition("|")[2].strip() for line in second.stderr.splitlines()}
-    assert "stages.acquire" in imported or "stages.checkpoint" in imported
+    assert "stages.acquire" in imported or "stages.parts.model.checkpoint" in imported
     assert not imported & {"huggingface_hub", "httpx2", "numpy", "torch", "rich", "yaml"}
     assert len(hub.requests) == asked
 

@@ -15,11 +15,12 @@ import yaml
 from scoring.divergence import divergence
 from scoring.profile import Profile
 from stages.evaluate.divergence import measure_distributions
-from stages.evaluate.probes import ProbeCheck, check_probes, record_probes
-from stages.records import Divergence, Probe
+from stages.parts.base.settings import CONFIGS, Serving, Workload
+from stages.parts.engine.probes import ProbeCheck, check_probes, record_probes
+from stages.parts.engine.server import Server, running
+from stages.parts.records.evaluation import Probe
+from stages.parts.records.production import Divergence
 from stages.select.fidelity import distributions, recorded
-from stages.server import Server, running
-from stages.settings import CONFIGS, Serving, Workload
 from tests.serving import DEMO, SERVING
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from stages.errors import ConfigError
 from stages.evaluate.conditions import gather, tasks_digest
-from stages.records import Variant
-from stages.settings import Serving, Workload
-from stages.store import ModelStore
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.settings import Serving, Workload
+from stages.parts.base.store import ModelStore
+from stages.parts.records.variant import Variant
 from tests.serving import MODEL, stand_in_variant
 
 WORKLOAD = Workload(name="w", prompt_tokens=8, output_tokens=8, concurrency=1, requests=1, quality_tasks=("t",))

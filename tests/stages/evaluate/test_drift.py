@@ -5,7 +5,7 @@ import math
 import pytest
 
 from stages.evaluate.drift import change, drift_of, probe
-from stages.records import Drift, Speed
+from stages.parts.records.evaluation import Drift, Speed
 
 
 def speed(compute: float, memory: float) -> Speed:

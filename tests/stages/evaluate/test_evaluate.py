@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from stages.program import RUN_VARIABLE, outcomes
-from stages.records import Evaluation
-from stages.store import ModelStore
+from stages.parts.base.program import RUN_VARIABLE, outcomes
+from stages.parts.base.store import ModelStore
+from stages.parts.records.evaluation import Evaluation
 from tests.serving import (
     DEMO,
     MODEL,

@@ -13,10 +13,10 @@ import pytest
 
 from stages.evaluate.items import items_of
 from stages.evaluate.quality import check_tasks, scores_of
-from stages.select.recompute import task_score
-from stages.settings import Workload
+from stages.parts.base.settings import Workload
+from stages.parts.samples.figures import task_score
 from tests.serving import DEMO
-from tests.stages.evaluate.answering import Answering, Asked
+from tests.stages.parts.engine.answering import Answering, Asked
 
 GROUP = """
 group: demo_group

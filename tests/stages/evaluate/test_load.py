@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from stages.errors import ConfigError, MeasurementFailed
 from stages.evaluate.load import check_lengths, rounds_of, sweep_of, taken_of
-from stages.select.recompute import goodput_of, point_load, whole_load
-from stages.settings import Serving, Workload
+from stages.parts.base.errors import ConfigError, MeasurementFailed
+from stages.parts.base.settings import Serving, Workload
+from stages.parts.samples.figures import goodput_of, point_load, whole_load
 
 WORKLOAD = Workload(
     name="w", prompt_tokens=100, output_tokens=20, concurrency=2, requests=3, quality_tasks=("arc_easy",)

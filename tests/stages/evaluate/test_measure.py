@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from stages.program import RUN_VARIABLE, outcomes
-from stages.records import Evaluation
-from stages.store import ModelStore
-from stages.turns import LOCK_VARIABLE, alone
+from stages.parts.base.program import RUN_VARIABLE, outcomes
+from stages.parts.base.store import ModelStore
+from stages.parts.machine.lock import LOCK_VARIABLE, alone
+from stages.parts.records.evaluation import Evaluation
 from tests.samples import outcome
 from tests.serving import (
     MODEL,

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from stages.evaluate.memory import INTERVAL_S, PeakMemory
-from stages.process import contained
+from stages.parts.machine.process import contained
 from tests.serving import wait_until
 
 MIB = 1 << 20

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from stages.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
 from stages.evaluate.items import group_shares, items_of
-from stages.evaluate.quality import bits_per_byte_interval, check_tasks, measure_quality, scores_of
-from stages.server import Server, running
-from stages.settings import Serving, Workload
+from stages.evaluate.quality import check_tasks, measure_quality, scores_of
+from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
+from stages.parts.base.settings import Serving, Workload
+from stages.parts.engine.server import Server, running
+from stages.parts.samples.figures import bits_per_byte_interval
 from tests.serving import DEMO, REPOSITORY, STAND_IN
 
 OWN_TASK = """

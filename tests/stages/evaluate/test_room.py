@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from stages.evaluate.room import no_room
-from stages.settings import Serving
-from stages.store import ModelStore
+from stages.parts.base.settings import Serving
+from stages.parts.base.store import ModelStore
 from tests.serving import MODEL, stand_in_variant
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="the evaluate extra is not installed")

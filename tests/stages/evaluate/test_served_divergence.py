@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from stages.errors import ConfigError, ServerFailed, UnknownName
 from stages.evaluate.divergence import LISTED, held_out_digest, measure_distributions
-from stages.settings import CONFIGS, Workload
-from stages.texts import read_documents, text_path
+from stages.parts.base.errors import ConfigError, ServerFailed, UnknownName
+from stages.parts.base.settings import CONFIGS, Workload
+from stages.parts.model.corpora import read_documents, text_path
 from tests.demo.corpus import ngrams
-from tests.stages.evaluate.answering import Answering, Asked
+from tests.stages.parts.engine.answering import Answering, Asked
 
 VOCABULARY = 40
 

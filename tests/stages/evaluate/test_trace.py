@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stages.errors import ConfigError
 from stages.evaluate.trace import Trace, load_trace, read_trace
+from stages.parts.base.errors import ConfigError
 from tests.serving import DEMO
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.errors import ConfigError, UnknownName
 from stages.optimize.calibration import calibration_digest, calibration_path, read_documents, sequences
-from stages.settings import CONFIGS, Calibration
+from stages.parts.base.errors import ConfigError, UnknownName
+from stages.parts.base.settings import CONFIGS, Calibration
 from tests.stages.optimize.tiny import make_tokenizer, words
 
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stages.errors import ConfigError, QuantizationFailed
 from stages.optimize.base import read_base
 from stages.optimize.quantizers import QUANTIZERS
 from stages.optimize.variants import ensure, identify
 from stages.optimize.verify import verify
-from stages.settings import Optimize
-from stages.store import ModelStore, digest_of
+from stages.parts.base.errors import ConfigError, QuantizationFailed
+from stages.parts.base.settings import Optimize
+from stages.parts.base.store import ModelStore, digest_of
 from tests.stages.optimize.tiny import ROOT, acquire, command, environment, llama, optimize, publish, variant
 
 LAYERS = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]

@@ -9,12 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stages.errors import DamagedModel, NothingToServe, QuantizationFailed, UnknownName, UnusableModel
 from stages.optimize.variants import ensure
-from stages.records import ACQUIRED, VARIANT
-from stages.settings import Optimize
-from stages.store import ModelStore
-from stages.turns import LOCK_VARIABLE, alone
+from stages.parts.base.errors import DamagedModel, NothingToServe, QuantizationFailed, UnknownName, UnusableModel
+from stages.parts.base.settings import Optimize
+from stages.parts.base.store import ModelStore
+from stages.parts.machine.lock import LOCK_VARIABLE, alone
+from stages.parts.records.acquired import ACQUIRED
+from stages.parts.records.variant import VARIANT
 from tests.serving import wait_until, waits_for
 from tests.stages.optimize.tiny import LICENSE, acquire, llama, optimize, publish, record_base, variant
 

@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stages.records import ACQUIRED, VARIANT, Acquired, File, Variant, files_digest
-from stages.store import ModelStore, sha256_of
+from stages.parts.base.store import ModelStore, sha256_of
+from stages.parts.records.acquired import ACQUIRED, Acquired, File, files_digest
+from stages.parts.records.variant import VARIANT, Variant
 
 ROOT = Path(__file__).parents[3]
 LICENSE = "Do as you like.\n"

@@ -19,12 +19,13 @@ from pipeline.submit import render as workflow
 from scoring.constraints import Constraints
 from scoring.metrics import shown, si
 from scoring.profile import Profile
-from stages.records import Drift, Goodput, Load, Percentiles, Price, Speed
+from stages.parts.base.store import ModelStore
+from stages.parts.records.evaluation import Drift, Goodput, Load, Percentiles, Speed
+from stages.parts.records.production import Price
 from stages.report.facts import changed, confidence, lead, sentences, settings_file, verdict
 from stages.report.page import collect, render
 from stages.report.record import RunReport
 from stages.select.selection import select
-from stages.store import ModelStore
 from tests.samples import MODEL, base, evaluation, measured_store, outcome, variant
 
 RUN = "run-1"

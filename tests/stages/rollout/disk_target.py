@@ -18,10 +18,10 @@ from typing import Any
 
 import httpx
 
-from stages.errors import Conflict, ServerFailed, TransientError
-from stages.rollout.target import Counters, Split
-from stages.rollout.vllm_metrics import counters
-from stages.store import write_json
+from stages.parts.base.errors import Conflict, ServerFailed, TransientError
+from stages.parts.base.store import write_json
+from stages.parts.engine.metrics import Counters, counters
+from stages.parts.releases.split import Split
 
 SERVER = Path(__file__).with_name("release_server.py")
 ANSWER_S = 60

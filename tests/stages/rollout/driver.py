@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from stages import program
+from stages.parts.base import program
+from stages.parts.base.settings import Rollout
+from stages.parts.base.store import ModelStore
 from stages.rollout.machine import roll_out
-from stages.rollout.settings import Rollout
-from stages.store import ModelStore
 from tests.stages.rollout.disk_target import DiskTarget
 
 

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stages import releases
+from stages.parts.base.settings import Rollout
+from stages.parts.base.store import ModelStore, write_json
+from stages.parts.releases import release as releases
 from stages.rollout.machine import roll_out
-from stages.rollout.settings import Rollout
-from stages.store import ModelStore, write_json
 from tests.serving import REPOSITORY
 from tests.stages.rollout.disk_target import DiskTarget
 from tests.stages.rollout.release_server import probes

@@ -10,11 +10,11 @@ from contextlib import contextmanager, suppress
 import httpx
 import pytest
 
-from stages import releases
-from stages.errors import RolledBack, ServerFailed, TransientError
+from stages.parts.base.errors import RolledBack, ServerFailed, TransientError
+from stages.parts.engine.client import has_chat_template
+from stages.parts.releases.history import history
+from stages.parts.releases.split import Split
 from stages.rollout.machine import roll_out
-from stages.rollout.target import Split
-from stages.server import has_chat_template
 from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS, Stage
 
 CHAT = {"model": "org/name", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
@@ -87,8 +87,6 @@ def test_a_canary_that_refuses_what_clients_of_the_stable_release_get_goes_back(
     clients_alone = SETTINGS.model_copy(update={"synthetic": False})
     with chatting(stage, GOOD, NEXT), pytest.raises(RolledBack, match="clients' requests refused"):
         roll_out(stage.store, stage.target, NEXT, clients_alone)
-    refused = next(
-        each for each in releases.history(stage.store)[-1].analyses[-1]["checks"] if each["name"] == "refused"
-    )
+    refused = next(each for each in history(stage.store)[-1].analyses[-1]["checks"] if each["name"] == "refused")
     assert (refused["verdict"], refused["canary"], refused["stable"]) == ("fail", 1.0, 0.0)
     assert json.loads((stage.target.folder / "platform.json").read_text())["stable"] == GOOD

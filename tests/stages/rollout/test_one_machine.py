@@ -14,21 +14,21 @@ import httpx
 import psutil
 import pytest
 
-from stages.errors import Conflict, ServerFailed, TransientError
-from stages.hardware import core_halves
+from stages.parts.base.errors import Conflict, ServerFailed, TransientError
+from stages.parts.base.settings import Serving, Slo, Workload
+from stages.parts.base.store import STORE_VARIABLE, ModelStore
+from stages.parts.endpoint.envoy import Admin
+from stages.parts.endpoint.envoy_config import RELEASE_HEADER, ROUTER, Backend, plan
+from stages.parts.endpoint.kept import PREVIOUS, bound
+from stages.parts.endpoint.record import API_KEY_VARIABLE, SERVERS, Endpoint, endpoint, stop
+from stages.parts.engine.arguments import BINDING, serves_on_gpu
+from stages.parts.engine.log import ServerLog
+from stages.parts.engine.metrics import counters
+from stages.parts.machine.hardware import core_halves
+from stages.parts.releases.split import Split
 from stages.rollout.drills import drill_crash, drill_load
-from stages.rollout.local.envoy import Admin
-from stages.rollout.local.envoy_config import RELEASE_HEADER, ROUTER, Backend, plan
-from stages.rollout.local.kept import PREVIOUS, bound
-from stages.rollout.local.target import OneMachine
+from stages.rollout.local import OneMachine
 from stages.rollout.steady import SteadyLoad
-from stages.rollout.target import Split
-from stages.rollout.vllm_metrics import counters
-from stages.serve.endpoint import API_KEY_VARIABLE, SERVERS, Endpoint, endpoint, stop
-from stages.server import BINDING, serves_on_gpu
-from stages.server_log import ServerLog
-from stages.settings import Serving, Slo, Workload
-from stages.store import STORE_VARIABLE, ModelStore
 from tests.serving import (
     MODEL,
     REPOSITORY,

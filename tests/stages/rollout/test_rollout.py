@@ -12,11 +12,12 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from stages import releases
-from stages.errors import Conflict, NothingToServe, RolledBack, ServerFailed
-from stages.rollout.journal import read_journal
+from stages.parts.base.errors import Conflict, NothingToServe, RolledBack, ServerFailed
+from stages.parts.records.rollout import read_journal
+from stages.parts.releases import release as releases
+from stages.parts.releases.history import history
+from stages.parts.releases.split import Split
 from stages.rollout.machine import Machine, roll_out
-from stages.rollout.target import Split
 from tests.stages.rollout.stage import GOOD, MODEL, NEXT, SETTINGS, Stage
 
 
@@ -57,9 +58,7 @@ def test_the_first_release_gets_all_traffic_once_it_answers(stage: Stage) -> Non
     assert stage.target.split() == Split(stable=GOOD)
     assert (releases.current_release(stage.store), stage.reasons()) == (GOOD, GOOD)
     assert releases.candidate(stage.store) is None
-    assert [(each.release, each.before, each.result) for each in releases.history(stage.store)] == [
-        (GOOD, None, "promoted")
-    ]
+    assert [(each.release, each.before, each.result) for each in history(stage.store)] == [(GOOD, None, "promoted")]
 
 
 def test_a_good_canary_goes_through_every_step_and_is_promoted_with_its_reasons(stage: Stage) -> None:
@@ -87,7 +86,7 @@ def test_a_good_canary_goes_through_every_step_and_is_promoted_with_its_reasons(
         assert each.canary.requests >= SETTINGS.min_requests
     assert stage.target.split() == Split(stable=NEXT, standby=GOOD)
     assert (releases.current_release(stage.store), stage.reasons()) == (NEXT, NEXT)
-    move = releases.history(stage.store)[-1]
+    move = history(stage.store)[-1]
     assert (move.kind, move.release, move.before, move.result) == ("rollout", NEXT, GOOD, "promoted")
     assert len(move.analyses) == 3
 
@@ -124,7 +123,7 @@ def test_a_canary_that_is_worse_is_rolled_back_and_the_reason_named(
     assert (releases.current_release(stage.store), stage.reasons()) == (GOOD, GOOD)
     assert releases.candidate(stage.store) is None
     assert (stage.store.releases / NEXT).is_dir()
-    move = releases.history(stage.store)[-1]
+    move = history(stage.store)[-1]
     assert (move.release, move.before, move.result) == (NEXT, GOOD, "rolled back")
     journal = read_journal(stage.store)
     assert journal is not None
@@ -224,7 +223,7 @@ def test_what_is_served_already_is_only_confirmed(stage: Stage) -> None:
     stage.served()
     journal = roll_out(stage.store, stage.target, GOOD, SETTINGS)
     assert (journal.kind, journal.state) == ("refresh", "promoted")
-    assert len(releases.history(stage.store)) == 1
+    assert len(history(stage.store)) == 1
     assert [each for each in stage.target.calls() if each != "counters"] == ["deploy", "promote", "deploy"]
 
 

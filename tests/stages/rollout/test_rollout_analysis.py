@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from stages.errors import TransientError
+from stages.parts.base.errors import TransientError
+from stages.parts.base.settings import Rollout
+from stages.parts.engine.metrics import Counters, Histogram
+from stages.parts.records.rollout import Analysis, Figures, Pace, Synthetic, Window
 from stages.rollout.analysis import analyse, figures, paced, quality, restarted, totals
-from stages.rollout.journal import Analysis, Figures, Pace, Synthetic, Window
-from stages.rollout.settings import Rollout
-from stages.rollout.target import Counters, Histogram
 
 BOUNDS = (0.01, 0.1, 1.0, math.inf)
 SETTINGS = Rollout(min_requests=50, ttft_slack_ms=0, tpot_slack_ms=0)

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from stages import releases
-from stages.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, UnknownName
+from stages.parts.base.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, UnknownName
+from stages.parts.base.settings import Rollout
+from stages.parts.endpoint.record import being_served
+from stages.parts.records.rollout import read_journal
+from stages.parts.releases import release as releases
+from stages.parts.releases.history import history
+from stages.parts.releases.split import Split
 from stages.rollout.control import abort, promote, roll_back
-from stages.rollout.journal import read_journal
 from stages.rollout.machine import roll_out
 from stages.rollout.observe import BURST
-from stages.rollout.settings import Rollout
-from stages.rollout.target import Split
 from tests.serving import wait_until
 from tests.stages.rollout.disk_target import DiskTarget
 from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS, Stage
@@ -149,7 +151,7 @@ def test_what_somebody_promoted_cannot_be_given_up_any_more(stage: Stage) -> Non
     assert refused.value.hint == "slipway rollback org/name"
     assert stage.target.split() == Split(stable=NEXT, standby=GOOD)
     assert "withdraw" not in stage.target.calls()
-    assert releases.history(stage.store)[-1].result == "promoted"
+    assert history(stage.store)[-1].result == "promoted"
 
 
 def test_a_canary_that_somebody_takes_away_before_its_next_share_is_rolled_back(stage: Stage) -> None:
@@ -200,7 +202,7 @@ def test_abort_ends_a_rollout_that_another_process_runs(stage: Stage) -> None:
     assert ended == [f"{NEXT} was rolled back: the customer called"]
     assert stage.target.split() == Split(stable=GOOD)
     assert releases.candidate(stage.store) is None
-    assert releases.history(stage.store)[-1].reason == "the customer called"
+    assert history(stage.store)[-1].reason == "the customer called"
 
 
 @pytest.mark.parametrize("until", ["deploy", "10", "100"])
@@ -262,7 +264,7 @@ def test_rollback_goes_to_what_was_in_production_before_and_again_one_further(st
     with pytest.raises(NothingToServe, match=f"org/name has no release before {GOOD}"):
         roll_back(stage.store, stage.target, SETTINGS)
     assert roll_back(stage.store, stage.target, SETTINGS, to="3") == (THIRD, True)
-    kinds = [(each.kind, each.release) for each in releases.history(stage.store)]
+    kinds = [(each.kind, each.release) for each in history(stage.store)]
     assert kinds[-3:] == [("rollback", NEXT), ("rollback", GOOD), ("rollback", THIRD)]
 
 
@@ -287,11 +289,11 @@ def test_rollback_works_when_nothing_is_served(stage: Stage) -> None:
     for name in (GOOD, NEXT):
         stage.make(name)
         stage.nominate(name)
-        releases.settle(stage.store, name, serve=False)
+        releases.settle(stage.store, name, wait=being_served(stage.store))
     assert roll_back(stage.store, stage.target, SETTINGS) == (GOOD, False)
     assert (releases.current_release(stage.store), stage.reasons()) == (GOOD, GOOD)
     assert stage.target.calls() == []
-    moves = [(each.kind, each.release, each.before) for each in releases.history(stage.store)]
+    moves = [(each.kind, each.release, each.before) for each in history(stage.store)]
     assert moves == [("publish", GOOD, None), ("publish", NEXT, GOOD), ("rollback", GOOD, NEXT)]
 
 
@@ -316,7 +318,7 @@ def test_a_rollback_that_is_killed_is_completed_by_asking_again(stage: Stage) ->
     stage.target.release_hold()
     assert roll_back(stage.store, stage.target, SETTINGS) == (GOOD, True)
     assert stage.target.split() == Split(stable=GOOD, standby=NEXT)
-    assert [each.kind for each in releases.history(stage.store)] == ["rollout", "rollout", "rollback"]
+    assert [each.kind for each in history(stage.store)] == ["rollout", "rollout", "rollback"]
 
 
 def test_restarts_count_over_all_steps_and_between_them(stage: Stage) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from stages import releases
-from stages.errors import Conflict, RolledBack
+from stages.parts.base.errors import Conflict, RolledBack
+from stages.parts.records.rollout import journal_path, read_journal
+from stages.parts.releases import release as releases
+from stages.parts.releases.history import history
+from stages.parts.releases.split import Split
 from stages.rollout.control import abort
-from stages.rollout.journal import journal_path, read_journal
 from stages.rollout.machine import Machine, roll_out
-from stages.rollout.target import Split
 from tests.serving import wait_until
 from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS, Stage
 
@@ -44,7 +45,7 @@ def left(stage: Stage) -> tuple[object, ...]:
     """All that a rollout leaves, but for times."""
     journal = read_journal(stage.store)
     assert journal is not None
-    moves = [(each.release, each.before, each.result) for each in releases.history(stage.store)]
+    moves = [(each.release, each.before, each.result) for each in history(stage.store)]
     return (
         (journal.state, [(each.percent, each.verdict) for each in journal.analyses]),
         stage.target.split(),
@@ -113,7 +114,7 @@ def test_killed_at_any_call_before_or_after_it_a_rollout_can_be_given_up_unless_
     now = stage.target.split().stable
     assert httpx.get(f"{stage.target.endpoint()}/health").is_success
     assert (releases.current_release(stage.store), releases.candidate(stage.store), stage.reasons()) == (now, None, now)
-    assert [each.release for each in releases.history(stage.store)] == [GOOD, NEXT]
+    assert [each.release for each in history(stage.store)] == [GOOD, NEXT]
 
 
 def test_giving_up_may_itself_be_killed_and_asked_for_again(stage: Stage) -> None:
@@ -158,7 +159,7 @@ def test_a_promotion_cut_off_between_its_writes_is_completed_once(stage: Stage, 
         NEXT,
         None,
     )
-    assert [each.release for each in releases.history(stage.store)] == [GOOD, NEXT]
+    assert [each.release for each in history(stage.store)] == [GOOD, NEXT]
 
 
 def test_a_canary_that_vanished_while_nobody_watched_is_deployed_again(stage: Stage) -> None:
@@ -225,4 +226,4 @@ def test_when_nothing_is_served_any_more_the_rollout_goes_on_as_with_a_first_rel
     (stage.target.folder / "platform.json").unlink()
     assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
     assert stage.target.split() == Split(stable=NEXT)
-    assert [each.before for each in releases.history(stage.store)] == [None, GOOD]
+    assert [each.before for each in history(stage.store)] == [None, GOOD]

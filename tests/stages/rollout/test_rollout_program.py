@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from stages import releases
-from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
-from stages.rollout.journal import read_journal
-from stages.serve.endpoint import endpoint
-from stages.store import ModelStore, swap_link
+from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
+from stages.parts.base.store import ModelStore, swap_link
+from stages.parts.endpoint.record import endpoint
+from stages.parts.records.rollout import read_journal
+from stages.parts.releases import release as releases
 from tests.serving import MODEL, ROLLOUT, SERVING, Said, environment, publish, stage, stand_in_variant
 
 SETTINGS = ROLLOUT | {"steps": [10, 50, 100], "min_requests": 10, "significance": 0.01, "step_timeout_s": 60}

@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from scoring.profile import Profile
-from stages.errors import DamagedModel
-from stages.records import SAMPLES_SUFFIX, Cost, Drift, Evaluation, Goodput, Hardware, Price, Speed
+from stages.parts.base.errors import DamagedModel
+from stages.parts.base.store import ModelStore, sha256_of
+from stages.parts.machine.hardware import Hardware
+from stages.parts.records.evaluation import SAMPLES_SUFFIX, Drift, Evaluation, Goodput, Speed
+from stages.parts.records.production import Cost, Price
+from stages.parts.samples.figures import whole_load
 from stages.select.evidence import (
     changes,
     cost_of,
@@ -22,9 +26,7 @@ from stages.select.evidence import (
     rounds,
     took_turns,
 )
-from stages.select.recompute import whole_load
 from stages.select.selection import select
-from stages.store import ModelStore, sha256_of
 from tests.samples import ROUNDS, measured_store
 
 BALANCED = Profile(name="balanced")

@@ -11,13 +11,15 @@ import pytest
 import yaml
 
 from scoring.profile import Profile
-from stages.errors import DamagedModel
-from stages.records import SAMPLES_SUFFIX, VARIANT, Evaluation, Variant
+from stages.parts.base.errors import DamagedModel
+from stages.parts.base.settings import CONFIGS
+from stages.parts.base.store import ModelStore
+from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
+from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.samples.figures import fidelity_limits
 from stages.select.evidence import read_samples
-from stages.select.fidelity import divergences, fidelity_limits, recorded, recovery
+from stages.select.fidelity import divergences, recorded, recovery
 from stages.select.selection import select
-from stages.settings import CONFIGS
-from stages.store import ModelStore
 from tests.samples import MODEL, base, evaluation, held_out, variant
 
 BALANCED = CONFIGS / "profiles" / "balanced.yaml"

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from scoring.profile import Profile, Weights
-from stages.records import Evaluation, Goodput, Hardware, Price, Production
+from stages.parts.base.store import ModelStore
+from stages.parts.machine.hardware import Hardware
+from stages.parts.records.evaluation import Evaluation, Goodput
+from stages.parts.records.production import Price, Production
 from stages.report.facts import machines
 from stages.report.page import collect, render
 from stages.select.notes import single_rounds
 from stages.select.selection import select
-from stages.store import ModelStore
 from tests.samples import measured_store, outcome
 
 RUN = "run-1"

@@ -7,10 +7,10 @@ import jsonschema
 import pytest
 
 from scoring.profile import Profile
-from stages.records import Price, Production
+from stages.parts.base.store import ModelStore
+from stages.parts.records.production import Price, Production
 from stages.select.schema import PATH, schema, text
 from stages.select.selection import select
-from stages.store import ModelStore
 from tests.samples import measured_store, outcome
 
 RUN = "run-1"

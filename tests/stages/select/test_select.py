@@ -10,11 +10,13 @@ import pytest
 
 from scoring.constraints import AtLeast, Constraints
 from scoring.profile import Profile, Weights
-from stages.errors import DamagedModel, NoWinner
-from stages.records import SAMPLES_SUFFIX, VARIANT, Evaluation, Production, Variant
-from stages.releases import current_release
+from stages.parts.base.errors import DamagedModel, NoWinner
+from stages.parts.base.store import ModelStore
+from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
+from stages.parts.records.production import Production
+from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.releases.release import current_release
 from stages.select.selection import gather, select
-from stages.store import ModelStore
 from tests.samples import ITEMS, MODEL, base, evaluation, measured_store, outcome, variant
 
 BALANCED = Profile(name="balanced")

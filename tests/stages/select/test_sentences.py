@@ -14,12 +14,12 @@ import yaml
 from scoring.decide import Decision, decide
 from scoring.metrics import METRICS, odds
 from scoring.profile import Profile
-from stages.records import Change, Production
+from stages.parts.base.store import ModelStore
+from stages.parts.records.production import Change, Production
 from stages.report.facts import verdict
 from stages.select.decision import METRIC_WORDS, in_words
 from stages.select.evidence import changes
 from stages.select.selection import select
-from stages.store import ModelStore
 from tests.samples import measured_store, outcome
 
 PROFILES = sorted((Path(__file__).parents[3] / "configs" / "profiles").glob("*.yaml"))

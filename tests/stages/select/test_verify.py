@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from scoring.profile import Profile
-from stages.errors import MissingRun, NoWinner
-from stages.records import ACQUIRED, SAMPLES_SUFFIX, VARIANT, Acquired, Price, Variant
+from stages.parts.base.errors import MissingRun, NoWinner
+from stages.parts.base.store import ModelStore, write_json
+from stages.parts.records.acquired import ACQUIRED, Acquired
+from stages.parts.records.evaluation import SAMPLES_SUFFIX
+from stages.parts.records.production import Price
+from stages.parts.records.variant import VARIANT, Variant
 from stages.report.page import collect
 from stages.select.selection import select
 from stages.select.verify import verify
-from stages.store import ModelStore, write_json
 from tests.samples import evaluation, measured_store, outcome, variant
 
 RUN = "20260102-030405-6a1b"

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from stages.releases import history
-from stages.rollout.journal import LOCK
-from stages.serve.endpoint import WANTED, Endpoint, Wanted, endpoint
-from stages.server import answer
-from stages.store import ModelStore, exclusive
+from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.endpoint.record import WANTED, Endpoint, Wanted, endpoint
+from stages.parts.engine.client import answer
+from stages.parts.records.rollout import LOCK
+from stages.parts.releases.history import history
 from tests.serving import (
     MODEL,
     REPOSITORY,

@@ -17,14 +17,14 @@ import openai
 import psutil
 import pytest
 
-from stages.errors import Interrupted, ServerFailed
-from stages.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
-from stages.rollout.journal import journal_path, read_journal
-from stages.serve.endpoint import WANTED, Endpoint, Wanted, endpoint
-from stages.serve.supervise import Patience, supervise
-from stages.server import answer, healthy
-from stages.settings import Serving
-from stages.store import ModelStore, write_json
+from stages.parts.base.errors import Interrupted, ServerFailed
+from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
+from stages.parts.base.settings import Serving
+from stages.parts.base.store import ModelStore, write_json
+from stages.parts.endpoint.record import WANTED, Endpoint, Wanted, endpoint
+from stages.parts.endpoint.supervisor import Patience, supervise
+from stages.parts.engine.client import answer, healthy
+from stages.parts.records.rollout import journal_path, read_journal
 from tests.serving import (
     DEMO,
     MODEL,

@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stages.cluster.api import Cluster
-from stages.rollout.journal import Journal
+from stages.parts.base.settings import Serving
+from stages.parts.base.store import STORE_VARIABLE
+from stages.parts.cluster.api import Cluster
+from stages.parts.records.rollout import Journal
 from stages.rollout.kserve.objects import Endpoint
 from stages.rollout.kserve.settings import VARIABLE, KServe
 from stages.rollout.kserve.target import Platform, on
 from stages.rollout.machine import roll_out
 from stages.rollout.target import Target
-from stages.settings import Serving
-from stages.store import STORE_VARIABLE
 from tests.kubernetes import KubernetesServer
 from tests.kubernetes.gateway import Gateway
 from tests.kubernetes.kserve import KServeController

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stages.errors import ConfigError, NotInstalled
+from stages.parts.base.errors import ConfigError, NotInstalled
 from stages.rollout.kserve.detect import detect
 from stages.rollout.kserve.settings import VARIABLE, KServe, given
 from tests.stages.rollout.kserve.on_kserve import OnKServe

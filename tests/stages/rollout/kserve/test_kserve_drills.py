@@ -18,15 +18,16 @@ import yaml
 
 from pipeline.config import load
 from pipeline.serving import kserve_settings
-from stages import releases
-from stages.errors import AccessDenied, DrillFailed, NothingToServe, RolledBack
+from stages.parts.base.errors import AccessDenied, DrillFailed, NothingToServe, RolledBack
+from stages.parts.base.store import STORE_VARIABLE
+from stages.parts.records.rollout import under_way
+from stages.parts.releases import release as releases
+from stages.parts.releases.split import Split
 from stages.rollout import drills
-from stages.rollout.control import abort, under_way
+from stages.rollout.control import abort
 from stages.rollout.drills import Answers, CrashDrill, RollbackDrill, answers, drill_crash, drill_rollback
 from stages.rollout.kserve.settings import Scaling
 from stages.rollout.steady import Reply, SteadyLoad
-from stages.rollout.target import Split
-from stages.store import STORE_VARIABLE
 from tests.serving import REPOSITORY, Said, wait_until
 from tests.stages.rollout.kserve.on_kserve import PROPAGATION_S, STRAIGHT, OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES

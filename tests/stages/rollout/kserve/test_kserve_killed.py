@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from stages import releases
-from stages.errors import Conflict
+from stages.parts.base.errors import Conflict
+from stages.parts.records.rollout import read_journal
+from stages.parts.releases import release as releases
+from stages.parts.releases.split import Split
 from stages.rollout.control import abort
-from stages.rollout.journal import read_journal
 from stages.rollout.machine import roll_out
-from stages.rollout.target import Split
 from tests.serving import wait_until
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from stages.errors import ConfigError
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.settings import Serving
+from stages.parts.base.store import ModelStore
+from stages.parts.engine.arguments import engine_arguments
 from stages.rollout.kserve.autoscaling import scaled_object
 from stages.rollout.kserve.objects import (
     ISVC,
@@ -23,9 +26,6 @@ from stages.rollout.kserve.objects import (
     startup_s,
 )
 from stages.rollout.kserve.settings import KServe
-from stages.server import engine_arguments
-from stages.settings import Serving
-from stages.store import ModelStore
 from tests.serving import REPOSITORY
 
 FIRST, SECOND = "0001-fp16-aaaaaaaaaaaa", "0002-awq-bbbbbbbbbbbb"

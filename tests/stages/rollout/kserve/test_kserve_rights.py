@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stages.errors import RolledBack
+from stages.parts.base.errors import RolledBack
 from tests.kubernetes import KubernetesServer
 from tests.serving import REPOSITORY
 from tests.stages.rollout.kserve.on_kserve import OnKServe

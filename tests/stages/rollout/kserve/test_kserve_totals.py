@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from stages.errors import TransientError
+from stages.parts.base.errors import TransientError
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.stage import GOOD
 

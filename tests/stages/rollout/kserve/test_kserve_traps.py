@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from stages.errors import AccessDenied, Conflict, NotInstalled, RolledBack, TransientError
+from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled, RolledBack, TransientError
+from stages.parts.records.rollout import read_journal
+from stages.parts.releases.split import Split
 from stages.rollout.control import abort
-from stages.rollout.journal import read_journal
 from stages.rollout.machine import Machine
-from stages.rollout.target import Split
 from tests.serving import wait_until
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES

@@ -1,0 +1,142 @@
+"""What every stage program does alike: read arguments, report the outcome, end with the right exit code.
+
+A stage is ``python -m stages.<name>``, the same in a container and here. It reads the store from
+``SLIPWAY_STORE``, writes its output parameters as files into ``SLIPWAY_OUTPUTS``, and leaves its outcome in
+``runs/<SLIPWAY_RUN>/outcomes/`` when it is part of a run. Its error is the last thing it prints, so that the
+pod's termination message, and with it Argo's UI, shows it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Final, Literal, NoReturn
+
+from pydantic import BaseModel, ConfigDict
+
+from stages.parts.base.errors import Interrupted, SlipwayError
+from stages.parts.base.store import ModelStore, write_json, write_text
+
+OUTPUTS_VARIABLE: Final = "SLIPWAY_OUTPUTS"
+RUN_VARIABLE: Final = "SLIPWAY_RUN"
+DEBUG_VARIABLE: Final = "SLIPWAY_DEBUG"
+
+Result = Literal["done", "reused", "failed"]
+
+
+class Outcome(BaseModel):
+    """How one stage of one run ended, and why."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: str
+    variant: str = ""
+    result: Result
+    reason: str
+    """One sentence for a person: what was done, why nothing had to be, or the error."""
+    hint: str = ""
+    key: str = ""
+    """The key of the result (see ``Variant.key``, ``Evaluation.key``), so that select takes this run's own."""
+    started_at: datetime
+    seconds: float
+
+
+class Report:
+    """What a stage says of its own outcome while it runs; by default that it did its work."""
+
+    def __init__(self) -> None:
+        self.result: Result = "done"
+        self.reason = ""
+        self.key = ""
+
+    def reused(self, reason: str, *, key: str = "") -> None:
+        self.result, self.reason, self.key = "reused", reason, key
+
+    def done(self, reason: str, *, key: str = "") -> None:
+        self.result, self.reason, self.key = "done", reason, key
+
+
+def main(stage: Callable[[], None]) -> NoReturn:
+    """Run a stage and end the process: 0, the error's exit code, 130 on Ctrl-C, 143 on SIGTERM."""
+    answer_sigterm()
+    try:
+        stage()
+    except SlipwayError as error:
+        if os.environ.get(DEBUG_VARIABLE):
+            traceback.print_exc()
+        print(error.render(), file=sys.stderr, flush=True)
+        sys.exit(143 if isinstance(error, _Terminated) else error.exit_code)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr, flush=True)
+        sys.exit(Interrupted.exit_code)
+    except Exception as error:
+        traceback.print_exc()
+        line = (str(error).splitlines() or [""])[0]
+        print(f"error: {type(error).__name__}: {line}", file=sys.stderr, flush=True)
+        sys.exit(SlipwayError.exit_code)
+    sys.exit(0)
+
+
+def answer_sigterm() -> None:
+    """Let SIGTERM end this process as Ctrl-C would, so that what it holds is cleaned up."""
+    signal.signal(signal.SIGTERM, _raise_interrupted)
+
+
+@contextmanager
+def outcome(store: ModelStore, stage: str, variant: str = "") -> Iterator[Report]:
+    """Record in the run's folder how the block ended, also when it failed. Outside a run, only say it."""
+    started_at, started, report = datetime.now(UTC), time.monotonic(), Report()
+    hint = ""
+    try:
+        yield report
+    except BaseException as error:
+        report.result = "failed"
+        report.reason = str(error).strip() or type(error).__name__
+        hint = getattr(error, "hint", "")
+        raise
+    finally:
+        record = Outcome(
+            stage=stage,
+            variant=variant,
+            result=report.result,
+            reason=report.reason,
+            hint=hint,
+            key=report.key,
+            started_at=started_at,
+            seconds=round(time.monotonic() - started, 3),
+        )
+        if record.result != "failed":
+            print(f"{record.result}: {record.reason}", file=sys.stderr, flush=True)
+        if run_id := os.environ.get(RUN_VARIABLE):
+            name = f"{stage}-{variant}.json" if variant else f"{stage}.json"
+            write_json(store.run(run_id) / "outcomes" / name, record)
+
+
+def outcomes(run: Path) -> list[Outcome]:
+    """Every outcome recorded in a run's folder, by start."""
+    found = [Outcome.model_validate_json(path.read_text()) for path in run.glob("outcomes/*.json")]
+    return sorted(found, key=lambda each: each.started_at)
+
+
+def write_output(name: str, value: str) -> None:
+    """Write an output parameter (a few KB at most). Without ``SLIPWAY_OUTPUTS``, nobody asked."""
+    if folder := os.environ.get(OUTPUTS_VARIABLE):
+        write_text(Path(folder) / name, value)
+
+
+class _Terminated(Interrupted):
+    pass
+
+
+def _raise_interrupted(number: int, _: FrameType | None) -> NoReturn:
+    # A second signal must not interrupt the clean-up that the first one started.
+    signal.signal(number, signal.SIG_IGN)
+    raise _Terminated("asked to stop (SIGTERM)")

@@ -1,0 +1,35 @@
+"""A document of the store: closed and frozen, written whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from stages.parts.base.errors import DamagedModel
+from stages.parts.base.store import write_json
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """The document at *path*, or None if there is none.
+
+        Raises:
+            DamagedModel: it is there but is not what its writer would have written.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except ValidationError as error:
+            raise DamagedModel(
+                f"{path} is not a valid {cls.__name__} record: {error.errors()[0]['msg']}",
+                hint="remove the directory that holds it and run again",
+            ) from error
+
+    def write(self, path: Path) -> None:
+        write_json(path, self)

@@ -1,0 +1,302 @@
+"""What the stages can be told. Each model is closed and frozen: an unknown or wrong field is an error.
+
+Defaults live here and in ``configs/defaults.yaml``, which a person edits; the two agree (tested).
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from stages.parts.base.errors import ConfigError
+
+CONFIGS: Final = Path(__file__).parents[3] / "configs"
+SettingsT = TypeVar("SettingsT", bound=BaseModel)
+Positive = Annotated[int, Field(gt=0)]
+
+
+Percent = Annotated[int, Field(gt=0, le=100)]
+
+
+Seconds = Annotated[float, Field(ge=0)]
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+Ratio = Annotated[float, Field(ge=1)]
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Calibration(Settings):
+    """The text that AWQ and GPTQ look at while they choose scales."""
+
+    text: str = "python-docs"
+    """A name in ``configs/calibration/``, or a path to a .txt file (documents apart by form feeds or, without
+    any, by blank lines) or a .jsonl file with a ``text`` field. It must not contain what quality is measured on."""
+    samples: Positive = 128
+    """Sequences. 128 is the GPTQ paper's number; fewer is faster and noisier."""
+    sequence_length: Positive = 512
+    """Tokens per sequence."""
+    seed: int = 0
+
+
+class Optimize(Settings):
+    """Which variants are made, and how."""
+
+    variants: tuple[Literal["fp16", "awq", "gptq"], ...] = ("fp16", "awq", "gptq")
+    """fp16 is the reference that the others are compared with, and is always made."""
+    group_size: Literal[32, 64, 128] = 128
+    """Weights that share one scale. Must divide the layers' input widths. 32 is more exact and larger."""
+    calibration: Calibration = Calibration()
+
+    @field_validator("variants")
+    @classmethod
+    def _with_the_reference_once(cls, variants: tuple[str, ...]) -> tuple[str, ...]:
+        if "fp16" not in variants:
+            raise ValueError("fp16 is the reference and can't be left out")
+        if len(set(variants)) < len(variants):
+            raise ValueError("a variant is named twice")
+        return variants
+
+
+class Serving(Settings):
+    """How vLLM serves: in the evaluation and in production alike, or the measurement would say nothing."""
+
+    dtype: Literal["auto", "float16", "bfloat16"] = "auto"
+    """auto: float16 on a GPU, bfloat16 on a CPU (which has no native float16 arithmetic)."""
+    max_model_len: Positive | None = None
+    """Tokens of prompt and answer together. None: what the model's own config allows."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of the GPU's memory that vLLM takes. Without a GPU: unused."""
+    kv_cache_mib: Positive | None = None
+    """KV cache in MiB. None: what vLLM finds on a GPU, 1024 on a CPU."""
+    tensor_parallel_size: Positive = 1
+    """GPUs that share one replica, for every variant alike. Where weights need more than these have, it is said before
+    anything starts, with the number that is enough."""
+    enforce_eager: bool = False
+    """True: start faster, decode slower (no compilation, no CUDA graphs)."""
+    startup_timeout_s: Positive = 900
+    """A large model needs minutes to load; beyond this the server is stopped and the variant fails."""
+    extra_arguments: tuple[str, ...] = ()
+    """Passed to ``vllm serve`` as they are."""
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """Of the production endpoint. 0: a free one. Evaluations always take a free one."""
+
+
+PROTOCOLS: Final[dict[str, dict[str, Any]]] = {
+    "quick": {"rounds": 3, "restarts": 1, "interleave": False, "drift_limit": None},
+    "standard": {"rounds": 4, "restarts": 1, "interleave": True, "drift_limit": 0.15},
+    "thorough": {"rounds": 4, "restarts": 3, "interleave": True, "drift_limit": 0.15},
+}
+"""What each protocol sets where the workload does not say otherwise."""
+
+
+class Slo(Settings):
+    """What a request must keep to count as good."""
+
+    ttft_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """At most, until the first token."""
+    tpot_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """At most, per token after the first."""
+
+
+class Workload(Settings):
+    """What a variant is measured with. Latency and throughput follow from it, so it belongs to the result."""
+
+    name: str
+    protocol: Literal["quick", "standard", "thorough"] = "standard"
+    """How carefully: sets ``rounds``, ``restarts``, ``interleave`` and ``drift_limit`` where they are not set
+    themselves (``PROTOCOLS``). Time per variant, in units of a server's start, four rounds and quality: standard 1,
+    quick a round less, thorough 3. A sweep comes on top, once."""
+    prompt_tokens: Positive | None = None
+    """Mean. Given together with ``output_tokens``, or neither with a ``trace``."""
+    prompt_spread: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Lengths are drawn uniformly from mean × (1 ± spread). 0: all alike."""
+    output_tokens: Positive | None = None
+    output_spread: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    trace: str | None = None
+    """Requests of your own instead of random ones: a .jsonl file with a line for each, either
+    ``{"prompt": "…", "output_tokens": n}`` or lengths only, ``{"prompt_tokens": n, "output_tokens": m}``.
+    Relative to the workload's file. Each round takes the lines that follow the last round's, from the top again
+    at the end."""
+    concurrency: Positive
+    """Requests in flight at a time. With ``request_rate_per_s``: unused, since users do not wait for each other."""
+    request_rate_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Requests arrive at random (Poisson) at this mean rate. None: as fast as ``concurrency`` allows."""
+    sweep: tuple[Positive, ...] = ()
+    """Further concurrencies, each measured for one round on the side. Scored is ``concurrency`` alone."""
+    requests: Positive
+    """In each round."""
+    rounds: Positive = PROTOCOLS["standard"]["rounds"]
+    """After each start of the server. Each has prompts of its own, the same for every variant. What differs between
+    rounds is noise, and a difference between variants has to exceed it. One round measures no noise."""
+    restarts: Positive = PROTOCOLS["standard"]["restarts"]
+    """Starts of the server, each with all rounds and quality anew: a restart alone moves both."""
+    interleave: bool = PROTOCOLS["standard"]["interleave"]
+    """The servers of all variants stand side by side and take turns (A B C, C B A, …), so that a slow drift of the
+    machine meets all alike. Where they can't, the variants are measured one after another."""
+    warmup_requests: Annotated[int, Field(ge=0)] = 4
+    """Sent before each round and left out of it."""
+    slo: Slo | None = None
+    """For goodput: what meets it counts. None: goodput is not measured."""
+    drift_limit: Annotated[float, Field(gt=0, lt=1)] | None = PROTOCOLS["standard"]["drift_limit"]
+    """If the machine itself gets faster or slower by more than this share while the load is measured, the load is
+    measured once more. None: drift is only recorded, as always where there are GPUs, which are not probed."""
+    seed: int = 0
+    quality_tasks: tuple[str, ...] = Field(min_length=1)
+    """lm-eval task names."""
+    tasks_path: str | None = None
+    """A folder with task definitions of your own, beside lm-eval's. Relative to the workload's file."""
+    quality_limit: Positive | None = None
+    """Items per task; None: all."""
+    divergence_documents: Annotated[int, Field(ge=0)] = 32
+    """Held-out texts on which the variants' next-token distributions are compared with fp16's. 0: they are not, and a
+    profile's limits on ``kl_divergence`` and ``top1_agreement`` let nothing but fp16 pass."""
+    divergence_tokens: Annotated[int, Field(ge=2)] = 128
+    """Of each text, from its start."""
+    divergence_text: str = "python-docs"
+    """A name in ``configs/held-out/``, or a path to a .txt or .jsonl file as ``Calibration.text``; relative to the
+    workload's file. It must not contain what quantizers were calibrated on."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled_by_the_protocol(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        defaults = PROTOCOLS.get(str(data.get("protocol", cls.model_fields["protocol"].default)), PROTOCOLS["quick"])
+        return {**defaults, **data}
+
+    @model_validator(mode="after")
+    def _one_kind_of_requests(self) -> Self:
+        lengths = (self.prompt_tokens, self.output_tokens)
+        if self.trace is None and None in lengths:
+            raise ValueError("prompt_tokens and output_tokens are needed, unless there is a trace")
+        if self.trace is not None and (lengths != (None, None) or self.prompt_spread or self.output_spread):
+            raise ValueError("a trace has lengths of its own: leave out prompt_tokens, output_tokens and the spreads")
+        if len(set(self.sweep)) < len(self.sweep):
+            raise ValueError("a concurrency is named twice in sweep")
+        return self
+
+    def longest(self) -> tuple[int, int]:
+        """Tokens of the longest prompt and the longest answer that can be drawn; 0 where a trace says."""
+        prompt = math.ceil((self.prompt_tokens or 0) * (1 + self.prompt_spread))
+        return prompt, math.ceil((self.output_tokens or 0) * (1 + self.output_spread))
+
+
+class Rollout(Settings):
+    """How traffic is moved to a new release, and when it goes back.
+
+    A latency limit is the stable release's figure times the ratio, plus the slack: the slack keeps a few milliseconds
+    of a fast model from failing it, the ratio does the same for a slow one.
+    """
+
+    steps: tuple[Percent, ...] = (10, 50, 100)
+    """Percent of new requests, ascending to 100. A first deployment gets all of it once it answers."""
+    step_s: Seconds = 60
+    """Each step lasts at least so long."""
+    min_requests: Positive = 50
+    """Each release must have answered as many within a step; fewer can't show a 95th percentile."""
+    step_timeout_s: Seconds = 900
+    """A step that has shown neither good nor bad by then is rolled back: no evidence is no success."""
+    ready_timeout_s: Seconds = 1800
+    """From deploying to the first answer; large models load for minutes."""
+    poll_s: Annotated[float, Field(gt=0)] = 2
+    synthetic: bool = True
+    """Where clients send too little within ``step_s``, send short requests of our own to both releases alike."""
+    own_timeout_s: Annotated[float, Field(gt=0)] = 30
+    """One of these that is not answered by then has failed. A look at a canary that hangs takes about twice as long.
+    Raise it where the stable release needs more for 16 tokens under load."""
+    approval: bool = False
+    """True: stop before 100 % until a person says ``slipway rollout promote``; then it is looked at once more."""
+    ttft_ratio: Ratio = 1.25
+    """Time to first token, p95, against the stable release's."""
+    ttft_slack_ms: Seconds = 50
+    tpot_ratio: Ratio = 1.25
+    """Time per output token, p95."""
+    tpot_slack_ms: Seconds = 5
+    speed_ratio: Share = 0.75
+    """Output tokens per second that each request in flight gets, at least this share of the stable release's in half of
+    the looks. 0 turns it off."""
+    error_slack: Share = 0.01
+    """Failed requests may be more by this share of all."""
+    significance: Annotated[float, Field(gt=0, lt=0.5)] = 0.01
+    """Worse must also be beyond chance: the p-value below which it is. It is looked at many times, hence not 0.05."""
+    agreement: Share = 0.9
+    """How alike the answers to recorded questions must be to those that were recorded when the release was measured
+    (``scoring.probes``). 0 turns the questions off."""
+    restarts: Annotated[int, Field(ge=0)] = 1
+    """A canary's server may be started anew so often in a rollout (a pod that moves); once more, and it counts as
+    crashing."""
+
+    @field_validator("steps")
+    @classmethod
+    def _ascending_to_all(cls, steps: tuple[int, ...]) -> tuple[int, ...]:
+        if not steps or steps[-1] != 100 or any(a >= b for a, b in itertools.pairwise(steps)):
+            raise ValueError("steps must ascend and end with 100")
+        return steps
+
+
+SHOWN_VALUE_CHARACTERS: Final = 60
+
+
+def parse(model: type[SettingsT], data: Mapping[str, Any], where: str) -> SettingsT:
+    """Validate *data*; every mistake is shown at once, each on its own line.
+
+    Raises:
+        ConfigError: naming *where* (a file, a flag) and each wrong field.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError.of_many(mistakes(error, model), where) from error
+
+
+def parse_json(model: type[SettingsT], text: str, where: str) -> SettingsT:
+    """As ``parse``, from the JSON text of a flag.
+
+    Raises:
+        ConfigError: also if it is not a JSON object.
+    """
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{where} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where} is not a JSON object")
+    return parse(model, data, where)
+
+
+def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """One line per mistake; an unknown field with the nearest known name."""
+    lines = []
+    for each in error.errors():
+        field = ".".join(str(part) for part in each["loc"]) or "(root)"
+        message = each["msg"].removeprefix("Value error, ")
+        if each["type"] == "extra_forbidden":
+            close = difflib.get_close_matches(str(each["loc"][-1]), _fields_at(model, each["loc"][:-1]), n=1)
+            message = "unknown field" + (f", did you mean {close[0]!r}?" if close else "")
+        elif each["type"] != "missing":
+            message += f" (got {str(each['input'])[:SHOWN_VALUE_CHARACTERS]!r})"
+        lines.append(f"{field}: {message}")
+    return lines
+
+
+def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    for name in path:
+        field = model.model_fields.get(str(name))
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return []
+        model = field.annotation
+    return list(model.model_fields)

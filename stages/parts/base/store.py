@@ -1,0 +1,300 @@
+"""The store: one directory tree on a shared volume, and the only way anything appears in it.
+
+    <store>/<org>--<name>/
+      base/  optimized/<variant>/  evaluations/<variant>.json
+      releases/<number>-<variant>-<digest12>/   production -> releases/…   production_metrics.json
+      runs/<id>/
+
+A directory or file appears complete or not at all: it is built under ``.building/`` beside its target,
+fsynced, and renamed. What a killed process leaves there is never read as a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel
+
+from stages.parts.base.errors import Busy, ConfigError, InvalidName, NotEnoughSpace
+
+STORE_VARIABLE: Final = "SLIPWAY_STORE"
+# The Hub's own rule for a repository's name: letters, digits, '-', '_', '.'; no '--' or '..'; 96 characters at most.
+NAME: Final = re.compile(r"^(?!.*(?:--|\.\.))[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?\Z")
+HASH_BLOCK_BYTES: Final = 1 << 20
+_NO_LINK: Final = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+FICLONE: Final = 0x40049409  # linux/fs.h: share the blocks of one file with another (reflink)
+
+Placement = Literal["hardlink", "reflink", "copy"]
+
+
+def directory_name(model: str) -> str:
+    """``org/name`` → ``org--name``. Hub names hold no ``--``, so two models never share a directory.
+
+    Raises:
+        InvalidName: the name is not ``name`` or ``org/name`` in the Hub's alphabet.
+    """
+    parts = model.split("/")
+    if len(parts) > 2 or not all(NAME.match(part) for part in parts):
+        raise InvalidName(
+            f"{model!r} is not a model's name",
+            hint="use 'org/name' or 'name' as on the Hub, or a path to a local directory such as ./my-model",
+        )
+    return "--".join(parts)
+
+
+def safe_relative(path: str) -> PurePosixPath:
+    """A file's path inside a repository, refused if it would leave the directory it is written to.
+
+    Raises:
+        InvalidName: absolute, empty, or with a ``..`` or hidden control character.
+    """
+    pure = PurePosixPath(path)
+    if not pure.parts or pure.is_absolute() or ".." in pure.parts or "\\" in path or not path.isprintable():
+        raise InvalidName(
+            f"the repository holds a file with an unsafe name: {path!r}",
+            hint="it could be written outside the store, so nothing of this model is taken",
+        )
+    return pure
+
+
+def canonical_json(value: Any) -> str:
+    """One text per value: sorted keys, no spaces. What digests are taken of."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def digest_of(value: Any) -> str:
+    """sha256 (hex) of a value's canonical JSON."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 (hex) of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fsync_tree(directory: Path) -> None:
+    """Flush every file and directory below *directory*, itself included, to the disk."""
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            _fsync(Path(folder, name))
+        _fsync(Path(folder))
+
+
+def write_json(path: Path, value: BaseModel | dict[str, Any] | list[Any]) -> None:
+    """Replace *path* by *value* as indented JSON, atomically and durably."""
+    plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    write_text(path, json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace *path* by *text*, atomically and durably.
+
+    Raises:
+        NotEnoughSpace: the disk is full; *path* is as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    with full_disk_is_an_answer(path.parent):
+        try:
+            beside.write_text(text, encoding="utf-8")
+            _fsync(beside)
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+        _fsync(path.parent)
+
+
+def place(source: Path, target: Path, *, link: bool = True) -> Placement:
+    """Give *target*, which must not exist, the content of *source* by the cheapest way that the file system allows.
+
+    A hard link shares the inode, so nothing in the store is ever changed in place. Where *source* may be, as a
+    user's own file, forbid the *link*.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if link:
+            os.link(source, target)
+            return "hardlink"
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+    with source.open("rb") as original, target.open("xb") as clone, contextlib.suppress(OSError):
+        fcntl.ioctl(clone, FICLONE, original.fileno())
+        return "reflink"
+    shutil.copyfile(source, target)
+    return "copy"
+
+
+def place_tree(source: Path, target: Path, files: Iterable[str]) -> Placement:
+    """Place *files* (relative paths) of *source* in *target*; return the costliest way that was needed."""
+    order: list[Placement] = ["hardlink", "reflink", "copy"]
+    used = {place(source / name, target / name) for name in files}
+    return max(used, key=order.index, default="hardlink")
+
+
+@contextlib.contextmanager
+def full_disk_is_an_answer(where: Path) -> Iterator[None]:
+    """Turn 'no space left' and 'quota exceeded' into NotEnoughSpace."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NotEnoughSpace(
+                f"no space left on the volume of {where}",
+                hint="free some space, or remove old releases and runs; nothing was changed",
+            ) from error
+        raise
+
+
+@contextlib.contextmanager
+def exclusive(lock: Path, what: str, *, wait: bool = True) -> Iterator[None]:
+    """Hold an advisory lock that the kernel releases when the process ends, however it ends.
+
+    Who has to wait is told so on stderr.
+
+    Raises:
+        Busy: it is held by another process and *wait* is false.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if not wait:
+                raise Busy(f"{what} is in use by another process") from error
+            print(f"waiting: {what} is in use by another process", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass(frozen=True)
+class ModelStore:
+    """Where everything of one model lies."""
+
+    root: Path
+    model: str
+
+    @property
+    def path(self) -> Path:
+        return self.root / directory_name(self.model)
+
+    @property
+    def base(self) -> Path:
+        return self.path / "base"
+
+    def optimized(self, variant: str) -> Path:
+        return self.path / "optimized" / variant
+
+    def evaluation(self, variant: str) -> Path:
+        return self.path / "evaluations" / f"{variant}.json"
+
+    @property
+    def releases(self) -> Path:
+        return self.path / "releases"
+
+    @property
+    def production(self) -> Path:
+        """The symbolic link to the current release."""
+        return self.path / "production"
+
+    @property
+    def production_metrics(self) -> Path:
+        return self.path / "production_metrics.json"
+
+    @property
+    def runs(self) -> Path:
+        return self.path / "runs"
+
+    def run(self, run_id: str) -> Path:
+        return self.runs / run_id
+
+    def lock(self, what: str) -> Path:
+        return self.path / ".locks" / what
+
+    @contextlib.contextmanager
+    def building(self, target: Path, *, resume: str = "") -> Iterator[Path]:
+        """An empty directory that becomes *target* when the block ends well, and vanishes otherwise.
+
+        With *resume*, a directory left unfinished under the same key is handed out again with what it
+        holds, and stays when the block fails: for downloads that go on where they stopped.
+        Concurrent builders of one target wait for each other.
+
+        Raises:
+            NotEnoughSpace: the disk is full; *target* is as it was.
+        """
+        slug = "-".join(target.relative_to(self.path).parts)
+        with full_disk_is_an_answer(self.path), exclusive(self.lock(slug), slug):
+            work = self.path / ".building" / slug / (resume or "new")
+            work.mkdir(parents=True, exist_ok=True)
+            for stale in work.parent.iterdir():
+                if stale != work:
+                    shutil.rmtree(stale)
+            if not resume:
+                _empty(work)
+            try:
+                yield work
+                fsync_tree(work)
+                _swap(work, target)
+            finally:
+                if not resume:
+                    shutil.rmtree(work, ignore_errors=True)
+
+
+def store_root() -> Path:
+    """The store's folder, from ``SLIPWAY_STORE`` (the volume's mount in a pod).
+
+    Raises:
+        ConfigError: the variable is not set.
+    """
+    value = os.environ.get(STORE_VARIABLE)
+    if not value:
+        raise ConfigError(f"{STORE_VARIABLE} is not set", hint="point it at the store's folder")
+    return Path(value)
+
+
+def swap_link(link: Path, target: Path) -> None:
+    """Point the symbolic *link* at *target* (relative to the link's folder), atomically."""
+    beside = link.with_name(f".{link.name}.{uuid.uuid4().hex}")
+    beside.symlink_to(target)
+    os.replace(beside, link)
+    _fsync(link.parent)
+
+
+def _swap(work: Path, target: Path) -> None:
+    """Put *work* at *target*. A crash between the two renames leaves no target, never a half-written one."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    old = work.with_name(f"{work.name}.replaced-{uuid.uuid4().hex[:8]}")
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(target, old)
+    os.replace(work, target)
+    _fsync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _empty(directory: Path) -> None:
+    shutil.rmtree(directory)
+    directory.mkdir()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,270 @@
+"""The Kubernetes API with plain manifests: the official client logs in, requests and answers are dicts.
+
+What may pass (a lost connection, 429, 5xx) is tried again for a while, every other refusal becomes one of our errors
+at once. Each call may be repeated: objects are created under names that their caller chose, so that an answer that
+was lost shows as ``Taken``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlencode
+
+from stages.parts.base.errors import ConfigError, NotInstalled
+from stages.parts.cluster.kinds import PODS, PROVIDERS, Kind, Object
+from stages.parts.cluster.refusals import Absent, Unanswered, lost, parsed, refusal
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+    from urllib3 import BaseHTTPResponse
+
+FIELD_MANAGER: Final = "slipway"
+APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
+MERGE: Final = "application/merge-patch+json"
+CONNECT_S: Final = 10.0
+ANSWER_S: Final = 60.0
+PATIENCE_S: Final = 60.0
+"""How long a call is tried again. Before the first answer, FIRST_PATIENCE_S: a wrong address shows soon."""
+FIRST_PATIENCE_S: Final = 3.0
+PAUSE_S: Final = 0.2
+LONGEST_PAUSE_S: Final = 10.0
+WATCH_S: Final = 240
+"""The server ends a watch after this; bookmarks come about every minute, so that silence means a lost connection."""
+PAGE: Final = 500
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class Cluster:
+    """One cluster, as one user. Namespaces default to *namespace*."""
+
+    def __init__(self, client: ApiClient, namespace: str = "default", *, patience_s: float = PATIENCE_S) -> None:
+        self.client, self.namespace, self.patience_s = client, namespace, patience_s
+        self._answered = False
+        self._kinds: dict[str, dict[str, Kind]] = {}
+
+    @property
+    def address(self) -> str:
+        return str(self.client.configuration.host)
+
+    def kind(self, api_version: str, name: str) -> Kind:
+        """As the cluster knows it.
+
+        Raises:
+            NotInstalled: it does not know it.
+        """
+        if api_version not in self._kinds:
+            self._kinds[api_version] = self._discover(api_version)
+        try:
+            return self._kinds[api_version][name]
+        except KeyError:
+            group = api_version.rpartition("/")[0]
+            raise NotInstalled(
+                f"the cluster {self.address} knows no {name} of {api_version}",
+                hint=f"install {PROVIDERS[group]}" if group in PROVIDERS else "",
+            ) from None
+
+    def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
+        """Raises: Absent."""
+        return self.request("GET", kind.path(namespace or self.namespace, name))
+
+    def list(
+        self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "", everywhere: bool = False
+    ) -> tuple[list[Object], str]:
+        """The objects, and the version of the whole list: where a watch starts."""
+        path = kind.path(None if everywhere else namespace or self.namespace)
+        found: list[Object] = []
+        query = {"limit": str(PAGE), "labelSelector": labels, "fieldSelector": fields, "continue": ""}
+        while True:
+            page = self.request("GET", path, query=query)
+            found += page["items"]
+            query["continue"] = page["metadata"].get("continue", "")
+            if not query["continue"]:
+                return found, page["metadata"]["resourceVersion"]
+
+    def create(self, kind: Kind, body: Object, namespace: str | None = None) -> Object:
+        """Raises: Taken: perhaps by an earlier try of this very call."""
+        query = {"fieldManager": FIELD_MANAGER}
+        return self.request("POST", kind.path(namespace or self.namespace), query=query, body=body)
+
+    def apply(
+        self, kind: Kind, body: Object, namespace: str | None = None, *, force: bool = False, dry_run: bool = False
+    ) -> Object:
+        """Server-side apply: the fields in *body* become so; those that we applied earlier and left out go.
+
+        Raises:
+            Conflict: another manager owns a field with another value; *force* takes it.
+        """
+        query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower(), "dryRun": "All" if dry_run else ""}
+        path = kind.path(namespace or self.namespace, body["metadata"]["name"])
+        return self.request("PATCH", path, query=query, body=body, content_type=APPLY)
+
+    def merge(self, kind: Kind, name: str, change: Object, namespace: str | None = None) -> Object:
+        """Merge-patch. With ``metadata.resourceVersion`` in *change*, only if the object is still of that version.
+
+        Raises: Absent. Conflict: it has changed.
+        """
+        path = kind.path(namespace or self.namespace, name)
+        return self.request("PATCH", path, query={"fieldManager": FIELD_MANAGER}, body=change, content_type=MERGE)
+
+    def delete(self, kind: Kind, name: str, namespace: str | None = None, *, grace_s: int | None = None) -> None:
+        """*grace_s*: to end in, instead of the object's own.
+
+        Raises: Absent.
+        """
+        query = None if grace_s is None else {"gracePeriodSeconds": str(grace_s)}
+        self.request("DELETE", kind.path(namespace or self.namespace, name), query=query)
+
+    def watch(
+        self, kind: Kind, version: str, namespace: str | None = None, *, fields: str = "", labels: str = ""
+    ) -> Iterator[tuple[str, Object]]:
+        """Changes since *version*, ('BOOKMARK', …) among them, until the server ends the watch.
+
+        Raises:
+            Expired: *version* is too old.
+            ClusterUnavailable: the connection was lost, or the server is busy.
+        """
+        query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
+        query |= {"fieldSelector": fields, "labelSelector": labels, "timeoutSeconds": str(WATCH_S)}
+        for line in self.lines(kind.path(namespace or self.namespace), query):
+            event = json.loads(line)
+            if event["type"] == "ERROR":
+                raise refusal(event["object"].get("code", 500), event["object"], self.address)
+            yield event["type"], event["object"]
+
+    def logs(self, pod: str, namespace: str | None = None, *, follow: bool = False) -> Iterator[str]:
+        """A pod's main container's log, line by line.
+
+        Raises:
+            Absent: the pod is gone.
+            ClusterUnavailable: the connection was lost.
+        """
+        query = {"container": "main", "follow": "true" if follow else ""}
+        for line in self.lines(f"{PODS.path(namespace or self.namespace, pod)}/log", query):
+            yield line.decode(errors="replace") + "\n"
+
+    def lines(self, path: str, query: Mapping[str, str]) -> Iterator[bytes]:
+        """The answer line by line as it comes. Not tried again: the caller knows where to go on."""
+        import urllib3
+
+        try:
+            answer = self._send("GET", path, query, None, "", stream=True)
+            if answer.status >= 300:
+                raise refusal(answer.status, parsed(answer.read()), self.address, answer.headers.get("Retry-After"))
+            try:
+                rest = b""
+                for block in answer.stream(1 << 16):
+                    *lines, rest = (rest + block).split(b"\n")
+                    yield from lines
+                if rest:
+                    yield rest
+            finally:
+                answer.close()
+        except urllib3.exceptions.HTTPError as error:
+            raise lost(error, self.address) from error
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        """One answer as an object; what may pass is tried again, as long as our patience lasts.
+
+        Raises:
+            AccessDenied, ClusterRefused, Absent, Taken, Conflict, Expired: the server said no.
+            ClusterUnavailable: it still does not answer, or is too busy.
+        """
+        import urllib3
+
+        started, pause_s = time.monotonic(), PAUSE_S
+        while True:
+            try:
+                answer = self._send(method, path, query or {}, body, content_type, stream=False)
+                self._answered, content = True, parsed(answer.data)
+                if answer.status < 300:
+                    return content
+                problem = refusal(answer.status, content, self.address, answer.headers.get("Retry-After"))
+            except urllib3.exceptions.HTTPError as error:
+                problem = lost(error, self.address)
+                problem.__cause__ = error
+            if not isinstance(problem, Unanswered):
+                raise problem
+            wait_s = problem.wait_s or pause_s
+            patience_s = self.patience_s if self._answered else min(self.patience_s, FIRST_PATIENCE_S)
+            if time.monotonic() + wait_s > started + patience_s:
+                raise problem
+            time.sleep(wait_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _send(
+        self, method: str, path: str, query: Mapping[str, str], body: Object | None, content_type: str, *, stream: bool
+    ) -> BaseHTTPResponse:
+        import urllib3
+
+        headers = {"Accept": "application/json", "User-Agent": FIELD_MANAGER}
+        self.client.update_params_for_auth(headers, [], ["BearerToken"])
+        if body is not None:
+            headers["Content-Type"] = content_type
+        given = urlencode({name: value for name, value in query.items() if value})
+        answer: BaseHTTPResponse = self.client.rest_client.pool_manager.request(
+            method,
+            self.address + path + (f"?{given}" if given else ""),
+            body=None if body is None else json.dumps(body).encode(),
+            headers=headers,
+            preload_content=not stream,
+            # A stream says something at least every minute; a log may be silent for long.
+            timeout=urllib3.Timeout(connect=CONNECT_S, read=WATCH_S + CONNECT_S if stream else ANSWER_S),
+            retries=False,
+        )
+        return answer
+
+    def _discover(self, api_version: str) -> dict[str, Kind]:
+        root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+        try:
+            found = self.request("GET", root)["resources"]
+        except Absent:
+            return {}
+        return {
+            each["kind"]: Kind(api_version, each["kind"], each["name"], each["namespaced"])
+            for each in found
+            if "/" not in each["name"]
+        }
+
+
+def connect(context: str | None = None, namespace: str | None = None) -> Cluster:
+    """The cluster of the kubeconfig (``KUBECONFIG``), or the one that this pod runs in.
+
+    Raises:
+        ConfigError: there is no kubeconfig, or it has no such context.
+    """
+    from kubernetes import client, config
+
+    settings = client.Configuration()
+    try:
+        if context is None and not _kubeconfig_exists() and "KUBERNETES_SERVICE_HOST" in os.environ:
+            config.load_incluster_config(client_configuration=settings)
+            own = SERVICE_ACCOUNT.read_text().strip()
+        else:
+            config.load_kube_config(context=context, client_configuration=settings)
+            contexts, active = config.list_kube_config_contexts()
+            chosen = next((each for each in contexts if each["name"] == context), active)
+            own = chosen["context"].get("namespace", "default")
+    except config.ConfigException as error:
+        raise ConfigError(
+            f"no way to the cluster: {' '.join(str(error).split())}",
+            hint="set KUBECONFIG, or --context to one of: kubectl config get-contexts",
+        ) from error
+    return Cluster(client.ApiClient(settings), namespace or own)
+
+
+def _kubeconfig_exists() -> bool:
+    places = os.environ.get("KUBECONFIG", str(Path.home() / ".kube" / "config"))
+    return any(Path(place).is_file() for place in places.split(os.pathsep) if place)

@@ -1,0 +1,68 @@
+"""What a Kubernetes API says no with, as our errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from stages.parts.base.errors import AccessDenied, ClusterRefused, ClusterUnavailable, Conflict, SlipwayError
+from stages.parts.cluster.kinds import Object
+
+TRANSIENT: Final = frozenset({429, 500, 502, 503, 504})
+
+
+class Absent(ClusterRefused):
+    """404."""
+
+
+class Taken(Conflict):
+    """409: there is an object of this name."""
+
+
+class Expired(ClusterRefused):
+    """410: the server has forgotten what happened since the version that was asked for. List anew."""
+
+
+class Unanswered(ClusterUnavailable):
+    """May pass; *wait_s* is what the server asked for, 0 if nothing."""
+
+    wait_s: float = 0.0
+
+
+def parsed(content: bytes) -> Object:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"message": content[:200].decode(errors="replace").strip()}
+
+
+def refusal(status: int, content: Object, address: str, retry_after: str | None = None) -> SlipwayError:
+    """A Kubernetes Status as the error that it means here."""
+    message = " ".join(str(content.get("message") or f"HTTP {status}").split())
+    if status in TRANSIENT:
+        busy = Unanswered(f"{address} is too busy or ailing: {message}", hint="try again later")
+        asked = retry_after or content.get("details", {}).get("retryAfterSeconds") or 0
+        busy.wait_s = float(asked) if str(asked).isdigit() else 0.0
+        return busy
+    if status == 401:
+        return AccessDenied(f"{address} does not accept this login: {message}", hint="log in to the cluster again")
+    if status == 403:
+        return AccessDenied(message, hint="what is needed, and who lacks it: slipway doctor --engine argo")
+    if status == 404:
+        return Absent(message)
+    if status == 410:
+        return Expired(message)
+    if status == 409:
+        return Taken(message) if content.get("reason") == "AlreadyExists" else Conflict(message)
+    return ClusterRefused(message)
+
+
+def lost(error: Exception, address: str) -> SlipwayError:
+    import urllib3
+
+    if isinstance(error, urllib3.exceptions.SSLError):
+        return AccessDenied(f"{address}: its certificate is not trusted: {error}", hint="check the kubeconfig's CA")
+    return Unanswered(
+        f"{address} does not answer: {type(error).__name__}", hint="check the kubeconfig, the network and the VPN"
+    )

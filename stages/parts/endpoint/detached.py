@@ -1,0 +1,102 @@
+"""Starts the supervisor of a model's endpoint in a session of its own, so that it outlives who started it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from stages.parts.base import program
+from stages.parts.base.errors import PortInUse, ServerFailed
+from stages.parts.base.settings import Serving
+from stages.parts.base.store import STORE_VARIABLE, ModelStore
+from stages.parts.endpoint.record import (
+    API_KEY_VARIABLE,
+    LOG,
+    RECORD,
+    STOP_TIMEOUT_S,
+    WANTED,
+    Endpoint,
+    Wanted,
+    endpoint,
+)
+from stages.parts.engine.log import ServerLog
+from stages.parts.engine.server import POLL_S, reserved_port
+
+PREVIOUS_LOG: Final = "endpoint.previous.log"
+ERROR_PREFIX: Final = "error: "
+HINT_PREFIX: Final = "  hint: "
+
+
+def start(store: ModelStore, source: str, serving: Serving, wanted: Wanted, *, key: str | None = None) -> Endpoint:
+    """Serve what is *wanted*; returns once the stable release answers. Interrupted before, it is stopped again.
+
+    Args:
+        source: the model as the user named it.
+        key: that clients must send; None: as set for this process.
+
+    Raises:
+        PortInUse: something else listens on ``serving.port``.
+        ServerFailed: it could not be served.
+    """
+    # A supervisor that ended a moment ago, or was killed, may leave a proxy that is still ending.
+    _wait_for_port(serving, STOP_TIMEOUT_S if (store.path / WANTED).exists() else 0.0)
+    log = store.path / LOG
+    with contextlib.suppress(FileNotFoundError):
+        log.replace(log.with_name(PREVIOUS_LOG))
+    (store.path / RECORD).unlink(missing_ok=True)
+    wanted.write(store.path / WANTED)
+    environment = {**os.environ, STORE_VARIABLE: str(store.root)}
+    for variable in (program.RUN_VARIABLE, program.OUTPUTS_VARIABLE):  # they are this stage's, which ends
+        environment.pop(variable, None)
+    if key is not None:
+        environment[API_KEY_VARIABLE] = key
+    command = [sys.executable, "-m", "stages.serve", "--foreground", "--resume", "--model", source]
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            [*command, "--serving", serving.model_dump_json()],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        while child.poll() is None:
+            if (found := endpoint(store)) and found.pid == child.pid:
+                return found
+            time.sleep(POLL_S)
+    except BaseException:
+        child.terminate()
+        child.wait()
+        raise
+    message, hint = last_error(log)
+    raise ServerFailed(message or f"the endpoint ended: {ServerLog(log).cause()}", hint=hint or f"see {log}")
+
+
+def _wait_for_port(serving: Serving, timeout_s: float) -> None:
+    """Raises: PortInUse: something still listens on the port when the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            with reserved_port(serving.host, serving.port):
+                return
+        except PortInUse:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_S)
+
+
+def last_error(log: Path) -> tuple[str, str]:
+    """What the supervisor printed last and its hint (see ``program.main``), or nothing if it could not."""
+    lines = log.read_text(errors="replace").splitlines()
+    for number in reversed(range(len(lines))):
+        if lines[number].startswith(ERROR_PREFIX):
+            after = lines[number + 1] if number + 1 < len(lines) else ""
+            hint = after.removeprefix(HINT_PREFIX) if after.startswith(HINT_PREFIX) else ""
+            return lines[number].removeprefix(ERROR_PREFIX), hint
+    return "", ""

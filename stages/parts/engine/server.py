@@ -1,0 +1,236 @@
+"""vLLM's server: started, asked whether it answers, and always stopped.
+
+The evaluation and the production endpoint start it alike, or the measurement would say nothing of production.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from stages.parts.base.errors import ConfigError, Interrupted, PortInUse, ServerFailed
+from stages.parts.base.settings import Serving
+from stages.parts.engine.arguments import VLLM, core_binding, engine_arguments, environment, serves_on_gpu
+from stages.parts.engine.client import (
+    HEALTH_TIMEOUT_S,
+    LOOPBACK,
+    answer,
+    beside_server,
+    credentials,
+    healthy,
+    http,
+    reachable,
+)
+from stages.parts.engine.log import ServerLog, last_line
+from stages.parts.engine.room import check_room
+from stages.parts.machine.process import GRACE_S, Contained, contained
+
+POLL_S: Final = 0.25
+SIGNALLED: Final = 128
+"""Plus a signal's number: the exit status of a program that it ended."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A vLLM server that has answered."""
+
+    url: str
+    port: int
+    name: str
+    process: Contained
+    arguments: tuple[str, ...]
+    """What decides how it serves; not the model, the address or the name."""
+    startup_log: ServerLog
+    log: ServerLog
+    """What it says from its first answer on; while it starts, the same as *startup_log*."""
+    ready_s: float = 0.0
+    api_key: str = ""
+
+    def check_alive(self) -> None:
+        """Raises: ServerFailed: it has ended, with the reason from its log."""
+        status = self.process.poll()
+        if status is None:
+            return
+        hint = f"see {self.log.path}"
+        if status == SIGNALLED + signal.SIGKILL:
+            raise ServerFailed("vLLM was killed", hint=f"the machine may have run out of memory; {hint}")
+        raise ServerFailed(f"vLLM ended: {self.log.cause()}", hint=hint)
+
+    def max_model_len(self) -> int:
+        """Tokens of prompt and answer together, as the server itself says.
+
+        Raises:
+            ServerFailed: it does not say.
+        """
+        try:
+            reply = http().get(f"{self.url}/v1/models", headers=credentials(self.api_key), timeout=HEALTH_TIMEOUT_S)
+            return int(reply.raise_for_status().json()["data"][0]["max_model_len"])
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            raise ServerFailed(f"{self.url}/v1/models did not answer: {error}", hint=f"see {self.log.path}") from error
+
+
+@contextlib.contextmanager
+def running(
+    directory: Path,
+    name: str,
+    settings: Serving,
+    *,
+    log: Path,
+    host: str = LOOPBACK,
+    port: int = 0,
+    api_key: str = "",
+    drain_s: int = 0,
+    log_requests: bool = True,
+    half: int = 0,
+    cancelled: threading.Event | None = None,
+) -> Iterator[Server]:
+    """``vllm serve`` on *directory*, from its first answer until the block is left in whatever way.
+
+    Args:
+        name: what clients call the model.
+        port: 0 takes a free one.
+        log: the server's output is appended to it.
+        drain_s: seconds that requests in flight are given to finish when it is stopped.
+        log_requests: a line for each request in the log, which grows with them.
+        half: 0 or 1, of the machine's cores: see ``core_binding``.
+        cancelled: set, it ends the wait for the first answer, where no signal reaches (a thread).
+
+    Raises:
+        ConfigError: *host* is not an address of this machine, an argument is not for here, or the weights find no room.
+        PortInUse: something listens on *port*; nothing was started.
+        ServerFailed: it ended, or did not answer within ``settings.startup_timeout_s``.
+        Interrupted: it was cancelled.
+    """
+    if serves_on_gpu():
+        check_room(directory, settings)
+    started = time.monotonic()
+    arguments = engine_arguments(settings)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        with reserved_port(host, port) as chosen, log.open("ab") as output:
+            command = [*VLLM, "serve", str(directory), "--served-model-name", name]
+            command += ["--host", host, "--port", str(chosen), *arguments]
+            # These two are asked every few seconds for as long as it serves.
+            quiet = ["--disable-access-log-for-endpoints", "/health,/metrics"]
+            command += quiet if log_requests else ["--disable-uvicorn-access-log"]
+            if drain_s:
+                command += ["--shutdown-timeout", str(drain_s)]
+            said = ServerLog(log, output.tell())
+            process = stack.enter_context(
+                contained(
+                    command,
+                    output=output,
+                    environment=environment(api_key, core_binding(settings, half)),
+                    grace_s=GRACE_S + drain_s,
+                )
+            )
+            url = f"http://{reachable(host)}:{chosen}"
+            server = Server(url, chosen, name, process, tuple(arguments), said, said, api_key=api_key)
+            with _ended_when(cancelled, process):
+                ready_at = _wait_until_it_answers(server, settings.startup_timeout_s)
+        ready_s = round(time.monotonic() - started, 3)
+        yield replace(server, log=ServerLog(log, ready_at), ready_s=ready_s)
+
+
+@contextlib.contextmanager
+def reserved_port(host: str, port: int) -> Iterator[int]:
+    """A port that nothing listens on, kept from others until the block is left.
+
+    It is bound but not listened on, with SO_REUSEADDR: Linux then lets vLLM, which sets it too, bind it beside us,
+    and gives it to nobody who asks for any free port.
+
+    Raises:
+        PortInUse: something listens on it.
+        ConfigError: *host* is not an address of this machine, or the port needs root.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(f"serving.host {host!r} is not an address", hint="use 127.0.0.1 or 0.0.0.0") from error
+    with socket.socket(family, socket.SOCK_STREAM) as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            held.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUse(
+                    f"port {port} on {host} is in use",
+                    hint="stop what uses it, or choose another with --set serving.port=… (0: a free one)",
+                ) from error
+            raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror}", hint="see serving.host") from error
+        yield int(held.getsockname()[1])
+
+
+def run_against(server: Server, command: Sequence[str], log: Path, variables: Mapping[str, str]) -> int:
+    """Run a client of *server* to its end; return its exit status. Neither survives the other's failure.
+
+    Raises:
+        ServerFailed: the server ended first.
+    """
+    with log.open("wb") as output, contained(command, output=output, environment=beside_server(variables)) as process:
+        while (status := process.poll()) is None:
+            server.check_alive()
+            time.sleep(POLL_S)
+    server.check_alive()
+    return status
+
+
+@contextlib.contextmanager
+def _ended_when(cancelled: threading.Event | None, process: Contained) -> Iterator[None]:
+    """End *process* as soon as *cancelled* is set, and with it the wait in this block.
+
+    Raises:
+        Interrupted: it was set.
+    """
+    if cancelled is None:
+        yield
+        return
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(POLL_S):
+            if cancelled.is_set():
+                process.terminate()
+                return
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    except ServerFailed as error:
+        if cancelled.is_set():
+            raise Interrupted("cancelled while it started") from error
+        raise
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _wait_until_it_answers(server: Server, timeout_s: float) -> int:
+    """Returns where the log stood before the first answer: what it says from there on is no matter of the start."""
+    deadline = time.monotonic() + timeout_s
+    while not healthy(server.url):
+        server.check_alive()
+        if time.monotonic() > deadline:
+            raise ServerFailed(
+                f"vLLM was not ready after {timeout_s:.0f} s; its last line: {last_line(server.log.text())}",
+                hint=f"see {server.log.path}, or raise serving.startup_timeout_s",
+            )
+        time.sleep(POLL_S)
+    ready_at = server.log.path.stat().st_size
+    try:
+        answer(server.url, server.name, server.api_key, timeout_s=max(1.0, deadline - time.monotonic()))
+    except ServerFailed as error:
+        server.check_alive()
+        raise ServerFailed(f"vLLM started but {error}", hint=f"see {server.log.path}") from error
+    return ready_at

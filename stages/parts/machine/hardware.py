@@ -1,0 +1,108 @@
+"""What the measurement ran on. Two evaluations compare only if this is the same."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from stages.parts.base.record import Record
+
+NVIDIA_SMI_TIMEOUT_S: Final = 30
+CPUS: Final = Path("/sys/devices/system/cpu")
+MIB: Final = 1 << 20
+
+
+class Hardware(Record):
+    cpu: str
+    cores: int
+    memory_bytes: int
+    gpus: tuple[str, ...]
+
+
+def hardware() -> Hardware:
+    """The machine as this process may use it: its cores (affinity), its memory (cgroup limit), its GPUs."""
+    return Hardware(
+        cpu=_cpu_model(), cores=len(os.sched_getaffinity(0)), memory_bytes=_memory_bytes(), gpus=tuple(gpus())
+    )
+
+
+def core_halves(cpus: Path = CPUS) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Logical CPUs for the threads of two servers that shall not disturb each other; None if there is only one.
+
+    One of each physical core, as vLLM chooses itself, in the order of their numbers: on two sockets, a socket each. Of
+    a single core, its two. Where a half has several, the last one stays free for the processes that pass work to the
+    threads.
+    """
+    allowed = os.sched_getaffinity(0)
+    physical = {min(_siblings(cpus, each) & allowed) for each in allowed}
+    divided = sorted(physical if len(physical) > 1 else allowed)
+    size = len(divided) // 2
+    if not size:
+        return None
+    used = max(1, size - 1)
+    return tuple(divided[:used]), tuple(divided[size : size + used])
+
+
+def gpus() -> list[str]:
+    """Name and memory of each GPU that CUDA may use, such as ``NVIDIA H200, 143771 MiB``."""
+    return query_gpus("name,memory.total", units=True)
+
+
+def gpu_memory_used_bytes() -> int | None:
+    """Used memory summed over the GPUs that CUDA may use; None without a GPU.
+
+    Per GPU and not per process: in a container the driver does not show which processes are ours.
+    """
+    used = [int(line) for line in query_gpus("memory.used") if line.isdigit()]
+    return sum(used) * MIB if used else None
+
+
+def query_gpus(fields: str, *, units: bool = False) -> list[str]:
+    """One line per GPU from nvidia-smi, limited to ``CUDA_VISIBLE_DEVICES``; none without a driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return []
+    command = ["nvidia-smi", f"--query-gpu={fields}", f"--format=csv,noheader{'' if units else ',nounits'}"]
+    # MIG devices can't be named to --id: then every GPU is listed.
+    for selection in [["--id", visible], []] if visible else [[]]:
+        try:
+            shown = subprocess.run(
+                [*command, *selection], capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=True
+            ).stdout
+        except subprocess.CalledProcessError:
+            continue
+        except (OSError, subprocess.TimeoutExpired):
+            return []
+        return [line.strip() for line in shown.splitlines() if line.strip()]
+    return []
+
+
+def _siblings(cpus: Path, cpu: int) -> set[int]:
+    """The logical CPUs of *cpu*'s physical core: ``0-1,8``."""
+    try:
+        listed = (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
+        ends = [tuple(map(int, part.split("-"))) for part in listed.split(",")]
+    except (OSError, ValueError):  # not every virtual machine tells
+        return {cpu}
+    return {cpu}.union(*(range(each[0], each[-1] + 1) for each in ends))
+
+
+def _cpu_model() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.machine()  # ARM's cpuinfo names no model
+
+
+def _memory_bytes() -> int:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total

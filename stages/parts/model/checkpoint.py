@@ -1,0 +1,239 @@
+"""What makes a directory a model that can be served safely: which files belong to it, and whether they agree.
+
+Nothing here imports a model library or runs anything that a model brings along.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+from stages.parts.base.errors import DamagedModel, UnusableModel
+from stages.parts.base.store import safe_relative
+from stages.parts.model.safetensors import Tensor, find_not_finite, read_header
+
+CONFIG: Final = "config.json"
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+CARD: Final = "README.md"
+SMALL: Final = (
+    CONFIG,
+    INDEX,
+    "generation_config.json",
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "*.tiktoken"),
+    *("chat_template.json", "chat_template.jinja", "additional_chat_templates/*.jinja"),
+    *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+    *("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", CARD),
+)
+"""All that serving needs besides the weights, at the root of the repository. Never code."""
+PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+OTHER_FORMATS: Final = (".gguf", ".onnx", ".h5", ".msgpack", ".safetensors")
+TOKENIZERS: Final = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """``license``: the identifier from the model card. ``parameters``: weights over all tensors."""
+
+    architecture: str
+    license: str | None
+    parameters: int
+
+
+def small_files(paths: Iterable[str]) -> list[str]:
+    """Of a repository's *paths*, what serving needs besides the weights.
+
+    Raises:
+        UnusableModel: there can be no weights, configuration or tokenizer that are safe to load.
+        InvalidName: such a file would lie outside the repository.
+    """
+    names = sorted(paths)
+    for path in names:
+        if _is_small(path.rpartition("/")[2]) or path.endswith(".safetensors"):
+            safe_relative(path)
+    _check_some_weights(names)
+    if CONFIG not in names:
+        raise UnusableModel("the repository has no config.json", hint="name a model in the Transformers layout")
+    if not any(set(files) <= set(names) for files in TOKENIZERS):
+        raise UnusableModel(
+            "the repository has no tokenizer (tokenizer.json, tokenizer.model, or vocab.json with merges.txt)",
+            hint="requests are text, so a tokenizer is needed: copy the model to a directory and add its files there",
+        )
+    return [path for path in names if _is_small(path)]
+
+
+def weight_files(paths: Collection[str], directory: Path) -> list[str]:
+    """The weights, each tensor once, by the index in *directory* if there is one.
+
+    Raises:
+        DamagedModel: the index does not parse, or names a shard that is not among *paths*.
+    """
+    if INDEX not in paths:
+        return [SINGLE]
+    shards = sorted(set(_weight_map(directory).values()))
+    missing = [shard for shard in shards if shard not in paths]
+    if missing and SINGLE in paths:  # a left-over index beside the whole model
+        return [SINGLE]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise DamagedModel(
+            f"{INDEX} names {missing[0]}{more}, which the repository does not have",
+            hint="the upload is incomplete: try another --revision, or tell the publisher",
+        )
+    for shard in shards:
+        if "/" in shard or not shard.endswith(".safetensors"):
+            raise UnusableModel(f"{INDEX} names {shard}, which is no safetensors file beside it", hint=_NO_PICKLES)
+    return shards
+
+
+def likely_weights(paths: Iterable[str]) -> list[str]:
+    """The weights as far as names tell, before there is an index to read."""
+    names = set(paths)
+    shards = [name for name in names if re.fullmatch(r"model-\d+-of-\d+\.safetensors", name)]
+    return shards if INDEX in names and shards else sorted(names & {SINGLE})
+
+
+def chosen(small: Iterable[str], weights: Collection[str]) -> list[str]:
+    """All files of the model. A single file needs no index, and a left-over one would mislead its readers."""
+    return sorted({*small, *weights} - ({INDEX} if list(weights) == [SINGLE] else set()))
+
+
+def _known_to_transformers(model_type: object) -> bool:
+    """Whether Transformers has code of its own for it. Publishers of early models often leave their 'auto_map' in."""
+    try:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    except ImportError:  # an image without it: the stages that have it judge
+        return True
+    return model_type in CONFIG_MAPPING_NAMES
+
+
+def check_configuration(directory: Path) -> str:
+    """The architecture that config.json names.
+
+    Raises:
+        UnusableModel: the model needs its own code, or is quantized already. DamagedModel: does not parse.
+    """
+    config = _object(directory, CONFIG)
+    for name in (CONFIG, "tokenizer_config.json"):
+        own_code = (directory / name).exists() and "auto_map" in _object(directory, name)
+        if own_code and not _known_to_transformers(config.get("model_type")):
+            raise UnusableModel(
+                f"the model needs its own code to load ('auto_map' in {name}), and a stranger's code is never run here",
+                hint="name a model that Transformers supports by itself",
+            )
+    if quantization := config.get("quantization_config") or config.get("compression_config"):
+        method = quantization.get("quant_method", "method unknown") if isinstance(quantization, dict) else "?"
+        raise UnusableModel(
+            f"the model is already quantized ({method})", hint="name the model it was made from, in 16 or 32 bit"
+        )
+    architectures = config.get("architectures")
+    if not (isinstance(architectures, list) and architectures and isinstance(config.get("model_type"), str)):
+        raise UnusableModel(
+            "config.json names no 'architectures' and 'model_type'", hint="name a model in the Transformers layout"
+        )
+    return str(architectures[0])
+
+
+def check(directory: Path, weights: Collection[str]) -> Checkpoint:
+    """Read every header and every weight of the complete checkpoint in *directory*.
+
+    Raises:
+        DamagedModel: naming the shard or tensor that is truncated, missing or not finite.
+        UnusableModel: see ``check_configuration``.
+    """
+    architecture = check_configuration(directory)
+    headers = {name: read_header(directory / name) for name in weights}
+    if list(weights) != [SINGLE]:
+        _check_index(directory, headers)
+    for name, tensors in headers.items():
+        if found := find_not_finite(directory / name, iter(tensors.values())):
+            raise DamagedModel(
+                f"{name}: tensor {found[0].name} holds NaN or an infinite value (first at element {found[1]})",
+                hint="the weights can't be used: try another --revision, or tell the publisher",
+            )
+    parameters = sum(tensor.count for tensors in headers.values() for tensor in tensors.values())
+    if not parameters:
+        raise DamagedModel(f"{' '.join(weights)} holds no weights", hint="name another model or --revision")
+    return Checkpoint(architecture, card_license(directory / CARD), parameters)
+
+
+def card_license(card: Path) -> str | None:
+    """The license in a model card's front matter; the publisher's own name for it where that is 'other'."""
+    import yaml
+
+    if not card.exists():
+        return None
+    found = re.match(r"---\r?\n(.*?)\r?\n---", card.read_text("utf-8-sig", "replace"), re.DOTALL)
+    try:
+        data = yaml.safe_load(found[1]) if found else None
+    except yaml.YAMLError:
+        return None
+    if not isinstance(data, dict):
+        return None
+    value = data.get("license")
+    if value == "other" and data.get("license_name"):
+        value = data["license_name"]
+    return (", ".join(map(str, value)) if isinstance(value, list) else str(value)) if value else None
+
+
+_NO_PICKLES: Final = "a pickle can run any code when it is loaded: name a model, or a --revision, with safetensors"
+
+
+def _is_small(path: str) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in SMALL) and path.count("/") <= path.startswith("additional_")
+
+
+def _check_some_weights(names: Collection[str]) -> None:
+    if SINGLE in names or INDEX in names:
+        return
+    if "adapter_config.json" in names:
+        raise UnusableModel(
+            "the repository is an adapter (LoRA), not a model", hint="merge it into its base model first"
+        )
+    if any(name.endswith(PICKLES) for name in names):
+        raise UnusableModel("the repository's weights are only pickles", hint=_NO_PICKLES)
+    other = sorted({suffix for name in names for suffix in OTHER_FORMATS if name.endswith(suffix)})
+    found = f"only {', '.join(other)} in another layout" if other else "none at all"
+    raise UnusableModel(
+        f"the repository has no weights as {SINGLE} or {INDEX}: {found}",
+        hint="name the same model in the Transformers layout",
+    )
+
+
+def _check_index(directory: Path, headers: Mapping[str, Mapping[str, Tensor]]) -> None:
+    by_shard: dict[str, list[str]] = defaultdict(list)
+    for tensor, shard in _weight_map(directory).items():
+        by_shard[shard].append(tensor)
+    for shard, tensors in by_shard.items():
+        if missing := [tensor for tensor in tensors if tensor not in headers[shard]]:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise DamagedModel(
+                f"{shard} lacks tensor {missing[0]}{more}, which {INDEX} says it holds",
+                hint="the upload is inconsistent: try another --revision, or tell the publisher",
+            )
+
+
+def _weight_map(directory: Path) -> dict[str, str]:
+    weight_map = _object(directory, INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise DamagedModel(f"{INDEX} has no weight_map", hint="try another --revision, or tell the publisher")
+    for shard in set(weight_map.values()):
+        safe_relative(shard)
+    return weight_map
+
+
+def _object(directory: Path, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads((directory / name).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DamagedModel(f"{name} is not JSON", hint="try another --revision, or tell the publisher") from error
+    if not isinstance(value, dict):
+        raise DamagedModel(f"{name} is not a JSON object", hint="try another --revision, or tell the publisher")
+    return value

@@ -1,0 +1,81 @@
+"""Texts that a setting names: a file of ``configs/<kind>/``, or one of the user's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from stages.parts.base.errors import ConfigError, UnknownName
+from stages.parts.base.settings import CONFIGS
+
+FORM_FEED: Final = "\f"
+BLANK_LINE: Final = "\n\n"
+
+
+def text_path(text: str, kind: str) -> Path:
+    """The file that *text* names.
+
+    Args:
+        kind: ``calibration`` or ``held-out``, a folder of ``configs/``.
+
+    Raises:
+        UnknownName: it is not in that folder.
+        ConfigError: there is no such file.
+    """
+    if not is_path(text):
+        known = {path.stem: path for path in (CONFIGS / kind).glob("*.txt")}
+        if text not in known:
+            raise UnknownName(f"{kind} text", text, known)
+        return known[text]
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no {kind} text {text}",
+            hint=f"name a file of configs/{kind}/, or a path to a .txt or .jsonl file",
+        )
+    return path
+
+
+def is_path(text: str) -> bool:
+    """Whether it names a file of the user's own."""
+    return "/" in text or text.endswith((".txt", ".jsonl"))
+
+
+def read_documents(path: Path, kind: str) -> list[str]:
+    """The texts of a file: a JSONL file's ``text`` fields, or what form feeds or else blank lines separate.
+
+    Raises:
+        ConfigError: it is unreadable, malformed or empty.
+    """
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, kind, error) from error
+    if path.suffix == ".jsonl":
+        lines = enumerate(content.split("\n"), start=1)
+        documents = [_text_field(f"line {number} of the {kind} text {path}", line) for number, line in lines]
+    else:
+        documents = content.split(FORM_FEED if FORM_FEED in content else BLANK_LINE)
+    documents = [document.strip() for document in documents if document.strip()]
+    if not documents:
+        raise ConfigError(f"the {kind} text {path} is empty", hint="name a file with text in it")
+    return documents
+
+
+def unreadable(path: Path, kind: str, error: Exception) -> ConfigError:
+    return ConfigError(f"the {kind} text {path} can't be read: {error}", hint="it must be UTF-8 text")
+
+
+def _text_field(where: str, line: str) -> str:
+    if not line.strip():
+        return ""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+        raise ConfigError(
+            f"{where} is not a JSON object with a 'text' field", hint='each line must look like {"text": "…"}'
+        )
+    return str(row["text"])

@@ -1,0 +1,219 @@
+"""The Hugging Face Hub: what a model's name means there, which files it has, and their bytes.
+
+Only this module talks to the Hub, through huggingface_hub, and turns its errors into ours. ``HF_ENDPOINT`` and
+``HF_TOKEN`` mean what they mean everywhere. ``hf_hub_download`` forgets what it has of a file when its process ends,
+so the function below it, ``http_get``, is given files that stay. That is plain HTTP, which the Hub offers for every
+file up to 50 GB, also for what it stores as Xet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from stages.parts.base.errors import (
+    AccessDenied,
+    ConfigError,
+    DamagedModel,
+    HubUnavailable,
+    InvalidName,
+    ModelNotFound,
+    PermanentError,
+    RevisionNotFound,
+    SlipwayError,
+)
+from stages.parts.model.name import COMMIT
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+    from tenacity import RetryCallState, Retrying
+
+TIMEOUT_S: Final = 20.0
+"""For one answer about a model; downloads use huggingface_hub's HF_HUB_DOWNLOAD_TIMEOUT (10 s without a byte)."""
+ATTEMPTS: Final = 3
+"""Tries in a row that bring nothing before the Hub counts as unavailable, and the engine's own retries take over."""
+FIRST_PAUSE_S: Final = 0.5
+"""Doubled after each further attempt that brings nothing."""
+LONGEST_PAUSE_S: Final = 60.0
+"""A Hub that asks for a longer pause (Retry-After) is left to the engine's retries."""
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file in a repository. ``sha256`` is known for large (LFS) files, ``git_sha1`` identifies all others."""
+
+    path: str
+    size_bytes: int
+    sha256: str | None
+    git_sha1: str | None
+
+
+@dataclass(frozen=True)
+class Listing:
+    commit: str
+    files: tuple[HubFile, ...]
+
+
+def endpoint() -> str:
+    from huggingface_hub import constants
+
+    return constants.ENDPOINT
+
+
+def describe(model: str, revision: str) -> Listing:
+    """The commit that *revision* (a branch, a tag or a commit) is now, and every file in it, in one request.
+
+    Raises:
+        ModelNotFound, RevisionNotFound, AccessDenied, InvalidName, ConfigError: asking again won't help.
+        HubUnavailable: still, after some attempts.
+    """
+    from huggingface_hub import HfApi
+
+    for attempt in _retrying():
+        with attempt, _our_errors(model, revision):
+            info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+    if info.sha is None or not COMMIT.fullmatch(info.sha):
+        raise HubUnavailable(f"{_host()} gave no commit for {model}", hint="is HF_ENDPOINT a Hub?")
+    files = (
+        HubFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else None, each.blob_id)
+        for each in info.siblings or ()
+    )
+    return Listing(info.sha, tuple(files))
+
+
+def download(model: str, commit: str, path: str, partial: BinaryIO) -> None:
+    """Append to *partial*, which holds the first bytes of the file or none, what is missing of it.
+
+    A cut connection is taken up again where it broke, as long as each attempt brings some bytes.
+
+    Raises:
+        See ``describe``; OSError: *partial* can't be written.
+    """
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+    from huggingface_hub.utils.tqdm import silent_tqdm
+
+    url = hf_hub_url(model, path, revision=commit)
+    # Compressed, an answer could be neither measured nor taken up in the middle.
+    headers = build_hf_headers() | {"Accept-Encoding": "identity"}
+    for attempt in _retrying(partial.tell):
+        with attempt, _our_errors(model, commit, path, partial):
+            have = partial.seek(0, os.SEEK_END)
+            http_get(url, partial, resume_size=have, headers=headers, tqdm_class=silent_tqdm)
+
+
+@contextlib.contextmanager
+def _our_errors(model: str, revision: str, path: str = "", partial: BinaryIO | None = None) -> Iterator[None]:
+    import httpx2
+    from huggingface_hub import errors as hub
+
+    try:
+        yield
+    except hub.OfflineModeIsEnabled as error:
+        raise ConfigError(
+            f"{model} is not in the store at {revision}, and HF_HUB_OFFLINE forbids to ask {_host()}",
+            hint="unset HF_HUB_OFFLINE, or give a local directory as the model",
+        ) from error
+    except hub.HFValidationError as error:
+        raise InvalidName(f"{model!r} is not a model's name", hint="use 'org/name' as on the Hub") from error
+    except hub.HfHubHTTPError as error:
+        if partial is not None and error.response.status_code == 416:
+            partial.truncate(0)  # longer than the Hub's file: not a part of it
+        raise _answered(error, model, revision, path) from error
+    except (httpx2.TransportError, httpx2.TooManyRedirects, httpx2.InvalidURL) as error:
+        raise HubUnavailable(
+            f"{_host()} can't be reached: {str(error) or type(error).__name__}",
+            hint="check the network, the proxy variables and HF_ENDPOINT; what is downloaded is kept",
+        ) from error
+    except json.JSONDecodeError as error:
+        raise HubUnavailable(
+            f"{_host()} answered with something that is not the Hub's",
+            hint="check HF_ENDPOINT and whether a proxy or login page is in between",
+        ) from error
+
+
+def _answered(error: HfHubHTTPError, model: str, revision: str, path: str) -> SlipwayError:
+    """Our error for an answer of the Hub that is not the one asked for."""
+    from huggingface_hub import errors as hub
+    from huggingface_hub import get_token
+
+    status, page, has_token = error.response.status_code, f"{endpoint()}/{model}", get_token() is not None
+    if isinstance(error, hub.GatedRepoError):
+        token = "with the account of your HF_TOKEN" if has_token else "and set HF_TOKEN to a token of your account"
+        return AccessDenied(
+            f"{model} is gated: its license must be accepted first", hint=f"accept it at {page} {token}"
+        )
+    if isinstance(error, hub.RevisionNotFoundError):
+        return RevisionNotFound(f"{model} has no revision {revision!r}", hint=f"see {page}/tree/main for its branches")
+    if isinstance(error, hub.EntryNotFoundError):
+        return DamagedModel(f"{model} lists {path} at {revision} but does not have it", hint="tell its publisher")
+    if isinstance(error, hub.RepositoryNotFoundError) and not (status == 401 and has_token):
+        private = "that your HF_TOKEN can read it" if has_token else "set HF_TOKEN to a token that can read it"
+        return ModelNotFound(f"{_host()} has no model {model}", hint=f"check the spelling; if it is private, {private}")
+    if status in (401, 403):
+        return AccessDenied(
+            f"{_host()} refused access to {model} ({status})",
+            hint="HF_TOKEN is invalid, expired or lacks the permission to read this model"
+            if has_token
+            else "set HF_TOKEN",
+        )
+    if status in (408, 416, 429) or status >= 500:
+        what = "limits the rate of requests" if status == 429 else "has a problem"
+        return HubUnavailable(f"{_host()} {what} ({status}) at {path or model}", hint="try again in a few minutes")
+    return PermanentError(f"{_host()} refused the request for {path or model} ({status})", hint="check HF_ENDPOINT")
+
+
+def _host() -> str:
+    return endpoint().partition("://")[2] or endpoint()
+
+
+class _Patience:
+    """When to ask again, for tenacity: an attempt that brought some bytes starts the count anew."""
+
+    def __init__(self, progress: Callable[[], int]) -> None:
+        self._progress, self._reached, self._fruitless = progress, progress(), 0
+
+    def count(self, _: RetryCallState) -> None:
+        reached = self._progress()
+        self._fruitless = 0 if reached > self._reached else self._fruitless + 1
+        self._reached = reached
+
+    def ended(self, _: RetryCallState) -> bool:
+        return self._fruitless >= ATTEMPTS
+
+    def pause_s(self, state: RetryCallState) -> float:
+        return max(FIRST_PAUSE_S * 2.0 ** (self._fruitless - 1), _asked_pause_s(_error(state)))
+
+
+def _retrying(progress: Callable[[], int] = lambda: 0) -> Retrying:
+    from tenacity import Retrying, retry_if_exception
+
+    def may_pass(error: BaseException) -> bool:
+        return isinstance(error, HubUnavailable) and _asked_pause_s(error) <= LONGEST_PAUSE_S
+
+    patience = _Patience(progress)
+    return Retrying(
+        retry=retry_if_exception(may_pass),
+        after=patience.count,
+        stop=patience.ended,
+        wait=patience.pause_s,
+        before_sleep=lambda state: print(f"{_error(state)}; trying again", file=sys.stderr, flush=True),
+        reraise=True,
+    )
+
+
+def _error(state: RetryCallState) -> BaseException | None:
+    return state.outcome.exception() if state.outcome else None
+
+
+def _asked_pause_s(error: BaseException | None) -> float:
+    """The pause that the Hub asked for (Retry-After), in seconds; 0 if it did not."""
+    response = getattr(error.__cause__ if error else None, "response", None)
+    value = response.headers.get("Retry-After", "") if response is not None else ""
+    return float(value) if value.isdigit() else 0.0

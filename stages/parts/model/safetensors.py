@@ -1,0 +1,122 @@
+"""Safetensors files, read without any library that could run what they hold.
+
+The format: 8 bytes (little-endian length of the header), the header as JSON (``{name: {dtype, shape,
+data_offsets}}``), then the tensors' bytes without gaps. See https://github.com/huggingface/safetensors#format.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from stages.parts.base.errors import DamagedModel
+
+LONGEST_HEADER_BYTES: Final = 100_000_000
+"""The reference implementation's limit."""
+SCAN_BYTES: Final = 1 << 20
+"""Read at a time while looking for NaN: fits the processor's cache, four times as fast as blocks that do not."""
+BITS: Final = {
+    "BOOL": 8,
+    "F4": 4,
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
+# A float is NaN or infinite exactly when all bits of its exponent are set.
+EXPONENT: Final = {
+    "F16": ("<u2", 0x7C00),
+    "BF16": ("<u2", 0x7F80),
+    "F32": ("<u4", 0x7F80_0000),
+    "F64": ("<u8", 0x7FF0_0000_0000_0000),
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """``start`` and ``end`` are positions in the file, in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+
+def read_header(path: Path) -> dict[str, Tensor]:
+    """The tensors in a safetensors file by name.
+
+    Raises:
+        DamagedModel: naming the file, when its header does not parse or contradicts itself or the file's size.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(LONGEST_HEADER_BYTES, size - 8):
+            raise DamagedModel(
+                f"{path.name} is truncated or no safetensors file: {size} bytes, its header alone would need {length}",
+                hint=_HINT,
+            )
+        raw = file.read(length)
+    try:
+        entries = json.loads(raw)
+        tensors = [_tensor(name, entry, 8 + length) for name, entry in entries.items() if name != "__metadata__"]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DamagedModel(f"{path.name}: its safetensors header does not parse", hint=_HINT) from error
+    _check_layout(path.name, tensors, 8 + length, size)
+    return {tensor.name: tensor for tensor in tensors}
+
+
+def find_not_finite(path: Path, tensors: Iterator[Tensor]) -> tuple[Tensor, int] | None:
+    """The first tensor with a NaN or an infinite value, and that value's index; None if all are finite.
+
+    Reads each byte once, in blocks. Types other than F16, BF16, F32 and F64 are passed over.
+    """
+    import numpy as np
+
+    with path.open("rb") as file:
+        for tensor in tensors:
+            if tensor.dtype not in EXPONENT:
+                continue
+            kind, mask = EXPONENT[tensor.dtype]
+            file.seek(tensor.start)
+            for start in range(0, tensor.count, per_block := SCAN_BYTES // np.dtype(kind).itemsize):
+                bits = np.fromfile(file, kind, min(per_block, tensor.count - start))
+                bits &= np.array(mask, kind)
+                wrong = bits == mask
+                if wrong.any():
+                    return tensor, start + int(wrong.argmax())
+    return None
+
+
+_HINT: Final = "the publisher's file is damaged: try another --revision, or tell the publisher"
+
+
+def _tensor(name: str, entry: dict[str, Any], data: int) -> Tensor:
+    start, end = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    if not all(isinstance(each, int) and each >= 0 for each in (*shape, start, end)):
+        raise ValueError(f"{name}: {entry}")
+    return Tensor(name, str(entry["dtype"]), shape, data + start, data + end)
+
+
+def _check_layout(name: str, tensors: list[Tensor], data: int, size: int) -> None:
+    """Every tensor as long as its type and shape say, one directly after the other, to the file's end."""
+    position = data
+    for tensor in sorted(tensors, key=lambda each: (each.start, each.end)):
+        bits = BITS.get(tensor.dtype)
+        if tensor.start != position or (bits is not None and (tensor.end - tensor.start) * 8 != tensor.count * bits):
+            raise DamagedModel(f"{name}: tensor {tensor.name} does not lie where its header says", hint=_HINT)
+        position = tensor.end
+    if position != size:
+        what = "is truncated" if size < position else "has bytes that belong to no tensor"
+        raise DamagedModel(f"{name} {what}: {size} bytes, its header says {position}", hint=_HINT)

@@ -1,0 +1,57 @@
+"""``base/acquired.json``: which files were taken, from where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from stages.parts.base.record import Record
+from stages.parts.base.store import digest_of
+
+ACQUIRED: Final = "acquired.json"
+
+
+class File(Record):
+    """One file of a model directory. ``path`` is relative, with forward slashes."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class Acquired(Record):
+    """``base/acquired.json``: what was taken from where."""
+
+    model: str
+    source: str
+    """The Hub's endpoint, or ``local:`` and the directory."""
+    revision: str
+    commit: str
+    license: str | None
+    """The SPDX-like identifier from the model card, or None if the publisher names none."""
+    architecture: str
+    parameters: int
+    """Count of weights over all tensors."""
+    files: tuple[File, ...]
+    digest: str
+    """``files_digest(files)``: what variants are keyed by."""
+    acquired_at: datetime
+
+
+def files_digest(files: tuple[File, ...]) -> str:
+    """One digest for a directory's content: independent of order and of times."""
+    return digest_of(sorted([each.path, each.size_bytes, each.sha256] for each in files))
+
+
+def difference(directory: Path, files: Iterable[File]) -> str:
+    """What is missing from *directory* or has another size than recorded; empty if nothing. Reads no content."""
+    for file in files:
+        try:
+            size = (directory / file.path).stat().st_size
+        except OSError:
+            return f"{file.path} is missing"
+        if size != file.size_bytes:
+            return f"{file.path} has {size} bytes, {file.size_bytes} were recorded"
+    return ""

@@ -1,0 +1,82 @@
+"""The history of a model's releases: every move between them, one JSON line each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from pydantic import ValidationError
+
+from stages.parts.base.program import RUN_VARIABLE
+from stages.parts.base.record import Record
+from stages.parts.base.store import ModelStore
+
+HISTORY: Final = "rollouts.jsonl"
+
+
+Kind = Literal["publish", "rollout", "rollback"]
+"""publish: select moved the link, while nothing was served."""
+
+
+class Move(Record):
+    """One line of ``rollouts.jsonl``: how traffic went, or did not go, from one release to another."""
+
+    id: str
+    """Of the rollout; the same one is never written twice."""
+    kind: Kind
+    release: str
+    before: str | None
+    """What was in production."""
+    result: Literal["promoted", "rolled back"]
+    reason: str
+    run: str | None = None
+    started_at: datetime
+    ended_at: datetime
+    analyses: tuple[dict[str, Any], ...] = ()
+    """The last of each step."""
+
+
+def history(store: ModelStore) -> list[Move]:
+    """Every move, the oldest first. A line that a crash cut off is left out."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in (store.path / HISTORY).read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValidationError):
+                found.append(Move.model_validate_json(line))
+    return found
+
+
+def remember(store: ModelStore, move: Move) -> None:
+    """Append a move durably; one that is there already is not written again."""
+    if any(each.id == move.id for each in history(store)):
+        return
+    path = store.path / HISTORY
+    with path.open("a+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+        torn = size > 0 and file.read(1) != b"\n"
+        file.write((b"\n" if torn else b"") + move.model_dump_json().encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def remember_at_once(
+    store: ModelStore, kind: Kind, release: str, before: str | None, reason: str, started: datetime
+) -> None:
+    """Append a move of the link alone, which took no rollout."""
+    move = Move(
+        id=uuid.uuid4().hex[:12],
+        kind=kind,
+        release=release,
+        before=before,
+        result="promoted",
+        reason=reason,
+        run=os.environ.get(RUN_VARIABLE),
+        started_at=started,
+        ended_at=datetime.now().astimezone(),
+    )
+    remember(store, move)

@@ -1,0 +1,209 @@
+"""The releases of a model as a person looks at them: what each one is, and which may go."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from stages.parts.base.errors import ConfigError, DamagedModel
+from stages.parts.base.record import Record
+from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.records.rollout import LOCK, under_way
+from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.releases.history import Kind, Move, history
+from stages.parts.releases.release import METRICS, before, candidate, current_release, numbered
+from stages.parts.releases.split import Split
+
+State = Literal["production", "canary", "candidate", "standby", "rolled back", "earlier"]
+
+
+class Passage(Record):
+    """One move between releases."""
+
+    started_at: datetime
+    seconds: float
+    kind: Kind
+    before: str | None
+    """What was in production."""
+    release: str
+    """Where traffic went, or was to go."""
+    percent: int
+    """Of new requests, the most that it got."""
+    result: Literal["promoted", "rolled back"]
+    reason: str
+    run: str | None
+    analysis: dict[str, Any] | None
+    """The last look at the two releases side by side; None where they were not compared."""
+
+
+class Release(Record):
+    """One directory under ``releases/``."""
+
+    number: int
+    name: str
+    variant: str
+    digest: str | None
+    """Of the variant's files; None if its manifest is damaged."""
+    score: float | None
+    """The winner's, when it was chosen."""
+    reason: str
+    """Why it was chosen."""
+    made_at: datetime
+    size_bytes: int
+    state: State
+    moves: tuple[Passage, ...]
+    """How traffic went to it, or was to go; the newest first."""
+
+
+class Pruned(Record):
+    """What was removed, and what that gave back."""
+
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]
+    removed_bytes: int
+    """Of all files in the removed directories."""
+    freed_bytes: int
+    """Of those that no other directory links to: the rest stays on the disk with its other links."""
+
+
+def catalogue(store: ModelStore, split: Split | None = None) -> list[Release]:
+    """Every release, the newest first.
+
+    Args:
+        split: what the platform serves; None where nothing is.
+    """
+    moves = passages(store)
+    last = {each.release: each.result for each in reversed(moves)}
+    split, journal = split or Split(stable=None), under_way(store)
+
+    def state(name: str) -> State:
+        if name == current_release(store):
+            return "production"
+        if name == split.canary or (journal and name == journal.release):
+            return "canary"
+        if name == candidate(store):
+            return "candidate"
+        if name == split.standby:
+            return "standby"
+        return "rolled back" if last.get(name) == "rolled back" else "earlier"
+
+    return [
+        _release(store, number, name, state(name), tuple(each for each in moves if each.release == name))
+        for number, name in sorted(numbered(store).items(), reverse=True)
+    ]
+
+
+def passages(store: ModelStore) -> list[Passage]:
+    """Every move that has ended, the newest first; also those of releases that are gone."""
+    return [_passage(each) for each in reversed(history(store))]
+
+
+def prune(store: ModelStore, keep: int, split: Split) -> Pruned:
+    """Remove all but the newest *keep* releases; never one that is, was last, or may next be in production, or that
+    anything serves.
+
+    Raises:
+        ConfigError: *keep* is less than one.
+        Busy: a rollout is being run, and may come to need any of them.
+    """
+    if keep < 1:
+        raise ConfigError("--keep must be at least 1", hint="the newest release keeps its number from being used again")
+    with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
+        return _prune(store, keep, split)
+
+
+def _prune(store: ModelStore, keep: int, split: Split) -> Pruned:
+    names = [name for _, name in sorted(numbered(store).items(), reverse=True)]
+    current, journal = current_release(store), under_way(store)
+    needed = {*names[:keep], current, candidate(store), split.stable, split.canary, split.standby}
+    if current:
+        needed.add(before(store, current))
+    if journal:
+        needed |= {journal.release, journal.stable, journal.before}
+    removed = [name for name in names if name not in needed]
+    total, freed = _bytes_of([store.releases / name for name in removed])
+    for name in removed:
+        _remove(store, store.releases / name)
+    return Pruned(
+        removed=tuple(removed),
+        kept=tuple(name for name in names if name in needed),
+        removed_bytes=total,
+        freed_bytes=freed,
+    )
+
+
+def _passage(move: Move) -> Passage:
+    last = move.analyses[-1] if move.analyses else None
+    return Passage(
+        started_at=move.started_at,
+        seconds=round((move.ended_at - move.started_at).total_seconds(), 1),
+        kind=move.kind,
+        before=move.before,
+        release=move.release,
+        percent=100 if move.result == "promoted" else int(last["percent"]) if last else 0,
+        result=move.result,
+        reason=move.reason,
+        run=move.run,
+        analysis=last,
+    )
+
+
+def _release(store: ModelStore, number: int, name: str, state: State, moves: tuple[Passage, ...]) -> Release:
+    folder = store.releases / name
+    decision = _decision(folder)
+    variant: Variant | None = None
+    with contextlib.suppress(DamagedModel):
+        variant = Variant.read(folder / VARIANT)
+    scores = {each.get("variant"): each.get("score") for each in decision.get("candidates", [])}
+    decided = decision.get("decided_at")
+    made = datetime.fromisoformat(decided) if decided else datetime.fromtimestamp(folder.stat().st_mtime, UTC)
+    return Release(
+        number=number,
+        name=name,
+        variant=name.split("-", 1)[1].rpartition("-")[0],
+        digest=variant.digest if variant else None,
+        score=scores.get(decision.get("winner")),
+        reason=str(decision.get("reason", "")),
+        made_at=made,
+        size_bytes=_bytes_of([folder])[0],
+        state=state,
+        moves=moves,
+    )
+
+
+def _decision(folder: Path) -> dict[str, Any]:
+    """As data: an earlier version may have written other fields."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _bytes_of(folders: list[Path]) -> tuple[int, int]:
+    """The size of all files, and of those that have no link outside these folders."""
+    links: Counter[tuple[int, int]] = Counter()
+    found: dict[tuple[int, int], os.stat_result] = {}
+    for folder in folders:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                status = path.stat()
+                key = (status.st_dev, status.st_ino)
+                links[key] += 1
+                found[key] = status
+    total = sum(found[key].st_size * count for key, count in links.items())
+    return total, sum(each.st_size for key, each in found.items() if links[key] == each.st_nlink)
+
+
+def _remove(store: ModelStore, folder: Path) -> None:
+    """At once for everybody else: renamed out of ``releases/`` first."""
+    work = store.path / ".building" / f"pruned-{uuid.uuid4().hex}"
+    work.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(folder, work)
+    shutil.rmtree(work)

@@ -1,0 +1,195 @@
+"""Releases: what was published, which one clients get, and the ways forward and back between them.
+
+    releases/<number>-<variant>-<digest12>/   immutable; variant.json, production_metrics.json and probes.json in it
+    production -> releases/…                  what clients get, or would get; production_metrics.json says why
+    candidate  -> releases/…                  what select chose last, until a rollout promotes it or rolls it back;
+                                              candidate_metrics.json says why, also after that
+    rollouts.jsonl                            every move between releases, in order; only ever appended to
+
+select makes a release and names it the candidate. It becomes production at once if nothing is served and nothing is
+about to be; otherwise by a rollout, after clients have tried it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from stages.parts.base.errors import DamagedModel, UnknownName
+from stages.parts.base.store import ModelStore, Placement, place_tree, swap_link, write_json, write_text
+from stages.parts.records.acquired import difference
+from stages.parts.records.evaluation import Evaluation, Probe
+from stages.parts.records.production import Production
+from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.releases.history import history, remember_at_once
+
+RELEASE: Final = re.compile(r"^(\d{4,})-(.+)-([0-9a-f]{12})$")
+CANDIDATE: Final = "candidate"
+CANDIDATE_METRICS: Final = "candidate_metrics.json"
+METRICS: Final = "production_metrics.json"
+PROBES: Final = "probes.json"
+
+
+def publish(store: ModelStore, decision: Production, *, wait: bool) -> Placement:
+    """Make the decision's release, then the candidate or, without *wait*, production. Each step is atomic, so a crash
+    leaves the old release in production.
+
+    Raises:
+        DamagedModel: the winner's files are not what their manifest says.
+    """
+    placement = make(store, decision)
+    at_once = current_release(store) == decision.release  # the same winner, by newer measurements
+    decision.write(store.production_metrics if at_once else store.path / CANDIDATE_METRICS)
+    settle(store, decision.release, wait=wait)
+    return placement
+
+
+def make(store: ModelStore, decision: Production) -> Placement:
+    """The release's directory, complete or not at all. Costs O(number of files): hard links."""
+    variant_dir = store.optimized(decision.winner)
+    variant = Variant.read(variant_dir / VARIANT)
+    wrong = difference(variant_dir, variant.files) if variant else f"{VARIANT} is missing"
+    if variant is None or wrong:
+        raise DamagedModel(f"{variant_dir} is damaged: {wrong}", hint="run again: it is made anew")
+    release = store.releases / decision.release
+    if release.exists():
+        return "hardlink"
+    evaluation = Evaluation.read(store.evaluation(decision.winner))
+    with store.building(release) as work:
+        placement = place_tree(variant_dir, work, [each.path for each in variant.files])
+        variant.write(work / VARIANT)
+        decision.write(work / METRICS)
+        write_json(work / PROBES, [each.model_dump(mode="json") for each in evaluation.probes] if evaluation else [])
+    return placement
+
+
+def settle(store: ModelStore, release: str, *, wait: bool) -> None:
+    """Make *release* production at once, or with *wait* the candidate for the next rollout. A release that is in
+    production already stays there, and no other candidate waits any more.
+
+    Args:
+        wait: a release is being served, or will be after this: clients must not get another one without a rollout.
+    """
+    if current_release(store) == release:
+        withdraw_candidate(store)
+        return
+    swap_link(store.path / CANDIDATE, Path("releases") / release)
+    if wait:
+        return
+    started, before = datetime.now().astimezone(), current_release(store)
+    promote(store, release)
+    remember_at_once(store, "publish", release, before, "published while nothing was served", started)
+
+
+def promote(store: ModelStore, release: str) -> None:
+    """Make *release* production: first its reasons, then the link. What is so already stays so."""
+    metrics = _reasons(store, release)
+    if metrics is None:
+        store.production_metrics.unlink(missing_ok=True)  # those of another release would be a lie
+    else:
+        write_text(store.production_metrics, metrics)
+    swap_link(store.production, Path("releases") / release)
+    if candidate(store) == release:
+        withdraw_candidate(store)
+
+
+def withdraw_candidate(store: ModelStore) -> None:
+    """Nothing waits to be rolled out any more. The release and its reasons stay."""
+    (store.path / CANDIDATE).unlink(missing_ok=True)
+
+
+def current_release(store: ModelStore) -> str | None:
+    """The name of the release that ``production`` points to."""
+    return store.production.readlink().name if store.production.is_symlink() else None
+
+
+def candidate(store: ModelStore) -> str | None:
+    """The name of the release that waits to be rolled out."""
+    link = store.path / CANDIDATE
+    return link.readlink().name if link.is_symlink() else None
+
+
+def decisions(store: ModelStore) -> list[Production]:
+    """Those that stand: the candidate's first, then that of production. One whose link points elsewhere does not."""
+    places = [(store.path / CANDIDATE_METRICS, candidate(store)), (store.production_metrics, current_release(store))]
+    found = [(Production.read(path), release) for path, release in places if release]
+    return [each for each, release in found if each and each.release == release]
+
+
+def release_name(store: ModelStore, variant: str, digest: str) -> str:
+    """The newest release if it holds this very variant already (also after a crash while publishing), or the one in
+    production if that does; else a new number. Numbers only grow and are never used again, also after a rollback."""
+    suffix = f"{variant}-{digest[:12]}"
+    names = numbered(store)
+    newest = max(names, default=0)
+    for name in (names.get(newest), current_release(store)):
+        if name and name.partition("-")[2] == suffix:
+            return name
+    return f"{newest + 1:04d}-{suffix}"
+
+
+def numbered(store: ModelStore) -> dict[int, str]:
+    """The names of all releases by number."""
+    return {int(match[1]): match[0] for path in store.releases.glob("*") if (match := RELEASE.match(path.name))}
+
+
+def find(store: ModelStore, text: str) -> str:
+    """A release by its number (``3``), the beginning of its name, or its name.
+
+    Raises:
+        UnknownName: there is none.
+    """
+    names = numbered(store)
+    if text.isdigit() and int(text) in names:
+        return names[int(text)]
+    close = [name for name in names.values() if name == text or name.startswith(f"{text}-")]
+    if len(close) != 1:
+        raise UnknownName("release", text, names.values())
+    return close[0]
+
+
+def before(store: ModelStore, release: str) -> str | None:
+    """What was in production before *release* came into it, if it is still there.
+
+    By the move forward to it and not by the one back to it, so that two rollbacks in a row go back two releases.
+    """
+    names = set(numbered(store).values())
+    moves = [each for each in history(store) if each.release == release and each.result == "promoted"]
+    forward = [each for each in moves if each.kind != "rollback"] or moves
+    for move in reversed(forward):
+        if move.before in names:
+            return move.before
+    if moves:
+        return None
+    older = [name for number, name in numbered(store).items() if number < int(release.partition("-")[0])]
+    return max(older, default=None)  # published by a version that kept no history
+
+
+def probes(store: ModelStore, release: str) -> tuple[Probe, ...]:
+    """The recorded answers that *release* carries; none for one that was published before they were recorded.
+
+    Raises:
+        DamagedModel: the file is there but is none of ours.
+    """
+    try:
+        return tuple(Probe.model_validate(each) for each in json.loads((store.releases / release / PROBES).read_text()))
+    except FileNotFoundError:
+        return ()
+    except (ValueError, TypeError) as error:
+        raise DamagedModel(
+            f"{store.releases / release / PROBES} is damaged", hint="run again: another release is made"
+        ) from error
+
+
+def _reasons(store: ModelStore, release: str) -> str | None:
+    """The newest decision for *release* as its text: a record that an older version wrote is passed on as it is."""
+    for path in (store.path / CANDIDATE_METRICS, store.releases / release / METRICS):
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            text = path.read_text(encoding="utf-8")
+            if json.loads(text).get("release") == release:
+                return text
+    return None

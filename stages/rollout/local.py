@@ -1,0 +1,275 @@
+"""One machine as the target of a rollout: says in ``serving.json`` what is wanted, and waits until it is in force."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+
+from stages.parts.base.errors import Conflict, ServerFailed, SlipwayError, TransientError
+from stages.parts.base.settings import Serving, parse
+from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.endpoint.detached import start
+from stages.parts.endpoint.envoy import Admin
+from stages.parts.endpoint.record import (
+    API_KEY_VARIABLE,
+    SERVERS,
+    WANTED,
+    Endpoint,
+    ServerState,
+    Wanted,
+    api_key,
+    endpoint,
+    say,
+    stop,
+    supervisor,
+)
+from stages.parts.engine.arguments import serves_on_gpu
+from stages.parts.engine.client import HEALTH_TIMEOUT_S, http
+from stages.parts.engine.metrics import Counters, counters
+from stages.parts.releases.split import Split
+
+IN_FORCE_TIMEOUT_S: Final = 60.0
+ALONE: Final = 0.5
+"""Share of a GPU's memory above which a server leaves no room for a second one like it."""
+POLL_S: Final = 0.05
+
+
+class OneMachine:
+    """See ``Target``. The endpoint is started where there is none, and taken up again where a rollout was cut off."""
+
+    def __init__(self, store: ModelStore, source: str, serving: Serving) -> None:
+        self._store, self._source, self._serving = store, source, serving
+
+    def split(self) -> Split:
+        found = self._living()
+        if found is None:
+            return Split(None)
+        room = fits_twice(self._serving)
+        if replaced := self._replaced():
+            return Split(replaced, found.release, 100, room=room)
+        return Split(found.release, found.canary, found.percent, found.standby, room)
+
+    def deploy(self, release: str) -> None:
+        """The first one is waited for: an endpoint without a server would be none. So is one that has to take the
+        stable one's place, and one that gets other settings; if it does not come up, all is as it was before.
+        """
+        found = self._living()
+        if found is None:
+            start(self._store, self._source, self._serving, Wanted(stable=release))
+            return
+        changed = self.changed_settings(found)
+        if release == found.release:
+            if changed:
+                self._restart(found, Wanted(stable=release, replaced=self._replaced()))
+            return
+        if changed:
+            raise Conflict(
+                f"the endpoint runs with other settings than are asked for now: {', '.join(changed)}",
+                hint=self._way_out(found),
+            )
+        if self._replaced():
+            raise Conflict(f"{found.release} is being rolled out already", hint="end that rollout first")
+        if not fits_twice(self._serving):
+            say(f"two servers do not fit on the GPU (serving.gpu_memory_utilization > 0.5): replacing {found.release}")
+            self._restart(found, Wanted(stable=release, replaced=found.release))
+            return
+        with self._wanted() as wanted:
+            if wanted.canary not in (None, release):
+                raise Conflict(f"{wanted.canary} is being rolled out already", hint="end that rollout first")
+            if wanted.canary is None:
+                self._want(Wanted(stable=wanted.stable, canary=release))
+        self._until(lambda now: now.canary == release)
+
+    def ready(self, release: str) -> bool:
+        return self._server(release).state == "up"
+
+    def url(self, release: str) -> str:
+        return self._up(release).url
+
+    def shift(self, release: str, percent: int) -> None:
+        with self._wanted() as wanted:
+            if wanted.replaced and wanted.stable == release:
+                return  # it has all there are
+            if wanted.canary != release:
+                raise Conflict(f"{release} is not the canary, but {wanted.canary} is", hint="deploy it first")
+            self._want(wanted.model_copy(update={"percent": percent}))
+        self._until(lambda now: (now.canary, now.percent) == (release, percent))
+
+    def promote(self, release: str) -> None:
+        with self._wanted() as wanted:
+            if wanted.stable == release:
+                self._want(wanted.model_copy(update={"replaced": None}))
+            else:
+                if wanted.canary != release:
+                    raise Conflict(f"{release} is not the canary, but {wanted.canary} is", hint="deploy it first")
+                self._up(release)
+                self._want(Wanted(stable=release, standby=wanted.stable))
+        self._until(lambda now: now.release == release and now.canary is None)
+
+    def withdraw(self, release: str, *, first: bool = False) -> None:
+        """Returns once it gets no new request; it is removed when it has answered what it was sent."""
+        found = self._living()
+        if found is None:
+            return
+        with self._wanted() as wanted:
+            if wanted.replaced and wanted.stable == release:
+                key = key_of(found)
+                stop(self._store)
+                start(self._store, self._source, settings_of(found), Wanted(stable=wanted.replaced), key=key)
+                return
+            alone = wanted.stable == release
+            if alone and (not first or wanted.canary):
+                raise Conflict(
+                    f"{release} is the stable release: clients would be left with nothing",
+                    hint=f"slipway rollback {self._store.model}",
+                )
+            if not alone:
+                gone = {role: None for role in ("canary", "standby") if getattr(wanted, role) == release}
+                left = wanted.model_copy(update={**gone, "percent": 0 if "canary" in gone else wanted.percent})
+                self._want(left)
+        if alone:
+            stop(self._store)
+        else:
+            self._until(lambda now: release not in (now.canary, now.standby))
+
+    def counters(self, release: str) -> Counters:
+        """vLLM's own, and what never reached it by Envoy's count."""
+        server = self._up(release)
+        try:
+            text = http().get(f"{server.url}/metrics", timeout=HEALTH_TIMEOUT_S).raise_for_status().text
+        except httpx.HTTPError as error:
+            raise TransientError(f"{release} does not tell its metrics: {type(error).__name__}: {error}") from error
+        told = counters(text, f"{server.pid} on {server.url}")
+        host = Admin(self._store.path / SERVERS).hosts(release).get(urlsplit(server.url).port or 0, {})
+        # rq_error holds the 5xx of clients too, but not those of requests that went past Envoy.
+        failed = max(told.failed + host.get("cx_connect_fail", 0), host.get("rq_error", 0))
+        return replace(told, failed=float(failed))
+
+    def endpoint(self) -> str:
+        found = self._living()
+        if found is None:
+            raise TransientError(f"{self._store.model} is not being served")
+        return found.url
+
+    def kill(self, release: str) -> Callable[[], bool]:
+        server = self._up(release)
+        for process in psutil.Process(server.pid).children():  # the pid is its guard's
+            process.kill()
+
+        def up_again() -> bool:
+            found = endpoint(self._store)
+            now = found.server(release) if found else None
+            return now is not None and now.state == "up" and now.pid != server.pid
+
+        return up_again
+
+    def _living(self) -> Endpoint | None:
+        """The endpoint; one that died during a rollout is started again, so that the rollout can go on or back."""
+        if found := endpoint(self._store):
+            return found
+        if supervisor(self._store):
+            raise TransientError(f"the endpoint of {self._store.model} is starting")
+        wanted = Wanted.read(self._store.path / WANTED)
+        return start(self._store, self._source, self._serving, wanted) if wanted and wanted.tried else None
+
+    def _replaced(self) -> str | None:
+        wanted = Wanted.read(self._store.path / WANTED)
+        return wanted.replaced if wanted else None
+
+    def _restart(self, found: Endpoint, wanted: Wanted) -> None:
+        """Serve *wanted* in the place of *found*, with the settings that are asked for now.
+
+        Raises:
+            ServerFailed, PortInUse: it could not be served. What was served before is again, as it was.
+        """
+        before, key = Wanted.read(self._store.path / WANTED) or Wanted(stable=found.release), key_of(found)
+        try:
+            stop(self._store)
+            start(self._store, self._source, self._serving, wanted)
+        except BaseException as error:
+            say(f"serving {found.release} again as before")
+            stop(self._store)
+            start(self._store, self._source, settings_of(found), before, key=key)
+            if isinstance(error, SlipwayError):
+                error.args = (f"{error}; {found.release} is served again as before",)
+            raise
+
+    def _way_out(self, found: Endpoint) -> str:
+        """What to do where the endpoint runs with other settings."""
+        if found.protected and not api_key():
+            return f"set {API_KEY_VARIABLE} to the key that the endpoint asks for"
+        if api_key() and not found.protected:
+            return f"the endpoint asks for no key: unset {API_KEY_VARIABLE}"
+        return f"slipway serve {self._source} serves it with these"
+
+    def changed_settings(self, found: Endpoint) -> list[str]:
+        """The names of settings that *found* does not run with, as they are asked for now."""
+        asked = {**self._serving.model_dump(mode="json"), "the API key": bool(api_key())}
+        runs = {**found.serving, "the API key": found.protected}
+        return [name for name, value in asked.items() if runs.get(name) != value]
+
+    @contextlib.contextmanager
+    def _wanted(self) -> Iterator[Wanted]:
+        """What is wanted now, while nobody else changes it."""
+        with exclusive(self._store.lock("serving"), f"what is served of {self._store.model}"):
+            if self._living() is None or (wanted := Wanted.read(self._store.path / WANTED)) is None:
+                raise Conflict(f"{self._store.model} is not being served", hint=f"slipway serve {self._source}")
+            yield wanted
+
+    def _want(self, wanted: Wanted) -> None:
+        wanted.write(self._store.path / WANTED)
+
+    def _until(self, in_force: Callable[[Endpoint], bool]) -> None:
+        deadline = time.monotonic() + IN_FORCE_TIMEOUT_S
+        while True:
+            found = endpoint(self._store)
+            if found and in_force(found):
+                return
+            if found is None and supervisor(self._store) is None:
+                raise TransientError(
+                    f"the endpoint of {self._store.model} ended", hint="see endpoint.log in its folder"
+                )
+            if time.monotonic() > deadline:
+                raise TransientError(f"what is asked for was not in force within {IN_FORCE_TIMEOUT_S:.0f} s")
+            time.sleep(POLL_S)
+
+    def _server(self, release: str) -> ServerState:
+        """Raises: ServerFailed: it failed for good. TransientError: the endpoint says nothing of it."""
+        found = self._living()
+        server = found.server(release) if found else None
+        if server is None:
+            raise TransientError(f"{release} is not being served")
+        if server.state == "failed":
+            raise ServerFailed(f"{release}: {server.message}", hint=server.hint)
+        return server
+
+    def _up(self, release: str) -> ServerState:
+        """Raises: also TransientError: it is starting, or being started again."""
+        server = self._server(release)
+        if server.state != "up":
+            raise TransientError(f"{release} is {server.state}{f': {server.message}' if server.message else ''}")
+        return server
+
+
+def fits_twice(serving: Serving) -> bool:
+    """Whether a canary's server finds room beside the stable one's: they share a GPU, of which each takes its share."""
+    return not serves_on_gpu() or serving.gpu_memory_utilization <= ALONE
+
+
+def settings_of(found: Endpoint) -> Serving:
+    return parse(Serving, found.serving, "endpoint.json")
+
+
+def key_of(found: Endpoint) -> str:
+    """The API key that a living endpoint asks for; it stands in no file. Empty: none."""
+    try:
+        return psutil.Process(found.pid).environ().get(API_KEY_VARIABLE, "")
+    except psutil.Error:
+        return api_key()

@@ -1,0 +1,118 @@
+"""What is read from vLLM's log. The texts are cut from real ones of vLLM 0.32 on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stages.parts.base.errors import MeasurementFailed
+from stages.parts.engine.log import ServerLog, error_in, facts, fallbacks, last_line
+
+QUANTIZED = """\
+(APIServer pid=6424) INFO 11-21 03:28:38 [model.py:733] Resolved architecture: LlamaForCausalLM
+(EngineCore pid=6523) INFO 11-21 03:28:46 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: \
+trust_remote_code=False, dtype=torch.bfloat16, max_seq_len=1024, quantization=auto_gptq, quantization_config=None
+(EngineCore pid=6523) INFO 11-21 03:28:47 [ompmultiprocessing.py:185] \tlocal_world_size=1, reserve_cpu_num=1
+(EngineCore pid=6523) INFO 11-21 03:28:47 [ompmultiprocessing.py:185] \tlocal_rank=0, core ids=[4, 5]
+(Worker pid=6613) INFO 11-21 03:28:55 [__init__.py:923] Using CPUWNA16LinearKernel for mixed-precision linear
+(Worker pid=6613) INFO 11-21 03:28:55 [auto_gptq.py:352] Using CPUWNA16LinearKernel for AutoGPTQLinearMethod
+(EngineCore pid=6523) INFO 11-21 03:28:56 [kv_cache_utils.py:2327] CPU KV cache size: 131,072 tokens, Maximum \
+concurrency for 1,024 tokens per request: 128.00x
+"""
+WORKER_FAILED = """\
+(Worker pid=8510) ERROR 11-21 03:38:32 [multiproc_executor.py:953]   File "weight_utils.py", line 1, in load
+(Worker pid=8510) ERROR 11-21 03:38:32 [multiproc_executor.py:953] RuntimeError: start (0) + length (512) exceeds \
+dimension size (256).
+Traceback (most recent call last):
+    raise RuntimeError(
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+CHAINED = """\
+(APIServer pid=8257) ERROR 11-21 03:37:58 [repo_utils.py:124] Error parsing config for /m: Class validation error
+Traceback (most recent call last):
+    raise ValueError(
+ValueError: The hidden size (128) is not a multiple of the number of attention heads (3).
+
+The above exception was the direct cause of the following exception:
+
+huggingface_hub.errors.StrictDataclassClassValidationError: Class validation error for validator:
+    ValueError: The hidden size (128) is not a multiple of the number of attention heads (3).
+"""
+PYDANTIC = """\
+pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, User-specified max_model_len (4096) is greater than the derived max_model_len (1024). \
+[type=value_error, input_value=ArgsKwargs((), {'model': 'm'}), input_type=ArgsKwargs]
+    For further information visit https://errors.pydantic.dev/2.14/v/value_error
+"""
+USAGE = """\
+            {chat,complete,serve,launch,bench}
+            ...
+vllm: error: unrecognized arguments: --nonsense 3
+"""
+WELL = "(APIServer pid=1) WARNING 11-21 03:28:39 [cpu.py:224] Triton is not installed.\nINFO:     Startup complete.\n"
+
+
+def test_dtype_quantization_kernel_cache_and_cores_are_the_engine_s_own_words() -> None:
+    found = facts(QUANTIZED)
+    assert (found.version, found.dtype, found.quantization) == ("0.32.0", "bfloat16", "auto_gptq")
+    assert (found.kernel, found.kv_cache_tokens, found.cores) == ("CPUWNA16LinearKernel", 131_072, (4, 5))
+
+
+def test_plain_weights_have_no_quantization_and_no_kernel() -> None:
+    plain = "\n".join(line for line in QUANTIZED.splitlines() if "Kernel" not in line)
+    found = facts(plain.replace("quantization=auto_gptq", "quantization=None"))
+    assert (found.quantization, found.kernel) == (None, None)
+
+
+def test_a_log_without_what_every_server_says_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(QUANTIZED.replace("KV cache size", "cache"))
+    with pytest.raises(MeasurementFailed, match="does not say its KV cache size") as raised:
+        ServerLog(log).facts()
+    assert str(log) in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (WORKER_FAILED, "RuntimeError: start (0) + length (512) exceeds dimension size (256)."),
+        (CHAINED, "ValueError: The hidden size (128) is not a multiple of the number of attention heads (3)."),
+        (PYDANTIC, "User-specified max_model_len (4096) is greater than the derived max_model_len (1024)."),
+        (USAGE, "error: unrecognized arguments: --nonsense 3"),
+        (WELL, None),
+    ],
+    ids=["in a worker", "chained", "pydantic", "usage", "no error"],
+)
+def test_the_root_cause_is_found_and_not_what_followed_from_it(log: str, expected: str | None) -> None:
+    assert error_in(log) == expected
+
+
+def test_a_cause_is_short_however_long_the_line() -> None:
+    assert len(error_in("ValueError: " + "x" * 5000) or "") == 300
+
+
+def test_without_an_error_the_last_line_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(WELL)
+    assert ServerLog(log).cause() == "INFO:     Startup complete."
+    assert last_line("(Worker pid=1) INFO 11-21 03:28:39 [a.py:1] loading\n\n") == "loading"
+    assert ServerLog(tmp_path / "none.log").cause() == "it said nothing"
+
+
+def test_what_an_earlier_server_wrote_into_the_log_does_not_count(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(WORKER_FAILED)
+    later = ServerLog(log, log.stat().st_size)
+    with log.open("a") as file:
+        file.write(USAGE)
+    assert later.cause() == "error: unrecognized arguments: --nonsense 3"
+
+
+def test_what_the_engine_fell_back_to_is_told_once_and_without_its_prefix():
+    said = "Layer 'x' is not supported by Marlin. Falling back to unoptimized AWQ kernels."
+    lines = [f"(Worker pid={number}) WARNING 11-21 03:28:55 [awq.py:327] {said}\n" for number in (6613, 6614)]
+    text = QUANTIZED + "".join(lines)
+    assert fallbacks(text) == (said,)
+    assert facts(text).fallbacks == fallbacks(text)
+    assert facts(QUANTIZED).fallbacks == ()

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from stages.parts.base.errors import ConfigError, PortInUse, ServerFailed
+from stages.parts.base.settings import Serving
+from stages.parts.base.store import ModelStore
+from stages.parts.engine.arguments import BINDING, core_binding, engine_arguments, environment, serves_on_gpu
+from stages.parts.engine.client import answer, healthy
+from stages.parts.engine.server import reserved_port, running
+from tests.serving import DEMO, MODEL, SERVING, STAND_IN, living, processes_with, stand_in_variant, variant_of
+
+NAME = "served-by-this-test"
+QUICK = Serving(startup_timeout_s=60)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ModelStore:
+    return ModelStore(tmp_path / "store", MODEL)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+
+
+@pytest.fixture
+def listener() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        yield int(taken.getsockname()[1])
+
+
+def test_a_port_in_use_is_told_before_anything_starts(store: ModelStore, listener: int, tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    with (
+        pytest.raises(PortInUse, match=f"port {listener} on 127.0.0.1 is in use") as raised,
+        running(store.base, NAME, QUICK, log=log, port=listener),
+    ):
+        pass
+    assert "serving.port" in raised.value.hint
+    assert not log.exists()
+
+
+def test_a_reserved_port_is_not_given_to_who_asks_for_a_free_one_but_can_be_served_on() -> None:
+    with reserved_port("127.0.0.1", 0) as port:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        # create_server sets SO_REUSEADDR, as vLLM does.
+        with socket.create_server(("127.0.0.1", port)), pytest.raises(PortInUse), reserved_port("127.0.0.1", port):
+            pass
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_a_host_that_is_not_this_machine_is_a_mistake_in_the_settings(host: str) -> None:
+    with pytest.raises(ConfigError, match=host), reserved_port(host, 0):
+        pass
+
+
+def test_an_api_key_never_becomes_an_argument() -> None:
+    with pytest.raises(ConfigError, match="shown by ps") as raised:
+        engine_arguments(Serving(extra_arguments=("--api_key=secret",)))
+    assert "SLIPWAY_API_KEY" in raised.value.hint
+    assert environment("secret")["VLLM_API_KEY"] == "secret"
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_settings_become_arguments_and_what_would_override_them_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
+    monkeypatch.setenv("VLLM_API_KEY", "from outside")
+    settings = Serving(max_model_len=512, kv_cache_mib=64, tensor_parallel_size=2, enforce_eager=True)
+    on_gpu = ["--gpu-memory-utilization", "0.9"] if serves_on_gpu() else []
+    assert engine_arguments(settings) == [
+        *("--dtype", "float16" if on_gpu else "bfloat16"),
+        *("--max-model-len", "512"),
+        *on_gpu,
+        *("--kv-cache-memory-bytes", str(64 << 20)),
+        *("--tensor-parallel-size", "2"),
+        "--enforce-eager",
+    ]
+    assert not {"VLLM_CPU_KVCACHE_SPACE", "VLLM_API_KEY"} & environment().keys()
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_without_a_gpu_two_servers_compute_on_different_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.parts.engine.arguments.serves_on_gpu", lambda: False)
+    monkeypatch.setattr("stages.parts.engine.arguments.core_halves", lambda: ((0, 1), (4, 5)))
+    monkeypatch.delenv(BINDING, raising=False)
+    assert [core_binding(Serving(), half) for half in (0, 1)] == ["0,1", "4,5"]
+    assert environment(binding="4,5")[BINDING] == "4,5"
+    assert core_binding(Serving(tensor_parallel_size=2)) == ""
+    assert BINDING not in environment()
+    with monkeypatch.context() as chosen:
+        chosen.setenv(BINDING, "auto")
+        assert [core_binding(Serving(), half) for half in (0, 1)] == ["auto", "auto"]
+    with monkeypatch.context() as pod:
+        pod.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+        assert core_binding(Serving()) == ""
+    monkeypatch.setattr("stages.parts.engine.arguments.serves_on_gpu", lambda: True)
+    assert core_binding(Serving()) == ""
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_it_is_up_when_it_has_answered_and_gone_when_the_block_is_left(store: ModelStore, tmp_path: Path) -> None:
+    stand_in_variant(store, "fp16")
+    with running(store.optimized("fp16"), NAME, QUICK, log=tmp_path / "vllm.log", api_key="secret") as server:
+        assert healthy(server.url)
+        assert answer(server.url, NAME, "secret") == "!"
+        with pytest.raises(ServerFailed, match="401"):
+            answer(server.url, NAME)
+        assert server.max_model_len() == 1024
+        assert server.startup_log.facts().kv_cache_tokens == 1024
+        family = processes_with(NAME)
+        assert not any("secret" in argument for process in family for argument in process.cmdline())
+    assert family
+    assert not living(family)
+    assert not healthy(server.url)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_an_error_in_the_block_stops_it_too(store: ModelStore, tmp_path: Path) -> None:
+    stand_in_variant(store, "fp16")
+    family: list[psutil.Process] = []
+
+    def use() -> None:
+        with running(store.optimized("fp16"), NAME, QUICK, log=tmp_path / "vllm.log"):
+            family.extend(processes_with(NAME))
+            raise RuntimeError("ours")
+
+    with pytest.raises(RuntimeError, match="ours"):
+        use()
+    assert family
+    assert not living(family)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_server_that_is_never_ready_is_stopped_after_its_time(
+    store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in_variant(store, "fp16", never_ready=True)
+    log = tmp_path / "vllm.log"
+
+    def clock() -> float:
+        return time.monotonic() + (60 if log.exists() and "still loading" in log.read_text() else 0)
+
+    monkeypatch.setattr("stages.parts.engine.server.time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
+    with (
+        pytest.raises(ServerFailed, match="not ready after 60 s; its last line: still loading") as raised,
+        running(store.optimized("fp16"), NAME, QUICK, log=log),
+    ):
+        pass
+    assert "startup_timeout_s" in raised.value.hint
+    assert not processes_with(NAME)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_server_that_is_healthy_but_cannot_complete_is_not_ready(store: ModelStore, tmp_path: Path) -> None:
+    stand_in_variant(store, "fp16", refuses="NaN in the logits")
+    with (
+        pytest.raises(ServerFailed, match="refused a completion: 500 NaN in the logits"),
+        running(store.optimized("fp16"), NAME, QUICK, log=tmp_path / "vllm.log"),
+    ):
+        pass
+    assert not processes_with(NAME)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_server_that_dies_later_is_noticed_with_its_reason(store: ModelStore, tmp_path: Path) -> None:
+    stand_in_variant(store, "fp16", ends_when_checked=True)
+    with running(store.optimized("fp16"), NAME, QUICK, log=tmp_path / "vllm.log") as server:
+        assert not healthy(server.url)
+        server.process.wait(60)
+        with pytest.raises(ServerFailed, match="vLLM ended: RuntimeError: out of luck"):
+            server.check_alive()
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_server_that_is_killed_is_told_apart_from_one_that_failed(store: ModelStore, tmp_path: Path) -> None:
+    stand_in_variant(store, "fp16")
+    with running(store.optimized("fp16"), NAME, QUICK, log=tmp_path / "vllm.log") as server:
+        processes_with(NAME)[-1].kill()
+        server.process.wait(60)
+        with pytest.raises(ServerFailed, match="vLLM was killed") as raised:
+            server.check_alive()
+    assert "memory" in raised.value.hint
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_a_model_that_vllm_cannot_load_fails_with_vllm_s_reason(store: ModelStore, tmp_path: Path) -> None:
+    variant_of(store, "broken", DEMO / "model", num_attention_heads=3)
+    log = tmp_path / "vllm.log"
+    with (
+        pytest.raises(ServerFailed, match=r"vLLM ended: ValueError: The hidden size .* number of attention") as raised,
+        running(store.optimized("broken"), NAME, Serving(**SERVING), log=log),
+    ):
+        pass
+    assert raised.value.hint == f"see {log}"
+    assert not processes_with(NAME)
+
+
+def test_the_cache_is_the_user_s_own_choice_or_a_folder_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    monkeypatch.delenv("VLLM_CACHE_ROOT", raising=False)
+    assert environment()["VLLM_CACHE_ROOT"].startswith("/cache/slipway/vllm-")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/elsewhere")
+    assert environment()["VLLM_CACHE_ROOT"] == "/elsewhere"
+    assert os.environ.keys() - environment().keys() <= {"VLLM_CPU_KVCACHE_SPACE", "VLLM_API_KEY"}

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from scoring.profile import Profile, Weights
+from stages.parts.base.errors import ConfigError, UnknownName
+from stages.parts.base.store import ModelStore, swap_link
+from stages.parts.endpoint.record import supervising
+from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.production import Production
+from stages.parts.releases.history import HISTORY, Move, history, remember
+from stages.parts.releases.listing import catalogue, passages, prune
+from stages.parts.releases.release import before, candidate, current_release, find, probes, promote
+from stages.parts.releases.split import Split
+from stages.select.selection import select
+from tests.samples import MODEL, measured_store
+from tests.stages.rollout.release_server import probes as recorded_probes
+
+BALANCED = Profile(name="balanced")
+QUALITY = Profile(name="own", weights=Weights(quality=1, latency=0, throughput=0, memory=0))
+VARIANTS = ["fp16", "awq", "gptq"]
+
+
+@pytest.fixture(autouse=True)
+def in_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPWAY_RUN", "run-1")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ModelStore:
+    return measured_store(tmp_path)
+
+
+def empty(store: ModelStore, *names: str) -> None:
+    for name in names:
+        (store.releases / name).mkdir(parents=True)
+        (store.releases / name / "model.safetensors").write_text(f"weights of {name}")
+
+
+def test_where_nothing_is_served_the_winner_is_in_production_at_once(store: ModelStore) -> None:
+    _, decision, _ = select(store, BALANCED, VARIANTS)
+    assert (current_release(store), candidate(store)) == (decision.release, None)
+    assert Production.read(store.production_metrics) == decision
+    assert [(each.kind, each.release, each.before) for each in history(store)] == [("publish", decision.release, None)]
+
+
+def test_where_a_rollout_follows_the_winner_is_the_candidate_and_production_stays(store: ModelStore) -> None:
+    _, first, _ = select(store, BALANCED, VARIANTS)
+    _, second, _ = select(store, QUALITY, VARIANTS, serve=True)
+    assert (current_release(store), candidate(store)) == (first.release, second.release)
+    assert Production.read(store.production_metrics) == first
+    assert select(store, QUALITY, VARIANTS, serve=True)[0], "the same decision stands"
+    promote(store, second.release)
+    assert (current_release(store), candidate(store)) == (second.release, None)
+    assert Production.read(store.production_metrics) == second
+
+
+def test_where_a_release_is_being_served_the_winner_waits_for_a_rollout(store: ModelStore) -> None:
+    _, first, _ = select(store, BALANCED, VARIANTS)
+    with supervising(store):
+        (store.path / "endpoint.json").write_text(_endpoint(first.release))
+        _, second, _ = select(store, QUALITY, VARIANTS)
+        assert (current_release(store), candidate(store)) == (first.release, second.release)
+    reused, again, _ = select(store, QUALITY, VARIANTS)
+    assert (reused, again) == (True, second)
+    assert (current_release(store), candidate(store)) == (second.release, None), "nothing is served any more"
+
+
+def test_the_same_winner_by_newer_measurements_keeps_its_release_and_tells_the_newer_reasons(store: ModelStore) -> None:
+    _, first, _ = select(store, BALANCED, VARIANTS)
+    throughput = Profile(name="own", weights=Weights(quality=0, latency=0, throughput=1, memory=0))
+    _, second, _ = select(store, throughput, VARIANTS, serve=True)
+    assert second.release == first.release
+    assert (current_release(store), candidate(store)) == (first.release, None)
+    assert Production.read(store.production_metrics) == second
+
+
+def test_the_winner_of_before_is_the_production_release_still_and_nothing_waits(store: ModelStore) -> None:
+    _, first, _ = select(store, BALANCED, VARIANTS)
+    select(store, QUALITY, VARIANTS, serve=True)
+    reused, again, _ = select(store, BALANCED, VARIANTS, serve=True)
+    assert (reused, again.release, candidate(store)) == (True, first.release, None)
+
+
+def test_a_release_carries_the_answers_that_were_recorded_of_it(store: ModelStore) -> None:
+    document = json.loads(store.evaluation("awq").read_text())
+    document["probes"] = recorded_probes()
+    Evaluation.model_validate(document).write(store.evaluation("awq"))
+    _, decision, _ = select(store, BALANCED, VARIANTS)
+    assert [each.prompt for each in probes(store, decision.release)] == [each["prompt"] for each in recorded_probes()]
+
+
+def test_a_release_is_found_by_number_name_or_beginning(store: ModelStore) -> None:
+    empty(store, "0001-fp16-aaaaaaaaaaaa", "0012-awq-bbbbbbbbbbbb")
+    for text in ("12", "0012", "0012-awq", "0012-awq-bbbbbbbbbbbb"):
+        assert find(store, text) == "0012-awq-bbbbbbbbbbbb"
+    with pytest.raises(UnknownName, match="unknown release '2'") as unknown:
+        find(store, "2")
+    assert "known: 0001-fp16-aaaaaaaaaaaa, 0012-awq-bbbbbbbbbbbb" in unknown.value.hint
+
+
+def test_a_torn_line_of_the_history_costs_that_line_only_and_no_move_is_written_twice(store: ModelStore) -> None:
+    first, second = _move("a", "0001-fp16-aaaaaaaaaaaa"), _move("b", "0002-awq-bbbbbbbbbbbb")
+    remember(store, first)
+    with (store.path / HISTORY).open("a") as file:
+        file.write(second.model_dump_json()[:40])
+    for _ in range(2):
+        remember(store, second)
+    assert history(store) == [first, second]
+
+
+def test_without_a_history_the_release_before_is_the_one_with_the_lower_number(store: ModelStore) -> None:
+    empty(store, "0001-fp16-aaaaaaaaaaaa", "0002-awq-bbbbbbbbbbbb")
+    assert before(store, "0002-awq-bbbbbbbbbbbb") == "0001-fp16-aaaaaaaaaaaa"
+    assert before(store, "0001-fp16-aaaaaaaaaaaa") is None
+
+
+def test_the_catalogue_says_what_each_release_is(store: ModelStore) -> None:
+    _, first, _ = select(store, BALANCED, VARIANTS)
+    select(store, QUALITY, VARIANTS, serve=True)
+    empty(store, "0003-gptq-cccccccccccc", "0004-awq-dddddddddddd")
+    found = catalogue(
+        store, Split(stable=first.release, canary="0004-awq-dddddddddddd", standby="0003-gptq-cccccccccccc")
+    )
+    assert [(each.number, each.variant, each.state) for each in found] == [
+        (4, "awq", "canary"),
+        (3, "gptq", "standby"),
+        (2, "fp16", "candidate"),
+        (1, "awq", "production"),
+    ]
+    winner = next(each for each in first.candidates if each.variant == "awq")
+    assert (found[3].score, found[3].digest, found[3].made_at) == (winner.score, winner.digest, first.decided_at)
+    assert found[3].size_bytes > 0
+    assert (found[0].score, found[0].digest) == (None, None)
+    (published,) = found[3].moves
+    assert (published.kind, published.percent, published.analysis) == ("publish", 100, None)
+    assert [each.moves for each in found[:3]] == [(), (), ()]
+
+
+def test_moves_are_told_the_newest_first_with_how_far_and_how_long_and_the_last_look(store: ModelStore) -> None:
+    empty(store, "0002-awq-bbbbbbbbbbbb")
+    remember(store, _move("a", "0001-fp16-aaaaaaaaaaaa"))
+    looks = ({"percent": 10, "verdict": "promote"}, {"percent": 50, "verdict": "rollback"})
+    back = {"result": "rolled back", "reason": "slow", "before": "0001-fp16-aaaaaaaaaaaa", "analyses": looks}
+    second = _move("b", "0002-awq-bbbbbbbbbbbb")
+    remember(store, second.model_copy(update=back | {"ended_at": second.started_at + timedelta(minutes=2)}))
+    newest, oldest = passages(store)
+    assert (newest.before, newest.release) == ("0001-fp16-aaaaaaaaaaaa", "0002-awq-bbbbbbbbbbbb")
+    assert (newest.percent, newest.seconds, newest.analysis) == (50, 120.0, looks[-1])
+    assert (oldest.percent, oldest.seconds, oldest.result) == (100, 0.0, "promoted")
+    (only,) = catalogue(store)
+    assert (only.state, only.moves) == ("rolled back", (newest,))
+
+
+def test_prune_keeps_what_is_needed_and_says_what_it_freed(store: ModelStore) -> None:
+    names = [f"{number:04d}-awq-{number:012x}" for number in range(1, 10)]
+    empty(store, *names)
+    shared = store.releases / names[2] / "model.safetensors"
+    (store.path / "elsewhere").hardlink_to(shared)
+    swap_link(store.production, Path("releases") / names[4])
+    remember(store, _move("x", names[4], before=names[1]))
+    swap_link(store.path / "candidate", Path("releases") / names[5])
+    split = Split(stable=names[4], canary=names[6], standby=names[0])
+    pruned = prune(store, 1, split)
+    assert pruned.removed == (names[7], names[3], names[2])
+    assert sorted(path.name for path in store.releases.iterdir()) == sorted(pruned.kept)
+    assert set(pruned.kept) == {names[8], names[6], names[5], names[4], names[1], names[0]}
+    each = len(f"weights of {names[0]}")
+    assert (pruned.removed_bytes, pruned.freed_bytes) == (3 * each, 2 * each)
+    assert (store.path / "elsewhere").read_text() == f"weights of {names[2]}"
+    assert prune(store, 1, split).removed == ()
+
+
+def test_prune_counts_bytes_that_two_removed_releases_share_once(store: ModelStore) -> None:
+    empty(store, "0001-awq-aaaaaaaaaaaa", "0003-awq-cccccccccccc")
+    twin = store.releases / "0002-awq-bbbbbbbbbbbb"
+    twin.mkdir()
+    (twin / "model.safetensors").hardlink_to(store.releases / "0001-awq-aaaaaaaaaaaa" / "model.safetensors")
+    pruned = prune(store, 1, Split(stable=None))
+    size = len("weights of 0001-awq-aaaaaaaaaaaa")
+    assert (pruned.removed_bytes, pruned.freed_bytes) == (2 * size, size)
+
+
+def test_prune_never_removes_the_newest_so_that_numbers_are_not_used_again(store: ModelStore) -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
+        prune(store, 0, Split(stable=None))
+
+
+def _move(id_: str, release: str, before: str | None = None) -> Move:
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    return Move(
+        id=id_,
+        kind="rollout",
+        release=release,
+        before=before,
+        result="promoted",
+        reason="good",
+        started_at=now,
+        ended_at=now,
+    )
+
+
+def _endpoint(release: str) -> str:
+    return json.dumps(
+        {
+            "pid": os.getpid(),
+            "url": "http://127.0.0.1:1",
+            "model": MODEL,
+            "release": release,
+            "log": "",
+            "serving": {},
+            "protected": False,
+            "started_at": "2026-01-02T03:04:05Z",
+        }
+    )

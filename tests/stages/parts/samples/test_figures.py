@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from stages.parts.records.evaluation import Load, TaskScore
+from stages.parts.samples.figures import goodput_of, point_load, task_score, whole_load
+
+
+def request(ttft_ms: float, tpot_ms: float, tokens: int = 3) -> dict[str, object]:
+    gaps = [tpot_ms] * (tokens - 1)
+    return {
+        "ttft_ms": ttft_ms,
+        "tpot_ms": tpot_ms,
+        "e2el_ms": ttft_ms + sum(gaps),
+        "itl_ms": gaps,
+        "prompt_tokens": 5,
+        "output_tokens": tokens,
+    }
+
+
+SLOW = ({"concurrency": 2, "duration_s": 2.0}, [request(100, 10), request(300, 30)])
+FAST = ({"concurrency": 2, "duration_s": 1.0}, [request(100, 10), request(100, 20)])
+
+
+def test_a_round_is_counted_and_divided_by_its_time():
+    load = point_load(SLOW)
+    assert (load.requests, load.prompt_tokens, load.output_tokens) == (2, 10, 6)
+    assert (load.requests_per_s, load.output_tokens_per_s) == (1.0, 3.0)
+    assert (load.e2el_ms.mean, load.e2el_ms.p50, load.ttft_ms.p95) == pytest.approx((240, 240, 290))
+    assert load.itl_ms.mean == pytest.approx(20)
+
+
+def test_a_load_of_an_older_record_is_read_without_its_counts():
+    load = point_load(SLOW)
+    older = load.model_dump(mode="json") | {"requests_completed": 2, "requests_failed": 0}
+    assert Load.model_validate_json(json.dumps(older)) == load
+    with pytest.raises(ValidationError):
+        Load.model_validate(older | {"requests_lost": 0})
+
+
+def test_rates_of_all_rounds_are_their_mean_and_percentiles_are_over_all_requests():
+    load = whole_load([SLOW, FAST])
+    assert (load.requests, load.duration_s, load.output_tokens_per_s) == (4, 3.0, 4.5)
+    assert load.ttft_ms.mean == pytest.approx(150)
+    assert load.e2el_ms.p50 == pytest.approx(np.percentile([120, 360, 120, 140], 50))
+
+
+def test_goodput_counts_what_met_both_targets():
+    found = goodput_of([SLOW, FAST], ttft_ms=200, tpot_ms=15)
+    assert found.share == 0.5
+    # One of 3 tokens in 2 s, and one in 1 s.
+    assert (found.requests_per_s, found.output_tokens_per_s) == pytest.approx((0.75, 2.25))
+
+
+def told(kind: str) -> TaskScore:
+    return TaskScore.model_validate(
+        {"task": "t", "kind": kind, "value": 0, "low": 0, "high": 0, "score": 0, "items": 0, "metrics": {"acc": 1.0}}
+    )
+
+
+def test_accuracy_is_the_mean_over_items_and_starts():
+    lines = [
+        {"task": "t", "restart": start, "correct": float(item < 6 + start)} for start in (0, 1) for item in range(10)
+    ]
+    found = task_score(told("accuracy"), lines)
+    assert found is not None
+    assert (found.value, found.score, found.items) == pytest.approx((0.65, 0.65, 10))
+    reach = [1.959964 * math.sqrt(share * (1 - share) / 9) for share in (0.6, 0.7)]
+    assert found.value - found.low == pytest.approx(sum(reach) / 2)
+
+
+def test_bits_per_byte_weigh_texts_by_their_bytes():
+    lines = [
+        {"task": "t", "loglikelihood": -20 * math.log(2), "bytes": 10},
+        {"task": "t", "loglikelihood": -10 * math.log(2), "bytes": 20},
+        {"task": "another", "loglikelihood": -1e9, "bytes": 1},
+    ]
+    found = task_score(told("perplexity"), lines)
+    assert found is not None
+    assert (found.value, found.score) == pytest.approx((1.0, 0.5))
+    assert (found.low, found.high) == pytest.approx((0.5, 2.0))
+
+
+def test_what_has_no_items_is_not_recomputed():
+    assert task_score(told("accuracy"), []) is None
