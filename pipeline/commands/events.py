@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,64 +27,63 @@ from pipeline.options import (
 from stages.parts.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from stages.parts.cluster.kinds import Object
-
-HUGGING_FACE: Final = "huggingface"
+    from pipeline.events.push import Push
 
 
 def register(app: typer.Typer) -> None:
     app.command("trigger", epilog="Example: slipway trigger --payload event.json --dry-run")(trigger)
     app.command(
         "receive",
-        epilog="Example: slipway receive --allow 'org/*' --forward-to http://slipway-pushes-eventsource-svc:12000/huggingface",
+        epilog="Example: slipway receive --allow 'org/*' --forward-to http://slipway-pushes-eventsource-svc:12000/pushes",
     )(receive)
 
 
 def trigger(
-    payload: Annotated[str, typer.Option(metavar="FILE", help="What the registry posted, as JSON. -: standard input.")],
-    provider: Annotated[str, typer.Option(help="Who posted it: huggingface or harbor.")] = HUGGING_FACE,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the Workflow that it would start.")] = False,
+    payload: Annotated[str, typer.Option(metavar="FILE", help="The webhook's body, as JSON. -: standard input.")],
+    provider: Annotated[str, typer.Option(help="The registry that posted it: huggingface or harbor.")] = "huggingface",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the Workflow, and start nothing.")] = False,
     engine: EngineOption = None,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
-    follow: Annotated[bool, typer.Option(help="On a cluster: stay until the run ends.")] = True,
+    follow: Annotated[bool, typer.Option(help="On a cluster: wait until the run ends.")] = True,
     profile: ProfileOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Do what the Sensor does with a registry's event: start the run of what was pushed, or say why none is started.
+    """Start the run that a registry's webhook would start on a cluster, or say why it starts none.
 
-    Evaluates manifests/events/sensor.yaml. An event that starts no run ends with exit code 52.
+    An event that starts no run ends with exit code 52.
     """
-    from pipeline.argo.status import arguments_of
-    from pipeline.events.sensor import Sensor
+    from pipeline.events.providers import push_of
 
-    workflow = Sensor.read().workflow(provider, _read(payload))
-    given = arguments_of(workflow)
-    sys.stderr.write(f"{given['model']} was pushed at {given['revision']}\n")
+    push = push_of(provider, _read(payload))
+    sys.stderr.write(f"{push.model} was pushed at {push.commit}\n")
     if dry_run:
         import yaml
 
+        from pipeline.events.starting import workflow as workflow_of
+
+        workflow = workflow_of(push)
         print_result(workflow, yaml.safe_dump(workflow, sort_keys=False).rstrip(), as_json)
     elif engine is Engine.ARGO:
         if profile or config or assignments:
             raise ConfigError(
-                "a pushed model is run with the settings of the installed template",
-                hint="leave out --profile, --config and --set (and their environment variables), or: --engine local",
+                "on a cluster a pushed model runs with the settings of the installed template",
+                hint="leave out --profile, --config and --set (and their environment variables), or use --engine local",
             )
-        _on_a_cluster(workflow, context, namespace, follow=follow, as_json=as_json)
+        _on_a_cluster(push, context, namespace, follow=follow, as_json=as_json)
     else:
         from pipeline import submit
 
         settings = load_config(config, profile, None, "local", assignments)
         finished = submit.run(
             settings,
-            given["model"],
-            given["revision"],
+            push.model,
+            push.commit,
             store=store.absolute(),
-            serve=given["serve"] == "true",
+            serve=True,
             refresh=False,
         )
         print_result(finished.document(), finished.summary(), as_json)
@@ -99,18 +98,19 @@ def receive(
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 for a free one.")] = 8080,
-    per_hour: Annotated[int, typer.Option(min=1, help="Pushes of one repository that go on in an hour.")] = 12,
+    per_hour: Annotated[int, typer.Option(min=1, help="Pushes of one model that are forwarded within an hour.")] = 12,
     memory: Annotated[
-        Path | None, typer.Option(help="File that remembers over a restart which commits went on.")
+        Path | None, typer.Option(help="File that keeps over a restart which commits were forwarded.")
     ] = None,
     patience: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="How long an EventSource that is away is tried again.")
+        float, typer.Option(min=0, metavar="SECONDS", help="How long to retry an EventSource that does not answer.")
     ] = 8.0,
 ) -> None:
-    """Receive Hugging Face's webhooks, check their secret, and hand on to Argo Events what starts a run.
+    """Receive webhooks of Hugging Face and Harbor, check their secrets, and forward to Argo Events what starts a run.
 
-    SLIPWAY_WEBHOOK_SECRET is the webhook's secret and SLIPWAY_EVENTS_TOKEN the EventSource's token; or
-    SLIPWAY_WEBHOOK_SECRET_FILE and SLIPWAY_EVENTS_TOKEN_FILE, files with them.
+    SLIPWAY_WEBHOOK_SECRET is the secret of Hugging Face's webhook (/huggingface), SLIPWAY_HARBOR_TOKEN the Bearer token
+    that Harbor sends (/harbor); a provider without a secret is not accepted. SLIPWAY_EVENTS_TOKEN is the EventSource's
+    token. Each variable with _FILE at its end names a file with the secret instead.
     """
     from pipeline.events.receiver import Options, serve
 
@@ -128,7 +128,7 @@ def receive(
 
 
 def _read(path: str) -> Any:
-    """Raises: ConfigError: it can't be read, or is not JSON."""
+    """Raises: ConfigError: the file can't be read, or is not JSON."""
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -136,13 +136,15 @@ def _read(path: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}", hint="--payload takes the body that was posted") from error
+        raise ConfigError(
+            f"{path} is not JSON: {error}", hint="--payload takes the body of the webhook's request"
+        ) from error
 
 
-def _on_a_cluster(workflow: Object, context: str | None, namespace: str | None, *, follow: bool, as_json: bool) -> None:
+def _on_a_cluster(push: Push, context: str | None, namespace: str | None, *, follow: bool, as_json: bool) -> None:
     from pipeline.argo.engine import announced
     from pipeline.events.starting import start
     from pipeline.manifests import NAMESPACE
 
     there = cluster.connected(context, namespace or NAMESPACE)
-    cluster.print_started(there, announced(start(there, workflow), new=True), follow=follow, as_json=as_json)
+    cluster.print_started(there, announced(start(there, push), new=True), follow=follow, as_json=as_json)

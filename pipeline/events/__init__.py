@@ -1,1 +1,1 @@
-"""Runs that a push to a registry starts: the Sensor's mapping, and the receiver in front of it."""
+"""Runs that a push to a registry starts: what the push means, and the receiver of such pushes."""

@@ -1,37 +1,35 @@
-"""On to the EventSource of Argo Events, which asks for a Bearer token."""
+"""Forwarding of pushes to the EventSource of Argo Events, which asks for a Bearer token."""
 
 from __future__ import annotations
 
-import json
-from typing import Any, Final
+from typing import Final
 
 import httpx
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
+from pipeline.events.push import Push
 from stages.parts.base.errors import ClusterRefused, ClusterUnavailable
 
 TRY_S: Final = 5.0
-"""For one answer."""
+"""Limit for one request."""
 
 
 class Forwarder:
-    """Posts events to *url* until one is taken, for *patience_s* seconds at most, and the last try's."""
+    """Posts pushes to *url*. Failed requests are repeated; none starts later than *patience_s* after the first."""
 
     def __init__(self, url: str, token: str, patience_s: float) -> None:
         self.url, self.patience_s = url, patience_s
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        # Neither a proxy nor a .netrc of the environment: they would see the token, or replace it.
+        headers = {"Authorization": f"Bearer {token}"}
+        # No proxy and no .netrc from the environment: they would see the token, or replace it.
         self._client = httpx.AsyncClient(headers=headers, timeout=TRY_S, trust_env=False)
 
-    async def send(self, event: Any) -> None:
-        """Return once the event is in the event bus.
+    async def send(self, push: Push) -> None:
+        """Return once the push is in the event bus.
 
         Raises:
-            ClusterUnavailable: still no answer, or one that may pass.
-            ClusterRefused: trying again will not help: the token or the address is wrong.
+            ClusterUnavailable: there was no answer, or a temporary error, until the end.
+            ClusterRefused: the EventSource does not accept the token or the address.
         """
-        # Written anew, so that the Sensor's parser can't understand it otherwise than ours did.
-        content = json.dumps(event, ensure_ascii=True, allow_nan=False).encode()
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(ClusterUnavailable),
             stop=stop_after_delay(self.patience_s),
@@ -40,11 +38,11 @@ class Forwarder:
         )
         async for attempt in retrying:
             with attempt:
-                await self._try(content)
+                await self._try(push)
 
-    async def _try(self, content: bytes) -> None:
+    async def _try(self, push: Push) -> None:
         try:
-            answer = await self._client.post(self.url, content=content)
+            answer = await self._client.post(self.url, json=push.document())
         except httpx.TransportError as error:
             raise ClusterUnavailable(f"the EventSource does not answer: {type(error).__name__}") from error
         if answer.status_code == 429 or answer.status_code >= 500:

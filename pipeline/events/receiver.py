@@ -1,33 +1,37 @@
-"""The receiver of Hugging Face's webhooks: their secret comes in a header of its own, which Argo Events does not know.
+"""The receiver of registries' webhooks. It checks each one's secret, and forwards what was pushed in one form for all.
 
-    Hub --X-Webhook-Secret--> receiver --Authorization: Bearer--> EventSource -> Sensor -> Workflow
+    Hugging Face --X-Webhook-Secret-------+
+                                          +-> receiver --Authorization: Bearer--> EventSource -> Sensor -> Workflow
+    Harbor       --Authorization: Bearer--+
 
-What it answers, and the Hub shows in the webhook's activity:
+Its answers:
 
-    202 forwarded      the event is in the event bus
-    200 ignored        an event that starts no run: another branch, a tag, a data set, a discussion
-    200 replayed       this commit of this model went on before
-    400 malformed      no JSON object
+    202 forwarded      the push is in the event bus
+    200 ignored        the event starts no run: another branch, a tag, a data set, a discussion
+    200 replayed       this commit of this model was forwarded before
+    400 malformed      the body is not a JSON object
     401 unauthorized   the secret is missing or wrong; nothing of the body was read
-    403 foreign        the repository is not in the list of those allowed
+    403 foreign        the model is not among the allowed ones
+    404                the provider's secret is not configured
     408, 413           the body came too slowly, or is too large
-    429 limited        too many pushes of this repository in an hour; Retry-After says how long
+    429 limited        too many pushes of this model in an hour; Retry-After says how long to wait
     502 refused        the EventSource does not accept our token or address
-    503 unavailable    the EventSource does not answer; Retry-After: send it again
+    503 unavailable    the EventSource does not answer; Retry-After: send the event again
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import json
 import math
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 from weakref import WeakValueDictionary
@@ -40,41 +44,39 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from pipeline.argo.status import arguments_of
-from pipeline.events.doorkeeper import Doorkeeper, Memory, Push
+from pipeline.events.admission import Admission, Memory
 from pipeline.events.forwarding import Forwarder
-from pipeline.events.secret import secret
-from pipeline.events.sensor import Sensor
+from pipeline.events.providers import PROVIDERS
+from pipeline.events.push import Push
+from pipeline.events.secret import optional_secret, secret
 from stages.parts.base.errors import ClusterRefused, ClusterUnavailable, ConfigError, EventRefused, PortInUse
 
-PROVIDER: Final = "huggingface"
-SECRET_VARIABLE: Final = "SLIPWAY_WEBHOOK_SECRET"  # noqa: S105
 TOKEN_VARIABLE: Final = "SLIPWAY_EVENTS_TOKEN"  # noqa: S105
-LARGEST_BODY: Final = 256 * 1024
-"""Bytes. The Hub's events have a few thousand."""
+LARGEST_BODY_BYTES: Final = 256 * 1024
+"""A webhook's body has a few thousand bytes."""
 BODY_S: Final = 10.0
 CONNECTIONS: Final = 64
 LEFT_TO_FINISH_S: Final = 20
-"""For what is being forwarded when the receiver is asked to stop."""
+"""Limit for requests in progress when the receiver is asked to stop."""
 RETRY_S: Final = 60
 
 
 @dataclass(frozen=True)
 class Options:
-    """Besides the two secrets, which come from the environment."""
+    """All settings but the secrets, which come from the environment."""
 
     forward_to: str
     """The EventSource's URL."""
     allowed: Sequence[str]
-    """Patterns of model names: ``org/*``."""
+    """Patterns of model names, such as ``org/*``."""
     host: str = "127.0.0.1"
     port: int = 8080
     per_hour: int = 12
-    """Pushes of one repository."""
+    """Pushes of one model that are forwarded within an hour."""
     memory: Path | None = None
-    """A file that remembers what went on over a restart. None: a restart forgets."""
+    """File that keeps what was forwarded over a restart. None: a restart forgets."""
     patience_s: float = 8.0
-    """How long an EventSource that does not answer is tried again."""
+    """How long requests to an EventSource that does not answer are repeated."""
 
     def check(self) -> None:
         """Raises: ConfigError."""
@@ -83,7 +85,7 @@ class Options:
             raise ConfigError(f"{self.forward_to!r} is not the URL of an EventSource", hint="http://host:port/path")
         if not self.allowed or not all(pattern.count("/") == 1 for pattern in self.allowed):
             raise ConfigError(
-                "which models may start runs is not said as patterns of names with one '/'", hint="--allow 'org/*'"
+                "the models that may start runs must be given as patterns with one '/' each", hint="--allow 'org/*'"
             )
 
 
@@ -100,7 +102,7 @@ class Answer:
 
 
 class Unusable(Exception):
-    """A body that is no event."""
+    """The body is not an event."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.reason)
@@ -109,10 +111,10 @@ class Unusable(Exception):
 
 @dataclass
 class Receiver:
-    secret: str
-    doorkeeper: Doorkeeper
+    secrets: Mapping[str, str]
+    """The secret of each provider that is accepted, by the provider's name."""
+    admission: Admission
     forwarder: Forwarder
-    sensor: Sensor = field(default_factory=Sensor.read)
 
     def __post_init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -126,64 +128,66 @@ class Receiver:
             await self.forwarder.close()
 
         routes = [
-            Route(f"/{PROVIDER}", self.webhook, methods=["POST"]),
+            *(
+                Route(f"/{provider}", functools.partial(self.webhook, provider), methods=["POST"])
+                for provider in self.secrets
+            ),
             Route("/healthz", lambda _: PlainTextResponse("ok")),
             Route("/metrics", lambda _: Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)),
         ]
         return Starlette(routes=routes, lifespan=lifespan)
 
-    async def webhook(self, request: Request) -> Response:
-        answer = await self._answer(request)
+    async def webhook(self, provider: str, request: Request) -> Response:
+        answer = await self._answer(provider, request)
         self._webhooks.labels(answer.outcome).inc()
         say(f"{answer.status} {answer.outcome}: {answer.reason}")
         return answer.response()
 
-    async def _answer(self, request: Request) -> Answer:
-        given = request.headers.getlist("X-Webhook-Secret")
-        if len(given) != 1 or not hmac.compare_digest(given[0].encode(), self.secret.encode()):
-            return Answer(401, "unauthorized", "X-Webhook-Secret is missing or wrong")
+    async def _answer(self, provider: str, request: Request) -> Answer:
+        known = PROVIDERS[provider]
+        given, wanted = request.headers.getlist(known.header), known.prefix + self.secrets[provider]
+        if len(given) != 1 or not hmac.compare_digest(given[0].encode(), wanted.encode()):
+            return Answer(401, "unauthorized", f"{known.header} is missing or wrong")
         try:
-            event = parsed(await body(request))
-            given_to_run = arguments_of(self.sensor.workflow(PROVIDER, event))
+            push = known.push(parsed(await body(request)))
         except Unusable as error:
             return error.answer
         except EventRefused as error:
             return Answer(200, "ignored", str(error))
-        push = Push(given_to_run["model"], given_to_run["revision"])
-        # A second delivery of the same push waits for what comes of the first.
+        # A second delivery of the same push waits for the outcome of the first.
         async with self._locks.setdefault(str(push), asyncio.Lock()):
-            return self._refusal(push) or await self._forward(push, event)
+            return self._refusal(push) or await self._forward(push)
 
     def _refusal(self, push: Push) -> Answer | None:
-        if not self.doorkeeper.allows(push.model):
-            return Answer(403, "foreign", f"{push.model} is not in the list of those allowed")
-        if push in self.doorkeeper.memory:
-            return Answer(200, "replayed", f"{push} went on before")
-        if wait_s := self.doorkeeper.wait_s(push.model):
-            reason = f"{push}: more than {self.doorkeeper.per_hour} pushes of {push.model} in an hour"
+        if not self.admission.allows(push.model):
+            return Answer(403, "foreign", f"{push.model} is not among the allowed models")
+        if push in self.admission.memory:
+            return Answer(200, "replayed", f"{push} was forwarded before")
+        if wait_s := self.admission.wait_s(push.model):
+            reason = f"{push}: more than {self.admission.per_hour} pushes of {push.model} in an hour"
             return Answer(429, "limited", reason, math.ceil(wait_s))
         return None
 
-    async def _forward(self, push: Push, event: Any) -> Answer:
+    async def _forward(self, push: Push) -> Answer:
         try:
-            await self.forwarder.send(event)
+            await self.forwarder.send(push)
         except ClusterUnavailable as error:
             return Answer(503, "unavailable", f"{push}: {error}", RETRY_S)
         except ClusterRefused as error:
             return Answer(502, "refused", f"{push}: {error}")
-        self.doorkeeper.went_on(push)
+        self.admission.record(push)
         return Answer(202, "forwarded", str(push))
 
 
 async def body(request: Request) -> bytes:
-    """Raises: Unusable: too large, too slow, or cut off."""
+    """Raises: Unusable: it is too large, too slow, or cut off."""
     content = b""
     try:
         async with asyncio.timeout(BODY_S):
             async for chunk in request.stream():
                 content += chunk
-                if len(content) > LARGEST_BODY:
-                    raise Unusable(Answer(413, "malformed", f"the body has more than {LARGEST_BODY} bytes"))
+                if len(content) > LARGEST_BODY_BYTES:
+                    raise Unusable(Answer(413, "malformed", f"the body has more than {LARGEST_BODY_BYTES} bytes"))
     except TimeoutError as error:
         raise Unusable(Answer(408, "malformed", f"the body took more than {BODY_S:.0f} s")) from error
     except ClientDisconnect as error:
@@ -192,7 +196,7 @@ async def body(request: Request) -> bytes:
 
 
 def parsed(content: bytes) -> Any:
-    """Raises: Unusable: it is no JSON object."""
+    """Raises: Unusable: it is not a JSON object."""
     try:
         event = json.loads(content, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -207,16 +211,16 @@ def _no_constant(text: str) -> NoReturn:
 
 
 def serve(options: Options) -> None:
-    """Answer until SIGTERM or Ctrl-C, and let what is being forwarded finish.
+    """Answer until SIGTERM or Ctrl-C, then finish the requests in progress.
 
     Raises:
-        ConfigError: a secret is missing or weak, or an option makes no sense.
-        PortInUse: somebody else listens there.
+        ConfigError: a secret is missing or weak, or an option is invalid.
+        PortInUse: another process listens there.
     """
     options.check()
-    expected = secret(SECRET_VARIABLE)
+    secrets = _secrets()
     forwarder = Forwarder(options.forward_to, secret(TOKEN_VARIABLE), options.patience_s)
-    receiver = Receiver(expected, Doorkeeper(options.allowed, options.per_hour, Memory(options.memory)), forwarder)
+    receiver = Receiver(secrets, Admission(options.allowed, options.per_hour, Memory(options.memory)), forwarder)
     config = uvicorn.Config(
         receiver.application(),
         http="h11",
@@ -232,12 +236,25 @@ def serve(options: Options) -> None:
     )
     listening = _listening(options.host, options.port)
     host, port = listening.getsockname()[:2]
-    say(f"listening on http://{host}:{port}/{PROVIDER} for {', '.join(options.allowed)}")
-    # uvicorn raises the signal that ended it once more; this process has ended well.
+    accepted = ", ".join(f"/{provider}" for provider in secrets)
+    say(f"listening on http://{host}:{port} for webhooks at {accepted}; allowed models: {', '.join(options.allowed)}")
+    # After its shutdown uvicorn raises the signal again, which would end this process as failed.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     uvicorn.Server(config).run(sockets=[listening])
     say("stopped")
+
+
+def _secrets() -> dict[str, str]:
+    """Raises: ConfigError: no provider's secret is set, or one is weak."""
+    found = {name: optional_secret(provider.variable) for name, provider in PROVIDERS.items()}
+    accepted = {name: value for name, value in found.items() if value is not None}
+    if not accepted:
+        variables = " and ".join(provider.variable for provider in PROVIDERS.values())
+        raise ConfigError(
+            f"no provider's secret is set: {variables} are empty", hint="set one of them, or with _FILE a file"
+        )
+    return accepted
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Secrets from the environment or from mounted files: never from a command line, never in a log."""
+"""Secrets from the environment or from files, never from a command line."""
 
 from __future__ import annotations
 
@@ -9,26 +9,46 @@ from typing import Final
 from stages.parts.base.errors import ConfigError
 
 SHORTEST: Final = 16
-"""Characters. What is shorter can be guessed."""
+"""Number of characters. A shorter secret can be guessed."""
 
 
 def secret(variable: str) -> str:
-    """What *variable* holds, or the file that *variable*``_FILE`` names, without the line break at its end.
+    """Return the secret in *variable*, or in the file that *variable*``_FILE`` names.
 
     Raises:
-        ConfigError: neither or both are set, the file can't be read, or the secret is short or not plain ASCII.
+        ConfigError: it is not set, or as for ``optional_secret``.
+    """
+    value = optional_secret(variable)
+    if value is None:
+        raise ConfigError(f"{variable} and {variable}_FILE are not set", hint=_hint(variable))
+    return value
+
+
+def optional_secret(variable: str) -> str | None:
+    """Return the same, or None if neither variable is set. A line break at the end is left out.
+
+    Raises:
+        ConfigError: both are set, the file can't be read, or the secret is short or has other than visible ASCII
+            characters.
     """
     given, file = os.environ.get(variable), os.environ.get(f"{variable}_FILE")
-    hint = f"set {variable}_FILE to a file with it, or {variable} itself"
-    if bool(given) == bool(file):
-        raise ConfigError(f"{variable} and {variable}_FILE are {'both set' if given else 'not set'}", hint=hint)
+    hint = _hint(variable)
+    if not given and not file:
+        return None
+    if given and file:
+        raise ConfigError(f"{variable} and {variable}_FILE are both set", hint=hint)
     try:
-        value = given or Path(file or "").read_text(encoding="utf-8").removesuffix("\n")
+        value = given or Path(file or "").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the file of {variable}_FILE: {file}", hint=hint) from error
+    value = value.removesuffix("\n")
     if len(value) < SHORTEST or not all("!" <= each <= "~" for each in value):
         raise ConfigError(
             f"the secret of {variable} must be at least {SHORTEST} visible ASCII characters",
             hint="make one with: openssl rand -hex 32",
         )
     return value
+
+
+def _hint(variable: str) -> str:
+    return f"set {variable}_FILE to a file that holds the secret, or {variable} to the secret itself"

@@ -1,39 +1,68 @@
-"""Creating the Workflow that the Sensor would create, once."""
+"""The Workflow that a push starts: the same as the one that manifests/events/sensor.yaml creates."""
 
 from __future__ import annotations
 
-import copy
 import uuid
 
-from pipeline.argo.status import arguments_of
 from pipeline.argo.submission import SUBMISSION
 from pipeline.argo.template import installed
+from pipeline.definition import NAME
+from pipeline.events.push import Push
 from stages.parts.base.errors import EventRefused
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import WORKFLOWS, Object
 from stages.parts.cluster.refusals import Taken
 
 
-def start(cluster: Cluster, workflow: Object) -> Object:
-    """Create *workflow*, whose name follows from model and commit.
+def workflow(push: Push) -> Object:
+    """Return the Workflow that runs what was pushed."""
+    return {
+        "apiVersion": WORKFLOWS.api_version,
+        "kind": WORKFLOWS.name,
+        "metadata": {
+            "name": push.name,
+            "labels": {
+                "app.kubernetes.io/part-of": NAME,
+                "workflows.argoproj.io/workflow-template": NAME,
+                "slipway/trigger": push.provider,
+            },
+        },
+        "spec": {
+            "workflowTemplateRef": {"name": NAME},
+            "arguments": {"parameters": [{"name": name, "value": value} for name, value in arguments(push).items()]},
+        },
+    }
+
+
+def arguments(push: Push) -> dict[str, str]:
+    """Return the parameters of that Workflow. All others keep the defaults of the installed template."""
+    return {
+        "model": push.model,
+        "revision": push.commit,
+        "model-directory": push.model_directory,
+        "resolve-key": push.resolve_key,
+        "serve": "true",
+    }
+
+
+def start(cluster: Cluster, push: Push) -> Object:
+    """Create the push's Workflow and return it.
 
     Raises:
-        EventRefused: this commit's run was started before.
-        NotInstalled: the template is not there, or is another version's.
-        AccessDenied: workflows may not be created here.
+        EventRefused: a run of this commit was started before.
+        NotInstalled: the template is missing, or is another version's.
+        AccessDenied: the user may not create workflows in this namespace.
     """
-    given = arguments_of(workflow)
-    installed(cluster, given)
-    mine, submission = copy.deepcopy(workflow), uuid.uuid4().hex
-    mine["metadata"].setdefault("annotations", {})[SUBMISSION] = submission
+    installed(cluster, arguments(push))
+    made, submission = workflow(push), uuid.uuid4().hex
+    made["metadata"]["annotations"] = {SUBMISSION: submission}
     try:
-        return cluster.create(WORKFLOWS, mine)
+        return cluster.create(WORKFLOWS, made)
     except Taken as error:
-        there = cluster.get(WORKFLOWS, mine["metadata"]["name"])
+        there = cluster.get(WORKFLOWS, push.name)
         if there["metadata"].get("annotations", {}).get(SUBMISSION) == submission:
-            return there  # the answer to our own first try was lost
-        name = there["metadata"]["name"]
+            return there  # the answer to our own first request was lost
         raise EventRefused(
-            f"a run of {given['model']} at {given['revision']} was started before: {name}",
-            hint=f"slipway show {name}, or once more: slipway retry {name}",
+            f"a run of {push.model} at {push.commit} was started before: {push.name}",
+            hint=f"slipway show {push.name}, or to run it again: slipway retry {push.name}",
         ) from error

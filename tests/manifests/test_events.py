@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import json
@@ -21,15 +22,18 @@ from pipeline.cli import app
 from pipeline.commands.events import receive
 from pipeline.config import load
 from pipeline.definition import arguments, resolve_key, workflow_template
-from pipeline.events.sensor import Sensor
+from pipeline.events.providers import PROVIDERS
+from pipeline.events.push import Push
+from pipeline.events.receiver import TOKEN_VARIABLE
+from pipeline.events.starting import workflow
 from pipeline.manifests import MANIFESTS, documents
 from stages.parts.base.settings import CONFIGS
 
 EVENTS = MANIFESTS / "events"
-EXAMPLES = EVENTS.parents[1] / "docs" / "examples"
 ROOT = CONFIGS.parent
 EXAMPLES = ROOT / "docs" / "examples"
 COMMIT = "575db8b7a51b6f85eb06eee540738584589f131c"
+PUSHES = [Push(provider, model, COMMIT) for provider in PROVIDERS for model in ("some-user/some-repo", "A_1/b.c-D")]
 HARDENED = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -79,7 +83,7 @@ def test_every_file_is_applied_and_kustomize_agrees():
             assert len(list(yaml.safe_load_all(made.stdout))) == len(applied(folder))
 
 
-def test_nothing_here_is_called_as_something_of_the_base():
+def test_no_name_here_is_that_of_an_object_of_the_base():
     def names(found: list[dict[str, Any]]) -> set[tuple[str, str]]:
         return {(each["kind"], each["metadata"]["name"]) for each in found}
 
@@ -90,39 +94,86 @@ def test_nothing_here_is_called_as_something_of_the_base():
 
 def test_sensor_event_source_and_receiver_fit_each_other():
     source = the("EventSource")
-    webhooks = source["spec"]["webhook"]
-    assert set(Sensor.read().providers) == set(webhooks)
-    for dependency in the("Sensor")["spec"]["dependencies"]:
-        assert dependency["eventSourceName"] == source["metadata"]["name"]
-        assert dependency["eventName"] in webhooks
+    ((name, hook),) = source["spec"]["webhook"].items()
+    (dependency,) = the("Sensor")["spec"]["dependencies"]
+    assert (dependency["eventSourceName"], dependency["eventName"]) == (source["metadata"]["name"], name)
     (port,) = (each["port"] for each in source["spec"]["service"]["ports"])
-    hook = webhooks["huggingface"]
     host = f"{source['metadata']['name']}-eventsource-svc"  # as Argo Events calls its Service
     (container,) = the("Deployment")["spec"]["template"]["spec"]["containers"]
     assert f"--forward-to=http://{host}:{port}{hook['endpoint']}" in container["args"]
-    assert {each["port"] for each in webhooks.values()} == {str(port)}
+    assert hook["port"] == str(port)
     service = the("Service")["spec"]
     assert selects({"matchLabels": service["selector"]}, pods()["receiver"])
     assert service["ports"][0]["targetPort"] == container["ports"][0]["name"]
 
 
+def fills(push: Push) -> dict[str, Any]:
+    """The Workflow that the Sensor creates for *push*: plain keys of the event's body in plain places."""
+    (trigger,) = (each["template"]["k8s"] for each in the("Sensor")["spec"]["triggers"])
+    made = copy.deepcopy(trigger["source"]["resource"])
+    for parameter in trigger["parameters"]:
+        assert parameter["src"].keys() == {"dependencyName", "dataKey"}
+        value = push.document()[parameter["src"]["dataKey"].removeprefix("body.")]
+        *parents, last = parameter["dest"].split(".")
+        place = made
+        for part in parents:
+            place = place[int(part) if isinstance(place, list) else part]
+        assert place[last] == ""
+        place[last] = value
+    return made
+
+
+@pytest.mark.parametrize("push", PUSHES, ids=str)
+def test_the_sensor_creates_the_workflow_of_the_push(push: Push):
+    assert fills(push) == workflow(push)
+
+
+def filters() -> dict[str, str]:
+    """The regular expression of each field of the event's body."""
+    (dependency,) = the("Sensor")["spec"]["dependencies"]
+    assert dependency["filters"].keys() == {"data"}  # its filters are all applied, unless an operator says otherwise
+    data = dependency["filters"]["data"]
+    assert {(each["type"], len(each["value"])) for each in data} == {("string", 1)}
+    return {each["path"].removeprefix("body."): each["value"][0] for each in data}
+
+
+def passes(event: dict[str, str]) -> bool:
+    """As in Go, where $ matches at the end alone."""
+    return all(re.fullmatch(pattern, event[name], re.ASCII) for name, pattern in filters().items())
+
+
+@pytest.mark.parametrize("push", PUSHES, ids=str)
+def test_the_sensor_lets_every_push_pass_that_the_receiver_forwards(push: Push):
+    assert filters().keys() == push.document().keys()
+    assert passes(push.document())
+
+
+@pytest.mark.parametrize("field", PUSHES[0].document())
+@pytest.mark.parametrize(
+    "value", ["", "{{workflow.name}}", "../../etc", "a/../b", "main", 'x"}, {', "{x}\n", "-{x}", "{x}/y"]
+)
+def test_the_sensor_refuses_anything_else_in_a_name_or_parameter(field: str, value: str):
+    push = PUSHES[0].document()
+    assert not passes(push | {field: value.replace("{x}", push[field])})
+
+
+def test_every_filter_is_anchored():
+    assert not [each for each in filters().values() if not re.fullmatch(r"\^(\([a-z|]+\)|[^|()]*)\$", each)]
+
+
 def test_every_way_in_asks_for_a_secret_of_its_own():
-    tokens = [each["authSecret"] for each in the("EventSource")["spec"]["webhook"].values()]
-    assert {each["name"] for each in tokens} == {"slipway-events"}
-    assert len({each["key"] for each in tokens}) == len(tokens)
-    spec = the("Deployment")["spec"]["template"]["spec"]
-    (container,) = spec["containers"]
-    (mounted,) = (each["secret"] for each in spec["volumes"] if "secret" in each)
-    assert mounted["secretName"] == "slipway-events"
-    files = {each["value"] for each in container["env"] if "value" in each}
-    assert files == {f"/secrets/{each['path']}" for each in mounted["items"]}
-    assert the("EventSource")["spec"]["webhook"]["huggingface"]["authSecret"]["key"] in {
-        each["key"] for each in mounted["items"]
-    }
+    (hook,) = the("EventSource")["spec"]["webhook"].values()
+    (container,) = the("Deployment")["spec"]["template"]["spec"]["containers"]
+    given = {each["name"]: each["valueFrom"].get("secretKeyRef") for each in container["env"]}
+    secrets = [given[provider.variable] for provider in PROVIDERS.values()]
+    assert hook["authSecret"] == given[TOKEN_VARIABLE] == {"name": "slipway-events", "key": "token"}
+    assert {each["name"] for each in secrets} == {"slipway-events"}
+    assert len({each["key"] for each in [*secrets, hook["authSecret"]]}) == len(PROVIDERS) + 1
+    assert all(each["optional"] for each in secrets)  # a provider that is not used needs none
     assert not [each for each in applied() if each["kind"] == "Secret"]
 
 
-def test_the_sensor_may_create_workflows_and_nothing_else_may_anything():
+def test_the_sensor_may_create_workflows_and_no_other_account_has_rights():
     account = the("Sensor")["spec"]["template"]["serviceAccountName"]
     assert the("Role")["rules"] == [{"apiGroups": ["argoproj.io"], "resources": ["workflows"], "verbs": ["create"]}]
     binding = the("RoleBinding")
@@ -156,7 +207,7 @@ def test_the_receiver_is_probed_and_writes_to_volumes_alone():
     mounts = {each["mountPath"] for each in container["volumeMounts"]}
     assert {"/memory", "/tmp", "/cache"} <= mounts
     assert "--memory=/memory/pushes" in container["args"]
-    # Two would not know of each other what went on.
+    # Two receivers would not know what the other one forwarded.
     assert (the("Deployment")["spec"]["replicas"], the("Deployment")["spec"]["strategy"]) == (1, {"type": "Recreate"})
 
 
@@ -166,12 +217,12 @@ def test_the_receivers_arguments_are_those_of_the_program():
     known = {f"--{name.replace('_', '-')}" for name in receive.__annotations__ if name != "return"}
     assert {each.partition("=")[0] for each in container["args"]} <= known
     variables = {each["name"] for each in container["env"]}
-    assert variables == {"SLIPWAY_ALLOW", "SLIPWAY_WEBHOOK_SECRET_FILE", "SLIPWAY_EVENTS_TOKEN_FILE"}
+    assert variables == {"SLIPWAY_ALLOW", TOKEN_VARIABLE, *(each.variable for each in PROVIDERS.values())}
     allowed = the("ConfigMap")["data"]["allow"]
     assert allowed.split() == ["org/*"]
 
 
-def test_each_pod_is_reached_by_and_reaches_what_it_needs():
+def test_each_pod_reaches_and_is_reached_by_the_pods_that_it_needs():
     policies = {each["metadata"]["name"]: each["spec"] for each in applied() if each["kind"] == "NetworkPolicy"}
     for pod in ("receiver", "eventsource", "eventbus"):
         selecting = {name for name, spec in policies.items() if selects(spec["podSelector"], pods()[pod])}
@@ -186,7 +237,8 @@ def test_each_pod_is_reached_by_and_reaches_what_it_needs():
             assert any(selects(peer["podSelector"], pods()[other]) for peer in out["to"])
         into = [each for each in policies[other]["ingress"] if port in ports(each)]
         assert any(admits(peer, pods()[one]) for each in into for peer in each["from"]), (one, other)
-    # The stages' own policies must not cut off what is here.
+    assert not [peer for peer in policies["eventsource"]["ingress"][0]["from"] if not admits(peer, pods()["receiver"])]
+    # The stages' own policies must not cut these pods off.
     for each in documents("gke"):
         if each["kind"] == "NetworkPolicy" and "Egress" in each["spec"]["policyTypes"]:
             assert not [name for name, labels in pods().items() if selects(each["spec"]["podSelector"], labels)]
@@ -207,7 +259,7 @@ def test_images_are_of_the_projects_version():
     assert images == [f"registry.example.com/slipway-slim:{version}"] * 2
 
 
-def test_a_poll_starts_the_run_that_the_sensor_and_the_command_line_would_start(monkeypatch: pytest.MonkeyPatch):
+def test_a_poll_starts_the_run_that_a_push_or_the_command_line_would_start(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
     spec = the("CronWorkflow", folder=EVENTS / "poll")["spec"]
     assert (spec["suspend"], spec["concurrencyPolicy"]) == (True, "Forbid")
@@ -215,12 +267,7 @@ def test_a_poll_starts_the_run_that_the_sensor_and_the_command_line_would_start(
     assert start["resource"]["action"] == "apply"
     assert yaml.safe_load(start["resource"]["manifest"])  # Argo wants YAML also before it fills it in
     made = yaml.safe_load(filled(start["resource"]["manifest"], {"model": "some-user/some-repo", "commit": COMMIT}))
-    push = {
-        "event": {"action": "update", "scope": "repo.content"},
-        "repo": {"type": "model", "name": "some-user/some-repo"},
-        "updatedRefs": [{"ref": "refs/heads/main", "newSha": COMMIT}],
-    }
-    pushed = Sensor.read().workflow("huggingface", push)
+    pushed = workflow(PUSHES[0])
     assert made["metadata"]["name"] == pushed["metadata"]["name"]
     assert made["spec"] == pushed["spec"]
     given = {each["name"]: each["value"] for each in made["spec"]["arguments"]["parameters"]}
@@ -230,7 +277,7 @@ def test_a_poll_starts_the_run_that_the_sensor_and_the_command_line_would_start(
 
 
 def filled(text: str, inputs: dict[str, str]) -> str:
-    """As Argo fills in references and expressions. Those of ours mean the same in Python as in expr-lang."""
+    """Fill in references and expressions as Argo does. These expressions mean the same in Python and in expr-lang."""
     sprig = SimpleNamespace(
         sha256sum=lambda value: hashlib.sha256(value.encode()).hexdigest(),
         trunc=lambda length, value: value[:length],

@@ -1,4 +1,4 @@
-"""``slipway trigger``: from a registry's event to a run, here and on a cluster; and from the webhook on."""
+"""``slipway trigger``: from a registry's webhook to a run, here and on a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from receiving import COMMIT, HARBOR_PUSH, PUSH, EventSource, changed, environment, push, receiver, written
+from receiving import COMMIT, PUSH, WEBHOOKS, changed, environment, normalized, push, written
 
 from pipeline.config import load
 from pipeline.definition import workflow_template
@@ -58,30 +58,20 @@ def given(workflow: dict[str, object]) -> dict[str, str]:
     return {each["name"]: each["value"] for each in workflow["spec"]["arguments"]["parameters"]}  # type: ignore[index]
 
 
-def forwarded(payload: object) -> object:
-    """What an EventSource gets when the Hub posts *payload* to the receiver."""
-    source = EventSource()
-    try:
-        with receiver(source.url) as there:
-            assert there.post(payload).status_code == 202
-    finally:
-        source.close()
-    (event,) = source.events
-    return event
-
-
-def test_from_the_webhook_to_the_workflow(server: KubernetesServer, argo: Trigger):
-    ended = argo(forwarded(PUSH))
+@pytest.mark.parametrize("provider", WEBHOOKS)
+def test_a_push_becomes_a_workflow(server: KubernetesServer, argo: Trigger, provider: str):
+    ended = argo(WEBHOOKS[provider], "--provider", provider)
     assert ended.returncode == 0, ended.stderr
     (workflow,) = server.all("Workflow")
-    assert ended.stdout.strip() == workflow["metadata"]["name"]
+    assert ended.stdout.strip() == workflow["metadata"]["name"] == normalized(provider)["name"]
+    assert workflow["metadata"]["labels"]["slipway/trigger"] == provider
     assert (given(workflow)["model"], given(workflow)["revision"]) == ("some-user/some-repo", COMMIT)
     assert server.mistakes == []
 
 
-def test_a_commit_is_started_once_on_a_cluster_whoever_says_so(server: KubernetesServer, argo: Trigger):
+def test_a_commit_is_started_once_on_a_cluster_whichever_provider_reports_it(server: KubernetesServer, argo: Trigger):
     assert argo(PUSH).returncode == 0
-    for event, provider in ((PUSH, "huggingface"), (HARBOR_PUSH, "harbor")):
+    for provider, event in WEBHOOKS.items():
         again = argo(event, "--provider", provider)
         assert again.returncode == 52
         assert "was started before: slipway-push-" in again.stderr
@@ -109,14 +99,15 @@ def test_without_the_template_and_with_settings_that_it_does_not_take_nothing_is
     assert server.all("Workflow") == []
 
 
-def test_from_the_webhook_to_a_run_of_the_commit_here(trigger: Trigger, tmp_path: Path):
+def test_a_push_becomes_a_run_of_the_commit_here(trigger: Trigger, tmp_path: Path):
     with HubServer() as hub:
         pushed = hub.add_repo("some-user/some-repo", tiny_model())
         later = hub.add_repo("some-user/some-repo", tiny_model(**{"README.md": b"newer"}))
         assert pushed != later
         options = ["optimize.variants=[fp16]", "workload.tasks_path=/nowhere", "serving.port=0"]
-        event = forwarded(push(commit=pushed))
-        ended = trigger(event, *(part for each in options for part in ("--set", each)), HF_ENDPOINT=hub.url)
+        ended = trigger(
+            push(commit=pushed), *(part for each in options for part in ("--set", each)), HF_ENDPOINT=hub.url
+        )
     assert "some-user/some-repo was pushed at" in ended.stderr
     assert ended.returncode != 0  # its evaluation refuses a folder that is not there
     (run,) = (tmp_path / "store").glob("*/runs/*")
@@ -135,10 +126,10 @@ def test_a_dry_run_shows_the_workflow_and_starts_nothing(trigger: Trigger, tmp_p
     assert not (tmp_path / "store").exists()
 
 
-def test_an_event_that_starts_no_run_says_why_and_ends_with_52(server: KubernetesServer, argo: Trigger):
+def test_an_event_that_starts_no_run_is_explained_and_ends_with_52(server: KubernetesServer, argo: Trigger):
     refused = argo(changed(PUSH, {"repo.type": "dataset"}))
     assert refused.returncode == 52
-    assert "error: repo.type is 'dataset'; wanted: ^model$" in refused.stderr
+    assert "error: repo.type is 'dataset', not 'model'" in refused.stderr
     as_json = argo(changed(PUSH, {"event.scope": "discussion"}), "--json")
     assert json.loads(as_json.stdout)["exit_code"] == 52
     assert server.all("Workflow") == []

@@ -1,4 +1,4 @@
-"""Which pushes go on: of allowed repositories, not too often, and each once."""
+"""Which pushes are forwarded: those of allowed models, a limited number per hour, and each commit once."""
 
 from __future__ import annotations
 
@@ -11,27 +11,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
+from pipeline.events.push import Push
 from stages.parts.base.errors import ConfigError, SlipwayError
 from stages.parts.base.store import write_text
 
 REMEMBERED: Final = 10_000
-"""Pushes; the oldest are forgotten first."""
+"""Number of pushes. The oldest are forgotten first."""
 HOUR_S: Final = 3600.0
 
 
-@dataclass(frozen=True)
-class Push:
-    """A commit of a model, as the Sensor would run it."""
-
-    model: str
-    commit: str
-
-    def __str__(self) -> str:
-        return f"{self.model}@{self.commit}"
-
-
 class Memory:
-    """The pushes that went on, in a file if there is one."""
+    """The pushes that were forwarded, one ``org/name@commit`` a line, in a file if *path* is given."""
 
     def __init__(self, path: Path | None) -> None:
         """Raises: ConfigError: *path* can't be read or written."""
@@ -41,7 +31,7 @@ class Memory:
             self._pushes = dict.fromkeys(known[-REMEMBERED:])
             self._keep()
         except (OSError, SlipwayError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot keep a memory in {path}: {error}", hint="choose another --memory") from error
+            raise ConfigError(f"cannot use {path} as memory: {error}", hint="choose another --memory") from error
 
     def __contains__(self, push: Push) -> bool:
         return str(push) in self._pushes
@@ -52,7 +42,7 @@ class Memory:
             del self._pushes[next(iter(self._pushes))]
         try:
             self._keep()
-        except (OSError, SlipwayError) as error:  # it is forwarded already, and known until a restart
+        except (OSError, SlipwayError) as error:  # the push is forwarded already, and remembered until a restart
             print(f"cannot write {self.path}: {error}", file=sys.stderr, flush=True)
 
     def _keep(self) -> None:
@@ -61,11 +51,11 @@ class Memory:
 
 
 @dataclass
-class Doorkeeper:
+class Admission:
     allowed: Sequence[str]
     """Patterns of model names, such as ``org/*``."""
     per_hour: int
-    """Pushes of one repository that go on within an hour."""
+    """Pushes of one model that are forwarded within an hour."""
     memory: Memory
     clock: Callable[[], float] = time.monotonic
     _recent: dict[str, deque[float]] = field(default_factory=dict)
@@ -74,7 +64,7 @@ class Doorkeeper:
         return any(fnmatchcase(model, pattern) for pattern in self.allowed)
 
     def wait_s(self, model: str) -> float:
-        """Until another push of *model* may go on; 0 if it may now."""
+        """Return how long another push of *model* has to wait; 0 if it may be forwarded now."""
         now = self.clock()
         self._recent = {name: times for name, times in self._recent.items() if now - times[-1] < HOUR_S}
         recent = self._recent.get(model, deque())
@@ -82,6 +72,6 @@ class Doorkeeper:
             recent.popleft()
         return 0.0 if len(recent) < self.per_hour else HOUR_S - (now - recent[0])
 
-    def went_on(self, push: Push) -> None:
+    def record(self, push: Push) -> None:
         self._recent.setdefault(push.model, deque()).append(self.clock())
         self.memory.add(push)
