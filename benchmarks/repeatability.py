@@ -28,7 +28,7 @@ from stages.parts.base.errors import ConfigError, MissingRun, NoWinner, RunFaile
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, answer_sigterm
 from stages.parts.base.store import STORE_VARIABLE, ModelStore, canonical_json, directory_name, place, place_tree
 from stages.parts.machine.process import contained
-from stages.parts.model.name import model_id
+from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
@@ -63,7 +63,7 @@ def measured(arguments: argparse.Namespace) -> list[ModelStore]:
     """The repeats, those that are missing measured first."""
     if not arguments.store or not arguments.model:
         raise ConfigError("--store and --model say what is measured", hint="or --from a folder of what was")
-    source = ModelStore(arguments.store.absolute(), model_id(arguments.model))
+    source = ModelStore(arguments.store.absolute(), ModelName.parse(arguments.model).id)
     config = load(arguments.config)
     targets = [arguments.folder.absolute() / f"{number:02d}" for number in range(1, arguments.times + 1)]
     check_conditions([ModelStore(each, source.model) for each in targets if each.exists()], conditions(source, config))

@@ -113,12 +113,12 @@ def serve_model(
     from stages.parts.base.store import ModelStore
     from stages.parts.endpoint.record import stop as stop_serving
     from stages.parts.endpoint.supervisor import serve_foreground
-    from stages.parts.model.name import model_id
+    from stages.parts.model.name import ModelName
 
     given = {"serving.port": port, "serving.host": host}
     flags = [f"{field}={value}" for field, value in given.items() if value is not None]
     settings = load_config(config, None, None, "local", [*(assignments or []), *flags])
-    place = ModelStore(store.absolute(), model_id(model))
+    place = ModelStore(store.absolute(), ModelName.parse(model).id)
     if stop:
         stopped = stop_serving(place)
         typer.echo(f"stopped {model}" if stopped else f"{model} was not being served")

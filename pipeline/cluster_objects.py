@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pipeline.definition import RESOLVE_CACHE
-from pipeline.platform import Cluster, Platform
+from pipeline.platform import ClusterSettings, Platform
 from pipeline.pods import GPU_PODS, LOCKS
 
 LABELS: Final = {"app.kubernetes.io/part-of": "slipway"}
@@ -18,7 +18,7 @@ PODS: Final = 100
 Document = dict[str, Any]
 
 
-def of(platform: Platform, cluster: Cluster) -> list[Document]:
+def of(platform: Platform, cluster: ClusterSettings) -> list[Document]:
     namespace = platform.namespace
     return [
         claim(platform, cluster),
@@ -29,7 +29,7 @@ def of(platform: Platform, cluster: Cluster) -> list[Document]:
     ]
 
 
-def claim(platform: Platform, cluster: Cluster) -> Document:
+def claim(platform: Platform, cluster: ClusterSettings) -> Document:
     """The volume with the store. Without a class, the cluster's default one."""
     storage = cluster.storage
     spec: Document = {
@@ -41,12 +41,12 @@ def claim(platform: Platform, cluster: Cluster) -> Document:
     return _object("v1", "PersistentVolumeClaim", platform.claim, platform.namespace, spec=spec)
 
 
-def quota(namespace: str, cluster: Cluster) -> Document:
+def quota(namespace: str, cluster: ClusterSettings) -> Document:
     hard = {"pods": str(PODS), "requests.nvidia.com/gpu": str(cluster.gpu_quota)}
     return _object("v1", "ResourceQuota", "slipway", namespace, spec={"hard": hard})
 
 
-def api_server_policy(namespace: str, cluster: Cluster) -> Document:
+def api_server_policy(namespace: str, cluster: ClusterSettings) -> Document:
     """Argo's container in each pod reports to the API server; the serve step asks it for changes."""
     spec = {
         "podSelector": {

@@ -42,7 +42,7 @@ from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE
 from stages.parts.base.settings import Rollout
 from stages.parts.base.store import STORE_VARIABLE, canonical_json, directory_name
 from stages.parts.endpoint.record import API_KEY_VARIABLE
-from stages.parts.model.name import is_local, model_id
+from stages.parts.model.name import ModelName
 from stages.parts.records.rollout import LOCAL
 from stages.rollout.kserve.settings import VARIABLE as KSERVE_VARIABLE
 from stages.rollout.plan import DEPLOY, PROMOTE
@@ -123,7 +123,7 @@ def arguments(config: RunConfig, model: str, revision: str, *, serve: bool, refr
     return {
         "model": model,
         "revision": revision,
-        "model-directory": directory_name(model_id(model)),
+        "model-directory": directory_name(ModelName.parse(model).id),
         "resolve-key": resolve_key(model, revision, refresh=refresh),
         "serve": str(serve).lower(),
         "optimize": canonical_json(config.optimize),
@@ -152,7 +152,7 @@ def _for_kserve(config: RunConfig) -> dict[str, str]:
 def resolve_key(model: str, revision: str, *, refresh: bool = False) -> str:
     """The memoization key of resolve: a name and revision at one hub. A local directory can change at any time, and
     *refresh* asks again on purpose: then the key is new."""
-    if refresh or is_local(model):
+    if refresh or ModelName.parse(model).directory:
         return uuid.uuid4().hex
     hub = os.environ.get("HF_ENDPOINT", "")
     return hashlib.sha256(canonical_json([hub, model, revision]).encode()).hexdigest()

@@ -90,7 +90,7 @@ class Storage(Settings):
     size: Quantity = "1Ti"
 
 
-class Cluster(Settings):
+class ClusterSettings(Settings):
     """What pods need, and processes of one machine have no use for."""
 
     storage: Storage = Storage()
@@ -134,7 +134,7 @@ class Platform(Settings):
     price_per_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Of the hardware that one replica is served on, all its GPUs together. None: costs are not told."""
     currency: str = "USD"
-    cluster: Cluster | None = None
+    cluster: ClusterSettings | None = None
     """None: one machine."""
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from hera.workflows import Env, models
 
-from pipeline.platform import Cluster, Nodes, Platform, Stage
+from pipeline.platform import ClusterSettings, Nodes, Platform, Stage
 
 USER: Final = 8737
 """User and group of every image, and owner of what lies in the store."""
@@ -132,13 +132,13 @@ def _identity(stage: str) -> dict[str, Any]:
     return {"service_account_name": ACCOUNTS[stage], "automount_service_account_token": True}
 
 
-def _labels(stage: str, asks: Stage, cluster: Cluster) -> dict[str, str]:
+def _labels(stage: str, asks: Stage, cluster: ClusterSettings) -> dict[str, str]:
     """By these the network policies know a pod."""
     labels = {"app.kubernetes.io/part-of": "slipway", "app.kubernetes.io/component": stage}
     return labels | ({KUEUE_QUEUE: cluster.queue} if cluster.queue and asks.gpus else {})
 
 
-def _artifacts(cluster: Cluster) -> dict[str, Any]:
+def _artifacts(cluster: ClusterSettings) -> dict[str, Any]:
     if cluster.artifact_repository is None:
         return {}
     return {"artifact_repository_ref": models.ArtifactRepositoryRef(key=cluster.artifact_repository)}

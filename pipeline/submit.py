@@ -14,7 +14,7 @@ from pipeline.runs import Run, failure, new_id, read_workflow
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore, full_disk_is_an_answer
-from stages.parts.model.name import is_local, model_id
+from stages.parts.model.name import ModelName
 from stages.parts.records.production import Production
 
 if TYPE_CHECKING:
@@ -79,11 +79,10 @@ def run(config: RunConfig, model: str, revision: str, *, store: Path, serve: boo
     """
     from pipeline.definition import arguments
 
-    if is_local(model):
-        model = str(Path(model).expanduser().resolve())
-    given = arguments(config, model, revision, serve=serve, refresh=refresh)
+    name = ModelName.parse(model)
+    given = arguments(config, str(name.directory or model), revision, serve=serve, refresh=refresh)
     if serve:
-        _check_port(ModelStore(store, model_id(model)), config.serving)
+        _check_port(ModelStore(store, name.id), config.serving)
     return _execute(render(config), given, store)
 
 
@@ -99,7 +98,7 @@ def again(run: Run, store: Path) -> Finished:
     if {"model", "revision"} <= given.keys():  # a local directory may have changed since
         given["resolve-key"] = resolve_key(given["model"], given["revision"])
     if given.get("serve") == "true":
-        place = ModelStore(store, model_id(given["model"]))
+        place = ModelStore(store, ModelName.parse(given["model"]).id)
         _check_port(place, Serving.model_validate_json(given["serving"]))
     return _execute(kept["manifest"], given, store)
 
@@ -109,7 +108,7 @@ def _execute(manifest: dict[str, Any], given: dict[str, str], store: Path) -> Fi
     from pipeline.local.engine import execute
     from pipeline.local.progress import observer_for
 
-    place = ModelStore(store, model_id(given["model"]))
+    place = ModelStore(store, ModelName.parse(given["model"]).id)
     run_id = new_id(datetime.now().astimezone())
     _make_usable(store)
     state = execute(

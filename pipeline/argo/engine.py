@@ -16,7 +16,7 @@ from pipeline.runs import failure
 from stages.parts.base.errors import ConfigError, Interrupted
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Object
-from stages.parts.model.name import is_local
+from stages.parts.model.name import ModelName
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
@@ -31,7 +31,7 @@ def start(
         ConfigError: *model* is a directory of this machine.
         NotInstalled, AccessDenied, ClusterUnavailable: nothing was started.
     """
-    if is_local(model):
+    if ModelName.parse(model).directory:
         raise ConfigError(
             f"{model} is a directory of this machine, which the cluster does not see",
             hint="push it to a Hub that the cluster reaches, or run it here: --engine local",

@@ -11,8 +11,7 @@ from datetime import datetime
 from typing import Any, Final, cast
 
 from pipeline.local.attempt import ERROR
-from pipeline.local.dag import Graph
-from pipeline.local.manifest import Dag
+from pipeline.local.graph import Graph
 from pipeline.local.names import EXIT_NODE
 from pipeline.local.state import FINISHED, Kind, Node, Phase, RunPhase, RunState
 from stages.parts.base.errors import ConfigError
@@ -21,12 +20,9 @@ from stages.parts.cluster.kinds import Object
 TERMINAL: Final = frozenset({"Succeeded", "Failed", "Error"})
 HOLDERS: Final[dict[str, Kind]] = {
     "DAG": "DAG",
-    "Steps": "Steps",
-    "StepGroup": "Steps",
     "TaskGroup": "TaskGroup",
     "Suspend": "Suspend",
 }
-PARTS_OF_A_TASK: Final = ("name", "template", "depends", "dependencies")
 SUSPENDED: Final = "waits for an approval: in Argo's user interface, or with argo resume"
 OUT_OF_MEMORY: Final = "OOMKilled"
 
@@ -73,7 +69,7 @@ def tasks(spec: Object) -> list[Object]:
     """The entrypoint's tasks in DAG order; empty while the controller has not read the template."""
     graph = _graph(spec)
     known = {each["name"]: each for each in _dag(spec).get("tasks", [])}
-    return [known[name] for name in (graph.tasks if graph else known)]
+    return [known[name] for name in (graph.depends if graph else known)]
 
 
 def nodes_of(status: Object) -> dict[str, Object]:
@@ -159,8 +155,8 @@ def _add_inner(state: RunState, nodes: Mapping[str, Object]) -> None:
 def _culprit(spec: Object, state: RunState) -> str | None:
     graph = _graph(spec)
     own = {node.name: node.phase for node in state.nodes if node.phase in FINISHED}
-    phases = {name: own[name] for name in (graph.tasks if graph else {}) if name in own}
-    found = graph.culprit(phases, {}) if graph else None
+    phases = {name: own[name] for name in (graph.depends if graph else {}) if name in own}
+    found = graph.culprit(phases) if graph else None
     failed = (node.name for node in state.nodes if node.phase in ("Failed", "Error"))
     return found or next(failed, None)
 
@@ -171,9 +167,8 @@ def _dag(spec: Object) -> dict[str, Any]:
 
 
 def _graph(spec: Object) -> Graph | None:
-    parts = [{part: each[part] for part in PARTS_OF_A_TASK if part in each} for each in _dag(spec).get("tasks", [])]
-    with contextlib.suppress(ConfigError, ValueError):  # another one's template may use what we don't know
-        return Graph.of(Dag.model_validate({"tasks": parts}))
+    with contextlib.suppress(ConfigError):  # another one's template may use what we don't know
+        return Graph.of({each["name"]: each.get("depends", "") for each in _dag(spec).get("tasks", [])})
     return None
 
 

@@ -15,7 +15,7 @@ from pipeline.definition import NAME
 from stages.parts.base.store import canonical_json
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import WORKFLOWS, Object
-from stages.parts.cluster.refusals import Absent, Taken
+from stages.parts.cluster.refusals import Absent, AlreadyExists
 
 KEY_LABEL: Final = "slipway/key"
 SUBMISSION: Final = "slipway/submission"
@@ -75,7 +75,7 @@ def submit(cluster: Cluster, arguments: Mapping[str, str], *, force: bool = Fals
         name = f"{NAME}-{key[:10]}-{datetime.now(UTC):%y%m%d}-{number}"
         try:
             return cluster.create(WORKFLOWS, workflow(name, arguments, submission=submission)), True
-        except Taken:
+        except AlreadyExists:
             number += 1
         try:
             there = cluster.get(WORKFLOWS, name)

@@ -110,9 +110,9 @@ def place_of(store: Any, model: str) -> ModelStore:
         InvalidName: *model* is neither a name on the Hub nor a local directory.
     """
     from stages.parts.base.store import ModelStore
-    from stages.parts.model.name import model_id
+    from stages.parts.model.name import ModelName
 
-    return ModelStore(store.absolute(), model_id(model))
+    return ModelStore(store.absolute(), ModelName.parse(model).id)
 
 
 def serving_of(place: ModelStore, settings: RunConfig) -> Serving:

@@ -11,7 +11,7 @@ from pipeline.events.push import Push
 from stages.parts.base.errors import EventRefused
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import WORKFLOWS, Object
-from stages.parts.cluster.refusals import Taken
+from stages.parts.cluster.refusals import AlreadyExists
 
 
 def workflow(push: Push) -> Object:
@@ -58,7 +58,7 @@ def start(cluster: Cluster, push: Push) -> Object:
     made["metadata"]["annotations"] = {SUBMISSION: submission}
     try:
         return cluster.create(WORKFLOWS, made)
-    except Taken as error:
+    except AlreadyExists as error:
         there = cluster.get(WORKFLOWS, push.name)
         if there["metadata"].get("annotations", {}).get(SUBMISSION) == submission:
             return there  # the answer to our own first request was lost

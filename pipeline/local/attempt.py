@@ -15,8 +15,8 @@ from typing import Final
 import stages
 from pipeline.local.manifest import Template, Volume
 from pipeline.local.names import log_file, safe
+from pipeline.local.references import substitute
 from pipeline.local.state import LOGS, SCRATCH, writable
-from pipeline.local.templates import substitute
 from stages.parts.machine.process import Contained
 
 TAIL_BYTES: Final = 1 << 16
@@ -31,8 +31,8 @@ class Call:
 
     command: tuple[str, ...]
     environment: dict[str, str]
-    outputs: dict[str, tuple[str, str | None]]
-    """By name: the file, and the default if it is missing."""
+    outputs: dict[str, str]
+    """The file of each, by name."""
     fresh: dict[str, str]
     """Mount path of each emptyDir, and the volume's name."""
     fixed: dict[str, Path]
@@ -52,10 +52,7 @@ class Call:
         return cls(
             command=tuple(substitute(text, lookup) for text in (*program.command, *program.args)),
             environment={each.name: substitute(each.value, lookup) for each in program.env if not each.value_from},
-            outputs={
-                each.name: (substitute(each.value_from.path, lookup), each.value_from.default)
-                for each in template.outputs.parameters
-            },
+            outputs={each.name: substitute(each.value_from.path, lookup) for each in template.outputs.parameters},
             fresh={mount.mount_path: mount.name for mount in program.volume_mounts if not claims[mount.mount_path]},
             fixed={path: mounts[path] for path, claim in claims.items() if claim},
         )
@@ -91,13 +88,11 @@ class Attempt:
     ) -> None:
         self.reason = ""
         """Why we stopped it, if we did."""
-        self._task, self._what, self._ended = task, what, ended
+        self._task, self._ended = task, ended
         self._scratch = folder / SCRATCH / f"{safe(task)}-{number}"
         folders = dict(what.fixed)
         folders |= {path: self._scratch / volume for path, volume in what.fresh.items()}
-        self._outputs = {
-            name: (Path(translated(path, folders)), default) for name, (path, default) in what.outputs.items()
-        }
+        self._outputs = {name: Path(translated(path, folders)) for name, path in what.outputs.items()}
         variables = {name: translated(value, folders) for name, value in what.environment.items()}
         self._log = folder / LOGS / log_file(task)
         with writable(folder):
@@ -135,12 +130,10 @@ class Attempt:
 
     def _read(self, status: int) -> Ended:
         outputs = {}
-        for name, (path, default) in self._outputs.items():
+        for name, path in self._outputs.items():
             if path.is_file():
                 # Argo trims one newline too.
                 outputs[name] = path.read_text(encoding="utf-8").removesuffix("\n")
-            elif default is not None:
-                outputs[name] = default
             elif status == 0:
                 return Ended(self._task, status, f"it ended well, but wrote no output {name!r} to {path}")
         if status == 0:

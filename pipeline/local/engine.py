@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
 import signal
@@ -15,9 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.local import growth, mutex, requirements
-from pipeline.local.dag import FAILED
 from pipeline.local.job import Scope
-from pipeline.local.manifest import Template
 from pipeline.local.progress import Observer
 from pipeline.local.resources import Capacity, Pool
 from pipeline.local.runner import INTERRUPTED, NEVER, POLL_S, Event, Places, Signal
@@ -107,25 +104,19 @@ class _Run:
         return True
 
     def _workflow(self) -> None:
-        state, scheduler, started = self.state, self.scheduler, time.monotonic()
+        state, scheduler = self.state, self.scheduler
         limit_s = self.workflow.spec.active_deadline_seconds
         state.phase, state.message, state.started_at = "Running", "", datetime.now(UTC)
-        scheduler.deadline = started + limit_s if limit_s is not None else NEVER
+        scheduler.deadline = time.monotonic() + limit_s if limit_s is not None else NEVER
         scheduler.run_changed()
         save(scheduler.places.run, state)  # before a task is there to be stopped or resumed
-        entry = self.workflow.templates[self.workflow.spec.entrypoint]
-        template = None if entry.container or entry.suspend else entry
-        culprit = scheduler.complete(self.workflow.graph, self._values(), self._inputs(entry), template)
+        culprit = scheduler.complete(growth.entrypoint(self.workflow, state, self._values()))
         phase, message = self._verdict(culprit)
-        if self.workflow.exit_graph:
+        if on_exit := self.workflow.spec.on_exit:
             # It runs once, whatever happened; only a second interrupt skips it.
             scheduler.deadline, scheduler.stopping = NEVER, INTERRUPTED if scheduler.signals > 1 else ""
-            status = {
-                "workflow.status": phase,
-                "workflow.duration": f"{time.monotonic() - started:.6f}",
-                "workflow.failures": self._failures(),
-            }
-            handler = scheduler.complete(self.workflow.exit_graph, {**self._values(), **status})
+            values = {**self._values(), "workflow.status": phase}
+            handler = scheduler.complete(growth.exit_handler(self.workflow, state, on_exit, values))
             if phase == "Succeeded":
                 culprit = handler
                 phase, message = self._verdict(culprit)
@@ -143,27 +134,6 @@ class _Run:
     def _values(self) -> dict[str, str]:
         parameters = {f"workflow.parameters.{name}": value for name, value in self.state.arguments.items()}
         return {"workflow.name": self.state.name, **parameters}
-
-    def _failures(self) -> str:
-        """Every failed node, as JSON within a quoted text: as Argo gives it (``failedNodeStatus``, strconv.Quote)."""
-        failed = [
-            {
-                "displayName": node.display_name,
-                "message": node.message,
-                "templateName": node.template,
-                "phase": node.phase,
-                "podName": node.name,
-                "finishedAt": node.finished_at and f"{node.finished_at:%Y-%m-%dT%H:%M:%SZ}",
-            }
-            for node in self.state.nodes
-            if node.phase in FAILED
-        ]
-        return json.dumps(json.dumps(failed or None, ensure_ascii=False), ensure_ascii=False)
-
-    def _inputs(self, entry: Template) -> dict[str, str]:
-        """The entrypoint's own inputs: the workflow's parameters of the same names, as in Argo."""
-        values = {each.name: self.state.arguments.get(each.name, each.given) for each in entry.inputs.parameters}
-        return {f"inputs.parameters.{name}": value for name, value in values.items() if value is not None}
 
     def _save_last(self) -> None:
         self.state.finished_at = datetime.now(UTC)

@@ -1,341 +1,162 @@
-"""The small expression language of ``depends``, ``when``, and whatever is called ``expression``.
+"""The conditions of ``depends``, ``when`` and ``retryStrategy.expression``.
 
-Argo evaluates these with two libraries (expr-lang and govaluate); here one grammar covers what they share, and
-four dialects say what a word means in each field:
+Argo evaluates these with two libraries (expr-lang and govaluate). One grammar covers what they share and we use:
+``&&`` and ``||``, parentheses, and in a ``when`` and a retry expression the comparisons ``== != matches`` of two
+operands. A text in quotes stands for itself; what a word stands for is up to the field:
 
-    depends     a task (``optimize-awq.Succeeded``); undecided while the task is
-    when        a text, as govaluate is used there: ``{{x}} == awq`` needs no quotes
-    retry       a variable (``lastRetry.exitCode``) or a call of ``asInt``
-    value       a variable (``tasks['make-it'].outputs.parameters.digest``) of an output or a hook, perhaps without
-                a value; ``a ?? b`` is b then, and there is ``a ? b : c``
-
-Operators, loosest first: ``||``, ``&&``, then ``== != < <= > >= in contains matches startsWith endsWith`` (``not``
-before a word among them), then ``!`` or ``not``. Literals: quoted texts, numbers, ``true``, ``false``, lists.
+    depends     a task, or a task and its result: ``optimize-awq.Succeeded``; a condition by itself
+    when        its own text, since references are replaced before: ``{{x}} == awq`` needs no quotes
+    retry       a variable: ``lastRetry.exitCode``
 """
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from stages.parts.base.errors import ConfigError
 
-Value: TypeAlias = "str | int | float | bool | list[Value] | None"
-"""None: not known yet."""
-
 
 @dataclass(frozen=True)
-class Literal:
-    value: Value
-
-
-@dataclass(frozen=True)
-class Name:
+class Operand:
     text: str
+    quoted: bool = False
 
 
 @dataclass(frozen=True)
-class Items:
-    items: tuple[Expression, ...]
+class Comparison:
+    left: Operand
+    operation: str
+    right: Operand
 
 
 @dataclass(frozen=True)
-class Apply:
-    """An operator or a function with its operands."""
+class Junction:
+    """``&&`` or ``||`` of two or more conditions."""
 
     operation: str
-    operands: tuple[Expression, ...]
+    parts: tuple[Condition, ...]
 
 
-Expression: TypeAlias = Literal | Name | Items | Apply
+Condition: TypeAlias = Operand | Comparison | Junction
+Dialect: TypeAlias = Literal["depends", "when", "expression"]
+"""The field that a condition is the value of."""
+
+COMPARISONS: Final = ("==", "!=", "matches")
+WORDS: Final[dict[Dialect, str]] = {"depends": r"[-\w]+(?:\.\w+)?", "when": r"[\w.]+", "expression": r"\w+(?:\.\w+)*"}
+SYMBOLS: Final = r"&&|\|\||==|!=|[()]"
+QUOTED: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 
 
-@dataclass(frozen=True)
-class Dialect:
-    field: str
-    name: re.Pattern[str]
-    values: bool = True
-    """Whether there are literals, and with them comparisons and calls."""
-    choices: bool = False
-    """Whether there are ``?:`` and ``??``."""
-
-
-DEPENDS: Final = Dialect("depends", re.compile(r"[A-Za-z0-9][-A-Za-z0-9]*(\.[A-Za-z]+)?"), values=False)
-WHEN: Final = Dialect("when", re.compile(r"[A-Za-z_][\w.]*"))
-RETRY: Final = Dialect("expression", re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"))
-INDEX: Final = re.compile(r"\[\s*(?:'([^']*)'|\"([^\"]*)\")\s*\]")
-VALUE: Final = Dialect("expression", re.compile(rf"[A-Za-z_]\w*(\.[A-Za-z_]\w*|{INDEX.pattern})*"), choices=True)
-
-SPACE: Final = re.compile(r"\s+")
-SYMBOL: Final = re.compile(r"&&|\|\||==|!=|<=|>=|[<>!()\[\],]")
-CHOICE: Final = re.compile(r"\?\?|[?:]")
-NUMBER: Final = re.compile(r"-?\d+(\.\d+)?(?![\w.])")
-QUOTED: Final = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
-ORDER: Final[dict[str, Callable[[float, float], bool]]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-WORD_OPERATORS: Final = frozenset({"in", "contains", "matches", "startsWith", "endsWith"})
-COMPARISONS: Final = frozenset({"==", "!=", *ORDER}) | WORD_OPERATORS
-FUNCTIONS: Final = frozenset({"asInt"})
-
-
-@dataclass(frozen=True)
-class Token:
-    kind: str
-    """symbol, word, or value."""
-    text: str
-    value: Value = None
-
-
-def parse(text: str, dialect: Dialect) -> Expression:
-    """Raises: ConfigError: *text* is no expression of the dialect; says where."""
+def parse(text: str, dialect: Dialect) -> Condition:
+    """Raises: ConfigError: *text* is no condition of the dialect; says where."""
     return _Parser(text, dialect).whole()
 
 
-def names(expression: Expression) -> Iterator[str]:
-    """Every name in it, in the order of the text."""
-    match expression:
-        case Name(text):
-            yield text
-        case Items(items):
-            for each in items:
+def names(condition: Condition) -> Iterator[str]:
+    """Every word that is not in quotes, in the order of the text."""
+    match condition:
+        case Operand(text, quoted):
+            yield from () if quoted else (text,)
+        case Comparison(left, _, right):
+            yield from (*names(left), *names(right))
+        case Junction(_, parts):
+            for each in parts:
                 yield from names(each)
-        case Apply(_, operands):
-            for each in operands:
-                yield from names(each)
 
 
-def evaluate(expression: Expression, lookup: Callable[[str], Value]) -> Value:
-    """The value, where *lookup* gives that of a name. None stays None in ``!``, ``&&``, ``||`` unless the rest decides.
-
-    Raises:
-        ConfigError: an operand is of the wrong type.
-    """
-    match expression:
-        case Literal(value):
-            return value
-        case Name(text):
-            return lookup(text)
-        case Items(items):
-            return [evaluate(each, lookup) for each in items]
-        case Apply("&&" | "||" as operation, (left, right)):
-            return _logic(operation, evaluate(left, lookup), lambda: evaluate(right, lookup))
-        case Apply("??", (left, right)):
-            value = evaluate(left, lookup)
-            return evaluate(right, lookup) if value is None else value
-        case Apply("?", (condition, then, otherwise)):
-            return evaluate(then if decide(condition, lookup) else otherwise, lookup)
-        case Apply(operation, operands):
-            return _apply(operation, [evaluate(each, lookup) for each in operands])
+def holds(condition: Condition, lookup: Callable[[str], str | bool]) -> bool:
+    """Whether it is true. *lookup* gives the value of a word: a truth in ``depends``, a text elsewhere."""
+    match condition:
+        case Operand(text):
+            return lookup(text) is True
+        case Comparison(left, operation, right):
+            return _compare(
+                operation, *(each.text if each.quoted else str(lookup(each.text)) for each in (left, right))
+            )
+        case Junction("&&", parts):
+            return all(holds(each, lookup) for each in parts)
+        case Junction(_, parts):
+            return any(holds(each, lookup) for each in parts)
 
 
-def decide(expression: Expression, lookup: Callable[[str], Value]) -> bool | None:
-    """Like evaluate, for an expression that must be true or false (or None: not known yet)."""
-    return _truth(evaluate(expression, lookup), "the whole expression")
+def _compare(operation: str, left: str, right: str) -> bool:
+    if operation == "matches":
+        return re.search(right, left) is not None
+    return (left == right) == (operation == "==")
 
 
 class _Parser:
     def __init__(self, text: str, dialect: Dialect) -> None:
         self.text, self.dialect = text, dialect
         self.tokens = list(self._tokens())
-        self.position = 0
 
-    def whole(self) -> Expression:
-        result = self._choice()
-        if self._peek():
-            raise self._mistake(f"{self._peek()!r} was not expected")
+    def whole(self) -> Condition:
+        result = self._junction("||", lambda: self._junction("&&", self._condition))
+        if self.tokens:
+            raise self._mistake(f"{self.tokens[0]!r} was not expected")
         return result
 
-    def _tokens(self) -> Iterator[Token]:
-        at = 0
+    def _tokens(self) -> Iterator[str]:
+        quoted = "" if self.dialect == "depends" else f"{QUOTED}|"
+        token, at = re.compile(rf"\s*({SYMBOLS}|{quoted}{WORDS[self.dialect]})\s*"), 0
         while at < len(self.text):
-            if found := SPACE.match(self.text, at):
-                pass
-            elif found := (self.dialect.choices and CHOICE.match(self.text, at)) or SYMBOL.match(self.text, at):
-                yield Token("symbol", found[0])
-            elif self.dialect.values and (found := QUOTED.match(self.text, at)):
-                body = found[1] if found[1] is not None else found[2]
-                # Inside quotes a backslash stands for the next character only before a quote or a backslash.
-                yield Token("value", found[0], re.sub(r"\\([\\'\"])", r"\1", body))
-            elif self.dialect.values and (found := NUMBER.match(self.text, at)):
-                yield Token("value", found[0], float(found[0]) if found[1] else int(found[0]))
-            elif found := self.dialect.name.match(self.text, at):
-                yield self._word(INDEX.sub(lambda index: f".{index[1] or index[2]}", found[0]))
-            else:
-                quotes = "; put texts in quotes" if self.dialect.values else ""
-                raise self._mistake(f"{self.text[at:]!r} can't be read{quotes}")
+            found = token.match(self.text, at)
+            if not found:
+                hint = "; put texts in quotes" if quoted else ""
+                raise self._mistake(f"{self.text[at:]!r} can't be read{hint}")
+            yield found[1]
             at = found.end()
 
-    def _word(self, text: str) -> Token:
-        if self.dialect.values and text in ("true", "false"):
-            return Token("value", text, text == "true")
-        is_operator = self.dialect.values and (text in WORD_OPERATORS or text == "not")
-        return Token("symbol" if is_operator else "word", text)
+    def _junction(self, operation: str, part: Callable[[], Condition]) -> Condition:
+        parts = [part()]
+        while self._take(operation):
+            parts.append(part())
+        return Junction(operation, tuple(parts)) if len(parts) > 1 else parts[0]
 
-    def _choice(self) -> Expression:
-        condition = self._either()
-        if not self._take("?"):
-            return condition
-        then = self._choice()
-        if not self._take(":"):
-            raise self._mistake("':' is missing")
-        return Apply("?", (condition, then, self._choice()))
-
-    def _either(self) -> Expression:
-        left = self._both()
-        while self._take("||"):
-            left = Apply("||", (left, self._both()))
-        return left
-
-    def _both(self) -> Expression:
-        left = self._comparison()
-        while self._take("&&"):
-            left = Apply("&&", (left, self._comparison()))
-        return left
-
-    def _comparison(self) -> Expression:
-        left = self._negation()
-        while self.dialect.values:
-            negated = self._take("not")
-            operation = next(filter(self._take, COMPARISONS), None)
-            if operation is None and negated:
-                raise self._mistake("'not' stands before no operator")
-            if operation is None:
-                return left
-            left = Apply(operation, (left, self._negation()))
-            left = Apply("!", (left,)) if negated else left
-        return left
-
-    def _negation(self) -> Expression:
-        if self._take("!") or self._take("not"):
-            return Apply("!", (self._negation(),))
+    def _condition(self) -> Condition:
+        if self._take("("):
+            inner = self._junction("||", lambda: self._junction("&&", self._condition))
+            if not self._take(")"):
+                raise self._mistake("')' is missing")
+            return inner
         left = self._operand()
-        while self._take("??"):  # binds tighter than any other, as in expr-lang
-            left = Apply("??", (left, self._operand()))
-        return left
+        if self.dialect == "depends":
+            return left
+        operation = next(filter(self._take, COMPARISONS), None)
+        if operation is None:
+            raise self._mistake(f"a comparison ({', '.join(COMPARISONS)}) is missing after {left.text!r}")
+        comparison = Comparison(left, operation, self._operand())
+        if operation == "matches":
+            self._check_pattern(comparison.right)
+        return comparison
 
-    def _operand(self) -> Expression:
-        if self._take("("):
-            inner = self._list(")")
-            return inner.items[0] if len(inner.items) == 1 else inner
-        if self.dialect.values and self._take("["):
-            return self._list("]")
-        token = self._next()
-        if token.kind == "value":
-            return Literal(token.value)
-        if token.kind == "symbol":
-            raise self._mistake(f"{token.text!r} was not expected")
-        if self._take("("):
-            if token.text not in FUNCTIONS:
-                raise self._mistake(f"there is no function {token.text!r}; known: {', '.join(sorted(FUNCTIONS))}")
-            return Apply(token.text, self._list(")").items)
-        return Name(token.text)
-
-    def _list(self, end: str) -> Items:
-        items = [self._choice()]
-        while self.dialect.values and self._take(","):
-            items.append(self._choice())
-        if not self._take(end):
-            raise self._mistake(f"{end!r} is missing")
-        return Items(tuple(items))
-
-    def _peek(self) -> str:
-        return self.tokens[self.position].text if self.position < len(self.tokens) else ""
-
-    def _next(self) -> Token:
-        if self.position >= len(self.tokens):
+    def _operand(self) -> Operand:
+        if not self.tokens:
             raise self._mistake("it ends too early")
-        self.position += 1
-        return self.tokens[self.position - 1]
+        token = self.tokens.pop(0)
+        if re.fullmatch(SYMBOLS, token):
+            raise self._mistake(f"{token!r} was not expected")
+        if token[0] in "'\"":
+            # Inside quotes a backslash stands for the next character only before a quote or a backslash.
+            return Operand(re.sub(r"\\([\\'\"])", r"\1", token[1:-1]), quoted=True)
+        return Operand(token)
+
+    def _check_pattern(self, operand: Operand) -> None:
+        if not operand.quoted:
+            raise self._mistake("'matches' needs a pattern in quotes on its right")
+        try:
+            re.compile(operand.text)
+        except re.error as error:
+            raise self._mistake(f"{operand.text!r} is no regular expression: {error}") from error
 
     def _take(self, symbol: str) -> bool:
-        if self.position < len(self.tokens) and self.tokens[self.position] == Token("symbol", symbol):
-            self.position += 1
+        if self.tokens and self.tokens[0] == symbol:
+            self.tokens.pop(0)
             return True
         return False
 
     def _mistake(self, what: str) -> ConfigError:
-        return ConfigError(f"{self.dialect.field} {self.text!r}: {what}")
-
-
-def _logic(operation: str, left: Value, right: Callable[[], Value]) -> bool | None:
-    """Kleene's three-valued logic; the right side is only looked at where the left does not decide."""
-    decisive = operation == "||"
-    first = _truth(left, operation)
-    if first is decisive:
-        return decisive
-    second = _truth(right(), operation)
-    if second is decisive:
-        return decisive
-    return None if first is None or second is None else not decisive
-
-
-def _apply(operation: str, values: list[Value]) -> Value:
-    if operation == "!":
-        truth = _truth(values[0], "!")
-        return None if truth is None else not truth
-    if operation == "asInt":
-        return _integer(values)
-    left, right = values
-    if operation in ("==", "!="):
-        # 1 == true holds in Python, not in Argo.
-        equal = left == right and isinstance(left, bool) == isinstance(right, bool)
-        return equal == (operation == "==")
-    if operation in ORDER:
-        if isinstance(left, str) and isinstance(right, str):  # both libraries compare texts, too
-            return ORDER[operation]((left > right) - (left < right), 0)
-        return ORDER[operation](_number(left, operation), _number(right, operation))
-    return _word_operator(operation, left, right)
-
-
-def _word_operator(operation: str, left: Value, right: Value) -> bool:
-    if operation == "in" and isinstance(right, list):
-        return left in right
-    if operation == "contains" and isinstance(left, list):
-        return right in left
-    if not (isinstance(left, str) and isinstance(right, str)):
-        raise ConfigError(f"{operation!r} needs texts, not {left!r} and {right!r}")
-    match operation:
-        case "contains":
-            return right in left
-        case "startsWith":
-            return left.startswith(right)
-        case "endsWith":
-            return left.endswith(right)
-        case "matches":
-            return _matches(left, right)
-        case _:
-            raise ConfigError(f"{operation!r} needs a list on its right, not {right!r}")
-
-
-def _matches(text: str, pattern: str) -> bool:
-    try:
-        return re.search(pattern, text) is not None
-    except re.error as error:
-        raise ConfigError(f"{pattern!r} is no regular expression: {error}") from error
-
-
-def _integer(values: list[Value]) -> int:
-    try:
-        (value,) = values
-        return int(str(value))
-    except ValueError as error:
-        raise ConfigError(f"asInt takes one whole number as a text, not {values!r}") from error
-
-
-def _truth(value: Value, where: str) -> bool | None:
-    if value is None or isinstance(value, bool):
-        return value
-    raise ConfigError(f"{where} needs true or false, not {value!r}")
-
-
-def _number(value: Value, where: str) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value
-    raise ConfigError(f"{where!r} compares numbers, not {value!r}; asInt('75') is 75")
+        return ConfigError(f"{self.dialect} {self.text!r}: {what}")

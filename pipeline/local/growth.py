@@ -1,15 +1,16 @@
-"""Nodes that come to be while a run goes on: what a dag, a fanned-out task and an exit hook hold."""
+"""Nodes and jobs that come to be while a run goes on: the tasks of a DAG, and the items of a fanned-out task."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from typing import Any
 
-from pipeline.local import fanout, names
-from pipeline.local.dag import Graph
-from pipeline.local.expressions import VALUE, decide, parse
-from pipeline.local.frame import Frame
-from pipeline.local.job import Job, inputs_of, skipped_by
+from pipeline.local import names
+from pipeline.local.graph import Graph
+from pipeline.local.job import ActiveDag, Job
 from pipeline.local.manifest import Task, Template
+from pipeline.local.references import substitute
 from pipeline.local.state import Kind, Node, RunState
 from pipeline.local.workflow import Workflow
 from stages.parts.base.errors import ConfigError
@@ -17,96 +18,100 @@ from stages.parts.base.errors import ConfigError
 
 def outermost(workflow: Workflow) -> list[Node]:
     """The nodes that are there from the beginning: the entrypoint's tasks and the exit handler."""
-    graphs = filter(None, (workflow.graph, workflow.exit_graph))
-    return [_node(task, workflow.templates[task.template]) for graph in graphs for task in graph.tasks.values()]
+    tasks = {task.name: task for task in workflow.templates[workflow.spec.entrypoint].tasks}
+    nodes = [_node(tasks[name], workflow, "") for name in workflow.graphs[workflow.spec.entrypoint].depends]
+    if workflow.spec.on_exit:
+        nodes.append(_node(Task(name=names.EXIT_NODE, template=workflow.spec.on_exit), workflow, ""))
+    return nodes
 
 
-def frame(
-    workflow: Workflow,
-    state: RunState,
-    graph: Graph,
-    *,
-    template: Template | None,
-    base: Mapping[str, str],
-    inputs: Mapping[str, str],
-    parent: str = "",
-) -> Frame:
-    """A dag with its jobs; their nodes are added to the run, unless they are there."""
-    made, there = Frame(template, graph, base, inputs), {node.name: node for node in state.nodes}
-    for name, task in graph.tasks.items():
-        of = workflow.templates[task.template]
-        node = there.get(names.inside(parent, name)) or _added(state, _node(task, of, parent))
-        made.jobs[name] = Job(task, of, node, made)
-    return made
+def entrypoint(workflow: Workflow, state: RunState, base: Mapping[str, str]) -> ActiveDag:
+    return _active(workflow, state, workflow.templates[workflow.spec.entrypoint], base)
 
 
-def inner(workflow: Workflow, state: RunState, job: Job) -> Frame:
+def exit_handler(workflow: Workflow, state: RunState, on_exit: str, base: Mapping[str, str]) -> ActiveDag:
+    """A DAG with the exit handler as its only task."""
+    task = Task(name=names.EXIT_NODE, template=on_exit)
+    dag = ActiveDag(workflow.templates[on_exit], Graph.of({task.name: ""}), base, {})
+    dag.jobs[task.name] = Job(task, dag.template, state.node(task.name), dag)
+    return dag
+
+
+def inner(workflow: Workflow, state: RunState, job: Job) -> ActiveDag:
     """Raises: Unresolved: an argument without a value."""
-    graph = workflow.graphs[job.template.name]
-    base, inputs = job.frame.base, inputs_of(job)
-    return frame(workflow, state, graph, template=job.template, base=base, inputs=inputs, parent=job.node.name)
+    return _active(workflow, state, job.template, job.dag.base, job.inputs(), parent=job.node.name)
 
 
 def members(state: RunState, job: Job) -> list[Job]:
-    """One job for each item.
+    """One job for each item of a fanned-out task.
 
     Raises:
-        Unresolved, ConfigError: the items can't be made out, and ``when`` doesn't already say no (expandTask).
+        Unresolved, ConfigError: the items can't be made out.
     """
-    try:
-        found = fanout.items(job.task, job.scope)
-    except ConfigError:
-        if _skipped_anyway(job):
-            return []
-        raise
     made = []
-    for index, item in enumerate(found):
-        name = names.of_item(job.node.name, index, item)
+    for index, item in enumerate(_items(job)):
         node = Node(
-            name=name,
+            name=names.of_item(job.node.name, index, item),
             display_name=names.of_item(job.task.name, index, item),
             template=job.template.name,
             kind=_kind(job.template),
             parent=job.node.name,
         )
-        made.append(Job(job.task, job.template, _added(state, node), job.frame, values=fanout.values(item)))
+        state.add(node)
+        made.append(Job(job.task, job.template, node, job.dag, item=_item_values(item)))
     return made
 
 
-def exit_hook(workflow: Workflow, state: RunState, job: Job) -> Job | None:
-    """Raises: ConfigError: its expression with its values is no condition."""
-    hook = job.task.hooks.exit
-    if hook is None:
-        return None
-    if hook.expression and decide(parse(hook.expression, VALUE), job.scope.perhaps) is not True:
-        return None
-    template = workflow.templates[hook.template]
-    task = Task(name=names.EXIT_NODE, template=hook.template, arguments=hook.arguments)
-    node = _node(task, template, job.node.name)
-    return Job(task, template, _added(state, node), job.frame)
+def _active(
+    workflow: Workflow,
+    state: RunState,
+    template: Template,
+    base: Mapping[str, str],
+    inputs: Mapping[str, str] | None = None,
+    *,
+    parent: str = "",
+) -> ActiveDag:
+    """A dag with its jobs; their nodes are added to the run, unless they are there."""
+    dag = ActiveDag(template, workflow.graphs[template.name], base, inputs or {})
+    tasks, there = {task.name: task for task in template.tasks}, {node.name: node for node in state.nodes}
+    for name in dag.graph.depends:
+        node = there.get(names.inside(parent, name))
+        if node is None:
+            node = _node(tasks[name], workflow, parent)
+            state.add(node)
+        dag.jobs[name] = Job(tasks[name], workflow.templates[tasks[name].template], node, dag)
+    return dag
 
 
-def _skipped_anyway(job: Job) -> bool:
+def _items(job: Job) -> list[Any]:
+    text = substitute(job.task.with_param, job.scope)
     try:
-        return bool(skipped_by(job.task.when, job.scope))
-    except ConfigError:  # it needs {{item}}
-        return False
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, list):
+        raise ConfigError(f"withParam is no JSON list: {text.strip()[:200]}")
+    return found
 
 
-def _added(state: RunState, node: Node) -> Node:
-    state.add(node)
-    return node
+def _item_values(item: Any) -> dict[str, str]:
+    """What ``{{item}}`` and, for a map, ``{{item.KEY}}`` stand for."""
+    keys = {f"item.{key}": names.plain(value) for key, value in item.items()} if isinstance(item, dict) else {}
+    return {"item": names.plain(item)} | keys
 
 
-def _node(task: Task, template: Template, parent: str = "") -> Node:
-    kind: Kind = "TaskGroup" if task.expands else _kind(template)
-    name = names.inside(parent, task.name)
-    return Node(name=name, display_name=task.name, template=template.name, kind=kind, parent=parent)
+def _node(task: Task, workflow: Workflow, parent: str) -> Node:
+    template = workflow.templates[task.template]
+    return Node(
+        name=names.inside(parent, task.name),
+        display_name=task.name,
+        template=template.name,
+        kind="TaskGroup" if task.with_param else _kind(template),
+        parent=parent,
+    )
 
 
 def _kind(template: Template) -> Kind:
     if template.dag:
         return "DAG"
-    if template.steps is not None:
-        return "Steps"
     return "Suspend" if template.suspend else "Pod"

@@ -1,27 +1,20 @@
-"""A task on its way: from references to values, to a call, to its attempts; or to the tasks within it."""
+"""A task under way: from references to values, to a call, to its attempts; or to the tasks within it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pipeline.local import expressions, memo, mutex
+from pipeline.local import expressions
 from pipeline.local.attempt import Attempt, Call
-from pipeline.local.manifest import Parameter, Task, Template, Volume
-from pipeline.local.resources import Request, Share, request
-from pipeline.local.state import Node
-from pipeline.local.templates import Unresolved, is_one_reference, substitute
-
-if TYPE_CHECKING:
-    from pipeline.local.frame import Frame
-
-PREFIXES = ("tasks", "steps")
-Deadline = tuple[float, str]
-"""As time.monotonic(), and what to say when it is over."""
+from pipeline.local.graph import Graph
+from pipeline.local.manifest import Task, Template
+from pipeline.local.mutex import Lock
+from pipeline.local.references import Unresolved, substitute
+from pipeline.local.resources import Request, Share
+from pipeline.local.state import FAILED, Node, Phase
 
 
 @dataclass(frozen=True)
@@ -32,80 +25,136 @@ class Running:
     """As time.monotonic()."""
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What a container's task does, with every reference resolved."""
+
+    call: Call
+    request: Request
+    locks: tuple[Lock, ...]
+
+
 @dataclass
 class Job:
+    """One task: of a container, of a DAG within (``inner``), fanned out (``members``), or suspended."""
+
     task: Task
     template: Template
     node: Node
-    frame: Frame
-    """The dag or steps that it is a task of."""
-    values: Mapping[str, str] = field(default_factory=dict)
-    """``item``, if it is one of a fanned-out task's."""
+    dag: ActiveDag
+    """The DAG that it is a task of."""
+    item: Mapping[str, str] = field(default_factory=dict)
+    """What ``{{item}}`` stands for, if it is one of a fanned-out task's."""
+    memo: Path | None = None
+    """Where its outputs are kept for other runs, once its inputs are known."""
     prepared: Prepared | None = None
-    """From the moment on that its dependencies are met and its ``when`` holds. Of a container."""
-    inner: Frame | None = None
-    """The same of a dag or steps."""
-    members: list[Job] | None = None
-    """The same of a fanned-out task: one for each item."""
-    suspended_until: float | None = None
-    """The same of a suspend template, as time.monotonic()."""
-    supplied: Mapping[str, str] | None = None
-    """What came with the request to go on."""
-    hook: Job | None = None
-    """Its exit hook, once it has ended."""
+    """A container's, from the moment on that its dependencies are met and its ``when`` holds."""
+    inner: ActiveDag | None = None
+    """The DAG that it runs, from the same moment on."""
+    members: list[Job] = field(default_factory=list)
+    """A fanned-out task's, one for each item, from the same moment on."""
     running: Running | None = None
     locks: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    first_started: float = 0.0
-    """As time.monotonic()."""
     not_before: float = 0.0
     """The end of a retry's backoff, as time.monotonic()."""
 
     @property
+    def suspended(self) -> bool:
+        return self.template.suspend is not None and self.node.phase == "Running"
+
+    @property
     def entered(self) -> bool:
         """Whether its dependencies were met and its ``when`` held."""
-        return bool(self.prepared or self.inner or self.members) or self.suspended_until is not None
-
-    @property
-    def suspended(self) -> bool:
-        return self.suspended_until is not None and not self.node.finished
-
-    @property
-    def active(self) -> bool:
-        """Whether it counts for ``parallelism``; what is suspended does not, as in Argo (countActiveChildren)."""
-        return bool(self.running) or (self.inner is not None and not self.node.finished)
-
-    @property
-    def done(self) -> bool:
-        """Whether tasks that depend on it may look: with its hook, as in Argo (evaluateDependsLogic)."""
-        return self.node.finished and (self.hook is None or self.hook.done)
+        return bool(self.prepared or self.inner or self.members) or self.suspended
 
     @property
     def scope(self) -> Scope:
-        return self.frame.scope.also(self.values)
+        return self.dag.scope(self.item)
 
-    def deadlines(self) -> Iterator[Deadline]:
-        """When its attempt is ended.
+    def deadline(self) -> tuple[float, str] | None:
+        """When its attempt is ended, as time.monotonic(), and what is said then."""
+        limit_s = self.template.active_deadline_seconds
+        if limit_s is None or self.running is None or self.running.attempt.reason:
+            return None
+        return self.running.since + limit_s, f"took longer than {limit_s:g} s (activeDeadlineSeconds)"
 
-        For each attempt but the first, ``backoff.maxDuration`` is one, too (processNodeRetries: executionDeadline).
+    def inputs(self) -> dict[str, str]:
+        """The values of its template's inputs, by reference.
+
+        Raises:
+            Unresolved: an argument that refers to an output which is not there.
         """
-        if not self.running or self.running.attempt.reason:
-            return
-        if limit_s := self.template.active_deadline_seconds:
-            yield self.running.since + limit_s, f"took longer than {limit_s:g} s (activeDeadlineSeconds)"
-        strategy = self.template.retry_strategy
-        if self.node.attempts > 1 and strategy and strategy.backoff.max_duration is not None:
-            limit_s = strategy.backoff.max_duration
-            yield self.first_started + limit_s, f"took longer than {limit_s:g} s with its retries (backoff.maxDuration)"
+        scope = self.scope
+        return {
+            f"inputs.parameters.{each.name}": substitute(each.value, scope) for each in self.task.arguments.parameters
+        }
 
-    def rest(self) -> None:
-        """Nothing of it runs or is held any more."""
+    def skipped_by(self) -> str:
+        """Its ``when`` with values, if that is false; else empty.
+
+        Raises:
+            ConfigError: with its values it is no condition.
+        """
+        text = substitute(self.task.when, self.scope)
+        if not text or expressions.holds(expressions.parse(text, "when"), str):
+            return ""
+        return text
+
+    def origin(self) -> Job:
+        """The failed task within it that made it fail, or itself."""
+        failed = [each for each in self.members if each.node.phase in FAILED]
+        within = failed[0] if failed else self.inner.culprit() if self.inner else None
+        return within.origin() if within else self
+
+    def release(self) -> None:
+        """Give back its locks; nothing of it runs any more."""
         self.locks.close()
         self.running = None
 
 
+@dataclass
+class ActiveDag:
+    """One dag under way: the entrypoint's, or one within a task of another."""
+
+    template: Template
+    graph: Graph
+    base: Mapping[str, str]
+    """What references to the workflow stand for."""
+    inputs: Mapping[str, str]
+    jobs: dict[str, Job] = field(default_factory=dict)
+    """By task, in DAG order."""
+
+    @property
+    def finished(self) -> bool:
+        return all(job.node.finished for job in self.jobs.values())
+
+    def phases(self) -> dict[str, Phase]:
+        return {name: job.node.phase for name, job in self.jobs.items() if job.node.finished}
+
+    def may_run(self, task: str) -> bool | None:
+        return self.graph.may_run(task, self.phases())
+
+    def culprit(self) -> Job | None:
+        """The failed task because of which it failed; None if it did not."""
+        name = self.graph.culprit(self.phases())
+        return self.jobs[name] if name else None
+
+    def scope(self, item: Mapping[str, str] | None = None) -> Scope:
+        return Scope({**self.base, **self.inputs, **(item or {})}, self.jobs)
+
+    def outputs(self) -> dict[str, str]:
+        """The outputs of its template; its tasks have ended.
+
+        Raises:
+            Unresolved: one has no value.
+        """
+        scope = self.scope()
+        return {each.name: substitute(each.value_from.parameter, scope) for each in self.template.outputs.parameters}
+
+
 @dataclass(frozen=True)
 class Scope:
-    """What references stand for: values by reference, and what the tasks of the same DAG left."""
+    """What references stand for: values by reference, and the outputs of the tasks of the same DAG."""
 
     values: Mapping[str, str]
     jobs: Mapping[str, Job] = field(default_factory=dict)
@@ -115,117 +164,20 @@ class Scope:
         if reference in self.values:
             return self.values[reference]
         match reference.split("."):
-            case [prefix, task, *rest] if prefix in PREFIXES and task in self.jobs:
-                return self._of(self.jobs[task], rest, reference)
+            case ["tasks", task, "outputs", "parameters", name] if task in self.jobs:
+                node = self.jobs[task].node
+                if name not in node.outputs:
+                    raise Unresolved(reference, f"{task} is {node.phase}")
+                return node.outputs[name]
             case ["item", *_]:
                 raise Unresolved(reference, "the item has no such key")
         raise Unresolved(reference, "it is known only in the exit handler")
 
-    def perhaps(self, reference: str) -> str | None:
-        """None for an output of a task that has none: skipped, omitted, or failed before it wrote it."""
-        try:
-            return self(reference)
-        except Unresolved:
-            return None
 
-    def also(self, values: Mapping[str, str]) -> Scope:
-        return replace(self, values={**self.values, **values})
-
-    def _of(self, job: Job, what: list[str], reference: str) -> str:
-        match what:
-            case ["status"]:
-                return job.node.phase
-            case ["exitCode"] if job.node.exit_code is not None:
-                return str(job.node.exit_code)
-            case ["outputs", "parameters"] if job.members is not None:
-                return json.dumps([each.node.outputs for each in succeeded(job.members)], ensure_ascii=False)
-            case ["outputs", "parameters", name]:
-                return self._output(job, name, reference)
-        raise Unresolved(reference, f"{job.task.name} is {job.node.phase}")
-
-    def _output(self, job: Job, name: str, reference: str) -> str:
-        if name in job.node.outputs:
-            return job.node.outputs[name]
-        for output in job.template.outputs.parameters:
-            if output.name == name and output.value_from.default is not None and job.members is None:
-                return output.value_from.default
-        raise Unresolved(reference, f"{job.task.name} is {job.node.phase}")
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What a container's task does, with every reference resolved."""
-
-    call: Call
-    request: Request
-    locks: tuple[mutex.Lock, ...]
-    memo: Path | None
-
-    @classmethod
-    def of(
-        cls,
-        job: Job,
-        volumes: Mapping[str, Volume],
-        mounts: Mapping[str, Path],
-        memo_dir: Path,
-        gpus: int,
-    ) -> Prepared:
-        """Raises: Unresolved, ConfigError: a reference without a value; a memo key that can't be one."""
-        template, resources = job.template, job.template.program.resources
-        inner = Scope({**job.frame.base, **inputs_of(job)})
-        memoize = template.memoize
-        return cls(
-            call=Call.of(template, volumes, mounts, inner),
-            request=request(resources.requests, resources.limits),
-            locks=mutex.locks_of(template.synchronization, gpus, inner),
-            memo=memo.path_of(memo_dir, memoize.cache.config_map.name, substitute(memoize.key, inner))
-            if memoize
-            else None,
-        )
-
-
-def succeeded(jobs: list[Job]) -> list[Job]:
-    """Those with outputs to speak of; only these are aggregated (processAggregateNodeOutputs)."""
-    return [job for job in jobs if job.node.phase == "Succeeded" and job.node.outputs]
-
-
-def skipped_by(when: str, scope: Scope) -> str:
-    """The condition that says no, with its values; empty if it says yes or there is none.
-
-    Raises:
-        ConfigError: with its values it is no condition.
-    """
-    text = substitute(when, scope)
-    if not text or expressions.decide(expressions.parse(text, expressions.WHEN), str):
-        return ""
-    return text
-
-
-def inputs_of(job: Job) -> dict[str, str]:
-    """Its template's inputs, by reference.
-
-    Raises:
-        Unresolved: an argument that refers to an output which is not there.
-    """
-    return {
-        f"inputs.parameters.{parameter.name}": _input(job, parameter) for parameter in job.template.inputs.parameters
-    }
-
-
-def _input(job: Job, parameter: Parameter) -> str:
-    """The task's argument, else the template's own value.
-
-    Its default also stands in for an output that is missing, if the argument is nothing else
-    (docs/variables.md, "Outputs of Skipped and Omitted Nodes").
-    """
-    of_workflow = Scope(job.frame.base)
-    for argument in job.task.arguments.parameters:
-        if argument.name == parameter.name:
-            try:
-                return substitute(argument.value, job.scope)
-            except Unresolved:
-                if parameter.default is None or not is_one_reference(argument.value):
-                    raise
-                return substitute(parameter.default, of_workflow)
-    assert parameter.given is not None  # noqa: S101 - parse asks for a value of each input
-    return substitute(parameter.given, of_workflow)
+def members_outcome(members: list[Job]) -> tuple[Phase, str]:
+    """How a fanned-out task ended: as the last of its failed items, if any (executeDAGTask); and what to say."""
+    failed = [member for member in members if member.node.phase in FAILED]
+    if not failed:
+        return "Succeeded", ""
+    first = failed[0].node
+    return failed[-1].node.phase, f"{len(failed)} of {len(members)} failed: {first.name}: {first.message}"

@@ -2,26 +2,23 @@
 
 Kinds: ``WorkflowTemplate``, ``Workflow`` (argoproj.io/v1alpha1, Argo 4).
 
-    spec                      entrypoint, onExit, arguments.parameters, templates, volumes, parallelism,
+    spec                      entrypoint and onExit (dag templates), arguments.parameters, templates, volumes,
                               activeDeadlineSeconds, synchronization
     …volumes[]                name, persistentVolumeClaim.claimName (a local folder stands for it), emptyDir (a fresh
                               folder for each attempt)
-    …templates[]              name; one of container, dag, steps, suspend; inputs.parameters, outputs.parameters
+    …templates[]              name; one of container, dag, suspend; inputs.parameters, outputs.parameters
       of a container          volumes, memoize, retryStrategy, synchronization, activeDeadlineSeconds (of one attempt)
-      of a dag or steps       parallelism, failFast
-    …outputs.parameters[]     name, valueFrom: path (below a mounted volume), parameter or expression (dag, steps),
-                              supplied (suspend); default
+      of a dag                memoize
+    …outputs.parameters[]     name, valueFrom: path (of a container, below a mounted volume) or parameter (of a dag)
     …container                command (``python`` is this interpreter), args, env (value, or valueFrom.secretKeyRef:
                               the environment variable of the same name), resources (cpu, memory, */gpu), volumeMounts
-    …dag.tasks[], steps[][]   name, template, arguments.parameters, depends, dependencies, when, continueOn, hooks.exit,
-                              withItems, withParam, withSequence
-    …retryStrategy            limit (needed), retryPolicy (Always, OnFailure, OnError), expression, backoff
+    …dag                      failFast (false), tasks[]: name, template, arguments.parameters, depends, when, withParam
+    …retryStrategy            limit, retryPolicy (Always), expression, backoff (duration, factor)
     …memoize                  key, maxAge, cache.configMap.name
     …synchronization          mutexes[].name, semaphores[].configMapKeyRef
-    references                {{inputs.parameters.P}}, {{workflow.parameters.P}}, {{workflow.name}}, {{item}},
-                              {{item.KEY}}, {{tasks.T.status}}, {{tasks.T.exitCode}}, {{tasks.T.outputs.parameters.P}}
-                              (steps.T in steps); in the exit handler also {{workflow.status}},
-                              {{workflow.duration}}, {{workflow.failures}}
+    references                {{inputs.parameters.P}}, {{workflow.parameters.P}}, {{workflow.name}},
+                              {{tasks.T.outputs.parameters.P}}, {{item}} and {{item.KEY}} (with withParam); in the exit
+                              handler also {{workflow.status}}
 
 docs/local-engine.md has every field of Argo's, and what becomes of it.
 ``CLUSTER_ONLY`` lists what is accepted and means nothing on one machine.
@@ -31,7 +28,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
@@ -68,7 +65,7 @@ CLUSTER_ONLY: Final[dict[str, frozenset[str]]] = {
         "ttlStrategy",
         "workflowMetadata",
     },
-    "Template": ON_POD | {"annotations", "metadata", "pendingTimeout", "podResources", "priorityClassName"},
+    "Template": ON_POD | {"annotations", "failFast", "metadata", "pendingTimeout", "podResources", "priorityClassName"},
     "Container": frozenset(
         {
             "image",
@@ -86,7 +83,10 @@ CLUSTER_ONLY: Final[dict[str, frozenset[str]]] = {
     "RetryStrategy": frozenset({"affinity"}),
     "Metadata": frozenset({"namespace", "labels", "annotations", "generateName"}),
 }
-"""Fields, by model, that say only where and how a pod runs, or what a cluster keeps of it."""
+"""Fields, by model, that say only where and how a pod runs, or what a cluster keeps of it.
+
+A template's own failFast (its dag has one too) counts only beside parallelism, which is refused.
+"""
 
 DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -130,13 +130,11 @@ class Closed(BaseModel):
 class Parameter(Closed):
     name: ParameterName
     value: Text | None = None
-    default: Text | None = None
-    enum: tuple[Text, ...] | None = None
     description: str = ""
 
-    @property
-    def given(self) -> str | None:
-        return self.value if self.value is not None else self.default
+
+class Input(Closed):
+    name: ParameterName
 
 
 class Argument(Closed):
@@ -144,40 +142,24 @@ class Argument(Closed):
     value: Text
 
 
-class Supplied(Closed):
-    pass
-
-
 class ValueFrom(Closed):
     path: str = ""
     parameter: str = ""
-    expression: str = ""
-    supplied: Supplied | None = None
-    default: Text | None = None
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
-        if len(self._given()) != 1:
-            raise ValueError("needs exactly one of path, parameter, expression, supplied")
+        if bool(self.path) == bool(self.parameter):
+            raise ValueError("needs exactly one of path and parameter")
         return self
-
-    @property
-    def source(self) -> str:
-        """The name of the field that has it."""
-        return self._given()[0]
-
-    def _given(self) -> list[str]:
-        return [name for name in ("path", "parameter", "expression", "supplied") if getattr(self, name)]
 
 
 class OutputParameter(Closed):
     name: ParameterName
     value_from: ValueFrom
-    description: str = ""
 
 
 class Inputs(Closed):
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[Input, ...] = ()
 
 
 class Outputs(Closed):
@@ -240,72 +222,34 @@ class Volume(Closed):
     persistent_volume_claim: Claim | None = None
 
 
-class ContinueOn(Closed):
-    failed: bool = False
-    error: bool = False
-
-
-class Sequence(Closed):
-    start: Text | None = None
-    end: Text | None = None
-    count: Text | None = None
-    format: str = ""
-
-
-class Hook(Closed):
-    template: str
-    arguments: Arguments = Arguments()
-    expression: str = ""
-
-
-class Hooks(Closed):
-    exit: Hook | None = None
-
-
-class Step(Closed):
+class Task(Closed):
     name: TaskName
     template: str
     arguments: Arguments = Arguments()
-    when: str = ""
-    continue_on: ContinueOn | None = None
-    hooks: Hooks = Hooks()
-    with_items: tuple[Any, ...] = ()
-    with_param: str = ""
-    with_sequence: Sequence | None = None
-
-    @property
-    def expands(self) -> bool:
-        return bool(self.with_items or self.with_param or self.with_sequence)
-
-
-class Task(Step):
     depends: str = ""
-    dependencies: tuple[str, ...] = ()
+    when: str = ""
+    with_param: str = ""
+    """A JSON list: the task is run once for each of its items."""
 
 
 class Dag(Closed):
     tasks: tuple[Task, ...] = Field(min_length=1)
-    fail_fast: bool = True
+    fail_fast: Literal[False]
+    """Needed: Argo's default is true, and here other branches always go on after a failure."""
 
 
 class Backoff(Closed):
     duration: Seconds = 0.0
     factor: Annotated[float, Field(gt=0)] = 1.0
-    cap: Seconds | None = None
-    max_duration: Seconds | None = None
 
 
 class RetryStrategy(Closed):
     limit: Annotated[int, Field(ge=0)]
     """Needed: without it Argo never stops and skips the backoff."""
-    retry_policy: Literal["Always", "OnFailure", "OnError"] | None = None
+    retry_policy: Literal["Always"]
+    """Needed: Argo's default is OnFailure. What is retried is the expression's to say."""
     expression: str = ""
     backoff: Backoff = Backoff()
-
-    @property
-    def policy(self) -> str:
-        """An expression without a policy means Always, as in Argo."""
-        return self.retry_policy or ("Always" if self.expression else "OnFailure")
 
 
 class ConfigMap(Closed):
@@ -341,7 +285,7 @@ class Synchronization(Closed):
 
 
 class Suspend(Closed):
-    duration: Annotated[float | None, BeforeValidator(_seconds), Field(ge=0)] = None
+    pass
 
 
 class Template(Closed):
@@ -350,16 +294,12 @@ class Template(Closed):
     outputs: Outputs = Outputs()
     container: Container | None = None
     dag: Dag | None = None
-    steps: tuple[tuple[Step, ...], ...] | None = None
     suspend: Suspend | None = None
     volumes: tuple[Volume, ...] = ()
     memoize: Memoize | None = None
     retry_strategy: RetryStrategy | None = None
     synchronization: Synchronization = Synchronization()
     active_deadline_seconds: Annotated[float, Field(gt=0)] | None = None
-    parallelism: Annotated[int, Field(gt=0)] | None = None
-    fail_fast: bool = False
-    """With parallelism: after a failed child no other starts, and the template fails."""
 
     @property
     def program(self) -> Container:
@@ -367,6 +307,11 @@ class Template(Closed):
         if self.container is None:
             raise TypeError(f"template {self.name!r} has no container")
         return self.container
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks of its dag; none if it is no dag."""
+        return self.dag.tasks if self.dag else ()
 
 
 class WorkflowArguments(Closed):
@@ -379,7 +324,6 @@ class Spec(Closed):
     arguments: WorkflowArguments = WorkflowArguments()
     templates: tuple[Template, ...] = Field(min_length=1)
     volumes: tuple[Volume, ...] = ()
-    parallelism: Annotated[int, Field(gt=0)] | None = None
     active_deadline_seconds: Annotated[float, Field(gt=0)] | None = None
     synchronization: Synchronization = Synchronization()
 

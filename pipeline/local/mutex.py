@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from pipeline.local.manifest import Synchronization
-from pipeline.local.templates import substitute
+from pipeline.local.references import substitute
 from stages.parts.base.errors import Busy
 from stages.parts.base.store import exclusive
 

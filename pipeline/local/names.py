@@ -3,7 +3,7 @@
 evaluate                 a task
 evaluate(1:awq)          the second of its items
 evaluate.load            the task load of the dag that evaluate runs
-evaluate.onExit          its exit hook
+onExit                   the exit handler
 """
 
 from __future__ import annotations
@@ -26,12 +26,8 @@ def inside(outer: str, name: str) -> str:
 def of_item(task: str, index: int, item: Any) -> str:
     """``task(0:item)``; of a map its sorted ``key:value`` pairs (Argo: ``processItem``)."""
     if isinstance(item, dict):
-        said = ",".join(sorted(f"{key}:{plain(value)}" for key, value in item.items()))
-    elif isinstance(item, list):
-        said = f"[{' '.join(map(plain, item))}]"
-    else:
-        said = plain(item)
-    return f"{task}({index}:{said})"
+        item = ",".join(sorted(f"{key}:{plain(value)}" for key, value in item.items()))
+    return f"{task}({index}:{plain(item)})"
 
 
 def plain(value: Any) -> str:

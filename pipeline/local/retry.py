@@ -20,37 +20,21 @@ class Failure:
     hint: str
     exit_code: str
     """As Argo shows it (docs/retries.md): a text; '-1' if it says nothing, because we ended the attempt."""
-    seconds: float
 
     def variables(self) -> Mapping[str, str]:
         return {
             "lastRetry.exitCode": self.exit_code,
             "lastRetry.status": self.phase,
-            "lastRetry.duration": f"{self.seconds:.0f}",
             "lastRetry.message": self.message,
         }
 
 
-def backoff_s(strategy: RetryStrategy | None, failure: Failure, attempts: int, elapsed_s: float) -> float | None:
-    """Seconds until the next attempt; None if there is none.
-
-    Args:
-        attempts: made so far.
-        elapsed_s: since the first one started.
-    """
-    if strategy is None or attempts > strategy.limit or not _wanted(strategy, failure):
+def backoff_s(strategy: RetryStrategy | None, failure: Failure, attempts: int) -> float | None:
+    """Seconds until the next attempt after *attempts* of them; None if there is none."""
+    if strategy is None or attempts > strategy.limit:
         return None
-    backoff = strategy.backoff
-    wait_s = min(backoff.duration * backoff.factor ** (attempts - 1), backoff.cap or float("inf"))
-    if backoff.max_duration is not None and elapsed_s + wait_s > backoff.max_duration:
-        return None
-    return wait_s
-
-
-def _wanted(strategy: RetryStrategy, failure: Failure) -> bool:
-    if strategy.policy not in ("Always", "OnFailure" if failure.phase == "Failed" else "OnError"):
-        return False
-    if not strategy.expression:
-        return True
-    expression = expressions.parse(strategy.expression, expressions.RETRY)
-    return expressions.decide(expression, failure.variables().__getitem__) is True
+    if strategy.expression:
+        condition = expressions.parse(strategy.expression, "expression")
+        if not expressions.holds(condition, failure.variables().__getitem__):
+            return None
+    return strategy.backoff.duration * strategy.backoff.factor ** (attempts - 1)

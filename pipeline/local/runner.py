@@ -1,4 +1,4 @@
-"""Starts attempts and takes in what becomes of them; says of every change.
+"""Starts attempts and takes in what becomes of them; tells the observer of every change.
 
 One thread decides; each running attempt has a thread that waits for its process. They and the signal handler talk
 to the deciding thread through one queue, so that it sleeps until something ends or is due.
@@ -15,9 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from pipeline.local import growth, memo, mutex, suspension
+from pipeline.local import memo, mutex, suspension
 from pipeline.local.attempt import Attempt, Ended, code_path
-from pipeline.local.dag import FAILED
 from pipeline.local.job import Job, Prepared, Running
 from pipeline.local.names import log_file
 from pipeline.local.progress import Observer
@@ -25,15 +24,11 @@ from pipeline.local.resources import Pool, Share, environment_of
 from pipeline.local.retry import Failure, backoff_s
 from pipeline.local.state import LOGS, Node, Phase, RunState
 from pipeline.local.workflow import Workflow
-from stages.parts.base.errors import ConfigError
 
 POLL_S: Final = 0.05
 """How often a lock that another process holds is tried."""
 INTERRUPTED: Final = "interrupted"
 NEVER: Final = float("inf")
-TOO_MANY: Final = "waiting: as many tasks run as parallelism allows"
-COMPLETED: Final[frozenset[Phase]] = FAILED | {"Succeeded"}
-"""A task that did not run has no exit hook (executeDAGTask)."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,7 @@ class Runner:
         self.stopping = ""
         """Why nothing starts any more and what runs is ended; empty while all is well."""
         self.deadline = NEVER
-        """Of the whole workflow, as time.monotonic()."""
+        """The whole workflow's, as time.monotonic()."""
         self.waits_for_lock = False
         self.changed = False
         """Something happened after which other tasks may go on."""
@@ -99,52 +94,55 @@ class Runner:
         self.changed = True
 
     def begin(self, job: Job, message: str) -> None:
+        """Note that something without a process of its own has begun: a DAG, a fan-out, a suspension."""
         job.node.phase, job.node.message, job.node.started_at = "Running", message, datetime.now(UTC)
         self._node_changed(job.node)
         self.changed = True
 
     def start(self, job: Job, prepared: Prepared) -> None:
         """Start an attempt, unless its result is known or something has to be waited for."""
-        if not self.parallelism_allows(job):
-            self.wait_for(job, TOO_MANY)
-            return
         if busy := mutex.hold(job.locks, self.places.locks, prepared.locks):
             self.waits_for_lock = True
             self.wait_for(job, f"waiting for {busy}")
             return
-        memoize = job.template.memoize
-        if memoize and prepared.memo and (entry := memo.load(prepared.memo, memoize.max_age)):
-            job.rest()
-            job.node.cached, job.node.outputs = True, dict(entry.outputs)
-            self.end(job, "Succeeded", f"from run {entry.run}")
+        if self.ended_by_memo(job):
             return
         share = self.pool.take(prepared.request)
         if isinstance(share, str):
-            job.rest()
+            job.release()
             self.wait_for(job, f"waiting for {share}")
             return
         self._launch(job, prepared, share)
 
+    def ended_by_memo(self, job: Job) -> bool:
+        """End a task whose outputs another run has kept; False if there are none."""
+        memoize = job.template.memoize
+        entry = memo.load(job.memo, memoize.max_age) if memoize and job.memo else None
+        if entry is None:
+            return False
+        job.release()
+        job.node.cached, job.node.outputs = True, dict(entry.outputs)
+        self.end(job, "Succeeded", f"from run {entry.run}")
+        return True
+
+    def succeed(self, job: Job, outputs: dict[str, str]) -> None:
+        """End a task that worked, and keep its outputs for other runs if it is memoized."""
+        job.node.outputs = outputs
+        if job.memo:
+            memo.save(job.memo, template=job.node.template, run=self.state.name, outputs=outputs)
+        self.end(job, "Succeeded", "")
+
     def _launch(self, job: Job, prepared: Prepared, share: Share) -> None:
-        node, now = job.node, time.monotonic()
+        node = job.node
         node.attempts += 1
         node.started_at = node.started_at or datetime.now(UTC)
         secrets = {name: self.secrets[name] for name in job.template.program.secrets() if name in self.secrets}
         environment = {**self.environment, **environment_of(share, self.pool.capacity), **secrets}
         attempt = Attempt(node.name, node.attempts, prepared.call, environment, self.places.run, self.events.put)
-        job.running, job.first_started = Running(attempt, share, now), job.first_started or now
+        job.running = Running(attempt, share, time.monotonic())
         node.phase, node.message, node.hint, node.exit_code = "Running", "", "", None
         node.log = f"{LOGS}/{log_file(node.name)}"
         self._node_changed(node)
-
-    def parallelism_allows(self, job: Job) -> bool:
-        """The workflow's counts programs; a template's counts its own children, an inner dag as one."""
-        whole, frame = self.workflow.spec.parallelism, job.frame
-        own = frame.template and frame.template.parallelism
-        if own and sum(each.active for each in self.jobs.values() if each.frame is frame) >= own:
-            return False
-        programs = sum(each.running is not None for each in self.jobs.values())
-        return not (whole and job.template.container and programs >= whole)
 
     def await_events(self) -> None:
         """Sleep until something ends, is due, or is asked for; then take in all that happened."""
@@ -156,27 +154,21 @@ class Runner:
         if now >= self.deadline and not self.stopping:
             self._stop(f"the workflow took longer than {self.workflow.spec.active_deadline_seconds:g} s")
         for job in self.jobs.values():
-            for at, reason in job.deadlines():
-                if job.running and now >= at:
-                    job.running.attempt.stop(reason)
+            if job.running and (deadline := job.deadline()) and now >= deadline[0]:
+                job.running.attempt.stop(deadline[1])
         if any(job.suspended for job in self.jobs.values()):
-            self._take_in_requests()
-
-    def _take_in_requests(self) -> None:
-        for request in suspension.requests(self.places.run):
-            for name in request.nodes:
+            for name in suspension.requested(self.places.run):
                 if name in self.jobs and self.jobs[name].suspended:
-                    self.jobs[name].supplied = request.outputs
+                    self.end(self.jobs[name], "Succeeded", "resumed")
 
     def _until_next(self) -> float | None:
-        """Seconds until the next deadline, retry or look at a mutex; None if only an event can change anything."""
-        now = time.monotonic()
+        """Seconds until the next deadline, retry or look at a lock; None if only an event can change anything."""
+        now, jobs = time.monotonic(), self.jobs.values()
         due = [NEVER if self.stopping else self.deadline]
-        due += [at for job in self.jobs.values() for at, _ in job.deadlines()]
-        due += [job.not_before for job in self.jobs.values() if job.not_before > now]
+        due += [deadline[0] for job in jobs if (deadline := job.deadline())]
+        due += [job.not_before for job in jobs if job.not_before > now]
         due += [now + POLL_S] if self.waits_for_lock else []
-        suspended = [job.suspended_until or 0.0 for job in self.jobs.values() if job.suspended]
-        due += [*suspended, now + suspension.LOOK_S] if suspended else []
+        due += [now + suspension.LOOK_S] if any(job.suspended for job in jobs) else []
         return None if min(due) == NEVER else max(0.0, min(due) - now)
 
     def take_in(self, event: Event) -> None:
@@ -196,32 +188,25 @@ class Runner:
     def _ended(self, job: Job, running: Running, ended: Ended) -> None:
         reason, node = running.attempt.reason, job.node
         self.pool.give_back(running.share)
-        job.rest()
+        job.release()
         node.exit_code, node.outputs = ended.exit_code, ended.outputs or {}
-        seconds = time.monotonic() - running.since
         if reason:
-            self._failed(job, Failure("Failed", reason, "", "-1", seconds))
+            self._failed(job, Failure("Failed", reason, "", "-1"))
         elif ended.exit_code:
-            self._failed(job, Failure("Failed", ended.message, ended.hint, str(ended.exit_code), seconds))
+            self._failed(job, Failure("Failed", ended.message, ended.hint, str(ended.exit_code)))
         elif ended.outputs is None:
-            self._failed(job, Failure("Error", ended.message, "", "0", seconds))
+            self._failed(job, Failure("Error", ended.message, "", "0"))
         else:
-            if job.prepared and job.prepared.memo:
-                memo.save(job.prepared.memo, template=node.template, run=self.state.name, outputs=node.outputs)
-            self.end(job, "Succeeded", "")
+            self.succeed(job, ended.outputs)
 
     def _failed(self, job: Job, failure: Failure) -> None:
         """Plan another attempt, or end the task."""
-        attempts, now = job.node.attempts, time.monotonic()
-        try:
-            wait_s = backoff_s(job.template.retry_strategy, failure, attempts, now - job.first_started)
-        except ConfigError as error:
-            self.end(job, "Error", f"{failure.message}; its retry expression failed: {error}", failure.hint)
-            return
+        attempts = job.node.attempts
+        wait_s = backoff_s(job.template.retry_strategy, failure, attempts)
         if wait_s is None or self.stopping:
             self.end(job, failure.phase, failure.message, failure.hint)
             return
-        job.not_before = now + wait_s
+        job.not_before = time.monotonic() + wait_s
         self.wait_for(job, f"attempt {attempts} failed, the next in {wait_s:g} s: {failure.message}")
 
     def wait_for(self, job: Job, message: str) -> None:
@@ -233,12 +218,6 @@ class Runner:
         node = job.node
         node.phase, node.message, node.hint, node.finished_at = phase, message, hint, datetime.now(UTC)
         self.changed = True
-        if phase in COMPLETED and not self.stopping:
-            try:
-                job.hook = growth.exit_hook(self.workflow, self.state, job)
-            except ConfigError as error:
-                node.phase, node.message = "Error", f"its exit hook: {error}"
-            self.know([job.hook] if job.hook else [])
         self._node_changed(node)
 
     def _node_changed(self, node: Node) -> None:

@@ -3,173 +3,137 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
-from pipeline.local import fanout, growth, suspension
-from pipeline.local.dag import Graph
-from pipeline.local.frame import Frame, group_outcome, member_outputs
-from pipeline.local.job import Job, Prepared, skipped_by
-from pipeline.local.manifest import Template
-from pipeline.local.runner import NEVER, TOO_MANY, Runner
+from pipeline.local import growth, memo, mutex, suspension
+from pipeline.local.attempt import Call
+from pipeline.local.job import ActiveDag, Job, Prepared, Scope, members_outcome
+from pipeline.local.references import substitute
+from pipeline.local.resources import request
+from pipeline.local.runner import Runner
 from pipeline.local.state import Phase, save
 from stages.parts.base.errors import ConfigError
 
 
 class Scheduler(Runner):
-    def complete(
-        self,
-        graph: Graph,
-        base: Mapping[str, str],
-        inputs: Mapping[str, str] | None = None,
-        template: Template | None = None,
-    ) -> str | None:
-        """Run a graph until each of its tasks is finished; the node for which it failed, if it did.
-
-        Args:
-            base: what references to the workflow stand for.
-            inputs: the same of the template that the graph is of.
-        """
+    def complete(self, dag: ActiveDag) -> str | None:
+        """Run a DAG until each of its tasks is finished; the node for which it failed, if it did."""
         self.jobs = {}
-        whole = growth.frame(self.workflow, self.state, graph, template=template, base=base, inputs=inputs or {})
-        self.know(whole.jobs.values())
+        self.know(dag.jobs.values())
         while True:
-            self._advance_as_far_as_possible(whole)
+            self._advance_as_far_as_possible(dag)
             if self.unsaved:  # after the starts, so that the disk's time is not theirs
                 save(self.places.run, self.state)
                 self.unsaved = False
-            if whole.finished:
-                culprit = whole.culprit()
-                return culprit.node.name if culprit else None
+            if dag.finished:
+                culprit = dag.culprit()
+                return culprit.origin().node.name if culprit else None
             self.await_events()
 
-    def _advance_as_far_as_possible(self, whole: Frame) -> None:
-        """Until nothing more follows from what is known; a hook or an inner dag can be all it takes."""
+    def _advance_as_far_as_possible(self, dag: ActiveDag) -> None:
+        """Until nothing more follows from what is known; the end of an inner dag can let others start."""
         self.changed = True
         while self.changed:
             self.changed = self.waits_for_lock = False
-            self._advance(whole, "")
+            self._advance(dag)
         self._tell_what_is_suspended()
 
-    def _advance(self, frame: Frame, blocked: str) -> None:
+    def _advance(self, dag: ActiveDag) -> None:
         """Start or finish every task that can be, parents first."""
-        for name, job in frame.jobs.items():
-            if job.done:
+        for name, job in dag.jobs.items():
+            if job.node.finished:
                 continue
-            blocked_here = blocked or frame.blocked()
-            may_run = True if job.entered or job.node.finished else frame.may_run(name)
-            if may_run is False and not (self.stopping or blocked_here):
-                self.end(job, "Omitted", f"not started: {frame.graph.condition(name)} does not hold")
-            elif may_run or self.stopping or blocked_here:
-                self._step(job, blocked_here)
+            may_run = self.stopping or job.entered or dag.may_run(name)
+            if may_run is False:
+                condition = job.task.depends
+                self.end(job, "Omitted", f"not started: {condition} does not hold")
+            elif may_run:
+                self._step(job)
 
-    def _step(self, job: Job, blocked: str) -> None:
+    def _step(self, job: Job) -> None:
         """One step further with a task whose turn it is, or which can't have one any more."""
         if job.running:
             return
-        if job.node.finished:
-            if job.hook:
-                self._step(job.hook, "")
-        elif job.inner:
-            self._advance(job.inner, blocked)
+        if job.inner:
+            self._advance(job.inner)
             if job.inner.finished:
                 self._close(job, job.inner)
         elif job.members:
             for member in job.members:
-                if not member.done:
-                    self._step(member, blocked)
-            if all(member.done for member in job.members):
-                self._close_group(job, job.members)
+                if not member.node.finished:
+                    self._step(member)
+            if all(member.node.finished for member in job.members):
+                self.end(job, *members_outcome(job.members))
         elif self.stopping:
             self.end(job, "Failed" if job.node.attempts or job.suspended else "Omitted", self.stopping)
-        elif job.suspended:
-            self._look_at(job)
-        elif blocked and not job.node.attempts:
-            self._cut(job, blocked)
-        else:
+        elif not job.suspended:
             self._go(job)
 
     def _go(self, job: Job) -> None:
         """One step further with a task whose dependencies are met: skipped, cached, started, or told why it waits."""
         try:
-            if job.task.expands and not job.values:
-                self._expand(job)
-                return
-            if not job.prepared and (condition := skipped_by(job.task.when, job.scope)):
+            if job.task.with_param and not job.item:
+                self._fan_out(job)
+            elif not job.prepared and (condition := job.skipped_by()):
                 self.end(job, "Skipped", f"when {condition!r} is false")
-                return
-            if job.template.container is None:
+            elif job.template.suspend:
+                self.begin(job, suspension.message(self.state.name))
+            elif job.template.dag:
                 self._enter(job)
-                return
-            places = self.places
-            job.prepared = job.prepared or Prepared.of(
-                job, self.workflow.volumes(job.template), places.mounts, places.memo, len(self.pool.capacity.gpus)
-            )
+            else:
+                job.prepared = job.prepared or self._prepared(job)
         except ConfigError as error:  # known only now: a reference without a value, a bad memo key
             self.end(job, "Error", str(error), error.hint)
             return
-        if time.monotonic() >= job.not_before:
+        if job.prepared and time.monotonic() >= job.not_before:
             self.start(job, job.prepared)
 
-    def _enter(self, job: Job) -> None:
-        """Begin a dag or steps within, or a suspension."""
-        if job.template.suspend:
-            duration_s = job.template.suspend.duration
-            job.suspended_until = time.monotonic() + duration_s if duration_s is not None else NEVER
-            self.begin(job, suspension.message(self.state.name, duration_s))
-        elif self.parallelism_allows(job):
-            job.inner = growth.inner(self.workflow, self.state, job)
-            self.know(job.inner.jobs.values())
-            self.begin(job, "")
-        else:
-            self.wait_for(job, TOO_MANY)
+    def _prepared(self, job: Job) -> Prepared:
+        """Raises: Unresolved, ConfigError: a reference without a value; a memo key that can't be one."""
+        template, resources = job.template, job.template.program.resources
+        scope = self._resolved(job)
+        return Prepared(
+            call=Call.of(template, self.workflow.volumes(template), self.places.mounts, scope),
+            request=request(resources.requests, resources.limits),
+            locks=mutex.locks_of(template.synchronization, len(self.pool.capacity.gpus), scope),
+        )
 
-    def _expand(self, job: Job) -> None:
-        made = growth.members(self.state, job)
-        if not made:
-            self.end(job, "Skipped", "there are no items")
+    def _resolved(self, job: Job) -> Scope:
+        """What the references of a task's template stand for; with them, where its outputs are kept."""
+        scope, memoize = Scope({**job.dag.base, **job.inputs()}), job.template.memoize
+        if memoize:
+            job.memo = memo.path_of(self.places.memo, memoize.cache.config_map.name, substitute(memoize.key, scope))
+        return scope
+
+    def _enter(self, job: Job) -> None:
+        self._resolved(job)
+        if self.ended_by_memo(job):
             return
-        job.members = made
-        self.know(made)
+        job.inner = growth.inner(self.workflow, self.state, job)
+        self.know(job.inner.jobs.values())
         self.begin(job, "")
 
-    def _close(self, job: Job, inner: Frame) -> None:
-        """A dag or steps is over: it is as its leaves are."""
+    def _fan_out(self, job: Job) -> None:
+        job.members = growth.members(self.state, job)
+        if not job.members:
+            self.end(job, "Skipped", "there are no items")
+            return
+        self.know(job.members)
+        self.begin(job, "")
+
+    def _close(self, job: Job, inner: ActiveDag) -> None:
+        """A dag is over: its phase is that of its leaves."""
         culprit = inner.culprit()
         if self.stopping:
             self.end(job, "Failed", self.stopping)
         elif culprit:
-            phase: Phase = "Error" if culprit.node.phase == "Error" else "Failed"
-            self.end(job, phase, f"{culprit.node.name}: {culprit.node.message}")
-        elif inner.cut:
-            self._cut(job, inner.cut)
+            node = culprit.origin().node
+            phase: Phase = "Error" if node.phase == "Error" else "Failed"
+            self.end(job, phase, f"{node.name}: {node.message}")
         else:
             try:
-                job.node.outputs = inner.outputs()
+                self.succeed(job, inner.outputs())
             except ConfigError as error:
                 self.end(job, "Error", str(error), error.hint)
-                return
-            self.end(job, "Succeeded", "")
-
-    def _close_group(self, job: Job, members: list[Job]) -> None:
-        phase, message = group_outcome(members)
-        job.node.outputs = fanout.aggregated(member_outputs(members))
-        self.end(job, phase, message)
-
-    def _cut(self, job: Job, reason: str) -> None:
-        """It does not run, or not to its end, because of what happened elsewhere; nor does what holds it."""
-        job.frame.cut = reason
-        self.end(job, "Omitted", reason)
-
-    def _look_at(self, job: Job) -> None:
-        """Whether a suspended task may go on: asked for, or its time is over."""
-        if job.supplied is None and time.monotonic() < (job.suspended_until or 0.0):
-            return
-        try:
-            job.node.outputs = suspension.outputs_of(job.template, job.supplied or {})
-        except ConfigError as error:
-            self.end(job, "Error", str(error))
-            return
-        self.end(job, "Succeeded", "resumed" if job.supplied is not None else "")
 
     def _tell_what_is_suspended(self) -> None:
         waiting = [job.node.name for job in self.jobs.values() if job.suspended]

@@ -20,8 +20,9 @@ from stages.parts.base.store import exclusive, full_disk_is_an_answer, write_jso
 
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Skipped", "Omitted"]
 RunPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Interrupted"]
-Kind = Literal["Pod", "DAG", "Steps", "TaskGroup", "Suspend"]
+Kind = Literal["Pod", "DAG", "TaskGroup", "Suspend"]
 FINISHED: Final[frozenset[Phase]] = frozenset({"Succeeded", "Failed", "Error", "Skipped", "Omitted"})
+FAILED: Final[frozenset[Phase]] = frozenset({"Failed", "Error"})
 STATE: Final = "run.json"
 WORKFLOW: Final = "workflow.json"
 LOCK: Final = ".lock"

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.local.checking import Check
-from pipeline.local.dag import Graph
-from pipeline.local.manifest import Argument, Arguments, Dag, Spec, Task, Template, Volume
+from pipeline.local.checking import ManifestCheck
+from pipeline.local.graph import Graph
+from pipeline.local.manifest import Spec, Template, Volume
 from pipeline.local.names import EXIT_NODE, inside
 from pipeline.local.reading import read, refused
 from stages.parts.base.errors import ConfigError, UnknownName, UnsupportedField
@@ -23,31 +23,23 @@ class Workflow:
     spec: Spec
     templates: dict[str, Template]
     graphs: dict[str, Graph]
-    """Of the dag and steps templates, by name."""
-    graph: Graph
-    """Of the entrypoint; a template that is no graph is its only task."""
-    exit_graph: Graph | None
-    """One task named ``onExit``, or None."""
+    """The graphs of the dag templates, by template."""
 
     def bind(self, arguments: Mapping[str, str]) -> dict[str, str]:
         """The workflow's parameters for one run: *arguments* over the manifest's own values.
 
         Raises:
             UnknownName: an argument that the workflow has no parameter for.
-            ConfigError: a parameter without a value, or with one outside its enum; all at once.
+            ConfigError: parameters without a value; all at once.
         """
         parameters = {parameter.name: parameter for parameter in self.spec.arguments.parameters}
         for name in arguments:
             if name not in parameters:
                 raise UnknownName("workflow parameter", name, parameters)
-        values = {name: arguments.get(name, parameter.given) for name, parameter in parameters.items()}
-        lines = [f"{name}: needs a value" for name, value in values.items() if value is None]
-        for name, value in values.items():
-            allowed = parameters[name].enum
-            if value is not None and allowed and value not in allowed:
-                lines.append(f"{name}: {value!r} is not one of {', '.join(allowed)}")
-        if lines:
-            raise ConfigError("the workflow's arguments\n" + "\n".join(f"    {line}" for line in lines))
+        values = {name: arguments.get(name, parameter.value) for name, parameter in parameters.items()}
+        if missing := [name for name, value in values.items() if value is None]:
+            lines = "".join(f"\n    {name}: needs a value" for name in missing)
+            raise ConfigError(f"the workflow's arguments{lines}")
         return {name: value for name, value in values.items() if value is not None}
 
     def volumes(self, template: Template) -> dict[str, Volume]:
@@ -55,21 +47,15 @@ class Workflow:
 
     def used(self) -> Iterator[tuple[str, Template]]:
         """Every container that may run, by the name of its node (without items), the exit handler last."""
-        for graph in filter(None, (self.graph, self.exit_graph)):
-            yield from self._within("", graph)
+        yield from self._within("", self.templates[self.spec.entrypoint])
+        if self.spec.on_exit:
+            yield from self._within(EXIT_NODE, self.templates[self.spec.on_exit])
 
-    def _within(self, outer: str, graph: Graph) -> Iterator[tuple[str, Template]]:
-        for task in graph.tasks.values():
-            name = inside(outer, task.name)
-            yield from self._of(name, task.template)
-            if task.hooks.exit:
-                yield from self._of(inside(name, EXIT_NODE), task.hooks.exit.template)
-
-    def _of(self, name: str, template: str) -> Iterator[tuple[str, Template]]:
-        if template in self.graphs:
-            yield from self._within(name, self.graphs[template])
-        elif self.templates[template].container:
-            yield name, self.templates[template]
+    def _within(self, name: str, template: Template) -> Iterator[tuple[str, Template]]:
+        if template.container:
+            yield name, template
+        for task in template.tasks:
+            yield from self._within(inside(name, task.name), self.templates[task.template])
 
 
 def parse(manifest: Mapping[str, Any]) -> Workflow:
@@ -80,28 +66,8 @@ def parse(manifest: Mapping[str, Any]) -> Workflow:
         ConfigError: it contradicts itself; every mistake found is named.
     """
     shape = read(manifest)
-    check = Check(shape)
+    check = ManifestCheck(shape)
     check.whole()
     if check.unsupported or check.wrong:
         raise refused(UnsupportedField if check.unsupported else ConfigError, [*check.unsupported, *check.wrong])
-    spec, known, graphs = shape.spec, check.known, check.graphs
-    return Workflow(
-        name=shape.metadata.name or "workflow",
-        spec=spec,
-        templates=known,
-        graphs=graphs,
-        graph=graphs.get(spec.entrypoint) or _single(spec.entrypoint, known[spec.entrypoint], spec),
-        exit_graph=_single(EXIT_NODE, known[spec.on_exit], spec) if spec.on_exit else None,
-    )
-
-
-def _single(name: str, template: Template, spec: Spec) -> Graph:
-    """A template as the only task of a DAG; like Argo, the workflow's parameters are its arguments."""
-    given = {parameter.name for parameter in spec.arguments.parameters}
-    arguments = tuple(
-        Argument(name=parameter.name, value=f"{{{{workflow.parameters.{parameter.name}}}}}")
-        for parameter in template.inputs.parameters
-        if parameter.name in given
-    )
-    task = Task(name=name, template=template.name, arguments=Arguments(parameters=arguments))
-    return Graph.of(Dag(tasks=(task,)))
+    return Workflow(name=shape.metadata.name or "workflow", spec=shape.spec, templates=check.known, graphs=check.graphs)

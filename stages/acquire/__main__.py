@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from stages.acquire.ensure import LOCAL_COMMIT, ensure
+from stages.acquire.base_model import ensure
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.store import ModelStore, store_root
-from stages.parts.model.local import existing_directory
-from stages.parts.model.name import COMMIT, is_local, model_id
+from stages.parts.model.hub import COMMIT
+from stages.parts.model.local import LOCAL_COMMIT, check_exists
+from stages.parts.model.name import ModelName
 
 
 def main() -> None:
@@ -23,16 +24,17 @@ def main() -> None:
     parser.add_argument("--revision", default="main", help="what the commit was resolved from, for the record")
     parser.add_argument("--commit", required=True, help="as printed by stages.resolve")
     arguments = parser.parse_args()
-    store = ModelStore(store_root(), model_id(arguments.model))
-    if not (LOCAL_COMMIT if is_local(arguments.model) else COMMIT).fullmatch(arguments.commit):
+    model = ModelName.parse(arguments.model)
+    store = ModelStore(store_root(), model.id)
+    if not (LOCAL_COMMIT if model.directory else COMMIT).fullmatch(arguments.commit):
         raise ConfigError(
-            f"{arguments.commit!r} is not a commit of {arguments.model}",
+            f"{arguments.commit!r} is not a commit of {model.source}",
             hint="take what python -m stages.resolve prints",
         )
-    if is_local(arguments.model):
-        existing_directory(arguments.model)
+    if model.directory:
+        check_exists(model.directory)
     with program.outcome(store, "acquire") as report:
-        record = ensure(store, arguments.model, arguments.revision, arguments.commit, report)
+        record = ensure(store, model, arguments.revision, arguments.commit, report)
         program.write_output("digest", record.digest)
         print(record.digest, flush=True)
 

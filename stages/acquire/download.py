@@ -16,7 +16,7 @@ from stages.acquire.progress import Progress, readable
 from stages.parts.base.errors import DamagedModel, NotEnoughSpace, SlipwayError
 from stages.parts.base.store import place, sha256_of
 from stages.parts.model import hub
-from stages.parts.model.local import local_sizes, record_of
+from stages.parts.model.local import local_sizes
 from stages.parts.records.acquired import File
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class LocalSource:
         with Progress("copying", len(paths), self.missing_bytes(paths, into), measure):
             for path in paths:
                 place(self._directory / path, into / path, link=False)
-            return {path: record_of(into, path) for path in paths}
+            return {path: File.of(into, path) for path in paths}
 
 
 def require_space(directory: Path, needed_bytes: int) -> None:

@@ -19,7 +19,7 @@ from stages.parts.base import program
 from stages.parts.base.errors import DamagedModel, InvalidName, SlipwayError, TransientError
 from stages.parts.base.settings import Serving, Workload, parse_json
 from stages.parts.base.store import NAME, ModelStore, exclusive, store_root
-from stages.parts.model.name import model_id
+from stages.parts.model.name import ModelName
 from stages.parts.records.evaluation import Evaluation
 
 REFERENCE: Final = "fp16"
@@ -29,7 +29,7 @@ Found = tuple[str, Evaluation | SlipwayError, bool]
 
 def main() -> None:
     arguments = _arguments()
-    store = ModelStore(store_root(), model_id(arguments.model))
+    store = ModelStore(store_root(), ModelName.parse(arguments.model).id)
     names = [arguments.variant] if arguments.variant else list(dict.fromkeys(arguments.variants.split(",")))
     for name in names:
         if not NAME.match(name):

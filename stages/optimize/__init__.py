@@ -1,4 +1,4 @@
 """optimize: make one variant of a model (fp16, awq or gptq), verify its files, publish it.
 
-``quantizers.py`` names the methods; a new one is a file with a ``Quantizer`` and a line there.
+``methods.py`` names the methods; a new one is a file with a ``Quantizer`` and a line there.
 """

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Final
 
-from stages.optimize.quantizers import QUANTIZERS
-from stages.optimize.variants import ensure
+from stages.optimize.methods import QUANTIZERS
+from stages.optimize.variant import ensure
 from stages.parts.base import program
-from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Optimize, parse
+from stages.parts.base.settings import Optimize, parse_json
 from stages.parts.base.store import ModelStore, store_root
-from stages.parts.model.name import model_id
+from stages.parts.model.name import ModelName
 from stages.parts.records.variant import Variant
 
 MIB: Final = 1 << 20
@@ -20,9 +18,10 @@ MIB: Final = 1 << 20
 
 def main() -> None:
     arguments = _arguments()
-    store = ModelStore(store_root(), model_id(arguments.model))
+    store = ModelStore(store_root(), ModelName.parse(arguments.model).id)
     with program.outcome(store, "optimize", arguments.method) as report:
-        variant, made = ensure(store, arguments.method, read_settings(arguments.settings))
+        settings = parse_json(Optimize, arguments.settings, "--settings")
+        variant, made = ensure(store, arguments.method, settings)
         said = describe(variant)
         if made:
             report.done(said, key=variant.key)
@@ -35,17 +34,6 @@ def main() -> None:
 def describe(variant: Variant) -> str:
     cost = f"{variant.seconds:.0f} s, {variant.peak_memory_bytes / MIB:,.0f} MiB"
     return f"{variant.variant}: {variant.bits} bit, {variant.weights_bytes / MIB:,.1f} MiB of weights (made in {cost})"
-
-
-def read_settings(text: str) -> Optimize:
-    """Raises: ConfigError."""
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--settings is not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError("--settings is not a JSON object")
-    return parse(Optimize, data, "--settings")
 
 
 def _arguments() -> argparse.Namespace:

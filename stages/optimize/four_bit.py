@@ -16,9 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from stages.optimize.base import Base
+from stages.optimize.base_model import Base
 from stages.optimize.calibration import calibration_path, read_documents
-from stages.optimize.gptqmodel_job import BITS, RESULT, SAVED, Job, Result
+from stages.optimize.gptqmodel_job import BITS, RESULT, SAVED, QuantizationJob, QuantizationResult
 from stages.optimize.quantizer import Peak
 from stages.parts.base.errors import ConfigError, QuantizationFailed
 from stages.parts.base.settings import Calibration, Optimize
@@ -74,7 +74,7 @@ class FourBit:
     def quantize(self, settings: Optimize, base: Base, target: Path) -> Peak:
         with tempfile.TemporaryDirectory(dir=target, prefix=".gptqmodel-") as name:
             folder = Path(name)
-            job = Job(
+            job = QuantizationJob(
                 method=self.method,
                 base=base.directory.absolute(),
                 folder=folder.absolute(),
@@ -85,7 +85,11 @@ class FourBit:
                 sequence_length=sequence_length(settings, base),
             )
             status, last_exception = run(job)
-            result = Result.model_validate_json((folder / RESULT).read_bytes()) if (folder / RESULT).exists() else None
+            result = (
+                QuantizationResult.model_validate_json((folder / RESULT).read_bytes())
+                if (folder / RESULT).exists()
+                else None
+            )
             if result and result.config_error:
                 raise ConfigError(result.config_error, hint=result.hint)
             if status or not result:
@@ -121,7 +125,7 @@ def with_absolute_path(calibration: Calibration) -> Calibration:
     return calibration.model_copy(update={"text": str(calibration_path(calibration.text).absolute())})
 
 
-def run(job: Job) -> tuple[int, str]:
+def run(job: QuantizationJob) -> tuple[int, str]:
     """Do the job in a process that ends when this one does, its output on stderr.
 
     Returns:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from stages.optimize.base import FLOATS, Base
+from stages.optimize.base_model import FLOATS, Base
 from stages.optimize.quantizer import Peak, peak_resident_bytes
 from stages.parts.base.errors import QuantizationFailed
 from stages.parts.base.settings import Optimize

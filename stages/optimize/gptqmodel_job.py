@@ -24,7 +24,7 @@ RESULT: Final = "result.json"
 SAVED: Final = "saved"
 
 
-class Job(BaseModel):
+class QuantizationJob(BaseModel):
     """One model to quantize. ``folder`` takes the result and everything temporary."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -39,7 +39,7 @@ class Job(BaseModel):
     sequence_length: int
 
 
-class Result(BaseModel):
+class QuantizationResult(BaseModel):
     """``result.json``, there when the process came to its end."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,17 +51,20 @@ class Result(BaseModel):
 
 
 def main() -> None:
-    job = Job.model_validate_json(Path(sys.argv[1]).read_bytes())
+    job = QuantizationJob.model_validate_json(Path(sys.argv[1]).read_bytes())
     try:
         examples = calibration_set(job)
     except ConfigError as error:
-        write_json(job.folder / RESULT, Result(config_error=str(error), hint=error.hint))
+        write_json(job.folder / RESULT, QuantizationResult(config_error=str(error), hint=error.hint))
         return
     quantize(job, examples)
-    write_json(job.folder / RESULT, Result(peak_resident_bytes=peak_resident_bytes(), peak_gpu_bytes=peak_gpu_bytes()))
+    write_json(
+        job.folder / RESULT,
+        QuantizationResult(peak_resident_bytes=peak_resident_bytes(), peak_gpu_bytes=peak_gpu_bytes()),
+    )
 
 
-def calibration_set(job: Job) -> list[dict[str, list[int]]]:
+def calibration_set(job: QuantizationJob) -> list[dict[str, list[int]]]:
     """Raises: ConfigError: the text is too short."""
     from transformers import AutoTokenizer
 
@@ -71,7 +74,7 @@ def calibration_set(job: Job) -> list[dict[str, list[int]]]:
     return [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in chosen]
 
 
-def quantize(job: Job, examples: list[dict[str, list[int]]]) -> None:
+def quantize(job: QuantizationJob, examples: list[dict[str, list[int]]]) -> None:
     """Write the quantized model to ``saved`` in the job's folder."""
     import torch
     from gptqmodel import BACKEND, GPTQModel
@@ -86,7 +89,7 @@ def quantize(job: Job, examples: list[dict[str, list[int]]]) -> None:
     model.save(str(job.folder / SAVED))
 
 
-def quantize_config(job: Job) -> Any:
+def quantize_config(job: QuantizationJob) -> Any:
     """GPTQ: Frantar et al., https://arxiv.org/abs/2210.17323. AWQ: Lin et al., https://arxiv.org/abs/2306.00978."""
     from gptqmodel import QuantizeConfig
     from gptqmodel.quantization import FORMAT, METHOD

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from stages.optimize.base import Base
+from stages.optimize.base_model import Base
 from stages.parts.base.settings import Optimize
 
 

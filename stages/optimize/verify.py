@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stages.optimize.base import FLOATS, Base, main_dtype
+from stages.optimize.base_model import FLOATS, Base, main_dtype
 from stages.parts.base.errors import DamagedModel, QuantizationFailed
 from stages.parts.model.checkpoint import CONFIG
 from stages.parts.model.safetensors import Tensor, find_not_finite, read_header
@@ -22,7 +22,7 @@ DERIVED: Final = ("inv_freq", ".attn.masked_bias", ".attn.bias")
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightsSummary:
     """What the files hold."""
 
     bytes: int
@@ -41,7 +41,7 @@ class Packed:
     outputs: int
 
 
-def verify(method: str, base: Base, directory: Path, *, group_size: int | None) -> Weights:
+def verify(method: str, base: Base, directory: Path, *, group_size: int | None) -> WeightsSummary:
     """Check the weights in *directory* against the base's.
 
     Args:
@@ -64,7 +64,7 @@ def verify(method: str, base: Base, directory: Path, *, group_size: int | None) 
         ) from error
     plain = [tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in PARTS]
     total = sum(tensor.end - tensor.start for tensor in tensors.values())
-    return Weights(bytes=total, bits=bits, dtype=main_dtype(plain))
+    return WeightsSummary(bytes=total, bits=bits, dtype=main_dtype(plain))
 
 
 def check_half(base: Base, tensors: Mapping[str, Tensor]) -> int:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.store import ModelStore, store_root, write_text
-from stages.parts.model.name import model_id
+from stages.parts.model.name import ModelName
 from stages.report.page import HTML, collect, render
 from stages.report.record import JSON
 
@@ -25,7 +25,7 @@ SETTINGS: Final = ("profile", "workload", "optimize", "serving")
 
 def main() -> None:
     arguments = _arguments()
-    store = ModelStore(store_root(), model_id(arguments.model))
+    store = ModelStore(store_root(), ModelName.parse(arguments.model).id)
     run_id = os.environ.get(program.RUN_VARIABLE)
     if not run_id:
         raise ConfigError(f"{program.RUN_VARIABLE} is not set", hint="the report is of one run: name it")

@@ -7,22 +7,22 @@ import argparse
 from stages.parts.base import program
 from stages.parts.base.store import ModelStore, store_root
 from stages.parts.model import hub
-from stages.parts.model.local import existing_directory, local_commit
-from stages.parts.model.name import COMMIT, is_local, model_id
+from stages.parts.model.local import check_exists, local_commit
+from stages.parts.model.name import ModelName
 
 
-def resolve(model: str, revision: str) -> str:
-    """The commit: 40 hexadecimal digits, after ``local-`` for a directory. A full commit is taken as it is.
+def resolve(model: ModelName, revision: str) -> str:
+    """The commit: 40 hexadecimal digits, with the prefix ``local-`` for a directory. A full commit is returned as is.
 
     Raises:
         ModelNotFound, RevisionNotFound, AccessDenied, HubUnavailable: see ``hub.describe``.
-        InvalidName, UnusableModel, DamagedModel: of a local directory.
+        UnusableModel, DamagedModel: see ``local_commit``.
     """
-    if is_local(model):
-        return local_commit(existing_directory(model))
-    if COMMIT.fullmatch(revision):
+    if model.directory:
+        return local_commit(model.directory)
+    if hub.COMMIT.fullmatch(revision):
         return revision
-    return hub.describe(model, revision).commit
+    return hub.describe(model.id, revision).commit
 
 
 def main() -> None:
@@ -34,14 +34,15 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="org/name on the Hub, or a directory such as ./my-model")
     parser.add_argument("--revision", default="main", help="a branch, a tag or a commit (default: main)")
     arguments = parser.parse_args()
-    store = ModelStore(store_root(), model_id(arguments.model))
-    if is_local(arguments.model):
-        existing_directory(arguments.model)
+    model = ModelName.parse(arguments.model)
+    store = ModelStore(store_root(), model.id)
+    if model.directory:
+        check_exists(model.directory)
     with program.outcome(store, "resolve") as report:
-        commit = resolve(arguments.model, arguments.revision)
+        commit = resolve(model, arguments.revision)
         program.write_output("commit", commit)
         print(commit, flush=True)
-        report.done(f"{arguments.model} at {arguments.revision} is {commit}", key=commit)
+        report.done(f"{model.source} at {arguments.revision} is {commit}", key=commit)
 
 
 if __name__ == "__main__":

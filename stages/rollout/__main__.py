@@ -12,7 +12,7 @@ import sys
 from stages.parts.base import program
 from stages.parts.base.settings import Rollout, Serving, parse_json
 from stages.parts.base.store import ModelStore, store_root
-from stages.parts.model.name import model_id
+from stages.parts.model.name import ModelName
 from stages.parts.records.rollout import LOCAL, Journal, under_way
 from stages.parts.releases import release as releases
 from stages.rollout.control import abort
@@ -23,7 +23,7 @@ from stages.rollout.targets import TARGETS, connect
 
 def main() -> None:
     arguments = _arguments()
-    store = ModelStore(store_root().absolute(), model_id(arguments.model))
+    store = ModelStore(store_root().absolute(), ModelName.parse(arguments.model).id)
     serving = parse_json(Serving, arguments.serving, "--serving")
     settings = parse_json(Rollout, arguments.settings, "--settings")
     if arguments.abort:

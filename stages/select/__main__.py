@@ -9,7 +9,7 @@ from scoring.profile import Profile
 from stages.parts.base import program
 from stages.parts.base.settings import parse_json
 from stages.parts.base.store import ModelStore, store_root
-from stages.parts.model.name import model_id
+from stages.parts.model.name import ModelName
 from stages.parts.records.production import Price
 from stages.parts.releases.release import current_release
 from stages.select import score_table
@@ -18,7 +18,7 @@ from stages.select.selection import select
 
 def main() -> None:
     arguments = _arguments()
-    store = ModelStore(store_root(), model_id(arguments.model))
+    store = ModelStore(store_root(), ModelName.parse(arguments.model).id)
     profile = parse_json(Profile, arguments.profile, "--profile")
     price = parse_json(Price, arguments.price, "--price") if arguments.price else None
     with program.outcome(store, "select") as report:

@@ -11,13 +11,13 @@ from stages.parts.base.settings import Rollout, Serving, parse_json
 from stages.parts.base.store import ModelStore, store_root
 from stages.parts.endpoint.record import API_KEY_VARIABLE, say, stop
 from stages.parts.endpoint.supervisor import serve_foreground
-from stages.parts.model.name import model_id
+from stages.parts.model.name import ModelName
 from stages.serve.ensure import ensure
 
 
 def main() -> None:
     arguments = _arguments()
-    store = ModelStore(store_root().absolute(), model_id(arguments.model))
+    store = ModelStore(store_root().absolute(), ModelName.parse(arguments.model).id)
     serving = parse_json(Serving, arguments.serving, "--serving")
     rollout = parse_json(Rollout, arguments.rollout, "--rollout")
     if arguments.foreground:

@@ -31,7 +31,7 @@ RANGE: Final = re.compile(r"bytes=(\d+)-(\d*)")
 
 
 @dataclass
-class Request:
+class HubRequest:
     """One request as it was answered. ``path`` is unquoted and without the query; ``sent`` counts body bytes."""
 
     method: str
@@ -72,7 +72,7 @@ class HubServer:
     def __init__(self, root: Path | None = None, *, port: int = 0, cdn: bool = False) -> None:
         """*cdn*: LFS files are redirected to another host name, as the Hub does."""
         self.repositories: dict[str, Repository] = {}
-        self.requests: list[Request] = []
+        self.requests: list[HubRequest] = []
         self.tokens: dict[str, set[str]] = {}
         self.cdn = cdn
         self.healed = threading.Event()
@@ -161,7 +161,7 @@ class HubServer:
             self._faults.clear()
             self.healed.set()
 
-    def requests_for(self, pattern: str, method: str = "GET") -> list[Request]:
+    def requests_for(self, pattern: str, method: str = "GET") -> list[HubRequest]:
         with self._lock:
             return [each for each in self.requests if each.method == method and _matches(pattern, each.path)]
 
@@ -175,7 +175,7 @@ class HubServer:
                     return fault
         return NO_FAULT
 
-    def log(self, request: Request) -> None:
+    def log(self, request: HubRequest) -> None:
         with self._lock:
             self.requests.append(request)
 
@@ -207,7 +207,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         url = urlsplit(self.path)
         path = unquote(url.path)
-        self.request_log = Request(
+        self.request_log = HubRequest(
             self.command, path, url.query, self.headers.get("Range"), "Authorization" in self.headers
         )
         self.hub.log(self.request_log)

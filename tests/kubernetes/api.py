@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.kubernetes.faults import Fault, Request, Watched
+from tests.kubernetes.faults import Fault, KubernetesRequest, Watched
 from tests.kubernetes.handler import POLL_S, Handler
 from tests.kubernetes.objects import Object, Objects, Refused, Resource
 from tests.kubernetes.resources import RESOURCES
@@ -30,7 +30,7 @@ class KubernetesServer:
     port: int = 0
     token: str = "let-me-in"
     objects: Objects = field(default_factory=Objects)
-    requests: list[Request] = field(default_factory=list)
+    requests: list[KubernetesRequest] = field(default_factory=list)
     mistakes: list[str] = field(default_factory=list)
     logs: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     """Lines by namespace and pod."""
@@ -195,7 +195,7 @@ class KubernetesServer:
         with self._lock:
             self._faults.clear()
 
-    def requests_for(self, verb: str, pattern: str) -> list[Request]:
+    def requests_for(self, verb: str, pattern: str) -> list[KubernetesRequest]:
         with self._lock:
             return [each for each in self.requests if each.verb == verb and fnmatch(each.path, pattern)]
 
@@ -208,7 +208,7 @@ class KubernetesServer:
                     return fault
         return None
 
-    def log(self, request: Request) -> None:
+    def log(self, request: KubernetesRequest) -> None:
         with self._lock:
             self.requests.append(request)
 

@@ -14,17 +14,16 @@ from datetime import UTC, datetime
 from typing import Final, Self
 
 from pipeline.local import expressions
-from pipeline.local.dag import Graph
-from pipeline.local.manifest import Dag, RetryStrategy
+from pipeline.local.graph import Graph
+from pipeline.local.manifest import RetryStrategy
+from pipeline.local.references import substitute
 from pipeline.local.retry import Failure, backoff_s
 from pipeline.local.state import Phase
-from pipeline.local.templates import substitute
 from tests.kubernetes.api import KubernetesServer
 from tests.kubernetes.objects import Object, Refused
 
 STEP_S: Final = 0.01
 """Between two changes of a status; a retry's backoff takes as long, whatever the template says."""
-PARTS: Final = ("name", "template", "depends", "dependencies")
 SHUTDOWN: Final = "Stopped with strategy '{}'"
 
 
@@ -175,15 +174,14 @@ class _Run:
     def _dag(self, path: str, shown: str, template: Object) -> Phase:
         """A DAG template to its end, its tasks' nodes below *path*."""
         tasks = {each["name"]: each for each in template["dag"]["tasks"]}
-        known = [{part: each[part] for part in PARTS if part in each} for each in tasks.values()]
-        graph = Graph.of(Dag.model_validate({"tasks": known, "failFast": template["dag"].get("failFast", True)}))
+        graph = Graph.of({name: each.get("depends", "") for name, each in tasks.items()})
         phases: dict[str, Phase] = {}
         threads: dict[str, threading.Thread] = {}
         while len(phases) < len(tasks):
             for name, task in tasks.items():
                 if name in phases or name in threads:
                     continue
-                may_run = graph.may_run(name, phases, {})
+                may_run = graph.may_run(name, phases)
                 if may_run is False or (may_run and self._stopping()):
                     phases[name] = self._never(path, task, "Omitted", "omitted: depends condition not met")
                 elif may_run:
@@ -191,7 +189,7 @@ class _Run:
                     threads[name].start()
             time.sleep(STEP_S)
             self._stopping()
-        phase: Phase = "Failed" if graph.culprit(phases, {}) or self._stopping() else "Succeeded"
+        phase: Phase = "Failed" if graph.culprit(phases) or self._stopping() else "Succeeded"
         self._node(path, shown, "DAG", template["name"], phase)
         return phase
 
@@ -207,7 +205,7 @@ class _Run:
         name, template = task["name"], self.templates[task["template"]]
         if task.get("when"):
             condition = substitute(task["when"], self.values.__getitem__)
-            if not expressions.decide(expressions.parse(condition, expressions.WHEN), str):
+            if not expressions.holds(expressions.parse(condition, "when"), str):
                 return self._never(path, task, "Skipped", f"when '{condition}' evaluated false")
         if "suspend" in template:
             return self._suspend(f"{path}.{name}", name, template)
@@ -253,9 +251,9 @@ class _Run:
                 return child["phase"]
             number += 1
             said = "-1" if outcome.exit_code is None else str(outcome.exit_code)
-            failure = Failure(outcome.phase, outcome.message, "", said, 1.0)
+            failure = Failure(outcome.phase, outcome.message, "", said)
             failed = child["phase"] not in ("Succeeded",)
-            if not failed or self._stopping() or backoff_s(strategy, failure, number, 0.0) is None:
+            if not failed or self._stopping() or backoff_s(strategy, failure, number) is None:
                 spent = strategy is not None and number > strategy.limit
                 why = "No more retries left" if spent else "retryStrategy.expression evaluated to false"
                 outputs = {"outputs": child["outputs"]} if "outputs" in child else {}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Request:
+class KubernetesRequest:
     """One request as it was answered; *verb* as RBAC calls it."""
 
     verb: str

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from tests.kubernetes.faults import Fault, Request
+from tests.kubernetes.faults import Fault, KubernetesRequest
 from tests.kubernetes.objects import Object, Refused, Resource, matches
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         found = PATH.fullmatch(url.path)
         verb = self._verb(named=bool(found and found["name"]))
-        self.request_log = Request(verb, unquote(url.path), self.query, self.headers.get("User-Agent", ""))
+        self.request_log = KubernetesRequest(verb, unquote(url.path), self.query, self.headers.get("User-Agent", ""))
         self.cluster.log(self.request_log)
         fault = self.cluster.fault_for(verb, unquote(url.path))
         self.lost = fault is not None and fault.after

@@ -14,7 +14,7 @@ from pipeline.local.resources import Capacity
 from pipeline.local.state import RunState
 from pipeline.submit import render
 from stages.parts.base.store import ModelStore
-from stages.parts.model.name import model_id
+from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.variant import VARIANT, Variant
 
@@ -25,7 +25,7 @@ UP_TO_EVALUATION = ("optimize.variants=[fp16]", "workload.tasks_path=/nowhere", 
 
 def run(platform: str, root: Path) -> tuple[ModelStore, RunState]:
     config = load(chosen={"platform": platform}, assignments=UP_TO_EVALUATION)
-    store = ModelStore(root, model_id(MODEL))
+    store = ModelStore(root, ModelName.parse(MODEL).id)
     state = execute(
         render(config),
         arguments=arguments(config, MODEL, "main", serve=False),

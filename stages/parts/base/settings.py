@@ -19,18 +19,11 @@ from stages.parts.base.errors import ConfigError
 
 CONFIGS: Final = Path(__file__).parents[3] / "configs"
 SettingsT = TypeVar("SettingsT", bound=BaseModel)
+SHOWN_VALUE_CHARACTERS: Final = 60
 Positive = Annotated[int, Field(gt=0)]
-
-
 Percent = Annotated[int, Field(gt=0, le=100)]
-
-
 Seconds = Annotated[float, Field(ge=0)]
-
-
 Share = Annotated[float, Field(ge=0, le=1)]
-
-
 Ratio = Annotated[float, Field(ge=1)]
 
 
@@ -246,9 +239,6 @@ class Rollout(Settings):
         if not steps or steps[-1] != 100 or any(a >= b for a, b in itertools.pairwise(steps)):
             raise ValueError("steps must ascend and end with 100")
         return steps
-
-
-SHOWN_VALUE_CHARACTERS: Final = 60
 
 
 def parse(model: type[SettingsT], data: Mapping[str, Any], where: str) -> SettingsT:

@@ -33,7 +33,6 @@ from stages.parts.base.errors import Busy, ConfigError, InvalidName, NotEnoughSp
 STORE_VARIABLE: Final = "SLIPWAY_STORE"
 # The Hub's own rule for a repository's name: letters, digits, '-', '_', '.'; no '--' or '..'; 96 characters at most.
 NAME: Final = re.compile(r"^(?!.*(?:--|\.\.))[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?\Z")
-HASH_BLOCK_BYTES: Final = 1 << 20
 _NO_LINK: Final = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 FICLONE: Final = 0x40049409  # linux/fs.h: share the blocks of one file with another (reflink)
 

@@ -2,7 +2,7 @@
 
 What may pass (a lost connection, 429, 5xx) is tried again for a while, every other refusal becomes one of our errors
 at once. Each call may be repeated: objects are created under names that their caller chose, so that an answer that
-was lost shows as ``Taken``.
+was lost shows as ``AlreadyExists``.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Cluster:
                 return found, page["metadata"]["resourceVersion"]
 
     def create(self, kind: Kind, body: Object, namespace: str | None = None) -> Object:
-        """Raises: Taken: perhaps by an earlier try of this very call."""
+        """Raises: AlreadyExists: perhaps by an earlier try of this very call."""
         query = {"fieldManager": FIELD_MANAGER}
         return self.request("POST", kind.path(namespace or self.namespace), query=query, body=body)
 
@@ -179,7 +179,7 @@ class Cluster:
         """One answer as an object; what may pass is tried again, as long as our patience lasts.
 
         Raises:
-            AccessDenied, ClusterRefused, Absent, Taken, Conflict, Expired: the server said no.
+            AccessDenied, ClusterRefused, Absent, AlreadyExists, Conflict, Expired: the server said no.
             ClusterUnavailable: it still does not answer, or is too busy.
         """
         import urllib3

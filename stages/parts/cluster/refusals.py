@@ -15,7 +15,7 @@ class Absent(ClusterRefused):
     """404."""
 
 
-class Taken(Conflict):
+class AlreadyExists(Conflict):
     """409: there is an object of this name."""
 
 
@@ -54,7 +54,7 @@ def refusal(status: int, content: Object, address: str, retry_after: str | None 
     if status == 410:
         return Expired(message)
     if status == 409:
-        return Taken(message) if content.get("reason") == "AlreadyExists" else Conflict(message)
+        return AlreadyExists(message) if content.get("reason") == "AlreadyExists" else Conflict(message)
     return ClusterRefused(message)
 
 

@@ -36,6 +36,7 @@ SMALL: Final = (
 PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 OTHER_FORMATS: Final = (".gguf", ".onnx", ".h5", ".msgpack", ".safetensors")
 TOKENIZERS: Final = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+_NO_PICKLES: Final = "a pickle can run any code when it is loaded: name a model, or a --revision, with safetensors"
 
 
 @dataclass(frozen=True)
@@ -103,15 +104,6 @@ def likely_weights(paths: Iterable[str]) -> list[str]:
 def chosen(small: Iterable[str], weights: Collection[str]) -> list[str]:
     """All files of the model. A single file needs no index, and a left-over one would mislead its readers."""
     return sorted({*small, *weights} - ({INDEX} if list(weights) == [SINGLE] else set()))
-
-
-def _known_to_transformers(model_type: object) -> bool:
-    """Whether Transformers has code of its own for it. Publishers of early models often leave their 'auto_map' in."""
-    try:
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-    except ImportError:  # an image without it: the stages that have it judge
-        return True
-    return model_type in CONFIG_MAPPING_NAMES
 
 
 def check_configuration(directory: Path) -> str:
@@ -183,9 +175,6 @@ def card_license(card: Path) -> str | None:
     return (", ".join(map(str, value)) if isinstance(value, list) else str(value)) if value else None
 
 
-_NO_PICKLES: Final = "a pickle can run any code when it is loaded: name a model, or a --revision, with safetensors"
-
-
 def _is_small(path: str) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in SMALL) and path.count("/") <= path.startswith("additional_")
 
@@ -205,6 +194,15 @@ def _check_some_weights(names: Collection[str]) -> None:
         f"the repository has no weights as {SINGLE} or {INDEX}: {found}",
         hint="name the same model in the Transformers layout",
     )
+
+
+def _known_to_transformers(model_type: object) -> bool:
+    """Whether Transformers has code of its own for it. Publishers of early models often leave their 'auto_map' in."""
+    try:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    except ImportError:  # an image without it: the stages that have it judge
+        return True
+    return model_type in CONFIG_MAPPING_NAMES
 
 
 def _check_index(directory: Path, headers: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,12 +28,12 @@ from stages.parts.base.errors import (
     RevisionNotFound,
     SlipwayError,
 )
-from stages.parts.model.name import COMMIT
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
     from tenacity import RetryCallState, Retrying
 
+COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 TIMEOUT_S: Final = 20.0
 """For one answer about a model; downloads use huggingface_hub's HF_HUB_DOWNLOAD_TIMEOUT (10 s without a byte)."""
 ATTEMPTS: Final = 3

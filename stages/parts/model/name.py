@@ -1,56 +1,52 @@
-"""A model's name: what the user wrote, its id in the store, and the directory or the repository it means."""
+"""A model's name, parsed once: a model on the Hugging Face Hub, or a local directory."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, Self
 
-from stages.parts.base.errors import (
-    InvalidName,
-)
+from stages.parts.base.errors import InvalidName
 from stages.parts.base.store import directory_name
-
-if TYPE_CHECKING:
-    pass
-
 
 LOCAL_OWNER: Final = "local"
 
 
-COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+@dataclass(frozen=True)
+class ModelName:
+    source: str
+    """What the user wrote: ``org/name`` as on the Hub, or a path such as ``./my-model``."""
+    id: str
+    """The name in the store: ``org/name`` as on the Hub, or ``local/my-model`` for a directory ``./my-model``."""
+    directory: Path | None
+    """The absolute path of a local model, which need not exist; None for a model on the Hub."""
+
+    @classmethod
+    def parse(cls, source: str) -> Self:
+        """A path begins with ``/``, ``./``, ``../`` or ``~``, or is ``.`` or ``..``. Everything else is a Hub name.
+
+        Raises:
+            InvalidName: *source* is not a valid Hub name, or it is a path whose last part can't be a model's name.
+        """
+        if not (source.startswith(("/", "./", "../", "~")) or source in (".", "..")):
+            directory_name(source)
+            return cls(source, source, None)
+        directory = _absolute(source)
+        identifier = f"{LOCAL_OWNER}/{directory.name}"
+        try:
+            directory_name(identifier)
+        except InvalidName as error:
+            raise InvalidName(
+                f"{source!r}: a directory called {directory.name!r} can't name a model",
+                hint="rename it, or use a symbolic link to it, with only letters, digits, '-', '_' and '.'",
+            ) from error
+        return cls(source, identifier, directory)
 
 
-def is_local(source: str) -> bool:
-    """Whether *source* is a path to a directory rather than a name on the Hub."""
-    return source.startswith(("/", "./", "../", "~")) or source in (".", "..")
-
-
-def local_directory(source: str) -> Path:
-    """The directory that a local *source* means; it need not exist."""
-    with contextlib.suppress(RuntimeError):  # '~nobody': stays as it is, and is then found missing
-        return Path(os.path.normpath(Path(source).expanduser().absolute()))
-    return Path(source).absolute()
-
-
-def model_id(source: str) -> str:
-    """The model's name in the store: ``org/name`` stays, a directory ``./my-model`` becomes ``local/my-model``.
-
-    Raises:
-        InvalidName: neither a name as on the Hub nor a path whose last part can be one.
-    """
-    if not is_local(source):
-        directory_name(source)
-        return source
-    name = local_directory(source).name
-    identifier = f"{LOCAL_OWNER}/{name}"
-    try:
-        directory_name(identifier)
-    except InvalidName as error:
-        raise InvalidName(
-            f"{source!r}: a directory called {name!r} can't name a model",
-            hint="rename it, or point a symbolic link at it: letters, digits, '-', '_' and '.'",
-        ) from error
-    return identifier
+def _absolute(path: str) -> Path:
+    """The absolute path, with ``~`` expanded and symbolic links kept."""
+    with contextlib.suppress(RuntimeError):  # '~nobody' is kept as written; later there is no such directory
+        return Path(os.path.normpath(Path(path).expanduser().absolute()))
+    return Path(path).absolute()

@@ -28,6 +28,7 @@ BITS: Final = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
+_HINT: Final = "the publisher's file is damaged: try another --revision, or tell the publisher"
 # A float is NaN or infinite exactly when all bits of its exponent are set.
 EXPONENT: Final = {
     "F16": ("<u2", 0x7C00),
@@ -96,9 +97,6 @@ def find_not_finite(path: Path, tensors: Iterator[Tensor]) -> tuple[Tensor, int]
                 if wrong.any():
                     return tensor, start + int(wrong.argmax())
     return None
-
-
-_HINT: Final = "the publisher's file is damaged: try another --revision, or tell the publisher"
 
 
 def _tensor(name: str, entry: dict[str, Any], data: int) -> Tensor:

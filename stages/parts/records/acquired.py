@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from stages.parts.base.record import Record
-from stages.parts.base.store import digest_of
+from stages.parts.base.store import digest_of, sha256_of
 
 ACQUIRED: Final = "acquired.json"
 
@@ -19,6 +19,11 @@ class File(Record):
     path: str
     size_bytes: int
     sha256: str
+
+    @classmethod
+    def of(cls, directory: Path, path: str) -> Self:
+        """The record of *path* in *directory*; reads the file once."""
+        return cls(path=path, size_bytes=(directory / path).stat().st_size, sha256=sha256_of(directory / path))
 
 
 class Acquired(Record):

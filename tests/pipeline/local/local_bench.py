@@ -8,16 +8,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
 from hera.workflows import (
+    DAG,
     Container,
     EmptyDirVolume,
     Env,
     ExistingVolume,
     Parameter,
+    RetryStrategy,
+    Task,
     Workflow,
     WorkflowTemplate,
     models,
@@ -33,6 +37,8 @@ DRIVER: Final = Path(__file__).with_name("driver.py")
 STORE: Final = "/mnt/store"
 OUTPUTS: Final = "/outputs"
 PATIENCE_S: Final = 60.0
+dag: Final = partial(DAG, fail_fast=False)
+retries: Final = partial(RetryStrategy, retry_policy="Always")
 PRELUDE: Final = """
 import os, sys, time
 store, outputs = os.environ["STORE"], os.environ["OUTPUTS"]
@@ -93,6 +99,13 @@ class Bench:
             outputs=promised,
             **settings,
         )
+
+    def handler(self, code: str) -> Container:
+        """The exit handler ``ending``: a dag whose one task ``report`` runs *code*, which is told how the run ended."""
+        program = self.program("report", code, arguments=["{{workflow.status}}"])
+        with dag(name="ending"):
+            Task(name="report", template=program)
+        return program
 
     @property
     def run_dir(self) -> Path:

@@ -14,8 +14,8 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from hera.workflows import DAG, RetryStrategy, Task, WorkflowTemplate, models
-from local_bench import Bench, eventually
+from hera.workflows import Resources, Task, WorkflowTemplate, models
+from local_bench import Bench, dag, eventually, retries
 
 from pipeline.local.state import RunState, read_run
 from stages.parts.base.errors import ConfigError, MissingRun
@@ -31,12 +31,10 @@ Living = Callable[[str], list[int]]
 
 
 def long_run(bench: Bench, marker: str, handler: str = "write('status', sys.argv[1])") -> WorkflowTemplate:
-    with bench.workflow(on_exit="report") as workflow:
-        bench.program("report", handler, arguments=["{{workflow.status}}"])
-        work = bench.program(
-            "work", FAMILY, arguments=[marker], retry_strategy=RetryStrategy(limit=3, retry_policy="Always")
-        )
-        with DAG(name="main"):
+    with bench.workflow(on_exit="ending") as workflow:
+        bench.handler(handler)
+        work = bench.program("work", FAMILY, arguments=[marker], retry_strategy=retries(limit=3))
+        with dag(name="main"):
             Task(name="work", template=work) >> Task(name="next", template=work)
     return workflow
 
@@ -61,18 +59,24 @@ def test_an_interrupted_run_stops_its_tasks_and_runs_its_exit_handler(
     assert bench.lines("status") == ["Failed"]
     state = read_run(bench.run_dir)
     assert (state.phase, state.message) == ("Failed", "interrupted")
-    assert phases(state) == {"work": "Failed", "next": "Omitted", "onExit": "Succeeded"}
+    assert phases(state) == {
+        "work": "Failed",
+        "next": "Omitted",
+        "onExit": "Succeeded",
+        "onExit.report": "Succeeded",
+    }
     assert (state.node("work").message, state.node("work").attempts) == ("interrupted", 1)
 
 
 def test_an_interrupt_reaches_into_inner_dags_and_items(bench: Bench, living: Living) -> None:
     marker = f"marker-{uuid4().hex}"
     with bench.workflow() as workflow:
-        work = bench.program("work", FAMILY, arguments=[marker])
-        with DAG(name="inner", parallelism=1):
-            Task(name="many", template=work, with_items=["a", "b"]) >> Task(name="next", template=work)
-        with DAG(name="main"):
-            Task(name="outer", template="inner", hooks={"exit": models.LifecycleHook(template="work")})
+        work = bench.program("work", FAMILY, arguments=[marker], resources=Resources(cpu_request=4))  # one at a time
+        with dag(name="inner"):
+            many = Task(name="many", template=work, with_param='["a", "b"]')
+            many >> Task(name="next", template=work)
+        with dag(name="main"):
+            Task(name="outer", template="inner")
     engine = bench.start(workflow)
     bench.await_file("started")
     engine.send_signal(signal.SIGINT)
@@ -98,7 +102,7 @@ def test_a_second_interrupt_stops_the_exit_handler(bench: Bench, living: Living)
     engine.communicate()
     assert engine.returncode == 130
     assert living(marker) == []
-    assert read_run(bench.run_dir).node("onExit").message == "interrupted"
+    assert read_run(bench.run_dir).node("onExit.report").message == "interrupted"
 
 
 def test_a_second_interrupt_before_the_exit_handler_skips_it(bench: Bench) -> None:
@@ -110,10 +114,10 @@ signal.signal(signal.SIGTERM, slowly)
 write("started")
 time.sleep(600)
 """
-    with bench.workflow(on_exit="report") as workflow:
-        bench.program("report", "write('handler-runs')")
+    with bench.workflow(on_exit="ending") as workflow:
+        bench.handler("write('handler-runs')")
         work = bench.program("work", slow_to_end)
-        with DAG(name="main"):
+        with dag(name="main"):
             Task(name="work", template=work)
     engine = bench.start(workflow)
     bench.await_file("started")
@@ -130,9 +134,10 @@ time.sleep(600)
 
 def test_a_run_interrupted_while_it_waits_for_its_mutex_never_starts(bench: Bench) -> None:
     mutex = models.Synchronization(mutexes=[models.Mutex(name="model")])
-    with bench.workflow(synchronization=mutex, on_exit="work") as workflow:
+    with bench.workflow(synchronization=mutex, on_exit="ending") as workflow:
+        bench.handler("")
         work = bench.program("work", "add('starts', 1); wait_for('go-on')")
-        with DAG(name="main"):
+        with dag(name="main"):
             Task(name="work", template=work)
     holder = bench.start(workflow)
     eventually(lambda: bench.lines("starts"), "the first run holds the mutex")
@@ -169,7 +174,7 @@ def test_the_state_can_be_read_at_any_moment(bench: Bench) -> None:
     with bench.workflow() as workflow:
         code = "wait_for('read-' + sys.argv[1])"  # the reader has seen that so many have ended
         work = bench.program("work", code, inputs=["n"], arguments=["{{inputs.parameters.n}}"])
-        with DAG(name="main"):
+        with dag(name="main"):
             tasks = [Task(name=f"t{n}", template=work, arguments={"n": n}) for n in range(8)]
             for before, after in itertools.pairwise(tasks):
                 before >> after
@@ -202,7 +207,7 @@ def test_a_folder_without_a_run_is_no_run(tmp_path: Path) -> None:
 def small(bench: Bench, code: str) -> WorkflowTemplate:
     with bench.workflow() as workflow:
         work = bench.program("work", code)
-        with DAG(name="main"):
+        with dag(name="main"):
             Task(name="work", template=work)
     return workflow
 
@@ -234,7 +239,7 @@ def test_a_full_disk_stops_the_run_with_a_clear_error(bench: Bench, living: Livi
     with bench.workflow() as workflow:
         fill = bench.program("fill", "wait_for('started')\nwhile True: print('x' * 4096, flush=True)")
         work = bench.program("work", FAMILY, arguments=[marker])
-        with DAG(name="main", fail_fast=False):
+        with dag(name="main"):
             Task(name="work", template=work)
             Task(name="fill", template=fill)
     mount = 'mount -t tmpfs -o size=400k small "$0" && exec "$@"'
@@ -251,12 +256,12 @@ def test_a_terminal_shows_a_live_tree(bench: Bench) -> None:
             "good", "print('downloading\\r 50 %\\r\\x1b[31m99 %\\x1b[0m', flush=True); wait_for('go-on')"
         )
         bad = bench.program("bad", "print('error: told to\\n  hint: do not'); sys.exit(1)")
-        with DAG(name="main", fail_fast=False):
+        with dag(name="main"):
             Task(name="acquire", template=good)
             Task(name="optimize", template=bad) >> Task(name="evaluate", template=good)
             Task(name="many", template="inner")
-        with DAG(name="inner"):
-            Task(name="say", template=good, with_items=["fp16"])
+        with dag(name="inner"):
+            Task(name="say", template=good, with_param='["fp16"]')
     ours, theirs = os.openpty()
     engine = bench.start(workflow, stderr=theirs)
     os.close(theirs)

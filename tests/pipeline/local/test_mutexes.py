@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hera.workflows import DAG, Parameter, Task, WorkflowTemplate, models
-from local_bench import Bench, eventually
+from hera.workflows import Parameter, Task, WorkflowTemplate, models
+from local_bench import Bench, dag, eventually
 
 from pipeline.local.resources import Capacity
 
@@ -31,7 +31,7 @@ def test_tasks_with_one_mutex_run_one_after_the_other_and_say_what_they_wait_for
             arguments=["{{inputs.parameters.n}}"],
             synchronization=mutexes("gpu", "port"),
         )
-        with DAG(name="main"):
+        with dag(name="main"):
             for name in ("a", "b", "c"):
                 Task(name=name, template=program, arguments={"n": name})
     assert bench.run(workflow).phase == "Succeeded"
@@ -49,7 +49,7 @@ def test_a_mutexs_name_can_depend_on_inputs(bench: Bench) -> None:
             arguments=["{{inputs.parameters.n}}"],
             synchronization=mutexes("{{inputs.parameters.n}}/x"),
         )
-        with DAG(name="main"):
+        with dag(name="main"):
             for name in ("a", "b"):
                 Task(name=name, template=program, arguments={"n": name})
     assert bench.run(workflow).phase == "Succeeded"
@@ -61,7 +61,7 @@ def locked(bench: Bench, *, of_workflow: bool) -> WorkflowTemplate:
         synchronization=mutex if of_workflow else None, arguments=[Parameter(name="model", value="org/x")]
     ) as workflow:
         program = bench.program("work", ALONE, arguments=["x"], synchronization=None if of_workflow else mutex)
-        with DAG(name="main"):
+        with dag(name="main"):
             Task(name="a", template=program) >> Task(name="b", template=program)
     return workflow
 
@@ -87,8 +87,8 @@ os.unlink(os.path.join(store, f"inside-{sys.argv[2]}-{sys.argv[1]}"))
             synchronization=models.Synchronization(semaphores=[semaphore]),
             active_deadline_seconds=60,
         )
-        with DAG(name="main"):
-            Task(name="each", template=program, with_items=[1, 2, 3, 4], arguments={"n": "{{item}}"})
+        with dag(name="main"):
+            Task(name="each", template=program, with_param="[1, 2, 3, 4]", arguments={"n": "{{item}}"})
     for gpus, limit in (((), 1), (("0", "1"), 2)):
         bench.capacity = Capacity(cores=4, memory_bytes=8 << 30, gpus=gpus)
         assert bench.run(workflow, {"limit": str(limit)}).phase == "Succeeded"
@@ -109,11 +109,11 @@ def test_two_runs_with_one_workflow_mutex_follow_each_other(bench: Bench) -> Non
     mutex = mutexes("model-org/x")
     with bench.workflow(synchronization=mutex) as first:
         program = bench.program("work", hold)
-        with DAG(name="main"):
+        with dag(name="main"):
             Task(name="a", template=program)
     with bench.workflow(synchronization=mutex) as second:
         program = bench.program("work", "add('order', 'second')")
-        with DAG(name="main"):
+        with dag(name="main"):
             Task(name="a", template=program)
     holder = bench.start(first)
     eventually(lambda: (bench.store / "first-runs").exists(), "the first run holds the mutex")
@@ -130,7 +130,7 @@ def test_two_runs_with_one_workflow_mutex_follow_each_other(bench: Bench) -> Non
 def test_a_killed_engine_leaves_no_mutex_behind(bench: Bench) -> None:
     with bench.workflow(synchronization=mutexes("model")) as workflow:
         program = bench.program("work", "add('starts', 1); time.sleep(60 if len(sys.argv) == 1 else 0)")
-        with DAG(name="main"):
+        with dag(name="main"):
             Task(name="a", template=program)
     holder = bench.start(workflow)
     eventually(lambda: bench.lines("starts"), "the first run holds the mutex")

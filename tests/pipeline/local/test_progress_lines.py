@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from hera.workflows import DAG, Task
-from local_bench import Bench
+from hera.workflows import Task
+from local_bench import Bench, dag
 
 from pipeline.local.progress import duration
 
@@ -18,7 +18,7 @@ def test_each_change_is_one_plain_line_on_stderr(bench: Bench) -> None:
     with bench.workflow() as workflow:
         good = bench.program("good", "print('not for the terminal')")
         bad = bench.program("bad", "print('error: told to\\n  hint: do not'); sys.exit(3)")
-        with DAG(name="main"):
+        with dag(name="main"):
             Task(name="resolve", template=good) >> Task(name="evaluate-awq", template=bad)
     engine = bench.start(workflow)
     said = engine.communicate()[1]

@@ -7,29 +7,28 @@ from typing import Any
 
 import pytest
 from hera.workflows import (
-    DAG,
     Counter,
     Metrics,
     Parameter,
     Resources,
-    RetryStrategy,
     Task,
     WorkflowTemplate,
     models,
 )
-from local_bench import Bench
+from local_bench import Bench, dag, retries
 
 from pipeline.local.manifest import CLUSTER_ONLY
 from pipeline.local.workflow import parse
 from stages.parts.base.errors import ConfigError, UnknownName, UnsupportedField
 
-IN = {"arguments": {"parameters": [{"name": "in", "value": "x"}]}}
+RETRY = {"limit": 1, "retryPolicy": "Always"}
+MEMOIZE = {"key": "k", "cache": {"configMap": {"name": "x"}}}
 
 
 def manifest(bench: Bench, code: str = "write('ran')") -> dict[str, Any]:
     with bench.workflow() as workflow:
         program = bench.program("optimize", code, outputs=["digest"])
-        with DAG(name="main"):
+        with dag(name="main"):
             Task(name="first", template=program)
             Task(name="second", template=program, depends="first")
     made: dict[str, Any] = workflow.to_dict()
@@ -40,7 +39,7 @@ def with_tasks(bench: Bench, *tasks: dict[str, Any], inputs: tuple[str, ...] = (
     with bench.workflow() as workflow:
         bench.program("optimize", inputs=inputs, outputs=["digest"])
     made: dict[str, Any] = workflow.to_dict()
-    made["spec"]["templates"].append({"name": "main", "dag": {"tasks": list(tasks)}})
+    made["spec"]["templates"].append({"name": "main", "dag": {"failFast": False, "tasks": list(tasks)}})
     return made
 
 
@@ -121,7 +120,7 @@ def test_what_only_a_cluster_needs_is_accepted(bench: Bench) -> None:
             metrics=Metrics(metrics=[Counter(name="runs", help="runs", value="1")]),
             labels={"stage": "optimize"},
         )
-        with DAG(name="main", fail_fast=False):
+        with dag(name="main"):
             Task(name="only", template=program)
     made = workflow.to_dict()
     used = {field for field in made["spec"] if field in CLUSTER_ONLY["Spec"]}
@@ -130,13 +129,71 @@ def test_what_only_a_cluster_needs_is_accepted(bench: Bench) -> None:
     assert (bench.store / "ran").exists()
 
 
-def test_a_container_entrypoint_is_a_workflow_of_one_task(bench: Bench) -> None:
-    with bench.workflow(
-        entrypoint="say", arguments=[Parameter(name="word", value="hello"), Parameter(name="other", value="x")]
-    ) as workflow:
-        bench.program("say", "write('said', sys.argv[1])", inputs=["word"], arguments=["{{inputs.parameters.word}}"])
-    assert [node.name for node in bench.run(workflow, {"word": "hi"}).nodes] == ["say"]
-    assert bench.lines("said") == ["hi"]
+REFUSED = [
+    ("spec.parallelism", ["parallelism"], 2),
+    ("spec.templates[main].parallelism", ["templates", 1, "parallelism"], 1),
+    ("spec.templates[main].steps", ["templates", 1, "steps"], [[{"name": "a", "template": "optimize"}]]),
+    ("spec.templates[main].dag.tasks[second].withItems", ["templates", 1, "dag", "tasks", 1, "withItems"], [1]),
+    (
+        "spec.templates[main].dag.tasks[second].withSequence",
+        ["templates", 1, "dag", "tasks", 1, "withSequence"],
+        {"count": 2},
+    ),
+    (
+        "spec.templates[main].dag.tasks[second].hooks",
+        ["templates", 1, "dag", "tasks", 1, "hooks"],
+        {"exit": {"template": "optimize"}},
+    ),
+    (
+        "spec.templates[main].dag.tasks[second].continueOn",
+        ["templates", 1, "dag", "tasks", 1, "continueOn"],
+        {"failed": True},
+    ),
+    (
+        "spec.templates[main].dag.tasks[second].dependencies",
+        ["templates", 1, "dag", "tasks", 1, "dependencies"],
+        ["first"],
+    ),
+    (
+        "spec.templates[optimize].outputs.parameters[digest].valueFrom.expression",
+        ["templates", 0, "outputs", "parameters", 0, "valueFrom"],
+        {"expression": "'x'"},
+    ),
+    (
+        "spec.templates[optimize].outputs.parameters[digest].valueFrom.supplied",
+        ["templates", 0, "outputs", "parameters", 0, "valueFrom"],
+        {"supplied": {}},
+    ),
+    (
+        "spec.templates[optimize].outputs.parameters[digest].valueFrom.default",
+        ["templates", 0, "outputs", "parameters", 0, "valueFrom"],
+        {"path": "/outputs/x", "default": "1"},
+    ),
+    ("spec.templates[main].suspend.duration", ["templates", 1], {"name": "main", "suspend": {"duration": "10s"}}),
+    (
+        "spec.templates[optimize].retryStrategy.backoff.maxDuration",
+        ["templates", 0, "retryStrategy"],
+        {"limit": 1, "retryPolicy": "Always", "backoff": {"maxDuration": "1m"}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("field", "place", "value"), REFUSED, ids=[each[0] for each in REFUSED])
+def test_parts_of_argo_that_our_workflows_do_not_use_are_refused_by_name(
+    bench: Bench, field: str, place: list[str | int], value: Any
+) -> None:
+    made = manifest(bench)
+    put(made, place, value)
+    with pytest.raises(UnsupportedField, match=rf"{re.escape(field)}: not supported here"):
+        bench.run(made)
+    assert not bench.run_dir.exists()
+
+
+def put(made: dict[str, Any], path: list[str | int], value: Any) -> None:
+    place: Any = made["spec"]
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = value
 
 
 @pytest.mark.parametrize(
@@ -146,29 +203,14 @@ def test_a_container_entrypoint_is_a_workflow_of_one_task(bench: Bench) -> None:
         ({"template": "main"}, r"spec\.templates\[main\]: it runs itself: main → main"),
         ({"depends": "b"}, "'a' depends on 'b', which is no task"),
         ({"depends": "a"}, "in a circle: a → a"),
-        ({"depends": "z.Daemoned"}, r"'z\.Daemoned': daemons don't run here"),
-        ({"depends": "z.Fine"}, r"'z\.Fine': known results are Succeeded, .*, AnySucceeded, AllFailed"),
+        ({"depends": "z.AnySucceeded"}, r"'z\.AnySucceeded': known results are Succeeded, .*, Omitted"),
         ({"depends": "z &&"}, "ends too early"),
-        ({"depends": "z", "dependencies": ["z"]}, "both depends and dependencies"),
-        ({"depends": "z", "continueOn": {"failed": True}}, r"continueOn, which goes only with dependencies"),
-        ({"name": "4bit", "depends": "z"}, "'4bit': with depends or dependencies, names begin with a letter"),
-        ({"withItems": [1], "withParam": "[1]"}, r"tasks\[a\]: has withItems and withParam"),
         ({"withParam": "{{tasks.z.outputs.parameters.digest}}"}, r"tasks\[a\]\.withParam: {{tasks\.z"),
         ({"when": "{{item}} == 1"}, r"tasks\[a\]\.when: {{item}} refers to nothing"),
-        ({"hooks": {"running": {"template": "optimize"}}}, r"tasks\[a\]\.hooks\.running: not supported"),
-        ({"hooks": {"exit": {"template": "no"}}}, r"hooks\.exit\.template: 'no' is no template"),
-        ({"hooks": {"exit": {"template": "optimize"}}}, r"hooks\.exit\.arguments: input 'in' of template"),
-        ({"hooks": {"exit": {"template": "z", "expression": "a +"}}}, r"hooks\.exit\.template: 'z' is no"),
-        (
-            {"withItems": [1], "hooks": {"exit": {"template": "optimize", **IN}}, **IN},
-            r"hooks\.exit: not on a task with withItems",
-        ),
-        (
-            {"hooks": {"exit": {"template": "optimize", "expression": "tasks.b.status == 'x'", **IN}}},
-            r"hooks\.exit\.expression: 'tasks\.b\.status' refers to nothing",
-        ),
         ({"when": "{{tasks.z.outputs.parameters.digest}} == x"}, r"tasks\[a\]\.when: {{tasks\.z\.outputs"),
         ({"when": "{{workflow.name}} ="}, r"tasks\[a\]\.when: when"),
+        ({"when": "{{workflow.duration}} == 1"}, r"tasks\[a\]\.when: {{workflow\.duration}} refers to nothing"),
+        ({"depends": "z", "when": "{{tasks.z.status}} == x"}, r"tasks\[a\]\.when: {{tasks\.z\.status}} refers"),
         (
             {
                 "depends": "z",
@@ -211,6 +253,7 @@ def test_a_circle_of_tasks_is_shown(bench: Bench) -> None:
     [
         (["entrypoint"], "no", r"spec\.entrypoint: there is no template 'no'"),
         (["onExit"], "no", r"spec\.onExit: there is no template 'no'"),
+        (["onExit"], "optimize", r"spec\.onExit: 'optimize' must be a dag template"),
         (["templates", 0, "container", "args"], ["{{inputs.parameters.no}}"], r"container: {{inputs\.parameters\.no}}"),
         (["templates", 0, "container", "args"], ["{{workflow.status}}"], r"container: {{workflow\.status}}"),
         (["templates", 0, "container", "command"], None, r"container\.command"),
@@ -228,19 +271,20 @@ def test_a_circle_of_tasks_is_shown(bench: Bench) -> None:
         (["templates", 0, "volumes"], [{"name": "v"}], "needs either emptyDir or persistentVolumeClaim"),
         (["templates", 0, "outputs", "parameters", 0, "valueFrom", "path"], "/tmp/x", "lies on no volume"),
         (["templates", 0, "retryStrategy"], {"retryPolicy": "Always"}, r"retryStrategy\.limit: Field required"),
-        (["templates", 0, "retryStrategy"], {"limit": 1, "retryPolicy": "OnTransientError"}, r"retryPolicy: Input"),
-        (["templates", 0, "retryStrategy"], {"limit": 1, "expression": "retries > 1"}, "'retries'; known: lastRetry"),
-        (["templates", 0, "retryStrategy"], {"limit": 1, "expression": "lastRetry."}, "can't be read"),
-        (["templates", 0, "retryStrategy"], {"limit": 1, "backoff": {"duration": "soon"}}, "not a duration"),
+        (["templates", 0, "retryStrategy"], {"limit": 1}, r"retryStrategy\.retryPolicy: Field required"),
+        (["templates", 0, "retryStrategy"], {"limit": 1, "retryPolicy": "OnError"}, r"retryPolicy: Input"),
+        (["templates", 0, "retryStrategy"], RETRY | {"expression": "retries == '1'"}, "'retries'; known: lastRetry"),
+        (["templates", 0, "retryStrategy"], RETRY | {"expression": "lastRetry."}, "can't be read"),
+        (["templates", 0, "retryStrategy"], RETRY | {"backoff": {"duration": "soon"}}, "not a duration"),
         (["templates", 0, "memoize"], {"key": "k", "cache": {"configMap": {"name": "../x"}}}, r"configMap\.name"),
-        (["templates", 1, "memoize"], {"key": "k", "cache": {"configMap": {"name": "x"}}}, "only on container"),
-        (["templates", 1, "retryStrategy"], {"limit": 1}, r"main\]\.retryStrategy: only on container templates"),
-        (["templates", 0, "failFast"], True, r"failFast: only on dag and steps templates"),
-        (["templates", 0, "suspend"], {}, r"needs exactly one of container, dag, steps, suspend"),
+        (["templates", 1, "memoize"], MEMOIZE, r"entrypoint: 'main' must be a dag template without inputs and memoize"),
+        (["templates", 1, "retryStrategy"], RETRY, r"main\]\.retryStrategy: only on container templates"),
+        (["templates", 1, "dag", "failFast"], True, r"dag\.failFast: Input should be False"),
+        (["templates", 0, "suspend"], {}, r"needs exactly one of container, dag, suspend"),
         (
             ["templates", 1, "inputs"],
             {"parameters": [{"name": "x"}]},
-            r"spec\.entrypoint: input 'x' of template 'main'",
+            r"spec\.entrypoint: 'main' must be a dag template without inputs",
         ),
         (
             ["templates", 1, "outputs"],
@@ -253,14 +297,9 @@ def test_a_circle_of_tasks_is_shown(bench: Bench) -> None:
             r"valueFrom\.parameter: {{tasks\.no",
         ),
         (
-            ["templates", 1, "outputs"],
-            {"parameters": [{"name": "x", "valueFrom": {"expression": "tasks.first.status ?"}}]},
-            r"valueFrom\.expression: expression 'tasks\.first\.status \?': it ends too early",
-        ),
-        (
             ["templates", 0, "outputs", "parameters", 0, "valueFrom"],
-            {"path": "/mnt/store/x", "expression": "'x'"},
-            "exactly one of path, parameter, expression, supplied",
+            {"path": "/mnt/store/x", "parameter": "{{inputs.parameters.x}}"},
+            "exactly one of path and parameter",
         ),
         (["synchronization"], {"mutexes": [{"name": "{{workflow.parameters.no}}"}]}, r"spec\.synchronization: {{"),
     ],
@@ -269,10 +308,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(
     bench: Bench, path: list[str | int], value: Any, says: str
 ) -> None:
     made = manifest(bench)
-    place: Any = made["spec"]
-    for part in path[:-1]:
-        place = place[part]
-    place[path[-1]] = value
+    put(made, path, value)
     with pytest.raises((ConfigError, UnsupportedField), match=says):
         bench.run(made)
     assert not bench.run_dir.exists()
@@ -297,7 +333,7 @@ def arguments(bench: Bench) -> WorkflowTemplate:
         arguments=[
             Parameter(name="model"),
             Parameter(name="revision", value="main"),
-            Parameter(name="method", value="awq", enum=["awq", "gptq"]),
+            Parameter(name="method"),
         ]
     ) as workflow:
         program = bench.program(
@@ -305,7 +341,7 @@ def arguments(bench: Bench) -> WorkflowTemplate:
             "write('said', ' '.join(sys.argv[1:]))",
             arguments=[f"{{{{workflow.parameters.{name}}}}}" for name in ("model", "revision", "method")],
         )
-        with DAG(name="main"):
+        with dag(name="main"):
             Task(name="say", template=program)
     return workflow
 
@@ -316,9 +352,9 @@ def test_arguments_fill_the_workflows_parameters(bench: Bench) -> None:
     assert state.arguments == {"model": "org/it's {{workflow.name}}", "revision": "main", "method": "gptq"}
 
 
-def test_missing_and_impossible_arguments_are_all_named(bench: Bench) -> None:
-    with pytest.raises(ConfigError, match=r"model: needs a value\n.*method: 'int3' is not one of awq, gptq"):
-        bench.run(arguments(bench), {"method": "int3"})
+def test_missing_arguments_are_all_named(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match=r"model: needs a value\n.*method: needs a value"):
+        bench.run(arguments(bench))
 
 
 def test_an_argument_that_no_parameter_takes_is_named(bench: Bench) -> None:
@@ -331,7 +367,7 @@ def test_more_gpus_than_there_are_is_refused_before_anything_runs(bench: Bench) 
     with bench.workflow() as workflow:
         first = bench.program("first", "write('ran')")
         second = bench.program("second", resources=Resources(gpus=1))
-        with DAG(name="main"):
+        with dag(name="main"):
             Task(name="resolve", template=first) >> Task(name="evaluate-awq", template=second)
     with pytest.raises(ConfigError, match="evaluate-awq asks for 1 GPU, this machine has 0"):
         bench.run(workflow)
@@ -348,12 +384,10 @@ def test_a_claim_without_a_local_folder_is_refused(bench: Bench) -> None:
 
 def test_a_retry_strategy_as_hera_writes_it_is_read(bench: Bench) -> None:
     with bench.workflow() as workflow:
-        bench.program(
-            "main",
-            retry_strategy=RetryStrategy(
-                limit="3", expression="true", backoff=models.Backoff(duration="1m", factor="2", cap="1h30m")
-            ),
-        )
-    strategy = parse(workflow.to_dict()).templates["main"].retry_strategy
+        backoff = models.Backoff(duration="1m", factor="2")
+        program = bench.program("work", retry_strategy=retries(limit="3", backoff=backoff))
+        with dag(name="main"):
+            Task(name="work", template=program)
+    strategy = parse(workflow.to_dict()).templates["work"].retry_strategy
     assert strategy is not None
-    assert (strategy.limit, strategy.policy, strategy.backoff.duration, strategy.backoff.cap) == (3, "Always", 60, 5400)
+    assert (strategy.limit, strategy.backoff.duration, strategy.backoff.factor) == (3, 60, 2)

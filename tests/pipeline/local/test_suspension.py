@@ -9,29 +9,24 @@ import sys
 from pathlib import Path
 
 import pytest
-from hera.workflows import DAG, Parameter, Suspend, Task, WorkflowTemplate, models
-from local_bench import Bench, eventually
+from hera.workflows import Suspend, Task, WorkflowTemplate
+from local_bench import Bench, dag, eventually
 
 from pipeline.local.state import RunState, read_run
 from pipeline.local.suspension import resume
 from stages.parts.base.errors import ConfigError, MissingRun, UnknownName
 
 
-def supplied(name: str, **default: str) -> Parameter:
-    return Parameter(name=name, value_from=models.ValueFrom(supplied=models.SuppliedValueFrom(), **default))
-
-
-def approval(bench: Bench, *outputs: Parameter, duration: str | None = None) -> WorkflowTemplate:
-    with bench.workflow(on_exit="report") as workflow:
-        program = bench.program("say", "add('order', sys.argv[1])", inputs=[Parameter(name="n", default="released")])
+def approval(bench: Bench) -> WorkflowTemplate:
+    with bench.workflow(on_exit="ending") as workflow:
+        program = bench.program("say", "add('order', sys.argv[1])", inputs=["n"])
         program.args += ["{{inputs.parameters.n}}"]
-        bench.program("report", "write('status', sys.argv[1])", arguments=["{{workflow.status}}"])
-        Suspend(name="approve", duration=duration, outputs=list(outputs))
-        with DAG(name="main"):
+        bench.handler("write('status', sys.argv[1])")
+        Suspend(name="approve")
+        with dag(name="main"):
             first = Task(name="canary", template=program, arguments={"n": "canary"})
             approve = Task(name="approval", template="approve")
-            given = {"n": f"{{{{tasks.approval.outputs.parameters.{outputs[0].name}}}}}"} if outputs else {}
-            first >> approve >> Task(name="release", template=program, arguments=given)
+            first >> approve >> Task(name="release", template=program, arguments={"n": "released"})
     return workflow
 
 
@@ -56,8 +51,6 @@ def test_a_suspended_run_waits_until_it_is_told_to_go_on(bench: Bench) -> None:
     assert bench.lines("order") == ["canary"]
     with pytest.raises(UnknownName, match="unknown suspended task 'release'"):
         resume(bench.run_dir, "release")
-    with pytest.raises(UnknownName, match="unknown output of a suspended task 'who'"):
-        resume(bench.run_dir, None, {"who": "me"})
     assert resume(bench.run_dir) == ["approval"]
     assert engine.wait() == 0
     engine.communicate()
@@ -68,40 +61,30 @@ def test_a_suspended_run_waits_until_it_is_told_to_go_on(bench: Bench) -> None:
         resume(bench.run_dir)
 
 
-def test_whoever_resumes_gives_the_outputs_that_have_no_default(bench: Bench) -> None:
-    """The command finds the run in a store, as it does for a person."""
+def test_the_command_finds_the_run_in_a_store_and_resumes_it(bench: Bench) -> None:
     store = bench.folder / "models"
     run_dir = store / "org--name" / "runs" / "20260101-120000-ab12"
     run_dir.parent.mkdir(parents=True)
-    engine = bench.start(approval(bench, supplied("traffic"), supplied("who", default="nobody")))
+    engine = bench.start(approval(bench))
     suspended(bench.run_dir)
     run_dir.symlink_to(bench.run_dir)
-
-    def slipway(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pipeline", "resume", *words, "--store", str(store), "--json"]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    refused = slipway()
-    assert refused.returncode == 2
-    assert json.loads(refused.stdout)["error"] == "no value was given for traffic"
-    said = slipway("2026", "--task", "approval", "--set", "traffic=50 %")
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline",
+        "resume",
+        "2026",
+        "--task",
+        "approval",
+        "--store",
+        str(store),
+        "--json",
+    ]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
     assert json.loads(said.stdout) == {"run": "20260101-120000-ab12", "resumed": ["approval"]}, said.stderr
     engine.communicate()
     assert engine.returncode == 0
-    assert bench.lines("order") == ["canary", "50 %"]
-    assert read_run(bench.run_dir).node("approval").outputs == {"traffic": "50 %", "who": "nobody"}
-
-
-def test_a_suspension_with_a_duration_ends_by_itself(bench: Bench) -> None:
-    state = bench.run(approval(bench, supplied("traffic", default="all"), duration="300ms"))
-    assert state.phase == "Succeeded"
-    assert bench.lines("order") == ["canary", "all"]
-    node = state.node("approval")
-    assert node.seconds is not None
-    assert node.seconds >= 0.3
-    assert "suspended for 0.3 s; to go on: slipway resume run-1" in bench.progress.getvalue()
-    state = bench.run(approval(bench, supplied("traffic"), duration="10ms"))
-    assert (state.phase, state.message) == ("Error", "approval: no value was given for traffic")
+    assert bench.lines("order") == ["canary", "released"]
 
 
 def test_an_interrupt_ends_a_suspended_run_and_its_exit_handler_runs(bench: Bench) -> None:
@@ -118,7 +101,7 @@ def test_an_interrupt_ends_a_suspended_run_and_its_exit_handler_runs(bench: Benc
 def test_nothing_is_resumed_where_nothing_is_suspended(bench: Bench) -> None:
     with bench.workflow() as workflow:
         program = bench.program("say", "write('runs'); wait_for('go-on')")
-        with DAG(name="main"):
+        with dag(name="main"):
             Task(name="say", template=program)
     engine = bench.start(workflow)
     bench.await_file("runs")

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from stages.acquire.ensure import ensure, intact
+from stages.acquire.base_model import ensure, intact
 from stages.parts.base.program import Report
 from stages.parts.base.store import ModelStore
 from stages.parts.model.local import local_commit
+from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from tests.hub import HubServer
 from tests.hub.models import CONFIG, Stages, big_weights, sharded_model, tiny_model, weights, write_model
@@ -484,7 +485,7 @@ def mine(tmp_path: Path) -> tuple[ModelStore, Path, str]:
     source = write_model(tmp_path / "mine", sharded_model())
     store = ModelStore(tmp_path / "store", "local/mine")
     commit = local_commit(source)
-    ensure(store, str(source), "main", commit, Report())
+    ensure(store, ModelName.parse(str(source)), "main", commit, Report())
     return store, source, commit
 
 
@@ -520,7 +521,7 @@ def test_a_damaged_base_is_made_whole(mine: tuple[ModelStore, Path, str], damage
     damage(store.base / SHARDS[0])
     assert intact(store.base, commit) is None
     report = Report()
-    ensure(store, str(source), "main", commit, report)
+    ensure(store, ModelName.parse(str(source)), "main", commit, report)
     assert report.result == "done"
     assert published(store.base) == {*sharded_model(), ACQUIRED}
     assert {path: (store.base / path).read_bytes() for path in sharded_model()} == sharded_model()
@@ -535,7 +536,7 @@ def test_a_file_that_was_only_touched_or_linked_is_read_once_and_reused(
     before = (store.base / ACQUIRED).stat().st_mtime_ns
     change(store.base / SHARDS[0])
     report = Report()
-    ensure(store, str(source), "main", commit, report)
+    ensure(store, ModelName.parse(str(source)), "main", commit, report)
     assert report.result == "reused"
     changed = (store.base / SHARDS[0]).stat().st_ctime_ns
     assert before <= changed < (store.base / ACQUIRED).stat().st_mtime_ns

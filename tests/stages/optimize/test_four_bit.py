@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stages.optimize.base import read_base
-from stages.optimize.quantizers import QUANTIZERS
-from stages.optimize.variants import ensure, identify
+from stages.optimize.base_model import read_base
+from stages.optimize.methods import QUANTIZERS
+from stages.optimize.variant import ensure, identify
 from stages.optimize.verify import verify
 from stages.parts.base.errors import ConfigError, QuantizationFailed
 from stages.parts.base.settings import Optimize

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stages.parts.base.store import ModelStore, sha256_of
+from stages.parts.base.store import ModelStore
 from stages.parts.records.acquired import ACQUIRED, Acquired, File, files_digest
 from stages.parts.records.variant import VARIANT, Variant
 
@@ -82,10 +82,7 @@ def acquire(source: Path, root: Path) -> ModelStore:
 def record_base(store: ModelStore) -> None:
     """Write the manifest of the files that are in ``base/``."""
     paths = sorted(path for path in store.base.rglob("*") if path.is_file() and path.name != ACQUIRED)
-    files = tuple(
-        File(path=path.relative_to(store.base).as_posix(), size_bytes=path.stat().st_size, sha256=sha256_of(path))
-        for path in paths
-    )
+    files = tuple(File.of(store.base, path.relative_to(store.base).as_posix()) for path in paths)
     Acquired(
         model=store.model,
         source="http://hub.example",

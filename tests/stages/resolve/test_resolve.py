@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from stages.parts.base.errors import InvalidName
-from stages.parts.model.name import is_local, model_id
 from tests.hub import HubServer
 from tests.hub.models import Stages, sharded_model, tiny_model, write_model
 
@@ -139,32 +137,3 @@ def test_a_directory_is_named_by_what_serving_would_take_from_it(stages: Stages)
     assert stages.resolve("./my-model") == first
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
     assert stages.resolve("./my-model") != first
-
-
-@pytest.mark.parametrize("source", ["/m/x", "./x", "../x", "~/x", ".", ".."])
-def test_a_path_is_local(source: str) -> None:
-    assert is_local(source)
-
-
-@pytest.mark.parametrize("source", ["gpt2", "org/name", "org/na.me", "_x/y"])
-def test_a_hub_name_stays_itself(source: str) -> None:
-    assert not is_local(source)
-    assert model_id(source) == source
-
-
-@pytest.mark.parametrize(
-    "source", ["a/b/c", "org/..", "org/na me", "-x", "/", "org/name\n", "org--a/b", "", "org/", "a" * 97, "x/./y"]
-)
-def test_what_could_not_be_a_folder_s_name_is_no_model_s_name(source: str) -> None:
-    with pytest.raises(InvalidName):
-        model_id(source)
-
-
-def test_a_directory_becomes_a_model_of_the_owner_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert model_id("./my-model/") == "local/my-model"
-    assert model_id("./a/../my-model") == "local/my-model"
-    assert model_id(str(tmp_path / "x" / "tiny.v2")) == "local/tiny.v2"
-    assert model_id(".") == f"local/{tmp_path.name}"
-    with pytest.raises(InvalidName, match="can't name a model"):
-        model_id("./my model")

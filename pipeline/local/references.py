@@ -21,17 +21,6 @@ class Unresolved(ConfigError):
         super().__init__(f"{{{{{reference}}}}} has no value: {why}")
 
 
-def bare(text: str) -> str:
-    """A reference without its braces, if it has any."""
-    match = REFERENCE.fullmatch(text.strip())
-    return match[1].strip() if match else text.strip()
-
-
-def is_one_reference(text: str) -> bool:
-    """Whether *text* is a reference and nothing else."""
-    return REFERENCE.fullmatch(text) is not None and text.count("{{") == 1
-
-
 def references(text: str) -> Iterator[str]:
     """Every reference in *text*, without its braces."""
     return (match[1].strip() for match in REFERENCE.finditer(text))

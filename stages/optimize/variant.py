@@ -9,14 +9,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from stages.optimize.base import Base, read_base
+from stages.optimize.base_model import Base, read_base
 from stages.optimize.calibration import calibration_digest
+from stages.optimize.methods import quantizer
 from stages.optimize.quantizer import Quantizer
-from stages.optimize.quantizers import quantizer
 from stages.optimize.verify import verify
 from stages.parts.base.errors import ConfigError, DamagedModel
 from stages.parts.base.settings import Optimize
-from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree, sha256_of
+from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
 from stages.parts.machine.lock import together
 from stages.parts.records.acquired import File, difference, files_digest
 from stages.parts.records.variant import VARIANT, Variant
@@ -120,7 +120,4 @@ def build(
 def listing(directory: Path) -> tuple[File, ...]:
     """Every file below *directory* with its size and sha256, by path."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
-    return tuple(
-        File(path=path.relative_to(directory).as_posix(), size_bytes=path.stat().st_size, sha256=sha256_of(path))
-        for path in paths
-    )
+    return tuple(File.of(directory, path.relative_to(directory).as_posix()) for path in paths)

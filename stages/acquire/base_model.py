@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 from stages.acquire.download import HubSource, LocalSource, Source, require_space
 from stages.acquire.progress import readable
@@ -26,27 +24,25 @@ from stages.parts.model.checkpoint import (
     small_files,
     weight_files,
 )
-from stages.parts.model.local import LOCAL_PREFIX, commit_name, existing_directory
-from stages.parts.model.name import is_local
+from stages.parts.model.local import LOCAL_COMMIT, commit_name
+from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired, File, files_digest
 
-LOCAL_COMMIT: Final = re.compile(LOCAL_PREFIX + "[0-9a-f]{40}")
 
-
-def ensure(store: ModelStore, model: str, revision: str, commit: str, report: program.Report) -> Acquired:
+def ensure(store: ModelStore, model: ModelName, revision: str, commit: str, report: program.Report) -> Acquired:
     """base/ with *model* at *commit*. Without any request if it is there already.
 
     Raises:
         NotEnoughSpace, DamagedModel, UnusableModel: base/ is as it was. Errors of ``hub.describe``.
     """
     if record := intact(store.base, commit):
-        report.reused(f"base/ holds {model} at {commit} already, unchanged", key=record.digest)
+        report.reused(f"base/ holds {model.source} at {commit} already, unchanged", key=record.digest)
         return record
     source = open_source(model, commit, store.base)
     small = small_files(source.sizes)
     with exclusive(store.lock("acquire"), f"acquiring {store.model}"):
         if record := intact(store.base, commit):
-            report.reused(f"another process has just acquired {model} at {commit}", key=record.digest)
+            report.reused(f"another process has just acquired {model.source} at {commit}", key=record.digest)
             return record
         with store.building(store.base, resume=commit) as work:
             files, checkpoint = fill(work, source, small, commit)
@@ -64,14 +60,16 @@ def ensure(store: ModelStore, model: str, revision: str, commit: str, report: pr
             )
             record.write(work / ACQUIRED)
     size = sum(file.size_bytes for file in record.files)
-    report.done(f"base/ holds {model} at {commit}: {len(record.files)} files, {readable(size)}", key=record.digest)
+    report.done(
+        f"base/ holds {model.source} at {commit}: {len(record.files)} files, {readable(size)}", key=record.digest
+    )
     return record
 
 
-def open_source(model: str, commit: str, base: Path) -> Source:
-    if is_local(model):
-        return LocalSource(existing_directory(model))
-    return HubSource(model, commit, base, recorded(base))
+def open_source(model: ModelName, commit: str, base: Path) -> Source:
+    if model.directory:
+        return LocalSource(model.directory)
+    return HubSource(model.id, commit, base, recorded(base))
 
 
 def fill(work: Path, source: Source, small: Sequence[str], commit: str) -> tuple[tuple[File, ...], Checkpoint]:
@@ -85,7 +83,7 @@ def fill(work: Path, source: Source, small: Sequence[str], commit: str) -> tuple
     found |= source.fetch(weights, work)
     files = tuple(found[path] for path in chosen(small, weights))
     with discarded_if_useless(work):
-        if commit.startswith(LOCAL_PREFIX) and commit != commit_name(files_digest(files)):
+        if LOCAL_COMMIT.fullmatch(commit) and commit != commit_name(files_digest(files)):
             raise DamagedModel(f"{source.origin} changed since it was resolved to {commit}", hint="run again")
         checkpoint = check(work, weights)
     remove_all_but(files, work)
