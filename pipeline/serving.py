@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pipeline.config import RunConfig
 from stages.parts.base.errors import ConfigError, UnknownName
 from stages.parts.records.rollout import LOCAL
-from stages.rollout.kserve.settings import VARIABLE, KServe, Toleration
+from stages.rollout.kserve.settings import KServe, Toleration
 from stages.rollout.targets import connect
 
 if TYPE_CHECKING:
@@ -22,9 +21,7 @@ def target_of(config: RunConfig, store: ModelStore, source: str, serving: Servin
 
     Raises: as ``stages.rollout.targets.connect``.
     """
-    if config.platform.serves_on != LOCAL:
-        os.environ[VARIABLE] = kserve_settings(config).model_dump_json()
-    return connect(config.platform.serves_on, store, source, serving)
+    return connect(config.platform.serves_on, store, source, serving, kserve_settings(config))
 
 
 def rendered(config: RunConfig, store: ModelStore, release: str, stable: str | None, mode: str) -> list[dict[str, Any]]:

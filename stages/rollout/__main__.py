@@ -16,6 +16,8 @@ from stages.parts.model.name import ModelName
 from stages.parts.records.rollout import LOCAL, Journal, under_way
 from stages.parts.releases import release as releases
 from stages.rollout.control import abort
+from stages.rollout.kserve.settings import VARIABLE as KSERVE_VARIABLE
+from stages.rollout.kserve.settings import KServe
 from stages.rollout.machine import roll_out
 from stages.rollout.plan import PROMOTE, check_point, chosen
 from stages.rollout.targets import TARGETS, connect
@@ -26,13 +28,14 @@ def main() -> None:
     store = ModelStore(store_root().absolute(), ModelName.parse(arguments.model).id)
     serving = parse_json(Serving, arguments.serving, "--serving")
     settings = parse_json(Rollout, arguments.settings, "--settings")
+    kserve = parse_json(KServe, os.environ.get(KSERVE_VARIABLE) or "{}", KSERVE_VARIABLE)
     if arguments.abort:
-        _abort(store, arguments, serving)
+        _abort(store, arguments, serving, kserve)
         return
     check_point(arguments.step, settings)
     with program.outcome(store, "rollout", "" if arguments.step == PROMOTE else arguments.step) as report:
         release = releases.find(store, arguments.release) if arguments.release else chosen(store)
-        target = connect(arguments.target, store, arguments.model, serving)
+        target = connect(arguments.target, store, arguments.model, serving, kserve)
         journal = roll_out(
             store,
             target,
@@ -55,13 +58,13 @@ def main() -> None:
         print(url)
 
 
-def _abort(store: ModelStore, arguments: argparse.Namespace, serving: Serving) -> None:
+def _abort(store: ModelStore, arguments: argparse.Namespace, serving: Serving, kserve: KServe) -> None:
     """Of a run that ended well, nothing is given up: it may await a person's approval. A run gives up only its own."""
     journal, run = under_way(store), os.environ.get(program.RUN_VARIABLE)
     if arguments.status == "Succeeded" or journal is None or (run and journal.run != run):
         print("no rollout to give up", file=sys.stderr, flush=True)
         return
-    target = connect(journal.target, store, arguments.model, serving)
+    target = connect(journal.target, store, arguments.model, serving, kserve)
     print(f"gave up {abort(store, target, arguments.reason)}", file=sys.stderr, flush=True)
 
 
@@ -79,11 +82,12 @@ def _arguments() -> argparse.Namespace:
         prog="python -m stages.rollout",
         description="Move traffic to a release of a model, and back if it is worse. Started again, it goes on.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="""example:
+        epilog=f"""example:
   python -m stages.rollout --model org/name --step deploy
   python -m stages.rollout --model org/name --step 10
   python -m stages.rollout --model org/name
-  python -m stages.rollout --model org/name --abort --status Failed""",
+  python -m stages.rollout --model org/name --abort --status Failed
+with --target kserve, {KSERVE_VARIABLE} holds the settings as JSON: see KServe in stages/rollout/kserve/settings.py""",
     )
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
     parser.add_argument("--release", default="", help="its name (default: what select chose last)")

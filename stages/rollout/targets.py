@@ -1,28 +1,39 @@
-"""The platforms that a release can be rolled out on. To add one: a module with ``connect``, and a line below."""
+"""The platforms that a release can be rolled out on. To add one: its name and a branch of ``connect``."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final
 
 from stages.parts.base.errors import UnknownName
-from stages.parts.base.settings import Serving
-from stages.parts.base.store import ModelStore
-from stages.parts.records.rollout import LOCAL
-from stages.rollout.target import Target
+from stages.parts.records.rollout import KSERVE, LOCAL
 
-TARGETS: Final = {LOCAL: "stages.rollout.local", "kserve": "stages.rollout.kserve"}
-"""Modules with ``connect(store: ModelStore, source: str, serving: Serving) -> Target``; *source* is the model as the
-user named it. Imported only when used: each needs what the others don't."""
+if TYPE_CHECKING:
+    from stages.parts.base.settings import Serving
+    from stages.parts.base.store import ModelStore
+    from stages.rollout.kserve.settings import KServe
+    from stages.rollout.target import Target
+
+TARGETS: Final = (LOCAL, KSERVE)
 
 
-def connect(name: str, store: ModelStore, source: str, serving: Serving) -> Target:
-    """The platform called *name*, for the releases of one model.
+def connect(name: str, store: ModelStore, source: str, serving: Serving, kserve: KServe) -> Target:
+    """The platform called *name*, for the releases of one model. A platform's module is imported only when it is used.
+
+    Args:
+        source: the model as the user named it.
+        kserve: how releases are served on a cluster; not used elsewhere.
 
     Raises:
-        UnknownName: it is none of ``TARGETS``.
+        UnknownName: *name* is not in ``TARGETS``.
+        ConfigError: no cluster is configured, or its KServe can't split traffic as it is set up.
+        NotInstalled: the cluster has no KServe.
     """
-    if name not in TARGETS:
-        raise UnknownName("rollout target", name, TARGETS)
-    module = importlib.import_module(TARGETS[name])
-    return cast(Target, module.connect(store, source, serving))
+    if name == LOCAL:
+        from stages.rollout.local import OneMachine
+
+        return OneMachine(store, source, serving)
+    if name == KSERVE:
+        from stages.rollout.kserve.target import connect as connect_kserve
+
+        return connect_kserve(store, serving, kserve)
+    raise UnknownName("rollout target", name, TARGETS)

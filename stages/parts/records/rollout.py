@@ -17,7 +17,9 @@ JOURNAL: Final = "rollout.json"
 REQUEST: Final = "rollout.request.json"
 LOCK: Final = "rollout"
 LOCAL: Final = "local"
-"""The target that is this machine: see ``stages.rollout.targets``."""
+"""The target that is this machine; see ``stages.rollout.targets``."""
+KSERVE: Final = "kserve"
+"""The target that is a cluster with KServe."""
 
 State = Literal[
     "deploying",

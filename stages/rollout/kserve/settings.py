@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from stages.parts.base.settings import Positive, Settings, parse_json
+from stages.parts.base.settings import Positive, Settings
 
 VARIABLE: Final = "SLIPWAY_KSERVE"
-"""``KServe`` as JSON: the pipeline sets it from the configuration for the stages that serve on a cluster."""
+"""The environment variable that holds ``KServe`` as JSON for the rollout program in a pod."""
 Seconds = Annotated[int, Field(ge=0)]
 
 
@@ -82,12 +81,3 @@ class KServe(Settings):
     """The status of an HTTPRoute is its controller's word: the gateway's proxies follow within this time, and no pod
     goes before. Gateways that are a cloud's load balancers may take minutes. Knative waits for its own proxies."""
     scaling: Scaling = Scaling()
-
-
-def given() -> KServe:
-    """The settings from the environment.
-
-    Raises:
-        ConfigError: every mistake in them at once.
-    """
-    return parse_json(KServe, os.environ.get(VARIABLE) or "{}", VARIABLE)

@@ -17,6 +17,7 @@ from typing import Any, Final
 from stages.parts.base.errors import Conflict, NotInstalled, TransientError
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore
+from stages.parts.cluster import api
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Kind
 from stages.parts.cluster.refusals import Absent
@@ -44,6 +45,16 @@ SERVICES: Final = Kind("v1", "Service", "services")
 BUDGETS: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 SCALED_OBJECTS: Final = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 POLL_S: Final = 0.5
+
+
+def connect(store: ModelStore, serving: Serving, settings: KServe) -> Target:
+    """The cluster of the kubeconfig or of this pod, for the releases of one model.
+
+    Raises:
+        ConfigError: no cluster is configured, or its KServe can't split traffic as it is set up.
+        NotInstalled: it has no KServe, or not the runtime in ``manifests/kserve``.
+    """
+    return on(api.connect(namespace=settings.namespace), store, serving, settings)
 
 
 def on(cluster: Cluster, store: ModelStore, serving: Serving, settings: KServe, *, poll_s: float = POLL_S) -> Target:

@@ -9,7 +9,8 @@ import pytest
 
 from stages.parts.base.errors import ConfigError, NotInstalled
 from stages.rollout.kserve.detect import detect
-from stages.rollout.kserve.settings import VARIABLE, KServe, given
+from stages.rollout.kserve.settings import VARIABLE, KServe
+from tests.serving import environment, stage
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 
 Serve = Callable[..., OnKServe]
@@ -97,9 +98,10 @@ def test_a_namespace_without_the_runtime_says_how_to_get_it(standard: OnKServe) 
     assert "manifests/kserve" in raised.value.hint
 
 
-def test_settings_come_from_the_environment_with_every_mistake_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, '{"claim": "models", "scaling": {"maximum": 8}}')
-    assert (given().claim, given().scaling.maximum, given().mode) == ("models", 8, "auto")
-    monkeypatch.setenv(VARIABLE, '{"clain": "models", "scaling": {"minimum": 4}}')
-    with pytest.raises(ConfigError, match=r"(?s)2 mistakes in SLIPWAY_KSERVE.*is above maximum.*did you mean 'claim'"):
-        given()
+def test_the_program_names_every_mistake_in_its_environment_variable_at_once(standard: OnKServe) -> None:
+    variables = environment(standard.store, **{VARIABLE: '{"clain": "models", "scaling": {"minimum": 4}}'})
+    said = stage("rollout", "--target", "kserve", variables=variables)
+    assert said.returncode == ConfigError.exit_code
+    assert "2 mistakes in SLIPWAY_KSERVE" in said.stderr
+    assert "is above maximum" in said.stderr
+    assert "did you mean 'claim'" in said.stderr
