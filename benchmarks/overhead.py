@@ -22,7 +22,8 @@ from typing import Any, Final
 
 from pipeline.config import RunConfig, load
 from pipeline.definition import arguments
-from pipeline.runs import LATEST, find
+from pipeline.local.runs import find
+from pipeline.runs.state import LATEST
 from tests.demo.__main__ import HERE as DEMO
 from tests.demo.__main__ import MODEL
 from tests.hub.server import HubServer

@@ -31,7 +31,7 @@ from stages.parts.base.errors import Interrupted, SlipwayError
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
-    from pipeline.tables import Shown
+    from pipeline.runs.tables import Shown
 
 app: Final = typer.Typer(
     name="slipway",
@@ -82,7 +82,7 @@ def run(
 
     What is there already and unchanged is used again: a repeated run does no work twice.
     """
-    from pipeline import submit
+    from pipeline.local import submission
 
     if engine == "argo":
         settings = load_config(config, profile, workload, platform, assignments)
@@ -91,7 +91,7 @@ def run(
         cluster.print_started(there, started, follow=follow, as_json=as_json)
         return
     settings = load_config(config, profile, workload, "local", assignments)
-    finished = submit.run(settings, model, revision, store=store.absolute(), serve=serve, refresh=refresh)
+    finished = submission.run(settings, model, revision, store=store.absolute(), serve=serve, refresh=refresh)
     print_result(finished.document(), finished.summary(), as_json)
 
 
@@ -139,8 +139,8 @@ def runs(
     as_json: JsonOption = False,
 ) -> None:
     """List the runs of the store, or of a cluster's namespace, the newest first."""
-    from pipeline.runs import all_runs
-    from pipeline.tables import runs_table
+    from pipeline.local.runs import all_runs
+    from pipeline.runs.tables import runs_table
 
     found: Sequence[Shown]
     if engine == "argo":
@@ -163,8 +163,8 @@ def show(
     """Show one run: its tasks, the scores, the winner and why."""
     from rich.console import Group
 
-    from pipeline.runs import find
-    from pipeline.tables import score_table, tasks_table
+    from pipeline.local.runs import find
+    from pipeline.runs.tables import score_table, tasks_table
 
     if cluster.is_there(name, engine):
         cluster.show(name, context, namespace, as_json=as_json)
@@ -191,7 +191,7 @@ def logs(
     namespace: NamespaceOption = None,
 ) -> None:
     """Print the logs of a run."""
-    from pipeline.runs import find, read_logs
+    from pipeline.local.runs import find, read_logs
 
     if cluster.is_there(name, engine):
         lines = cluster.logs(name, task, context, namespace, follow=follow)
@@ -214,11 +214,11 @@ def render(
     """Print what would run, without running it."""
     import yaml
 
-    from pipeline import submit
+    from pipeline.local import submission
     from stages.parts.base.errors import UnknownName
 
     renderers: dict[str, Callable[[RunConfig], dict[str, Any]]] = {
-        "workflow": submit.render,
+        "workflow": submission.render,
         "config": lambda settings: settings.model_dump(mode="json"),
     }
     if what not in renderers:
@@ -238,7 +238,8 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check that this machine, or a cluster, has what a run needs, and say how to get what is missing."""
-    from pipeline.doctor import check_machine, checks_table
+    from pipeline.checks import checks_table
+    from pipeline.local.doctor import check_machine
 
     if engine == "argo":
         checks = cluster.check(load_config(config, None, None, platform, None), context, namespace)

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pipeline.local.resources import quantity
+from pipeline.quantity import quantity
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Positive, Settings
 

@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.argo.template import difference
+from pipeline.checks import Check
 from pipeline.definition import NAME, RESOLVE_CACHE, workflow_template
-from pipeline.doctor import Check
-from pipeline.local.resources import quantity
+from pipeline.quantity import quantity
 from stages.parts.base.errors import AccessDenied, SlipwayError
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CLAIMS, CONFIG_MAPS, DEFINITIONS, NODES, REVIEWS, TEMPLATES, Object

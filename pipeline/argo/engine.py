@@ -11,8 +11,8 @@ from pipeline.argo.runs import ClusterRun
 from pipeline.argo.submission import submit
 from pipeline.argo.template import compare, installed
 from pipeline.definition import arguments
-from pipeline.local.progress import observer_for
-from pipeline.runs import failure
+from pipeline.runs.progress import observer_for
+from pipeline.runs.state import failure
 from stages.parts.base.errors import ConfigError, Interrupted
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Object

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from pipeline.argo.status import changed, ended, run_state
-from pipeline.local.progress import Observer
-from pipeline.local.state import RunState
+from pipeline.runs.progress import Observer
+from pipeline.runs.state import RunState
 from stages.parts.base.errors import ClusterUnavailable, MissingRun
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import WORKFLOWS, Kind, Object

@@ -13,9 +13,7 @@ from pipeline.argo.follow import PAUSE_S, versions
 from pipeline.argo.status import arguments_of, attempts, ended, nodes_of, outputs, run_state
 from pipeline.argo.submission import submit
 from pipeline.definition import NAME, resolve_key
-from pipeline.local.names import EXIT_NODE
-from pipeline.local.state import RunState
-from pipeline.runs import LATEST
+from pipeline.runs.state import EXIT_NODE, LATEST, RunState
 from stages.parts.base.errors import ClusterUnavailable, ConfigError, MissingRun, UnknownName
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import PODS, WORKFLOWS, Object

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final, cast
 
-from pipeline.local.attempt import ERROR
-from pipeline.local.graph import Graph
-from pipeline.local.names import EXIT_NODE
-from pipeline.local.state import FINISHED, Kind, Node, Phase, RunPhase, RunState
+from pipeline.runs.graph import Graph
+from pipeline.runs.outcome import ERROR
+from pipeline.runs.state import EXIT_NODE, FINISHED, Kind, Node, Phase, RunPhase, RunState
 from stages.parts.base.errors import ConfigError
 from stages.parts.cluster.kinds import Object
 

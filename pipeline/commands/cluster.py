@@ -25,8 +25,8 @@ from stages.parts.base.errors import ConfigError, MissingRun
 
 if TYPE_CHECKING:
     from pipeline.argo.runs import ClusterRun
+    from pipeline.checks import Check
     from pipeline.config import RunConfig
-    from pipeline.doctor import Check
     from stages.parts.cluster.api import Cluster
 
 RUN_PREFIX: Final = "slipway-"
@@ -80,7 +80,7 @@ def show(name: str, context: str | None, namespace: str | None, *, as_json: bool
     from rich.console import Group
 
     from pipeline.argo.runs import find
-    from pipeline.tables import tasks_table
+    from pipeline.runs.tables import tasks_table
 
     run = find(connected(context, namespace), name)
     title = f"{run.model}  run {run.id}  {run.state.phase}  {run.state.message}".rstrip()
@@ -111,7 +111,7 @@ def stop(
     namespace: NamespaceOption = None,
 ) -> None:
     """End a run: its tasks are stopped, and its report is written. What it finished is used again by the next run."""
-    from pipeline import runs
+    from pipeline.local import runs
 
     if is_there(name, engine):
         from pipeline.argo.runs import find
@@ -136,7 +136,7 @@ def retry(
     as_json: JsonOption = False,
 ) -> None:
     """Run again what a run was given: what it finished is used again, so that only the rest is done."""
-    from pipeline import runs
+    from pipeline.local import runs
 
     if is_there(name, engine):
         from pipeline.argo.engine import announced
@@ -145,9 +145,9 @@ def retry(
         there = connected(context, namespace)
         print_started(there, announced(*again(there, find(there, name))), follow=follow, as_json=as_json)
         return
-    from pipeline import submit
+    from pipeline.local import submission
 
-    finished = submit.again(runs.find(store, name), store.absolute())
+    finished = submission.again(runs.find(store, name), store.absolute())
     print_result(finished.document(), finished.summary(), as_json)
 
 
@@ -160,7 +160,7 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Print where a run's report is; with --json, the report itself. On a cluster: what the run said of its result."""
-    from pipeline import runs
+    from pipeline.local import runs
 
     if is_there(name, engine):
         from pipeline.argo.runs import find

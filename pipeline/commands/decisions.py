@@ -32,7 +32,7 @@ def verify_decision(name: RunArgument = "latest", store: StoreOption = STORE, as
 
     A changed sample, file of weights, digest or number is named, all at once; then the exit code is 41.
     """
-    from pipeline.runs import find
+    from pipeline.local.runs import find
     from stages.parts.base.errors import VerificationFailed
     from stages.select.verify import verify
 
@@ -60,7 +60,7 @@ def score(
     as_json: JsonOption = False,
 ) -> None:
     """Score a run's measurements by another profile or other weights: runs nothing and publishes nothing."""
-    from pipeline.runs import find
+    from pipeline.local.runs import find
     from stages.select.decision import decide
     from stages.select.kept import kept
 
@@ -86,7 +86,7 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """What changed from one run to another: settings, versions, hardware, metrics beyond noise, winner and why."""
-    from pipeline.runs import find
+    from pipeline.local.runs import find
     from stages.select.comparison import compare as compared
     from stages.select.kept import kept
 
@@ -143,7 +143,7 @@ def _changes(published: Production | None, decision: Production) -> list[str]:
 def _what_if(run: str, decision: Production, changed: list[str]) -> Any:
     from rich.console import Group
 
-    from pipeline.tables import score_table
+    from pipeline.runs.tables import score_table
 
     marked = [f"changed: {line}" for line in changed] or ["unchanged: it is what was published"]
     lead = f"the measurements of run {run}, scored again; nothing is published\n"

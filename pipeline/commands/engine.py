@@ -20,8 +20,8 @@ def resume(
     as_json: JsonOption = False,
 ) -> None:
     """Resume a run of this machine that waits for approval. (On Argo: argo resume.)"""
+    from pipeline.local.runs import find
     from pipeline.local.suspension import resume as resume_tasks
-    from pipeline.runs import find
 
     found = find(store, name)
     resumed = resume_tasks(found.path, task)

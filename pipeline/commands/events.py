@@ -75,10 +75,10 @@ def trigger(
             )
         _on_a_cluster(push, context, namespace, follow=follow, as_json=as_json)
     else:
-        from pipeline import submit
+        from pipeline.local import submission
 
         settings = load_config(config, profile, None, "local", assignments)
-        finished = submit.run(
+        finished = submission.run(
             settings,
             push.model,
             push.commit,

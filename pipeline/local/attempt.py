@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Final
 
 import stages
+from pipeline.local.folder import LOGS, SCRATCH, writable
 from pipeline.local.manifest import Template, Volume
 from pipeline.local.names import log_file, safe
 from pipeline.local.references import substitute
-from pipeline.local.state import LOGS, SCRATCH, writable
+from pipeline.runs.outcome import ERROR
 from stages.parts.machine.process import Contained
 
 TAIL_BYTES: Final = 1 << 16
-ERROR: Final = re.compile(r"^error: (?P<message>[^\n]*(?:\n {4}[^\n]*)*)(?:\n  hint: (?P<hint>[^\n]*))?", re.MULTILINE)
-"""As SlipwayError.render writes it: details are indented by four."""
 SIGNALS: Final = {137: "killed (SIGKILL): perhaps the machine ran out of memory", 143: "asked to stop (SIGTERM)"}
 
 

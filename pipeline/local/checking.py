@@ -6,12 +6,12 @@ import graphlib
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from pipeline.local import expressions
-from pipeline.local.graph import Graph
 from pipeline.local.manifest import Manifest, Synchronization, Task, Template
-from pipeline.local.names import EXIT_NODE
 from pipeline.local.references import REFERENCE, references
 from pipeline.local.resources import request
+from pipeline.runs import expressions
+from pipeline.runs.graph import Graph
+from pipeline.runs.state import EXIT_NODE
 from stages.parts.base.errors import ConfigError
 
 EXIT_ONLY: Final = frozenset({"workflow.status"})

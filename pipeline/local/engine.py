@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.local import growth, mutex, requirements
+from pipeline.local.folder import LOGS, opened, save
 from pipeline.local.job import Scope
-from pipeline.local.progress import Observer
 from pipeline.local.resources import Capacity, Pool
 from pipeline.local.runner import INTERRUPTED, NEVER, POLL_S, Event, Places, Signal
 from pipeline.local.scheduler import Scheduler
-from pipeline.local.state import LOGS, RunState, opened, save
 from pipeline.local.workflow import parse
+from pipeline.runs.progress import Observer
+from pipeline.runs.state import RunState
 from stages.parts.base.errors import Interrupted, SlipwayError
 
 

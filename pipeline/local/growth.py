@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.local import names
-from pipeline.local.graph import Graph
 from pipeline.local.job import ActiveDag, Job
 from pipeline.local.manifest import Task, Template
 from pipeline.local.references import substitute
-from pipeline.local.state import Kind, Node, RunState
 from pipeline.local.workflow import Workflow
+from pipeline.runs.graph import Graph
+from pipeline.runs.state import EXIT_NODE, Kind, Node, RunState
 from stages.parts.base.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ def outermost(workflow: Workflow) -> list[Node]:
     tasks = {task.name: task for task in workflow.templates[workflow.spec.entrypoint].tasks}
     nodes = [_node(tasks[name], workflow, "") for name in workflow.graphs[workflow.spec.entrypoint].depends]
     if workflow.spec.on_exit:
-        nodes.append(_node(Task(name=names.EXIT_NODE, template=workflow.spec.on_exit), workflow, ""))
+        nodes.append(_node(Task(name=EXIT_NODE, template=workflow.spec.on_exit), workflow, ""))
     return nodes
 
 
@@ -31,7 +31,7 @@ def entrypoint(workflow: Workflow, state: RunState, base: Mapping[str, str]) -> 
 
 def exit_handler(workflow: Workflow, state: RunState, on_exit: str, base: Mapping[str, str]) -> ActiveDag:
     """A DAG with the exit handler as its only task."""
-    task = Task(name=names.EXIT_NODE, template=on_exit)
+    task = Task(name=EXIT_NODE, template=on_exit)
     dag = ActiveDag(workflow.templates[on_exit], Graph.of({task.name: ""}), base, {})
     dag.jobs[task.name] = Job(task, dag.template, state.node(task.name), dag)
     return dag

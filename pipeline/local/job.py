@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.local import expressions
 from pipeline.local.attempt import Attempt, Call
-from pipeline.local.graph import Graph
 from pipeline.local.manifest import Task, Template
 from pipeline.local.mutex import Lock
 from pipeline.local.references import Unresolved, substitute
 from pipeline.local.resources import Request, Share
-from pipeline.local.state import FAILED, Node, Phase
+from pipeline.runs import expressions
+from pipeline.runs.graph import Graph
+from pipeline.runs.state import FAILED, Node, Phase
 
 
 @dataclass(frozen=True)

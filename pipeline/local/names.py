@@ -13,7 +13,6 @@ import json
 from typing import Any, Final
 from urllib.parse import quote
 
-EXIT_NODE: Final = "onExit"
 SAFE: Final = "()[]{}:,= +@"
 LONGEST: Final = 150
 """Bytes; file systems take 255, and suffixes come after it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.local import expressions
 from pipeline.local.manifest import RetryStrategy
-from pipeline.local.state import Phase
+from pipeline.runs import expressions
+from pipeline.runs.state import Phase
 
 
 @dataclass(frozen=True)

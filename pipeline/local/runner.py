@@ -17,13 +17,14 @@ from typing import Final, TypeAlias
 
 from pipeline.local import memo, mutex, suspension
 from pipeline.local.attempt import Attempt, Ended, code_path
+from pipeline.local.folder import LOGS
 from pipeline.local.job import Job, Prepared, Running
 from pipeline.local.names import log_file
-from pipeline.local.progress import Observer
 from pipeline.local.resources import Pool, Share, environment_of
 from pipeline.local.retry import Failure, backoff_s
-from pipeline.local.state import LOGS, Node, Phase, RunState
 from pipeline.local.workflow import Workflow
+from pipeline.runs.progress import Observer
+from pipeline.runs.state import Node, Phase, RunState
 
 POLL_S: Final = 0.05
 """How often a lock that another process holds is tried."""

@@ -6,11 +6,12 @@ import time
 
 from pipeline.local import growth, memo, mutex, suspension
 from pipeline.local.attempt import Call
+from pipeline.local.folder import save
 from pipeline.local.job import ActiveDag, Job, Prepared, Scope, members_outcome
 from pipeline.local.references import substitute
 from pipeline.local.resources import request
 from pipeline.local.runner import Runner
-from pipeline.local.state import Phase, save
+from pipeline.runs.state import Phase
 from stages.parts.base.errors import ConfigError
 
 

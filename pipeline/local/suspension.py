@@ -13,7 +13,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.local.state import Node, read_run, writable
+from pipeline.local.folder import read_run, writable
+from pipeline.runs.state import Node
 from stages.parts.base.errors import ConfigError, MissingRun, UnknownName
 from stages.parts.base.store import write_json
 

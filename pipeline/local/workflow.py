@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.local.checking import ManifestCheck
-from pipeline.local.graph import Graph
 from pipeline.local.manifest import Spec, Template, Volume
-from pipeline.local.names import EXIT_NODE, inside
+from pipeline.local.names import inside
 from pipeline.local.reading import read, refused
+from pipeline.runs.graph import Graph
+from pipeline.runs.state import EXIT_NODE
 from stages.parts.base.errors import ConfigError, UnknownName, UnsupportedField
 
 

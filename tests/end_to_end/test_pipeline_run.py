@@ -19,9 +19,9 @@ import pytest
 from pipeline.config import load
 from pipeline.definition import STORE_MOUNT, arguments, workflow_template
 from pipeline.local.engine import execute
-from pipeline.local.progress import observer_for
 from pipeline.local.resources import Capacity
-from pipeline.submit import ENGINE_STATE
+from pipeline.local.submission import ENGINE_STATE
+from pipeline.runs.progress import observer_for
 from stages.parts.base.program import outcomes
 from stages.parts.base.store import sha256_of
 from stages.parts.endpoint.record import endpoint

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Self
 
-from pipeline.local import expressions
-from pipeline.local.graph import Graph
 from pipeline.local.manifest import RetryStrategy
 from pipeline.local.references import substitute
 from pipeline.local.retry import Failure, backoff_s
-from pipeline.local.state import Phase
+from pipeline.runs import expressions
+from pipeline.runs.graph import Graph
+from pipeline.runs.state import Phase
 from tests.kubernetes.api import KubernetesServer
 from tests.kubernetes.objects import Object, Refused
 

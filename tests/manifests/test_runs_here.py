@@ -9,10 +9,10 @@ from pathlib import Path
 from pipeline.config import load
 from pipeline.definition import STORE_MOUNT, arguments
 from pipeline.local.engine import execute
-from pipeline.local.progress import Lines
 from pipeline.local.resources import Capacity
-from pipeline.local.state import RunState
-from pipeline.submit import render
+from pipeline.local.submission import render
+from pipeline.runs.progress import Lines
+from pipeline.runs.state import RunState
 from stages.parts.base.store import ModelStore
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired

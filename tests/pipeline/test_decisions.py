@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import pytest
 
-from pipeline.local.state import STATE, RunState
+from pipeline.local.folder import STATE
+from pipeline.runs.state import RunState
 from scoring.profile import Profile
 from stages.parts.base.errors import NoWinner
 from stages.parts.base.store import ModelStore, write_json

@@ -7,8 +7,8 @@ import pytest
 
 from pipeline.config import load
 from pipeline.definition import REQUIRED_VARIANT, arguments, resolve_key, workflow_template
+from pipeline.local.submission import render
 from pipeline.local.workflow import parse
-from pipeline.submit import render
 from scoring.profile import Profile
 from stages.parts.base.errors import InvalidName
 from stages.parts.base.settings import Optimize, Serving, Workload

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.commands.decisions import cost_lines
-from pipeline.tables import score_table
+from pipeline.runs.tables import score_table
 from scoring.profile import Profile
 from stages.parts.records.production import Price, Production
 from stages.select.selection import select

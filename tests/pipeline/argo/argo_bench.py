@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pipeline.local.state import Node, RunState
+from pipeline.runs.state import Node, RunState
 from stages.parts.cluster.api import Cluster
 from tests.kubernetes import KubernetesServer
 

@@ -13,7 +13,7 @@ from argo_bench import Seen, connected
 from pipeline.argo.follow import follow
 from pipeline.argo.runs import ClusterRun, again, find, read_logs, stop
 from pipeline.argo.submission import submit
-from pipeline.runs import failure
+from pipeline.runs.state import failure
 from stages.parts.base.errors import (
     AccessDenied,
     ClusterUnavailable,

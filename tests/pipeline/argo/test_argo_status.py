@@ -60,7 +60,7 @@ def test_a_workflow_that_the_controller_has_not_seen_is_pending():
 def test_the_live_view_shows_a_run_whose_tasks_are_not_known_yet():
     from rich.console import Console
 
-    from pipeline.local.progress import Tree
+    from pipeline.runs.progress import Tree
 
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     queued = run_state({"metadata": {"name": "run"}, "spec": {}, "status": {"message": "waiting for a lock"}})

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from pipeline.local.engine import execute
-from pipeline.local.progress import observer_for
 from pipeline.local.resources import Capacity
+from pipeline.runs.progress import observer_for
 from stages.parts.base.errors import SlipwayError
 
 

@@ -28,9 +28,9 @@ from hera.workflows import (
 )
 
 from pipeline.local.engine import execute
-from pipeline.local.progress import Lines
 from pipeline.local.resources import Capacity
-from pipeline.local.state import RunState
+from pipeline.runs.progress import Lines
+from pipeline.runs.state import RunState
 
 REPOSITORY: Final = Path(__file__).parents[3]
 DRIVER: Final = Path(__file__).with_name("driver.py")

@@ -11,7 +11,7 @@ from hera.workflows import Env, Parameter, Resources, SecretEnv, Task
 from local_bench import Bench, dag, retries
 
 from pipeline.local.resources import Capacity
-from pipeline.local.state import RunState
+from pipeline.runs.state import RunState
 from stages.parts.base.errors import ConfigError
 
 ONE_AT_A_TIME = """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.local.graph import Graph
-from pipeline.local.state import FINISHED, Phase
+from pipeline.runs.graph import Graph
+from pipeline.runs.state import FINISHED, Phase
 
 DID_NOT_RUN = {"Skipped", "Omitted"}
 

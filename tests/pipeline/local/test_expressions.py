@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.local.expressions import Dialect, holds, names, parse
+from pipeline.runs.expressions import Dialect, holds, names, parse
 from stages.parts.base.errors import ConfigError
 
 LAST = {

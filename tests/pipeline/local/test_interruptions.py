@@ -17,7 +17,8 @@ import pytest
 from hera.workflows import Resources, Task, WorkflowTemplate, models
 from local_bench import Bench, dag, eventually, retries
 
-from pipeline.local.state import RunState, read_run
+from pipeline.local.folder import read_run
+from pipeline.runs.state import RunState
 from stages.parts.base.errors import ConfigError, MissingRun
 
 FAMILY = """

@@ -7,7 +7,7 @@ from typing import Any
 from hera.workflows import Parameter, Task, WorkflowTemplate, models
 from local_bench import Bench, dag
 
-from pipeline.local.state import RunState
+from pipeline.runs.state import RunState
 
 SAY = "add('order', sys.argv[1]); output('digest', sys.argv[1] + '!'); sys.exit('bad' in sys.argv[1])"
 

@@ -8,7 +8,7 @@ import pytest
 from hera.workflows import Task
 from local_bench import Bench, dag
 
-from pipeline.local.progress import duration
+from pipeline.runs.progress import duration
 
 TIME = r"\d\d:\d\d:\d\d"
 TOOK = r"\d+\.\d s"

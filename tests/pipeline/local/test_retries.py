@@ -12,7 +12,7 @@ import pytest
 from hera.workflows import Parameter, Task, models
 from local_bench import OUTPUTS, Bench, dag, retries
 
-from pipeline.local.state import RunState
+from pipeline.runs.state import RunState
 
 TRANSIENT = "lastRetry.status == 'Error' || lastRetry.exitCode == '75' || lastRetry.message matches 'evicted'"
 DEADLINE_S = 5  # a program is up and has noted it by then, on a busy machine too

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.local.resources import Capacity, Pool, Request, Share, quantity, request
+from pipeline.local.resources import Capacity, Pool, Request, Share, request
+from pipeline.quantity import quantity
 from stages.parts.base.errors import ConfigError
 
 

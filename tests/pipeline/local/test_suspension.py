@@ -12,8 +12,9 @@ import pytest
 from hera.workflows import Suspend, Task, WorkflowTemplate
 from local_bench import Bench, dag, eventually
 
-from pipeline.local.state import RunState, read_run
+from pipeline.local.folder import read_run
 from pipeline.local.suspension import resume
+from pipeline.runs.state import RunState
 from stages.parts.base.errors import ConfigError, MissingRun, UnknownName
 
 

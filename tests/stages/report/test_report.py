@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.config import RunConfig, load
 from pipeline.definition import arguments
-from pipeline.submit import render as workflow
+from pipeline.local.submission import render as workflow
 from scoring.constraints import Constraints
 from scoring.metrics import shown, si
 from scoring.profile import Profile

@@ -15,13 +15,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from pipeline.local.folder import LOCK, LOGS, WORKFLOW, read_run
 from pipeline.local.names import log_file
-from pipeline.local.state import LOCK, LOGS, WORKFLOW, RunState, read_run
-from stages.parts.base.errors import ConfigError, MissingRun, RunFailed, UnknownName
+from pipeline.runs.state import LATEST, RunState
+from stages.parts.base.errors import ConfigError, MissingRun, UnknownName
 from stages.report.record import JSON, RunReport
 
 RUN_ID: Final = re.compile(r"^\d{8}-\d{6}-[0-9a-f]{4}$")
-LATEST: Final = "latest"
 FOLLOW_S: Final = 0.2
 
 
@@ -88,20 +88,6 @@ def find(store: Path, name: str) -> Run:
     known = ", ".join(run.id for run in runs[:5]) or "none yet"
     problem = "matches several runs" if matches else "is not a run"
     raise MissingRun(f"{name!r} {problem} in {store}", hint=f"the latest: {known}")
-
-
-def failure(state: RunState, where: str = "") -> RunFailed:
-    """The task for which a run failed says why, and with which exit code. *where*: options that find the run."""
-    if state.culprit is None:
-        return RunFailed(
-            f"run {state.name} {state.phase.lower()}: {state.message}", hint=f"slipway show {state.name}{where}"
-        )
-    node = state.node(state.culprit)
-    return RunFailed(
-        f"{node.name}: {node.message.removeprefix('error: ') or 'no message'}",
-        hint=f"{node.hint + '; ' if node.hint else ''}slipway logs {state.name} {node.name}{where}",
-        exit_code=node.exit_code or RunFailed.exit_code,
-    )
 
 
 def read_workflow(run: Path) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Protocol
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.local.progress import duration
-from pipeline.local.state import RunState
+from pipeline.runs.progress import duration
+from pipeline.runs.state import RunState
 from scoring.metrics import odds, shown
 from stages.parts.records.production import Candidate, Production
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
-from pipeline.local.state import Node, Phase, RunState
+from pipeline.runs.state import Node, Phase, RunState
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

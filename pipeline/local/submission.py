@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.local.resources import Capacity
-from pipeline.runs import Run, failure, new_id, read_workflow
+from pipeline.local.runs import Run, new_id, read_workflow
+from pipeline.runs.state import failure
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore, full_disk_is_an_answer
@@ -57,7 +58,7 @@ class Finished:
         """For a person: the score table, the sentence, and where everything is."""
         from rich.console import Group
 
-        from pipeline.tables import score_table
+        from pipeline.runs.tables import score_table
 
         where = [f"report    {self.run.path / 'report.html'}"]
         where += [f"release   {self.store.releases / self.decision.release}"]
@@ -106,7 +107,7 @@ def again(run: Run, store: Path) -> Finished:
 def _execute(manifest: dict[str, Any], given: dict[str, str], store: Path) -> Finished:
     from pipeline.definition import STORE_MOUNT
     from pipeline.local.engine import execute
-    from pipeline.local.progress import observer_for
+    from pipeline.runs.progress import observer_for
 
     place = ModelStore(store, ModelName.parse(given["model"]).id)
     run_id = new_id(datetime.now().astimezone())

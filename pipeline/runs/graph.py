@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from pipeline.local.expressions import Condition, holds, names, parse
-from pipeline.local.state import FAILED, Phase
+from pipeline.runs.expressions import Condition, holds, names, parse
+from pipeline.runs.state import FAILED, Phase
 from stages.parts.base.errors import ConfigError
 
 Phases: TypeAlias = Mapping[str, Phase]

@@ -8,14 +8,11 @@ import socket
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-from rich.table import Table
-from rich.text import Text
-
+from pipeline.checks import Check
 from pipeline.config import RunConfig
 from pipeline.local.resources import GIB, Capacity
-from stages.parts.base.settings import Settings
 
 MINIMUM_PYTHON: Final = (3, 11)
 MINIMUM_MEMORY_BYTES: Final = 8 * GIB
@@ -29,15 +26,7 @@ TOOLS: Final = {
     "lm_eval": "make install",
     "huggingface_hub": "make install",
 }
-STYLES: Final = {"ok": "green", "warning": "yellow", "missing": "red"}
 HUB_TIMEOUT_S: Final = 5.0
-
-
-class Check(Settings):
-    what: str
-    state: Literal["ok", "warning", "missing"]
-    found: str
-    hint: str = ""
 
 
 def check_machine(config: RunConfig, store: Path) -> list[Check]:
@@ -51,15 +40,6 @@ def check_machine(config: RunConfig, store: Path) -> list[Check]:
         _port(config.serving.host, config.serving.port),
         _hub(),
     ]
-
-
-def checks_table(checks: list[Check]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("Check", "State", "Found", "What to do"):
-        table.add_column(heading, overflow="fold")
-    for each in checks:
-        table.add_row(each.what, Text(each.state, style=STYLES[each.state]), each.found, each.hint)
-    return table
 
 
 def _python() -> Check:

@@ -1,0 +1,28 @@
+"""The result of one check of what a run needs, and the table of all."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from rich.table import Table
+from rich.text import Text
+
+from stages.parts.base.settings import Settings
+
+STYLES: Final = {"ok": "green", "warning": "yellow", "missing": "red"}
+
+
+class Check(Settings):
+    what: str
+    state: Literal["ok", "warning", "missing"]
+    found: str
+    hint: str = ""
+
+
+def checks_table(checks: list[Check]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("Check", "State", "Found", "What to do"):
+        table.add_column(heading, overflow="fold")
+    for each in checks:
+        table.add_row(each.what, Text(each.state, style=STYLES[each.state]), each.found, each.hint)
+    return table

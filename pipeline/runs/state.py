@@ -1,0 +1,112 @@
+"""The state of a run, on either engine."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from stages.parts.base.errors import RunFailed
+
+Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Skipped", "Omitted"]
+RunPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Interrupted"]
+Kind = Literal["Pod", "DAG", "TaskGroup", "Suspend"]
+FINISHED: Final[frozenset[Phase]] = frozenset({"Succeeded", "Failed", "Error", "Skipped", "Omitted"})
+FAILED: Final[frozenset[Phase]] = frozenset({"Failed", "Error"})
+EXIT_NODE: Final = "onExit"
+"""The name of the exit handler's node, as in Argo."""
+LATEST: Final = "latest"
+"""What commands take for the newest run."""
+
+
+class _Timed(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """From start to end, or to now; None before the start."""
+        if self.started_at is None:
+            return None
+        return ((self.finished_at or datetime.now(UTC)) - self.started_at).total_seconds()
+
+
+class Node(_Timed):
+    """One task of a run."""
+
+    name: str
+    """As in Argo below the workflow's name; see ``pipeline.local.names``."""
+    template: str
+    kind: Kind = "Pod"
+    """What it is: a program, or what holds other nodes. Argo's node type."""
+    display_name: str = ""
+    """Its name within its parent, as in Argo."""
+    parent: str = ""
+    """The node that holds it; empty for the entrypoint's own tasks and the exit handler."""
+    phase: Phase = "Pending"
+    message: str = ""
+    """While it waits: for what. After a failure: its error. Else why it did not run."""
+    hint: str = ""
+    """What its error said to do."""
+    attempts: int = 0
+    exit_code: int | None = None
+    """Of the last attempt; 128 + the signal if one ended it."""
+    cached: bool = False
+    outputs: dict[str, str] = {}
+    log: str | None = None
+    """Relative to the run's folder."""
+
+    @property
+    def finished(self) -> bool:
+        return self.phase in FINISHED
+
+    @property
+    def title(self) -> str:
+        return self.display_name or self.name
+
+
+class RunState(_Timed):
+    """One run. ``Interrupted`` is never written: see ``pipeline.local.folder.read_run``."""
+
+    name: str
+    workflow: str
+    phase: RunPhase = "Pending"
+    message: str = ""
+    culprit: str | None = None
+    """The task for which the run failed."""
+    arguments: dict[str, str]
+    nodes: list[Node]
+    """In DAG order, the exit handler last; what a node holds follows it, from the moment on that it starts."""
+
+    def node(self, name: str) -> Node:
+        return next(node for node in self.nodes if node.name == name)
+
+    def add(self, node: Node) -> None:
+        """Below its parent, after what is there already."""
+        holders, at = {node.parent}, len(self.nodes)
+        for index, each in enumerate(self.nodes):
+            if each.name in holders or each.parent in holders:
+                holders.add(each.name)
+                at = index + 1
+        self.nodes.insert(at, node)
+
+
+def failure(state: RunState, where: str = "") -> RunFailed:
+    """The error of a run that failed: the message, hint and exit code of the task because of which it did.
+
+    Args:
+        where: options that let a command find the run.
+    """
+    if state.culprit is None:
+        return RunFailed(
+            f"run {state.name} {state.phase.lower()}: {state.message}", hint=f"slipway show {state.name}{where}"
+        )
+    node = state.node(state.culprit)
+    return RunFailed(
+        f"{node.name}: {node.message.removeprefix('error: ') or 'no message'}",
+        hint=f"{node.hint + '; ' if node.hint else ''}slipway logs {state.name} {node.name}{where}",
+        exit_code=node.exit_code or RunFailed.exit_code,
+    )
