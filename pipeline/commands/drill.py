@@ -59,7 +59,7 @@ def load(
     from pipeline.commands.releases import place_of
     from stages.parts.base.settings import Slo
     from stages.parts.endpoint.record import say
-    from stages.rollout.drills import drill_load
+    from stages.rollout.drills import access_to, drill_load
 
     settings = load_config(config, None, workload, platform, assignments)
     place = place_of(store, model)
@@ -72,7 +72,8 @@ def load(
     expected = peak or settings.workload.concurrency
     url, via = _endpoint(settings, place, model), _via(settings)
     say(f"{2 * expected} requests in flight for {seconds:g} s")
-    found = drill_load(place, url, settings.workload, peak=expected, seconds=seconds, slo=slo, via=via)
+    access = access_to(place, url, via)
+    found = drill_load(access, settings.workload, peak=expected, seconds=seconds, slo=slo)
     _end(found, as_json)
 
 
@@ -104,7 +105,6 @@ def rollback(
         settings.workload,
         settings.rollout,
         say,
-        target_name=settings.platform.serves_on,
         limit_s=limit_s,
         via=_via(settings),
     )
@@ -143,11 +143,11 @@ def _drilled(settings: RunConfig, store: Path, model: str) -> tuple[ModelStore, 
     from pipeline.commands.releases import place_of, serving_of
     from pipeline.serving import target_of
     from stages.parts.records.rollout import LOCAL
-    from stages.rollout.drills import living
+    from stages.rollout.drills import running_endpoint
 
     place = place_of(store, model)
     if settings.platform.serves_on == LOCAL:
-        living(place)
+        running_endpoint(place)
     return place, target_of(settings, place, model, serving_of(place, settings))
 
 
@@ -160,14 +160,14 @@ def _endpoint(settings: RunConfig, place: ModelStore, model: str) -> str:
     from pipeline.serving import target_of
     from stages.parts.base.errors import NothingToServe
     from stages.parts.records.rollout import LOCAL
-    from stages.rollout.drills import living
+    from stages.rollout.drills import running_endpoint
 
     if settings.platform.serves_on == LOCAL:
-        return living(place).url
+        return running_endpoint(place).url
     target = target_of(settings, place, model, settings.serving)
     if target.split().stable is None:
         raise NothingToServe(f"{model} is not being served on {settings.platform.name}")
-    return target.endpoint()
+    return target.client_url()
 
 
 def _via(settings: RunConfig) -> str:

@@ -74,13 +74,13 @@ def rollback(
     """
     from pipeline.serving import target_of
     from stages.parts.base.program import answer_sigterm
-    from stages.rollout.control import roll_back
+    from stages.rollout.commands import roll_back
 
     answer_sigterm()
     settings = load_config(config, None, None, platform, assignments)
     place = place_of(store, model)
     target = target_of(settings, place, model, serving_of(place, settings))
-    release, is_served = roll_back(place, target, settings.rollout, to=to, target_name=settings.platform.serves_on)
+    release, is_served = roll_back(place, target, settings.rollout, to=to)
     said = f"{release} is in production" + ("" if is_served else f"; nothing was being served: slipway serve {model}")
     print_result({"model": model, "release": release, "served": is_served}, said, as_json)
 

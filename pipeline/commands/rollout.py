@@ -21,7 +21,7 @@ from pipeline.options import (
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
     from stages.parts.base.store import ModelStore
-    from stages.parts.records.rollout import Analysis, Check, Journal
+    from stages.parts.records.rollout import Analysis, CanaryCheck, Journal
     from stages.parts.releases.split import Split
     from stages.rollout.target import Target
 
@@ -51,15 +51,15 @@ def start(
     from pipeline.serving import target_of
     from stages.parts.base.program import answer_sigterm
     from stages.parts.releases.release import find
-    from stages.rollout.machine import roll_out
     from stages.rollout.plan import chosen
+    from stages.rollout.state_machine import roll_out
 
     answer_sigterm()
     settings = load_config(config, None, None, platform, assignments)
     place = place_of(store, model)
     name = find(place, release) if release else chosen(place)
     target = target_of(settings, place, model, serving_of(place, settings))
-    journal = roll_out(place, target, name, settings.rollout, target_name=settings.platform.serves_on)
+    journal = roll_out(place, target, name, settings.rollout)
     _print(model, journal, as_json)
 
 
@@ -90,13 +90,13 @@ def promote(
 ) -> None:
     """Approve the rollout under way, and do not wait for time to pass. What a canary must show stays the same."""
     from stages.parts.base.program import answer_sigterm
-    from stages.rollout import control
+    from stages.rollout import commands
 
     answer_sigterm()
     place = place_of(store, model)
     _print(
         model,
-        control.promote(place, _target(place, model, load_config(config, None, None, platform, assignments))),
+        commands.promote(place, _target(place, model, load_config(config, None, None, platform, assignments))),
         as_json,
     )
 
@@ -110,10 +110,10 @@ def abort(
     as_json: JsonOption = False,
 ) -> None:
     """Give up the rollout under way: all traffic back to the stable release."""
-    from stages.rollout import control
+    from stages.rollout import commands
 
     place = place_of(store, model)
-    given_up = control.abort(place, _target(place, model, load_config(config, None, None, platform, assignments)))
+    given_up = commands.abort(place, _target(place, model, load_config(config, None, None, platform, assignments)))
     said = f"gave up {given_up}" if given_up else f"no rollout of {model} is under way"
     print_result({"model": model, "given_up": given_up}, said, as_json)
 
@@ -222,7 +222,7 @@ def _figures(analysis: Analysis) -> Any:
     return table
 
 
-def _cell(check: Check, value: float | None) -> str:
+def _cell(check: CanaryCheck, value: float | None) -> str:
     if value is None:
         return "–"
     if check.unit == "share":

@@ -15,11 +15,11 @@ from stages.parts.base.store import ModelStore, store_root
 from stages.parts.model.name import ModelName
 from stages.parts.records.rollout import LOCAL, Journal, under_way
 from stages.parts.releases import release as releases
-from stages.rollout.control import abort
+from stages.rollout.commands import abort
 from stages.rollout.kserve.settings import VARIABLE as KSERVE_VARIABLE
 from stages.rollout.kserve.settings import KServe
-from stages.rollout.machine import roll_out
 from stages.rollout.plan import PROMOTE, check_point, chosen
+from stages.rollout.state_machine import roll_out
 from stages.rollout.targets import TARGETS, connect
 
 
@@ -42,7 +42,6 @@ def main() -> None:
             release,
             settings,
             until=arguments.step,
-            target_name=arguments.target,
             approved=arguments.approved == "true",
         )
         said = _said(store, journal)
@@ -52,7 +51,7 @@ def main() -> None:
             report.done(said)
     program.write_output("release", journal.release)
     program.write_output("state", journal.state)
-    url = target.endpoint() if journal.ended else ""
+    url = target.client_url() if journal.ended else ""
     program.write_output("url", url)
     if url:
         print(url)

@@ -1,8 +1,8 @@
-"""The canary beside the stable release, over the same stretch of time: what each did, and whether it may go on.
+"""Compares the canary with the stable release over the same window, and decides whether the rollout may go on.
 
-Everything is computed from differences of the servers' own totals. A percentile mixes what clients sent with the
-rollout's own requests, of which both releases get the same number; a canary under a small share of the traffic is
-under less load than the stable one, so that the last step, where it carries all of it, is compared with what the
+Everything is computed from differences of the servers' own counters. A percentile covers the clients' requests and the
+rollout's own, of which both releases get the same number. A canary that gets a small share of the traffic carries less
+load than the stable release. The last step, where the canary carries all of it, is therefore compared with what the
 stable release did when it carried all of it.
 """
 
@@ -10,156 +10,148 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
 from typing import Final, Literal
 
-from scoring import canary as statistics
-from stages.parts.base.errors import TransientError
+from scoring import canary as stats
 from stages.parts.base.settings import Rollout
-from stages.parts.engine.metrics import Counters, Histogram
-from stages.parts.records.rollout import Analysis, Check, Figures, Pace, Synthetic, Totals, Window
+from stages.parts.records.counters import Counters, Histogram, Increase
+from stages.parts.records.rollout import Analysis, CanaryCheck, Figures, Pace, SyntheticRequests, Window
 
 MS: Final = 1000.0
 
 
-def totals(counters: Counters) -> Totals:
-    """Counters as the journal holds them.
+@dataclass(frozen=True)
+class Observation:
+    """What one step has shown so far."""
 
-    Raises:
-        TransientError: they are no numbers.
-    """
-    told = (counters.answered, counters.failed, counters.refused, counters.output_tokens, counters.in_flight_s)
-    if not all(map(math.isfinite, (*told, *counters.ttft_s.counts, *counters.tpot_s.counts))):
-        raise TransientError("its totals are not numbers")
-    return Totals(
-        answered=counters.answered,
-        failed=counters.failed,
-        refused=counters.refused,
-        output_tokens=counters.output_tokens,
-        in_flight_s=counters.in_flight_s,
-        ttft_bounds=_finite(counters.ttft_s),
-        ttft=counters.ttft_s.counts,
-        tpot_bounds=_finite(counters.tpot_s),
-        tpot=counters.tpot_s.counts,
-        instance=counters.instance,
-    )
+    percent: int
+    """The canary's share of new requests."""
+    window: Window
+    """Where the step began."""
+    canary: Counters
+    stable: Counters
+    earlier: Sequence[Figures]
+    """What the stable release did before, the best comparison first: while it had all the traffic, and in the step
+    before. At 100 % it no longer gets requests of clients."""
+    agreement: float | None
+    """With the recorded answers, 0–1; None if the canary was not asked."""
+    seconds: float
+    at: datetime
 
 
-def restarted(now: Totals, then: Totals) -> bool:
-    """Whether the totals began again from zero in between, so that a difference says nothing."""
-    counted = [(now.answered, then.answered), (now.failed, then.failed), (now.output_tokens, then.output_tokens)]
-    return now.instance != then.instance or any(a < b for a, b in counted)
+@dataclass(frozen=True)
+class Proportion:
+    """*count* of *total* requests."""
+
+    count: int
+    total: int
+
+    @property
+    def value(self) -> float | None:
+        return self.count / self.total if self.total else None
+
+    def __str__(self) -> str:
+        return f"{self.count} of {self.total}"
 
 
-def figures(now: Totals, then: Totals) -> Figures:
-    """What happened between two moments. After a restart: since the restart."""
-    if restarted(now, then):
-        then = now.model_copy(
-            update={
-                "answered": 0.0,
-                "failed": 0.0,
-                "refused": 0.0,
-                "output_tokens": 0.0,
-                "in_flight_s": 0.0,
-                "ttft": (0.0,) * len(now.ttft),
-                "tpot": (0.0,) * len(now.tpot),
-            }
-        )
-    ttft, tpot = _since(now.ttft, then.ttft), _since(now.tpot, then.tpot)
+def figures(increase: Increase, own: int = 0) -> Figures:
+    """Args: own: how many of the requests were the rollout's own."""
     return Figures(
-        requests=round(ttft[-1]) if ttft else 0,
-        answered=round(now.answered - then.answered),
-        failed=round(now.failed - then.failed),
-        refused=round(now.refused - then.refused),
-        ttft_p95_ms=_p95_ms(now.ttft_bounds, ttft),
-        tpot_p95_ms=_p95_ms(now.tpot_bounds, tpot),
-        tokens_per_s_each=_tokens_per_s_each(now, then),
+        requests=round(increase.ttft.observations),
+        answered=round(increase.answered),
+        failed=round(increase.failed),
+        refused=round(increase.refused),
+        own=own,
+        ttft_p95_ms=_p95_ms(increase.ttft),
+        tpot_p95_ms=_p95_ms(increase.tpot),
+        tokens_per_s_each=increase.tokens_per_s_each,
     )
 
 
-def paced(window: Window, canary: Totals, stable: Totals, *, alone: bool) -> Pace:
-    """The window's pace with the present look, which goes on until a request has ended at both.
+def extend_pace(window: Window, canary: Counters, stable: Counters, *, alone: bool) -> Pace:
+    """The window's pace with the present look, which goes on until a request has ended at both releases.
 
     Args:
         alone: the canary gets all requests of clients; the stable release is not waited for.
     """
     pace = window.pace or Pace(canary_from=window.canary, stable_from=window.stable or stable)
-    ours, theirs = _tokens_per_s_each(canary, pace.canary_from), _tokens_per_s_each(stable, pace.stable_from)
+    ours = canary.since(pace.canary_from).tokens_per_s_each
+    theirs = stable.since(pace.stable_from).tokens_per_s_each
     if ours is None or (theirs is None and not alone):
         return pace
     return Pace(canary_from=canary, stable_from=stable, canary=(*pace.canary, ours), stable=(*pace.stable, theirs))
 
 
-def analyse(
-    settings: Rollout,
-    percent: int,
-    window: Window,
-    canary_now: Totals,
-    stable_now: Totals,
-    *,
-    earlier: Sequence[Figures],
-    agreement: float | None,
-    seconds: float,
-    at: datetime,
-) -> Analysis:
-    """Look at a step.
-
-    Args:
-        window: where the step began.
-        earlier: what the stable release did before, the best comparison first: while it had all the traffic, and in
-            the step before. At 100 % it gets no requests of clients any more.
-        agreement: with the recorded answers, 0–1; None if it was not asked.
+def analyse(settings: Rollout, seen: Observation) -> Analysis:
+    """Judge a step.
 
     Returns:
         ``rollback`` as soon as one check fails, ``promote`` once all pass, else ``inconclusive``.
     """
-    canary = figures(canary_now, window.canary).model_copy(update={"own": window.to_canary.sent})
-    stable = figures(stable_now, window.stable or stable_now).model_copy(update={"own": window.to_stable.sent})
-    comparable = [each for each in earlier if each.requests >= settings.min_requests] if percent == 100 else []
-    reference = comparable[0] if comparable else stable
+    window = seen.window
+    rise = seen.canary.since(window.canary)
+    canary = figures(rise, own=window.to_canary.sent)
+    stable = figures(seen.stable.since(window.stable or seen.stable), own=window.to_stable.sent)
+    comparable = [each for each in seen.earlier if each.requests >= settings.min_requests]
+    earlier = comparable[0] if comparable and seen.percent == 100 else None
+    reference = earlier or stable
     checks = [
-        _errors(settings, "errors", canary.failed, canary.answered, reference.failed, reference.answered),
+        _enough_requests(settings, canary, reference),
+        _errors(settings, "errors", _failures(canary), _failures(reference)),
         _refusals(settings, canary, reference),
-        own_requests(settings, window.to_canary, window.to_stable),
-        _latency(settings, "ttft", canary_now.ttft_bounds, _since(canary_now.ttft, window.canary.ttft), reference),
-        _latency(settings, "tpot", canary_now.tpot_bounds, _since(canary_now.tpot, window.canary.tpot), reference),
-        _speed(settings, window.pace, canary, reference, reference.tokens_per_s_each if comparable else None),
+        check_own_requests(settings, window.to_canary, window.to_stable),
+        _latency(settings, "ttft", rise.ttft, reference),
+        _latency(settings, "tpot", rise.tpot, reference),
+        _speed(settings, _looks(window.pace, earlier), enough=_have_enough(settings, canary, reference)),
     ]
-    if agreement is not None:
-        checks.append(quality(settings, agreement))
-    checks.insert(0, _enough(settings, canary, reference))
+    if seen.agreement is not None:
+        checks.append(check_quality(settings, seen.agreement))
     verdict, reason = _verdict(checks)
     return Analysis(
-        percent=percent,
+        percent=seen.percent,
         verdict=verdict,
         reason=reason,
         canary=canary,
         stable=reference,
         checks=tuple(checks),
-        seconds=round(seconds, 3),
-        at=at,
+        seconds=round(seen.seconds, 3),
+        at=seen.at,
     )
 
 
-def quality(settings: Rollout, agreement: float) -> Check:
-    """Whether the answers to recorded questions are still those that were recorded."""
+def check_quality(settings: Rollout, agreement: float) -> CanaryCheck:
+    """Whether the answers to the recorded questions are still those that were recorded."""
     good = agreement >= settings.agreement  # False for NaN
-    return Check(
+    return CanaryCheck(
         name="quality",
         verdict="pass" if good else "fail",
         canary=agreement if math.isfinite(agreement) else None,
         stable=None,
         limit=settings.agreement,
         unit="agreement",
-        text=f"its answers agree with the recorded ones by {agreement:.3f}, at least {settings.agreement:g} is asked",
+        text=f"its answers agree with the recorded ones by {agreement:.3f}; "
+        f"at least {settings.agreement:g} is required",
     )
 
 
-def _enough(settings: Rollout, canary: Figures, reference: Figures) -> Check:
+def check_own_requests(settings: Rollout, canary: SyntheticRequests, stable: SyntheticRequests) -> CanaryCheck:
+    """Compares the failures of the rollout's own requests, as the rollout saw them: a failure that the platform does
+    not count can't hide here."""
+    if not canary.sent:
+        return CanaryCheck(
+            name="own requests", verdict="pass", canary=None, stable=None, limit=None, unit="share", text="none sent"
+        )
+    failures = Proportion(canary.failed, canary.sent), Proportion(stable.failed, stable.sent)
+    return _errors(settings, "own requests", *failures)
+
+
+def _enough_requests(settings: Rollout, canary: Figures, reference: Figures) -> CanaryCheck:
     least = settings.min_requests
-    enough = canary.requests >= least and reference.requests >= least
-    return Check(
+    enough = _have_enough(settings, canary, reference)
+    return CanaryCheck(
         name="requests",
         verdict="pass" if enough else "unclear",
         canary=canary.requests,
@@ -167,139 +159,128 @@ def _enough(settings: Rollout, canary: Figures, reference: Figures) -> Check:
         limit=least,
         unit="",
         text=f"{canary.requests} requests to the canary and {reference.requests} to the stable release"
-        f"{'' if enough else f', {least} of each are needed'}",
+        f"{'' if enough else f'; {least} of each are needed'}",
     )
 
 
-def _errors(
-    settings: Rollout, name: str, failed: int, answered: int, stable_failed: int, stable_answered: int
-) -> Check:
-    of, stable_of = failed + answered, stable_failed + stable_answered
-    return _shares(settings, name, failed, of, stable_failed, stable_of, "requests failed")
+def _have_enough(settings: Rollout, canary: Figures, reference: Figures) -> bool:
+    return min(canary.requests, reference.requests) >= settings.min_requests
 
 
-def _refusals(settings: Rollout, canary: Figures, reference: Figures) -> Check:
-    """4xx is the client's mistake, unless a release refuses what the stable one takes: it lacks a chat template, or
-    takes shorter prompts. Of clients' requests alone: nobody refuses our own, which would hide what is refused."""
-    of, stable_of = _of_clients(canary), _of_clients(reference)
-    check = _shares(settings, "refused", canary.refused, of, reference.refused, stable_of, "clients' requests refused")
+def _failures(found: Figures) -> Proportion:
+    return Proportion(found.failed, found.failed + found.answered)
+
+
+def _errors(settings: Rollout, name: str, canary: Proportion, stable: Proportion) -> CanaryCheck:
+    return _proportions(settings, name, canary, stable, "requests failed")
+
+
+def _refusals(settings: Rollout, canary: Figures, reference: Figures) -> CanaryCheck:
+    """A 4xx is the client's mistake, unless a release refuses what the stable one accepts: it lacks a chat template, or
+    takes shorter prompts. Only clients' requests count: the rollout's own are never refused and would hide refusals."""
+    ours = Proportion(canary.refused, _requests_of_clients(canary))
+    theirs = Proportion(reference.refused, _requests_of_clients(reference))
+    check = _proportions(settings, "refused", ours, theirs, "clients' requests were refused")
     return check if canary.refused else check.model_copy(update={"verdict": "pass"})
 
 
-def _of_clients(figures: Figures) -> int:
-    return max(figures.refused, figures.answered + figures.failed + figures.refused - figures.own)
+def _requests_of_clients(found: Figures) -> int:
+    return max(found.refused, found.answered + found.failed + found.refused - found.own)
 
 
-def _shares(settings: Rollout, name: str, count: int, of: int, stable_count: int, stable_of: int, what: str) -> Check:
-    verdict = statistics.failures(
-        count, of, stable_count, stable_of, slack=settings.error_slack, significance=settings.significance
+def _proportions(settings: Rollout, name: str, canary: Proportion, stable: Proportion, what: str) -> CanaryCheck:
+    verdict = stats.failures(
+        canary.count,
+        canary.total,
+        stable.count,
+        stable.total,
+        slack=settings.error_slack,
+        significance=settings.significance,
     )
-    stable_share = stable_count / stable_of if stable_of else None
-    return Check(
+    return CanaryCheck(
         name=name,
         verdict=verdict,
-        canary=count / of if of else None,
-        stable=stable_share,
-        limit=None if stable_share is None else stable_share + settings.error_slack,
+        canary=canary.value,
+        stable=stable.value,
+        limit=None if stable.value is None else stable.value + settings.error_slack,
         unit="share",
-        text=f"{count} of {of} {what}, of the stable release's {stable_count} of {stable_of}",
+        text=f"{canary} {what} (stable release: {stable})",
     )
 
 
-def own_requests(settings: Rollout, canary: Synthetic, stable: Synthetic) -> Check:
-    """As the errors, by what was answered to ourselves: what a platform does not count can't hide here."""
-    if not canary.sent:
-        return Check(
-            name="own requests", verdict="pass", canary=None, stable=None, limit=None, unit="share", text="none sent"
-        )
-    answered = (canary.sent - canary.failed, stable.sent - stable.failed)
-    return _errors(settings, "own requests", canary.failed, answered[0], stable.failed, answered[1])
-
-
-def _latency(
-    settings: Rollout, name: str, bounds: tuple[float, ...], counts: tuple[float, ...], reference: Figures
-) -> Check:
+def _latency(settings: Rollout, name: Literal["ttft", "tpot"], canary: Histogram, reference: Figures) -> CanaryCheck:
     ratio, slack_ms, stable_ms, what = {
         "ttft": (settings.ttft_ratio, settings.ttft_slack_ms, reference.ttft_p95_ms, "time to first token"),
         "tpot": (settings.tpot_ratio, settings.tpot_slack_ms, reference.tpot_p95_ms, "time per output token"),
     }[name]
-    limit_ms = math.nan if stable_ms is None else stable_ms * ratio + slack_ms
-    verdict = statistics.latency(
-        (*bounds, math.inf),
-        counts,
-        limit_ms / MS,
+    limit_ms = None if stable_ms is None else stable_ms * ratio + slack_ms
+    verdict = stats.latency(
+        (*canary.bounds_s, math.inf),
+        canary.counts,
+        math.nan if limit_ms is None else limit_ms / MS,
         least=settings.min_requests,
         significance=settings.significance,
     )
-    canary_ms = _p95_ms(bounds, counts)
-    return Check(
+    canary_ms = _p95_ms(canary)
+    return CanaryCheck(
         name=name,
         verdict=verdict,
         canary=canary_ms,
         stable=stable_ms,
-        limit=limit_ms if math.isfinite(limit_ms) else None,
+        limit=limit_ms,
         unit="ms",
-        text=f"{what}, p95: {_shown(canary_ms)}, the stable release's {_shown(stable_ms)}, at most {_shown(limit_ms)}",
+        text=f"p95 {what}: {_shown(canary_ms, ' ms')} "
+        f"(stable release: {_shown(stable_ms, ' ms')}, at most {_shown(limit_ms, ' ms')})",
     )
 
 
-def _speed(settings: Rollout, pace: Pace | None, canary: Figures, reference: Figures, earlier: float | None) -> Check:
-    """Look by look, with what the stable release did at the same time or *earlier*: in a sum, the one moment in which
-    the machine was busy outweighs all others."""
-    canary_each, stable_each = (pace.canary, pace.stable) if pace else ((), ())
-    if earlier is not None:
-        stable_each = (earlier,) * len(canary_each)
-    looks = [(ours, theirs) for ours, theirs in zip(canary_each, stable_each, strict=True) if theirs is not None]
+def _looks(pace: Pace | None, earlier: Figures | None) -> list[tuple[float, float]]:
+    """Tokens per second of each request, look by look: the canary's, and the stable release's at the same time or
+    *earlier*. A sum would be dominated by the one moment in which the machine was busy."""
+    if pace is None:
+        return []
+    alone = earlier.tokens_per_s_each if earlier else None
+    stable = pace.stable if alone is None else (alone,) * len(pace.canary)
+    return [(ours, theirs) for ours, theirs in zip(pace.canary, stable, strict=True) if theirs is not None]
+
+
+def _speed(settings: Rollout, looks: list[tuple[float, float]], *, enough: bool) -> CanaryCheck:
     slower = sum(ours < theirs * settings.speed_ratio for ours, theirs in looks)
-    enough = min(canary.requests, reference.requests) >= settings.min_requests
+    verdict: stats.Verdict = "unclear"
     if not settings.speed_ratio:
-        verdict: statistics.Verdict = "pass"
-    else:
-        verdict = statistics.mostly(slower, len(looks), significance=settings.significance) if enough else "unclear"
+        verdict = "pass"
+    elif enough:
+        verdict = stats.mostly(slower, len(looks), significance=settings.significance)
     ours, theirs = (median(each) for each in zip(*looks, strict=True)) if looks else (None, None)
     limit = None if theirs is None else theirs * settings.speed_ratio
-    return Check(
+    return CanaryCheck(
         name="speed",
         verdict=verdict,
         canary=ours,
         stable=theirs,
         limit=limit,
         unit="tokens/s",
-        text=f"output tokens per second of each request, median: {_shown(ours, '')}, the stable release's "
-        f"{_shown(theirs, '')}, at least {_shown(limit, '')}; less in {slower} of {len(looks)} looks",
+        text=f"median output tokens per second of each request: {_shown(ours)} "
+        f"(stable release: {_shown(theirs)}, at least {_shown(limit)}); less in {slower} of {len(looks)} looks",
     )
 
 
-def _verdict(checks: list[Check]) -> tuple[Literal["promote", "rollback", "inconclusive"], str]:
+def _verdict(checks: list[CanaryCheck]) -> tuple[Literal["promote", "rollback", "inconclusive"], str]:
     failed = [each.text for each in checks if each.verdict == "fail"]
     unclear = [each.text for each in checks if each.verdict == "unclear"]
     if failed:
         return "rollback", "; ".join(failed)
     if unclear:
-        few = checks[0].verdict == "unclear"  # then the rest can't be clear
+        few = checks[0].verdict == "unclear"  # with too few requests, the other checks can't be clear
         return "inconclusive", unclear[0] if few else "; ".join(unclear)
     return "promote", "as good as the stable release in every check"
 
 
-def _tokens_per_s_each(now: Totals, then: Totals) -> float | None:
-    """None where no request ended in between."""
-    in_flight_s = now.in_flight_s - then.in_flight_s
-    return (now.output_tokens - then.output_tokens) / in_flight_s if in_flight_s > 0 else None
-
-
-def _finite(histogram: Histogram) -> tuple[float, ...]:
-    return tuple(bound for bound in histogram.bounds_s if math.isfinite(bound))
-
-
-def _since(now: tuple[float, ...], then: tuple[float, ...]) -> tuple[float, ...]:
-    """A histogram that was empty at first has no buckets yet."""
-    return tuple(a - b for a, b in zip(now, then, strict=True)) if then else now
-
-
-def _p95_ms(bounds: tuple[float, ...], counts: tuple[float, ...]) -> float | None:
-    value = statistics.quantile((*bounds, math.inf), counts, statistics.TAIL) * MS
+def _p95_ms(histogram: Histogram) -> float | None:
+    """None without observations."""
+    value = stats.quantile((*histogram.bounds_s, math.inf), histogram.counts, stats.TAIL) * MS
     return value if math.isfinite(value) else None
 
 
-def _shown(value: float | None, unit: str = " ms") -> str:
-    return f"{value:.1f}{unit}" if value is not None and math.isfinite(value) else "unknown"
+def _shown(value: float | None, unit: str = "") -> str:
+    return "unknown" if value is None else f"{value:.1f}{unit}"

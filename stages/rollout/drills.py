@@ -1,6 +1,6 @@
-"""Drills: what the endpoint must withstand, tried on the living one, under a steady load of requests like clients'.
+"""Drills: they try on the live endpoint, under a steady load like that of clients, what it must withstand.
 
-What counts as held is said by each record's ``failures``: empty if it was.
+A drill has succeeded if its record's ``failures`` are empty.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from stages.parts.base.record import Record
 from stages.parts.base.settings import Rollout, Slo, Workload
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.record import Endpoint, api_key, endpoint
-from stages.parts.records.rollout import LOCAL, under_way
+from stages.parts.records.rollout import under_way
 from stages.parts.releases import release as releases
-from stages.rollout.control import abort, roll_back
-from stages.rollout.steady import Reply, SteadyLoad
+from stages.rollout.commands import abort, roll_back
+from stages.rollout.steady_load import Access, Reply, SteadyLoad
 from stages.rollout.target import Target
 
 ROLLBACK_LIMIT_S: Final = 300.0
-"""Unless another one is asked for."""
+"""The default limit of ``drill_rollback``."""
 RECOVERY_LIMIT_S: Final = 300.0
 SETTLE_S: Final = 3.0
-"""Of load before and after what is drilled."""
+"""Load before and after the drilled event."""
 POLL_S: Final = 0.2
 SHOWN_ERRORS: Final = 3
 PROMPT_TOKENS: Final = 128
 OUTPUT_TOKENS: Final = 64
-"""Where the workload is a trace, which sets none."""
+"""Both are used where the workload is a trace, which sets no lengths."""
 
 
 class Answers(Record):
-    """What became of a drill's requests."""
+    """The outcome of a drill's requests."""
 
     requests: int
     failed: int
@@ -45,7 +45,7 @@ class Answers(Record):
 
 
 class LoadDrill(Record):
-    """Twice the expected peak."""
+    """The result under twice the expected peak."""
 
     concurrency: int
     seconds: float
@@ -72,16 +72,15 @@ class LoadDrill(Record):
 
 
 class RollbackDrill(Record):
-    """To the release before, and back."""
+    """The result of a rollback to the previous release, and of the way forward again."""
 
     release: str
     previous: str
     warm: bool
-    """Whether the previous release's server was standing by."""
+    """Whether the previous release's server was on standby."""
     rollback_s: float
     """From the command until no new request reaches *release*."""
     limit_s: float
-    """For it."""
     forward_s: float
     answers: Answers
 
@@ -93,15 +92,15 @@ class RollbackDrill(Record):
 
 
 class CrashDrill(Record):
-    """A server that is killed."""
+    """The result of killing a server."""
 
     release: str
     answers: Answers
-    """Those that failed had begun to be answered by the killed server, or came while no other stood by."""
+    """Requests fail if the killed server had begun to answer them, or if no other server was up."""
     outage_s: float
     """From the first failed request to the first answer to one sent after the last failed one; 0: none failed."""
     recovered_s: float | None
-    """Until there was another one in the killed server's place; None: not within five minutes."""
+    """Until another server was up in the killed one's place; None: not within five minutes."""
 
     def failures(self) -> list[str]:
         return (
@@ -109,11 +108,9 @@ class CrashDrill(Record):
         )
 
 
-def drill_load(
-    store: ModelStore, url: str, workload: Workload, *, peak: int, seconds: float, slo: Slo | None, via: str = ""
-) -> LoadDrill:
-    """Keep 2 × *peak* requests in flight for *seconds*. Of *via*, see ``SteadyLoad``."""
-    with steady(store, url, workload, 2 * peak, via) as load:
+def drill_load(access: Access, workload: Workload, *, peak: int, seconds: float, slo: Slo | None) -> LoadDrill:
+    """Keep 2 × *peak* requests in flight for *seconds*."""
+    with steady(access, workload, 2 * peak) as load:
         started = time.monotonic()
         time.sleep(seconds)
         took_s = time.monotonic() - started
@@ -137,16 +134,18 @@ def drill_rollback(
     settings: Rollout,
     say: Callable[[str], None],
     *,
-    target_name: str = LOCAL,
     limit_s: float = ROLLBACK_LIMIT_S,
     via: str = "",
 ) -> RollbackDrill:
-    """Roll back to the release before the served one under load, and forward again. Of *via*, see ``SteadyLoad``.
+    """Roll back under load to the release before the served one, and forward again.
+
+    Args:
+        via: see ``Access``.
 
     Raises:
         NothingToServe: nothing is served, or there is no release before.
-        DrillFailed: no request is answered, or the platform did not do what it was asked in time. What is under way
-            is then given up.
+        DrillFailed: no request is answered, or the platform did not act in time. The rollout under way is then given
+            up.
         RolledBack: a release did not come up.
     """
     split = target.split()
@@ -156,22 +155,17 @@ def drill_rollback(
         raise NothingToServe(
             f"{store.model} has no earlier release to go back to", hint=f"slipway releases {store.model}"
         )
-    seconds = []
-    with (
-        _saying_what_is_left(store, release, say),
-        steady(store, target.endpoint(), workload, workload.concurrency, via) as load,
-    ):
+    access = access_to(store, target.client_url(), via)
+    with _report_unfinished(store, release, say), steady(access, workload, workload.concurrency) as load:
         time.sleep(SETTLE_S)
         _check_answers(load)
+        seconds = []
         for goal, left in ((previous, release), (release, previous)):
-            say(f"going to {goal}")
+            say(f"moving all traffic to {goal}")
             started = time.monotonic()
-            with _given_up_if_stuck(store, target, goal, say):
-                roll_back(store, target, settings, to=goal, target_name=target_name)
-            done = time.monotonic()
-            time.sleep(SETTLE_S)
-            late = [each.sent_s for each in load.replies() if each.release == left and each.sent_s > done]
-            seconds.append(max([done, *late]) - started)
+            with _abort_if_stuck(store, target, goal, say):
+                roll_back(store, target, settings, to=goal)
+            seconds.append(_last_sent_s(load, left, time.monotonic()) - started)
             say(f"{goal} gets all requests after {seconds[-1]:.1f} s")
     return RollbackDrill(
         release=release,
@@ -193,19 +187,22 @@ def drill_crash(
     canary: bool = False,
     via: str = "",
 ) -> CrashDrill:
-    """Kill a server of the stable release (or of the canary) under load. Of *via*, see ``SteadyLoad``.
+    """Kill a server of the stable release (or of the canary) under load.
+
+    Args:
+        via: see ``Access``.
 
     Raises:
         NothingToServe: nothing is served, or there is no canary.
-        DrillFailed: no request is answered as it is.
-        TransientError, AccessDenied: it can't be killed.
+        DrillFailed: no request is answered even before that.
+        TransientError, AccessDenied: the server can't be killed.
     """
     split = target.split()
     release = split.canary if canary else split.stable
     if release is None:
-        raise NothingToServe(f"{store.model} has no {'canary' if canary else 'release'} that is being served")
+        raise NothingToServe(f"no {'canary' if canary else 'release'} of {store.model} is being served")
     recovered_s = None
-    with steady(store, target.endpoint(), workload, workload.concurrency, via) as load:
+    with steady(access_to(store, target.client_url(), via), workload, workload.concurrency) as load:
         time.sleep(SETTLE_S)
         _check_answers(load)
         say(f"killing a server of {release}")
@@ -222,7 +219,7 @@ def drill_crash(
     return CrashDrill(release=release, answers=answers(replies), outage_s=outage_s(replies), recovered_s=recovered_s)
 
 
-def living(store: ModelStore) -> Endpoint:
+def running_endpoint(store: ModelStore) -> Endpoint:
     """Raises: NothingToServe: there is no endpoint."""
     found = endpoint(store)
     if found is None:
@@ -231,55 +228,63 @@ def living(store: ModelStore) -> Endpoint:
 
 
 def check(drill: LoadDrill | RollbackDrill | CrashDrill) -> None:
-    """Raises: DrillFailed: naming what did not hold."""
+    """Raises: DrillFailed: the drill did not succeed, and why."""
     if failures := drill.failures():
         raise DrillFailed(
             "; ".join(failures), hint=f"the requests' errors: {', '.join(drill.answers.errors) or 'none'}"
         )
 
 
-def steady(store: ModelStore, url: str, workload: Workload, concurrency: int, via: str = "") -> SteadyLoad:
+def access_to(store: ModelStore, url: str, via: str = "") -> Access:
+    """Args: url: the endpoint's base URL, without ``/v1``. via: see ``Access``."""
+    return Access(url, store.model, api_key(), via)
+
+
+def steady(access: Access, workload: Workload, concurrency: int) -> SteadyLoad:
     return SteadyLoad(
-        url,
-        store.model,
-        api_key(),
+        access,
         concurrency=concurrency,
         prompt_tokens=workload.prompt_tokens or PROMPT_TOKENS,
         output_tokens=workload.output_tokens or OUTPUT_TOKENS,
-        via=via,
     )
 
 
+def _last_sent_s(load: SteadyLoad, release: str, since_s: float) -> float:
+    """When the last request was sent that *release* answered; at least *since_s*."""
+    time.sleep(SETTLE_S)
+    return max([since_s, *(each.sent_s for each in load.replies() if each.release == release)])
+
+
 def _check_answers(load: SteadyLoad) -> None:
-    """Raises: DrillFailed: clients get no answer as it is, so that nothing could be seen."""
+    """Raises: DrillFailed: clients get no answer even now, so that the drill could show nothing."""
     replies = load.replies()
     if replies and all(each.error for each in replies):
         raise DrillFailed(
             f"no request is answered, and nothing was changed: {replies[-1].error}",
-            hint="where a cluster's endpoint is not known by its name: --set kserve.gateway_url=http://…",
+            hint="where the name of a cluster's endpoint can't be resolved: --set kserve.gateway_url=http://…",
         )
 
 
 @contextlib.contextmanager
-def _given_up_if_stuck(store: ModelStore, target: Target, goal: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Raises: DrillFailed: the platform did not bring *goal* into force in time."""
+def _abort_if_stuck(store: ModelStore, target: Target, goal: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Raises: DrillFailed: the platform did not give *goal* all traffic in time."""
     try:
         yield
     except TransientError as error:
         journal = under_way(store)
         if isinstance(error, Busy) or journal is None or journal.release != goal:
-            raise  # it has not begun, or is another's
+            raise  # the rollout has not begun, or is another one
         say(f"giving it up: {error}")
         try:
-            abort(store, target, f"the drill did not get there: {error}")
+            abort(store, target, f"the drill timed out: {error}")
         except SlipwayError as another:
             say(f"it could not be given up: {another}")
         raise DrillFailed(f"{goal} did not get all requests: {error}", hint=error.hint) from error
 
 
 @contextlib.contextmanager
-def _saying_what_is_left(store: ModelStore, release: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Of a drill that does not come to its end, Ctrl-C included: what is not as it was, and the way back."""
+def _report_unfinished(store: ModelStore, release: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Say what a drill that was interrupted, by Ctrl-C for instance, left changed, and how to undo it."""
     try:
         yield
     except BaseException:
@@ -317,6 +322,6 @@ def _failed(found: Answers) -> list[str]:
 
 
 def _p95(values: Iterable[float | None]) -> float | None:
-    """The nearest rank, so that it is a value that was measured."""
+    """By nearest rank, so that it is a value that was measured."""
     known = sorted(each for each in values if each is not None)
     return round(known[max(0, -(-95 * len(known) // 100) - 1)], 1) if known else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -32,7 +31,9 @@ from stages.parts.endpoint.record import (
 )
 from stages.parts.engine.arguments import serves_on_gpu
 from stages.parts.engine.client import HEALTH_TIMEOUT_S, http
-from stages.parts.engine.metrics import Counters, counters
+from stages.parts.engine.metrics import read_counters
+from stages.parts.records.counters import Counters
+from stages.parts.records.rollout import LOCAL
 from stages.parts.releases.split import Split
 
 IN_FORCE_TIMEOUT_S: Final = 60.0
@@ -46,6 +47,10 @@ class OneMachine:
 
     def __init__(self, store: ModelStore, source: str, serving: Serving) -> None:
         self._store, self._source, self._serving = store, source, serving
+
+    @property
+    def name(self) -> str:
+        return LOCAL
 
     def split(self) -> Split:
         found = self._living()
@@ -146,13 +151,13 @@ class OneMachine:
             text = http().get(f"{server.url}/metrics", timeout=HEALTH_TIMEOUT_S).raise_for_status().text
         except httpx.HTTPError as error:
             raise TransientError(f"{release} does not tell its metrics: {type(error).__name__}: {error}") from error
-        told = counters(text, f"{server.pid} on {server.url}")
+        told = read_counters(text, f"{server.pid} on {server.url}")
         host = Admin(self._store.path / SERVERS).hosts(release).get(urlsplit(server.url).port or 0, {})
         # rq_error holds the 5xx of clients too, but not those of requests that went past Envoy.
         failed = max(told.failed + host.get("cx_connect_fail", 0), host.get("rq_error", 0))
-        return replace(told, failed=float(failed))
+        return told.model_copy(update={"failed": float(failed)})
 
-    def endpoint(self) -> str:
+    def client_url(self) -> str:
         found = self._living()
         if found is None:
             raise TransientError(f"{self._store.model} is not being served")

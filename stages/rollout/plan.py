@@ -1,4 +1,4 @@
-"""Which rollout is to be run: a new one, the one under way, or none because another is."""
+"""Decides which rollout is to be run: a new one, the one under way, or none because another one is."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from stages.parts.base.errors import Conflict, NothingToServe, UnknownName
 from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.base.settings import Rollout
 from stages.parts.base.store import ModelStore
-from stages.parts.records.rollout import Journal, Kind, read_journal, under_way
+from stages.parts.records.rollout import Journal, RolloutKind, read_journal, under_way
 from stages.parts.releases import release as releases
-from stages.parts.releases.split import Split
+from stages.rollout.target import Target
 
 DEPLOY: Final = "deploy"
 PROMOTE: Final = "promote"
 
 
 def continued(store: ModelStore, release: str, target_name: str) -> Journal | None:
-    """The rollout of *release* that is under way, from now on this run's, or that this very run has ended.
+    """The rollout of *release* that is under way, which this run takes over, or that this very run has ended.
 
     Raises:
-        Conflict: another release is being rolled out, or this one elsewhere.
+        Conflict: another release is being rolled out, or this one on another platform.
     """
     last, run = read_journal(store), os.environ.get(RUN_VARIABLE)
     if last is None:
@@ -38,25 +38,24 @@ def continued(store: ModelStore, release: str, target_name: str) -> Journal | No
     if last.target != target_name:
         raise Conflict(
             f"the rollout of {release} is under way on {last.target}, not {target_name}",
-            hint=f"say --platform, and one that serves on {last.target}",
+            hint=f"add --platform with a platform that serves on {last.target}",
         )
-    return last.model_copy(update={"run": run or last.run})
+    return last.changed(run=run or last.run)
 
 
-def begun(
-    store: ModelStore, split: Split, release: str, settings: Rollout, *, rollback: bool, target_name: str
-) -> Journal:
-    """A new rollout, by what the platform serves now.
+def begun(store: ModelStore, target: Target, release: str, settings: Rollout, *, rollback: bool) -> Journal:
+    """A new rollout, depending on what the platform serves now.
 
     Raises:
-        Conflict: the platform tries another release.
+        Conflict: the platform is trying another release.
     """
+    split = target.split()
     if split.canary not in (None, release):
         raise Conflict(
             f"{split.canary} is being tried on the platform, by another rollout",
             hint=f"give it up: slipway rollout abort {store.model}",
         )
-    kind: Kind = "rollback" if rollback else "rollout"
+    kind: RolloutKind = "rollback" if rollback else "rollout"
     if split.stable in (None, release):
         kind = "first" if split.stable is None else "refresh"
     steps = {"rollout": settings.steps, "rollback": (100,)}.get(kind, ()) if split.room else ()
@@ -67,7 +66,7 @@ def begun(
         release=release,
         stable=split.stable,
         before=releases.current_release(store),
-        target=target_name,
+        target=target.name,
         run=os.environ.get(RUN_VARIABLE),
         settings=settings,
         steps=steps,
@@ -77,15 +76,15 @@ def begun(
 
 
 def check_point(until: str, settings: Rollout) -> None:
-    """Raises: UnknownName: *until* is no point of a rollout with these settings."""
+    """Raises: UnknownName: *until* is not a point of a rollout with these settings."""
     known = [DEPLOY, *map(str, settings.steps), PROMOTE]
     if until not in known:
         raise UnknownName("step", until, known)
 
 
 def reached(journal: Journal, until: str) -> bool:
-    """Whether the rollout is past the point *until*: ``deploy``, a percent, or ``promote``. One that goes back is past
-    a point only once it has ended."""
+    """Whether the rollout is past the point *until*: ``deploy``, a percentage, or ``promote``. A rollout that is being
+    rolled back is past a point only once it has ended."""
     if journal.ended:
         return True
     if journal.state in ("deploying", "starting", "rolling back") or until == PROMOTE:
@@ -96,7 +95,7 @@ def reached(journal: Journal, until: str) -> bool:
 
 
 def chosen(store: ModelStore) -> str:
-    """What is to be rolled out: the candidate; without one, what is in production.
+    """The release to roll out: the candidate or, without one, the release in production.
 
     Raises:
         NothingToServe: nothing is published.
@@ -104,7 +103,7 @@ def chosen(store: ModelStore) -> str:
     journal = under_way(store)
     release = journal.release if journal else None
     if release is None and (last := read_journal(store)) and last.run and last.run == os.environ.get(RUN_VARIABLE):
-        release = last.release  # a later step of the same run, after the end
+        release = last.release  # this is a later step of the same run, after the rollout has ended
     release = release or releases.candidate(store) or releases.current_release(store)
     if not release:
         raise NothingToServe(f"no release of {store.model} is published", hint=f"first: slipway run {store.model}")

@@ -5,76 +5,83 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from stages.parts.engine.metrics import Counters
+from stages.parts.records.counters import Counters
 from stages.parts.releases.split import Split
 
 
 class Target(Protocol):
-    """Every call may be made again after a crash: what is already so stays so. Releases go by their directory's name.
+    """A platform that serves the releases of one model. A release is named by its directory's name.
 
-    Raises (any of them):
+    Every call is idempotent and may be repeated after a crash.
+
+    Raises (any of the methods):
         ServerFailed: a server does not come up or is gone.
         TransientError: the platform did not answer; ask again.
         Conflict: somebody else changed what is served meanwhile.
     """
 
+    @property
+    def name(self) -> str:
+        """One of ``stages.rollout.targets.TARGETS``."""
+        ...
+
     def split(self) -> Split:
-        """What is in force, as the platform tells it, not as it was asked."""
+        """What is in force, as the platform reports it, not as it was requested."""
         ...
 
     def deploy(self, release: str) -> None:
-        """Start *release* beside the stable one, without traffic, and do not wait until it is up.
+        """Start *release* beside the stable one, without traffic; do not wait until it is up.
 
-        The first one (nothing is stable) may get all traffic once it is ready; ``promote`` makes it stable, here too.
-        Of the stable one: make sure that it runs as it should, with the settings that are asked for now.
+        The first release (nothing is stable) may get all traffic once it is ready; ``promote`` makes it stable, too.
+        If *release* is the stable one: make sure that it runs with the present settings.
         """
         ...
 
     def ready(self, release: str) -> bool:
-        """Whether its servers say that they are ready. The rollout itself then asks for a completion."""
+        """Whether its servers report that they are ready. The rollout then asks for a completion itself."""
         ...
 
     def url(self, release: str) -> str:
-        """Base URL (without ``/v1``) that reaches this release alone, the stable one as the canary: for the first
-        completion, for probes and for requests of the rollout's own."""
+        """Base URL (without ``/v1``) that reaches only this release, stable or canary: for the first completion, the
+        probes and the rollout's own requests."""
         ...
 
     def shift(self, release: str, percent: int) -> None:
-        """Give the canary *percent* % of new requests; returns once that is in force. Those in flight stay."""
+        """Give the canary *percent* % of new requests; return once that is in force. Requests in flight stay."""
         ...
 
     def promote(self, release: str) -> None:
-        """The canary becomes the stable one. The old stable stays as a warm standby or is drained and removed."""
+        """Make the canary the stable release. The old stable one stays as a warm standby, or is drained and removed."""
         ...
 
     def withdraw(self, release: str, *, first: bool = False) -> None:
-        """All traffic to the stable one, then drain and remove *release*; what others changed of it meanwhile is no
-        obstacle.
+        """Give the stable release all traffic, then drain and remove *release*, even if others changed it meanwhile.
 
         Args:
-            first: nothing was served before *release*, and nothing shall be after it.
+            first: nothing was served before *release*, and nothing shall be served after it.
 
         Raises:
-            Conflict: it is the stable one, and not *first*: clients would be left with nothing. Nothing was touched.
+            Conflict: it is the stable release, and not *first*: clients would be left with nothing. Nothing was
+                changed.
         """
         ...
 
     def counters(self, release: str) -> Counters:
-        """Its totals now."""
+        """Its counters now. Requests to ``url()`` are counted like those of clients."""
         ...
 
-    def endpoint(self) -> str:
+    def client_url(self) -> str:
         """Base URL (without ``/v1``) that clients use, whatever the split."""
         ...
 
     def kill(self, release: str) -> Callable[[], bool]:
-        """End one of its servers at once, as a crash would: for drills.
+        """End one of its servers at once, as a crash would; for drills.
 
         Returns:
-            Whether another one is up in its place.
+            A function that says whether another one is up in its place.
 
         Raises:
-            TransientError: none is up.
-            AccessDenied: whoever calls may not.
+            TransientError: no server is up.
+            AccessDenied: the caller lacks the right to do so.
         """
         ...

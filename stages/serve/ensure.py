@@ -1,23 +1,27 @@
-"""Ensure that the release that was published last is served here, by whichever way leads there from what is."""
+"""Ensures that the release that was published last is served on this machine, whatever is served now."""
 
 from __future__ import annotations
 
 from stages.parts.base.errors import RolledBack, ServerFailed
 from stages.parts.base.settings import Rollout, Serving
 from stages.parts.base.store import ModelStore, exclusive
-from stages.parts.endpoint.kept import PREVIOUS
 from stages.parts.endpoint.record import LOG, SERVERS, Endpoint, api_key, endpoint, published, say
+from stages.parts.endpoint.supervised_server import PREVIOUS
 from stages.parts.engine.client import answer, healthy
-from stages.parts.records.rollout import LOCAL
+from stages.parts.records.rollout import under_way
 from stages.parts.releases.release import candidate
 from stages.rollout.local import OneMachine
+from stages.rollout.plan import continued
+from stages.rollout.state_machine import roll_out
 
 
 def ensure(store: ModelStore, serving: Serving, source: str, rollout: Rollout) -> tuple[Endpoint, bool]:
     """The endpoint of the release that was published last, with these settings, and whether anything had to be done.
 
-    The first release is served as soon as it answers; the next one is rolled out beside it. *source* is the model as
-    the user named it.
+    The first release is served as soon as it answers; a later one is rolled out beside the one that is served.
+
+    Args:
+        source: the model as the user named it.
 
     Raises:
         NothingToServe: no release is published.
@@ -26,27 +30,23 @@ def ensure(store: ModelStore, serving: Serving, source: str, rollout: Rollout) -
         RolledBack: it was tried beside the one that is served, and withdrawn.
         Conflict: another release is being rolled out.
     """
-    from stages.parts.records.rollout import under_way
-    from stages.rollout.machine import roll_out
-    from stages.rollout.plan import continued
-
     release = candidate(store) or published(store).name
     with exclusive(store.lock("serve"), f"serve {store.model}"):
         found = endpoint(store)
         if found and serves(found, release, serving):
-            cut_off = under_way(store)  # at its very end: it has to be said that it is over
-            if cut_off is None or cut_off.release != release:
+            interrupted = under_way(store)  # a rollout that was killed at its very end has yet to be marked as ended
+            if interrupted is None or interrupted.release != release:
                 return found, False
-        continued(store, release, LOCAL)  # before anything is touched: whether another one is being rolled out
         target = OneMachine(store, source, serving)
+        continued(store, release, target.name)  # raises before anything is changed if another rollout is under way
         if found and found.release != release and (changed := target.changed_settings(found)):
-            say(f"first the served release with the new settings ({', '.join(changed)})")
+            say(f"first restarting the served release with the new settings ({', '.join(changed)})")
             target.deploy(found.release)
         try:
             roll_out(store, target, release, rollout)
         except (ServerFailed, RolledBack) as error:
             again = endpoint(store)
-            suffix = PREVIOUS if again and again.release == release else ".log"  # it is served as it was before
+            suffix = PREVIOUS if again and again.release == release else ".log"  # it is served again as before
             error.hint = f"see {store.path / SERVERS / release}{suffix}, and {store.path / LOG}"
             raise
         if (found := endpoint(store)) is None:
@@ -55,7 +55,7 @@ def ensure(store: ModelStore, serving: Serving, source: str, rollout: Rollout) -
 
 
 def serves(found: Endpoint, release: str, serving: Serving) -> bool:
-    """Whether *found* serves *release* just as asked, and answers with the API key that is set now."""
+    """Whether *found* serves *release* exactly as asked, and answers with the API key that is set now."""
     same = (found.release, found.canary, found.serving, found.protected) == (
         release,
         None,

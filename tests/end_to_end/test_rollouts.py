@@ -24,14 +24,14 @@ from stages.parts.base.errors import RolledBack
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore, place_tree, write_json
 from stages.parts.endpoint.record import Endpoint, endpoint
-from stages.parts.engine.metrics import Counters
+from stages.parts.records.counters import Counters
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.rollout import Journal, read_journal
 from stages.parts.records.variant import VARIANT
 from stages.parts.releases.release import PROBES, current_release
 from stages.rollout.drills import Answers, answers
 from stages.rollout.local import OneMachine
-from stages.rollout.steady import SteadyLoad
+from stages.rollout.steady_load import Access, SteadyLoad
 from tests.end_to_end.command_line import (
     API_KEY,
     CONFIG,
@@ -103,8 +103,8 @@ def moving(store: ModelStore) -> bool:
 
 
 def clients(pipeline: Pipeline, users: int, pause_s: float = 0.0) -> SteadyLoad:
-    url = existing(pipeline.store).url
-    return SteadyLoad(url, MODEL, API_KEY, concurrency=users, prompt_tokens=16, output_tokens=16, pause_s=pause_s)
+    access = Access(existing(pipeline.store).url, MODEL, API_KEY)
+    return SteadyLoad(access, concurrency=users, prompt_tokens=16, output_tokens=16, pause_s=pause_s)
 
 
 def existing(store: ModelStore) -> Endpoint:
@@ -242,8 +242,8 @@ def test_vllms_own_metrics_are_understood(counted: Counters, good: Tried) -> Non
     assert counted.failed == 0
     assert counted.output_tokens >= 16 * seen
     assert counted.in_flight_s > 0
-    assert counted.ttft_s.counts[-1] >= seen
-    assert counted.tpot_s.counts[-1] >= seen
+    assert counted.ttft[-1] >= seen
+    assert counted.tpot[-1] >= seen
 
 
 def test_a_rollback_under_load_takes_seconds_and_fails_no_request(

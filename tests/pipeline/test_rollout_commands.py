@@ -16,7 +16,7 @@ from stages.parts.base.errors import RolledBack
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.record import being_served
 from stages.parts.releases import release as releases
-from stages.rollout.machine import roll_out
+from stages.rollout.state_machine import roll_out
 from tests.serving import REPOSITORY
 from tests.stages.rollout.stage import GOOD, MODEL, NEXT, SETTINGS, Stage
 

@@ -19,7 +19,6 @@ from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.envoy import Proxy, proxying
 from stages.parts.endpoint.envoy_config import Plan, plan
-from stages.parts.endpoint.kept import KeptServer, Patience
 from stages.parts.endpoint.record import (
     DRAIN_S,
     LOG,
@@ -33,6 +32,7 @@ from stages.parts.endpoint.record import (
     say,
     supervising,
 )
+from stages.parts.endpoint.supervised_server import KeptServer, Patience
 from stages.parts.engine.client import reachable
 from stages.parts.engine.server import reserved_port
 

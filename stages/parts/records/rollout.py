@@ -1,17 +1,19 @@
-"""``rollout.json``: where a rollout stands. Written at each transition, so that one that was killed goes on there."""
+"""``rollout.json``: the state of a rollout. It is written at each transition, so that a rollout that was killed can
+continue."""
 
 from __future__ import annotations
 
 import contextlib
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict, Unpack
 
 from pydantic import ValidationError
 
 from stages.parts.base.record import Record
 from stages.parts.base.settings import Rollout
 from stages.parts.base.store import ModelStore, write_json
+from stages.parts.records.counters import Counters
 
 JOURNAL: Final = "rollout.json"
 REQUEST: Final = "rollout.request.json"
@@ -21,7 +23,7 @@ LOCAL: Final = "local"
 KSERVE: Final = "kserve"
 """The target that is a cluster with KServe."""
 
-State = Literal[
+RolloutState = Literal[
     "deploying",
     "starting",
     "shifting",
@@ -32,44 +34,28 @@ State = Literal[
     "promoted",
     "rolled back",
 ]
-Kind = Literal["rollout", "first", "refresh", "rollback"]
+RolloutKind = Literal["rollout", "first", "refresh", "rollback"]
 """first: nothing is served yet. refresh: the release is the stable one already. rollback: to an earlier release."""
-ENDED: Final[tuple[State, ...]] = ("promoted", "rolled back")
-
-
-class Totals(Record):
-    """A release's counters at one moment, as in ``target.Counters``; bounds without the infinite one, which JSON
-    can't hold."""
-
-    answered: float
-    failed: float
-    refused: float = 0.0
-    output_tokens: float
-    in_flight_s: float
-    ttft_bounds: tuple[float, ...]
-    ttft: tuple[float, ...]
-    tpot_bounds: tuple[float, ...]
-    tpot: tuple[float, ...]
-    instance: str
+ENDED: Final[tuple[RolloutState, ...]] = ("promoted", "rolled back")
 
 
 class Figures(Record):
-    """What a release did within a window. None: nothing to compute it from."""
+    """What a release did within a window. None: there is nothing to compute it from."""
 
     requests: int
-    """With a first token: those whose latency is known."""
+    """Requests with a first token: those whose latency is known."""
     answered: int
     failed: int
     refused: int = 0
     own: int = 0
-    """Requests of the rollout's own among these three."""
+    """How many of these requests were the rollout's own."""
     ttft_p95_ms: float | None
     tpot_p95_ms: float | None
     tokens_per_s_each: float | None
-    """Output tokens per second that each request in flight got."""
+    """Output tokens per second of each request in flight."""
 
 
-class Check(Record):
+class CanaryCheck(Record):
     """One comparison of the canary with the stable release."""
 
     name: str
@@ -90,81 +76,109 @@ class Analysis(Record):
     reason: str
     canary: Figures
     stable: Figures | None
-    checks: tuple[Check, ...]
+    checks: tuple[CanaryCheck, ...]
     seconds: float
     at: datetime
 
 
-class Synthetic(Record):
-    """Requests of the rollout's own within a window, to one release."""
+class SyntheticRequests(Record):
+    """The rollout's own requests to one release within a window."""
 
     sent: int = 0
     failed: int = 0
 
+    def plus(self, more: SyntheticRequests) -> SyntheticRequests:
+        return SyntheticRequests(sent=self.sent + more.sent, failed=self.failed + more.failed)
+
 
 class Pace(Record):
-    """Output tokens per second that each request in flight got, look by look."""
+    """Output tokens per second of each request in flight, look by look."""
 
-    canary_from: Totals
-    stable_from: Totals
+    canary_from: Counters
+    stable_from: Counters
     """Where the present look began."""
     canary: tuple[float, ...] = ()
     stable: tuple[float | None, ...] = ()
-    """None: no request ended there."""
+    """None: no request ended during that look."""
 
 
 class Window(Record):
-    """From where a step's differences are taken."""
+    """The counters at the beginning of a step, from which its differences are taken."""
 
-    canary: Totals
-    stable: Totals | None
+    canary: Counters
+    stable: Counters | None
     pace: Pace | None = None
-    to_canary: Synthetic = Synthetic()
-    to_stable: Synthetic = Synthetic()
+    to_canary: SyntheticRequests = SyntheticRequests()
+    to_stable: SyntheticRequests = SyntheticRequests()
 
 
 class Transition(Record):
-    state: State
+    state: RolloutState
     percent: int
     at: datetime
 
 
+class JournalChanges(TypedDict, total=False):
+    """The fields of ``Journal`` that change while a rollout runs."""
+
+    run: str | None
+    kind: RolloutKind
+    stable: str | None
+    steps: tuple[int, ...]
+    state: RolloutState
+    step: int
+    reason: str
+    approved: bool
+    hurried: bool
+    baseline: Figures | None
+    baseline_from: Counters | None
+    window: Window | None
+    instance: str
+    restarts: int
+    analyses: tuple[Analysis, ...]
+    entered_at: datetime
+    transitions: tuple[Transition, ...]
+
+
 class Journal(Record):
     id: str
-    kind: Kind
+    kind: RolloutKind
     release: str
     stable: str | None
     """What is served meanwhile, and stays if the canary is rolled back."""
     before: str | None
-    """What was in production when it began."""
+    """What was in production when the rollout began."""
     target: str
     run: str | None
-    """The pipeline's run that began it, or went on with it last."""
+    """The pipeline's run that began the rollout, or was the last to continue it."""
     settings: Rollout
-    """As it began: what a later call says does not change a plan under way."""
+    """The settings at its beginning: a later call does not change a plan under way."""
     steps: tuple[int, ...]
-    """Percents; empty where nothing is compared."""
-    state: State = "deploying"
+    """Percentages; empty where nothing is compared."""
+    state: RolloutState = "deploying"
     step: int = 0
     reason: str = ""
-    """Why it is being, or was, promoted or rolled back."""
+    """Why the release is being, or was, promoted or rolled back."""
     approved: bool = False
     hurried: bool = False
-    """A person asked not to wait for more evidence."""
+    """A person asked not to wait for time to pass."""
     baseline: Figures | None = None
-    """The stable release alone, while the canary started: what the canary is compared with at 100 %."""
-    baseline_from: Totals | None = None
+    """The stable release alone, while the canary started; the canary is compared with it at 100 %."""
+    baseline_from: Counters | None = None
     window: Window | None = None
     instance: str = ""
-    """Of the canary's servers, at the last look at their totals."""
+    """``Counters.instance`` of the canary at the last look."""
     restarts: int = 0
-    """Of the canary's servers, in the whole rollout."""
+    """Restarts of the canary's servers in the whole rollout."""
     analyses: tuple[Analysis, ...] = ()
-    """The last of each step."""
+    """The last analysis of each step."""
     started_at: datetime
     entered_at: datetime
-    """When it came into its state (its step); while a person is waited for, when the present window began."""
+    """When the present state (and step) began; while a person is waited for, when the present window began."""
     transitions: tuple[Transition, ...] = ()
+
+    def changed(self, **changes: Unpack[JournalChanges]) -> Journal:
+        return self.model_copy(update=dict(changes))
 
     @property
     def ended(self) -> bool:
@@ -180,11 +194,11 @@ class Journal(Record):
         return self.steps[self.step - 1] if self.state == "awaiting approval" and self.step else 0
 
 
-class Request(Record):
+class OperatorRequest(Record):
     """``rollout.request.json``: what a person asks of the process that runs the rollout."""
 
     id: str
-    """Of the rollout; for another one it says nothing."""
+    """The rollout's id; the request is void for any other rollout."""
     action: Literal["promote", "abort"]
     reason: str
 
@@ -197,30 +211,30 @@ def read_journal(store: ModelStore) -> Journal | None:
     """The rollout under way, or the last one; None if there never was one.
 
     Raises:
-        DamagedModel: the file is none of ours.
+        DamagedModel: the file is not a journal.
     """
     return Journal.read(journal_path(store))
 
 
-def ask(store: ModelStore, request: Request) -> None:
+def submit_request(store: ModelStore, request: OperatorRequest) -> None:
     write_json(store.path / REQUEST, request)
 
 
-def asked(store: ModelStore, journal: Journal) -> Request | None:
-    """What was asked of this rollout and not yet answered."""
+def pending_request(store: ModelStore, journal: Journal) -> OperatorRequest | None:
+    """What was asked of this rollout and not yet done."""
     path = store.path / REQUEST
     with contextlib.suppress(FileNotFoundError, ValidationError):
-        request = Request.model_validate_json(path.read_bytes())
+        request = OperatorRequest.model_validate_json(path.read_bytes())
         return request if request.id == journal.id else None
     return None
 
 
-def answered(store: ModelStore) -> None:
+def clear_request(store: ModelStore) -> None:
     (store.path / REQUEST).unlink(missing_ok=True)
 
 
 def summary(journal: Journal) -> dict[str, Any]:
-    """The journal for a program: without the raw totals."""
+    """The journal for a program: without the raw counters."""
     return journal.model_dump(mode="json", exclude={"window", "baseline_from"})
 
 

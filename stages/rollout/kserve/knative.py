@@ -111,7 +111,7 @@ class Knative(Platform):
             self._apply(self._service(), predictor(self.at, str(stable), "knative") | {PERCENT: 0}, back=True)
         self._settle(str(stable))
 
-    def endpoint(self) -> str:
+    def client_url(self) -> str:
         return url_of(self.service(), self.at.store.model)
 
     def _settle(self, stable: str) -> None:

@@ -21,7 +21,8 @@ from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import PODS
 from stages.parts.cluster.refusals import Absent
 from stages.parts.engine.client import HEALTH_TIMEOUT_S, http
-from stages.parts.engine.metrics import METRICS, Counters, counters_of
+from stages.parts.engine.metrics import METRICS, sum_counters
+from stages.parts.records.counters import Counters
 from stages.rollout.kserve.autoscaling import selector
 from stages.rollout.kserve.objects import CONTAINER, ENDPOINT, PORT, RELEASE, REVISION, Endpoint
 
@@ -75,7 +76,7 @@ class Pods:
         address = self.endpoint.settings.prometheus
         samples = self._asked(address, release) if address else self._scraped(pods, release)
         # A replica more or less is no new start; one that crashed is.
-        return counters_of(samples, f"{sum(seen.values())} restarts")
+        return sum_counters(samples, f"{sum(seen.values())} restarts")
 
     def kill(self, release: str) -> Callable[[], bool]:
         """See ``Target``. Without a grace period: its Services forget it at once, its node kills it within seconds."""

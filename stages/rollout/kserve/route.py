@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from stages.parts.base.errors import Conflict, TransientError
 from stages.parts.releases.split import Split
+from stages.rollout.kserve.http_route import HTTP_ROUTES, programmed, shares
 from stages.rollout.kserve.objects import ENDPOINT, Object, http_route, inference_service, predictor, predictor_name
-from stages.rollout.kserve.routes import HTTP_ROUTES, programmed, shares
 from stages.rollout.kserve.target import ISVCS, SERVICES, Platform, condition, release_of, revision_of
 
 
@@ -88,7 +88,7 @@ class OwnRoute(Platform):
         if not self._releases():
             self.end()
 
-    def endpoint(self) -> str:
+    def client_url(self) -> str:
         return f"http://{self.found.hostname(self.at.name, self.at.namespace)}"
 
     def _split(self, seen: Object | None, parts: list[tuple[str, int]], *, back: bool = False) -> None:

@@ -11,8 +11,8 @@ from typing import Final
 from stages.parts.base.errors import Conflict, TransientError
 from stages.parts.cluster.refusals import Absent
 from stages.parts.releases.split import Split
+from stages.rollout.kserve.http_route import HTTP_ROUTES, programmed, shares
 from stages.rollout.kserve.objects import AUTOSCALER, Object, canary, inference_service, predictor
-from stages.rollout.kserve.routes import HTTP_ROUTES, programmed, shares
 from stages.rollout.kserve.target import ISVCS, Platform, condition, release_of, revision_of, url_of
 
 AGAIN: Final = "start the rollout again"
@@ -113,7 +113,7 @@ class Standard(Platform):
             found = self._apply(found, found["spec"]["predictor"], [], back=True)
         self._tidy(found)
 
-    def endpoint(self) -> str:
+    def client_url(self) -> str:
         return url_of(self.service(), self.at.store.model)
 
     def _apply(

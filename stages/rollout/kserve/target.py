@@ -21,7 +21,8 @@ from stages.parts.cluster import api
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Kind
 from stages.parts.cluster.refusals import Absent
-from stages.parts.engine.metrics import Counters
+from stages.parts.records.counters import Counters
+from stages.parts.records.rollout import KSERVE
 from stages.parts.releases.split import Split
 from stages.rollout.kserve.autoscaling import scaled_object
 from stages.rollout.kserve.detect import Found, detect
@@ -89,6 +90,10 @@ class Platform(ABC):
         self.pods = Pods(cluster, endpoint)
         self._spread: tuple[str, int] | None = None
 
+    @property
+    def name(self) -> str:
+        return KSERVE
+
     @abstractmethod
     def split(self) -> Split: ...
 
@@ -111,7 +116,7 @@ class Platform(ABC):
     def withdraw(self, release: str, *, first: bool = False) -> None: ...
 
     @abstractmethod
-    def endpoint(self) -> str: ...
+    def client_url(self) -> str: ...
 
     def counters(self, release: str) -> Counters:
         return self.pods.counters(release)

@@ -20,7 +20,9 @@ import httpx
 
 from stages.parts.base.errors import Conflict, ServerFailed, TransientError
 from stages.parts.base.store import write_json
-from stages.parts.engine.metrics import Counters, counters
+from stages.parts.engine.metrics import read_counters
+from stages.parts.records.counters import Counters
+from stages.parts.records.rollout import LOCAL
 from stages.parts.releases.split import Split
 
 SERVER = Path(__file__).with_name("release_server.py")
@@ -30,7 +32,7 @@ EMPTY: dict[str, Any] = {"stable": None, "canary": None, "percent": 0, "standby"
 
 class DiskTarget:
     def __init__(self, folder: Path, releases: Path) -> None:
-        self.folder, self.releases = folder, releases
+        self.folder, self.releases, self.name = folder, releases, LOCAL
         (folder / "servers").mkdir(parents=True, exist_ok=True)
 
     def split(self) -> Split:
@@ -93,9 +95,9 @@ class DiskTarget:
             if self._state(release) != state:
                 raise TransientError(f"the server of {release} is being started anew") from error
             raise ServerFailed(f"the server of {release} is gone") from error
-        return counters(text, str(state and state["pid"]))
+        return read_counters(text, str(state and state["pid"]))
 
-    def endpoint(self) -> str:
+    def client_url(self) -> str:
         return self.url(self._read()["stable"])
 
     def calls(self) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from stages.parts.base.settings import Rollout
 from stages.parts.base.store import ModelStore, write_json
 from stages.parts.releases import release as releases
-from stages.rollout.machine import roll_out
+from stages.rollout.state_machine import roll_out
 from tests.serving import REPOSITORY
 from tests.stages.rollout.disk_target import DiskTarget
 from tests.stages.rollout.release_server import probes

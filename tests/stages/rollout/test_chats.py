@@ -14,7 +14,7 @@ from stages.parts.base.errors import RolledBack, ServerFailed, TransientError
 from stages.parts.engine.client import has_chat_template
 from stages.parts.releases.history import history
 from stages.parts.releases.split import Split
-from stages.rollout.machine import roll_out
+from stages.rollout.state_machine import roll_out
 from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS, Stage
 
 CHAT = {"model": "org/name", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}

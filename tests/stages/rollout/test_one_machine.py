@@ -19,16 +19,16 @@ from stages.parts.base.settings import Serving, Slo, Workload
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.endpoint.envoy import Admin
 from stages.parts.endpoint.envoy_config import RELEASE_HEADER, ROUTER, Backend, plan
-from stages.parts.endpoint.kept import PREVIOUS, bound
 from stages.parts.endpoint.record import API_KEY_VARIABLE, SERVERS, Endpoint, endpoint, stop
+from stages.parts.endpoint.supervised_server import PREVIOUS, bound
 from stages.parts.engine.arguments import BINDING, serves_on_gpu
 from stages.parts.engine.log import ServerLog
-from stages.parts.engine.metrics import counters
+from stages.parts.engine.metrics import read_counters
 from stages.parts.machine.hardware import core_halves
 from stages.parts.releases.split import Split
-from stages.rollout.drills import drill_crash, drill_load
+from stages.rollout.drills import access_to, drill_crash, drill_load
 from stages.rollout.local import OneMachine
-from stages.rollout.steady import SteadyLoad
+from stages.rollout.steady_load import Access, SteadyLoad
 from tests.serving import (
     MODEL,
     REPOSITORY,
@@ -78,7 +78,8 @@ class Place:
         return found
 
     def load(self, users: int = 6, tokens: int = 20) -> SteadyLoad:
-        return SteadyLoad(self.endpoint().url, MODEL, "", concurrency=users, prompt_tokens=4, output_tokens=tokens)
+        access = Access(self.endpoint().url, MODEL)
+        return SteadyLoad(access, concurrency=users, prompt_tokens=4, output_tokens=tokens)
 
     def ask(self, count: int = 1, **body: Any) -> list[httpx.Response]:
         url = f"{self.endpoint().url}/v1/completions"
@@ -195,8 +196,7 @@ def test_what_counts_are_completions_by_their_outcome(place: Place) -> None:
     assert after.answered - before.answered == statuses.count(200) == 9
     assert after.failed - before.failed == statuses.count(500) == 3
     assert after.output_tokens - before.output_tokens == 27
-    assert after.ttft_s.counts[-1] - before.ttft_s.counts[-1] == 9
-    assert after.ttft_s.bounds_s[-1] == float("inf")
+    assert after.ttft[-1] - before.ttft[-1] == 9
     assert after.in_flight_s > before.in_flight_s
 
 
@@ -380,13 +380,13 @@ def test_without_an_endpoint_nothing_is_stable_and_nothing_can_be_shifted(place:
 
 def test_the_load_drill_holds_only_within_the_latency_targets(place: Place) -> None:
     place.target.deploy(place.release(1, token_s=0.02))
-    url = place.endpoint().url
-    lenient = drill_load(place.store, url, WORKLOAD, peak=3, seconds=3, slo=Slo(ttft_ms=60_000, tpot_ms=60_000))
+    access = access_to(place.store, place.endpoint().url)
+    lenient = drill_load(access, WORKLOAD, peak=3, seconds=3, slo=Slo(ttft_ms=60_000, tpot_ms=60_000))
     assert lenient.failures() == []
     assert lenient.concurrency == 6
     assert lenient.answers.failed == 0
     assert lenient.output_tokens_per_s > 0
-    strict = drill_load(place.store, url, WORKLOAD, peak=3, seconds=1, slo=Slo(ttft_ms=60_000, tpot_ms=1))
+    strict = drill_load(access, WORKLOAD, peak=3, seconds=1, slo=Slo(ttft_ms=60_000, tpot_ms=1))
     assert [failure.split()[0] for failure in strict.failures()] == ["TPOT"]
 
 
@@ -408,7 +408,7 @@ def test_whoever_is_gone_is_replaced_by_a_release_that_was_good_never_by_the_can
     assert made.weights == {"stable": 90, "canary": 10}
 
 
-def test_totals_are_read_over_all_engines_without_what_is_no_completion() -> None:
+def test_counters_are_read_over_all_engines_without_what_is_no_completion() -> None:
     text = """
 http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 3
 http_requests_total{handler="/v1/chat/completions",method="POST",status="2xx"} 4
@@ -424,7 +424,7 @@ vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf"} 2
 vllm:time_to_first_token_seconds_bucket{engine="1",le="0.1"} 3
 vllm:time_to_first_token_seconds_bucket{engine="1",le="+Inf"} 4
 """
-    told = counters(text, "one")
+    told = read_counters(text, "one")
     assert (told.answered, told.failed, told.refused, told.output_tokens, told.instance) == (7, 2, 5, 30, "one")
-    assert (told.ttft_s.bounds_s, told.ttft_s.counts) == ((0.1, float("inf")), (4, 6))
-    assert told.tpot_s.counts == ()
+    assert (told.ttft_bounds, told.ttft) == ((0.1,), (4, 6))
+    assert told.tpot == ()

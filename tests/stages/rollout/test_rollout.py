@@ -17,7 +17,7 @@ from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases
 from stages.parts.releases.history import history
 from stages.parts.releases.split import Split
-from stages.rollout.machine import Machine, roll_out
+from stages.rollout.state_machine import StateMachine, roll_out
 from tests.stages.rollout.stage import GOOD, MODEL, NEXT, SETTINGS, Stage
 
 
@@ -96,14 +96,14 @@ def test_a_good_canary_goes_through_every_step_and_is_promoted_with_its_reasons(
     [
         (
             {"first_s": 0.05},
-            r"at 10 %: time to first token, p95: 48\.5 ms, the stable release's 4\.9 ms, at most 8\.1 ms",
+            r"at 10 %: p95 time to first token: 48\.5 ms \(stable release: 4\.9 ms, at most 8\.1 ms\)",
         ),
         (
             {"token_s": 0.02},
-            r"at 10 %: time per output token, p95: 19\.5 ms, the stable release's 4\.9 ms, at most 7\.1 ms",
+            r"at 10 %: p95 time per output token: 19\.5 ms \(stable release: 4\.9 ms, at most 7\.1 ms\)",
         ),
-        ({"fails_every": 2}, r"at 10 %: \d+ of \d+ requests failed, of the stable release's 0 of"),
-        ({"garbage": True}, "its answers agree with the recorded ones by 0.055, at least 0.9 is asked"),
+        ({"fails_every": 2}, r"at 10 %: \d+ of \d+ requests failed \(stable release: 0 of"),
+        ({"garbage": True}, "its answers agree with the recorded ones by 0.055; at least 0.9 is required"),
         ({"never_ready": True}, "it did not answer a completion within 0.3 s"),
         ({"recorded": False}, "it carries no recorded answers to compare with"),
     ],
@@ -145,7 +145,7 @@ def test_too_little_traffic_is_inconclusive_and_inconclusive_for_too_long_is_rol
     stage.served()
     stage.make(NEXT)
     # The step's time is over once it has been looked at.
-    monkeypatch.setattr(Machine, "_elapsed_s", lambda machine: 61.0 if machine.journal.analyses else 0.0)
+    monkeypatch.setattr(StateMachine, "_elapsed_s", lambda machine: 61.0 if machine.journal.analyses else 0.0)
     quiet = SETTINGS.model_copy(update={"synthetic": False})
     with pytest.raises(RolledBack, match="at 10 %, nothing showed that it is as good: 0 requests to the canary"):
         roll_out(stage.store, stage.target, NEXT, quiet)
@@ -193,7 +193,7 @@ def test_clients_of_the_stable_release_notice_nothing_of_a_canary_that_dies(stag
     thread.join(60)
     assert "its server failed: the server of 0002-awq" in str(failure[0])
     assert stage.target.split() == Split(stable=GOOD)
-    assert httpx.get(f"{stage.target.endpoint()}/health").is_success
+    assert httpx.get(f"{stage.target.client_url()}/health").is_success
 
 
 def test_a_canary_that_fails_no_more_than_the_stable_release_is_promoted(stage: Stage) -> None:

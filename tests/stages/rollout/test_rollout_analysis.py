@@ -8,13 +8,14 @@ import pytest
 
 from stages.parts.base.errors import TransientError
 from stages.parts.base.settings import Rollout
-from stages.parts.engine.metrics import Counters, Histogram
-from stages.parts.records.rollout import Analysis, Figures, Pace, Synthetic, Window
-from stages.rollout.analysis import analyse, figures, paced, quality, restarted, totals
+from stages.parts.engine.metrics import read_counters
+from stages.parts.records.counters import ZERO, Counters
+from stages.parts.records.rollout import Analysis, Figures, Pace, SyntheticRequests, Window
+from stages.rollout.analysis import Observation, analyse, check_quality, extend_pace, figures
 
-BOUNDS = (0.01, 0.1, 1.0, math.inf)
+BOUNDS = (0.01, 0.1, 1.0)
 SETTINGS = Rollout(min_requests=50, ttft_slack_ms=0, tpot_slack_ms=0)
-NOTHING = Counters(0, 0, 0, 0, 0, Histogram(), Histogram(), "one")
+NOTHING = ZERO.model_copy(update={"instance": "one"})
 
 
 def told(
@@ -26,7 +27,7 @@ def told(
     tokens_per_s: float = 100,
     instance: str = "one",
 ) -> Counters:
-    """Totals of that many requests of 10 tokens, *slow* of which took over 0.1 s to begin."""
+    """The counters after that many requests of 10 tokens, *slow* of which took over 0.1 s to begin."""
     fast = answered - slow
     return Counters(
         answered=answered,
@@ -34,19 +35,21 @@ def told(
         refused=refused,
         output_tokens=10 * answered,
         in_flight_s=10 * answered / tokens_per_s,
-        ttft_s=Histogram(BOUNDS, (0, fast, answered, answered)),
-        tpot_s=Histogram(BOUNDS, (answered, answered, answered, answered)),
+        ttft_bounds=BOUNDS,
+        ttft=(0, fast, answered, answered),
+        tpot_bounds=BOUNDS,
+        tpot=(answered, answered, answered, answered),
         instance=instance,
     )
 
 
 def look(canary: Counters, stable: Counters, *, percent: int = 10, **changes: Any) -> Analysis:
-    """The last of ten that were alike."""
-    window = Window(canary=totals(NOTHING), stable=totals(NOTHING), **changes.pop("own", {}))
-    pace = changes.pop("pace", None) or repeated(paced(window, totals(canary), totals(stable), alone=percent == 100))
+    """The last of ten looks that were alike."""
+    window = Window(canary=NOTHING, stable=NOTHING, **changes.pop("own", {}))
+    pace = changes.pop("pace", None) or repeated(extend_pace(window, canary, stable, alone=percent == 100))
     window = window.model_copy(update={"pace": pace})
     given: dict[str, Any] = {"earlier": [], "agreement": 1.0, "seconds": 60, "at": datetime.now(UTC)}
-    return analyse(SETTINGS, percent, window, totals(canary), totals(stable), **(given | changes))
+    return analyse(SETTINGS, Observation(percent, window, canary, stable, **(given | changes)))
 
 
 def repeated(pace: Pace) -> Pace:
@@ -54,16 +57,15 @@ def repeated(pace: Pace) -> Pace:
 
 
 def speeds(canary: list[float], stable: list[float | None]) -> Pace:
-    start = totals(NOTHING)
-    return Pace(canary_from=start, stable_from=start, canary=tuple(canary), stable=tuple(stable))
+    return Pace(canary_from=NOTHING, stable_from=NOTHING, canary=tuple(canary), stable=tuple(stable))
 
 
 def verdicts(analysis: Analysis) -> dict[str, str]:
     return {each.name: each.verdict for each in analysis.checks}
 
 
-def test_figures_are_differences_of_totals() -> None:
-    found = figures(totals(told(300, failed=3, slow=30)), totals(told(200, failed=1, slow=30)))
+def test_figures_are_differences_of_counters() -> None:
+    found = figures(told(300, failed=3, slow=30).since(told(200, failed=1, slow=30)))
     assert (found.requests, found.answered, found.failed) == (100, 100, 2)
     assert found.ttft_p95_ms == pytest.approx(95.5)  # all between 10 and 100 ms
     assert found.tpot_p95_ms == pytest.approx(9.5)
@@ -71,25 +73,34 @@ def test_figures_are_differences_of_totals() -> None:
 
 
 def test_nothing_in_a_window_is_no_figure_rather_than_zero() -> None:
-    found = figures(totals(told(5)), totals(told(5)))
+    found = figures(told(5).since(told(5)))
     assert (found.requests, found.ttft_p95_ms, found.tpot_p95_ms, found.tokens_per_s_each) == (0, None, None, None)
 
 
-def test_the_first_answer_of_a_server_that_told_no_histogram_before_counts() -> None:
-    assert figures(totals(told(7)), totals(NOTHING)).requests == 7
+def test_the_first_answer_of_a_server_that_had_reported_no_histogram_counts() -> None:
+    assert figures(told(7).since(NOTHING)).requests == 7
 
 
-def test_a_server_that_was_started_anew_is_noticed_and_counted_from_zero() -> None:
-    assert restarted(totals(told(10, instance="two")), totals(told(5)))
-    assert restarted(totals(told(4)), totals(told(5)))
-    assert not restarted(totals(told(5)), totals(told(5)))
-    assert figures(totals(told(4, instance="two")), totals(told(500))).requests == 4
+def test_a_server_that_was_restarted_is_noticed_and_counted_from_zero() -> None:
+    assert told(10, instance="two").restarted_since(told(5))
+    assert told(4).restarted_since(told(5))
+    assert not told(5).restarted_since(told(5))
+    assert figures(told(4, instance="two").since(told(500))).requests == 4
 
 
-@pytest.mark.parametrize("field", ["answered", "failed", "refused", "output_tokens", "in_flight_s"])
-def test_totals_that_are_no_numbers_are_no_answer(field: str) -> None:
-    with pytest.raises(TransientError, match="not numbers"):
-        totals(Counters(**{**vars(told(5)), field: math.nan}))
+@pytest.mark.parametrize(
+    ("series", "field"),
+    [
+        ('http_requests_total{handler="/v1/completions",method="POST",status="2xx"}', "answered"),
+        ("vllm:request_generation_tokens_sum", "output_tokens"),
+        ("vllm:e2e_request_latency_seconds_sum", "in_flight_s"),
+        ('vllm:time_to_first_token_seconds_bucket{le="+Inf"}', "ttft"),
+    ],
+)
+@pytest.mark.parametrize("value", ["NaN", "+Inf"])
+def test_metrics_that_are_not_numbers_are_asked_for_again(series: str, field: str, value: str) -> None:
+    with pytest.raises(TransientError, match=f"not a number: {field}"):
+        read_counters(f"{series} {value}\n", "one")
 
 
 def test_as_good_is_promoted() -> None:
@@ -102,7 +113,7 @@ def test_too_few_requests_at_either_are_inconclusive(canary: int, stable: int) -
     found = look(told(canary), told(stable))
     assert found.verdict == "inconclusive"
     assert found.reason == (
-        f"{canary} requests to the canary and {stable} to the stable release, 50 of each are needed"
+        f"{canary} requests to the canary and {stable} to the stable release; 50 of each are needed"
     )
 
 
@@ -143,7 +154,7 @@ def test_a_speed_is_compared_look_by_look_so_that_one_stall_decides_nothing(
 
 
 def test_at_all_of_the_traffic_each_look_is_compared_with_what_the_stable_release_did_with_it() -> None:
-    alone = figures(totals(told(450, tokens_per_s=100)), totals(NOTHING))
+    alone = figures(told(450, tokens_per_s=100).since(NOTHING))
     slow = look(told(50), told(1), percent=100, earlier=[alone], pace=speeds([70.0] * 7, [None] * 7))
     assert verdicts(slow)["speed"] == "fail"
     found = next(each for each in slow.checks if each.name == "speed")
@@ -151,14 +162,12 @@ def test_at_all_of_the_traffic_each_look_is_compared_with_what_the_stable_releas
 
 
 def test_a_look_goes_on_until_a_request_has_ended_at_both() -> None:
-    window = Window(canary=totals(NOTHING), stable=totals(NOTHING))
-    begun = paced(window, totals(told(5, tokens_per_s=50)), totals(NOTHING), alone=False)
+    window = Window(canary=NOTHING, stable=NOTHING)
+    begun = extend_pace(window, told(5, tokens_per_s=50), NOTHING, alone=False)
     assert (begun.canary, begun.stable) == ((), ())
-    ended = paced(window.model_copy(update={"pace": begun}), totals(told(6)), totals(told(1)), alone=False)
+    ended = extend_pace(window.model_copy(update={"pace": begun}), told(6), told(1), alone=False)
     assert (ended.canary, ended.stable) == (pytest.approx((100,)), pytest.approx((100,)))
-    later = paced(
-        window.model_copy(update={"pace": ended}), totals(told(9, tokens_per_s=50)), totals(told(1)), alone=True
-    )
+    later = extend_pace(window.model_copy(update={"pace": ended}), told(9, tokens_per_s=50), told(1), alone=True)
     assert later.canary == pytest.approx((100, 25))
     assert later.stable == (ended.stable[0], None)
 
@@ -169,17 +178,17 @@ def test_an_error_of_three_where_the_stable_release_has_as_many_does_not_go_back
 
 
 def test_what_fails_of_our_own_requests_counts_even_where_the_platform_counts_no_failure() -> None:
-    own = {"to_canary": Synthetic(sent=16, failed=16), "to_stable": Synthetic(sent=16)}
+    own = {"to_canary": SyntheticRequests(sent=16, failed=16), "to_stable": SyntheticRequests(sent=16)}
     found = look(told(0), told(450), own=own)
     assert found.verdict == "rollback"
-    assert "16 of 16 requests failed, of the stable release's 0 of 16" in found.reason
+    assert "16 of 16 requests failed (stable release: 0 of 16)" in found.reason
 
 
 def test_what_the_canary_refuses_and_the_stable_release_takes_goes_back() -> None:
-    own = {"to_canary": Synthetic(sent=45), "to_stable": Synthetic(sent=45)}
+    own = {"to_canary": SyntheticRequests(sent=45), "to_stable": SyntheticRequests(sent=45)}
     found = look(told(50, refused=8), told(90), own=own)
     assert found.verdict == "rollback"
-    assert found.reason == "8 of 13 clients' requests refused, of the stable release's 0 of 45"
+    assert found.reason == "8 of 13 clients' requests were refused (stable release: 0 of 45)"
     assert verdicts(look(told(50, refused=8), told(90), own={}))["errors"] == "pass"
 
 
@@ -193,12 +202,12 @@ def test_what_the_canary_refuses_and_the_stable_release_takes_goes_back() -> Non
     ],
 )
 def test_what_clients_do_wrong_counts_against_nobody(canary: Counters, stable: Counters, verdict: str) -> None:
-    own = {"to_canary": Synthetic(sent=45), "to_stable": Synthetic(sent=45)}
+    own = {"to_canary": SyntheticRequests(sent=45), "to_stable": SyntheticRequests(sent=45)}
     assert verdicts(look(canary, stable, own=own))["refused"] == verdict
 
 
 def test_with_all_traffic_what_is_refused_is_compared_with_what_the_stable_release_refused_of_clients() -> None:
-    diluted = figures(totals(told(90, refused=10)), totals(NOTHING)).model_copy(update={"own": 50})
+    diluted = figures(told(90, refused=10).since(NOTHING), own=50)
     assert verdicts(look(told(80, refused=20), told(0), percent=100, earlier=[diluted]))["refused"] == "pass"
     assert verdicts(look(told(20, refused=80), told(0), percent=100, earlier=[diluted]))["refused"] == "fail"
 
@@ -217,7 +226,7 @@ def test_with_all_traffic_the_canary_is_compared_with_the_stable_release_under_a
 
 @pytest.mark.parametrize(("agreement", "verdict"), [(0.9, "pass"), (0.89, "fail"), (math.nan, "fail"), (0.0, "fail")])
 def test_answers_must_agree_with_the_recorded_ones(agreement: float, verdict: str) -> None:
-    assert quality(SETTINGS, agreement).verdict == verdict
+    assert check_quality(SETTINGS, agreement).verdict == verdict
     assert look(told(50), told(50), agreement=agreement).verdict == {"pass": "promote", "fail": "rollback"}[verdict]
 
 

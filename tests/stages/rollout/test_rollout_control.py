@@ -14,9 +14,9 @@ from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases
 from stages.parts.releases.history import history
 from stages.parts.releases.split import Split
-from stages.rollout.control import abort, promote, roll_back
-from stages.rollout.machine import roll_out
-from stages.rollout.observe import BURST
+from stages.rollout.commands import abort, promote, roll_back
+from stages.rollout.observation import BURST
+from stages.rollout.state_machine import roll_out
 from tests.serving import wait_until
 from tests.stages.rollout.disk_target import DiskTarget
 from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS, Stage
@@ -112,7 +112,7 @@ def test_with_one_step_alone_a_person_is_asked_before_any_traffic(stage: Stage) 
 def test_a_canary_that_hangs_is_found_by_a_few_requests(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT, hangs=True)
-    with pytest.raises(RolledBack, match="at 10 %: 8 of 8 requests failed, of the stable release's 0 of 8"):
+    with pytest.raises(RolledBack, match=r"at 10 %: 8 of 8 requests failed \(stable release: 0 of 8\)"):
         roll_out(stage.store, stage.target, NEXT, SETTINGS.model_copy(update={"own_timeout_s": 3.0}))
     assert stage.target.split() == Split(stable=GOOD)
 
@@ -328,7 +328,7 @@ def test_restarts_count_over_all_steps_and_between_them(stage: Stage) -> None:
         assert roll_out(stage.store, stage.target, NEXT, SETTINGS, until=until).state == "shifting"
         stage.target.stop(NEXT)
         stage.target._start(NEXT)
-    with pytest.raises(RolledBack, match="at 100 %: its server was started anew 2 times"):
+    with pytest.raises(RolledBack, match="at 100 %: its server was restarted 2 times"):
         roll_out(stage.store, stage.target, NEXT, SETTINGS)
 
 
@@ -344,21 +344,23 @@ def test_a_resubmitted_run_takes_the_rollout_over(stage: Stage, monkeypatch: pyt
 
 
 def test_what_another_platform_serves_is_not_rolled_back_here(stage: Stage, tmp_path: Path) -> None:
+    stage.target.name = "kserve"
     for name in (GOOD, NEXT):
         stage.make(name)
-        roll_out(stage.store, stage.target, name, SETTINGS, target_name="kserve")
+        roll_out(stage.store, stage.target, name, SETTINGS)
     here = DiskTarget(tmp_path / "here", stage.store.releases)
     with pytest.raises(ConfigError, match="served on local; it was rolled out on kserve") as told:
         roll_back(stage.store, here, SETTINGS)
-    assert told.value.hint == "slipway rollback org/name --platform, and one that serves on kserve"
+    assert told.value.hint == "slipway rollback org/name --platform, with a platform that serves on kserve"
     assert releases.current_release(stage.store) == NEXT
-    assert roll_back(stage.store, stage.target, SETTINGS, target_name="kserve") == (GOOD, True)
+    assert roll_back(stage.store, stage.target, SETTINGS) == (GOOD, True)
 
 
 def test_a_rollout_under_way_on_another_platform_is_not_continued_here(stage: Stage, tmp_path: Path) -> None:
+    stage.target.name = "kserve"
     stage.served()
     stage.make(NEXT)
-    roll_out(stage.store, stage.target, NEXT, SETTINGS, until="10", target_name="kserve")
+    roll_out(stage.store, stage.target, NEXT, SETTINGS, until="10")
     here = DiskTarget(tmp_path / "here", stage.store.releases)
     with pytest.raises(Conflict, match=f"the rollout of {NEXT} is under way on kserve, not local"):
         roll_out(stage.store, here, NEXT, SETTINGS)
@@ -375,7 +377,7 @@ def test_a_server_that_is_started_anew_once_begins_the_step_again_and_twice_is_c
         stage.target._start(NEXT)
         wait_until(lambda count=count: _restarts(stage) == count or not thread.is_alive(), "the restart to be noticed")
     thread.join(60)
-    assert ended == [f"{NEXT} was rolled back: at 10 %: its server was started anew 2 times"]
+    assert ended == [f"{NEXT} was rolled back: at 10 %: its server was restarted 2 times"]
     assert stage.target.split() == Split(stable=GOOD)
 
 

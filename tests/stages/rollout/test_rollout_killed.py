@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -12,11 +14,13 @@ from stages.parts.records.rollout import journal_path, read_journal
 from stages.parts.releases import release as releases
 from stages.parts.releases.history import history
 from stages.parts.releases.split import Split
-from stages.rollout.control import abort
-from stages.rollout.machine import Machine, roll_out
+from stages.rollout.commands import abort
+from stages.rollout.state_machine import StateMachine, roll_out
 from tests.serving import wait_until
 from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS, Stage
 
+UNDER_WAY = Path(__file__).with_name("journal_under_way.json")
+"""A journal as it was written, at 10 %, before ``Counters`` was one record; the two servers' pids are left out."""
 FORWARD = [
     *("before deploy", "after deploy", "before ready", "after ready"),
     *("before shift 10", "after shift 10", "before counters 10"),
@@ -89,7 +93,7 @@ def test_killed_at_every_call_before_and_after_it_a_bad_canary_is_rolled_back_al
         with pytest.raises(RolledBack, match="time to first token"):
             roll_out(stage.store, stage.target, NEXT, SETTINGS)
         assert left(stage) == left(alone)
-        assert httpx.get(f"{stage.target.endpoint()}/health").is_success
+        assert httpx.get(f"{stage.target.client_url()}/health").is_success
     finally:
         alone.target.stop_all()
 
@@ -112,7 +116,7 @@ def test_killed_at_any_call_before_or_after_it_a_rollout_can_be_given_up_unless_
         assert abort(stage.store, stage.target, "the workflow failed") == NEXT
         assert stage.target.split() == Split(stable=GOOD)
     now = stage.target.split().stable
-    assert httpx.get(f"{stage.target.endpoint()}/health").is_success
+    assert httpx.get(f"{stage.target.client_url()}/health").is_success
     assert (releases.current_release(stage.store), releases.candidate(stage.store), stage.reasons()) == (now, None, now)
     assert [each.release for each in history(stage.store)] == [GOOD, NEXT]
 
@@ -136,6 +140,28 @@ def test_a_canary_that_somebody_promoted_while_it_was_being_rolled_back_stays(st
     assert "withdraw" not in stage.target.calls()
 
 
+def test_a_journal_of_an_earlier_version_is_continued_in_the_middle_of_its_step(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    stage.nominate(NEXT)
+    killed_at(stage, "before counters 50")
+    stage.target.shift(NEXT, 10)
+    written = UNDER_WAY.read_text()
+    for role, release in (("STABLE", GOOD), ("CANARY", NEXT)):
+        written = written.replace(role, stage.target.counters(release).instance)
+    left = json.loads(written) | {"entered_at": datetime.now(UTC).isoformat()}
+    journal_path(stage.store).write_text(json.dumps(left))
+    journal = roll_out(stage.store, stage.target, NEXT, SETTINGS)
+    assert (journal.id, journal.state, journal.restarts) == (left["id"], "promoted", 0)
+    assert [(each.state, each.percent) for each in journal.transitions][2:5] == [
+        ("observing", 10),
+        ("shifting", 100),
+        ("observing", 100),
+    ]
+    assert journal.analyses[0].canary.own >= left["window"]["to_canary"]["sent"] > 0
+    assert journal.analyses[0].canary.answered > journal.analyses[0].canary.own, "counted from the old window on"
+
+
 @pytest.mark.parametrize("done", ["nothing", "reasons", "link", "history"])
 def test_a_promotion_cut_off_between_its_writes_is_completed_once(stage: Stage, done: str) -> None:
     stage.served()
@@ -150,7 +176,7 @@ def test_a_promotion_cut_off_between_its_writes_is_completed_once(stage: Stage, 
         stage.target.promote(NEXT)
         releases.promote(stage.store, NEXT)
     elif done == "history":
-        Machine(stage.store, stage.target, journal).drive()
+        StateMachine(stage.store, stage.target, journal).drive()
         journal_path(stage.store).write_bytes(before)  # all but the last write
     assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
     assert stage.target.split() == Split(stable=NEXT, standby=GOOD)

@@ -105,7 +105,7 @@ def test_a_canary_that_is_worse_fails_the_task_with_an_exit_code_of_its_own(stor
     candidate(store, 2, "awq", fails_every=2)
     said = rollout(store, run="run-2")
     assert said.returncode == 43
-    assert "requests failed, of the stable release's 0 of" in said.stderr.splitlines()[-2]
+    assert "requests failed (stable release: 0 of" in said.stderr.splitlines()[-2]
     assert outcomes(store.run("run-2"))[0].result == "failed"
 
 

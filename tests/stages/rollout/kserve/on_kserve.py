@@ -15,7 +15,7 @@ from stages.parts.records.rollout import Journal
 from stages.rollout.kserve.objects import Endpoint
 from stages.rollout.kserve.settings import VARIABLE, KServe
 from stages.rollout.kserve.target import Platform, on
-from stages.rollout.machine import roll_out
+from stages.rollout.state_machine import roll_out
 from stages.rollout.target import Target
 from tests.kubernetes import KubernetesServer
 from tests.kubernetes.gateway import Gateway
@@ -70,7 +70,7 @@ class OnKServe(Stage):
 
     def roll(self, release: str, target: Target | None = None, **changed: Any) -> Journal:
         settings = SETTINGS.model_copy(update=changed)
-        return roll_out(self.store, target or self.connect(), release, settings, target_name="kserve")
+        return roll_out(self.store, target or self.connect(), release, settings)
 
     def first(self, release: str = GOOD, **behaviour: Any) -> str:
         """The first release, in production and served."""

@@ -24,10 +24,10 @@ from stages.parts.records.rollout import under_way
 from stages.parts.releases import release as releases
 from stages.parts.releases.split import Split
 from stages.rollout import drills
-from stages.rollout.control import abort
+from stages.rollout.commands import abort
 from stages.rollout.drills import Answers, CrashDrill, RollbackDrill, answers, drill_crash, drill_rollback
 from stages.rollout.kserve.settings import Scaling
-from stages.rollout.steady import Reply, SteadyLoad
+from stages.rollout.steady_load import Access, Reply, SteadyLoad
 from tests.serving import REPOSITORY, Said, wait_until
 from tests.stages.rollout.kserve.on_kserve import PROPAGATION_S, STRAIGHT, OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES
@@ -91,8 +91,8 @@ class Drilled:
 
 
 def clients(kserve: OnKServe) -> SteadyLoad:
-    url = kserve.connect().endpoint()
-    return SteadyLoad(url, MODEL, "", concurrency=6, prompt_tokens=4, output_tokens=8, via=kserve.gateway.url)
+    access = Access(kserve.connect().client_url(), MODEL, via=kserve.gateway.url)
+    return SteadyLoad(access, concurrency=6, prompt_tokens=4, output_tokens=8)
 
 
 def by_release(replies: Sequence[Reply]) -> set[str]:
@@ -302,7 +302,7 @@ def test_pods_stay_until_the_gateways_proxies_have_followed_its_status(serve: Se
 def test_a_chat_client_reads_a_stream_and_the_release_that_gave_it(serve: Serve) -> None:
     kserve = serve(gateway=True)
     kserve.first(GOOD)
-    host = kserve.connect().endpoint().removeprefix("http://")
+    host = kserve.connect().client_url().removeprefix("http://")
     client = openai.OpenAI(base_url=f"{kserve.gateway.url}/v1", api_key="none", default_headers={"Host": host})
     stream = client.chat.completions.create(
         model=MODEL,

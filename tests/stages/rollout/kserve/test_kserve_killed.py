@@ -10,8 +10,8 @@ from stages.parts.base.errors import Conflict
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases
 from stages.parts.releases.split import Split
-from stages.rollout.control import abort
-from stages.rollout.machine import roll_out
+from stages.rollout.commands import abort
+from stages.rollout.state_machine import roll_out
 from tests.serving import wait_until
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES
@@ -29,7 +29,7 @@ def killed(kserve: OnKServe, call: str, *, done: bool, mode: str = "standard") -
     kserve.make(NEXT)
     kserve.nominate(NEXT)
     if until := BEFORE.get(call):
-        roll_out(kserve.store, kserve.connect(), NEXT, SETTINGS, until=until, target_name="kserve")
+        roll_out(kserve.store, kserve.connect(), NEXT, SETTINGS, until=until)
     if call == "remove":  # the canary, which has no traffic any more
         kserve.connect().shift(NEXT, 0)
     kind, plural = ("HTTPRoute", "httproutes") if mode == "route" else ("InferenceService", "inferenceservices")

@@ -9,7 +9,7 @@ import pytest
 
 from stages.rollout.kserve.objects import Mode, Object
 from stages.rollout.kserve.render import objects
-from stages.rollout.machine import roll_out
+from stages.rollout.state_machine import roll_out
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES
 from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS
@@ -42,7 +42,7 @@ def test_what_is_shown_is_what_is_applied(serve: Callable[..., OnKServe], mode: 
     kserve.roll(GOOD)
     assert_applied(kserve, objects(kserve.at(), GOOD, None, cast(Mode, mode), 100))
     kserve.make(NEXT)
-    roll_out(kserve.store, kserve.connect(), NEXT, SETTINGS, until="10", target_name="kserve")
+    roll_out(kserve.store, kserve.connect(), NEXT, SETTINGS, until="10")
     kserve.connect().shift(NEXT, 10)
     shown = objects(kserve.at(), NEXT, GOOD, cast(Mode, mode), 10)
     kinds = {"standard": 1, "knative": 1, "route": 2}[mode] * ["InferenceService"]

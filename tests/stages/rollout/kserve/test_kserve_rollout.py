@@ -10,8 +10,8 @@ from stages.parts.base.errors import Conflict, RolledBack
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases
 from stages.parts.releases.split import Split
-from stages.rollout.control import roll_back
-from stages.rollout.machine import roll_out
+from stages.rollout.commands import roll_back
+from stages.rollout.state_machine import roll_out
 from tests.serving import wait_until
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS
@@ -34,7 +34,7 @@ def test_a_first_release_gets_everything_once_it_answers(kserve: OnKServe) -> No
     assert kserve.roll(GOOD).state == "promoted"
     target = kserve.connect()
     assert target.split() == Split(GOOD)
-    assert target.endpoint().startswith("http://org-name-")
+    assert target.client_url().startswith("http://org-name-")
     assert target.counters(GOOD).answered > 0
     assert releases.current_release(kserve.store) == GOOD
 
@@ -87,7 +87,7 @@ def test_each_step_may_be_a_process_of_its_own(kserve: OnKServe) -> None:
     kserve.make(NEXT)
     shares = []
     for step in ("deploy", "10", "50", "100"):
-        roll_out(kserve.store, kserve.connect(), NEXT, SETTINGS, until=step, target_name="kserve")
+        roll_out(kserve.store, kserve.connect(), NEXT, SETTINGS, until=step)
         shares.append(kserve.connect().split())
     last = kserve.roll(NEXT)
     assert [each.canary for each in shares] == [NEXT] * 4
@@ -101,7 +101,7 @@ def test_a_rollback_goes_to_the_release_before(kserve: OnKServe) -> None:
     kserve.first()
     kserve.make(NEXT)
     kserve.roll(NEXT)
-    assert roll_back(kserve.store, kserve.connect(), SETTINGS, target_name="kserve") == (GOOD, True)
+    assert roll_back(kserve.store, kserve.connect(), SETTINGS) == (GOOD, True)
     assert kserve.connect().split() == Split(GOOD)
     assert releases.current_release(kserve.store) == GOOD
     assert kserve.kserve.sent_into_the_void == []
@@ -172,6 +172,6 @@ def test_a_rollout_that_is_killed_goes_on_where_it_was(serve: Callable[..., OnKS
     with kserve.program() as again:
         said, log = again.communicate(timeout=120)
     assert again.returncode == 0, log
-    assert said.strip() == kserve.connect().endpoint()
+    assert said.strip() == kserve.connect().client_url()
     assert kserve.connect().split() == Split(NEXT)
     assert kserve.kserve.started.count(NEXT) == 1

@@ -11,8 +11,8 @@ import pytest
 from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled, RolledBack, TransientError
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases.split import Split
-from stages.rollout.control import abort
-from stages.rollout.machine import Machine
+from stages.rollout.commands import abort
+from stages.rollout.state_machine import StateMachine
 from tests.serving import wait_until
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES
@@ -115,7 +115,9 @@ def test_a_rollout_whose_share_somebody_else_sets_goes_back(
     standard.first()
     standard.make(NEXT)
     done = threading.Event()
-    monkeypatch.setattr(Machine, "_elapsed_s", lambda _: 60.0 if done.is_set() else 0.0)  # the step lasts until then
+    monkeypatch.setattr(
+        StateMachine, "_elapsed_s", lambda _: 60.0 if done.is_set() else 0.0
+    )  # the step lasts until then
 
     def more_for_it() -> None:
         wait_until(lambda: (standard.service()["spec"].get("canary") or [{}])[0].get("trafficPercent") == 10, "10 %")

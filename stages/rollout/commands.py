@@ -1,6 +1,7 @@
-"""What a person asks of a rollout: go on, give up, go back to an earlier release.
+"""What a person asks of a rollout: approve it, give it up, or go back to an earlier release.
 
-Where another process runs the rollout, it is asked by a file and answers within seconds; else it is done here.
+If another process runs the rollout, it is asked through a file and answers within seconds; otherwise the work is done
+here.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Final
 from stages.parts.base.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, TransientError
 from stages.parts.base.settings import Rollout
 from stages.parts.base.store import ModelStore, exclusive
-from stages.parts.records.rollout import LOCAL, LOCK, Journal, Request, ask, read_journal, under_way
+from stages.parts.records.rollout import LOCK, Journal, OperatorRequest, read_journal, submit_request, under_way
 from stages.parts.releases import release as releases
 from stages.parts.releases.history import remember_at_once
-from stages.rollout.machine import Machine, roll_out
+from stages.rollout.state_machine import StateMachine, roll_out
 from stages.rollout.target import Target
 
 POLL_S: Final = 0.2
@@ -25,8 +26,8 @@ ANSWER_TIMEOUT_S: Final = 600.0
 
 
 def promote(store: ModelStore, target: Target) -> Journal:
-    """Approve the rollout under way, and go on without waiting: by whoever runs it, or here to its end. What a canary
-    has to show stays the same.
+    """Approve the rollout under way and do not wait for time to pass: in the process that runs it, or here to its end.
+    The evidence required of the canary stays the same.
 
     Raises:
         NothingToServe: no rollout is under way.
@@ -37,24 +38,24 @@ def promote(store: ModelStore, target: Target) -> Journal:
         raise NothingToServe(
             f"no rollout of {store.model} is under way", hint=f"start one: slipway rollout start {store.model}"
         )
-    ask(store, Request(id=journal.id, action="promote", reason="approved by a person"))
-    ended = _by_its_runner(store, journal, lambda now: now.approved)
+    submit_request(store, OperatorRequest(id=journal.id, action="promote", reason="approved by a person"))
+    ended = _done_by_runner(store, journal, lambda now: now.approved)
     if ended is None:
-        ended = roll_out(store, target, journal.release, journal.settings, target_name=journal.target)
+        ended = roll_out(store, target, journal.release, journal.settings)
     if ended.state == "rolled back":
         raise RolledBack(f"{ended.release} was rolled back: {ended.reason}")
     return ended
 
 
 def abort(store: ModelStore, target: Target, reason: str = "given up by a person") -> str | None:
-    """Give up the rollout under way: all traffic back to the stable release, the canary removed. A canary that the
-    platform tries without a rollout of ours is removed too.
+    """Give up the rollout under way: all traffic goes back to the stable release, and the canary is removed. A canary
+    that the platform tries without a rollout is removed, too.
 
     Returns:
         The release that was given up; None if nothing was under way.
 
     Raises:
-        Conflict: it is promoted already, on the platform at least, and stays.
+        Conflict: it is promoted already, at least on the platform, and stays.
     """
     journal = under_way(store)
     if journal is None:
@@ -62,69 +63,70 @@ def abort(store: ModelStore, target: Target, reason: str = "given up by a person
         if stray:
             target.withdraw(stray)
         return stray
-    ask(store, Request(id=journal.id, action="abort", reason=reason))
-    ended = _by_its_runner(store, journal, lambda now: now.ended)
+    submit_request(store, OperatorRequest(id=journal.id, action="abort", reason=reason))
+    ended = _done_by_runner(store, journal, lambda now: now.ended)
     if ended is None:
         with exclusive(store.lock(LOCK), f"the rollout of {store.model}"):
             current = under_way(store)
-            ended = Machine(store, target, current).give_up(reason) if current else read_journal(store)
+            ended = StateMachine(store, target, current).give_up(reason) if current else read_journal(store)
     if ended and ended.state == "promoted":
         raise Conflict(
-            f"{ended.release} is promoted already, and can't be given up", hint=f"slipway rollback {store.model}"
+            f"{ended.release} is promoted already and can't be given up", hint=f"slipway rollback {store.model}"
         )
     return journal.release
 
 
-def roll_back(
-    store: ModelStore, target: Target, settings: Rollout, *, to: str | None = None, target_name: str = LOCAL
-) -> tuple[str, bool]:
+def roll_back(store: ModelStore, target: Target, settings: Rollout, *, to: str | None = None) -> tuple[str, bool]:
     """Go back to the release that was in production before, or to any other. No weights are copied.
 
     Returns:
-        The release, and whether it is served (False: nothing is, and the ``production`` link alone was moved).
+        The release, and whether it is served. False: nothing is, and only the ``production`` link was moved.
 
     Raises:
         NothingToServe: there is no earlier release.
-        UnknownName: *to* is no release.
+        UnknownName: *to* is not a release.
         Conflict: a rollout is under way.
-        ConfigError: nothing is served on this platform, but perhaps on the one of the last rollout.
+        ConfigError: nothing is served on this platform, but the last rollout was on another one.
     """
-    current, journal = releases.current_release(store), under_way(store)
-    if to:
-        release: str | None = releases.find(store, to)
-    elif journal and journal.kind == "rollback":
-        release = journal.release  # one that was cut off
-    else:
-        release = releases.before(store, current) if current else None
-    if not release:
-        raise NothingToServe(
-            f"{store.model} has no release before {current}"
-            if current
-            else f"no release of {store.model} is published",
-            hint=f"slipway releases {store.model}",
-        )
+    journal = under_way(store)
+    release = _earlier_release(store, journal, to)
     if journal and (journal.kind != "rollback" or journal.release != release):
         raise Conflict(
             f"the rollout of {journal.release} is under way ({journal.state}, {journal.percent} %)",
             hint=f"give it up first: slipway rollout abort {store.model}",
         )
     if target.split().stable is not None or journal:
-        roll_out(store, target, release, settings, rollback=True, target_name=target_name)
+        roll_out(store, target, release, settings, rollback=True)
         return release, True
     last = read_journal(store)
-    if last and last.target != target_name:
+    if last and last.target != target.name:
         raise ConfigError(
-            f"nothing of {store.model} is served on {target_name}; it was rolled out on {last.target}",
-            hint=f"slipway rollback {store.model} --platform, and one that serves on {last.target}",
+            f"nothing of {store.model} is served on {target.name}; it was rolled out on {last.target}",
+            hint=f"slipway rollback {store.model} --platform, with a platform that serves on {last.target}",
         )
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
-        started = datetime.now().astimezone()
+        started, current = datetime.now().astimezone(), releases.current_release(store)
         releases.promote(store, release)
         remember_at_once(store, "rollback", release, current, "rolled back while nothing was served", started)
     return release, False
 
 
-def _by_its_runner(store: ModelStore, journal: Journal, done: Callable[[Journal], bool]) -> Journal | None:
+def _earlier_release(store: ModelStore, journal: Journal | None, to: str | None) -> str:
+    """The release to go back to: *to*, that of a rollback that was interrupted, or the one before."""
+    if to:
+        return releases.find(store, to)
+    if journal and journal.kind == "rollback":
+        return journal.release
+    current = releases.current_release(store)
+    if current and (before := releases.before(store, current)):
+        return before
+    raise NothingToServe(
+        f"{store.model} has no release before {current}" if current else f"no release of {store.model} is published",
+        hint=f"slipway releases {store.model}",
+    )
+
+
+def _done_by_runner(store: ModelStore, journal: Journal, done: Callable[[Journal], bool]) -> Journal | None:
     """Wait until the process that runs the rollout has done what it was asked; None if there is no such process.
 
     Raises:

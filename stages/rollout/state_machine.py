@@ -1,12 +1,13 @@
-"""The rollout: one state machine, whose state is in the journal and whose truth is what the platform says.
+"""The rollout: a state machine. Its state is in the journal; what is in force is what the platform reports.
 
     deploying ─ starting ─┬─ shifting ─ observing ─┬─ promoting ─ promoted
                           └────── (a step each) ───┘
     when anything goes wrong: ─ rolling back ─ rolled back
 
-The work of each state may be done again, so that a rollout that was killed anywhere goes on where it was when it is
-started again. Before it goes back it asks the platform: what that has made the stable release already is promoted, and
-not taken away. Who runs it holds a lock that ends with the process; others ask it by a file (see ``control``).
+The work of each state may be repeated, so that a rollout that was killed at any point continues from there when it is
+started again. Before it rolls back, it asks the platform: a release that the platform has already made the stable one
+is promoted, not withdrawn. The process that runs the rollout holds a lock, which ends with the process; other processes
+send it requests in a file (see ``commands``).
 """
 
 from __future__ import annotations
@@ -15,21 +16,33 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final, Literal, Unpack
 
 from stages.parts.base.errors import Conflict, NothingToServe, RolledBack, ServerFailed, TransientError
 from stages.parts.base.settings import Rollout
 from stages.parts.base.store import ModelStore, exclusive, write_json
-from stages.parts.records.rollout import LOCAL, LOCK, Figures, Journal, State, Transition, answered, asked, journal_path
+from stages.parts.records.rollout import (
+    LOCK,
+    Figures,
+    Journal,
+    JournalChanges,
+    RolloutKind,
+    RolloutState,
+    Transition,
+    clear_request,
+    journal_path,
+    pending_request,
+)
 from stages.parts.releases import release as releases
 from stages.parts.releases.history import Move, remember
-from stages.rollout.observe import Look, Observer, agreement, answers
+from stages.rollout.analysis import check_quality
+from stages.rollout.observation import Look, Observer, agreement, answers
 from stages.rollout.plan import PROMOTE, begun, continued, reached
 from stages.rollout.target import Target
 
 QUESTION_TRIES: Final = 3
-"""A release may fail now and then, as the stable one does."""
-TAKEN: Final = "the platform has made it the stable release already"
+"""A single failed request is not a failed release: the stable one has some, too."""
+TAKEN: Final = "the platform has already made it the stable release"
 CHANGED: Final = "somebody else changed what is served"
 
 
@@ -41,17 +54,16 @@ def roll_out(
     *,
     rollback: bool = False,
     until: str = PROMOTE,
-    target_name: str = LOCAL,
     approved: bool = False,
 ) -> Journal:
     """Move traffic to *release*, up to the point *until*; a rollout of it that is under way is continued.
 
     Args:
         release: a directory's name under ``releases/``.
-        rollback: to a release that was good before: all traffic at once, as soon as it answers.
-        until: ``deploy`` (it answers, without traffic), a step's percent (that step was good), or ``promote``.
-        approved: a person has agreed already to what ``settings.approval`` waits for. Where *until* lies beyond that,
-            it is waited for here, and the canary watched meanwhile.
+        rollback: the release was good before: it gets all traffic at once, as soon as it answers.
+        until: ``deploy`` (it answers, without traffic), a step's percentage (that step was good), or ``promote``.
+        approved: a person has already given the approval that ``settings.approval`` waits for. Without it, a rollout
+            beyond that point waits here, and the canary is observed meanwhile.
 
     Returns:
         The journal, at *until* or ended.
@@ -59,29 +71,27 @@ def roll_out(
     Raises:
         Busy: another process runs it.
         Conflict: another rollout is under way, or somebody else changed what is served.
-        RolledBack: it is no longer being tried, and why; the stable release has all traffic.
+        RolledBack: the release was withdrawn, and why; the stable release has all traffic.
         NothingToServe: there is no such release.
         ServerFailed: the first release, or the stable one with new settings, can't be served.
-        TransientError: the platform does not answer; the rollout stands where it was.
+        TransientError: the platform does not answer; the rollout stays where it was.
     """
-    if release not in releases.numbered(store).values():  # nor a path that leads elsewhere
+    if release not in releases.numbered(store).values():  # this also excludes a path that leads elsewhere
         raise NothingToServe(f"{store.model} has no release {release}", hint=f"slipway releases {store.model}")
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
-        journal = continued(store, release, target_name)
-        fresh = journal is None
-        if journal is None:
-            journal = begun(store, target.split(), release, settings, rollback=rollback, target_name=target_name)
+        left = continued(store, release, target.name)
+        journal = left or begun(store, target, release, settings, rollback=rollback)
         write_json(journal_path(store), journal)
-        machine = Machine(store, target, journal)
-        if not fresh and not journal.ended:
+        machine = StateMachine(store, target, journal)
+        if left and not left.ended:
             machine.reconcile()
         if approved:
             machine.approve()
         return machine.drive(until)
 
 
-class Machine:
-    """Drives one journal. The caller holds the lock."""
+class StateMachine:
+    """Runs the rollout of one journal. The caller holds the lock."""
 
     def __init__(self, store: ModelStore, target: Target, journal: Journal) -> None:
         self.store, self.target, self.journal = store, target, journal
@@ -92,7 +102,7 @@ class Machine:
         Raises:
             RolledBack, ServerFailed, TransientError, Conflict: as ``roll_out``.
         """
-        work: dict[State, Callable[[], None]] = {
+        work: dict[RolloutState, Callable[[], None]] = {
             "deploying": self._deploy,
             "starting": self._start,
             "shifting": self._shift,
@@ -102,7 +112,7 @@ class Machine:
             "rolling back": self._roll_back,
         }
         while True:
-            self._answer_requests()
+            self._handle_request()
             if reached(self.journal, until):
                 break
             work[self.journal.state]()
@@ -111,7 +121,7 @@ class Machine:
         return self.journal
 
     def give_up(self, reason: str) -> Journal:
-        """Roll back now, whatever the state; what the platform has made the stable release already is promoted."""
+        """Roll back now, whatever the state; a release that is already the platform's stable one is promoted."""
         if not self.journal.ended and not (self.journal.state == "promoting" and self._is_stable()):
             self._enter("rolling back", reason=reason)
         while not self.journal.ended:
@@ -119,16 +129,16 @@ class Machine:
         return self.journal
 
     def reconcile(self) -> None:
-        """After a pause of any length: go on from what the platform says, where that is not what was left.
+        """Continue after a pause of any length: where the platform has changed meanwhile, go on from its present state.
 
         Raises:
-            Conflict: another release is being tried by now.
+            Conflict: another release is being tried now.
         """
         journal = self.journal
         if journal.state == "rolling back" or journal.kind == "refresh":
             return
         split = self.target.split()
-        if split.stable == journal.release:  # perhaps not all of the old stable one is gone yet
+        if split.stable == journal.release:  # parts of the old stable one may still be there
             if journal.stable is not None:
                 self._enter("promoting", reason=journal.reason or TAKEN)
         elif split.canary not in (None, journal.release):
@@ -137,8 +147,8 @@ class Machine:
                 hint=f"give it up: slipway rollout abort {self.store.model}",
             )
         elif split.stable is None and journal.stable is not None:
-            self._say(f"{journal.stable} is no longer served: going on as with a first release")
-            kind = "first" if journal.kind == "rollout" else journal.kind
+            self._say(f"{journal.stable} is no longer served: continuing as with a first release")
+            kind: RolloutKind = "first" if journal.kind == "rollout" else journal.kind
             self._enter("deploying", kind=kind, stable=None, steps=(), step=0, window=None)
         elif split.stable != journal.stable:
             self._enter("rolling back", reason=f"somebody else promoted {split.stable} meanwhile")
@@ -154,11 +164,11 @@ class Machine:
             self.target.deploy(release)
         except ServerFailed as error:
             return self._go_back(f"it does not start: {error}")
-        baseline = Observer(self.store, self.target, self.journal).totals_of_stable()
+        baseline = self._observer().counters_of_stable()
         return self._enter("starting", baseline_from=baseline, instance="")
 
     def _start(self) -> None:
-        """Wait until it has answered a completion, then ask it what was asked when it was measured."""
+        """Wait until it answers a completion, then ask it the questions that were recorded when it was measured."""
         journal = self.journal
         stable = journal.stable if journal.kind == "rollout" else None
         try:
@@ -174,7 +184,7 @@ class Machine:
         return self._pause()
 
     def _wrong_answers(self) -> str:
-        """Why its answers can't be trusted with traffic; nothing if they can."""
+        """Why its answers don't allow it any traffic; empty if they do."""
         journal = self.journal
         if journal.kind in ("refresh", "rollback") or not journal.settings.agreement:
             return ""
@@ -187,9 +197,10 @@ class Machine:
                     raise
                 self._pause()
         if agreed is not None:
-            return "" if agreed.passed(journal.settings) else agreed.text(journal.settings)
+            check = check_quality(journal.settings, agreed)
+            return "" if check.verdict == "pass" else check.text
         if journal.kind == "first":
-            self._say("it carries no recorded answers: what it says was not compared")
+            self._say("it carries no recorded answers: its answers were not compared")
             return ""
         return "it carries no recorded answers to compare with (run again, or set rollout.agreement to 0)"
 
@@ -198,25 +209,25 @@ class Machine:
             return self._go_back(wrong)
         if not self.journal.steps:
             return self._enter("promoting", reason="it answers")
-        return self._enter_step(0, baseline=self._baseline())
+        return self._enter_step(0, self._observer().baseline())
 
-    def _enter_step(self, step: int, **changes: Any) -> None:
+    def _enter_step(self, step: int, baseline: Figures | None) -> None:
         journal = self.journal
         waits = journal.settings.approval and journal.kind == "rollout" and not journal.approved
-        state: State = "awaiting approval" if waits and journal.steps[step] == 100 else "shifting"
-        self._enter(state, step=step, **changes)
+        state: RolloutState = "awaiting approval" if waits and journal.steps[step] == 100 else "shifting"
+        self._enter(state, step=step, baseline=baseline)
         if state == "awaiting approval":
-            self._say(f"go on: slipway rollout promote {self.store.model}")
+            self._say(f"to approve: slipway rollout promote {self.store.model}")
 
     def _present_step(self) -> int:
-        """The step whose share the canary has; one that waits for a person is to get that of the next."""
+        """The step whose share the canary has; while a person is waited for, ``step`` is already the next one."""
         return max(self.journal.step - (self.journal.state == "awaiting approval"), 0)
 
     def _shift(self) -> None:
         self._say(f"{self.journal.percent} % of requests to {self.journal.release}")
         try:
             self.target.shift(self.journal.release, self.journal.percent)
-        except Conflict as error:  # nobody would watch it
+        except Conflict as error:  # nobody would observe it
             return self._go_back(f"{CHANGED}: {error}")
         if self.journal.kind == "rollback":
             return self._enter("promoting", reason="it was good before, and answers")
@@ -231,7 +242,7 @@ class Machine:
                 return self._enter("promoting", reason=TAKEN)
             if split.canary != journal.release:
                 return self._go_back("somebody else withdrew the canary")
-            look = Observer(self.store, self.target, journal).look(self._elapsed_s())
+            look = self._observer().look(self._elapsed_s())
         except ServerFailed as error:
             return self._go_back(f"its server failed: {error}")
         except Conflict as error:
@@ -242,14 +253,14 @@ class Machine:
         if look.verdict == "rollback":
             return self._go_back(f"at {journal.percent} %: {look.reason}")
         if journal.state == "awaiting approval":
-            # Hours in which it was good would hide the minute since which it is bad.
+            # A window of many good hours would hide that it has been bad for a minute.
             if self._elapsed_s() >= (settings.step_s if look.verdict == "promote" else settings.step_timeout_s):
                 self._keep(window=None, entered_at=datetime.now(UTC))
             return self._pause()
         if look.verdict == "promote" and (journal.hurried or self._elapsed_s() >= settings.step_s):
             self._say(f"{journal.percent} %: {look.reason}")
             if journal.step + 1 < len(journal.steps):
-                return self._enter_step(journal.step + 1)
+                return self._enter_step(journal.step + 1, journal.baseline)
             return self._enter("promoting", reason=look.reason)
         if look.verdict == "inconclusive" and self._elapsed_s() > settings.step_timeout_s:
             return self._go_back(f"at {journal.percent} %, nothing showed that it is as good: {look.reason}")
@@ -264,7 +275,7 @@ class Machine:
 
     def _roll_back(self) -> None:
         journal = self.journal
-        if journal.kind != "refresh":  # the stable one stays, whatever is wrong with it
+        if journal.kind != "refresh":  # a refresh concerns the stable release itself, which stays in any case
             if journal.stable is not None and self._is_stable():
                 return self._enter("promoting", reason=TAKEN)
             self.target.withdraw(journal.release, first=journal.stable is None)
@@ -273,13 +284,13 @@ class Machine:
         return self._end("rolled back")
 
     def _is_stable(self) -> bool:
-        """Whether the platform has promoted it, so that clients would be left with nothing without it."""
+        """Whether the platform has promoted it: clients would then be left with nothing if it were withdrawn."""
         try:
             return self.target.split().stable == self.journal.release
-        except TransientError:  # who gets how much is not certain; what is stable is never withdrawn
+        except TransientError:  # the split is not certain now; a stable release is never withdrawn in any case
             return False
 
-    def _end(self, result: Any) -> None:
+    def _end(self, result: Literal["promoted", "rolled back"]) -> None:
         journal = self.journal
         if journal.kind != "refresh" or journal.before != journal.release:
             move = Move(
@@ -296,48 +307,47 @@ class Machine:
             )
             remember(self.store, move)
         self._enter(result)
-        answered(self.store)
+        clear_request(self.store)
 
     def _go_back(self, reason: str) -> None:
         self._enter("rolling back", reason=reason)
 
-    def _enter(self, state: State, **changes: Any) -> None:
+    def _enter(self, state: RolloutState, /, **changes: Unpack[JournalChanges]) -> None:
         now = datetime.now(UTC)
-        entered = {"state": state, "entered_at": now, **changes}
-        moved = self.journal.model_copy(update=entered)
+        moved = self.journal.changed(**changes).changed(state=state, entered_at=now)
         transition = Transition(state=state, percent=moved.percent, at=now)
-        self._write(moved.model_copy(update={"transitions": (*moved.transitions, transition)}))
+        self._write(moved.changed(transitions=(*moved.transitions, transition)))
         self._say(f"{state}: {moved.reason}" if "reason" in changes else state)
 
-    def _keep(self, **changes: Any) -> None:
+    def _keep(self, **changes: Unpack[JournalChanges]) -> None:
         if changes:
-            self._write(self.journal.model_copy(update=changes))
+            self._write(self.journal.changed(**changes))
 
     def _write(self, journal: Journal) -> None:
         self.journal = journal
         write_json(journal_path(self.store), journal)
 
-    def _answer_requests(self) -> None:
-        """What a person asked by ``slipway rollout promote`` or ``abort``, from another process."""
-        request = asked(self.store, self.journal)
+    def _handle_request(self) -> None:
+        """Do what a person asked by ``slipway rollout promote`` or ``abort``, from another process."""
+        request = pending_request(self.store, self.journal)
         if request is None or self.journal.ended:
             return
         if request.action == "promote":
             self.approve(hurried=True)
         elif self.journal.state != "promoting":
             self._go_back(request.reason)
-        answered(self.store)
+        clear_request(self.store)
 
     def approve(self, *, hurried: bool = False) -> None:
-        """Go on without waiting for a person or, if *hurried*, for time; what has to be shown stays the same. A canary
-        that has waited has to show it once more: it may have been long."""
+        """Continue without waiting for a person or, if *hurried*, for time to pass; the required evidence stays the
+        same. A canary that has waited must show it once more, since the wait may have been long."""
         self._keep(approved=True, hurried=hurried or self.journal.hurried)
         if self.journal.state == "awaiting approval":
-            state: State = "observing" if self.journal.step else "shifting"
+            state: RolloutState = "observing" if self.journal.step else "shifting"
             self._enter(state, step=self._present_step(), window=None)
 
-    def _baseline(self) -> Figures | None:
-        return Observer(self.store, self.target, self.journal).baseline()
+    def _observer(self) -> Observer:
+        return Observer(self.store, self.target, self.journal)
 
     def _elapsed_s(self) -> float:
         return (datetime.now(UTC) - self.journal.entered_at).total_seconds()

@@ -1,0 +1,110 @@
+"""A release's counters at one moment, as ``rollout.json`` stores them, and how far they rose between two moments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import ConfigDict
+
+from stages.parts.base.record import Record
+
+
+class Counters(Record):
+    """Running totals of one release over all of its replicas, from vLLM's own metrics. All numbers are finite.
+
+    The rollout's own requests are counted like those of clients.
+    """
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    answered: float
+    """Requests that were answered with 2xx."""
+    failed: float
+    """Requests that ended in 5xx. On one machine also those that never reached a living server; not on a cluster, where
+    Kubernetes does not count what a gateway refuses itself, and each gateway counts it in its own way."""
+    refused: float = 0.0
+    """Requests that ended in 4xx: a mistake of the client, or of a release that refuses what another one accepts."""
+    output_tokens: float
+    """Tokens of requests that have ended (``vllm:request_generation_tokens_sum``)."""
+    in_flight_s: float
+    """Seconds from arrival to end, summed over requests that have ended (``vllm:e2e_request_latency_seconds_sum``).
+    By Little's law this is the integral of the number of requests in flight."""
+    ttft_bounds: tuple[float, ...]
+    """Finite upper bounds in s of ``vllm:time_to_first_token_seconds``, ascending; JSON can't hold the infinite one."""
+    ttft: tuple[float, ...]
+    """Cumulative counts, one more than the bounds: the last one is the number of all observations. Empty while the
+    server has reported no histogram."""
+    tpot_bounds: tuple[float, ...]
+    """The same for ``vllm:request_time_per_output_token_seconds``."""
+    tpot: tuple[float, ...]
+    instance: str
+    """Changes when a server was restarted and its counters began again at zero."""
+
+    def restarted_since(self, earlier: Counters) -> bool:
+        """Whether the counters began again at zero after *earlier*, so that a difference would be meaningless."""
+        rising = [(self.answered, earlier.answered), (self.failed, earlier.failed)]
+        rising.append((self.output_tokens, earlier.output_tokens))
+        return self.instance != earlier.instance or any(now < then for now, then in rising)
+
+    def since(self, earlier: Counters) -> Increase:
+        """What was counted after *earlier*; after a restart, what was counted since the restart."""
+        then = ZERO if self.restarted_since(earlier) else earlier
+        return Increase(
+            answered=self.answered - then.answered,
+            failed=self.failed - then.failed,
+            refused=self.refused - then.refused,
+            output_tokens=self.output_tokens - then.output_tokens,
+            in_flight_s=self.in_flight_s - then.in_flight_s,
+            ttft=Histogram(self.ttft_bounds, _difference(self.ttft, then.ttft)),
+            tpot=Histogram(self.tpot_bounds, _difference(self.tpot, then.tpot)),
+        )
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Observations by finite upper bound in seconds; the cumulative counts are one more than the bounds."""
+
+    bounds_s: tuple[float, ...] = ()
+    counts: tuple[float, ...] = ()
+
+    @property
+    def observations(self) -> float:
+        return self.counts[-1] if self.counts else 0.0
+
+
+@dataclass(frozen=True)
+class Increase:
+    """What a release did between two moments."""
+
+    answered: float
+    failed: float
+    refused: float
+    output_tokens: float
+    in_flight_s: float
+    ttft: Histogram
+    tpot: Histogram
+
+    @property
+    def tokens_per_s_each(self) -> float | None:
+        """Output tokens per second of each request in flight; None if no request ended."""
+        return self.output_tokens / self.in_flight_s if self.in_flight_s > 0 else None
+
+
+ZERO: Final = Counters(
+    answered=0.0,
+    failed=0.0,
+    output_tokens=0.0,
+    in_flight_s=0.0,
+    ttft_bounds=(),
+    ttft=(),
+    tpot_bounds=(),
+    tpot=(),
+    instance="",
+)
+"""A server that has counted nothing yet."""
+
+
+def _difference(now: tuple[float, ...], then: tuple[float, ...]) -> tuple[float, ...]:
+    """Bucket by bucket; a server that had reported no histogram before has no buckets in *then*."""
+    return tuple(a - b for a, b in zip(now, then, strict=True)) if then else now
