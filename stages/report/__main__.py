@@ -1,4 +1,4 @@
-"""report: what a person reads after a run, ended well or not. Runs as the workflow's exit handler.
+"""report: one page about a run, for a person to read. Runs as the workflow's exit handler, however the run ended.
 
 Writes ``runs/<id>/report.json`` and ``report.html``. Reads only what the other stages left, so that it works after any
 failure.
@@ -17,7 +17,8 @@ from stages.parts.base import program
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.store import ModelStore, store_root, write_text
 from stages.parts.model.name import ModelName
-from stages.report.page import HTML, collect, render
+from stages.report.collect import collect
+from stages.report.page import HTML, render
 from stages.report.record import JSON
 
 SETTINGS: Final = ("profile", "workload", "optimize", "serving")
@@ -28,16 +29,16 @@ def main() -> None:
     store = ModelStore(store_root(), ModelName.parse(arguments.model).id)
     run_id = os.environ.get(program.RUN_VARIABLE)
     if not run_id:
-        raise ConfigError(f"{program.RUN_VARIABLE} is not set", hint="the report is of one run: name it")
-    report = collect(store, run_id, arguments.status, told(arguments))
+        raise ConfigError(f"{program.RUN_VARIABLE} is not set", hint="set it to the id of the run to report")
+    report = collect(store, run_id, arguments.status, _settings(arguments))
     folder = store.run(run_id)
     report.write(folder / JSON)
     write_text(folder / HTML, render(report))
     print(folder / HTML)
 
 
-def told(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The run's settings. One that is not JSON is left out: the run failed for it, and is reported all the same."""
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The run's settings. One that is not JSON is left out: the run failed because of it, and still gets a report."""
     found = {}
     for name in SETTINGS:
         with contextlib.suppress(ValueError):
@@ -52,9 +53,9 @@ def _arguments() -> argparse.Namespace:
         epilog="example: SLIPWAY_RUN=run-1 python -m stages.report --model org/name --status Succeeded",
     )
     parser.add_argument("--model", required=True, help="name on the Hub, or a local directory")
-    parser.add_argument("--status", required=True, help="how the run ended, as Argo says it")
+    parser.add_argument("--status", required=True, help="how the run ended, in Argo's words")
     for name in SETTINGS:
-        parser.add_argument(f"--{name}", default="", help="the run's, as JSON: for what repeats it")
+        parser.add_argument(f"--{name}", default="", help=f"the run's {name} settings as JSON, to reproduce it")
     return parser.parse_args()
 
 

@@ -1,8 +1,4 @@
-"""The report's plots as SVG: drawn here, so that the page needs neither a script nor anything from outside.
-
-Colors come from the page's style sheet (``--v0``…), so one drawing serves light and dark; each variant has a mark of
-its own as well, for who can't tell the colors apart.
-"""
+"""The report's plots as SVG: quality against another metric, latency over concurrency, and the scores' parts."""
 
 from __future__ import annotations
 
@@ -11,23 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-WIDTH: Final = 460
+from stages.report.svg import WIDTH, error_bar, figure, line, mark, text
+
 HEIGHT: Final = 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 22, 16, 46
 """Margins around the area of a plot."""
-MARK: Final = 5.5
 LABEL_HEIGHT: Final = 15
-CHARACTER: Final = 7.2
-"""Width of one at the labels' size, roughly: enough to keep labels apart."""
-STYLES: Final = 8
-"""Colors and marks; with more variants they begin again."""
+CHARACTER_WIDTH: Final = 7.2
+"""Approximate width of a label's character, which suffices to keep labels apart."""
+BAR_ROW: Final = 40
+"""Height of a variant's row in the plot of the scores."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A variant in a scatter plot; an interval of no width has no bar."""
+    """A variant in a scatter plot. An interval of no width is not drawn."""
 
     variant: str
     style: int
@@ -37,12 +33,14 @@ class Point:
     y_interval: tuple[float, float] | None = None
     chosen: bool = False
     eligible: bool = True
-    """Others are drawn hollow, and are not on the front."""
+    """Other points are drawn hollow, and are not on the Pareto front."""
+    reference: bool = False
+    """Draws a line across the plot at its y."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A variant's values over concurrency: two percentiles."""
+    """Two percentiles of a variant over concurrency."""
 
     variant: str
     style: int
@@ -53,11 +51,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Bar:
-    """A variant's score, made of its metrics' shares."""
+    """A variant's score, the sum of its parts."""
 
     variant: str
     style: int
     parts: tuple[tuple[str, float], ...]
+    """Each metric and what it adds."""
     score: float
     low: float
     high: float
@@ -66,7 +65,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to pixels; *low* may be at the larger pixel."""
+    """Maps values to coordinates linearly; *low* lies at *start*, which may be the larger coordinate."""
 
     low: float
     high: float
@@ -77,8 +76,16 @@ class Scale:
         return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 2)
 
 
+@dataclass(frozen=True)
+class Axis:
+    label: str
+    ticks: Sequence[float]
+    """Values that have a grid line and a number."""
+    scale: Scale
+
+
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) that enclose *low* and *high*: about *count* steps."""
+    """Round numbers that enclose *low* and *high* in about *count* steps of 1, 2, 2.5 or 5 times a power of ten."""
     span = (high - low) or abs(high) or 1.0
     power = 10.0 ** math.floor(math.log10(span / count))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power * count >= span * 0.999)
@@ -87,7 +94,10 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """Those that no other beats: lower x and higher y, at least as good in both and better in one. By x."""
+    """The Pareto front for low x and high y, sorted by x.
+
+    A point is on it if no other eligible point is at least as good in both and better in one.
+    """
     able = [each for each in points if each.eligible]
     kept = [
         each
@@ -98,106 +108,99 @@ def front(points: Sequence[Point]) -> list[Point]:
 
 
 def scatter(name: str, title: str, x_label: str, y_label: str, points: Sequence[Point]) -> Markup:
-    """y over x, with the Pareto front of what is high and to the left. *name* is unique in the page."""
+    """y against x, with the Pareto front for low x and high y. *name* is unique in the page."""
     x_ticks = ticks(*_reach([(each.x, each.x_interval) for each in points]))
     y_ticks = ticks(*_reach([(each.y, each.y_interval) for each in points]))
-    x, y = _scales(x_ticks, y_ticks)
+    x, y = Scale(x_ticks[0], x_ticks[-1], LEFT, WIDTH - RIGHT), _vertical(y_ticks)
     said = "; ".join(f"{each.variant}: {x_label} {_number(each.x)}, {y_label} {_number(each.y)}" for each in points)
-    parts = [_axes(x, y, x_ticks, y_ticks, x_label, y_label), _front_line(front(points), x, y)]
-    parts += [_reference(each, y) for each in points if each.variant == "fp16"]
+    parts = [_axes(Axis(x_label, x_ticks, x), Axis(y_label, y_ticks, y)), _front_line(front(points), x, y)]
+    parts += [line(LEFT, y(each.y), WIDTH - RIGHT, y(each.y), "reference") for each in points if each.reference]
     parts += [_error_bars(each, x, y) for each in points]
-    parts += [_mark(each.style, x(each.x), y(each.y), hollow=not each.eligible) for each in points]
+    parts += [mark(each.style, x(each.x), y(each.y), hollow=not each.eligible) for each in points]
     parts += _labels(points, x, y)
-    return _figure(name, title, f"{said}. The line is the Pareto front.", HEIGHT, parts)
+    return figure(name, title, f"{said}. The line is the Pareto front.", (WIDTH, HEIGHT), parts)
 
 
 def lines(name: str, title: str, y_label: str, given: Sequence[Line]) -> Markup:
-    """Percentiles over concurrency: solid p95, dashed p50. Each concurrency has the same room."""
-    places = sorted({at for each in given for at in each.at})
+    """Percentiles over concurrency: p95 solid, p50 dashed. The concurrencies are evenly spaced."""
+    concurrencies = sorted({at for each in given for at in each.at})
     y_ticks = ticks(0.0, max(value for each in given for value in (*each.p50, *each.p95)) or 1.0)
-    x, y = _scales([0.0, float(max(len(places) - 1, 1))], y_ticks, inset=22)
-    where = {at: x(float(place)) if len(places) > 1 else (LEFT + WIDTH - RIGHT) / 2 for place, at in enumerate(places)}
-    parts = [_axes(x, y, [], y_ticks, "requests in flight", y_label)]
-    parts += [_text(where[at], HEIGHT - BOTTOM + 17, _number(at), anchor="middle") for at in places]
+    x, y = Scale(0.0, float(max(len(concurrencies) - 1, 1)), LEFT + 22, WIDTH - RIGHT - 22), _vertical(y_ticks)
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    where = {at: x(float(place)) if len(concurrencies) > 1 else middle for place, at in enumerate(concurrencies)}
+    parts = [_axes(Axis("requests in flight", [], x), Axis(y_label, y_ticks, y))]
+    parts += [text(where[at], HEIGHT - BOTTOM + 17, _number(at), anchor="middle") for at in concurrencies]
     for each in given:
         for kind, values in (("p50", each.p50), ("p95", each.p95)):
-            path = " ".join(f"{where[at]},{y(value)}" for at, value in zip(each.at, values, strict=True))
+            places = [(where[at], y(value)) for at, value in zip(each.at, values, strict=True)]
+            path = " ".join(f"{across},{height}" for across, height in places)
             parts.append(Markup('<polyline class="line {} v{}" points="{}"/>').format(kind, each.style, path))
-            for at, value in zip(each.at, values, strict=True):
-                parts.append(_mark(each.style, where[at], y(value), hollow=kind == "p50", size=4.2))
+            parts += [mark(each.style, *place, hollow=kind == "p50", size=4.2) for place in places]
     said = "; ".join(
         f"{each.variant} at {_number(at)}: p50 {_number(a)}, p95 {_number(b)}"
         for each in given
         for at, a, b in zip(each.at, each.p50, each.p95, strict=True)
     )
-    return _figure(name, title, f"{y_label}. {said}.", HEIGHT, parts)
+    return figure(name, title, f"{y_label}. {said}.", (WIDTH, HEIGHT), parts)
 
 
 def score_bars(name: str, title: str, bars: Sequence[Bar], width: float = 2 * WIDTH) -> Markup:
-    """Each variant's score as the sum of what its metrics add, with the score's interval."""
-    row, left = 40, 96
-    height = row * len(bars) + 34
-    x = Scale(0.0, 1.0, left, width - 64)
+    """Each variant's score as the sum of its parts, with the score's interval below."""
+    height = BAR_ROW * len(bars) + 34
+    x = Scale(0.0, 1.0, 96, width - 64)
     parts = []
     for value in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
-        parts.append(_line(x(value), 6, x(value), height - 24, "grid"))
-        parts.append(_text(x(value), height - 7, _number(value), anchor="middle"))
+        parts.append(line(x(value), 6, x(value), height - 24, "grid"))
+        parts.append(text(x(value), height - 7, _number(value), anchor="middle"))
     for number, each in enumerate(bars):
-        top, reached = row * number + 8, 0.0
-        parts.append(_mark(each.style, 10, top + 13))
-        parts.append(_text(22, top + 18, _short(each.variant, 9), kind="label chosen" if each.chosen else "label"))
-        for metric, share in each.parts:
-            start, end = x(reached), x(reached + share)
-            parts.append(
-                Markup('<rect class="part {}" x="{}" y="{}" width="{:.2f}" height="20"/>').format(
-                    metric, start, top, max(end - start, 0.0)
-                )
-            )
-            if end - start > 34:
-                parts.append(_text((start + end) / 2, top + 15, f"{share:.2f}", kind="inside", anchor="middle"))
-            reached += share
-        parts.append(_bar(x(each.low), top + 26, x(each.high), top + 26))
-        parts.append(_text(width - 56, top + 16, f"{each.score:.3f}", kind="label"))
+        top = BAR_ROW * number + 8
+        parts += _score_row(each, top, x)
+        parts.append(text(width - 56, top + 16, f"{each.score:.3f}", kind="label"))
     said = "; ".join(f"{each.variant} {each.score:.3f} ({each.low:.2f} to {each.high:.2f})" for each in bars)
-    return _figure(name, title, said, height, parts, width=width)
+    return figure(name, title, said, (width, height), parts)
 
 
-def legend_mark(style: int) -> Markup:
-    """A variant's mark, to stand in a line of text."""
-    mark = _mark(style, 8, 8)
-    return Markup('<svg class="key" viewBox="0 0 16 16" width="16" height="16" aria-hidden="true">{}</svg>').format(
-        mark
-    )
+def _score_row(bar: Bar, top: float, x: Scale) -> list[Markup]:
+    parts = [mark(bar.style, 10, top + 13)]
+    parts.append(text(22, top + 18, _short(bar.variant, 9), kind="label chosen" if bar.chosen else "label"))
+    rect = Markup('<rect class="part {}" x="{}" y="{}" width="{:.2f}" height="20"/>')
+    reached = 0.0
+    for metric, share in bar.parts:
+        start, end = x(reached), x(reached + share)
+        parts.append(rect.format(metric, start, top, max(end - start, 0.0)))
+        if end - start > 34:
+            parts.append(text((start + end) / 2, top + 15, f"{share:.2f}", kind="inside", anchor="middle"))
+        reached += share
+    parts.append(error_bar(x(bar.low), top + 26, x(bar.high), top + 26))
+    return parts
 
 
 def _reach(values: Sequence[tuple[float, tuple[float, float] | None]]) -> tuple[float, float]:
-    """From the lowest to the highest, intervals included, with some air."""
+    """The lowest and highest of values and intervals, with some room on both sides."""
     ends = [end for value, interval in values for end in (value, *(interval or ()))]
     low, high = min(ends), max(ends)
-    air = (high - low) * 0.06 or abs(high) * 0.05 or 0.5
-    return (max(low - air, 0.0) if low >= 0 else low - air), high + air
+    room = (high - low) * 0.06 or abs(high) * 0.05 or 0.5
+    return (max(low - room, 0.0) if low >= 0 else low - room), high + room
 
 
-def _scales(x_ticks: Sequence[float], y_ticks: Sequence[float], inset: float = 0) -> tuple[Scale, Scale]:
-    return (
-        Scale(x_ticks[0], x_ticks[-1], LEFT + inset, WIDTH - RIGHT - inset),
-        Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP),
-    )
+def _vertical(values: Sequence[float]) -> Scale:
+    return Scale(values[0], values[-1], HEIGHT - BOTTOM, TOP)
 
 
-def _axes(x: Scale, y: Scale, x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str, y_label: str) -> Markup:
-    parts = [_line(LEFT, y(each), WIDTH - RIGHT, y(each), "grid") for each in y_ticks]
-    parts += [_line(x(each), TOP, x(each), HEIGHT - BOTTOM, "grid") for each in x_ticks]
-    parts += [_text(LEFT - 7, y(each) + 4, _number(each), anchor="end") for each in y_ticks]
-    parts += [_text(x(each), HEIGHT - BOTTOM + 17, _number(each), anchor="middle") for each in x_ticks]
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 7, x_label, kind="axis", anchor="middle"))
+def _axes(x: Axis, y: Axis) -> Markup:
+    """The grid, the numbers at it, and the labels of both axes."""
+    parts = [line(LEFT, y.scale(each), WIDTH - RIGHT, y.scale(each), "grid") for each in y.ticks]
+    parts += [line(x.scale(each), TOP, x.scale(each), HEIGHT - BOTTOM, "grid") for each in x.ticks]
+    parts += [text(LEFT - 7, y.scale(each) + 4, _number(each), anchor="end") for each in y.ticks]
+    parts += [text(x.scale(each), HEIGHT - BOTTOM + 17, _number(each), anchor="middle") for each in x.ticks]
+    parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 7, x.label, kind="axis", anchor="middle"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
     turned = Markup('<text class="axis" text-anchor="middle" transform="translate(12 {}) rotate(-90)">{}</text>')
-    return Markup("").join([*parts, turned.format(middle, y_label)])
+    return Markup("").join([*parts, turned.format(middle, y.label)])
 
 
 def _front_line(points: Sequence[Point], x: Scale, y: Scale) -> Markup:
-    """Steps: at each point as good as it, and to its right no better until the next."""
+    """Steps that rise at each point and stay level to the next."""
     if not points:
         return Markup("")
     steps = [f"M{x(points[0].x)},{HEIGHT - BOTTOM}", f"V{y(points[0].y)}"]
@@ -206,24 +209,13 @@ def _front_line(points: Sequence[Point], x: Scale, y: Scale) -> Markup:
     return Markup('<path class="front" d="{}"/>').format(" ".join([*steps, f"H{WIDTH - RIGHT}"]))
 
 
-def _reference(point: Point, y: Scale) -> Markup:
-    return _line(LEFT, y(point.y), WIDTH - RIGHT, y(point.y), "reference")
-
-
 def _error_bars(point: Point, x: Scale, y: Scale) -> Markup:
     parts = []
     if point.x_interval and point.x_interval[0] < point.x_interval[1]:
-        parts.append(_bar(x(point.x_interval[0]), y(point.y), x(point.x_interval[1]), y(point.y)))
+        parts.append(error_bar(x(point.x_interval[0]), y(point.y), x(point.x_interval[1]), y(point.y)))
     if point.y_interval and point.y_interval[0] < point.y_interval[1]:
-        parts.append(_bar(x(point.x), y(point.y_interval[0]), x(point.x), y(point.y_interval[1])))
+        parts.append(error_bar(x(point.x), y(point.y_interval[0]), x(point.x), y(point.y_interval[1])))
     return Markup('<g class="v{}">{}</g>').format(point.style, Markup("").join(parts))
-
-
-def _bar(x1: float, y1: float, x2: float, y2: float) -> Markup:
-    """An error bar with caps across its ends."""
-    across = (0, 3.5) if y1 == y2 else (3.5, 0)
-    caps = [_line(x - across[0], y - across[1], x + across[0], y + across[1], "bar") for x, y in ((x1, y1), (x2, y2))]
-    return Markup("").join([_line(x1, y1, x2, y2, "bar"), *caps])
 
 
 def _labels(points: Sequence[Point], x: Scale, y: Scale) -> list[Markup]:
@@ -232,67 +224,20 @@ def _labels(points: Sequence[Point], x: Scale, y: Scale) -> list[Markup]:
     found = []
     for each in sorted(points, key=lambda point: -point.y):
         name = _short(each.variant, 16)
-        width = CHARACTER * len(name)
+        width = CHARACTER_WIDTH * len(name)
         left = x(each.x) + 10 if x(each.x) + 10 + width < WIDTH - RIGHT else x(each.x) - 10 - width
         taken = [at for start, end, at in placed if left < end and start < left + width]
         height = _free(y(each.y) - 8, taken)
         placed.append((left, left + width, height))
-        found.append(_text(left, height, name, kind="label chosen" if each.chosen else "label"))
+        found.append(text(left, height, name, kind="label chosen" if each.chosen else "label"))
     return found
 
 
 def _free(wanted: float, taken: Sequence[float]) -> float:
-    """The height nearest to the one *wanted* that keeps apart from those *taken*."""
+    """The height nearest to *wanted* at which a label does not cover those at *taken*."""
     heights = range(TOP + 8, HEIGHT - BOTTOM - 2)
     apart = [each for each in heights if all(abs(each - other) >= LABEL_HEIGHT for other in taken)]
     return min(apart or heights, key=lambda each: abs(each - wanted))
-
-
-def _mark(style: int, x: float, y: float, *, hollow: bool = False, size: float = MARK) -> Markup:
-    kind = f"mark v{style % STYLES}" + (" hollow" if hollow else "")
-    corners = SHAPES[style % STYLES]
-    if corners is None:
-        return Markup('<circle class="{}" cx="{}" cy="{}" r="{}"/>').format(kind, x, y, size)
-    path = " ".join(f"{x + a * size:.1f},{y + b * size:.1f}" for a, b in corners)
-    return Markup('<polygon class="{}" points="{}"/>').format(kind, path)
-
-
-def _star(corners: int, outer: float, inner: float | None = None) -> tuple[tuple[float, float], ...]:
-    """A regular polygon, its first corner on top; with *inner*, a star."""
-    reaches = [outer] if inner is None else [outer, inner]
-    turns = [math.tau * each / (corners * len(reaches)) for each in range(corners * len(reaches))]
-    return tuple(
-        (reaches[number % len(reaches)] * math.sin(turn), -reaches[number % len(reaches)] * math.cos(turn))
-        for number, turn in enumerate(turns)
-    )
-
-
-SHAPES: Final[tuple[tuple[tuple[float, float], ...] | None, ...]] = (
-    _star(4, 1.3),
-    None,
-    ((-0.95, -0.95), (0.95, -0.95), (0.95, 0.95), (-0.95, 0.95)),
-    _star(3, 1.25),
-    ((0, 1.25), (1.08, -0.62), (-1.08, -0.62)),
-    _star(5, 1.5, 0.6),
-    _star(5, 1.2),
-    _star(4, 1.4, 0.5),
-)
-"""Diamond (fp16), circle (None), square, triangles, star, pentagon, sharp star."""
-
-
-def _figure(name: str, title: str, said: str, height: float, parts: Sequence[Markup], width: float = WIDTH) -> Markup:
-    return Markup(
-        '<svg id="{0}" viewBox="0 0 {1} {2}" role="img" aria-labelledby="{0}-title {0}-desc">'
-        '<title id="{0}-title">{3}</title><desc id="{0}-desc">{4}</desc>{5}</svg>'
-    ).format(name, width, height, title, said, Markup("").join(parts))
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
-    return Markup('<line class="{}" x1="{}" y1="{}" x2="{}" y2="{}"/>').format(kind, x1, y1, x2, y2)
-
-
-def _text(x: float, y: float, text: str, *, kind: str = "tick", anchor: str = "start") -> Markup:
-    return Markup('<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>').format(kind, x, y, anchor, escape(text))
 
 
 def _number(value: float) -> str:

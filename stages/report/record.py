@@ -1,4 +1,4 @@
-"""``report.json``: what a run left, for programs and for the page."""
+"""``report.json``: what a run left, for programs to read and for the page to show."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ JSON: Final = "report.json"
 
 
 class RunReport(Record):
-    """``report.json``: the run as a whole. ``decision`` is None when the run did not come that far."""
+    """``report.json``: the run as a whole."""
 
     run: str
     model: str
     status: str
     settings: dict[str, Any] = Field(default_factory=dict)
-    """What the run was told and its figures follow from: profile, workload, optimize, serving."""
+    """The run's profile, workload, optimize and serving settings, as far as they could be read."""
     outcomes: tuple[Outcome, ...]
     base: Acquired | None
     decision: Production | None
+    """None if the run made no decision, or if the store no longer has it."""
     variants: tuple[Variant, ...]
     evaluations: tuple[Evaluation, ...]
     written_at: datetime

@@ -22,9 +22,11 @@ from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Drift, Goodput, Load, Percentiles, Speed
 from stages.parts.records.production import Price
-from stages.report.facts import changed, confidence, lead, sentences, settings_file, verdict
-from stages.report.page import collect, render
+from stages.report.choice import changed, confidence, lead, sentences, verdict
+from stages.report.collect import collect
+from stages.report.page import TEMPLATES, render
 from stages.report.record import RunReport
+from stages.report.reproduction import settings_file
 from stages.select.selection import select
 from tests.samples import MODEL, base, evaluation, measured_store, outcome, variant
 
@@ -32,10 +34,11 @@ RUN = "run-1"
 VARIANTS = ["fp16", "awq", "gptq"]
 EMPTY = {"meta", "br", "link", "img", "input", "hr", "circle", "polygon", "line", "rect", "path", "polyline"}
 LARGEST_BYTES = 150_000
+LONGEST_TEMPLATE_LINE = 160
 
 
 class Page(HTMLParser):
-    """The page as a browser reads it: tags, attributes, the cells of each table by its id, the text."""
+    """The page as a browser reads it: its tags with attributes, the cells of each table by id, and its text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -71,7 +74,7 @@ class Page(HTMLParser):
             self._rows[-1][-1] += data
 
     def row(self, table: str, name: str) -> list[list[str]]:
-        """The cells of the row whose first starts with *name*, each as its lines."""
+        """The row whose first cell begins with the line *name*: the lines of each cell."""
         (found,) = [cells for cells in self.tables[table] if cells[0].strip().splitlines()[:1] == [name]]
         return [[line.strip() for line in cell.strip().splitlines()] for cell in found]
 
@@ -84,7 +87,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
-    """Of a run that went as it should."""
+    """The report of a successful run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLIPWAY_RUN", RUN)
         return decided(measured_store(tmp_path_factory.mktemp("store")), price=Price(per_hour=1.8, currency="EUR"))
@@ -99,7 +102,7 @@ def decided(
 
 
 def with_all(report: RunReport) -> RunReport:
-    """As if the workload had had a sweep and latency targets, and the machine had drifted."""
+    """*report* as for a workload with a sweep and latency targets, on a machine that drifted."""
     speed = Speed(compute_gflop_per_s=30, memory_gib_per_s=10)
     evaluations = []
     for number, each in enumerate(report.evaluations):
@@ -130,18 +133,16 @@ def test_the_first_screen_says_what_to_ship_by_how_much_and_how_sure(report):
     assert "scores highest again with a probability of" in first
     winner = report.decision.candidates[0]
     assert winner.change["latency"].value == pytest.approx(-0.2)
-    assert "−20.0 %" in first
+    assert "−20.0%" in first
     assert all(shown(metric, value) in first for metric, value in winner.raw.items())
     margin = report.decision.margin
     assert margin is not None
     ends = [f"{each:+.3f}" for each in (margin.value, margin.low, margin.high)]
-    assert f"Score beside {margin.over}’s: {ends[0]} (95 %: {ends[1]} to {ends[2]})." in first
+    assert f"Score difference from {margin.over}: {ends[0]} (95% interval {ends[1]} to {ends[2]})." in first
     near, anywhere = winner.weights_share, winner.any_weights_share
     assert near is not None
     assert anywhere is not None
-    assert (
-        f"First under {100 * near:.0f} % of the weightings near the profile’s, {100 * anywhere:.0f} % of all." in first
-    )
+    assert f"First under {near:.0%} of the weightings near the profile’s, {anywhere:.0%} of all." in first
 
 
 def test_every_figure_of_the_score_table_is_the_decisions(report):
@@ -174,12 +175,12 @@ def test_every_figure_of_the_load_table_is_the_evaluations(report):
     names = [heading.strip() for heading in page.tables["load"][0][1:]]
     assert sorted(names) == sorted(VARIANTS)
     by_name = {each.variant: each for each in report.evaluations}
-    rate, goodput, swept = (page.row("load", name) for name in ("Output tokens/s", "Goodput", "… 16 in flight"))
+    rate, goodput, swept = (page.row("load", name) for name in ("Output tokens/s", "Goodput", "16 in flight"))
     for place, name in enumerate(names, 1):
         each = by_name[name]
         assert each.goodput is not None
         assert float(rate[place][0]) == pytest.approx(each.load.output_tokens_per_s, abs=0.05)
-        assert goodput[place] == ["87.5 %", "77.5 tokens/s"]
+        assert goodput[place] == ["87.5%", "77.5 tokens/s"]
         point = each.sweep[-1]
         assert swept[place] == [
             f"{time.p50:.0f} / {time.p95:.0f}" for time in (point.ttft_ms, point.e2el_ms)
@@ -202,7 +203,7 @@ def test_the_page_needs_nothing_from_outside(report):
     assert len(text.encode()) < LARGEST_BYTES
 
 
-def test_the_page_is_for_light_and_dark_and_for_who_does_not_see_it(report):
+def test_the_page_suits_light_and_dark_schemes_and_screen_readers(report):
     text = render(with_all(report))
     assert "@media (prefers-color-scheme: dark)" in text
     page = Page(text)
@@ -220,7 +221,7 @@ def test_the_page_is_for_light_and_dark_and_for_who_does_not_see_it(report):
 
 
 def contrast(one: str, other: str) -> float:
-    """WCAG 2's ratio of two colors."""
+    """The contrast ratio of two colors, as WCAG 2 defines it."""
     bright, dark = sorted((luminance(one), luminance(other)), reverse=True)
     return (bright + 0.05) / (dark + 0.05)
 
@@ -232,7 +233,7 @@ def luminance(color: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_constraints_tell_who_keeps_them(store):
+def test_the_table_of_constraints_shows_which_variants_keep_them(store):
     limits = Constraints.model_validate({"quality_recovery": {"min": 0.97}, "goodput_share": {"min": 0}})
     report = decided(store, Profile(name="own", constraints=limits.model_copy(update={"goodput_share": None})))
     assert report.decision is not None
@@ -240,20 +241,20 @@ def test_constraints_tell_who_keeps_them(store):
     names = [heading.strip() for heading in page.tables["constraints"][0][2:]]
     cells = dict(zip(names, (cell[0] for cell in page.row("constraints", "quality_recovery")[2:]), strict=True))
     assert cells == {"fp16": "1 ✓", "awq": "0.975 ✓", "gptq": "0.95 ✗"}
-    assert "gptq is out: quality_recovery 0.95 is below" in page.text
+    assert "gptq is excluded: quality_recovery 0.95 is below" in page.text
 
 
-def test_what_the_machine_and_the_engine_did_is_said(report):
+def test_the_page_shows_notes_the_engines_fallbacks_and_the_machines_drift(report):
     assert report.decision is not None
     noted = report.decision.model_copy(update={"notes": ("The machine was serving x.",)})
     page = Page(render(with_all(report.model_copy(update={"decision": noted}))))
     assert "The machine was serving x." in page.text
     assert "falling back to <slow>" in page.text
     assert page.row("load", "Kernel")[1][0] == "MarlinKernel"
-    assert "awq 21 % (measured again)" in page.text
+    assert "awq 21% (measured again)" in page.text
 
 
-def test_an_only_choice_that_may_be_none_says_so(report):
+def test_a_sole_eligible_variant_shows_that_a_repetition_may_exclude_it(report):
     assert report.decision is not None
     alone = [
         each if each.variant == "awq" else each.model_copy(update={"excluded": "too slow"})
@@ -261,13 +262,13 @@ def test_an_only_choice_that_may_be_none_says_so(report):
     ]
     alone[0] = alone[0].model_copy(update={"win_probability": 0.83})
     decision = report.decision.model_copy(update={"candidates": tuple(alone), "margin": None})
-    assert confidence(decision) == "the only one that could be chosen"
+    assert confidence(decision) == "the only eligible variant"
     unsure = decision.model_copy(update={"separated": False})
-    assert confidence(unsure) == "the only one that could be chosen: would be again with a probability of 83%"
+    assert confidence(unsure) == "the only eligible variant; would be chosen again with a probability of 83%"
     assert lead(unsure) == ""
 
 
-def test_a_cost_without_a_bound_is_at_least_so_much(report):
+def test_a_cost_without_an_upper_bound_shows_the_lower_one(report):
     assert report.decision is not None
     first, *rest = report.decision.candidates
     assert first.cost is not None
@@ -286,7 +287,7 @@ def test_a_plot_over_concurrency_is_there_only_for_a_sweep(report):
 
 
 def own_settings(folder: Path) -> RunConfig:
-    """A configuration of which every part is otherwise than the default, with files of the user's own."""
+    """A configuration whose every part differs from the default, with files of the user's own."""
     (folder / "tasks").mkdir()
     (folder / "trace.jsonl").write_text('{"prompt": "When?", "output_tokens": 8}\n')
     (folder / "lines.txt").write_text("one\n\ntwo\n")
@@ -305,7 +306,7 @@ def own_settings(folder: Path) -> RunConfig:
 
 
 def program_of(config: RunConfig, store: ModelStore) -> str:
-    """The page, by the program as the pipeline's definition calls it for this configuration."""
+    """The page that the program writes when it is called as the pipeline's definition calls it for *config*."""
     given = arguments(config, MODEL, "main", serve=False)
     (template,) = [each for each in workflow(config)["spec"]["templates"] if each["name"] == "report"]
     told = [
@@ -323,7 +324,7 @@ def program_of(config: RunConfig, store: ModelStore) -> str:
     return (store.run(RUN) / "report.html").read_text()
 
 
-def test_what_the_report_prints_repeats_the_run_with_the_same_settings(store, tmp_path):
+def test_the_printed_command_and_settings_repeat_the_run(store, tmp_path):
     config = own_settings(tmp_path)
     decided(store, config.profile, price=Price(per_hour=1.8, currency="USD"))
     page = program_of(config, store)
@@ -339,7 +340,7 @@ def test_what_the_report_prints_repeats_the_run_with_the_same_settings(store, tm
     assert digest in page
 
 
-def test_files_of_the_users_own_stand_there_by_path_and_by_digest(report, tmp_path):
+def test_the_printed_settings_name_the_users_files_with_their_digests(report, tmp_path):
     assert report.decision is not None
     digests = {"trace_digest": "7" * 64, "tasks_digest": None, "divergence_digest": "d" * 64}
     workload = report.decision.workload | digests
@@ -355,7 +356,7 @@ def test_files_of_the_users_own_stand_there_by_path_and_by_digest(report, tmp_pa
     assert f"  trace: {tmp_path / 'trace.jsonl'}" in lines
 
 
-def test_settings_that_are_no_json_are_left_out_of_the_report_of_the_run_that_failed_for_them(store):
+def test_settings_that_are_not_json_are_left_out_of_the_report(store):
     ended = subprocess.run(
         [sys.executable, "-m", "stages.report", "--model", MODEL, "--status", "Failed", "--workload", "{chat"],
         env=os.environ | {"SLIPWAY_STORE": str(store.root), "SLIPWAY_RUN": RUN},
@@ -375,13 +376,13 @@ def test_a_failed_run_is_reported_with_what_failed(store):
 def test_a_failed_variant_is_shown_with_the_reason(store):
     outcome(store, RUN, "evaluate", "gptq", "failed", why="vLLM ended: no <kernel>")
     page = Page(render(decided(store)))
-    assert page.row("scores", "gptq")[1] == ["out"]
-    assert "gptq is out: evaluate failed: vLLM ended: no <kernel>" in page.text
+    assert page.row("scores", "gptq")[1] == ["excluded"]
+    assert "gptq is excluded: evaluate failed: vLLM ended: no <kernel>" in page.text
 
 
 def test_one_variant_alone_has_a_report_without_comparisons(store):
     text = render(decided(store, names=["fp16"]))
-    assert "the only one that could be chosen" in Page(text).text
+    assert "the only eligible variant" in Page(text).text
     assert 'id="quality-latency"' not in text
 
 
@@ -404,10 +405,10 @@ def test_a_decision_without_intervals_and_scores_has_a_report(report):
     )
     decision = report.decision.model_copy(update={"candidates": (*bare[:-1], last), "noise": {}})
     page = Page(render(report.model_copy(update={"decision": decision, "evaluations": ()})))
-    assert page.row("scores", last.variant)[1:] == [["out"], *[["–"]] * 6]
+    assert page.row("scores", last.variant)[1:] == [["excluded"], *[["–"]] * 6]
 
 
-def test_eight_variants_of_a_long_name_have_a_report_of_a_few_kilobytes(tmp_path, monkeypatch):
+def test_eight_variants_with_long_names_fit_in_a_small_page(tmp_path, monkeypatch):
     monkeypatch.setenv("SLIPWAY_RUN", RUN)
     store = ModelStore(tmp_path, f"{'o' * 90}/{'n' * 90}")
     acquired = base(store)
@@ -472,7 +473,7 @@ def test_the_program_writes_both_documents(store):
     ("metric", "change", "said"),
     [("latency", -0.1, "better"), ("latency", 0.1, "worse"), ("quality", 0.1, "better"), ("quality", -0.1, "worse")],
 )
-def test_a_change_is_for_the_better_by_the_metrics_direction(report, metric, change, said):
+def test_whether_a_change_is_better_depends_on_the_metrics_direction(report, metric, change, said):
     assert report.decision is not None
     one = report.decision.candidates[0].change["latency"]
     assert verdict(metric, one.model_copy(update={"value": change, "low": change, "high": change})) == said
@@ -484,3 +485,8 @@ def test_a_change_is_for_the_better_by_the_metrics_direction(report, metric, cha
 )
 def test_numbers_carry_a_prefix(value, text):
     assert si(value) == text
+
+
+def test_the_templates_have_no_long_lines():
+    lines = [line for path in TEMPLATES.iterdir() for line in path.read_text().splitlines()]
+    assert max(map(len, lines)) <= LONGEST_TEMPLATE_LINE

@@ -1,4 +1,4 @@
-"""The report's plots: where they put what, read back from the SVG."""
+"""The positions in the report's plots, read back from the SVG."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.report.plots import STYLES, Bar, Line, Point, front, legend_mark, lines, scatter, score_bars, ticks
+from stages.report.plots import Bar, Line, Point, front, lines, scatter, score_bars, ticks
+from stages.report.svg import STYLES, legend_mark
 
 CIRCLE = 1
-"""The style whose mark is a circle, so that its place can be read."""
+"""The style whose mark is a circle, whose position can be read from the SVG."""
 
 
 def circles(svg: str) -> list[tuple[float, float]]:
@@ -51,7 +52,7 @@ def test_no_interval_draws_no_bar():
     assert bars(scatter("plot", "title", "x", "y", points)) == []
 
 
-def test_the_front_holds_what_no_other_beats():
+def test_the_front_holds_the_points_that_no_other_beats():
     points = [
         Point("fast", 1, x=1, y=0.5),
         Point("beaten", 2, x=2, y=0.4),
@@ -71,7 +72,7 @@ def test_the_front_is_drawn_in_steps_that_only_rise():
     assert heights == [y for _, y in sorted(circles(svg))]
 
 
-def test_all_concurrencies_have_the_same_room_and_percentiles_their_height():
+def test_concurrencies_are_evenly_spaced_and_higher_percentiles_lie_higher():
     svg = lines("plot", "t", "ms", [Line("awq", CIRCLE, at=(1, 4, 64), p50=(1, 2, 3), p95=(2, 4, 30))])
     p50, p95 = circles(svg)[:3], circles(svg)[3:]
     assert [x for x, _ in p50] == [x for x, _ in p95]
@@ -106,13 +107,13 @@ def test_names_of_neighbors_do_not_cover_one_another():
     assert min(after - before for before, after in pairwise(heights)) >= 15
 
 
-def test_every_style_has_a_mark_of_its_own():
+def test_every_style_has_its_own_mark():
     marks = {re.sub(r"v\d", "", str(legend_mark(style))) for style in range(STYLES)}
     assert len(marks) == STYLES
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
-def test_ticks_are_few_round_and_enclose_what_is_shown(low, span):
+def test_ticks_are_few_and_round_and_enclose_the_range(low, span):
     high = low + span
     if high <= low or span < 1e-9 * abs(low):
         return

@@ -12,8 +12,9 @@ from stages.parts.base.store import ModelStore
 from stages.parts.machine.hardware import Hardware
 from stages.parts.records.evaluation import Evaluation, Goodput
 from stages.parts.records.production import Price, Production
-from stages.report.facts import machines
-from stages.report.page import collect, render
+from stages.report.collect import collect
+from stages.report.page import render
+from stages.report.provenance import machines
 from stages.select.notes import single_rounds
 from stages.select.selection import select
 from tests.samples import measured_store, outcome

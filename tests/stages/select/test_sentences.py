@@ -16,7 +16,7 @@ from scoring.metrics import METRICS, odds
 from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
 from stages.parts.records.production import Change, Production
-from stages.report.facts import verdict
+from stages.report.choice import verdict
 from stages.select.decision import METRIC_WORDS, in_words
 from stages.select.evidence import changes
 from stages.select.selection import select

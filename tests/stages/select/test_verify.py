@@ -14,7 +14,7 @@ from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.evaluation import SAMPLES_SUFFIX
 from stages.parts.records.production import Price
 from stages.parts.records.variant import VARIANT, Variant
-from stages.report.page import collect
+from stages.report.collect import collect
 from stages.select.selection import select
 from stages.select.verify import verify
 from tests.samples import evaluation, measured_store, outcome, variant

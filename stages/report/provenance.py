@@ -1,0 +1,139 @@
+"""Where the report's figures come from: the measurement's setup, how the variants were made, and the run's stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scoring.metrics import si
+from stages.parts.base.program import Outcome
+from stages.parts.records.acquired import Acquired
+from stages.parts.records.evaluation import Evaluation, by_machine
+from stages.parts.records.variant import Variant
+from stages.report.cells import Cell, Fact, Row, Table, Variants, cell, count, gib, heads, percent, row
+
+
+def setup(base: Acquired | None, evaluations: Sequence[Evaluation]) -> list[Fact]:
+    """The model, and what its variants were measured on and with."""
+    facts = _model(base) if base else []
+    if not evaluations:
+        return facts
+    facts += _hardware(evaluations)
+    first = evaluations[0]
+    engine = first.engine
+    cores = f", on {len(engine.cores)} of the cores" if engine.cores else ""
+    served = f"{engine.name} {engine.version}, served in {engine.dtype}:"
+    facts.append(Fact("Engine", served, code=" ".join(engine.arguments), rest=cores))
+    facts.append(Fact("Versions", ", ".join(f"{name} {version}" for name, version in first.tool_versions.items())))
+    facts.append(Fact("Workload", workload(first)))
+    facts.append(Fact("Protocol", f"{protocol(first)}, {first.load.requests} requests per variant"))
+    return facts + _drift(evaluations) + _shared(evaluations)
+
+
+def _model(base: Acquired) -> list[Fact]:
+    described = f"{base.model}, {base.architecture}, {si(base.parameters)} weights"
+    return [
+        Fact("Model", f"{described}, license {base.license or 'not stated'}"),
+        Fact("Source", f"{base.source}, commit", code=base.commit),
+    ]
+
+
+def _hardware(evaluations: Sequence[Evaluation]) -> list[Fact]:
+    groups, facts = machines(evaluations), []
+    for group in groups:
+        names = f" of {', '.join(each.variant for each in group)}" if len(groups) > 1 else ""
+        machine = group[0].hardware
+        parts = [f"{machine.cores} × {machine.cpu}", gib(machine.memory_bytes), *machine.gpus]
+        facts.append(Fact(f"Hardware{names}", ", ".join(parts)))
+    return facts
+
+
+def machines(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
+    """The evaluations in groups that were measured on the same hardware."""
+    names = by_machine({each.variant: each for each in evaluations})
+    return [[each for each in evaluations if each.variant in same] for same in names.values()]
+
+
+def workload(evaluation: Evaluation) -> str:
+    given = evaluation.workload
+    name, tokens = given.get("name", "unnamed"), ""
+    if given.get("prompt_tokens"):
+        tokens = f": {given['prompt_tokens']} tokens in, {given['output_tokens']} out"
+    return f"{name}{tokens}, {evaluation.load.concurrency} in flight"
+
+
+def protocol(evaluation: Evaluation) -> str:
+    """How often the variants were measured, and in which order."""
+    given = evaluation.workload
+    restarts, rounds = int(given.get("restarts", 1)), len(evaluation.rounds)
+    name = f"{given['protocol']}: " if given.get("protocol") else ""
+    load = f"{count(rounds, 'round')} of load{' in all' if restarts > 1 else ''}"
+    order = (
+        "the variants’ servers side by side in turns" if evaluation.interleaved_with else "one variant after another"
+    )
+    return f"{name}{count(restarts, 'start')} of each server, {load}, {order}"
+
+
+def _drift(evaluations: Sequence[Evaluation]) -> list[Fact]:
+    """How much the machine's own speed changed while each variant was measured."""
+    changes = [
+        f"{each.variant} {percent(each.drift.largest_change)}{' (measured again)' if each.drift.measured_again else ''}"
+        for each in evaluations
+        if each.drift
+    ]
+    if not changes:
+        return []
+    limit = evaluations[0].workload.get("drift_limit")
+    if evaluations[0].hardware.gpus:
+        scope = " (CPU only: a GPU’s drift is not measured)"
+    else:
+        scope = f" (limit {percent(limit)})" if limit else ""
+    return [Fact("Machine drift", ", ".join(changes) + scope)]
+
+
+def _shared(evaluations: Sequence[Evaluation]) -> list[Fact]:
+    return [
+        Fact(
+            "Shared machine",
+            f"while {each.variant} was measured, the same machine served {', '.join(each.beside)}",
+            css="failed",
+        )
+        for each in evaluations
+        if each.beside
+    ]
+
+
+def variants_made(made: Sequence[Variant], variants: Variants) -> Table:
+    titles = ("Variant", "Bits", "Unquantized dtype", "Weights", "Seconds", "Peak memory", "Made by", "Digest")
+    return Table("variants", heads(*titles), tuple(_variant(each, variants) for each in made))
+
+
+def _variant(made: Variant, variants: Variants) -> Row:
+    tools = tuple(f"{name} {version}" for name, version in made.tool_versions.items() if name != "python")
+    return row(
+        variants.cell(made.variant),
+        cell(str(made.bits)),
+        cell(made.dtype),
+        cell(f"{si(made.weights_bytes)}B"),
+        cell(f"{made.seconds:.1f}"),
+        cell(gib(made.peak_memory_bytes)),
+        Cell(tools),
+        cell(made.digest[:12], code=True),
+    )
+
+
+def stages_run(outcomes: Sequence[Outcome]) -> Table:
+    titles = (*heads("Stage", "Result", "Seconds"), cell("Reason", css="text"))
+    return Table("stages", titles, tuple(_stage(each) for each in outcomes))
+
+
+def _stage(outcome: Outcome) -> Row:
+    return row(
+        cell(stage_name(outcome)),
+        cell(outcome.result, css="failed" if outcome.result == "failed" else ""),
+        cell(f"{outcome.seconds:.1f}"),
+        cell(outcome.reason, *([outcome.hint] if outcome.hint else []), css="text"),
+    )
+
+
+def stage_name(outcome: Outcome) -> str:
+    return f"{outcome.stage} {outcome.variant}".strip()

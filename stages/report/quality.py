@@ -1,0 +1,75 @@
+"""Quality of each variant, task by task, and its divergence from fp16."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stages.parts.records.evaluation import Evaluation, TaskScore
+from stages.parts.records.production import Candidate, Divergence, Paired, Production
+from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, heads, interval, percent, row, signed
+from stages.report.choice import REFERENCE
+
+
+def quality(evaluations: Sequence[Evaluation], decision: Production | None, variants: Variants) -> Table:
+    candidates = {each.variant: each for each in decision.candidates} if decision else {}
+    tasks = {score.task: score for each in evaluations for score in each.quality}
+    rows = [
+        row(_task(task), *(_score(each, task.task, candidates.get(each.variant)) for each in evaluations))
+        for task in tasks.values()
+    ]
+    found = [candidates[each.variant].divergence if each.variant in candidates else None for each in evaluations]
+    rows += _divergences(found)
+    names = variants.cells(each.variant for each in evaluations)
+    return Table("quality", (*heads("Task"), *names), tuple(rows))
+
+
+def _task(task: TaskScore) -> Cell:
+    kind = "accuracy" if task.kind == "accuracy" else "bits per byte, lower is better"
+    return cell(task.task, kind, f"{task.items} items")
+
+
+def _score(evaluation: Evaluation, task: str, candidate: Candidate | None) -> Cell:
+    score = next((each for each in evaluation.quality if each.task == task), None)
+    if score is None:
+        return ABSENT
+    small = [interval(score.low, score.high, 3)]
+    if candidate:
+        small += [line for pair in candidate.against_fp16 if pair.task == task for line in _paired(pair)]
+        recovery = candidate.recovery.get(task)
+        if candidate.variant != REFERENCE and recovery is not None:
+            small.append(f"recovery {percent(recovery, 1)}")
+    return cell(f"{score.value:.4f}", *small)
+
+
+def _paired(pair: Paired) -> list[str]:
+    """The difference from fp16, and for accuracy the answers that changed."""
+    difference, low, high = (signed(each, 4) for each in (pair.difference, pair.low, pair.high))
+    lines = [f"{difference} ({low} to {high})"]
+    if pair.p_value is not None:
+        lines.append(f"{pair.lost} lost, {pair.gained} gained, p = {pair.p_value:.2g}")
+    return lines
+
+
+def _divergences(found: Sequence[Divergence | None]) -> list[Row]:
+    """Two rows, one cell for each variant; none where no divergence was measured."""
+    first = next((each for each in found if each), None)
+    if first is None:
+        return []
+    divergence = [cell(f"{each.kl:.4f}", interval(each.kl_low, each.kl_high, 4)) if each else ABSENT for each in found]
+    agreement = [_agreement(each) if each else ABSENT for each in found]
+    return [
+        row(cell("Divergence from fp16", "KL in nats per token, lower is better"), *divergence),
+        row(
+            cell(
+                "Top-1 agreement with fp16",
+                "share of tokens with the same most likely next token",
+                f"{first.tokens:,} tokens of {first.documents} held-out texts",
+            ),
+            *agreement,
+        ),
+    ]
+
+
+def _agreement(divergence: Divergence) -> Cell:
+    reach = interval(100 * divergence.top1_low, 100 * divergence.top1_high, 1)
+    return cell(percent(divergence.top1_agreement, 1), reach)

@@ -1,0 +1,195 @@
+"""The scores of the report: the plot of their parts, the table, and the trade-offs of quality."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from markupsafe import Markup
+
+from scoring.metrics import METRICS, odds, shown, si, span
+from stages.parts.records.production import Candidate, Production
+from stages.report import plots
+from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, heads, interval, percent, row
+from stages.report.choice import REFERENCE, TITLES, changed
+from stages.report.svg import WIDTH
+
+SCALING: Final = {
+    "min-max": "Each metric is scaled over the variants: 1 for the best, 0 for the worst",
+    "relative": "Each metric is scaled by its ratio to fp16",
+}
+"""How the scores are normalized, by the profile's ``normalization``."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    profile: str
+    plot: Markup
+    narrow_plot: Markup
+    """The same for a small screen."""
+    weights: tuple[tuple[str, str], ...]
+    """Each metric and its share."""
+    table: Table
+    scaling: str
+    confidence: str
+    """The probability from which a choice counts as clear."""
+    price: str
+    """Of an hour; empty without one."""
+
+
+@dataclass(frozen=True)
+class TradeOffs:
+    """Quality over latency and over weights."""
+
+    latency: Markup
+    memory: Markup
+    variants: tuple[Cell, ...]
+    compared: bool
+    """Whether fp16 is in the plots, so that quality's intervals are those of the difference from it."""
+
+
+def scores(decision: Production, variants: Variants) -> Scores:
+    return Scores(
+        profile=decision.profile["name"],
+        plot=_score_plot("score", decision, variants, 2 * WIDTH),
+        narrow_plot=_score_plot("score-narrow", decision, variants, WIDTH),
+        weights=tuple((metric, percent(decision.weights[metric])) for metric in METRICS),
+        table=_table(decision, variants),
+        scaling=SCALING[decision.profile["normalization"]],
+        confidence=percent(decision.profile["decision"]["confidence"]),
+        price=f"{decision.price.per_hour} {decision.price.currency}" if decision.price else "",
+    )
+
+
+def _score_plot(name: str, decision: Production, variants: Variants, width: float) -> Markup:
+    bars = [
+        plots.Bar(
+            variant=each.variant,
+            style=variants.styles[each.variant],
+            parts=tuple((metric, decision.weights[metric] * each.normalized[metric]) for metric in METRICS),
+            score=each.score,
+            low=each.score if each.score_low is None else each.score_low,
+            high=each.score if each.score_high is None else each.score_high,
+            chosen=each.variant == decision.winner,
+        )
+        for each in decision.candidates
+        if each.score is not None
+    ]
+    return plots.score_bars(name, "Score of each variant, by the contribution of each metric", bars, width)
+
+
+def _table(decision: Production, variants: Variants) -> Table:
+    costs = any(each.cost for each in decision.candidates)
+    titles = ["Variant", "Score", "Wins again", *(TITLES[metric] for metric in METRICS)]
+    titles += ["1 M output tokens"] if costs else []
+    rows = []
+    for each in decision.candidates:
+        cells = [variants.cell(each.variant, *(["dominated"] if each.pareto is False else [])), *_score(each)]
+        cells += [_metric(each, metric) for metric in METRICS]
+        cells += [_cost(each)] if costs else []
+        rows.append(row(*cells, css="winner" if each.variant == decision.winner else ""))
+        if each.excluded:
+            why = f"{each.variant} is excluded: {each.excluded}"
+            rows.append(row(Cell((why,), css="text failed", columns=len(titles))))
+    rows.append(_noise(decision, costs=costs))
+    return Table("scores", heads(*titles), tuple(rows))
+
+
+def _score(candidate: Candidate) -> tuple[Cell, Cell]:
+    """The score, and the probability to win again."""
+    if candidate.score is None:
+        return cell("excluded", css="failed"), ABSENT
+    low, high = candidate.score_low, candidate.score_high
+    small = [] if low is None or high is None else [interval(low, high, 2)]
+    again = candidate.win_probability
+    return cell(f"{candidate.score:.3f}", *small), ABSENT if again is None else cell(odds(again))
+
+
+def _metric(candidate: Candidate, metric: str) -> Cell:
+    if metric not in candidate.raw:
+        return ABSENT
+    change = candidate.change.get(metric)
+    small = (_shown_interval(candidate, metric), *(changed(change) if change else ()))
+    return cell(shown(metric, candidate.raw[metric]), *filter(None, small))
+
+
+def _shown_interval(candidate: Candidate, metric: str) -> str:
+    """The metric's 95% interval in its unit, such as '0.36–0.41'; empty where none is recorded."""
+    found = candidate.intervals.get(metric)
+    if found is None:
+        return ""
+    return interval(found.low, found.high, 3 if metric == "quality" else 0 if found.high >= 100 else 1)
+
+
+def _cost(candidate: Candidate) -> Cell:
+    cost = candidate.cost
+    if cost is None:
+        return ABSENT
+    return cell(f"{cost.value:.3g} {cost.currency}", span(cost.low, cost.high, "–"), f"at the {cost.basis}")
+
+
+def _noise(decision: Production, *, costs: bool) -> Row:
+    noise = {metric: decision.noise.get(metric) for metric in METRICS}
+    cells = [cell(f"± {shown(metric, value)}") if value else ABSENT for metric, value in noise.items()]
+    return row(cell("noise"), Cell(), Cell(), *cells, *([Cell()] if costs else []), css="soft")
+
+
+def trade_offs(decision: Production, variants: Variants) -> TradeOffs | None:
+    """None where fewer than two variants were measured."""
+    measured = [each for each in decision.candidates if each.raw]
+    if len(measured) < 2:
+        return None
+    names = {each.variant for each in measured}
+    return TradeOffs(
+        latency=_trade_off(measured, "latency", decision.winner, variants),
+        memory=_trade_off(measured, "memory", decision.winner, variants),
+        variants=variants.cells(name for name in variants.styles if name in names),
+        compared=REFERENCE in names,
+    )
+
+
+def _trade_off(measured: Sequence[Candidate], metric: str, winner: str, variants: Variants) -> Markup:
+    factor, unit = _unit(metric, max(each.raw[metric] for each in measured))
+    reference = next((each.raw["quality"] for each in measured if each.variant == REFERENCE), None)
+    points = [
+        plots.Point(
+            variant=each.variant,
+            style=variants.styles[each.variant],
+            x=each.raw[metric] / factor,
+            y=each.raw["quality"],
+            x_interval=_interval(each, metric, factor),
+            y_interval=_quality_interval(each, reference),
+            chosen=each.variant == winner,
+            eligible=not each.excluded,
+            reference=each.variant == REFERENCE,
+        )
+        for each in measured
+    ]
+    title = f"Quality versus {TITLES[metric].lower()}"
+    return plots.scatter(f"quality-{metric}", title, f"{TITLES[metric]}, {unit}", "quality", points)
+
+
+def _interval(candidate: Candidate, metric: str, factor: float) -> tuple[float, float] | None:
+    found = candidate.intervals.get(metric)
+    return (found.low / factor, found.high / factor) if found else None
+
+
+def _quality_interval(candidate: Candidate, reference: float | None) -> tuple[float, float] | None:
+    """The interval of the difference from fp16 on the same items, placed at fp16's quality.
+
+    The variant's own interval would hide that most of its noise is in the items, which both share. fp16 has no interval
+    then. Where fp16 was not measured (*reference* is None), it is the variant's own.
+    """
+    if reference is None:
+        return _interval(candidate, "quality", 1.0)
+    change = candidate.change.get("quality")
+    return (reference * (1 + change.low), reference * (1 + change.high)) if change else None
+
+
+def _unit(metric: str, highest: float) -> tuple[float, str]:
+    """The factor and the name of the unit of an axis that reaches *highest*."""
+    if metric == "latency":
+        return 1.0, "ms"
+    prefix = si(highest).split()[-1] if " " in si(highest).strip() else ""
+    return {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}.get(prefix, 1.0), f"{prefix}B"
