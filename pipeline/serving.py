@@ -30,7 +30,7 @@ def rendered(config: RunConfig, store: ModelStore, release: str, stable: str | N
     Raises:
         ConfigError: the platform is no cluster, or it is not said how its KServe splits traffic.
     """
-    from stages.rollout.kserve.objects import Endpoint, Mode
+    from stages.rollout.kserve.objects import KServeEndpoint, Mode
     from stages.rollout.kserve.render import objects
 
     if config.platform.serves_on == LOCAL:
@@ -40,7 +40,7 @@ def rendered(config: RunConfig, store: ModelStore, release: str, stable: str | N
     if mode not in (modes := get_args(Mode)):
         raise UnknownName("mode (no cluster is asked for its own)", mode, modes)
     settings = kserve_settings(config)
-    endpoint = Endpoint(store, config.serving, settings, settings.namespace or "default")
+    endpoint = KServeEndpoint(store, config.serving, settings, settings.namespace or "default")
     return objects(endpoint, release, stable, cast(Mode, mode), config.rollout.steps[0])
 
 

@@ -21,7 +21,7 @@ from stages.evaluate.trace import Trace
 from stages.parts.base.errors import Interrupted, ServerFailed, SlipwayError
 from stages.parts.base.settings import Serving, Workload
 from stages.parts.engine.probes import record_probes
-from stages.parts.engine.server import Server, running
+from stages.parts.engine.server import Server, ServerSpec, running
 from stages.parts.records.evaluation import Engine, Evaluation, Memory, Probe, Speed, TaskScore
 from stages.parts.samples import figures as recompute
 
@@ -69,7 +69,7 @@ class Subject:
         """
         self._started_at = self._started_at or datetime.now(UTC)
         log = self._logs / f"evaluate-{self.name}.vllm.log"
-        server = self._standing.enter_context(running(self.directory, self.served_name, serving, log=log))
+        server = self._standing.enter_context(running(ServerSpec(self.directory, self.served_name, serving, log)))
         check_fits(workload, trace, server.max_model_len())
         facts = server.startup_log.facts()
         engine = Engine(

@@ -17,6 +17,7 @@ from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.record import Endpoint, api_key, endpoint
 from stages.parts.records.rollout import under_way
 from stages.parts.releases import release as releases
+from stages.parts.releases.split import Split
 from stages.rollout.commands import abort, roll_back
 from stages.rollout.steady_load import Access, Reply, SteadyLoad
 from stages.rollout.target import Target
@@ -149,12 +150,7 @@ def drill_rollback(
         RolledBack: a release did not come up.
     """
     split = target.split()
-    release = split.stable
-    previous = releases.before(store, release) if release else None
-    if release is None or previous is None:
-        raise NothingToServe(
-            f"{store.model} has no earlier release to go back to", hint=f"slipway releases {store.model}"
-        )
+    release, previous = _served_and_previous(store, split)
     access = access_to(store, target.client_url(), via)
     with _report_unfinished(store, release, say), steady(access, workload, workload.concurrency) as load:
         time.sleep(SETTLE_S)
@@ -247,6 +243,17 @@ def steady(access: Access, workload: Workload, concurrency: int) -> SteadyLoad:
         prompt_tokens=workload.prompt_tokens or PROMPT_TOKENS,
         output_tokens=workload.output_tokens or OUTPUT_TOKENS,
     )
+
+
+def _served_and_previous(store: ModelStore, split: Split) -> tuple[str, str]:
+    """Raises: NothingToServe: nothing is served, or there is no release before."""
+    release = split.stable
+    previous = releases.before(store, release) if release else None
+    if release is None or previous is None:
+        raise NothingToServe(
+            f"{store.model} has no earlier release to go back to", hint=f"slipway releases {store.model}"
+        )
+    return release, previous
 
 
 def _last_sent_s(load: SteadyLoad, release: str, since_s: float) -> float:

@@ -18,7 +18,7 @@ from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.engine.metrics import METRICS
 from stages.rollout.kserve.autoscaling import LOAD
-from stages.rollout.kserve.objects import ENDPOINT, RELEASE, Endpoint, predictor_name
+from stages.rollout.kserve.objects import ENDPOINT, RELEASE, KServeEndpoint, predictor_name
 from stages.rollout.kserve.settings import KServe
 
 MONITORING = MANIFESTS / "monitoring"
@@ -105,7 +105,7 @@ def test_the_alert_knows_the_deployments_that_kserve_makes_of_our_objects(tmp_pa
     (expression,) = [rule["expr"] for group in spec["groups"] for rule in group["rules"] if "record" in rule]
     ours, name = re.findall(r'"([^"]*\[0-9a-f\][^"]*)"', expression)
     for model in ("org/Model-7B", "m", "a-model/with.a-name-that-is-long-2-abcdef"):
-        endpoint = Endpoint(ModelStore(tmp_path, model), Serving(), KServe(), "slipway")
+        endpoint = KServeEndpoint(ModelStore(tmp_path, model), Serving(), KServe(), "slipway")
         release = predictor_name("0012-awq-0123456789ab")
         for deployment in (f"{endpoint.name}-{release}-predictor", f"{endpoint.name}-predictor-00012-deployment"):
             assert re.fullmatch(ours, deployment)

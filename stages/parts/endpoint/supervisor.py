@@ -1,7 +1,8 @@
-"""Keeps an endpoint as ``serving.json`` wants it: a vLLM server per release and Envoy before them, at one address.
+"""Keeps an endpoint in the state that ``serving.json`` asks for: a vLLM server per release and Envoy in front of them,
+at one address.
 
-What is wanted may change at any time. New servers come up beside the old ones, traffic moves, and only a server that
-answers no request any more is stopped. ``endpoint.json`` says what is in force.
+``serving.json`` may change at any time. New servers come up beside the old ones, traffic moves, and a server is stopped
+only once it answers no more requests. ``endpoint.json`` says what is in force.
 """
 
 from __future__ import annotations
@@ -32,26 +33,24 @@ from stages.parts.endpoint.record import (
     say,
     supervising,
 )
-from stages.parts.endpoint.supervised_server import KeptServer, Patience
+from stages.parts.endpoint.supervised_server import RestartPolicy, SupervisedServer
 from stages.parts.engine.client import reachable
-from stages.parts.engine.server import reserved_port
+from stages.parts.engine.server import ServerSpec, reserved_port
 
-__all__ = ["Patience", "serve_foreground", "supervise"]
-
-PATIENCE: Final = Patience()
+DEFAULT_POLICY: Final = RestartPolicy()
 POLL_S: Final = 0.1
 PAUSE_S: Final = 5.0
 WITHDRAWN_DRAIN_S: Final = 600
-"""A server that gets no new requests may finish what it has within this time; the endpoint works on meanwhile."""
+"""A server that gets no new requests may finish the others within this time; the endpoint keeps serving meanwhile."""
 
 
 def serve_foreground(
-    store: ModelStore, serving: Serving, patience: Patience = PATIENCE, *, resume: bool = False
+    store: ModelStore, serving: Serving, policy: RestartPolicy = DEFAULT_POLICY, *, resume: bool = False
 ) -> None:
-    """Serve the published release until interrupted; a rollout that was under way is taken up where it was.
+    """Serve the published release until interrupted; a rollout that was under way is resumed.
 
     Args:
-        resume: serve what ``serving.json`` wants, whatever is published.
+        resume: serve what ``serving.json`` asks for, whatever is published.
 
     Raises:
         NothingToServe: no release is published.
@@ -65,13 +64,13 @@ def serve_foreground(
         if left is None or not whole or not (resume or left.tried):
             Wanted(stable=published(store).name).write(store.path / WANTED)
         try:
-            supervise(store, serving, patience)
+            supervise(store, serving, policy)
         finally:
             (store.path / RECORD).unlink(missing_ok=True)
 
 
-def supervise(store: ModelStore, serving: Serving, patience: Patience) -> NoReturn:
-    """Keep up what is wanted.
+def supervise(store: ModelStore, serving: Serving, policy: RestartPolicy) -> NoReturn:
+    """Serve what ``serving.json`` asks for, until a signal or an error.
 
     Raises:
         PortInUse: something else listens on ``serving.port``; nothing was started.
@@ -80,7 +79,7 @@ def supervise(store: ModelStore, serving: Serving, patience: Patience) -> NoRetu
     """
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(reserved_port(serving.host, serving.port))
-        supervisor = _Supervisor(store, serving, patience, port)
+        supervisor = _Supervisor(store, serving, policy, port)
         stack.callback(supervisor.stop)
         while True:
             try:
@@ -88,33 +87,33 @@ def supervise(store: ModelStore, serving: Serving, patience: Patience) -> NoRetu
             except NotEnoughSpace as error:
                 if not supervisor.serving:
                     raise
-                say(f"{error}; serving as before")  # a full disk is no reason to end what works
+                say(f"{error}; serving as before")  # a full disk is no reason to stop a working endpoint
                 time.sleep(PAUSE_S)
             supervisor.changed.wait(POLL_S)
             supervisor.changed.clear()
 
 
 class _Supervisor:
-    """The servers, the proxy once there is one to pass requests to, and what is in force."""
+    """The servers, the proxy (once a server is up), and what is in force."""
 
-    def __init__(self, store: ModelStore, serving: Serving, patience: Patience, port: int) -> None:
-        self._store, self._serving, self._patience, self._port = store, serving, patience, port
-        self._servers: dict[str, KeptServer] = {}
+    def __init__(self, store: ModelStore, serving: Serving, policy: RestartPolicy, port: int) -> None:
+        self._store, self._serving, self._policy, self._port = store, serving, policy, port
+        self._servers: dict[str, SupervisedServer] = {}
         self._draining: dict[str, float] = {}
         """When each server lost its traffic."""
-        self._stopping: list[KeptServer] = []
+        self._stopping: list[SupervisedServer] = []
         self._proxy: Proxy | None = None
         self._proxy_stack = contextlib.ExitStack()
         self._proxy_failures = 0
         """In a row."""
         self._started_at = datetime.now(UTC)
-        self._said: Endpoint | None = None
+        self._reported: Endpoint | None = None
         self.changed = threading.Event()
 
     def converge(self) -> None:
-        """One step towards what is wanted."""
+        """One step towards what ``serving.json`` asks for."""
         wanted = Wanted.read(self._store.path / WANTED)
-        if wanted is None:  # about to be stopped
+        if wanted is None:  # the endpoint is about to be stopped
             return
         for release in wanted.releases():
             if release not in self._servers:
@@ -124,23 +123,23 @@ class _Supervisor:
             raise stable.error
         if self._proxy is None and stable.backend is None and not self.serving:
             return
-        if self._direct(wanted):
+        if self._route(wanted):
             self._retire(wanted)
-            self._tell(wanted)
+            self._report(wanted)
 
     @property
     def serving(self) -> bool:
-        """Whether clients have been told of it."""
-        return self._said is not None
+        """Whether clients have been told the address."""
+        return self._reported is not None
 
     def stop(self) -> None:
-        """Let what is in flight end, then end everything."""
+        """Let requests in flight finish, then end everything."""
         servers = [*self._servers.values(), *self._stopping]
         try:
             with contextlib.suppress(TransientError):
                 if self._proxy:
                     if waiting := self._proxy.in_flight():
-                        say(f"waiting for {waiting} requests to end, {DRAIN_S} s at most")
+                        say(f"waiting at most {DRAIN_S} s for {waiting} requests to finish")
                     self._proxy.drain(DRAIN_S)
         finally:
             for each in servers:
@@ -150,30 +149,32 @@ class _Supervisor:
             each.join()
 
     def _free_half(self, wanted: Wanted) -> int:
-        """Of the cores, that fewer of the releases have that stay."""
+        """The half of the cores that fewer of the remaining releases use."""
         taken = [self._servers[each].half for each in wanted.releases() if each in self._servers]
         return min((0, 1), key=taken.count)
 
     def _start(self, release: str, half: int) -> None:
         say(f"starting {release}")
-        self._servers[release] = KeptServer(
+        spec = ServerSpec(
             self._store.releases / release,
             self._store.model,
             self._serving,
-            half=half,
             log=self._store.path / SERVERS / f"{release}.log",
-            patience=self._patience,
-            changed=self.changed,
+            api_key=api_key(),
+            drain_s=DRAIN_S,
+            log_requests=False,
+            half=half,
         )
+        self._servers[release] = SupervisedServer(spec, self._policy, self.changed)
 
-    def _direct(self, wanted: Wanted) -> bool:
-        """Bring the split into force; the proxy itself is started with the first, and again if it dies.
+    def _route(self, wanted: Wanted) -> bool:
+        """Bring the split into force. This starts the proxy the first time, and again if it dies.
 
         Returns:
             Whether it is in force.
 
         Raises:
-            ServerFailed: the proxy does not start the first time, or not ``crashes`` times in a row.
+            ServerFailed: the proxy does not start the first time, or failed more than ``crashes`` times in a row.
         """
         up = {release: each.backend for release, each in self._servers.items() if each.backend}
         asked = plan(self._servers, up, wanted.stable, wanted.canary, wanted.percent, wanted.standby)
@@ -185,12 +186,12 @@ class _Supervisor:
                 self._proxy = self._proxy_stack.enter_context(self._proxying(asked))
         except ServerFailed as error:
             self._proxy_failures += 1
-            if not self.serving or self._proxy_failures > self._patience.crashes:
+            if not self.serving or self._proxy_failures > self._policy.crashes:
                 raise
-            say(f"{error}; starting Envoy again (failure {self._proxy_failures} in a row)")
+            say(f"{error}; restarting Envoy (failure {self._proxy_failures} in a row)")
             self._proxy = None
             self._proxy_stack.close()
-            time.sleep(self._patience.first_pause_s * (self._proxy_failures - 1))
+            time.sleep(self._policy.first_pause_s * (self._proxy_failures - 1))
             return False
         self._proxy_failures = 0
         return True
@@ -205,7 +206,7 @@ class _Supervisor:
         )
 
     def _retire(self, wanted: Wanted) -> None:
-        """Stop the servers that nobody wants, as soon as they have answered what they were sent."""
+        """Stop the servers that are no longer wanted, once they have answered the requests that they have."""
         for release in [each for each in self._servers if each in wanted.releases()]:
             self._draining.pop(release, None)
         for release in [each for each in self._servers if each not in wanted.releases()]:
@@ -229,7 +230,7 @@ class _Supervisor:
         server = self._servers.get(release or "")
         return server is not None and server.backend is not None
 
-    def _tell(self, wanted: Wanted) -> None:
+    def _report(self, wanted: Wanted) -> None:
         record = Endpoint(
             pid=os.getpid(),
             url=f"http://{reachable(self._serving.host)}:{self._port}",
@@ -244,21 +245,21 @@ class _Supervisor:
             protected=bool(api_key()),
             started_at=self._started_at,
         )
-        if record == self._said:
+        if record == self._reported:
             return
         record.write(self._store.path / RECORD)
-        if self._said is None:
+        if self._reported is None:
             say(f"serving {record.release} as {record.model!r} on {record.url}/v1")
         elif (wanted.stable, wanted.canary, wanted.percent) != (
-            self._said.release,
-            self._said.canary,
-            self._said.percent,
+            self._reported.release,
+            self._reported.canary,
+            self._reported.percent,
         ):
             canary = f", {wanted.percent} % to {wanted.canary}" if wanted.canary else ""
             say(f"serving {wanted.stable}{canary}")
-        self._said = record
+        self._reported = record
 
 
 def _address(host: str) -> str:
-    """Envoy listens on addresses, not names."""
+    """The IP address of *host*: Envoy listens on addresses, not names."""
     return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])

@@ -1,6 +1,7 @@
-"""vLLM's server: started, asked whether it answers, and always stopped.
+"""vLLM's server: it is started, asked whether it answers, and always stopped.
 
-The evaluation and the production endpoint start it alike, or the measurement would say nothing of production.
+The evaluation and the production endpoint start it in the same way: otherwise what was measured would not hold in
+production.
 """
 
 from __future__ import annotations
@@ -37,27 +38,58 @@ from stages.parts.machine.process import GRACE_S, Contained, contained
 
 POLL_S: Final = 0.25
 SIGNALLED: Final = 128
-"""Plus a signal's number: the exit status of a program that it ended."""
+"""Plus a signal's number: the exit status of a program that the signal ended."""
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """How a vLLM server is to be run."""
+
+    directory: Path
+    """The model's files."""
+    name: str
+    """What clients call the model."""
+    settings: Serving
+    log: Path
+    """The server's output is appended to it."""
+    host: str = LOOPBACK
+    port: int = 0
+    """0: a free one."""
+    api_key: str = ""
+    drain_s: int = 0
+    """Seconds that requests in flight are given to finish when the server is stopped."""
+    log_requests: bool = True
+    """Whether the log gets a line for each request."""
+    half: int = 0
+    """Which half of the machine's cores, 0 or 1; see ``core_binding``."""
+
+    def command(self, port: int, arguments: Sequence[str]) -> list[str]:
+        command = [*VLLM, "serve", str(self.directory), "--served-model-name", self.name]
+        command += ["--host", self.host, "--port", str(port), *arguments]
+        # /health and /metrics are requested every few seconds as long as it serves.
+        quiet = ["--disable-access-log-for-endpoints", "/health,/metrics"]
+        command += quiet if self.log_requests else ["--disable-uvicorn-access-log"]
+        return command + (["--shutdown-timeout", str(self.drain_s)] if self.drain_s else [])
 
 
 @dataclass(frozen=True)
 class Server:
-    """A vLLM server that has answered."""
+    """A vLLM server that has answered a completion."""
 
     url: str
     port: int
     name: str
     process: Contained
     arguments: tuple[str, ...]
-    """What decides how it serves; not the model, the address or the name."""
+    """The arguments that decide how it serves; not the model, the address or the name."""
     startup_log: ServerLog
     log: ServerLog
-    """What it says from its first answer on; while it starts, the same as *startup_log*."""
+    """Its output from its first answer on; while it starts, the same as *startup_log*."""
     ready_s: float = 0.0
     api_key: str = ""
 
     def check_alive(self) -> None:
-        """Raises: ServerFailed: it has ended, with the reason from its log."""
+        """Raises: ServerFailed: the server has ended; the reason is from its log."""
         status = self.process.poll()
         if status is None:
             return
@@ -67,10 +99,10 @@ class Server:
         raise ServerFailed(f"vLLM ended: {self.log.cause()}", hint=hint)
 
     def max_model_len(self) -> int:
-        """Tokens of prompt and answer together, as the server itself says.
+        """Tokens of prompt and answer together, as the server itself reports.
 
         Raises:
-            ServerFailed: it does not say.
+            ServerFailed: it does not report it.
         """
         try:
             reply = http().get(f"{self.url}/v1/models", headers=credentials(self.api_key), timeout=HEALTH_TIMEOUT_S)
@@ -80,77 +112,57 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(
-    directory: Path,
-    name: str,
-    settings: Serving,
-    *,
-    log: Path,
-    host: str = LOOPBACK,
-    port: int = 0,
-    api_key: str = "",
-    drain_s: int = 0,
-    log_requests: bool = True,
-    half: int = 0,
-    cancelled: threading.Event | None = None,
-) -> Iterator[Server]:
-    """``vllm serve`` on *directory*, from its first answer until the block is left in whatever way.
+def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Iterator[Server]:
+    """A vLLM server, from its first answer until the block is left in whatever way.
 
     Args:
-        name: what clients call the model.
-        port: 0 takes a free one.
-        log: the server's output is appended to it.
-        drain_s: seconds that requests in flight are given to finish when it is stopped.
-        log_requests: a line for each request in the log, which grows with them.
-        half: 0 or 1, of the machine's cores: see ``core_binding``.
-        cancelled: set, it ends the wait for the first answer, where no signal reaches (a thread).
+        cancelled: when set, it ends the wait for the first answer; for a thread, which no signal reaches.
 
     Raises:
-        ConfigError: *host* is not an address of this machine, an argument is not for here, or the weights find no room.
-        PortInUse: something listens on *port*; nothing was started.
+        ConfigError: the host is not an address of this machine, an argument is not allowed, or the weights do not fit.
+        PortInUse: something listens on the port; nothing was started.
         ServerFailed: it ended, or did not answer within ``settings.startup_timeout_s``.
         Interrupted: it was cancelled.
     """
     if serves_on_gpu():
-        check_room(directory, settings)
+        check_room(spec.directory, spec.settings)
     started = time.monotonic()
-    arguments = engine_arguments(settings)
-    log.parent.mkdir(parents=True, exist_ok=True)
+    arguments = engine_arguments(spec.settings)
+    spec.log.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        with reserved_port(host, port) as chosen, log.open("ab") as output:
-            command = [*VLLM, "serve", str(directory), "--served-model-name", name]
-            command += ["--host", host, "--port", str(chosen), *arguments]
-            # These two are asked every few seconds for as long as it serves.
-            quiet = ["--disable-access-log-for-endpoints", "/health,/metrics"]
-            command += quiet if log_requests else ["--disable-uvicorn-access-log"]
-            if drain_s:
-                command += ["--shutdown-timeout", str(drain_s)]
-            said = ServerLog(log, output.tell())
-            process = stack.enter_context(
-                contained(
-                    command,
-                    output=output,
-                    environment=environment(api_key, core_binding(settings, half)),
-                    grace_s=GRACE_S + drain_s,
-                )
+        with reserved_port(spec.host, spec.port) as port, spec.log.open("ab") as output:
+            startup_log = ServerLog(spec.log, output.tell())
+            command = contained(
+                spec.command(port, arguments),
+                output=output,
+                environment=environment(spec.api_key, core_binding(spec.settings, spec.half)),
+                grace_s=GRACE_S + spec.drain_s,
             )
-            url = f"http://{reachable(host)}:{chosen}"
-            server = Server(url, chosen, name, process, tuple(arguments), said, said, api_key=api_key)
-            with _ended_when(cancelled, process):
-                ready_at = _wait_until_it_answers(server, settings.startup_timeout_s)
+            server = Server(
+                url=f"http://{reachable(spec.host)}:{port}",
+                port=port,
+                name=spec.name,
+                process=stack.enter_context(command),
+                arguments=tuple(arguments),
+                startup_log=startup_log,
+                log=startup_log,
+                api_key=spec.api_key,
+            )
+            with _ended_when(cancelled, server.process):
+                ready_at = _wait_until_it_answers(server, spec.settings.startup_timeout_s)
         ready_s = round(time.monotonic() - started, 3)
-        yield replace(server, log=ServerLog(log, ready_at), ready_s=ready_s)
+        yield replace(server, log=ServerLog(spec.log, ready_at), ready_s=ready_s)
 
 
 @contextlib.contextmanager
 def reserved_port(host: str, port: int) -> Iterator[int]:
-    """A port that nothing listens on, kept from others until the block is left.
+    """A port that nothing listens on, reserved until the block is left.
 
-    It is bound but not listened on, with SO_REUSEADDR: Linux then lets vLLM, which sets it too, bind it beside us,
-    and gives it to nobody who asks for any free port.
+    It is bound with SO_REUSEADDR but not listened on. Linux then lets vLLM, which sets that option too, bind the same
+    port, and does not give it to programs that ask for any free port.
 
     Raises:
-        PortInUse: something listens on it.
+        PortInUse: something listens on the port.
         ConfigError: *host* is not an address of this machine, or the port needs root.
     """
     try:
@@ -165,14 +177,14 @@ def reserved_port(host: str, port: int) -> Iterator[int]:
             if error.errno == errno.EADDRINUSE:
                 raise PortInUse(
                     f"port {port} on {host} is in use",
-                    hint="stop what uses it, or choose another with --set serving.port=… (0: a free one)",
+                    hint="stop the program that uses it, or set another one: --set serving.port=… (0: a free one)",
                 ) from error
             raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror}", hint="see serving.host") from error
         yield int(held.getsockname()[1])
 
 
 def run_against(server: Server, command: Sequence[str], log: Path, variables: Mapping[str, str]) -> int:
-    """Run a client of *server* to its end; return its exit status. Neither survives the other's failure.
+    """Run a client of *server* to its end and return its exit status. If the server fails, the client is ended, too.
 
     Raises:
         ServerFailed: the server ended first.
@@ -187,7 +199,7 @@ def run_against(server: Server, command: Sequence[str], log: Path, variables: Ma
 
 @contextlib.contextmanager
 def _ended_when(cancelled: threading.Event | None, process: Contained) -> Iterator[None]:
-    """End *process* as soon as *cancelled* is set, and with it the wait in this block.
+    """End *process*, and so the wait in this block, as soon as *cancelled* is set.
 
     Raises:
         Interrupted: it was set.
@@ -217,7 +229,7 @@ def _ended_when(cancelled: threading.Event | None, process: Contained) -> Iterat
 
 
 def _wait_until_it_answers(server: Server, timeout_s: float) -> int:
-    """Returns where the log stood before the first answer: what it says from there on is no matter of the start."""
+    """Return the length of the log before the first answer: what follows does not belong to the start."""
     deadline = time.monotonic() + timeout_s
     while not healthy(server.url):
         server.check_alive()

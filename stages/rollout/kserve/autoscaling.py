@@ -1,28 +1,27 @@
-"""KEDA's part in Standard mode: replicas of one release's Deployment by vLLM's own queue.
+"""KEDA's part in Standard mode: replicas of one release's Deployment, scaled by vLLM's own queue.
 
-CPU, KServe's default, says nothing of an LLM. In Knative mode Knative scales by concurrency; see ``objects.py``.
+CPU load, KServe's default, says nothing about an LLM. In Knative mode, Knative scales by concurrency: see ``objects``.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from stages.rollout.kserve.objects import ENDPOINT, PART_OF, RELEASE, Endpoint, Object
+from stages.rollout.kserve.objects import ENDPOINT, PART_OF, RELEASE, KServeEndpoint, Object
+from stages.rollout.kserve.settings import Scaling
 
 LOAD: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 POLL_S: Final = 15
 FAILURES: Final = 3
-"""Polls without an answer of Prometheus, until the replicas stay as they are."""
+"""After so many polls without an answer from Prometheus, the number of replicas stays as it is."""
 
 
-def scaled_object(endpoint: Endpoint, release: str, deployment: str) -> Object:
-    """One for each release: a canary scales by its own load, and promoting it changes nothing of its pods.
+def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str) -> Object:
+    """One for each release: a canary scales by its own load, and promoting it changes nothing about its pods.
 
     Needs ``settings.prometheus``.
     """
     scaling = endpoint.settings.scaling
-    hundred_percent = {"type": "Percent", "value": 100, "periodSeconds": 60}
-    one_pod = {"type": "Pods", "value": 1, "periodSeconds": 60}
     return {
         "apiVersion": "keda.sh/v1alpha1",
         "kind": "ScaledObject",
@@ -41,42 +40,41 @@ def scaled_object(endpoint: Endpoint, release: str, deployment: str) -> Object:
                 "replicas": scaling.minimum,
                 "behavior": "currentReplicasIfHigher",
             },
-            "advanced": {
-                "horizontalPodAutoscalerConfig": {
-                    "behavior": {
-                        "scaleUp": {
-                            "stabilizationWindowSeconds": scaling.scale_up_window_s,
-                            "policies": [hundred_percent],
-                        },
-                        "scaleDown": {
-                            "stabilizationWindowSeconds": scaling.scale_down_delay_s,
-                            "policies": [one_pod],
-                        },
-                    }
-                }
-            },
-            "triggers": [
-                {
-                    "type": "prometheus",
-                    "metricType": "AverageValue",
-                    "metadata": {
-                        "serverAddress": endpoint.settings.prometheus,
-                        "query": load_query(endpoint, release),
-                        "threshold": str(scaling.concurrency),
-                        "ignoreNullValues": "false",  # no answer is no idleness
-                    },
-                }
-            ],
+            "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(scaling)}},
+            "triggers": [_trigger(endpoint, release)],
         },
     }
 
 
-def selector(endpoint: Endpoint, release: str) -> str:
-    """Of one release's series; the latter labels come from the PodMonitor in ``manifests/monitoring``."""
+def selector(endpoint: KServeEndpoint, release: str) -> str:
+    """Selects the series of one release; the last two labels come from the PodMonitor in ``manifests/monitoring``."""
     labels = {"namespace": endpoint.namespace, "slipway_endpoint": endpoint.name, "slipway_release": release}
     return ",".join(f'{name}="{value}"' for name, value in labels.items())
 
 
-def load_query(endpoint: Endpoint, release: str) -> str:
-    """Requests that one release has, over all of its pods."""
+def load_query(endpoint: KServeEndpoint, release: str) -> str:
+    """The number of requests that all pods of one release have."""
     return " + ".join(f"sum({metric}{{{selector(endpoint, release)}}})" for metric in LOAD)
+
+
+def _behavior(scaling: Scaling) -> Object:
+    """At most twice the replicas, and at most one replica less, in a minute."""
+    double = {"type": "Percent", "value": 100, "periodSeconds": 60}
+    one_less = {"type": "Pods", "value": 1, "periodSeconds": 60}
+    return {
+        "scaleUp": {"stabilizationWindowSeconds": scaling.scale_up_window_s, "policies": [double]},
+        "scaleDown": {"stabilizationWindowSeconds": scaling.scale_down_delay_s, "policies": [one_less]},
+    }
+
+
+def _trigger(endpoint: KServeEndpoint, release: str) -> Object:
+    return {
+        "type": "prometheus",
+        "metricType": "AverageValue",
+        "metadata": {
+            "serverAddress": endpoint.settings.prometheus,
+            "query": load_query(endpoint, release),
+            "threshold": str(endpoint.settings.scaling.concurrency),
+            "ignoreNullValues": "false",  # a missing value does not mean an idle release
+        },
+    }

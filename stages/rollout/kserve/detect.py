@@ -1,4 +1,4 @@
-"""What a cluster's KServe can do: which of the three ways of splitting traffic works there, if any."""
+"""Detects which of the three ways of splitting traffic a cluster's KServe supports, if any."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMESPACE: Final = "kserve"
 CONFIG: Final = "inferenceservice-config"
 CONTROLLER: Final = "kserve-controller-manager"
 CANARY_SINCE: Final = (0, 21)
-"""0.20 knows ``spec.canary`` but neither routes by it nor waits for its readiness."""
+"""The first version whose canaries work: 0.20 has ``spec.canary``, but neither routes by it nor waits for readiness."""
 CRD: Final = "inferenceservices.serving.kserve.io"
 MODES: Final[dict[str, str]] = {
     "Standard": "standard",
@@ -28,34 +28,34 @@ MODES: Final[dict[str, str]] = {
     "Knative": "knative",
     "Serverless": "knative",
 }
-"""``deploy.defaultDeploymentMode``, new and old words."""
+"""By ``deploy.defaultDeploymentMode``, in its new and old names."""
 MAPS: Final = Kind("v1", "ConfigMap", "configmaps")
 DEPLOYMENTS: Final = Kind("apps/v1", "Deployment", "deployments")
 SET_MODE: Final = "set kserve.mode to standard, knative or route"
 
 
 @dataclass(frozen=True)
-class Found:
-    """A cluster's KServe."""
+class Installation:
+    """How a cluster's KServe is set up."""
 
     mode: Mode
     gateway: str
-    """``namespace/name`` of the Gateway that KServe's routes hang on."""
+    """``namespace/name`` of the Gateway that KServe's routes are attached to."""
     domain: str
     domain_template: str
 
     def hostname(self, name: str, namespace: str) -> str:
-        """As KServe makes it of its template."""
+        """The host name that KServe makes from its template."""
         values = {"Name": name, "Namespace": namespace, "IngressDomain": self.domain}
         return re.sub(r"{{\s*\.(\w+)\s*}}", lambda found: values.get(found[1], ""), self.domain_template)
 
 
-def detect(cluster: Cluster, settings: KServe) -> Found:
+def detect(cluster: Cluster, settings: KServe) -> Installation:
     """How traffic is split on *cluster*.
 
     Raises:
-        NotInstalled: it has no KServe, or not what the mode needs.
-        ConfigError: the mode can't work there, by name, and what to do.
+        NotInstalled: the cluster has no KServe, or lacks what the mode needs.
+        ConfigError: the mode can't work there; the message says why and what to do.
     """
     cluster.kind(ISVC, "InferenceService")
     config = _config(cluster, settings)
@@ -70,15 +70,15 @@ def detect(cluster: Cluster, settings: KServe) -> Found:
     return as_configured(mode, settings, ingress)
 
 
-def as_configured(mode: Mode, settings: KServe, ingress: Mapping[str, Any]) -> Found:
-    """By ``ingress`` of KServe's own configuration; what does not stand there is KServe's default."""
+def as_configured(mode: Mode, settings: KServe, ingress: Mapping[str, Any]) -> Installation:
+    """What ``ingress`` in KServe's own configuration says; where it says nothing, KServe's default."""
     gateway = settings.gateway or str(ingress.get("kserveIngressGateway", "kserve/kserve-ingress-gateway"))
     template = str(ingress.get("domainTemplate") or "{{ .Name }}-{{ .Namespace }}.{{ .IngressDomain }}")
-    return Found(mode, gateway, str(ingress.get("ingressDomain") or "example.com"), template)
+    return Installation(mode, gateway, str(ingress.get("ingressDomain") or "example.com"), template)
 
 
 def version(cluster: Cluster) -> tuple[int, int] | None:
-    """Of the controller, by its image's tag or its label; None if neither tells."""
+    """The controller's version, from its image's tag or its label; None if neither shows it."""
     with contextlib.suppress(Absent, AccessDenied):
         found = cluster.get(DEPLOYMENTS, CONTROLLER, NAMESPACE)
         containers = found["spec"]["template"]["spec"]["containers"]
@@ -91,7 +91,7 @@ def version(cluster: Cluster) -> tuple[int, int] | None:
 
 
 def _config(cluster: Cluster, settings: KServe) -> dict[str, Any]:
-    """KServe's own configuration; nothing if we may not read it and need not, because the mode was named."""
+    """KServe's own configuration; empty if it can't be read and is not needed, because the mode was set."""
     try:
         data = cluster.get(MAPS, CONFIG, NAMESPACE).get("data", {})
         return {name: json.loads(data[name]) for name in ("deploy", "ingress") if name in data}
@@ -110,7 +110,7 @@ def _mode(cluster: Cluster, settings: KServe, default: str) -> Mode:
         return "knative"
     if settings.mode == "auto":
         if default not in MODES:
-            raise ConfigError(f"KServe's default mode {default!r} is none that is known here", hint=SET_MODE)
+            raise ConfigError(f"KServe's default mode {default!r} is not supported", hint=SET_MODE)
         if MODES[default] == "knative":
             return "knative"
     if settings.mode == "route":
@@ -126,12 +126,12 @@ def _mode(cluster: Cluster, settings: KServe, default: str) -> Mode:
     if found is None and not _knows_canary(cluster):
         return "route"
     if found is None and settings.mode == "auto":
-        raise ConfigError("the version of KServe can't be read, and 0.20 ignores a canary's share", hint=SET_MODE)
+        raise ConfigError("KServe's version can't be read, and 0.20 ignores a canary's share", hint=SET_MODE)
     return "standard"
 
 
 def _knows_canary(cluster: Cluster) -> bool:
-    """Whether the resource has ``spec.canary``; True if we may not look, since it is asked after a mode was named."""
+    """Whether the resource has ``spec.canary``; True if the definition can't be read, since then the mode was set."""
     try:
         versions = cluster.get(DEFINITIONS, CRD)["spec"]["versions"]
     except (Absent, AccessDenied):
@@ -141,7 +141,7 @@ def _knows_canary(cluster: Cluster) -> bool:
 
 
 def _check_gateway_api(ingress: dict[str, Any]) -> None:
-    """Without it KServe starts a canary's pods and sends them nothing."""
+    """Without the Gateway API, KServe starts a canary's pods but sends them no requests."""
     if not ingress.get("enableGatewayApi", False):
         raise ConfigError(
             f"KServe is in Standard mode without the Gateway API (ingress.enableGatewayApi in {NAMESPACE}/{CONFIG} is "
@@ -150,7 +150,7 @@ def _check_gateway_api(ingress: dict[str, Any]) -> None:
         )
     if ingress.get("disableIngressCreation", False):
         raise ConfigError(
-            f"KServe makes no routes (ingress.disableIngressCreation in {NAMESPACE}/{CONFIG} is true): "
+            f"KServe creates no routes (ingress.disableIngressCreation in {NAMESPACE}/{CONFIG} is true): "
             "traffic can't be split",
             hint="set it to false and restart KServe's controller, or set kserve.mode to route",
         )

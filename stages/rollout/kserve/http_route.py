@@ -1,4 +1,4 @@
-"""Who gets which share by an HTTPRoute, once its gateway says that it is in force."""
+"""Reads an HTTPRoute: the shares of its Services, and whether its gateway has programmed them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NEEDED: Final = ("Accepted", "ResolvedRefs")
 def shares(route: Object) -> dict[str, float]:
     """Percent of new requests by Service.
 
-    Empty where its rules differ from each other, or send requests nowhere.
+    Empty if its rules differ from each other, or one of them has no weight.
     """
     found: list[dict[str, float]] = []
     for rule in route["spec"].get("rules", []):
@@ -31,13 +31,13 @@ def shares(route: Object) -> dict[str, float]:
 
 
 def programmed(route: Object) -> str:
-    """Why the gateway does not (yet) do what the route says; empty if it does.
+    """Why the gateway has not (yet) programmed the route; empty if it has.
 
-    A route's ``observedGeneration`` is its gateway's own word, unlike that of an InferenceService.
+    A route's ``observedGeneration`` is set by its gateway itself, unlike that of an InferenceService.
     """
     parents = route.get("status", {}).get("parents", [])
     if not parents:
-        return "no gateway has taken it"
+        return "no gateway has accepted it"
     generation = route["metadata"]["generation"]
     for parent in parents:
         said = {each["type"]: each for each in parent.get("conditions", [])}
@@ -45,7 +45,7 @@ def programmed(route: Object) -> str:
             condition = said.get(name)
             if condition is None or condition["status"] != "True":
                 why = f": {condition.get('message') or condition.get('reason', '')}" if condition else ""
-                return f"its gateway does not say {name}{why}"
+                return f"its gateway does not report {name}{why}"
             if condition.get("observedGeneration", 0) < generation:
                 return "its gateway has not seen the last change"
     return ""

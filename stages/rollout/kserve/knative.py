@@ -1,8 +1,8 @@
-"""Knative mode: one InferenceService whose latest revision gets ``canaryTrafficPercent``, the one before it the rest.
+"""Knative mode: one InferenceService. Its latest revision gets ``canaryTrafficPercent``, the previous one the rest.
 
-A new template is a new revision. What each revision serves is told by its labels; who gets what, by
-``status.components.predictor.traffic``. At 100 % Knative takes the pods of the revision before away at once: the last
-step gives 99 %, so that the way back takes seconds, and promoting gives the rest.
+A new template is a new revision. A revision's labels say what it serves; ``status.components.predictor.traffic`` says
+which share it gets. At 100 % Knative removes the pods of the previous revision at once. The last step therefore gives
+99 %, so that a rollback takes seconds, and promoting gives the rest.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from stages.parts.base.errors import Conflict, ServerFailed, TransientError
 from stages.parts.cluster.kinds import Kind
 from stages.parts.releases.split import Split
 from stages.rollout.kserve.objects import ISVC_LABEL, RELEASE, REVISION, Object, inference_service, predictor, startup_s
-from stages.rollout.kserve.target import ISVCS, Platform, condition, release_of, revision_of, url_of
+from stages.rollout.kserve.target import ISVCS, KServeTarget, condition, release_of, revision_of, url_of
 
 REVISIONS: Final = Kind("serving.knative.dev/v1", "Revision", "revisions")
 PERCENT: Final = "canaryTrafficPercent"
 NEARLY_ALL: Final = 99
 
 
-class Knative(Platform):
+class KnativeTarget(KServeTarget):
     def split(self) -> Split:
         found = self.service()
         if found is None:
@@ -30,7 +30,7 @@ class Knative(Platform):
         status = self._status(found)
         rolled_out = status.get("latestRolledoutRevision")
         if not rolled_out:
-            return Split(None)  # the first one gets everything as soon as it is ready
+            return Split(None)  # the first release gets all traffic as soon as it is ready
         releases = self._releases()
         stable = self._stable(found, releases)
         asked = release_of(found["spec"]["predictor"])
@@ -40,7 +40,7 @@ class Knative(Platform):
 
     def deploy(self, release: str) -> None:
         found = self.service()
-        wanted = predictor(self.at, release, "knative")
+        wanted = predictor(self.endpoint, release, "knative")
         stable = self.split().stable
         if found and stable not in (None, release):
             asked = release_of(found["spec"]["predictor"])
@@ -62,7 +62,7 @@ class Knative(Platform):
         return self._status(found).get("latestReadyRevision") == self._revision(asked)
 
     def url(self, release: str) -> str:
-        """The tag's: it reaches one revision alone, whatever the split."""
+        """The URL of the revision's tag, which reaches only that revision, whatever the split."""
         releases = self._releases()
         for each in self._status(self._service()).get("traffic", []):
             if releases.get(each.get("revisionName", "")) == release and each.get("url"):
@@ -86,16 +86,16 @@ class Knative(Platform):
         found = self._service()
         asked = found["spec"]["predictor"]
         if release_of(asked) != release:
-            raise Conflict(f"{release_of(asked)} was put in its place meanwhile", hint="start the rollout again")
+            raise Conflict(f"{release_of(asked)} has taken its place meanwhile", hint="start the rollout again")
         if PERCENT in asked:
             self._apply(found, {key: value for key, value in asked.items() if key != PERCENT})
         self._wait(release, 100)
 
     def withdraw(self, release: str, *, first: bool = False) -> None:
-        """No new request for it, in seconds; then the stable release's template again, which takes its pods away.
+        """Stop its traffic, which takes seconds; then apply the stable release's template, which removes its pods.
 
-        Knative knows no way back but another revision. It gets traffic when it is ready: until then the old stable one
-        keeps all, and if it does not come up, for good.
+        Knative can go back only by a new revision, which gets traffic when it is ready. Until then the old revision of
+        the stable release keeps all traffic; if the new one does not come up, it keeps it for good.
         """
         found = self.service()
         stable = self._stable(found, self._releases()) if found else None
@@ -108,15 +108,15 @@ class Knative(Platform):
             return
         if asked == release:
             self._give(release, 0, back=True)
-            self._apply(self._service(), predictor(self.at, str(stable), "knative") | {PERCENT: 0}, back=True)
+            self._apply(self._service(), predictor(self.endpoint, str(stable), "knative") | {PERCENT: 0}, back=True)
         self._settle(str(stable))
 
     def client_url(self) -> str:
-        return url_of(self.service(), self.at.store.model)
+        return url_of(self.service(), self.endpoint.store.model)
 
     def _settle(self, stable: str) -> None:
-        """Once the stable release's new revision is ready, it takes over from the old one, whose pods then go."""
-        deadline, why = time.monotonic() + startup_s(self.at, stable), ""
+        """Let the stable release's new revision take over from the old one, once it is ready."""
+        deadline, why = time.monotonic() + startup_s(self.endpoint, stable), ""
         while not why:
             found = self._service()
             asked = found["spec"]["predictor"]
@@ -124,7 +124,7 @@ class Knative(Platform):
                 return
             try:
                 if self.ready(stable):
-                    # Left out at once it would stay, were it somebody else's too.
+                    # If the field were only left out, it would stay where somebody else owns it, too.
                     self._apply(found, asked | {PERCENT: 100}, back=True)
                     self._wait(stable, 100)
                     without = {key: value for key, value in asked.items() if key != PERCENT}
@@ -138,12 +138,12 @@ class Knative(Platform):
         print(f"the old revision of {stable} stays: {why}", file=sys.stderr, flush=True)
 
     def _apply(self, seen: Object | None, wanted: Object, *, back: bool = False) -> None:
-        self.apply(ISVCS, inference_service(self.at, wanted, "knative"), seen, back=back)
+        self.apply(ISVCS, inference_service(self.endpoint, wanted, "knative"), seen, back=back)
 
     def _service(self) -> Object:
         found = self.service()
         if found is None:
-            raise Conflict(f"{self.at.store.model} is not being served", hint="start the rollout again")
+            raise Conflict(f"{self.endpoint.store.model} is not being served", hint="start the rollout again")
         return found
 
     def _status(self, service: Object) -> Object:
@@ -151,16 +151,16 @@ class Knative(Platform):
         return found
 
     def _revisions(self) -> list[Object]:
-        found, _ = self.cluster.list(REVISIONS, labels=f"{ISVC_LABEL}={self.at.name}")
+        found, _ = self.cluster.list(REVISIONS, labels=f"{ISVC_LABEL}={self.endpoint.name}")
         return found
 
     def _releases(self) -> dict[str, str]:
-        """By revision."""
+        """The release of each revision."""
         named = ((each["metadata"]["name"], each["metadata"].get("labels", {})) for each in self._revisions())
         return {name: labels[RELEASE] for name, labels in named if RELEASE in labels}
 
     def _revision(self, wanted: Object) -> str | None:
-        """The newest one of a predictor."""
+        """The newest revision of a predictor."""
         alike = [
             each
             for each in self._revisions()
@@ -170,13 +170,13 @@ class Knative(Platform):
         return max((str(each["metadata"]["name"]) for each in alike), default=None)
 
     def _stable(self, service: Object, releases: dict[str, str]) -> str | None:
-        """Whoever gets what a canary does not; Knative's tag for it is prev."""
+        """The release that gets the traffic that a canary does not get; Knative tags it prev."""
         status = self._status(service)
         kept = [each.get("revisionName") for each in status.get("traffic", []) if each.get("tag") == "prev"]
         return releases.get(kept[0] if kept else status.get("latestRolledoutRevision", ""))
 
     def _shares(self, service: Object) -> dict[str, int]:
-        """Percent by revision, as Knative routes."""
+        """The percentage that Knative routes to each revision."""
         found: dict[str, int] = {}
         for each in self._status(service).get("traffic", []):
             name = each.get("revisionName") or ""
@@ -192,7 +192,7 @@ class Knative(Platform):
             share = sum(part for name, part in self._shares(found).items() if releases.get(name) == release)
             if share != percent:
                 return f"Knative gives it {share} %"
-            # False while a new revision comes up; the routes' own condition is what counts.
+            # Ready is false while a new revision comes up; only the condition of the routes counts.
             return "" if condition(found, "RoutesReady") else "its routes are not ready"
 
         self.until(lacking, f"{percent} % for {release}")

@@ -1,8 +1,8 @@
-"""Every KServe object that we apply, as plain manifests, built here alone.
+"""The KServe objects that a rollout applies, as plain manifests.
 
-Labels of a predictor reach its pods: by ``RELEASE`` its totals are read, by ``REVISION`` it is known whether a pod runs
-what is asked for now. Annotations of an InferenceService reach its pods too and restart them when they change: they
-hold nothing that does.
+A predictor's labels are copied to its pods: ``RELEASE`` selects the pods whose counters are read, and ``REVISION``
+shows whether a pod runs the present predictor. An InferenceService's annotations are copied, too, and restart the pods
+when they change; they therefore hold nothing that changes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONTAINER: Final = "kserve-container"
 ENDPOINT: Final = "slipway/endpoint"
 RELEASE: Final = "slipway/release"
 REVISION: Final = "slipway/revision"
-"""Of the predictor: changes when its pods have to be started anew."""
+"""The predictor's revision: changes when its pods have to be restarted."""
 MODEL: Final = "slipway/model"
 PART_OF: Final = {"app.kubernetes.io/part-of": "slipway"}
 ISVC_LABEL: Final = "serving.kserve.io/inferenceservice"
@@ -41,25 +41,25 @@ API_SECRET: Final = "slipway-api"  # noqa: S105
 API_SECRET_KEY: Final = "key"  # noqa: S105
 PORT: Final = 8080
 USER: Final = 8737
-"""Owner of what lies in the store; see ``pipeline/pods.py``."""
+"""The owner of the files in the store; see ``pipeline/pods.py``."""
 NAME_CHARACTERS: Final = 28
-"""``isvc.<endpoint>-<predictor>-predictor`` is a label's value: 63 at most."""
+"""``isvc.<endpoint>-<predictor>-predictor`` is a label's value, which has at most 63 characters."""
 HASH_CHARACTERS: Final = 6
 KNATIVE_TIMEOUT_S: Final = 600
 PRE_STOP_S: Final = 10
-"""Until no proxy sends it anything new: a pod is told to stop while it is being taken out of the Services."""
+"""Until no proxy sends it new requests: a pod is told to stop while it is still being removed from the Services."""
 STOP_MARGIN_S: Final = 15
 PROBE_PERIOD_S: Final = 10
 LOAD_BYTES_PER_S: Final = 100 * (1 << 20)
-"""A slow network volume."""
+"""The speed of a slow network volume."""
 START_S: Final = 300
-"""Besides reading weights: imports, compilation, CUDA graphs."""
+"""What a start takes besides reading weights: imports, compilation, CUDA graphs."""
 ROLLOUT_ONLY_ON_STABLE: Final = ("maxReplicas", "scaleMetric", "scaleTarget", "containerConcurrency", "timeout")
-"""What KServe refuses on a canary, or takes from the stable predictor."""
+"""Fields that KServe refuses on a canary, or takes from the stable predictor."""
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class KServeEndpoint:
     """One model's endpoint on a cluster."""
 
     store: ModelStore
@@ -69,7 +69,7 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """Of the InferenceService: the model's name in DNS letters, with a digest, since two may look alike there."""
+        """The InferenceService's name: the model's in DNS letters, with a digest, since two names may become alike."""
         slug = re.sub(r"[^a-z0-9]+", "-", self.store.model.lower()).strip("-")
         slug = slug if slug[:1].isalpha() else f"m-{slug}"
         digest = hashlib.sha256(self.store.model.encode()).hexdigest()[:HASH_CHARACTERS]
@@ -79,16 +79,16 @@ class Endpoint:
         return sum(path.stat().st_size for path in (self.store.releases / release).glob("*.safetensors"))
 
     def storage_uri(self, release: str) -> str:
-        """The release's own directory, which never changes; a symlink would."""
+        """The release's own directory, which never changes, unlike the ``production`` link."""
         return f"pvc://{self.settings.claim}/{directory_name(self.store.model)}/releases/{release}"
 
 
 def predictor_name(release: str) -> str:
-    """``0002-awq-<digest>`` → ``r2-<six digits of it>``: part of the names of its Deployment and Service."""
+    """``0002-awq-<digest>`` → ``r2-<its first six digits>``: a part of its Deployment's and its Service's name."""
     return f"r{int(release.partition('-')[0])}-{release.rpartition('-')[2][:HASH_CHARACTERS]}"
 
 
-def predictor(endpoint: Endpoint, release: str, mode: Mode) -> Object:
+def predictor(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
     """``spec.predictor`` of the stable release.
 
     Raises:
@@ -108,24 +108,29 @@ def predictor(endpoint: Endpoint, release: str, mode: Mode) -> Object:
 
 
 def canary(stable: Object, percent: int) -> Object:
-    """An entry of ``spec.canary`` from what is ``predictor`` of its release."""
+    """An entry of ``spec.canary``, made from its release's ``predictor``."""
     kept = {key: value for key, value in stable.items() if key not in ROLLOUT_ONLY_ON_STABLE}
     return {"trafficPercent": percent, "predictor": kept}
 
 
 def inference_service(
-    endpoint: Endpoint, stable: Object, mode: Mode, *, canaries: list[Object] | None = None, name: str = ""
+    endpoint: KServeEndpoint, stable: Object, mode: Mode, *, canaries: list[Object] | None = None, name: str = ""
 ) -> Object:
-    """The whole InferenceService around ``spec.predictor``; with *name*, one of those behind an HTTPRoute of ours."""
+    """The whole InferenceService.
+
+    Args:
+        stable: its ``spec.predictor``.
+        name: in mode ``route``, one of the two behind the rollout's own HTTPRoute.
+    """
     annotations = {MODEL: endpoint.store.model}
     labels = dict(PART_OF)
     if mode == "knative":
-        # Here and below the old words: every version understands them.
+        # The old names of the modes, here and below: every version understands them.
         annotations |= {DEPLOYMENT_MODE: "Serverless", "serving.kserve.io/enable-tag-routing": "true"}
     else:
-        # Those with spec.canary ask for the new word.
+        # Versions with spec.canary need the new name.
         annotations[DEPLOYMENT_MODE] = "Standard" if mode == "standard" else "RawDeployment"
-        # keda would give a canary a ScaledObject without triggers, which blocks the stable one's too.
+        # With "keda" a canary would get a ScaledObject without triggers, which also blocks the stable release's.
         scaled = mode == "route" or endpoint.settings.prometheus
         annotations[AUTOSCALER] = "external" if scaled else "none"
     if mode == "route":
@@ -147,9 +152,13 @@ def inference_service(
 
 
 def http_route(
-    endpoint: Endpoint, gateway: str, hostname: str, weights: list[tuple[str, int, int]], *, version: str = ""
+    endpoint: KServeEndpoint, gateway: str, hostname: str, weights: list[tuple[str, int, int]], *, version: str = ""
 ) -> Object:
-    """Mode ``route``: clients' way to (Service, port, percent), the stable release first."""
+    """The route of clients in mode ``route``.
+
+    Args:
+        weights: (Service, port, percent), the stable release first.
+    """
     namespace, _, name = gateway.rpartition("/")
     parent = {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": name}
     metadata: Object = {"name": endpoint.name, "namespace": endpoint.namespace, "labels": dict(PART_OF)}
@@ -177,8 +186,8 @@ def http_route(
     }
 
 
-def disruption_budget(endpoint: Endpoint) -> Object:
-    """Nodes are emptied one replica at a time. Not ``minAvailable``: with one replica no node could be emptied."""
+def disruption_budget(endpoint: KServeEndpoint) -> Object:
+    """Nodes are drained one replica at a time. With ``minAvailable`` and one replica, no node could be drained."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -187,21 +196,21 @@ def disruption_budget(endpoint: Endpoint) -> Object:
     }
 
 
-def startup_s(endpoint: Endpoint, release: str) -> int:
-    """What a replica may take from its start to its first answer."""
+def startup_s(endpoint: KServeEndpoint, release: str) -> int:
+    """The time that a replica may take from its start to its first answer."""
     loading = START_S + math.ceil(endpoint.weights_bytes(release) / LOAD_BYTES_PER_S)
     return max(loading, endpoint.serving.startup_timeout_s)
 
 
-def _pods(endpoint: Endpoint, release: str, mode: Mode) -> Object:
-    """All that its pods follow from, but for labels: what differs here restarts them."""
+def _pods(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
+    """Everything that defines its pods except labels: a difference here restarts them."""
     settings = endpoint.settings
     pods: Object = {"automountServiceAccountToken": False, "model": _container(endpoint, release, mode)}
     if settings.node_selector:
         pods["nodeSelector"] = dict(settings.node_selector)
     if settings.tolerations:
         pods["tolerations"] = [each.model_dump(exclude_none=True) for each in settings.tolerations]
-    if mode != "knative":  # which refuses these, and drains in its own way
+    if mode != "knative":  # Knative refuses these fields, and drains in its own way
         pods["terminationGracePeriodSeconds"] = PRE_STOP_S + settings.drain_s + STOP_MARGIN_S
         pods["topologySpreadConstraints"] = [
             {
@@ -214,7 +223,7 @@ def _pods(endpoint: Endpoint, release: str, mode: Mode) -> Object:
     return pods
 
 
-def _container(endpoint: Endpoint, release: str, mode: Mode) -> Object:
+def _container(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
     settings = endpoint.settings
     resources: Object = {
         "requests": {"cpu": settings.cpu, "memory": settings.memory},
@@ -223,10 +232,10 @@ def _container(endpoint: Endpoint, release: str, mode: Mode) -> Object:
     if settings.gpu:
         count = str(endpoint.serving.tensor_parallel_size)
         resources["requests"][settings.gpu] = resources["limits"][settings.gpu] = count
-    # Not /v1/models, as KServe's own runtime asks: with an API key that is 401.
+    # Unlike KServe's own runtime, not /v1/models: with an API key it answers 401.
     health = {"httpGet": {"path": "/health", "port": PORT}, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5}
     container: Object = {
-        "name": "",  # KServe takes no canary without it
+        "name": "",  # without it KServe refuses a canary
         "modelFormat": {"name": "vLLM"},
         "runtime": RUNTIME,
         "image": settings.image,
@@ -241,19 +250,20 @@ def _container(endpoint: Endpoint, release: str, mode: Mode) -> Object:
     if mode != "knative":
         container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_S)]}}}
     if tag := re.search(r":([\w.-]+)$", settings.image):
-        # Without it KServe takes the image's "-cpu" sibling where no GPU is asked for.
+        # Without it KServe uses the image's "-cpu" variant where no GPU is requested.
         container["runtimeVersion"] = tag[1]
     return container
 
 
-def _arguments(endpoint: Endpoint, release: str) -> list[str]:
-    """Those that it was measured with, where it listens, and who it is: no gateway tells clients."""
+def _arguments(endpoint: KServeEndpoint, release: str) -> list[str]:
+    """The arguments that it was measured with, its address, and a fingerprint that tells clients the release: a gateway
+    does not tell them."""
     measured = engine_arguments(endpoint.serving, on_gpu=endpoint.settings.gpu is not None)
     template = [each for each in measured if "{{" in each]
     if template:
         raise ConfigError(
-            f"serving.extra_arguments: KServe would take {template[0]!r} for a template of its own",
-            hint="put what holds '{{' into a file of the model's, such as chat_template.jinja",
+            f"serving.extra_arguments: KServe would treat {template[0]!r} as a template of its own",
+            hint="put the text with '{{' into a file of the model, such as chat_template.jinja",
         )
     address = ["--host", "0.0.0.0", "--port", str(PORT)]  # noqa: S104
     draining = ["--shutdown-timeout", str(endpoint.settings.drain_s)]
@@ -263,15 +273,15 @@ def _arguments(endpoint: Endpoint, release: str) -> list[str]:
 
 
 def _api_key() -> Object:
-    """From the same Secret as ``SLIPWAY_API_KEY`` of the rollout itself; without it the endpoint asks for none."""
+    """From the same Secret as the rollout's own ``SLIPWAY_API_KEY``; without the Secret the endpoint needs no key."""
     source = {"name": API_SECRET, "key": API_SECRET_KEY, "optional": True}
     return {"name": API_KEY_VARIABLE.replace("SLIPWAY", "VLLM"), "valueFrom": {"secretKeyRef": source}}
 
 
-def _knative_annotations(endpoint: Endpoint, release: str) -> dict[str, str]:
+def _knative_annotations(endpoint: KServeEndpoint, release: str) -> dict[str, str]:
     scaling = endpoint.settings.scaling
     return {
-        "autoscaling.knative.dev/window": f"{max(6, scaling.scale_up_window_s)}s",  # its least
+        "autoscaling.knative.dev/window": f"{max(6, scaling.scale_up_window_s)}s",  # Knative's minimum is 6 s
         "autoscaling.knative.dev/scale-down-delay": f"{scaling.scale_down_delay_s}s",
         "autoscaling.knative.dev/target-utilization-percentage": "100",
         "autoscaling.knative.dev/initial-scale": str(scaling.minimum),

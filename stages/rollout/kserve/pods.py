@@ -1,8 +1,9 @@
-"""The pods of one release: whether they answer, why they do not, and what they have counted.
+"""The pods of one release: whether they answer, why they do not, and their counters.
 
-Totals come from the pods themselves, which needs nothing on the cluster but KServe, lags by nothing, and is what the
-one-machine platform reads too. With Prometheus configured they come from there: where a mesh keeps us from the pods.
-A pod that is gone keeps counting with what it had: totals never fall because replicas go.
+Counters are read from the pods themselves: this needs nothing on the cluster besides KServe and has no delay, and the
+one-machine platform does the same. If Prometheus is configured, they are read from there, for clusters where a mesh
+blocks access to the pods. The counters of a pod that is gone are still included, so that sums never fall when the
+number of replicas does.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ from stages.parts.engine.client import HEALTH_TIMEOUT_S, http
 from stages.parts.engine.metrics import METRICS, sum_counters
 from stages.parts.records.counters import Counters
 from stages.rollout.kserve.autoscaling import selector
-from stages.rollout.kserve.objects import CONTAINER, ENDPOINT, PORT, RELEASE, REVISION, Endpoint
+from stages.rollout.kserve.objects import CONTAINER, ENDPOINT, PORT, RELEASE, REVISION, KServeEndpoint
 
 Object = dict[str, Any]
 CRASHES: Final = 3
-"""Restarts after which a container that still crashes counts as one that will."""
+"""After so many restarts, a container that crashes again is considered broken."""
 HOPELESS: Final = frozenset({"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"})
 KEPT: Final = "2h"
-"""How far back Prometheus is asked for pods that are gone: longer than a step of a rollout."""
+"""How far back Prometheus is queried for pods that are gone: longer than a step of a rollout."""
 
 
 @dataclass
 class Pods:
-    """Of one endpoint."""
+    """The pods of one endpoint."""
 
     cluster: Cluster
-    endpoint: Endpoint
+    endpoint: KServeEndpoint
     _last: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)
-    """By release and life of a server: what it told last."""
+    """The last samples of each server, by release and by pod with its restart count."""
     _restarts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def of(self, release: str) -> list[Object]:
@@ -50,10 +51,10 @@ class Pods:
         return [each for each in found if "deletionTimestamp" not in each["metadata"]]
 
     def ready(self, release: str, revision: str) -> bool:
-        """Whether one of them, of the predictor's *revision*, takes requests.
+        """Whether a pod of the predictor's *revision* accepts requests.
 
         Raises:
-            ServerFailed: they can't start, or crash again and again.
+            ServerFailed: the pods can't start, or crash repeatedly.
         """
         pods = [each for each in self.of(release) if each["metadata"]["labels"].get(REVISION) == revision]
         if any(_condition(each, "Ready") for each in pods):
@@ -67,7 +68,11 @@ class Pods:
         return False
 
     def counters(self, release: str) -> Counters:
-        """Raises: TransientError: they, or Prometheus, do not tell. ServerFailed: none is left that could."""
+        """See ``Target``.
+
+        Raises:
+            TransientError: the pods, or Prometheus, do not answer.
+        """
         pods = self.of(release)
         seen = self._restarts.setdefault(release, {})
         for each in pods:
@@ -75,16 +80,16 @@ class Pods:
             seen[name] = max(seen.get(name, 0), _restarts(each))
         address = self.endpoint.settings.prometheus
         samples = self._asked(address, release) if address else self._scraped(pods, release)
-        # A replica more or less is no new start; one that crashed is.
+        # A replica more or less is not a restart; a crash is.
         return sum_counters(samples, f"{sum(seen.values())} restarts")
 
     def kill(self, release: str) -> Callable[[], bool]:
-        """See ``Target``. Without a grace period: its Services forget it at once, its node kills it within seconds."""
+        """See ``Target``. There is no grace period: Services drop the pod at once, its node kills it within seconds."""
         before = self._ready_names(release)
         if not before:
             raise TransientError(f"{release} has no pod that is ready")
         try:
-            with contextlib.suppress(Absent):  # by an earlier try of this very call, whose answer was lost
+            with contextlib.suppress(Absent):  # an earlier try of this very call deleted it, and its answer was lost
                 self.cluster.delete(PODS, before[0], self.endpoint.namespace, grace_s=0)
         except AccessDenied as error:
             raise AccessDenied(
@@ -111,13 +116,13 @@ class Pods:
             return http().get(url, timeout=HEALTH_TIMEOUT_S).raise_for_status().text
         except httpx.HTTPError as error:
             name = pod["metadata"]["name"]
-            raise TransientError(f"{name} does not tell its metrics: {type(error).__name__}: {error}") from error
+            raise TransientError(f"the metrics of {name} can't be read: {type(error).__name__}: {error}") from error
 
     def _asked(self, address: str, release: str) -> list[Sample]:
-        """The last value of each series, pods that are gone included.
+        """The last value of each series, including those of pods that are gone.
 
         Raises:
-            TransientError: Prometheus does not answer, or knows nothing of the release.
+            TransientError: Prometheus does not answer, or has no series of the release.
         """
         names = "|".join(METRICS)
         series = f'last_over_time({{__name__=~"{names}",{selector(self.endpoint, release)}}}[{KEPT}])'
@@ -131,7 +136,7 @@ class Pods:
             raise TransientError(f"Prometheus does not answer: {type(error).__name__}: {error}") from error
         if not samples:
             raise TransientError(
-                f"Prometheus knows nothing of {release}", hint="are manifests/monitoring and its PodMonitor applied?"
+                f"Prometheus has no series of {release}", hint="are manifests/monitoring and its PodMonitor applied?"
             )
         return samples
 
@@ -161,7 +166,7 @@ def _restarts(pod: Object) -> int:
 
 
 def _failure(pod: Object) -> str:
-    """Why waiting for it is useless; empty if it may still come up."""
+    """Why the pod will never start; empty if it may still come up."""
     for each in _statuses(pod):
         waiting = each.get("state", {}).get("waiting", {})
         if waiting.get("reason") in HOPELESS:

@@ -1,4 +1,4 @@
-"""What a rollout applies, for a person to read before it does: the objects of any mode, without a cluster."""
+"""Renders what a rollout applies, for a person to read beforehand: the objects of any mode, without a cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stages.rollout.kserve.autoscaling import scaled_object
 from stages.rollout.kserve.detect import as_configured
 from stages.rollout.kserve.knative import NEARLY_ALL, PERCENT
 from stages.rollout.kserve.objects import (
-    Endpoint,
+    KServeEndpoint,
     Mode,
     Object,
     canary,
@@ -22,10 +22,10 @@ from stages.rollout.kserve.objects import (
 SERVICE_PORT: Final = 80
 
 
-def objects(endpoint: Endpoint, release: str, stable: str | None, mode: Mode, percent: int) -> list[Object]:
-    """All that is in force while *release* has *percent* % of the traffic beside *stable*; without one, all of it.
+def objects(endpoint: KServeEndpoint, release: str, stable: str | None, mode: Mode, percent: int) -> list[Object]:
+    """All objects while *release* has *percent* % of the traffic beside *stable*, or all of it if *stable* is None.
 
-    The gateway and the domain of mode ``route`` are those of a KServe in whose own configuration nothing was changed.
+    The gateway and the domain of mode ``route`` are KServe's defaults.
 
     Raises:
         ConfigError: an argument for vLLM can't be passed through KServe.
@@ -47,9 +47,9 @@ def objects(endpoint: Endpoint, release: str, stable: str | None, mode: Mode, pe
     return [*services, disruption_budget(endpoint), *scalers]
 
 
-def _route(endpoint: Endpoint, shares: dict[str, int]) -> Object:
+def _route(endpoint: KServeEndpoint, shares: dict[str, int]) -> Object:
     """Args: shares: percent by Service, the stable release's first."""
-    found = as_configured("route", endpoint.settings, {})
-    hostname = found.hostname(endpoint.name, endpoint.namespace)
+    installation = as_configured("route", endpoint.settings, {})
+    hostname = installation.hostname(endpoint.name, endpoint.namespace)
     weights = [(service, SERVICE_PORT, percent) for service, percent in shares.items()]
-    return http_route(endpoint, found.gateway, hostname, weights)
+    return http_route(endpoint, installation.gateway, hostname, weights)

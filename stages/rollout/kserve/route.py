@@ -1,4 +1,4 @@
-"""Any KServe in Standard mode: an InferenceService for each release, and an HTTPRoute of ours with the weights.
+"""Any KServe in Standard mode: an InferenceService for each release, and the rollout's own HTTPRoute with the weights.
 
 The route's first backend is the stable release, the second, if there is one, the canary.
 """
@@ -9,12 +9,12 @@ from stages.parts.base.errors import Conflict, TransientError
 from stages.parts.releases.split import Split
 from stages.rollout.kserve.http_route import HTTP_ROUTES, programmed, shares
 from stages.rollout.kserve.objects import ENDPOINT, Object, http_route, inference_service, predictor, predictor_name
-from stages.rollout.kserve.target import ISVCS, SERVICES, Platform, condition, release_of, revision_of
+from stages.rollout.kserve.target import ISVCS, SERVICES, KServeTarget, condition, release_of, revision_of
 
 
-class OwnRoute(Platform):
+class RouteTarget(KServeTarget):
     def split(self) -> Split:
-        route = self.get(HTTP_ROUTES, self.at.name)
+        route = self.get(HTTP_ROUTES, self.endpoint.name)
         if route is None:
             return Split(None)
         releases = self._releases()
@@ -25,18 +25,18 @@ class OwnRoute(Platform):
         if canary is None:
             return Split(stable)
         if why := programmed(route):
-            raise TransientError(f"who gets which traffic is not certain: {why}")
+            raise TransientError(f"the split in force is not certain: {why}")
         return Split(stable, canary, round(shares(route).get(self._deployment(canary), 0.0)))
 
     def deploy(self, release: str) -> None:
         others = set(self._releases().values()) - {release, self.split().stable}
-        if others and self.get(HTTP_ROUTES, self.at.name):
+        if others and self.get(HTTP_ROUTES, self.endpoint.name):
             raise Conflict(f"{min(others)} is being tried already", hint="end that rollout first")
-        for each in others:  # of a first rollout that was given up
+        for each in others:  # left by a first rollout that was given up
             self._remove(each)
         seen = self.service(self._name(release))
-        wanted = predictor(self.at, release, "route")
-        self.apply(ISVCS, inference_service(self.at, wanted, "route", name=self._name(release)), seen)
+        wanted = predictor(self.endpoint, release, "route")
+        self.apply(ISVCS, inference_service(self.endpoint, wanted, "route", name=self._name(release)), seen)
         self.accompany(release, self._deployment(release))
 
     def ready(self, release: str) -> bool:
@@ -49,9 +49,9 @@ class OwnRoute(Platform):
 
     def shift(self, release: str, percent: int) -> None:
         self._service(release)
-        route = self.get(HTTP_ROUTES, self.at.name)
+        route = self.get(HTTP_ROUTES, self.endpoint.name)
         if route is None:
-            raise Conflict(f"{self.at.store.model} has no route", hint="start the rollout again")
+            raise Conflict(f"{self.endpoint.store.model} has no route", hint="start the rollout again")
         stable = self._stable(route)
         if stable == release:
             raise Conflict(f"{release} is the stable release", hint="start the rollout again")
@@ -63,11 +63,11 @@ class OwnRoute(Platform):
 
     def promote(self, release: str) -> None:
         self._service(release)
-        route = self.get(HTTP_ROUTES, self.at.name)
+        route = self.get(HTTP_ROUTES, self.endpoint.name)
         stable = self._stable(route) if route else None
         if stable not in (None, release):
             self.shift(release, 100)
-            route = self.get(HTTP_ROUTES, self.at.name)
+            route = self.get(HTTP_ROUTES, self.endpoint.name)
         self._split(route, [(release, 100)])
         if stable is None:
             self.spread(release, 100)
@@ -75,12 +75,12 @@ class OwnRoute(Platform):
             self._remove(each)
 
     def withdraw(self, release: str, *, first: bool = False) -> None:
-        route = self.get(HTTP_ROUTES, self.at.name)
+        route = self.get(HTTP_ROUTES, self.endpoint.name)
         stable = self._stable(route) if route else None
         if stable == release:
             if not first or set(self._releases().values()) - {release}:
                 raise self.refusal(release)
-            self.remove(HTTP_ROUTES, self.at.name)
+            self.remove(HTTP_ROUTES, self.endpoint.name)
         elif stable:
             self._split(route, [(stable, 100)], back=True)
             self.spread(release, 0)
@@ -89,20 +89,22 @@ class OwnRoute(Platform):
             self.end()
 
     def client_url(self) -> str:
-        return f"http://{self.found.hostname(self.at.name, self.at.namespace)}"
+        return f"http://{self.installation.hostname(self.endpoint.name, self.endpoint.namespace)}"
 
     def _split(self, seen: Object | None, parts: list[tuple[str, int]], *, back: bool = False) -> None:
-        """Give each release its percent, and wait until the gateway does."""
+        """Give each release its percentage, and wait until that is in force."""
         weights = [(self._deployment(release), self._port(release), percent) for release, percent in parts]
-        hostname = self.found.hostname(self.at.name, self.at.namespace)
-        self.apply(HTTP_ROUTES, http_route(self.at, self.found.gateway, hostname, weights), seen, back=back)
+        hostname = self.installation.hostname(self.endpoint.name, self.endpoint.namespace)
+        self.apply(
+            HTTP_ROUTES, http_route(self.endpoint, self.installation.gateway, hostname, weights), seen, back=back
+        )
 
         def lacking() -> str:
-            route = self.get(HTTP_ROUTES, self.at.name)
+            route = self.get(HTTP_ROUTES, self.endpoint.name)
             if route is None:
                 return "the route is gone"
             if shares(route) != {name: float(percent) for name, _, percent in weights}:
-                raise Conflict("the route was changed by somebody else", hint="start the rollout again")
+                raise Conflict("somebody else changed the route", hint="start the rollout again")
             return programmed(route)
 
         self.until(lacking, " and ".join(f"{percent} % for {release}" for release, percent in parts))
@@ -122,8 +124,8 @@ class OwnRoute(Platform):
         self.remove(ISVCS, self._name(release))
 
     def _releases(self) -> dict[str, str]:
-        """Those that have an InferenceService, by their Service's name; the oldest first."""
-        found, _ = self.cluster.list(ISVCS, labels=f"{ENDPOINT}={self.at.name}")
+        """The releases that have an InferenceService, by their Service's name; the oldest first."""
+        found, _ = self.cluster.list(ISVCS, labels=f"{ENDPOINT}={self.endpoint.name}")
         found.sort(key=lambda each: (each["metadata"]["creationTimestamp"], each["metadata"]["name"]))
         named = ((each["metadata"]["name"], release_of(each["spec"]["predictor"])) for each in found)
         return {f"{name}-predictor": release for name, release in named if release}
@@ -131,19 +133,21 @@ class OwnRoute(Platform):
     def _stable(self, route: Object) -> str:
         found = self._releases().get(self._backends(route)[0])
         if found is None:
-            raise Conflict(f"the route {self.at.name} leads to a Service that is none of ours", hint="remove the route")
+            raise Conflict(
+                f"the route {self.endpoint.name} leads to a Service of somebody else", hint="remove the route"
+            )
         return found
 
     def _backends(self, route: Object) -> list[str]:
-        """Raises: Conflict: it is none of ours."""
+        """Raises: Conflict: it is not the rollout's own route."""
         rules = route["spec"].get("rules", [])
         found = [each["name"] for each in rules[0].get("backendRefs", [])] if len(rules) == 1 else []
         if not found:
-            raise Conflict(f"the route {self.at.name} is not as it was made", hint="remove it")
+            raise Conflict(f"the route {self.endpoint.name} was changed beyond its weights", hint="remove it")
         return found
 
     def _name(self, release: str) -> str:
-        return f"{self.at.name}-{predictor_name(release)}"
+        return f"{self.endpoint.name}-{predictor_name(release)}"
 
     def _deployment(self, release: str) -> str:
         return f"{self._name(release)}-predictor"

@@ -1,7 +1,7 @@
 """Standard mode, KServe 0.21 or newer: one InferenceService, the canary in ``spec.canary``, weights in KServe's route.
 
-``status.canaryStatuses`` repeats the percent that was asked for; what is in force stands in the HTTPRoute alone.
-KServe removes the Deployment of a canary that goes before it changes the route, so that it first gets no traffic here.
+``status.canaryStatuses`` repeats the percentage that was requested; only the HTTPRoute shows what is in force. When a
+canary is removed, KServe deletes its Deployment before it changes the route: its share is therefore set to 0 first.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from stages.parts.cluster.refusals import Absent
 from stages.parts.releases.split import Split
 from stages.rollout.kserve.http_route import HTTP_ROUTES, programmed, shares
 from stages.rollout.kserve.objects import AUTOSCALER, Object, canary, inference_service, predictor
-from stages.rollout.kserve.target import ISVCS, Platform, condition, release_of, revision_of, url_of
+from stages.rollout.kserve.target import ISVCS, KServeTarget, condition, release_of, revision_of, url_of
 
 AGAIN: Final = "start the rollout again"
 
 
-class Standard(Platform):
+class StandardTarget(KServeTarget):
     def split(self) -> Split:
         found = self.service()
         other = self._canary(found) if found else None
-        if found is None or (other is None and self.get(HTTP_ROUTES, self.at.name) is None):
-            return Split(None)  # KServe makes the route once the first release is ready
+        if found is None or (other is None and self.get(HTTP_ROUTES, self.endpoint.name) is None):
+            return Split(None)  # KServe creates the route once the first release is ready
         stable = release_of(found["spec"]["predictor"])
         if other is None:
             return Split(stable)
         share, why = self._share(found, other["predictor"])
         if share is None:
-            raise TransientError(f"who gets which traffic is not certain: {why}")
+            raise TransientError(f"the split in force is not certain: {why}")
         return Split(stable, release_of(other["predictor"]), round(share))
 
     def deploy(self, release: str) -> None:
         found = self.service()
-        wanted = predictor(self.at, release, "standard")
-        served = found is not None and self.get(HTTP_ROUTES, self.at.name) is not None
+        wanted = predictor(self.endpoint, release, "standard")
+        served = found is not None and self.get(HTTP_ROUTES, self.endpoint.name) is not None
         stable = found["spec"]["predictor"] if found else None
         if found is None or stable is None or not served or release_of(stable) == release:
             others = found["spec"].get("canary") or [] if found and served else []
@@ -51,7 +51,8 @@ class Standard(Platform):
         self.accompany(release, self._deployment(wanted), scaled=scaled)
 
     def ready(self, release: str) -> bool:
-        """KServe's word, which comes and goes while a model loads and may be of an older revision, and the pods'."""
+        """What both KServe and the pods report. KServe's report changes while a model loads, and may be about an older
+        revision."""
         found = self._service()
         if not self.pods.ready(release, revision_of(self._predictor(found, release))):
             return False
@@ -87,7 +88,7 @@ class Standard(Platform):
             other = self._canary(found)
             if other is None or release_of(other["predictor"]) != release:
                 raise Conflict(f"{release} was taken away meanwhile", hint=AGAIN)
-            # With its name and its pods' every field, so that no pod is started anew.
+            # Its name and every field of its pods stay, so that no pod is restarted.
             kept = {key: stable[key] for key in ("minReplicas", "maxReplicas", "timeout") if key in stable}
             found = self._apply(found, other["predictor"] | kept, [])
             stable = other["predictor"]
@@ -114,33 +115,35 @@ class Standard(Platform):
         self._tidy(found)
 
     def client_url(self) -> str:
-        return url_of(self.service(), self.at.store.model)
+        return url_of(self.service(), self.endpoint.store.model)
 
     def _apply(
         self, seen: Object | None, stable: Object, others: list[Object], *, anew: bool = False, back: bool = False
     ) -> Object:
-        body = inference_service(self.at, stable, "standard", canaries=others)
-        if seen and not anew:  # another autoscaler's class would restart the stable release's pods
+        body = inference_service(self.endpoint, stable, "standard", canaries=others)
+        if seen and not anew:  # another autoscaler class would restart the stable release's pods
             body["metadata"]["annotations"] |= {AUTOSCALER: seen["metadata"]["annotations"].get(AUTOSCALER, "external")}
         return self.apply(ISVCS, body, seen, back=back)
 
     def _tidy(self, service: Object) -> None:
-        """Only what the InferenceService has keeps an autoscaler."""
-        if self.at.settings.prometheus:
+        """Remove the autoscalers of Deployments that the InferenceService no longer has."""
+        if self.endpoint.settings.prometheus:
             there = [service["spec"]["predictor"], *(each["predictor"] for each in service["spec"].get("canary") or [])]
             self.leave_all_but(*map(self._deployment, there))
 
     def _service(self) -> Object:
         found = self.service()
         if found is None:
-            raise Conflict(f"{self.at.store.model} is not being served", hint=AGAIN)
+            raise Conflict(f"{self.endpoint.store.model} is not being served", hint=AGAIN)
         return found
 
     def _canary(self, service: Object) -> Object | None:
-        """Raises: Conflict: there are several, so that they are not ours."""
+        """Raises: Conflict: there are several: the rollout itself makes only one."""
         found = service["spec"].get("canary") or []
         if len(found) > 1:
-            raise Conflict(f"{self.at.name} has {len(found)} canaries: not all are ours", hint="remove the others")
+            raise Conflict(
+                f"{self.endpoint.name} has {len(found)} canaries, some of somebody else", hint="remove the others"
+            )
         return found[0] if found else None
 
     def _predictor(self, service: Object, release: str) -> Object:
@@ -151,16 +154,16 @@ class Standard(Platform):
         raise Conflict(f"{release} is no longer on the platform", hint=AGAIN)
 
     def _deployment(self, predictor: Object) -> str:
-        """Its Deployment's and its Service's name."""
+        """The name of its Deployment and of its Service."""
         name = predictor.get("name")
-        return f"{self.at.name}-{name}-predictor" if name else f"{self.at.name}-predictor"
+        return f"{self.endpoint.name}-{name}-predictor" if name else f"{self.endpoint.name}-predictor"
 
     def _share(self, service: Object, predictor: Object) -> tuple[float | None, str]:
-        """Percent that *predictor* gets of clients' requests; None and why where that is not certain."""
+        """The percentage of clients' requests that *predictor* gets; None and the reason if that is not certain."""
         try:
             route = self.cluster.get(HTTP_ROUTES, service["metadata"]["name"])
         except Absent:
-            return None, "KServe has not made its route"
+            return None, "KServe has not created its route"
         if why := programmed(route):
             return None, why
         found = shares(route)
@@ -178,7 +181,7 @@ class Standard(Platform):
 
 
 def _asked(service: Object, release: str | None) -> int | None:
-    """Percent that a release shall have; None if it is not there."""
+    """The percentage that was requested for a release; None if it is not there."""
     canaries = service["spec"].get("canary") or []
     for each in canaries:
         if release_of(each["predictor"]) == release:

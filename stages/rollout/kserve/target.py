@@ -1,9 +1,9 @@
-"""KServe as the target of a rollout: what its three modes have in common, and which one a cluster gets.
+"""KServe as the target of a rollout: what its three modes have in common, and which one a cluster uses.
 
-What is in force is read from statuses: a route counts only as its gateway says that it is programmed. Objects are
-applied server-side as one field manager and at the version that was read. On the way forward never by force: what
-somebody else changed meanwhile is a Conflict. On the way back by force: whoever changed a share by hand owns it from
-then on, and must not keep clients at a bad canary.
+What is in force is read from statuses: a route counts only once its gateway has programmed it. Objects are applied
+server-side by one field manager, at the version that was read. On the way forward this is never forced: a change that
+somebody else made meanwhile is a Conflict. On the way back it is forced: whoever changed a share by hand owns that
+field from then on, but must not keep clients at a bad canary.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import KSERVE
 from stages.parts.releases.split import Split
 from stages.rollout.kserve.autoscaling import scaled_object
-from stages.rollout.kserve.detect import Found, detect
+from stages.rollout.kserve.detect import Installation, detect
 from stages.rollout.kserve.objects import (
     ENDPOINT,
     MODEL,
     RELEASE,
     REVISION,
     RUNTIME,
-    Endpoint,
+    KServeEndpoint,
     Object,
     disruption_budget,
 )
@@ -53,24 +53,24 @@ def connect(store: ModelStore, serving: Serving, settings: KServe) -> Target:
 
     Raises:
         ConfigError: no cluster is configured, or its KServe can't split traffic as it is set up.
-        NotInstalled: it has no KServe, or not the runtime in ``manifests/kserve``.
+        NotInstalled: it has no KServe, or lacks the runtime in ``manifests/kserve``.
     """
     return on(api.connect(namespace=settings.namespace), store, serving, settings)
 
 
 def on(cluster: Cluster, store: ModelStore, serving: Serving, settings: KServe, *, poll_s: float = POLL_S) -> Target:
-    """The target on *cluster*, in the mode that its KServe has.
+    """The target on *cluster*, in the mode of its KServe.
 
     Raises:
-        NotInstalled: it has no KServe, or not the runtime in ``manifests/kserve``.
+        NotInstalled: it has no KServe, or lacks the runtime in ``manifests/kserve``.
         ConfigError: its KServe can't split traffic as it is set up.
     """
-    from stages.rollout.kserve.knative import Knative
-    from stages.rollout.kserve.route import OwnRoute
-    from stages.rollout.kserve.standard import Standard
+    from stages.rollout.kserve.knative import KnativeTarget
+    from stages.rollout.kserve.route import RouteTarget
+    from stages.rollout.kserve.standard import StandardTarget
 
-    found = detect(cluster, settings)
-    endpoint = Endpoint(store, serving, settings, cluster.namespace)
+    installation = detect(cluster, settings)
+    endpoint = KServeEndpoint(store, serving, settings, cluster.namespace)
     try:
         cluster.get(RUNTIMES, RUNTIME)
     except Absent as error:
@@ -78,15 +78,19 @@ def on(cluster: Cluster, store: ModelStore, serving: Serving, settings: KServe, 
             f"the namespace {cluster.namespace} has no ServingRuntime {RUNTIME}",
             hint=f"kubectl -n {cluster.namespace} apply -k manifests/kserve",
         ) from error
-    modes: dict[str, type[Platform]] = {"standard": Standard, "knative": Knative, "route": OwnRoute}
-    return modes[found.mode](cluster, endpoint, found, poll_s)
+    modes: dict[str, type[KServeTarget]] = {
+        "standard": StandardTarget,
+        "knative": KnativeTarget,
+        "route": RouteTarget,
+    }
+    return modes[installation.mode](cluster, endpoint, installation, poll_s)
 
 
-class Platform(ABC):
-    """See ``Target``; a mode adds how traffic is split."""
+class KServeTarget(ABC):
+    """See ``Target``; each mode adds how it splits traffic."""
 
-    def __init__(self, cluster: Cluster, endpoint: Endpoint, found: Found, poll_s: float) -> None:
-        self.cluster, self.at, self.found, self.poll_s = cluster, endpoint, found, poll_s
+    def __init__(self, cluster: Cluster, endpoint: KServeEndpoint, installation: Installation, poll_s: float) -> None:
+        self.cluster, self.endpoint, self.installation, self.poll_s = cluster, endpoint, installation, poll_s
         self.pods = Pods(cluster, endpoint)
         self._spread: tuple[str, int] | None = None
 
@@ -136,20 +140,20 @@ class Platform(ABC):
         Raises:
             Conflict: it is another model's.
         """
-        found = self.get(ISVCS, name or self.at.name)
-        if found and found["metadata"].get("annotations", {}).get(MODEL) != self.at.store.model:
+        found = self.get(ISVCS, name or self.endpoint.name)
+        if found and found["metadata"].get("annotations", {}).get(MODEL) != self.endpoint.store.model:
             raise Conflict(
-                f"the InferenceService {found['metadata']['name']} serves something else than {self.at.store.model}",
+                f"the InferenceService {found['metadata']['name']} does not serve {self.endpoint.store.model}",
                 hint="rename or remove it",
             )
         return found
 
     def apply(self, kind: Kind, body: Object, seen: Object | None, *, back: bool = False) -> Object:
-        """*body*, if the object is still as it was *seen*; on the way *back*, whoever owns its fields.
+        """Apply *body* if the object is still as it was *seen*; on the way *back*, no matter who owns its fields.
 
         Raises:
             Conflict: somebody else changed it, or owns one of its fields.
-            TransientError: on the way back: it changed at this very moment.
+            TransientError: it changed at this very moment, on the way back.
         """
         while True:
             if seen:
@@ -162,13 +166,13 @@ class Platform(ABC):
                     seen = now
                     continue
                 if now and _contains(now["spec"], body["spec"]):
-                    return now  # by an earlier try of this very call, whose answer was lost
-                said = f"{kind.name} {body['metadata']['name']} was changed by somebody else: {error}"
+                    return now  # an earlier try of this very call applied it, and its answer was lost
+                said = f"somebody else changed {kind.name} {body['metadata']['name']}: {error}"
                 if back:
                     raise TransientError(said, hint="try again") from error
                 raise Conflict(
                     said,
-                    hint="see who: kubectl get -o yaml --show-managed-fields; then start the rollout again",
+                    hint="to see who: kubectl get -o yaml --show-managed-fields; then start the rollout again",
                 ) from error
 
     def remove(self, kind: Kind, name: str) -> None:
@@ -178,85 +182,85 @@ class Platform(ABC):
             return
 
     def until(self, done: Callable[[], str], what: str) -> None:
-        """Wait until *done* gives no reason to wait any more.
+        """Wait until *done* returns no reason to wait any longer.
 
         Raises:
-            TransientError: it still gives one after ``in_force_s``; it is named.
+            TransientError: after ``in_force_s`` it still returns one, which is named.
         """
-        deadline = time.monotonic() + self.at.settings.in_force_s
+        deadline = time.monotonic() + self.endpoint.settings.in_force_s
         while why := done():
             if time.monotonic() > deadline:
                 raise TransientError(
-                    f"{what} was not in force within {self.at.settings.in_force_s} s: {why}",
-                    hint=f"kubectl -n {self.at.namespace} describe inferenceservice,httproute {self.at.name}",
+                    f"{what} was not in force within {self.endpoint.settings.in_force_s} s: {why}",
+                    hint=f"kubectl -n {self.endpoint.namespace} describe isvc,httproute {self.endpoint.name}",
                 )
             time.sleep(self.poll_s)
 
     def spread(self, release: str, percent: int) -> None:
-        """Wait until the gateway's proxies do what its controller has said."""
-        time.sleep(self.at.settings.propagation_s)
+        """Wait until the gateway's proxies have followed its controller."""
+        time.sleep(self.endpoint.settings.propagation_s)
         self._spread = (release, percent)
 
     def has_spread(self, release: str, percent: int) -> bool:
-        """Whether this process has waited for that; nobody knows when one that was killed had it changed."""
+        """Whether this process has waited for that. When a process that was killed made the change is not known."""
         return self._spread == (release, percent)
 
     def protect(self) -> None:
-        self.cluster.apply(BUDGETS, disruption_budget(self.at), force=True)
+        self.cluster.apply(BUDGETS, disruption_budget(self.endpoint), force=True)
 
     def accompany(self, release: str, deployment: str, *, scaled: bool = True) -> None:
-        """What stands beside a release's Deployment: the budget and, where there is Prometheus, its autoscaler."""
+        """Apply what belongs to a release's Deployment: the budget and, if Prometheus is configured, its autoscaler."""
         self.protect()
-        if self.at.settings.prometheus and scaled:
-            self.cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)  # else: what to install
-            self.cluster.apply(SCALED_OBJECTS, scaled_object(self.at, release, deployment), force=True)
+        if self.endpoint.settings.prometheus and scaled:
+            self.cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)  # raises with what to install
+            self.cluster.apply(SCALED_OBJECTS, scaled_object(self.endpoint, release, deployment), force=True)
 
     def leave(self, deployment: str) -> None:
-        if self.at.settings.prometheus:
+        if self.endpoint.settings.prometheus:
             self.remove(SCALED_OBJECTS, deployment)
 
     def leave_all_but(self, *deployments: str) -> None:
-        """Of no other Deployment an autoscaler stays, nor of one that went before an earlier call was cut off."""
-        with contextlib.suppress(Absent):  # there is no KEDA
-            found, _ = self.cluster.list(SCALED_OBJECTS, labels=f"{ENDPOINT}={self.at.name}")
+        """Remove the autoscalers of all other Deployments, including those of Deployments that are gone already."""
+        with contextlib.suppress(Absent):  # KEDA is not installed
+            found, _ = self.cluster.list(SCALED_OBJECTS, labels=f"{ENDPOINT}={self.endpoint.name}")
             for name in {each["metadata"]["name"] for each in found}.difference(deployments):
                 self.leave(name)
 
     def end(self) -> None:
-        """Nothing of the model is served any more."""
-        self.remove(ISVCS, self.at.name)
-        self.remove(BUDGETS, self.at.name)
+        """Stop serving the model."""
+        self.remove(ISVCS, self.endpoint.name)
+        self.remove(BUDGETS, self.endpoint.name)
 
     def refusal(self, release: str) -> Conflict:
-        """To withdraw the stable one."""
+        """The refusal to withdraw the stable release."""
         return Conflict(
-            f"{release} is the stable release of {self.at.store.model}: clients would be left with nothing",
-            hint=f"slipway rollback {self.at.store.model}",
+            f"{release} is the stable release of {self.endpoint.store.model}: clients would be left with nothing",
+            hint=f"slipway rollback {self.endpoint.store.model}",
         )
 
     def service_url(self, name: str) -> str:
-        """Base URL of a Service. One without an address of its own is reached at its pods' port.
+        """Base URL of a Service. A Service without a cluster IP is reached at its pods' port.
 
         Raises:
-            TransientError: it is not there (yet).
+            TransientError: it does not exist (yet).
         """
         found = self.get(SERVICES, name)
         if found is None:
             raise TransientError(f"there is no Service {name} yet")
         port = found["spec"]["ports"][0]
         number = port.get("targetPort", port["port"]) if found["spec"].get("clusterIP") == "None" else port["port"]
-        return self.at.settings.service_url.format(service=name, namespace=self.at.namespace, port=number)
+        return self.endpoint.settings.service_url.format(service=name, namespace=self.endpoint.namespace, port=number)
 
 
 def _only_status_changed(seen: Object, now: Object) -> bool:
-    """A controller's word about an object makes it a new version too."""
+    """Whether only a controller changed the object: writing a status makes a new version, too."""
     then, here = seen["metadata"], now["metadata"]
     same = all(then.get(key) == here.get(key) for key in ("uid", "generation", "labels", "annotations"))
     return same and then["resourceVersion"] != here["resourceVersion"]
 
 
 def _contains(now: Any, wanted: Any) -> bool:
-    """Whether all of *wanted* is there; KServe adds defaults."""
+    """Whether *now* contains all of *wanted*; KServe adds defaults."""
     if isinstance(wanted, dict):
         return isinstance(now, dict) and all(key in now and _contains(now[key], wanted[key]) for key in wanted)
     if isinstance(wanted, list):
@@ -274,13 +278,13 @@ def revision_of(predictor: Object) -> str:
 
 
 def condition(service: Object, name: str) -> bool:
-    """Of an InferenceService; its ``observedGeneration`` is a child object's, and means nothing here."""
+    """A condition of an InferenceService. Its ``observedGeneration`` is a child object's, and means nothing here."""
     said: list[dict[str, Any]] = service.get("status", {}).get("conditions", [])
     return any(each["type"] == name and each["status"] == "True" for each in said)
 
 
 def url_of(service: Object | None, model: str) -> str:
-    """Raises: TransientError: the InferenceService tells none yet."""
+    """Raises: TransientError: the InferenceService has no address yet."""
     found = (service or {}).get("status", {}).get("url")
     if not found:
         raise TransientError(f"{model} has no address yet")

@@ -65,7 +65,7 @@ def test_a_rollback_drill_goes_back_and_forward_without_a_failed_request(served:
     assert (told["release"], told["previous"], told["warm"]) == (served.new, served.old, True)
     assert told["answers"]["failed"] == 0
     assert set(told["answers"]["releases"]) == {served.old, served.new}
-    assert f"going to {served.old}" in said.stderr
+    assert f"moving all traffic to {served.old}" in said.stderr
     found = endpoint(served.store)
     assert found
     assert found.release == current_release(served.store) == served.new

@@ -17,7 +17,7 @@ from scoring.profile import Profile
 from stages.evaluate.divergence import measure_distributions
 from stages.parts.base.settings import CONFIGS, Serving, Workload
 from stages.parts.engine.probes import ProbeCheck, check_probes, record_probes
-from stages.parts.engine.server import Server, running
+from stages.parts.engine.server import Server, ServerSpec, running
 from stages.parts.records.evaluation import Probe
 from stages.parts.records.production import Divergence
 from stages.select.fidelity import distributions, recorded
@@ -61,7 +61,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 def served(model: Path, log: Path) -> Any:
-    return running(model, "m", Serving.model_validate(SERVING), log=log)
+    return running(ServerSpec(model, "m", Serving.model_validate(SERVING), log))
 
 
 def distributions_of(server: Server) -> Any:

@@ -12,7 +12,7 @@ from stages.evaluate.items import group_shares, items_of
 from stages.evaluate.quality import check_tasks, measure_quality, scores_of
 from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
 from stages.parts.base.settings import Serving, Workload
-from stages.parts.engine.server import Server, running
+from stages.parts.engine.server import Server, ServerSpec, running
 from stages.parts.samples.figures import bits_per_byte_interval
 from tests.serving import DEMO, REPOSITORY, STAND_IN
 
@@ -203,7 +203,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """The stand-in, which lm-eval is never to reach in these tests."""
     pytest.importorskip("lm_eval", reason="the evaluate extra is not installed")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_IN), str(REPOSITORY)]))
-    with running(DEMO / "model", "standing-in", Serving(), log=tmp_path / "vllm.log") as found:
+    with running(ServerSpec(DEMO / "model", "standing-in", Serving(), tmp_path / "vllm.log")) as found:
         yield found
 
 

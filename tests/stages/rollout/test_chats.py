@@ -85,7 +85,7 @@ def test_a_canary_that_refuses_what_clients_of_the_stable_release_get_goes_back(
     stage.served()
     stage.make(NEXT, refuses_chats=True)
     clients_alone = SETTINGS.model_copy(update={"synthetic": False})
-    with chatting(stage, GOOD, NEXT), pytest.raises(RolledBack, match="clients' requests refused"):
+    with chatting(stage, GOOD, NEXT), pytest.raises(RolledBack, match="clients' requests were refused"):
         roll_out(stage.store, stage.target, NEXT, clients_alone)
     refused = next(each for each in history(stage.store)[-1].analyses[-1]["checks"] if each["name"] == "refused")
     assert (refused["verdict"], refused["canary"], refused["stable"]) == ("fail", 1.0, 0.0)

@@ -20,7 +20,7 @@ from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.endpoint.envoy import Admin
 from stages.parts.endpoint.envoy_config import RELEASE_HEADER, ROUTER, Backend, plan
 from stages.parts.endpoint.record import API_KEY_VARIABLE, SERVERS, Endpoint, endpoint, stop
-from stages.parts.endpoint.supervised_server import PREVIOUS, bound
+from stages.parts.endpoint.supervised_server import PREVIOUS, rotate_log
 from stages.parts.engine.arguments import BINDING, serves_on_gpu
 from stages.parts.engine.log import ServerLog
 from stages.parts.engine.metrics import read_counters
@@ -360,9 +360,9 @@ def test_a_server_s_log_holds_no_line_for_each_request_and_is_begun_anew_when_it
         server.write(b"ERROR: first\n")
         server.flush()
         said = ServerLog(log, log.stat().st_size)
-        bound(log, limit=100)
+        rotate_log(log, limit=100)
         assert log.read_text() == "ERROR: first\n"
-        bound(log, limit=10)
+        rotate_log(log, limit=10)
         server.write(b"later\n")
     assert (log.with_suffix(PREVIOUS).read_text(), log.read_text()) == ("ERROR: first\n", "later\n")
     assert said.text() == "later\n"

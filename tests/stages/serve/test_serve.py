@@ -22,7 +22,8 @@ from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore, write_json
 from stages.parts.endpoint.record import WANTED, Endpoint, Wanted, endpoint
-from stages.parts.endpoint.supervisor import Patience, supervise
+from stages.parts.endpoint.supervised_server import RestartPolicy
+from stages.parts.endpoint.supervisor import supervise
 from stages.parts.engine.client import answer, healthy
 from stages.parts.records.rollout import journal_path, read_journal
 from tests.serving import (
@@ -44,7 +45,7 @@ from tests.serving import (
 )
 
 API_KEY = "key-that-nobody-may-see"
-HASTY = Patience(health_interval_s=0.3, unhealthy_checks=2, crashes=2, stable_s=60, first_pause_s=0.1)
+HASTY = RestartPolicy(health_interval_s=0.3, unhealthy_checks=2, crashes=2, stable_s=60, first_pause_s=0.1)
 
 
 def serve(store: ModelStore, *arguments: str, serving: dict[str, object] | None = None, **variables: str) -> Said:
@@ -278,12 +279,12 @@ def test_in_the_foreground_ctrl_c_is_a_good_end(store: ModelStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "patience", "message"),
+    ("behaviour", "policy", "message"),
     [
         (
             {"ends_when_checked": True},
             replace(HASTY, unhealthy_checks=1000),
-            "vLLM failed 3 times in a row, the last time so: vLLM ended: RuntimeError: out of luck",
+            "vLLM failed 3 times in a row; the last failure: vLLM ended: RuntimeError: out of luck",
         ),
         ({"unhealthy": True}, HASTY, "vLLM failed 3 times in a row, .* failed 2 health checks in a row"),
     ],
@@ -292,7 +293,7 @@ def test_in_the_foreground_ctrl_c_is_a_good_end(store: ModelStore) -> None:
 def test_a_server_that_dies_or_hangs_is_started_again_but_not_for_ever(
     store: ModelStore,
     behaviour: dict[str, object],
-    patience: Patience,
+    policy: RestartPolicy,
     message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -301,12 +302,12 @@ def test_a_server_that_dies_or_hangs_is_started_again_but_not_for_ever(
     release = publish(store, 1, stand_in_variant(store, "fp16", **behaviour))
     Wanted(stable=release).write(store.path / WANTED)
     with pytest.raises(ServerFailed, match=message):
-        supervise(store, Serving.model_validate(SERVING), patience)
+        supervise(store, Serving.model_validate(SERVING), policy)
     said = capsys.readouterr().err
     assert said.count(f"{release} is up") == 3
     assert said.count("/v1") == 1, "clients keep their address"
-    assert "starting it again in 0.1 s (failure 1 in a row)" in said
-    assert "starting it again in 0.2 s (failure 2 in a row)" in said
+    assert "restarting it in 0.1 s (failure 1 in a row)" in said
+    assert "restarting it in 0.2 s (failure 2 in a row)" in said
 
 
 @pytest.mark.slow
@@ -315,7 +316,7 @@ def test_a_server_that_was_well_for_long_does_not_count_its_old_crashes(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
     Wanted(stable=publish(store, 1, stand_in_variant(store, "fp16", ends_when_checked=True))).write(store.path / WANTED)
-    forgiving = Patience(health_interval_s=0.1, unhealthy_checks=1000, crashes=1, stable_s=0.01, first_pause_s=0.1)
+    forgiving = RestartPolicy(health_interval_s=0.1, unhealthy_checks=1000, crashes=1, stable_s=0.01, first_pause_s=0.1)
     said = ""
 
     def look(number: int, _: object) -> None:
@@ -396,7 +397,7 @@ def test_when_vllm_is_killed_the_endpoint_answers_again_at_the_same_address(serv
     wait_until(lambda: healthy(served.endpoint.url), "the restart")
     with openai.OpenAI(base_url=f"{served.endpoint.url}/v1", api_key=API_KEY) as client:
         assert client.completions.create(model=MODEL, prompt="A list", max_tokens=2).choices
-    assert "vLLM was killed; starting it again in 1 s (failure 1 in a row)" in Path(served.endpoint.log).read_text()
+    assert "vLLM was killed; restarting it in 1 s (failure 1 in a row)" in Path(served.endpoint.log).read_text()
     found = endpoint(served.store)
     assert found
     assert (found.pid, found.url) == (served.endpoint.pid, served.endpoint.url)

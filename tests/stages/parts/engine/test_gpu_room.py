@@ -9,7 +9,7 @@ import pytest
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Serving
 from stages.parts.engine.room import GIB, check_room
-from stages.parts.engine.server import running
+from stages.parts.engine.server import ServerSpec, running
 from tests.serving import one_gpu
 
 Model = Callable[[float, int], Path]
@@ -74,7 +74,7 @@ def test_a_server_without_room_for_its_weights_is_not_started(
     gpus(2)
     with (
         pytest.raises(ConfigError, match="the weights need"),
-        running(model(1.5, 8), "name", Serving(), log=tmp_path / "vllm.log"),
+        running(ServerSpec(model(1.5, 8), "name", Serving(), tmp_path / "vllm.log")),
     ):
         pass
     assert not (tmp_path / "vllm.log").exists()

@@ -15,7 +15,7 @@ from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.engine.arguments import BINDING, core_binding, engine_arguments, environment, serves_on_gpu
 from stages.parts.engine.client import answer, healthy
-from stages.parts.engine.server import reserved_port, running
+from stages.parts.engine.server import ServerSpec, reserved_port, running
 from tests.serving import DEMO, MODEL, SERVING, STAND_IN, living, processes_with, stand_in_variant, variant_of
 
 NAME = "served-by-this-test"
@@ -42,7 +42,7 @@ def test_a_port_in_use_is_told_before_anything_starts(store: ModelStore, listene
     log = tmp_path / "vllm.log"
     with (
         pytest.raises(PortInUse, match=f"port {listener} on 127.0.0.1 is in use") as raised,
-        running(store.base, NAME, QUICK, log=log, port=listener),
+        running(ServerSpec(store.base, NAME, QUICK, log, port=listener)),
     ):
         pass
     assert "serving.port" in raised.value.hint
@@ -110,7 +110,7 @@ def test_without_a_gpu_two_servers_compute_on_different_cores(monkeypatch: pytes
 @pytest.mark.usefixtures("stand_in")
 def test_it_is_up_when_it_has_answered_and_gone_when_the_block_is_left(store: ModelStore, tmp_path: Path) -> None:
     stand_in_variant(store, "fp16")
-    with running(store.optimized("fp16"), NAME, QUICK, log=tmp_path / "vllm.log", api_key="secret") as server:
+    with running(ServerSpec(store.optimized("fp16"), NAME, QUICK, tmp_path / "vllm.log", api_key="secret")) as server:
         assert healthy(server.url)
         assert answer(server.url, NAME, "secret") == "!"
         with pytest.raises(ServerFailed, match="401"):
@@ -130,7 +130,7 @@ def test_an_error_in_the_block_stops_it_too(store: ModelStore, tmp_path: Path) -
     family: list[psutil.Process] = []
 
     def use() -> None:
-        with running(store.optimized("fp16"), NAME, QUICK, log=tmp_path / "vllm.log"):
+        with running(ServerSpec(store.optimized("fp16"), NAME, QUICK, tmp_path / "vllm.log")):
             family.extend(processes_with(NAME))
             raise RuntimeError("ours")
 
@@ -153,7 +153,7 @@ def test_a_server_that_is_never_ready_is_stopped_after_its_time(
     monkeypatch.setattr("stages.parts.engine.server.time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     with (
         pytest.raises(ServerFailed, match="not ready after 60 s; its last line: still loading") as raised,
-        running(store.optimized("fp16"), NAME, QUICK, log=log),
+        running(ServerSpec(store.optimized("fp16"), NAME, QUICK, log)),
     ):
         pass
     assert "startup_timeout_s" in raised.value.hint
@@ -165,7 +165,7 @@ def test_a_server_that_is_healthy_but_cannot_complete_is_not_ready(store: ModelS
     stand_in_variant(store, "fp16", refuses="NaN in the logits")
     with (
         pytest.raises(ServerFailed, match="refused a completion: 500 NaN in the logits"),
-        running(store.optimized("fp16"), NAME, QUICK, log=tmp_path / "vllm.log"),
+        running(ServerSpec(store.optimized("fp16"), NAME, QUICK, tmp_path / "vllm.log")),
     ):
         pass
     assert not processes_with(NAME)
@@ -174,7 +174,7 @@ def test_a_server_that_is_healthy_but_cannot_complete_is_not_ready(store: ModelS
 @pytest.mark.usefixtures("stand_in")
 def test_a_server_that_dies_later_is_noticed_with_its_reason(store: ModelStore, tmp_path: Path) -> None:
     stand_in_variant(store, "fp16", ends_when_checked=True)
-    with running(store.optimized("fp16"), NAME, QUICK, log=tmp_path / "vllm.log") as server:
+    with running(ServerSpec(store.optimized("fp16"), NAME, QUICK, tmp_path / "vllm.log")) as server:
         assert not healthy(server.url)
         server.process.wait(60)
         with pytest.raises(ServerFailed, match="vLLM ended: RuntimeError: out of luck"):
@@ -184,7 +184,7 @@ def test_a_server_that_dies_later_is_noticed_with_its_reason(store: ModelStore, 
 @pytest.mark.usefixtures("stand_in")
 def test_a_server_that_is_killed_is_told_apart_from_one_that_failed(store: ModelStore, tmp_path: Path) -> None:
     stand_in_variant(store, "fp16")
-    with running(store.optimized("fp16"), NAME, QUICK, log=tmp_path / "vllm.log") as server:
+    with running(ServerSpec(store.optimized("fp16"), NAME, QUICK, tmp_path / "vllm.log")) as server:
         processes_with(NAME)[-1].kill()
         server.process.wait(60)
         with pytest.raises(ServerFailed, match="vLLM was killed") as raised:
@@ -199,7 +199,7 @@ def test_a_model_that_vllm_cannot_load_fails_with_vllm_s_reason(store: ModelStor
     log = tmp_path / "vllm.log"
     with (
         pytest.raises(ServerFailed, match=r"vLLM ended: ValueError: The hidden size .* number of attention") as raised,
-        running(store.optimized("broken"), NAME, Serving(**SERVING), log=log),
+        running(ServerSpec(store.optimized("broken"), NAME, Serving(**SERVING), log)),
     ):
         pass
     assert raised.value.hint == f"see {log}"

@@ -12,9 +12,9 @@ from stages.parts.base.settings import Serving
 from stages.parts.base.store import STORE_VARIABLE
 from stages.parts.cluster.api import Cluster
 from stages.parts.records.rollout import Journal
-from stages.rollout.kserve.objects import Endpoint
+from stages.rollout.kserve.objects import KServeEndpoint
 from stages.rollout.kserve.settings import VARIABLE, KServe
-from stages.rollout.kserve.target import Platform, on
+from stages.rollout.kserve.target import KServeTarget, on
 from stages.rollout.state_machine import roll_out
 from stages.rollout.target import Target
 from tests.kubernetes import KubernetesServer
@@ -49,15 +49,15 @@ class OnKServe(Stage):
 
     @property
     def name(self) -> str:
-        return self.at().name
+        return self.endpoint().name
 
-    def at(self) -> Endpoint:
-        return Endpoint(self.store, self.serving, self.settings, "default")
+    def endpoint(self) -> KServeEndpoint:
+        return KServeEndpoint(self.store, self.serving, self.settings, "default")
 
-    def connect(self, **changed: Any) -> Platform:
+    def connect(self, **changed: Any) -> KServeTarget:
         """The target, as a process of its own would get it."""
         found = on(self.cluster(), self.store, self.serving, self.settings.model_copy(update=changed), poll_s=0.02)
-        assert isinstance(found, Platform)
+        assert isinstance(found, KServeTarget)
         return found
 
     def cluster(self) -> Cluster:

@@ -273,7 +273,7 @@ def test_a_pod_that_does_not_come_back_fails_the_crash_drill(serve: Serve, monke
 def test_a_crash_drill_that_can_kill_nothing_says_why(serve: Serve) -> None:
     kserve = serve(gateway=True)
     kserve.first(GOOD, **PACE)
-    with pytest.raises(NothingToServe, match="has no canary"):
+    with pytest.raises(NothingToServe, match="no canary of org/name is being served"):
         crashed(kserve, canary=True)
     kserve.server.forbidden.add(("delete", "pods"))
     with pytest.raises(AccessDenied, match='cannot delete resource "pods"') as raised:

@@ -17,7 +17,7 @@ from stages.rollout.kserve.objects import (
     ISVC,
     RUNTIME,
     USER,
-    Endpoint,
+    KServeEndpoint,
     canary,
     disruption_budget,
     inference_service,
@@ -32,8 +32,10 @@ FIRST, SECOND = "0001-fp16-aaaaaaaaaaaa", "0002-awq-bbbbbbbbbbbb"
 MODES = ("standard", "knative", "route")
 
 
-def endpoint(tmp_path: Path, model: str = "org/name", serving: Serving | None = None, **settings: Any) -> Endpoint:
-    return Endpoint(
+def endpoint(
+    tmp_path: Path, model: str = "org/name", serving: Serving | None = None, **settings: Any
+) -> KServeEndpoint:
+    return KServeEndpoint(
         ModelStore(tmp_path, model), serving or Serving(), KServe.model_validate(settings), namespace="slipway"
     )
 
@@ -172,7 +174,7 @@ def test_what_differs_restarts_pods_and_what_does_not_does_not(tmp_path: Path) -
 
 def test_a_template_of_kserves_in_an_argument_is_refused(tmp_path: Path) -> None:
     serving = Serving(extra_arguments=("--chat-template", "{{ messages }}"))
-    with pytest.raises(ConfigError, match=r"KServe would take .*messages.* for a template"):
+    with pytest.raises(ConfigError, match=r"KServe would treat .*messages.* as a template"):
         predictor(endpoint(tmp_path, serving=serving), FIRST, "standard")
 
 

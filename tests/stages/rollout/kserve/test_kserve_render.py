@@ -40,11 +40,11 @@ def test_what_is_shown_is_what_is_applied(serve: Callable[..., OnKServe], mode: 
     kserve = serve(**MODES[mode])
     kserve.make(GOOD)
     kserve.roll(GOOD)
-    assert_applied(kserve, objects(kserve.at(), GOOD, None, cast(Mode, mode), 100))
+    assert_applied(kserve, objects(kserve.endpoint(), GOOD, None, cast(Mode, mode), 100))
     kserve.make(NEXT)
     roll_out(kserve.store, kserve.connect(), NEXT, SETTINGS, until="10")
     kserve.connect().shift(NEXT, 10)
-    shown = objects(kserve.at(), NEXT, GOOD, cast(Mode, mode), 10)
+    shown = objects(kserve.endpoint(), NEXT, GOOD, cast(Mode, mode), 10)
     kinds = {"standard": 1, "knative": 1, "route": 2}[mode] * ["InferenceService"]
     assert [each["kind"] for each in shown] == [
         *kinds,
@@ -59,7 +59,7 @@ def test_with_prometheus_each_release_is_shown_with_its_autoscaler(serve: Callab
     for each in (GOOD, NEXT):
         kserve.make(each)
     kserve.settings = kserve.settings.model_copy(update={"prometheus": "http://prometheus:9090"})
-    shown = objects(kserve.at(), NEXT, GOOD, "standard", 10)
+    shown = objects(kserve.endpoint(), NEXT, GOOD, "standard", 10)
     scaled = [each["spec"]["scaleTargetRef"]["name"] for each in shown if each["kind"] == "ScaledObject"]
     assert scaled == [f"{kserve.name}-r1-000000-predictor", f"{kserve.name}-r2-000000-predictor"]
-    assert "ScaledObject" not in {each["kind"] for each in objects(kserve.at(), NEXT, GOOD, "knative", 10)}
+    assert "ScaledObject" not in {each["kind"] for each in objects(kserve.endpoint(), NEXT, GOOD, "knative", 10)}

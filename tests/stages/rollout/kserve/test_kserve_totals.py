@@ -83,7 +83,7 @@ def test_totals_are_summed_over_all_pods_those_that_are_gone_too(standard: OnKSe
 
 
 def test_a_prometheus_that_knows_nothing_shows_nothing(standard: OnKServe, prometheus: Prometheus) -> None:
-    with pytest.raises(TransientError, match=f"Prometheus knows nothing of {GOOD}"):
+    with pytest.raises(TransientError, match=f"Prometheus has no series of {GOOD}"):
         standard.connect(prometheus=prometheus.url).counters(GOOD)
 
 
