@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from pipeline.runs.state import RunState
 from stages.parts.base.errors import ConfigError, MissingRun
-from stages.parts.base.store import exclusive, full_disk_is_an_answer, write_json
+from stages.parts.base.store import exclusive, full_disk_as_error, write_json
 
 STATE: Final = "run.json"
 WORKFLOW: Final = "workflow.json"
@@ -96,7 +96,7 @@ def _alive(folder: Path) -> bool:
 def writable(folder: Path) -> Iterator[None]:
     """Turn the system's refusals to write below *folder* into NotEnoughSpace and ConfigError."""
     try:
-        with full_disk_is_an_answer(folder):
+        with full_disk_as_error(folder):
             yield
     except OSError as error:
         raise ConfigError(

@@ -14,7 +14,7 @@ from pipeline.local.runs import Run, new_id, read_workflow
 from pipeline.runs.state import failure
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Serving
-from stages.parts.base.store import ModelStore, full_disk_is_an_answer
+from stages.parts.base.store import ModelStore, full_disk_as_error
 from stages.parts.model.name import ModelName
 from stages.parts.records.production import Production
 
@@ -157,7 +157,7 @@ def _check_port(store: ModelStore, serving: Serving) -> None:
 def _make_usable(store: Path) -> None:
     """Raises: ConfigError: the store can't be created or written."""
     try:
-        with full_disk_is_an_answer(store):
+        with full_disk_as_error(store):
             store.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""acquire: ensure that base/ holds a model at one commit."""
+"""acquire: ensure that base/ in the store contains a model at one commit, complete and verified."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ def main() -> None:
         epilog="example: python -m stages.acquire --model Qwen/Qwen3-0.6B --revision main "
         "--commit $(python -m stages.resolve --model Qwen/Qwen3-0.6B)",
     )
-    parser.add_argument("--model", required=True, help="org/name on the Hub, or a directory such as ./my-model")
-    parser.add_argument("--revision", default="main", help="what the commit was resolved from, for the record")
-    parser.add_argument("--commit", required=True, help="as printed by stages.resolve")
+    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
+    parser.add_argument(
+        "--revision",
+        default="main",
+        help="the revision from which the commit was resolved, for the record (default: main)",
+    )
+    parser.add_argument("--commit", required=True, help="the commit that python -m stages.resolve prints")
     arguments = parser.parse_args()
     model = ModelName.parse(arguments.model)
     store = ModelStore(store_root(), model.id)
     if not (LOCAL_COMMIT if model.directory else COMMIT).fullmatch(arguments.commit):
         raise ConfigError(
             f"{arguments.commit!r} is not a commit of {model.source}",
-            hint="take what python -m stages.resolve prints",
+            hint="use the commit that python -m stages.resolve prints",
         )
     if model.directory:
         check_exists(model.directory)

@@ -1,4 +1,4 @@
-"""Ensure that base/ holds a model at one commit: only what serving needs, complete, verified, safe to load."""
+"""Ensure that base/ contains a model at one commit: the files that serving needs, complete, verified, safe to load."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ from stages.parts.records.acquired import ACQUIRED, Acquired, File, files_digest
 
 
 def ensure(store: ModelStore, model: ModelName, revision: str, commit: str, report: program.Report) -> Acquired:
-    """base/ with *model* at *commit*. Without any request if it is there already.
+    """Ensure that base/ contains *model* at *commit*. Makes no request to the Hub if it already does.
 
     Raises:
-        NotEnoughSpace, DamagedModel, UnusableModel: base/ is as it was. Errors of ``hub.describe``.
+        NotEnoughSpace, DamagedModel, UnusableModel: base/ is unchanged.
+        ModelNotFound, RevisionNotFound, AccessDenied, HubUnavailable: see ``hub.describe``.
     """
     if record := intact(store.base, commit):
-        report.reused(f"base/ holds {model.source} at {commit} already, unchanged", key=record.digest)
+        report.reused(f"base/ already has {model.source} at {commit}", key=record.digest)
         return record
     source = open_source(model, commit, store.base)
     small = small_files(source.sizes)
@@ -60,9 +61,7 @@ def ensure(store: ModelStore, model: ModelName, revision: str, commit: str, repo
             )
             record.write(work / ACQUIRED)
     size = sum(file.size_bytes for file in record.files)
-    report.done(
-        f"base/ holds {model.source} at {commit}: {len(record.files)} files, {readable(size)}", key=record.digest
-    )
+    report.done(f"base/ has {model.source} at {commit}: {len(record.files)} files, {readable(size)}", key=record.digest)
     return record
 
 
@@ -73,7 +72,7 @@ def open_source(model: ModelName, commit: str, base: Path) -> Source:
 
 
 def fill(work: Path, source: Source, small: Sequence[str], commit: str) -> tuple[tuple[File, ...], Checkpoint]:
-    """Bring the model into *work* and check it: what is quick and may refuse the model comes first."""
+    """Bring the model's files into *work* and check them. Quick checks that may refuse the model come first."""
     require_space(work, source.missing_bytes([*small, *likely_weights(source.sizes)], work))
     found = source.fetch(small, work)
     with discarded_if_useless(work):
@@ -91,10 +90,10 @@ def fill(work: Path, source: Source, small: Sequence[str], commit: str) -> tuple
 
 
 def intact(base: Path, commit: str) -> Acquired | None:
-    """The record of *base* if it holds exactly that commit, undamaged.
+    """The record of *base* if it contains exactly that commit, undamaged.
 
-    A file of the recorded size that was last changed before the record was written is unchanged. A later change,
-    also one of its links or owner, makes it doubtful, and it is read again.
+    A file counts as unchanged if it has the recorded size and was last changed before the record was written. After a
+    later change, even one of its links or its owner, the file is read again and compared with its digest.
     """
     record = read_record(base)
     if record is None or record.commit != commit or set(files_in(base)) != {ACQUIRED, *(f.path for f in record.files)}:
@@ -109,13 +108,13 @@ def intact(base: Path, commit: str) -> Acquired | None:
             doubtful.append(file)
     if any(sha256_of(base / file.path) != file.sha256 for file in doubtful):
         return None
-    if doubtful:  # next time they are older than the record again
+    if doubtful:  # the next check finds them older than the record
         os.utime(base / ACQUIRED, ns=(checked_at, checked_at))
     return record
 
 
 def recorded(base: Path) -> Iterable[File]:
-    """The files that *base* claims to hold and that are there, of whatever commit."""
+    """The files in the record of *base* that exist, of any commit."""
     record = read_record(base)
     return [file for file in record.files if (base / file.path).is_file()] if record else []
 
@@ -123,7 +122,7 @@ def recorded(base: Path) -> Iterable[File]:
 def read_record(base: Path) -> Acquired | None:
     try:
         return Acquired.read(base / ACQUIRED)
-    except DamagedModel:  # made anew, as if there were none
+    except DamagedModel:  # as if there were no record
         return None
 
 
@@ -143,7 +142,7 @@ def remove_all_but(files: Iterable[File], directory: Path) -> None:
 
 @contextmanager
 def discarded_if_useless(work: Path) -> Iterator[None]:
-    """Another attempt would bring the same bytes, so a model that can't be used doesn't keep its space."""
+    """Remove *work* if the block finds the model damaged or unusable: another attempt would bring the same bytes."""
     try:
         yield
     except (DamagedModel, UnusableModel):

@@ -1,4 +1,4 @@
-"""A model's files into a directory: from the Hub, in parallel, resumed and verified; or from a local directory."""
+"""Bring a model's files into a directory: from the Hub in parallel, resumed and verified; or from a local directory."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 PARALLEL_FILES: Final = 8
 PARTIAL: Final = ".partial"
-"""Below the directory that is filled: the beginnings of files."""
+"""The folder, in the target directory, of files that are not complete yet."""
 SPARE_BYTES: Final = 64 << 20
-"""Kept free beside the model: records, logs, directories."""
+"""Kept free in addition to the model, for records, logs and directories."""
 
 
 class Source(Protocol):
@@ -34,21 +34,22 @@ class Source(Protocol):
 
     origin: str
     sizes: Mapping[str, int]
-    """Bytes by path."""
+    """The size in bytes of each file, by path."""
 
     def missing_bytes(self, paths: Sequence[str], into: Path) -> int:
-        """How much of *paths* is not in the directory *into* yet."""
+        """How many bytes of *paths* are not yet in the directory *into*."""
 
     def fetch(self, paths: Sequence[str], into: Path) -> dict[str, File]:
-        """Bring *paths* into the directory *into*, complete and verified; what is there already is kept if it is right.
+        """Bring *paths* into the directory *into*, complete and verified. Correct files that are there are kept.
 
         Raises:
-            DamagedModel: a file's bytes are not the promised ones. HubUnavailable: and other errors of ``hub``.
+            DamagedModel: the content of a file has another digest than the Hub says.
+            HubUnavailable, AccessDenied and others: see ``hub.download``.
         """
 
 
 class HubSource:
-    """A commit on the Hub. *old*: files of another or a damaged base, to be taken from there where they are right."""
+    """A commit on the Hub. *old*: the files of another or a damaged base; correct ones are used again."""
 
     def __init__(self, model: str, commit: str, base: Path, old: Iterable[File]) -> None:
         listing = hub.describe(model, commit)
@@ -76,17 +77,17 @@ class HubSource:
             return _in_parallel(files, lambda file, gate: self._ensure(file, into, gate))
 
     def _kept(self, file: hub.HubFile) -> bool:
-        """Whether the old base has the file, as far as its record tells: it is verified like any other."""
+        """Whether the old base has the file according to its record. The file itself is verified later."""
         old = self._old.get(file.path)
         return old is not None and old.size_bytes == file.size_bytes and file.sha256 in (None, old.sha256)
 
     def _ensure(self, file: hub.HubFile, into: Path, gate: _Gate) -> File:
-        """The file in *into*, verified, whatever was there before."""
+        """Bring the file into *into* and verify it, whatever was there before."""
         target, partial = into / file.path, _partial(file, into)
         if target.exists():
             if (record := _verified(file, target)) is not None:
                 return record
-            target.unlink()  # the link to an old file that is damaged, or a write that never reached the disk
+            target.unlink()  # a link to a damaged old file, or a write that never reached the disk
         for _ in range(2):
             self._complete(file, partial, gate)
             record = _verified(file, partial)
@@ -98,9 +99,9 @@ class HubSource:
                 size, digest = partial.stat().st_size, _digest(file, partial)
                 partial.unlink()
         raise DamagedModel(
-            f"{file.path} arrives altered, twice: the Hub promises {file.size_bytes} bytes with digest "
-            f"{file.sha256 or file.git_sha1}, these are {size} bytes with {digest}",
-            hint=f"is a proxy or mirror in between? ({hub.endpoint()}) All other files are kept",
+            f"{file.path} was downloaded altered, twice: the Hub says {file.size_bytes} bytes with digest "
+            f"{file.sha256 or file.git_sha1}, the download has {size} bytes with digest {digest}",
+            hint=f"check for a proxy or mirror in front of {hub.endpoint()}; all other files are kept",
         )
 
     def _complete(self, file: hub.HubFile, partial: Path, gate: _Gate) -> None:
@@ -113,14 +114,14 @@ class HubSource:
 
 
 class LocalSource:
-    """A directory of the user's. Its files are copied, or share their blocks, and are never linked: the user may
-    edit them in place."""
+    """The user's own directory. Its files are copied or reflinked, never hard-linked, because the user may edit them in
+    place."""
 
     def __init__(self, directory: Path) -> None:
         self.origin, self._directory = f"local:{directory}", directory
         self.sizes: Mapping[str, int] = local_sizes(directory)
 
-    def missing_bytes(self, paths: Sequence[str], into: Path) -> int:  # noqa: ARG002 — copied anew each time
+    def missing_bytes(self, paths: Sequence[str], into: Path) -> int:  # noqa: ARG002 — every file is copied again
         return sum(self.sizes[path] for path in paths)
 
     def fetch(self, paths: Sequence[str], into: Path) -> dict[str, File]:
@@ -138,17 +139,17 @@ class LocalSource:
 
 
 def require_space(directory: Path, needed_bytes: int) -> None:
-    """Raises: NotEnoughSpace, with figures."""
+    """Raises: NotEnoughSpace: the message says how much is needed and how much is free."""
     free = shutil.disk_usage(directory).free
     if needed_bytes + SPARE_BYTES > free:
         raise NotEnoughSpace(
-            f"the model needs {readable(needed_bytes + SPARE_BYTES)}, and {readable(free)} are free on {directory}",
-            hint="free some space, or point the store at a larger volume; nothing was changed",
+            f"the model needs {readable(needed_bytes + SPARE_BYTES)}, but {readable(free)} are free on {directory}",
+            hint="free some space, or move the store to a larger volume; nothing was changed",
         )
 
 
 class _Gate:
-    """Passed around every change of a file; once closed, no thread makes one."""
+    """A lock that every thread holds while it changes a file. After ``close`` no thread changes one."""
 
     def __init__(self) -> None:
         self._lock, self.closed = threading.Lock(), False
@@ -168,14 +169,14 @@ class _Gate:
 
 
 class _GatedFile(io.FileIO):
-    """A file that grows at its end, every byte of it handed to the kernel at once: a kill loses none."""
+    """A file to append to, without a buffer in this process, so that a killed process loses no byte."""
 
     def __init__(self, path: Path, gate: _Gate) -> None:
         super().__init__(path, "ab")
         self._gate = gate
 
     def tell(self) -> int:
-        with self._gate:  # asked between two attempts: none is made for a program that ends
+        with self._gate:  # called between two attempts, so that none begins in a program that is ending
             return super().tell()
 
     def write(self, data: ReadableBuffer) -> int:
@@ -187,9 +188,9 @@ class _GatedFile(io.FileIO):
 
 
 def _in_parallel(files: Sequence[hub.HubFile], ensure: Callable[[hub.HubFile, _Gate], File]) -> dict[str, File]:
-    """Ensure every file; the first error ends it all at once.
+    """Call *ensure* for every file, in several threads. The first error ends all of them at once.
 
-    The threads are daemons: one that waits for the network doesn't keep a program alive that was asked to end.
+    They are daemon threads, so one that waits for the network does not keep a program alive that was asked to end.
     """
     gate = _Gate()
     waiting: queue.SimpleQueue[hub.HubFile] = queue.SimpleQueue()
@@ -201,10 +202,10 @@ def _in_parallel(files: Sequence[hub.HubFile], ensure: Callable[[hub.HubFile, _G
                 ended.put(ensure(waiting.get_nowait(), gate))
             except queue.Empty:
                 return
-            except BaseException as error:  # handed to the caller's thread
+            except BaseException as error:  # raised in the caller's thread
                 ended.put(error)
 
-    # The largest first, so that none is left alone at the end.
+    # The largest files come first, so that none is left alone at the end.
     for file in sorted(files, key=lambda each: -each.size_bytes):
         waiting.put(file)
     for _ in range(min(PARALLEL_FILES, len(files))):
@@ -222,12 +223,12 @@ def _in_parallel(files: Sequence[hub.HubFile], ensure: Callable[[hub.HubFile, _G
 
 
 def _partial(file: hub.HubFile, into: Path) -> Path:
-    """Named by content: a file that changed is not mistaken for the beginning of the new one."""
+    """The path of an unfinished file. Its name has the digest, so that it never continues a file with other content."""
     return into / PARTIAL / f"{file.path.replace('/', '--')}.{file.sha256 or file.git_sha1}"
 
 
 def _there(file: hub.HubFile, into: Path) -> tuple[bool, int]:
-    """Whether the file is complete in *into*, and how many bytes of it are there."""
+    """Whether the file is complete in *into*, and how many of its bytes are there."""
     for path in (into / file.path, _partial(file, into)):
         with contextlib.suppress(FileNotFoundError):
             return path.parent != into / PARTIAL, path.stat().st_size
@@ -235,7 +236,7 @@ def _there(file: hub.HubFile, into: Path) -> tuple[bool, int]:
 
 
 def _verified(file: hub.HubFile, path: Path) -> File | None:
-    """The file's record if *path* holds what the Hub promises."""
+    """The record of the file if the content of *path* has the Hub's size and digest."""
     if path.stat().st_size != file.size_bytes:
         return None
     record = File(path=file.path, size_bytes=file.size_bytes, sha256=sha256_of(path))
@@ -244,7 +245,7 @@ def _verified(file: hub.HubFile, path: Path) -> File | None:
 
 
 def _digest(file: hub.HubFile, path: Path) -> str:
-    """By the algorithm that the Hub names the file with: sha256, or git's sha1."""
+    """The digest of *path*, by the algorithm that the Hub uses for the file: sha256, or git's sha1."""
     if file.sha256:
         return sha256_of(path)
     content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""How far a transfer is: a bar on a terminal, a line every few seconds in a log."""
+"""The progress of a transfer: a bar on a terminal, a line every few seconds in a log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KIB: Final = 1024.0
 
 
 def readable(count: float) -> str:
-    """A number of bytes for a person: ``14.9 GiB``."""
+    """A number of bytes as a person reads it, such as ``14.9 GiB``."""
     for unit in ("B", "KiB", "MiB"):
         if count < KIB:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
@@ -24,7 +24,7 @@ def readable(count: float) -> str:
 
 
 class Progress:
-    """Shows on stderr, until the block ends, what *measure* says: (files done, bytes there)."""
+    """Shows on stderr, until the block ends, what *measure* returns: (complete files, bytes that are there)."""
 
     def __init__(self, verb: str, files: int, size_bytes: int, measure: Callable[[], tuple[int, int]]) -> None:
         self._verb, self._files, self._size, self._measure = verb, files, size_bytes, measure

@@ -65,7 +65,7 @@ class Generator:
         command = [sys.executable, "-m", "stages.evaluate.generator"]
         try:
             with log.open("wb") as output:
-                self._process = Contained(command, asks=reads, output=output, environment=beside_server(VARIABLES))
+                self._process = Contained(command, stdin=reads, output=output, environment=beside_server(VARIABLES))
         finally:
             os.close(reads)
         return self._process

@@ -1,4 +1,4 @@
-"""optimize: make one variant of a model (fp16, awq or gptq), verify its files, publish it.
+"""optimize: make one variant of a model (fp16, awq or gptq), verify its files, and publish it in the store.
 
-``methods.py`` names the methods; a new one is a file with a ``Quantizer`` and a line there.
+``methods.py`` lists the methods. To add one, write a file with a ``Quantizer`` and add a line there.
 """

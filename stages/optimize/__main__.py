@@ -1,4 +1,4 @@
-"""optimize: make one variant of a model, or find that it is there already."""
+"""optimize: make one variant of a model, or use the one that is already in the store."""
 
 from __future__ import annotations
 
@@ -42,9 +42,11 @@ def _arguments() -> argparse.Namespace:
         description=__doc__,
         epilog="""example: python -m stages.optimize --model org/name --method gptq --settings '{"group_size": 32}'""",
     )
-    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
-    parser.add_argument("--method", required=True, help=", ".join(QUANTIZERS))
-    parser.add_argument("--settings", default="{}", help="JSON: see Optimize in stages/parts/base/settings.py")
+    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
+    parser.add_argument("--method", required=True, help=f"one of: {', '.join(QUANTIZERS)}")
+    parser.add_argument(
+        "--settings", default="{}", help="JSON; for the fields see Optimize in stages/parts/base/settings.py"
+    )
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""The model as acquired: what every method starts from."""
+"""The acquired model in base/, from which every method starts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from stages.parts.records.acquired import ACQUIRED, Acquired, difference, files_
 FLOATS: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
 BLOCK_WEIGHT: Final = re.compile(r"^(.*?)\.\d+\..*\.weight$")
-"""A weight in a numbered block. Embeddings and the head are in none, and stay in 16 bit."""
+"""A weight in a numbered block. Embeddings and the head are in no block, and stay in 16 bit."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """``base/`` with its manifest checked: every file is there with its size."""
+    """``base/`` after a check of its record: every file exists and has the recorded size."""
 
     directory: Path
     record: Acquired
@@ -42,7 +42,7 @@ class Base:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name, from the headers alone.
+        """All tensors by name, from the headers of the files.
 
         Raises:
             DamagedModel: a file contradicts itself.
@@ -52,9 +52,9 @@ class Base:
 
     @cached_property
     def linear_weights(self) -> dict[str, Tensor]:
-        """The weights of the decoder's linear layers by name: shape (outputs, inputs). What 4 bit is for.
+        """The weights of the decoder's linear layers by name, which 4-bit methods quantize. Shape: (outputs, inputs).
 
-        A model that sees or hears has blocks of other kinds: the decoder's are those with the most weights.
+        A multimodal model has blocks of several kinds; the decoder's are those with the most weights.
         """
         blocks: dict[str, dict[str, Tensor]] = {}
         for name, tensor in self.tensors.items():
@@ -65,17 +65,17 @@ class Base:
 
     @property
     def dtype(self) -> str:
-        """The floating-point type that most bytes are in: 'bfloat16', 'float32', …"""
+        """The floating-point type of most bytes: 'bfloat16', 'float32', …"""
         return main_dtype(self.tensors.values())
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """The files that a variant takes over as they are: tokenizer, templates, license, generation config."""
+        """The files that a variant has unchanged from the base: tokenizer, templates, license, generation config."""
         names = [file.path for file in self.record.files]
         return tuple(name for name in names if name != CONFIG and not name.endswith(WEIGHTS))
 
     def setting(self, name: str) -> Any:
-        """A value of ``config.json``, from its text part if the model has several parts."""
+        """A value in ``config.json``; for a multimodal model, from its ``text_config`` if it is there."""
         text = self.config.get("text_config")
         return text.get(name, self.config.get(name)) if isinstance(text, dict) else self.config.get(name)
 
@@ -84,24 +84,26 @@ def read_base(store: ModelStore) -> Base:
     """The model in ``base/``.
 
     Raises:
-        NothingToServe: it was not acquired yet.
-        DamagedModel: its manifest or ``config.json`` is malformed, or a file is not what the manifest says.
-        UnusableModel: it is quantized already.
+        NothingToServe: the model was not acquired yet.
+        DamagedModel: the record or ``config.json`` is malformed, or a file does not match the record.
+        UnusableModel: the model is already quantized.
     """
     acquire_again = f"run acquire again: python -m stages.acquire --model {store.model}"
     record = Acquired.read(store.base / ACQUIRED)
     if record is None:
         raise NothingToServe(f"{store.model} is not in the store: there is no base/{ACQUIRED}", hint=acquire_again)
     if files_digest(record.files) != record.digest:
-        raise DamagedModel(f"{store.base / ACQUIRED} contradicts itself: its digest is another", hint=acquire_again)
+        raise DamagedModel(
+            f"{store.base / ACQUIRED} contradicts itself: its digest does not match its files", hint=acquire_again
+        )
     if wrong := difference(store.base, record.files):
-        raise DamagedModel(f"base/ is not as acquired: {wrong}", hint=acquire_again)
+        raise DamagedModel(f"base/ does not match its record: {wrong}", hint=acquire_again)
     check_configuration(store.base)
     return Base(store.base, record, json.loads((store.base / CONFIG).read_bytes()))
 
 
 def main_dtype(tensors: Iterable[Tensor]) -> str:
-    """The floating-point type that most bytes of *tensors* are in; empty if there is none."""
+    """The floating-point type of most bytes in *tensors*; empty if no tensor is floating-point."""
     sizes: Counter[str] = Counter()
     for tensor in tensors:
         if tensor.dtype in FLOATS:

@@ -1,7 +1,7 @@
-"""The calibration set: text that AWQ and GPTQ run through the model while they choose scales.
+"""The calibration set: the text that AWQ and GPTQ run through the model to compute their scales.
 
-Documents are shuffled by the seed, joined (the tokenizer's end-of-text token between two), and cut into
-sequences of equal length, as in the GPTQ paper (section 4: random segments of a text corpus).
+The documents are shuffled with the seed, joined with the tokenizer's end-of-text token, and cut into sequences of
+equal length, as in the GPTQ paper (section 4: random segments of a text corpus).
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ def calibration_path(text: str) -> Path:
 
 
 def calibration_digest(calibration: Calibration, sequence_length: int) -> str:
-    """What the calibration set is determined by, for one tokenizer: the file's bytes and the way it is cut."""
+    """A digest of all that determines the calibration set of one tokenizer: the file's bytes and how it is cut.
+
+    Raises:
+        UnknownName, ConfigError: the file does not exist or can't be read.
+    """
     path = calibration_path(calibration.text)
     try:
         text = sha256_of(path)
@@ -41,10 +45,10 @@ def calibration_digest(calibration: Calibration, sequence_length: int) -> str:
 
 
 def read_documents(path: Path) -> list[str]:
-    """The texts of a file.
+    """The documents in a calibration text.
 
     Raises:
-        ConfigError: it is unreadable, malformed or empty.
+        ConfigError: the file is unreadable, malformed or empty.
     """
     return texts.read_documents(path, KIND)
 
@@ -53,7 +57,7 @@ def sequences(documents: Sequence[str], tokenizer: Any, calibration: Calibration
     """``calibration.samples`` sequences of *length* token ids each.
 
     Raises:
-        ConfigError: the text is too short; the message says for how many sequences it is enough.
+        ConfigError: the text is too short; the message says how many sequences it gives.
     """
     order = list(documents)
     random.Random(calibration.seed).shuffle(order)
@@ -66,6 +70,6 @@ def sequences(documents: Sequence[str], tokenizer: Any, calibration: Calibration
             return [ids[start : start + length] for start in range(0, wanted, length)]
     raise ConfigError(
         f"the calibration text {calibration.text} gives {len(ids) // length} sequences of {length} tokens, "
-        f"{calibration.samples} were asked for",
-        hint="take fewer or shorter ones (calibration: samples, sequence_length), or a longer text",
+        f"but {calibration.samples} are needed",
+        hint="set fewer or shorter sequences (calibration: samples, sequence_length), or use a longer text",
     )

@@ -1,8 +1,8 @@
 """awq and gptq: 4-bit weights by GPTQModel (https://github.com/ModelCloud/GPTQModel), on a GPU or a CPU.
 
-It runs in a process of its own (``gptqmodel_job``): when something fails in one of its threads, it ends
-the process on the spot. Of what it writes, the weights, ``config.json`` and ``quantize_config.json`` are
-kept; the tokenizer and everything else come from the base unchanged, as transformers would rewrite them.
+It runs in a separate process (``gptqmodel_job``), because a failure in one of its threads ends the whole process. The
+variant keeps the weights, ``config.json`` and ``quantize_config.json`` that it writes. All other files, such as the
+tokenizer, come unchanged from the base, because transformers would rewrite them.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from stages.parts.model.checkpoint import CONFIG
 
 GROUP_SIZES: Final = (128, 64, 32)
 MISFIT_SHARE: Final = 0.1
-"""Of the linear layers' weights. A few layers may be left in 16 bit (a mixture's router, a state space's step)."""
+"""Share of the linear layers' weights that may stay in 16 bit (a mixture's router, a state space's step)."""
 QUANTIZE_CONFIG: Final = "quantize_config.json"
 RECIPE: Final = 1
-"""Raised when the same parameters would give other files, so that older variants are made again."""
+"""Increased when the same parameters give other files, so that older variants are made again."""
 EXCEPTION: Final = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit)): *(.*)")
 TABLE_LINE: Final = re.compile(r"^INFO +\+[-+]+\+$")
 
 
 class FourBit:
-    """*method* as GPTQModel and vLLM call it."""
+    """A 4-bit method. *method* is its name in GPTQModel and vLLM."""
 
     tools: ClassVar[tuple[str, ...]] = ("gptqmodel", "torch", "transformers")
     calibrated: ClassVar[bool] = True
@@ -61,7 +61,7 @@ class FourBit:
         }
 
     def check(self, settings: Optimize, base: Base) -> None:
-        """The calibration text must be readable; the group size must divide the linear layers' input widths."""
+        """Check that the calibration text is readable, and that the group size divides the layers' input widths."""
         read_documents(calibration_path(settings.calibration.text))
         if misfit := first_misfit(base, settings.group_size):
             fitting = [size for size in GROUP_SIZES if not first_misfit(base, size)]
@@ -95,14 +95,14 @@ class FourBit:
             if status or not result:
                 raise QuantizationFailed(
                     f"{self.method} cannot quantize {base.architecture}: {last_exception or f'it ended with {status}'}",
-                    hint="the other variants go on without it; the log above has the traceback",
+                    hint="the other variants continue without it; the log above has the traceback",
                 )
             take(folder / SAVED, target)
         return Peak(result.peak_resident_bytes, result.peak_gpu_bytes)
 
 
 def first_misfit(base: Base, group_size: int) -> str:
-    """A linear layer whose input width *group_size* does not divide; empty if there are none or few such."""
+    """A linear layer whose input width *group_size* does not divide; empty if there are no or few such layers."""
     weights = base.linear_weights
     misfits = [name for name, tensor in weights.items() if tensor.shape[1] % group_size]
     share = sum(weights[name].count for name in misfits) / max(1, sum(tensor.count for tensor in weights.values()))
@@ -110,12 +110,12 @@ def first_misfit(base: Base, group_size: int) -> str:
 
 
 def quantized_dtype(base: Base) -> str:
-    """What the tensors that stay in 16 bit are in: the base's own 16-bit type, bfloat16 for wider ones."""
+    """The type of the tensors that stay in 16 bit: the base's own 16-bit type, or bfloat16 for a wider base."""
     return base.dtype if base.dtype in ("float16", "bfloat16") else "bfloat16"
 
 
 def sequence_length(settings: Optimize, base: Base) -> int:
-    """Tokens per calibration sequence: as asked, but no more than the model has positions for."""
+    """Tokens per calibration sequence: as in the settings, but not more than the model's maximum position."""
     positions = base.setting("max_position_embeddings")
     asked = settings.calibration.sequence_length
     return min(asked, positions) if isinstance(positions, int) and positions > 0 else asked
@@ -126,10 +126,10 @@ def with_absolute_path(calibration: Calibration) -> Calibration:
 
 
 def run(job: QuantizationJob) -> tuple[int, str]:
-    """Do the job in a process that ends when this one does, its output on stderr.
+    """Run the job in a process that ends when this one does, and print its output on stderr.
 
     Returns:
-        The exit status, and the last exception that was printed, as ``TypeName: first line``.
+        The exit status, and the last exception in the output, as ``TypeName: first line``.
     """
     write_json(job.folder / "job.json", job)
     command = [sys.executable, "-m", "stages.optimize.gptqmodel_job", str(job.folder / "job.json")]
@@ -138,7 +138,7 @@ def run(job: QuantizationJob) -> tuple[int, str]:
     with os.fdopen(read, encoding="utf-8", errors="replace") as output:
         try:
             with contained(
-                # GPTQModel writes logs into the working directory.
+                # GPTQModel writes logs to the working directory.
                 command,
                 output=write,
                 environment=environment(),
@@ -158,28 +158,28 @@ def run(job: QuantizationJob) -> tuple[int, str]:
 
 
 def environment() -> dict[str, str]:
-    """What GPTQModel and the Hub's libraries read when they are imported."""
+    """The environment variables that GPTQModel and the Hub's libraries read when they are imported."""
     return {
         **os.environ,
-        "GPTQMODEL_CPU_WORKERS": str(max(2, len(os.sched_getaffinity(0)))),  # with one, its thread pool may crash
-        "GPTQMODEL_DISABLE_PACK_EXT": "1",  # a packer compiled with g++; the result is the same without
+        "GPTQMODEL_CPU_WORKERS": str(max(2, len(os.sched_getaffinity(0)))),  # its thread pool may crash with one worker
+        "GPTQMODEL_DISABLE_PACK_EXT": "1",  # a packer that g++ compiles; the result is the same without it
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "TERM": "dumb",  # progress bars would fill a log with control characters
-        "COLUMNS": "160",  # or its tables are cut to nothing
+        "TERM": "dumb",  # no progress bars: they fill a log with control characters
+        "COLUMNS": "160",  # wide enough for its tables
         "PYTHONUNBUFFERED": "1",
     }
 
 
 def take(saved: Path, target: Path) -> None:
-    """Move what the variant keeps of GPTQModel's output to *target*, without the traces of this machine."""
+    """Move the files that the variant keeps from GPTQModel's output to *target*."""
     for name in (CONFIG, QUANTIZE_CONFIG):
         content = json.loads((saved / name).read_bytes())
         quantization = content.get("quantization_config", content)
-        # A temporary folder's name: it says nothing, and would make every build differ.
+        # The name of a temporary folder, which would make every build differ.
         quantization.get("meta", {}).pop("offload_to_disk_path", None)
         (target / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     for path in sorted(saved.glob("*.safetensors*")):

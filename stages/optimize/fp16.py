@@ -1,7 +1,7 @@
 """fp16: every floating-point weight in float16, in the same shards. The reference of the comparison.
 
-Tensors go through in blocks, so memory stays small whatever a shard's or a tensor's size. The safetensors
-library can only write a whole shard from memory, so the file is written here (see stages/parts/model/safetensors.py).
+Tensors are converted in blocks, so that memory stays small for any size of shard or tensor. The safetensors library can
+only write a whole shard from memory, so this module writes the files (format: see stages/parts/model/safetensors.py).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 LARGEST: Final = 65504
 """float16's largest number (IEEE 754 binary16)."""
 BLOCK_BYTES: Final = 64 << 20
-"""Read at a time. A multiple of every item's size."""
+"""Block size: a multiple of the size of every type."""
 HEADER_ALIGNMENT: Final = 8
 RECIPE: Final = 1
-"""Raised when the same base would be written another way, so that older variants are made again."""
+"""Increased when the same base is written in another way, so that older variants are made again."""
 
 
 class Fp16:
@@ -38,7 +38,7 @@ class Fp16:
         return {"dtype": "float16", "recipe": RECIPE}
 
     def check(self, settings: Optimize, base: Base) -> None:
-        """Nothing can be known before the weights are read."""
+        """There is nothing to check before the weights are read."""
 
     def quantize(self, settings: Optimize, base: Base, target: Path) -> Peak:  # noqa: ARG002
         for name in base.weights:
@@ -53,12 +53,12 @@ class Fp16:
 
 
 def cast_file(source: Path, target: Path) -> None:
-    """Write the shard *source* to *target* in float16; what is not floating-point stays as it is.
+    """Write the shard *source* to *target* in float16. Tensors that are not floating-point stay unchanged.
 
     Raises:
         QuantizationFailed: a weight is too large for float16.
     """
-    # Wider items first, as the library does it: so each tensor begins at a multiple of its items' size.
+    # Wider types come first, as in the library, so that each tensor begins at a multiple of its type's size.
     tensors = sorted(read_header(source).values(), key=lambda each: (-BITS[half_of(each.dtype)], each.start))
     with source.open("rb") as reader, target.open("wb") as writer:
         writer.write(header(tensors))
@@ -68,7 +68,7 @@ def cast_file(source: Path, target: Path) -> None:
 
 
 def header(tensors: Iterable[Tensor]) -> bytes:
-    """The safetensors header of *tensors* as they will be written, in this order."""
+    """The safetensors header for *tensors* in float16, in this order."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
     for tensor in tensors:
@@ -86,7 +86,7 @@ def half_of(dtype: str) -> str:
 
 
 def blocks(tensor: Tensor, file: BinaryIO) -> Iterator[np.ndarray[Any, Any]]:
-    """The values of *tensor*, flat. bfloat16 comes as float32; what is not floating-point, as bytes."""
+    """The values of *tensor* in flat blocks: bfloat16 as float32, and types that are not floating-point as bytes."""
     import numpy as np
 
     file.seek(tensor.start)
@@ -106,14 +106,14 @@ def to_half(name: str, block: np.ndarray[Any, Any]) -> bytes:
         half = block.astype(np.float16)
     if not np.isfinite(half).all():
         raise QuantizationFailed(
-            f"fp16 cannot hold {name}: it has a weight of {float(np.abs(block).max()):.4g}, float16 ends at {LARGEST}",
-            hint="the model was made for bfloat16 or float32; awq and gptq keep its own 16-bit type",
+            f"fp16 cannot hold {name}: it has a weight of {float(np.abs(block).max()):.4g}, float16 allows {LARGEST}",
+            hint="the model was made for bfloat16 or float32; awq and gptq keep its 16-bit type",
         )
     return half.tobytes()
 
 
 def write_index(base: Base, target: Path) -> None:
-    """The base's index with the total size that the float16 shards have."""
+    """Write the base's index with the total size of the float16 shards."""
     index = json.loads((base.directory / INDEX).read_bytes())
     headers = [read_header(target / name).values() for name in base.weights]
     total = sum(tensor.end - tensor.start for header in headers for tensor in header)
@@ -122,7 +122,7 @@ def write_index(base: Base, target: Path) -> None:
 
 
 def with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """*config* with its dtype replaced wherever it states one (transformers 5: ``dtype``; before: ``torch_dtype``)."""
+    """*config* with another dtype wherever it has one (``dtype`` in transformers 5, ``torch_dtype`` before)."""
     changed = {key: with_dtype(value, dtype) if isinstance(value, dict) else value for key, value in config.items()}
     stated = [key for key in ("dtype", "torch_dtype") if isinstance(config.get(key), str)]
     return {**changed, **dict.fromkeys(stated, dtype)}

@@ -1,4 +1,4 @@
-"""What runs in the quantizer's own process: load, quantize, save.
+"""The program of the quantizer's separate process: load, quantize, save.
 
 python -m stages.optimize.gptqmodel_job JOB.json
 """
@@ -19,13 +19,13 @@ from stages.parts.base.store import write_json
 
 BITS: Final = 4
 BATCH: Final = 4
-"""Sequences that go through a layer together: more needs more memory and is hardly faster."""
+"""Sequences that run through a layer together. More sequences need more memory and are hardly faster."""
 RESULT: Final = "result.json"
 SAVED: Final = "saved"
 
 
 class QuantizationJob(BaseModel):
-    """One model to quantize. ``folder`` takes the result and everything temporary."""
+    """One model to quantize. ``folder`` is for the result and all temporary files."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -40,7 +40,7 @@ class QuantizationJob(BaseModel):
 
 
 class QuantizationResult(BaseModel):
-    """``result.json``, there when the process came to its end."""
+    """``result.json``, which exists only if the process reached its end."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -83,7 +83,7 @@ def quantize(job: QuantizationJob, examples: list[dict[str, list[int]]]) -> None
     model = GPTQModel.load(
         str(job.base), quantize_config(job), dtype=getattr(torch, job.dtype), trust_remote_code=False
     )
-    # AWQ_TORCH only packs, on every device; AUTO takes a kernel that must be compiled with nvcc and refuses a CPU.
+    # AWQ_TORCH only packs, on every device. AUTO selects a kernel that needs nvcc and refuses a CPU.
     backend = BACKEND.AWQ_TORCH if job.method == "awq" else BACKEND.AUTO
     model.quantize(examples, batch_size=BATCH, backend=backend)
     model.save(str(job.folder / SAVED))

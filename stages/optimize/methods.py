@@ -1,4 +1,4 @@
-"""The methods. To add one: write a ``Quantizer`` in a file of its own, and name it here."""
+"""The methods by name. To add one, write a ``Quantizer`` in a new file and add a line here."""
 
 from __future__ import annotations
 

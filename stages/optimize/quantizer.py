@@ -1,4 +1,4 @@
-"""What a method of making a variant offers. The stage knows nothing else of it."""
+"""The interface of a method that makes a variant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stages.parts.base.settings import Optimize
 
 @dataclass(frozen=True)
 class Peak:
-    """The most memory that the work held, in bytes. ``gpu``: None without a GPU."""
+    """Peak memory in bytes. ``gpu``: None without a GPU."""
 
     resident: int
     gpu: int | None = None
@@ -21,27 +21,27 @@ class Peak:
 class Quantizer(Protocol):
     @property
     def tools(self) -> tuple[str, ...]:
-        """The distributions whose versions shape the result, and so belong to the variant's key."""
+        """The packages whose versions influence the result, and which are therefore a part of the variant's key."""
 
     @property
     def calibrated(self) -> bool:
-        """Whether it looks at the calibration text; its parameters then have a ``sequence_length``."""
+        """Whether it uses the calibration text. Its parameters then have a ``sequence_length``."""
 
     def parameters(self, settings: Optimize, base: Base) -> dict[str, Any]:
-        """Everything besides the base, the calibration text and the tools that shapes the result. Cheap."""
+        """All that influences the result besides the base, the calibration text and the tools. Takes little time."""
 
     def check(self, settings: Optimize, base: Base) -> None:
-        """Refuse what can't work before anything is loaded.
+        """Find out what can't work before anything is loaded.
 
         Raises:
             QuantizationFailed, ConfigError
         """
 
     def quantize(self, settings: Optimize, base: Base, target: Path) -> Peak:
-        """Write the weights and ``config.json``, and nothing that the base has, into the empty *target*.
+        """Write all files of the variant but ``Base.carried`` to the empty directory *target*.
 
         Raises:
-            QuantizationFailed: in one line, whatever happened inside.
+            QuantizationFailed: for any failure of the method; the message is one line.
             ConfigError: the calibration text is too short.
         """
 
@@ -49,7 +49,7 @@ class Quantizer(Protocol):
 def peak_resident_bytes() -> int:
     """The largest resident set of this process so far: VmHWM in proc_pid_status(5).
 
-    Not getrusage(2): its figure outlives exec, so it may be that of the process which started this one.
+    getrusage(2) would be wrong: its value survives exec, so it may belong to the process that started this one.
     """
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024

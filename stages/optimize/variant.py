@@ -1,4 +1,4 @@
-"""A variant of a model: found, or made, verified and published."""
+"""Ensure that the store has a variant of a model: find it, or make, verify and publish it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from stages.parts.records.variant import VARIANT, Variant
 READABLE: Final = 0o644
 
 Identity = dict[str, Any]
-"""The five fields of a variant that its key is taken of."""
+"""The five fields of a variant from which its key is computed."""
 
 
 def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, bool]:
-    """The variant that the method *name* gives, and whether it had to be made.
+    """The variant that the method *name* makes, and whether it had to be made now.
 
     Raises:
-        UnknownName, ConfigError: a wrong setting, or a calibration text that can't be used.
+        UnknownName, ConfigError: a setting is wrong, or the calibration text can't be used.
         NothingToServe, DamagedModel, UnusableModel: see ``read_base``.
         QuantizationFailed: nothing was published.
     """
@@ -50,7 +50,7 @@ def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, b
 
 
 def identify(name: str, method: Quantizer, base: Base, settings: Optimize) -> Identity:
-    """What determines the variant's files."""
+    """All that determines the variant's files."""
     parameters = method.parameters(settings, base)
     calibration = settings.calibration
     return {
@@ -72,7 +72,7 @@ def installed_version(tool: str) -> str:
 
 
 def existing(store: ModelStore, name: str, key: str) -> Variant | None:
-    """The published variant of this key, if its files are all there with their sizes."""
+    """The published variant with this key, if all its files exist and have the recorded sizes."""
     directory = store.optimized(name)
     try:
         variant = Variant.read(directory / VARIANT)
@@ -96,7 +96,7 @@ def build(
         peak = method.quantize(settings, base, work)
         weights = verify(name, base, work, group_size=identity["parameters"].get("group_size"))
         for path in work.iterdir():
-            path.chmod(READABLE)  # safetensors makes files that only their owner may read
+            path.chmod(READABLE)  # safetensors writes files that only their owner may read
         place_tree(base.directory, work, base.carried)
         files = listing(work)
         variant = Variant(

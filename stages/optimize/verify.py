@@ -1,4 +1,4 @@
-"""Whether a variant's files are what its name promises: read from them, not from what was asked for."""
+"""Check from a variant's files whether they are what its method should have made."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from stages.parts.model.checkpoint import CONFIG
 from stages.parts.model.safetensors import Tensor, find_not_finite, read_header
 
 MAX_UNQUANTIZED_SHARE: Final = 0.1
-"""Of the linear layers' weights. Quantizers leave some layers alone on purpose, such as a mixture's router."""
+"""Share of the linear layers' weights. Quantizers skip some layers on purpose, such as a mixture's router."""
 PACK_BITS: Final = 32
 PARTS: Final = ("qweight", "qzeros", "scales", "g_idx")
 DERIVED: Final = ("inv_freq", ".attn.masked_bias", ".attn.bias")
-"""Buffers of older checkpoints that libraries compute anew and no longer store."""
+"""Buffers in older checkpoints, which libraries now compute and no longer store."""
 
 
 @dataclass(frozen=True)
 class WeightsSummary:
-    """What the files hold."""
+    """Size and types of a variant's weights."""
 
     bytes: int
     bits: int
     dtype: str
-    """Of the tensors that are not quantized."""
+    """The type of the tensors that are not quantized."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """One quantized layer, as its tensors' shapes tell."""
+    """One quantized layer, as the shapes of its tensors describe it."""
 
     bits: int
     group_size: int
@@ -45,7 +45,7 @@ def verify(method: str, base: Base, directory: Path, *, group_size: int | None) 
     """Check the weights in *directory* against the base's.
 
     Args:
-        group_size: of a quantized variant; None for one in float16.
+        group_size: the group size of a quantized variant; None for fp16.
 
     Raises:
         QuantizationFailed: a tensor is missing, has the wrong type or shape, or holds NaN or infinity.
@@ -59,8 +59,8 @@ def verify(method: str, base: Base, directory: Path, *, group_size: int | None) 
         check_finite(files)
     except (ValueError, DamagedModel) as error:
         raise QuantizationFailed(
-            f"{method} made something else than it should from {base.architecture}: {error}",
-            hint="nothing was published; the other variants go on without it",
+            f"{method} made wrong weights from {base.architecture}: {error}",
+            hint="nothing was published; the other variants continue without it",
         ) from error
     plain = [tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in PARTS]
     total = sum(tensor.end - tensor.start for tensor in tensors.values())
@@ -68,7 +68,7 @@ def verify(method: str, base: Base, directory: Path, *, group_size: int | None) 
 
 
 def check_half(base: Base, tensors: Mapping[str, Tensor]) -> int:
-    """All tensors of the base, every floating-point one in float16. Returns the bits: 16.
+    """Check that all tensors of the base are there, floating-point ones in float16. Returns the bits: 16.
 
     Raises:
         ValueError
@@ -84,7 +84,7 @@ def check_half(base: Base, tensors: Mapping[str, Tensor]) -> int:
 
 
 def check_quantized(base: Base, tensors: Mapping[str, Tensor], group_size: int) -> int:
-    """All layers of the base, the decoder's linear ones packed. Returns the bits per weight.
+    """Check that all layers of the base are there, the decoder's linear layers packed. Returns the bits per weight.
 
     Raises:
         ValueError
@@ -93,7 +93,9 @@ def check_quantized(base: Base, tensors: Mapping[str, Tensor], group_size: int) 
     packed = {f"{layer}.weight": read_packed(layer, tensors) for layer in layers}
     for name, layer in packed.items():
         if name in base.tensors and {layer.inputs, layer.outputs} != set(base.tensors[name].shape):
-            raise ValueError(f"{name} was {list(base.tensors[name].shape)}, is {layer.outputs} × {layer.inputs}")
+            raise ValueError(
+                f"{name} was {list(base.tensors[name].shape)} and is now [{layer.outputs}, {layer.inputs}]"
+            )
         if layer.group_size != group_size:
             raise ValueError(f"{name} has groups of {layer.group_size}, not {group_size}")
     check_complete(base, tensors, packed)
@@ -108,8 +110,8 @@ def check_quantized(base: Base, tensors: Mapping[str, Tensor], group_size: int) 
 
 
 def read_packed(layer: str, tensors: Mapping[str, Tensor]) -> Packed:
-    """One layer from its shapes: scales (groups, outputs), qzeros (groups, outputs·bits/32), and qweight:
-    (inputs·bits/32, outputs) in gptq's layout, (inputs, outputs·bits/32) in awq's.
+    """One layer, from the shapes of scales (groups, outputs), qzeros (groups, outputs·bits/32) and qweight, which is
+    (inputs·bits/32, outputs) in gptq's layout and (inputs, outputs·bits/32) in awq's.
 
     Raises:
         ValueError: the tensors are incomplete or don't belong together.
@@ -129,7 +131,7 @@ def read_packed(layer: str, tensors: Mapping[str, Tensor]) -> Packed:
 
 
 def check_complete(base: Base, tensors: Mapping[str, Tensor], packed: Mapping[str, Packed]) -> None:
-    """Nothing of the base got lost, nor another name: vLLM finds weights by the names that the publisher gave.
+    """Check that no tensor of the base is missing or renamed: vLLM finds weights by the publisher's names.
 
     Raises:
         ValueError
@@ -138,11 +140,11 @@ def check_complete(base: Base, tensors: Mapping[str, Tensor], packed: Mapping[st
         if name not in tensors and name not in packed and not name.endswith(DERIVED) and not is_tied(base, name):
             raise ValueError(f"{name} is missing")
         if name in tensors and tensors[name].shape != original.shape:
-            raise ValueError(f"{name} was {list(original.shape)}, is {list(tensors[name].shape)}")
+            raise ValueError(f"{name} was {list(original.shape)} and is now {list(tensors[name].shape)}")
 
 
 def check_config(directory: Path, method: str, bits: int, group_size: int) -> None:
-    """``config.json`` tells vLLM the same as the tensors do.
+    """Check that ``config.json`` agrees with the tensors.
 
     Raises:
         ValueError
@@ -155,12 +157,12 @@ def check_config(directory: Path, method: str, bits: int, group_size: int) -> No
 
 
 def check_finite(files: Mapping[Path, Mapping[str, Tensor]]) -> None:
-    """Raises: ValueError: a floating-point tensor holds NaN or infinity."""
+    """Raises: ValueError: a floating-point tensor contains NaN or infinity."""
     for path, header in files.items():
         if found := find_not_finite(path, iter(header.values())):
             raise ValueError(f"{found[0].name} holds NaN or infinity")
 
 
 def is_tied(base: Base, name: str) -> bool:
-    """Whether *name* is a head that shares the embedding's weights and may be left out of the files."""
+    """Whether *name* is a head that shares the weights of the embedding, and may therefore be missing."""
     return name == "lm_head.weight" and bool(base.setting("tie_word_embeddings"))

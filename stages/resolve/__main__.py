@@ -1,4 +1,4 @@
-"""What a model's name and revision mean now: a commit on the Hub, or the content of a local directory."""
+"""resolve: print the commit of a model's revision on the Hub, or a commit name for a local directory's content."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main() -> None:
         description=__doc__,
         epilog="example: python -m stages.resolve --model Qwen/Qwen3-0.6B --revision main",
     )
-    parser.add_argument("--model", required=True, help="org/name on the Hub, or a directory such as ./my-model")
+    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
     parser.add_argument("--revision", default="main", help="a branch, a tag or a commit (default: main)")
     arguments = parser.parse_args()
     model = ModelName.parse(arguments.model)

@@ -1,4 +1,4 @@
-"""A server that an unmodified huggingface_hub takes for the Hub: for tests, and for the demo without a network."""
+"""A server that behaves like the Hub for an unmodified huggingface_hub: for tests, and for an offline demo."""
 
 from tests.hub.repository import Repository
 from tests.hub.server import HubRequest, HubServer

@@ -1,4 +1,4 @@
-"""Serve folders as a Hub until stopped.
+"""Serve folders as a Hub does, until stopped.
 
 python -m tests.hub --repo slipway/demo-llama=tests/demo/model --port 0 --port-file hub.port
 HF_ENDPOINT=http://127.0.0.1:$(cat hub.port) slipway run slipway/demo-llama
@@ -19,15 +19,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tests.hub", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--root", type=Path, help="holds ORG/NAME/ (branch main) or ORG/NAME/REVISION/")
-    parser.add_argument("--repo", action="append", default=[], metavar="ORG/NAME=DIR", help="one more; may be repeated")
-    parser.add_argument("--port", type=int, default=0, help="0: a free one")
-    parser.add_argument("--port-file", type=Path, help="gets the port when the server is ready")
+    parser.add_argument("--root", type=Path, help="folder with ORG/NAME/ (branch main) or ORG/NAME/REVISION/")
+    parser.add_argument(
+        "--repo", action="append", default=[], metavar="ORG/NAME=DIR", help="a further repository; can be repeated"
+    )
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 (the default): any free port")
+    parser.add_argument("--port-file", type=Path, help="file to which the port is written when the server is ready")
     arguments = parser.parse_args()
     for each in arguments.repo:
         name, _, folder = each.partition("=")
         if not folder or not Path(folder).is_dir():
-            parser.error(f"--repo {each}: want ORG/NAME=DIR with an existing folder")
+            parser.error(f"--repo {each}: give ORG/NAME=DIR with an existing folder")
     server = HubServer(arguments.root, port=arguments.port)
     for each in arguments.repo:
         name, _, folder = each.partition("=")

@@ -1,4 +1,4 @@
-"""Small models for tests, as a repository's files, and the stages that fetch them as a user would start them."""
+"""Small models for tests, as the files of a repository, and the stage programs that download them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def big_weights(size_mib: int) -> bytes:
 
 
 def tiny_model(**changes: bytes | None) -> dict[str, bytes]:
-    """A complete model in one file. *changes*: other files or contents; None: without it."""
+    """A complete model in one file. *changes*: files to add or replace; None removes a file."""
     files: dict[str, bytes | None] = {
         "config.json": json.dumps(CONFIG).encode(),
         "generation_config.json": b"{}",
@@ -61,7 +61,7 @@ def write_model(directory: Path, files: Mapping[str, bytes]) -> Path:
 
 @dataclass
 class Stages:
-    """Starts ``python -m stages.…`` against a Hub and a store of its own."""
+    """Starts ``python -m stages.…`` with the Hub at *url* and a store in *folder*."""
 
     url: str
     folder: Path
@@ -77,7 +77,7 @@ class Stages:
     def start(
         self, stage: str, *arguments: str, terminal: int = subprocess.PIPE, **environment: str
     ) -> subprocess.Popen[str]:
-        """*terminal*: a descriptor for stderr."""
+        """*terminal*: a file descriptor for stderr."""
         variables = {
             "HF_ENDPOINT": self.url,
             "HF_HOME": str(self.folder / "hf"),

@@ -1,4 +1,4 @@
-"""What the server offers: repositories with branches, tags and commits, each commit a set of files."""
+"""The repositories of the server, with branches, tags and commits. A commit is a set of files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import yaml
 
 LFS_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf")
 LFS_THRESHOLD_BYTES: Final = 10_000_000
-"""Larger files are LFS whatever their name, as on the Hub."""
+"""Larger files are LFS files with any name, as on the Hub."""
 READ_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True)
 class Blob:
-    """A file's content, in memory or on disk, with the identities that the Hub gives it."""
+    """The content of a file, in memory or on disk, with the digests that the Hub gives it."""
 
     path: str
     content: bytes | Path
@@ -39,7 +39,7 @@ class Blob:
 
     @cached_property
     def git_sha1(self) -> str:
-        """What git calls the file: of an LFS file, its pointer's blob."""
+        """The file's git blob id; for an LFS file, the id of its pointer."""
         digest = hashlib.sha1(usedforsecurity=False)
         if self.is_lfs:
             pointer = self.pointer.encode()
@@ -63,7 +63,7 @@ class Blob:
         return self.sha256 if self.is_lfs else self.git_sha1
 
     def read(self, start: int, end: int) -> Iterator[bytes]:
-        """The bytes [start, end) in blocks."""
+        """The bytes from *start* to before *end*, in blocks."""
         if isinstance(self.content, bytes):
             for at in range(start, end, READ_BYTES):
                 yield self.content[at : min(at + READ_BYTES, end)]
@@ -91,7 +91,7 @@ class Repository:
     tags: dict[str, str] = field(default_factory=dict)
 
     def commit(self, files: Mapping[str, bytes | Path], branch: str, lfs_threshold: int) -> str:
-        """Put *files* on *branch*; the commit's name follows from their content alone."""
+        """Put *files* on *branch*. The commit's name depends only on their content."""
         blobs = {path: Blob(path, content, lfs_threshold) for path, content in sorted(files.items())}
         digest = hashlib.sha1(usedforsecurity=False)
         for path, blob in blobs.items():
@@ -102,7 +102,7 @@ class Repository:
         return name
 
     def find(self, revision: str) -> str | None:
-        """The commit that a branch, a tag, a commit or a commit's first 7 or more digits mean."""
+        """The commit of a branch, a tag, or a commit's first 7 or more digits."""
         if found := self.branches.get(revision) or self.tags.get(revision):
             return found
         if re.fullmatch("[0-9a-f]{7,40}", revision):
@@ -178,7 +178,7 @@ class Repository:
 
 
 def files_below(folder: Path) -> dict[str, bytes | Path]:
-    """Every file of a folder by its path in a repository."""
+    """All files of a folder by their paths in a repository."""
     return {
         path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))

@@ -1,6 +1,6 @@
-"""The Hub's HTTP API, as far as huggingface_hub uses it to find and download a model, with faults on request.
+"""The part of the Hub's HTTP API with which huggingface_hub finds and downloads a model, with faults on request.
 
-It never advertises Xet, so every byte comes over plain HTTP.
+It does not offer Xet, so every download uses plain HTTP.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RANGE: Final = re.compile(r"bytes=(\d+)-(\d*)")
 
 @dataclass
 class HubRequest:
-    """One request as it was answered. ``path`` is unquoted and without the query; ``sent`` counts body bytes."""
+    """A request and its response. ``path`` is unquoted and without the query; ``sent`` counts the bytes of the body."""
 
     method: str
     path: str
@@ -45,7 +45,7 @@ class HubRequest:
 
 @dataclass
 class Fault:
-    """What goes wrong for paths that match *pattern*, for the next *times* requests (None: always)."""
+    """A fault for the next *times* requests (None: all) whose path matches *pattern*."""
 
     pattern: str
     times: int | None
@@ -65,12 +65,12 @@ NO_FAULT: Final = Fault("", times=0)
 class HubServer:
     """Serves repositories in a background thread while the ``with`` block lasts.
 
-    *pattern* in the methods that cause faults is matched, as in a shell, with a file's path in its repository
-    or with the URL's path.
+    The methods that cause faults match their *pattern*, as a shell does, with a file's path in its repository or with
+    the path of the URL.
     """
 
     def __init__(self, root: Path | None = None, *, port: int = 0, cdn: bool = False) -> None:
-        """*cdn*: LFS files are redirected to another host name, as the Hub does."""
+        """*cdn*: redirect downloads of LFS files to another host name, as the Hub does."""
         self.repositories: dict[str, Repository] = {}
         self.requests: list[HubRequest] = []
         self.tokens: dict[str, set[str]] = {}
@@ -97,7 +97,7 @@ class HubServer:
         self._server.serve_forever()
 
     def add_root(self, root: Path) -> None:
-        """Every ``<org>/<name>/`` with files is a repository's main, every ``<org>/<name>/<revision>/`` a branch."""
+        """Add every ``<org>/<name>/`` with files as a branch main, every ``<org>/<name>/<revision>/`` as a branch."""
         for folder in sorted(path for path in root.glob("*/*") if path.is_dir()):
             name = f"{folder.parent.name}/{folder.name}"
             if any(path.is_file() for path in folder.iterdir()):
@@ -114,10 +114,10 @@ class HubServer:
         revision: str = "main",
         private: bool = False,
         gated: bool = False,
-        license: str | None = None,  # noqa: A002 — the card's own word
+        license: str | None = None,  # noqa: A002 — its name on the model card
         lfs_threshold: int = LFS_THRESHOLD_BYTES,
     ) -> str:
-        """Put *files* on a branch of a repository, new or old; returns the commit."""
+        """Put *files* on a branch of a new or existing repository; return the commit."""
         content = dict(files_below(files) if isinstance(files, Path) else files)
         if license is not None:
             content["README.md"] = f"---\nlicense: {license}\n---\n# {name}\n".encode()
@@ -129,26 +129,26 @@ class HubServer:
         self.repositories[name].tags[tag] = commit
 
     def allow(self, token: str, *repositories: str) -> None:
-        """A token that may read these private and gated repositories."""
+        """Let *token* read these private and gated repositories."""
         self.tokens[token] = set(repositories)
 
     def cut(self, pattern: str, after: int, *, times: int | None = 1, reset: bool = False) -> None:
-        """Close the connection after so many bytes of each answer; with *reset*, as a crashed machine does."""
+        """Close the connection after *after* bytes of each response; with *reset*, as a crashed machine does."""
         self._faults.append(Fault(pattern, times, cut_after=after, reset=reset))
 
     def corrupt(self, pattern: str, *, times: int | None = 1) -> None:
-        """Send as many bytes, the first one of each block of the answer altered."""
+        """Alter the first byte of each block of the response."""
         self._faults.append(Fault(pattern, times, corrupt=True))
 
     def shorten(self, pattern: str, by: int, *, times: int | None = None) -> None:
-        """Answer as if the file ended so many bytes earlier, against what the listing says."""
+        """Respond as if the file were *by* bytes shorter than the listing says."""
         self._faults.append(Fault(pattern, times, shorter_by=by))
 
     def slow(self, pattern: str, bytes_per_s: float, *, times: int | None = None) -> None:
         self._faults.append(Fault(pattern, times, bytes_per_s=bytes_per_s))
 
     def stall(self, pattern: str, after: int, *, times: int | None = None) -> None:
-        """Send so many bytes of each answer, and the rest once all is healed."""
+        """Stop after *after* bytes of each response, until ``heal``."""
         self.healed.clear()
         self._faults.append(Fault(pattern, times, stall_after=after))
 
@@ -166,7 +166,7 @@ class HubServer:
             return [each for each in self.requests if each.method == method and _matches(pattern, each.path)]
 
     def fault_for(self, path: str, *, content: bool) -> Fault:
-        """The first fault that still holds for a path, of the whole answer or of its *content*, counted down."""
+        """The first fault that applies to a path, for the whole response or for its *content*; counts it down."""
         with self._lock:
             for fault in self._faults:
                 if fault.times != 0 and (fault.status is None) is content and _matches(fault.pattern, path):
@@ -202,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Requests are kept, not printed."""
+        """Print nothing: ``HubServer.requests`` has the requests."""
 
     def _answer(self) -> None:
         url = urlsplit(self.path)
@@ -247,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _revision(
         self, repo: str, revision: str, *, content: bool = False, signed: bool = False
     ) -> tuple[Repository, str]:
-        """*signed*: an address that the Hub itself gave out, which needs no token."""
+        """*signed*: the address comes from a redirect of the Hub and needs no token."""
         repository = self.hub.repositories[repo] if signed else self._repository(repo, content=content)
         name = unquote(revision)
         commit = repository.find(name)
@@ -256,14 +256,14 @@ class _Handler(BaseHTTPRequestHandler):
         return repository, commit
 
     def _repository(self, name: str, *, content: bool = False) -> Repository:
-        """Found and readable: everyone may look at a gated repository, only who was let in gets its *content*."""
+        """A repository that the client may read. A gated one is visible to all, but its *content* only with access."""
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if token and token not in self.hub.tokens:
             raise _Refused(401, "", "Invalid credentials in Authorization header")
         repository = self.hub.repositories.get(name)
         allowed: Collection[str] = self.hub.tokens.get(token, ())
         if repository is None or (repository.private and name not in allowed):
-            # Who is not logged in can't be told apart a missing and a private repository.
+            # Without a login, a private repository looks like a missing one.
             if token:
                 raise _Refused(404, "RepoNotFound", "Repository not found")
             raise _Refused(401, "RepoNotFound", "Invalid username or password.")
@@ -313,7 +313,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _hang_up(self, *, reset: bool) -> None:
         self.close_connection = True
         if reset:  # closing a socket that lingers for 0 seconds sends RST
-            while self._unread():  # it would be thrown away
+            while self._unread():  # the kernel would discard it
                 time.sleep(0.01)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
@@ -321,7 +321,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def _unread(self) -> bool:
-        """Whether the client, on this machine, has not taken all that was sent yet, by the kernel's word."""
+        """Whether the kernel still has bytes that the client, on this machine, has not read."""
         ends = {f"{port:04X}" for _, port in (self.connection.getsockname(), self.connection.getpeername())}
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             _, local, remote, _, queues, *_ = line.split()

@@ -1,4 +1,4 @@
-"""The server, judged by an unmodified huggingface_hub."""
+"""Tests of the server with an unmodified huggingface_hub."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def hub() -> Iterator[HubServer]:
         yield server
 
 
-def test_a_whole_model_is_downloaded_as_it_is(hub: HubServer, tmp_path: Path) -> None:
+def test_a_whole_model_is_downloaded_unchanged(hub: HubServer, tmp_path: Path) -> None:
     files = sharded_model() | {"additional_chat_templates/tools.jinja": b"{{ tools }}"}
     hub.add_repo("org/tiny", files)
     snapshot_download("org/tiny", local_dir=tmp_path, endpoint=hub.url)
@@ -63,7 +63,7 @@ def test_branches_tags_and_commits_are_revisions(hub: HubServer) -> None:
     assert [(each.name, each.target_commit) for each in refs.tags] == [("v1", first)]
 
 
-def test_a_commit_follows_from_the_content_alone(hub: HubServer) -> None:
+def test_a_commit_depends_only_on_the_content(hub: HubServer) -> None:
     assert hub.add_repo("org/a", tiny_model()) == hub.add_repo("org/b", tiny_model(), revision="other")
     assert hub.add_repo("org/a", tiny_model()) != hub.add_repo("org/a", tiny_model(**{"config.json": b"{ }"}))
 
@@ -72,14 +72,14 @@ def test_a_tree_names_every_file_with_size_and_digests(hub: HubServer) -> None:
     hub.add_repo("org/tiny", {"a.txt": b"hello\n", "deep/er/model.safetensors": b"weights"})
     entries = {each.path: each for each in HfApi(endpoint=hub.url).list_repo_tree("org/tiny", recursive=True)}
     assert set(entries) == {"a.txt", "deep", "deep/er", "deep/er/model.safetensors"}
-    assert entries["a.txt"].blob_id == "ce013625030ba8dba906f756967f9e9ca394464a"  # what git says
+    assert entries["a.txt"].blob_id == "ce013625030ba8dba906f756967f9e9ca394464a"  # from git hash-object
     weights = entries["deep/er/model.safetensors"]
     assert (weights.lfs.size, weights.lfs.sha256) == (7, hashlib.sha256(b"weights").hexdigest())
     top = HfApi(endpoint=hub.url).list_repo_tree("org/tiny")
     assert {each.path for each in top} == {"a.txt", "deep"}
 
 
-def test_the_information_says_license_gating_and_blobs(hub: HubServer) -> None:
+def test_the_model_information_has_license_gating_and_blobs(hub: HubServer) -> None:
     hub.add_repo("org/tiny", tiny_model(), license="mit", gated=True)
     info = HfApi(endpoint=hub.url).model_info("org/tiny", files_metadata=True)
     assert info.card_data is not None
@@ -89,7 +89,7 @@ def test_the_information_says_license_gating_and_blobs(hub: HubServer) -> None:
     assert sizes["model.safetensors"] == len(tiny_model()["model.safetensors"])
 
 
-def test_who_may_not_read_is_refused_as_on_the_hub(hub: HubServer, tmp_path: Path) -> None:
+def test_a_reader_without_access_is_refused_as_on_the_hub(hub: HubServer, tmp_path: Path) -> None:
     hub.add_repo("org/private", tiny_model(), private=True)
     hub.add_repo("org/gated", tiny_model(), gated=True)
     hub.allow("hf_stranger")
@@ -106,7 +106,7 @@ def test_who_may_not_read_is_refused_as_on_the_hub(hub: HubServer, tmp_path: Pat
     assert hf_hub_download("org/gated", "config.json", local_dir=tmp_path, endpoint=hub.url, token="hf_friend")
 
 
-def test_what_does_not_exist_is_named(hub: HubServer, tmp_path: Path) -> None:
+def test_the_errors_say_what_does_not_exist(hub: HubServer, tmp_path: Path) -> None:
     hub.add_repo("org/tiny", tiny_model())
     api = HfApi(endpoint=hub.url)
     with pytest.raises(RepositoryNotFoundError):
@@ -125,7 +125,7 @@ def get(url: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
         return error.code, error.read(), dict(error.headers)
 
 
-def test_a_range_is_answered_with_that_part(hub: HubServer) -> None:
+def test_a_range_request_gets_that_part_of_the_file(hub: HubServer) -> None:
     hub.add_repo("org/tiny", {"model.safetensors": b"0123456789"})
     url = f"{hub.url}/org/tiny/resolve/main/model.safetensors"
     assert get(url, Range="bytes=4-")[:2] == (206, b"456789")
@@ -135,7 +135,7 @@ def test_a_range_is_answered_with_that_part(hub: HubServer) -> None:
     assert [each.range for each in hub.requests] == ["bytes=4-", "bytes=2-3", "bytes=10-"]
 
 
-def test_faults_strike_as_often_as_asked_and_then_heal(hub: HubServer) -> None:
+def test_faults_occur_as_often_as_requested(hub: HubServer) -> None:
     hub.add_repo("org/tiny", {"model.safetensors": b"0123456789"})
     url = f"{hub.url}/org/tiny/resolve/main/model.safetensors"
     hub.fail("model.safetensors", 429, retry_after=7)
@@ -149,8 +149,8 @@ def test_faults_strike_as_often_as_asked_and_then_heal(hub: HubServer) -> None:
     with pytest.raises(Exception, match="IncompleteRead"):
         get(url)
     assert get(url)[:2] == (200, b"0123456789")
-    # The client has its answer before the server has noted what it sent.
-    wait_until(lambda: [each.sent for each in hub.requests] == [0, 0, 10, 4, 10], "the last answer's note")
+    # The client may have the response before the server has recorded it.
+    wait_until(lambda: [each.sent for each in hub.requests] == [0, 0, 10, 4, 10], "the record of the last response")
 
 
 def test_folders_are_served_from_the_command_line(tmp_path: Path) -> None:

@@ -1,39 +1,39 @@
-"""Every error a user can meet, as a tree. Each class has an exit code; each instance says what to do next.
+"""All errors that a user can see, as a tree. Each class has an exit code; each instance says what to do next.
 
     SlipwayError                1   something failed; the message says what
-    ├── ConfigError             2   wrong fields or values, all shown at once
-    │   ├── UnknownName         2   a choice that does not exist; names the known ones
+    ├── ConfigError             2   wrong fields or values; one error shows all of them
+    │   ├── UnknownName         2   a choice that does not exist; the hint lists the known ones
     │   └── InvalidName         2   a model's, file's or variant's name that can't be used as a path
-    ├── PermanentError              trying again will not help
+    ├── PermanentError              another attempt would fail as well
     │   ├── ModelNotFound      10
     │   ├── RevisionNotFound   11
     │   ├── AccessDenied       12   private or gated
-    │   ├── UnusableModel      13   nothing that can be served safely (only pickles, no tokenizer, own code)
-    │   ├── DamagedModel       14   a checkpoint that contradicts itself (truncated, altered, missing shard, NaN)
+    │   ├── UnusableModel      13   nothing can be served safely (only pickles, no tokenizer, needs its own code)
+    │   ├── DamagedModel       14   a damaged checkpoint (truncated, altered, missing shard, NaN)
     │   ├── NotEnoughSpace     15
     │   ├── QuantizationFailed 20
-    │   ├── ServerFailed       30   vLLM did not start, or died
+    │   ├── ServerFailed       30   vLLM did not start, or crashed
     │   ├── MeasurementFailed  31
     │   ├── PortInUse          32
     │   ├── NothingToServe     33
     │   ├── NoWinner           40
-    │   ├── VerificationFailed 41   a decision does not follow from what was measured
-    │   ├── Conflict           42   another rollout is under way, or somebody else changed what is served
-    │   ├── RolledBack         43   the canary was worse, or nothing showed that it is as good
-    │   ├── DrillFailed        44   what the endpoint must withstand, it did not
-    │   ├── UnsupportedField   50   the local engine refuses a manifest field
+    │   ├── VerificationFailed 41   a decision does not follow from the measurements
+    │   ├── Conflict           42   another rollout is under way, or someone else changed what is served
+    │   ├── RolledBack         43   the canary was worse, or there is no evidence that it is as good
+    │   ├── DrillFailed        44   the endpoint did not withstand a drill
+    │   ├── UnsupportedField   50   the local engine does not support a manifest field
     │   ├── MissingRun         51
-    │   ├── EventRefused       52   a registry's event that starts no run
-    │   ├── ClusterRefused     60   Kubernetes understood, and said no
-    │   ├── NotInstalled       61   a cluster lacks what a run needs there
+    │   ├── EventRefused       52   an event of a registry that starts no run
+    │   ├── ClusterRefused     60   Kubernetes refused a valid request
+    │   ├── NotInstalled       61   the cluster lacks something that a run needs
     │   └── RunFailed           *   the exit code of the task that failed first
-    ├── TransientError         75   EX_TEMPFAIL: Argo's and the local engine's retry expression reads it
+    ├── TransientError         75   EX_TEMPFAIL: the retry expression of Argo and of the local engine reads it
     │   ├── HubUnavailable     75
     │   ├── ClusterUnavailable 75   the Kubernetes API does not answer
     │   └── Busy               75   another process holds the lock
     └── Interrupted           130   Ctrl-C or SIGTERM
 
-64 and 65 are left out on purpose: they belong to Argo's executor.
+64 and 65 are not used: they belong to Argo's executor.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 SHOWN_NAMES: Final = 30
-"""lm-eval alone knows thousands of tasks."""
+"""At most, in a hint: lm-eval alone has thousands of tasks."""
 
 
 class SlipwayError(Exception):
-    """Something failed. ``str(error)`` is one line; ``hint`` says what to do about it."""
+    """Something failed. ``str(error)`` is one line; ``hint`` says what the user can do."""
 
     exit_code: int = 1
 
@@ -56,7 +56,7 @@ class SlipwayError(Exception):
         self.hint = hint
 
     def render(self) -> str:
-        """The lines a user sees: ``error: …`` and, if there is one, an indented hint."""
+        """The lines that the user sees: ``error: …`` and, if there is a hint, the hint indented below."""
         return f"error: {self}" + (f"\n  hint: {self.hint}" if self.hint else "")
 
 
@@ -65,14 +65,14 @@ class ConfigError(SlipwayError):
 
     @classmethod
     def of_many(cls, mistakes: Sequence[str], where: str) -> ConfigError:
-        """One error that shows every mistake, each on its own line."""
+        """One error that shows every mistake on its own line."""
         count = "a mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
         lines = "".join(f"\n    {line}" for line in mistakes)
         return cls(f"{count} in {where}{lines}", hint="every field and its default: configs/defaults.yaml")
 
 
 class UnknownName(ConfigError):
-    """A name of a *kind* ('profile', 'workload', …) that is none of *known*."""
+    """A name of a *kind* ('profile', 'workload', …) that is not among *known*."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
@@ -88,7 +88,7 @@ class InvalidName(ConfigError):
 
 
 class PermanentError(SlipwayError):
-    """Trying again will not help."""
+    """Another attempt would fail as well."""
 
 
 class ModelNotFound(PermanentError):
@@ -176,7 +176,7 @@ class NotInstalled(PermanentError):
 
 
 class RunFailed(PermanentError):
-    """A run ended without its result; carries the exit code of the task that failed first."""
+    """A run ended without a result. Has the exit code of the task that failed first."""
 
     def __init__(self, message: str, *, hint: str = "", exit_code: int = 1) -> None:
         super().__init__(message, hint=hint)
@@ -184,7 +184,7 @@ class RunFailed(PermanentError):
 
 
 class TransientError(SlipwayError):
-    """May pass by itself: the engine tries again."""
+    """The cause may disappear by itself, so the engine tries again."""
 
     exit_code = 75
 

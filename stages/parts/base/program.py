@@ -1,9 +1,9 @@
-"""What every stage program does alike: read arguments, report the outcome, end with the right exit code.
+"""What every stage program has in common: it records its outcome and ends with the right exit code.
 
-A stage is ``python -m stages.<name>``, the same in a container and here. It reads the store from
-``SLIPWAY_STORE``, writes its output parameters as files into ``SLIPWAY_OUTPUTS``, and leaves its outcome in
-``runs/<SLIPWAY_RUN>/outcomes/`` when it is part of a run. Its error is the last thing it prints, so that the
-pod's termination message, and with it Argo's UI, shows it.
+A stage is the program ``python -m stages.<name>``, in a container and on one machine. ``SLIPWAY_STORE`` names the
+store's folder. The stage writes its output parameters as files to ``SLIPWAY_OUTPUTS`` and, as a part of a run, its
+outcome to ``runs/<SLIPWAY_RUN>/outcomes/``. It prints its error last, so that the pod's termination message, and
+with it Argo's UI, shows the error.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Outcome(BaseModel):
     variant: str = ""
     result: Result
     reason: str
-    """One sentence for a person: what was done, why nothing had to be, or the error."""
+    """One sentence for a person: what was done, why nothing had to be done, or the error."""
     hint: str = ""
     key: str = ""
-    """The key of the result (see ``Variant.key``, ``Evaluation.key``), so that select takes this run's own."""
+    """The key of the result (see ``Variant.key``, ``Evaluation.key``), by which select finds this run's results."""
     started_at: datetime
     seconds: float
 
 
 class Report:
-    """What a stage says of its own outcome while it runs; by default that it did its work."""
+    """Collects what a stage says about its outcome while it runs. The default is ``done``."""
 
     def __init__(self) -> None:
         self.result: Result = "done"
@@ -65,7 +65,7 @@ class Report:
 
 
 def main(stage: Callable[[], None]) -> NoReturn:
-    """Run a stage and end the process: 0, the error's exit code, 130 on Ctrl-C, 143 on SIGTERM."""
+    """Run a stage and end the process with 0, the error's exit code, 130 on Ctrl-C, or 143 on SIGTERM."""
     answer_sigterm()
     try:
         stage()
@@ -86,13 +86,13 @@ def main(stage: Callable[[], None]) -> NoReturn:
 
 
 def answer_sigterm() -> None:
-    """Let SIGTERM end this process as Ctrl-C would, so that what it holds is cleaned up."""
+    """Let SIGTERM end this process as Ctrl-C does, so that it cleans up."""
     signal.signal(signal.SIGTERM, _raise_interrupted)
 
 
 @contextmanager
 def outcome(store: ModelStore, stage: str, variant: str = "") -> Iterator[Report]:
-    """Record in the run's folder how the block ended, also when it failed. Outside a run, only say it."""
+    """Record in the run's folder how the block ended, also when it failed. Outside a run, only print it."""
     started_at, started, report = datetime.now(UTC), time.monotonic(), Report()
     hint = ""
     try:
@@ -121,13 +121,13 @@ def outcome(store: ModelStore, stage: str, variant: str = "") -> Iterator[Report
 
 
 def outcomes(run: Path) -> list[Outcome]:
-    """Every outcome recorded in a run's folder, by start."""
+    """All outcomes recorded in a run's folder, in the order of their start."""
     found = [Outcome.model_validate_json(path.read_text()) for path in run.glob("outcomes/*.json")]
     return sorted(found, key=lambda each: each.started_at)
 
 
 def write_output(name: str, value: str) -> None:
-    """Write an output parameter (a few KB at most). Without ``SLIPWAY_OUTPUTS``, nobody asked."""
+    """Write an output parameter (a few KB at most). Does nothing if ``SLIPWAY_OUTPUTS`` is not set."""
     if folder := os.environ.get(OUTPUTS_VARIABLE):
         write_text(Path(folder) / name, value)
 
@@ -137,6 +137,6 @@ class _Terminated(Interrupted):
 
 
 def _raise_interrupted(number: int, _: FrameType | None) -> NoReturn:
-    # A second signal must not interrupt the clean-up that the first one started.
+    # A second signal must not interrupt the clean-up.
     signal.signal(number, signal.SIG_IGN)
     raise _Terminated("asked to stop (SIGTERM)")

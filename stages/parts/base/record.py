@@ -1,4 +1,4 @@
-"""A document of the store: closed and frozen, written whole."""
+"""A document in the store: frozen, without unknown fields, written atomically."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Record(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """The document at *path*, or None if there is none.
+        """The document at *path*, or None if there is no file.
 
         Raises:
-            DamagedModel: it is there but is not what its writer would have written.
+            DamagedModel: the file is not a valid document of this type.
         """
         try:
             return cls.model_validate_json(path.read_bytes())

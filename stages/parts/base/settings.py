@@ -1,6 +1,6 @@
-"""What the stages can be told. Each model is closed and frozen: an unknown or wrong field is an error.
+"""The settings of the stages. Each model is frozen, and an unknown or wrong field is an error.
 
-Defaults live here and in ``configs/defaults.yaml``, which a person edits; the two agree (tested).
+The defaults are here and in ``configs/defaults.yaml``, which a person reads; a test compares the two.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ class Settings(BaseModel):
 
 
 class Calibration(Settings):
-    """The text that AWQ and GPTQ look at while they choose scales."""
+    """The text from which AWQ and GPTQ compute their scales."""
 
     text: str = "python-docs"
-    """A name in ``configs/calibration/``, or a path to a .txt file (documents apart by form feeds or, without
-    any, by blank lines) or a .jsonl file with a ``text`` field. It must not contain what quality is measured on."""
+    """A name in ``configs/calibration/``, or a path to a .txt file (documents separated by form feeds or, if it has
+    none, by blank lines) or to a .jsonl file with a ``text`` field. It must not contain the texts on which quality is
+    measured."""
     samples: Positive = 128
-    """Sequences. 128 is the GPTQ paper's number; fewer is faster and noisier."""
+    """Number of sequences. The GPTQ paper uses 128; fewer are faster and give noisier scales."""
     sequence_length: Positive = 512
     """Tokens per sequence."""
     seed: int = 0
@@ -48,9 +49,9 @@ class Optimize(Settings):
     """Which variants are made, and how."""
 
     variants: tuple[Literal["fp16", "awq", "gptq"], ...] = ("fp16", "awq", "gptq")
-    """fp16 is the reference that the others are compared with, and is always made."""
+    """fp16 is the reference with which the others are compared, so it can't be left out."""
     group_size: Literal[32, 64, 128] = 128
-    """Weights that share one scale. Must divide the layers' input widths. 32 is more exact and larger."""
+    """Weights that share one scale. It must divide the input widths of the layers. 32 is the most exact and largest."""
     calibration: Calibration = Calibration()
 
     @field_validator("variants")
@@ -59,33 +60,33 @@ class Optimize(Settings):
         if "fp16" not in variants:
             raise ValueError("fp16 is the reference and can't be left out")
         if len(set(variants)) < len(variants):
-            raise ValueError("a variant is named twice")
+            raise ValueError("variants names a variant twice")
         return variants
 
 
 class Serving(Settings):
-    """How vLLM serves: in the evaluation and in production alike, or the measurement would say nothing."""
+    """How vLLM serves. Evaluation and production use the same settings, so that the measurements hold in production."""
 
     dtype: Literal["auto", "float16", "bfloat16"] = "auto"
-    """auto: float16 on a GPU, bfloat16 on a CPU (which has no native float16 arithmetic)."""
+    """auto: float16 on a GPU; bfloat16 on a CPU, which has no native float16 arithmetic."""
     max_model_len: Positive | None = None
-    """Tokens of prompt and answer together. None: what the model's own config allows."""
+    """Tokens of prompt and answer together. None: the maximum in the model's config."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of the GPU's memory that vLLM takes. Without a GPU: unused."""
+    """Share of the GPU's memory that vLLM uses. Not used on a CPU."""
     kv_cache_mib: Positive | None = None
-    """KV cache in MiB. None: what vLLM finds on a GPU, 1024 on a CPU."""
+    """Size of the KV cache in MiB. None: the memory that is free on a GPU, 1024 on a CPU."""
     tensor_parallel_size: Positive = 1
-    """GPUs that share one replica, for every variant alike. Where weights need more than these have, it is said before
-    anything starts, with the number that is enough."""
+    """GPUs per replica, the same for every variant. If the weights do not fit into their memory, an error before the
+    start says how many GPUs are enough."""
     enforce_eager: bool = False
-    """True: start faster, decode slower (no compilation, no CUDA graphs)."""
+    """True: no compilation and no CUDA graphs, which starts faster and decodes slower."""
     startup_timeout_s: Positive = 900
-    """A large model needs minutes to load; beyond this the server is stopped and the variant fails."""
+    """A server that is not ready after this time is stopped, and the variant fails. Large models load for minutes."""
     extra_arguments: tuple[str, ...] = ()
-    """Passed to ``vllm serve`` as they are."""
+    """Further arguments of ``vllm serve``, passed unchanged."""
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    """Of the production endpoint. 0: a free one. Evaluations always take a free one."""
+    """The port of the production endpoint. 0: any free port. Evaluations always use a free port."""
 
 
 PROTOCOLS: Final[dict[str, dict[str, Any]]] = {
@@ -93,75 +94,75 @@ PROTOCOLS: Final[dict[str, dict[str, Any]]] = {
     "standard": {"rounds": 4, "restarts": 1, "interleave": True, "drift_limit": 0.15},
     "thorough": {"rounds": 4, "restarts": 3, "interleave": True, "drift_limit": 0.15},
 }
-"""What each protocol sets where the workload does not say otherwise."""
+"""The fields that each protocol sets, unless the workload sets them itself."""
 
 
 class Slo(Settings):
-    """What a request must keep to count as good."""
+    """The latency limits that a request must meet to count towards goodput."""
 
     ttft_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    """At most, until the first token."""
+    """Maximum time to the first token, in ms."""
     tpot_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    """At most, per token after the first."""
+    """Maximum time per output token after the first, in ms."""
 
 
 class Workload(Settings):
-    """What a variant is measured with. Latency and throughput follow from it, so it belongs to the result."""
+    """The requests and the quality tasks with which variants are measured. Every result names its workload."""
 
     name: str
     protocol: Literal["quick", "standard", "thorough"] = "standard"
-    """How carefully: sets ``rounds``, ``restarts``, ``interleave`` and ``drift_limit`` where they are not set
-    themselves (``PROTOCOLS``). Time per variant, in units of a server's start, four rounds and quality: standard 1,
-    quick a round less, thorough 3. A sweep comes on top, once."""
+    """How carefully variants are measured: the defaults of ``rounds``, ``restarts``, ``interleave`` and ``drift_limit``
+    (see ``PROTOCOLS``). standard: one start of the server, four rounds and the quality tasks per variant; quick: one
+    round less; thorough: three times as much. A sweep is run once in addition."""
     prompt_tokens: Positive | None = None
-    """Mean. Given together with ``output_tokens``, or neither with a ``trace``."""
+    """Mean length of the prompts. Set it together with ``output_tokens``, or set a ``trace`` instead of both."""
     prompt_spread: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Lengths are drawn uniformly from mean × (1 ± spread). 0: all alike."""
+    """Lengths are drawn uniformly from mean × (1 ± spread). 0: all prompts have the same length."""
     output_tokens: Positive | None = None
     output_spread: Annotated[float, Field(ge=0, lt=1)] = 0.0
     trace: str | None = None
-    """Requests of your own instead of random ones: a .jsonl file with a line for each, either
-    ``{"prompt": "…", "output_tokens": n}`` or lengths only, ``{"prompt_tokens": n, "output_tokens": m}``.
-    Relative to the workload's file. Each round takes the lines that follow the last round's, from the top again
-    at the end."""
+    """Your own requests instead of random ones: a .jsonl file with one request per line, either
+    ``{"prompt": "…", "output_tokens": n}`` or only lengths, ``{"prompt_tokens": n, "output_tokens": m}``. The path is
+    relative to the workload's file. Each round continues after the last line of the previous round, and starts
+    again at the top after the end of the file."""
     concurrency: Positive
-    """Requests in flight at a time. With ``request_rate_per_s``: unused, since users do not wait for each other."""
+    """Requests in flight at the same time. Not used with ``request_rate_per_s``: users do not wait for each other."""
     request_rate_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Requests arrive at random (Poisson) at this mean rate. None: as fast as ``concurrency`` allows."""
+    """Requests arrive at random (a Poisson process) at this mean rate. None: as fast as ``concurrency`` allows."""
     sweep: tuple[Positive, ...] = ()
-    """Further concurrencies, each measured for one round on the side. Scored is ``concurrency`` alone."""
+    """Further concurrencies, each measured for one round. Only ``concurrency`` is scored."""
     requests: Positive
-    """In each round."""
+    """Number of requests in each round."""
     rounds: Positive = PROTOCOLS["standard"]["rounds"]
-    """After each start of the server. Each has prompts of its own, the same for every variant. What differs between
-    rounds is noise, and a difference between variants has to exceed it. One round measures no noise."""
+    """Rounds after each start of the server. Each round has its own prompts, the same for every variant. Differences
+    between rounds are noise, and a difference between variants has to exceed it. One round measures no noise."""
     restarts: Positive = PROTOCOLS["standard"]["restarts"]
-    """Starts of the server, each with all rounds and quality anew: a restart alone moves both."""
+    """Starts of the server, each followed by all rounds and quality tasks: a restart alone changes both results."""
     interleave: bool = PROTOCOLS["standard"]["interleave"]
-    """The servers of all variants stand side by side and take turns (A B C, C B A, …), so that a slow drift of the
-    machine meets all alike. Where they can't, the variants are measured one after another."""
+    """The servers of all variants run side by side and take turns (A B C, C B A, …), so that a slow drift of the
+    machine affects all of them equally. If they don't fit, the variants are measured one after another."""
     warmup_requests: Annotated[int, Field(ge=0)] = 4
-    """Sent before each round and left out of it."""
+    """Requests sent before each round and not measured."""
     slo: Slo | None = None
-    """For goodput: what meets it counts. None: goodput is not measured."""
+    """The limits for goodput. None: goodput is not measured."""
     drift_limit: Annotated[float, Field(gt=0, lt=1)] | None = PROTOCOLS["standard"]["drift_limit"]
-    """If the machine itself gets faster or slower by more than this share while the load is measured, the load is
-    measured once more. None: drift is only recorded, as always where there are GPUs, which are not probed."""
+    """If the machine itself becomes faster or slower by more than this share during the load, the load is measured once
+    more. None: drift is only recorded. GPUs are not probed, so on a machine with GPUs drift is only recorded."""
     seed: int = 0
     quality_tasks: tuple[str, ...] = Field(min_length=1)
-    """lm-eval task names."""
+    """Names of lm-eval tasks."""
     tasks_path: str | None = None
-    """A folder with task definitions of your own, beside lm-eval's. Relative to the workload's file."""
+    """A folder with your own task definitions, in addition to lm-eval's. Relative to the workload's file."""
     quality_limit: Positive | None = None
-    """Items per task; None: all."""
+    """Maximum number of items per task. None: all."""
     divergence_documents: Annotated[int, Field(ge=0)] = 32
-    """Held-out texts on which the variants' next-token distributions are compared with fp16's. 0: they are not, and a
-    profile's limits on ``kl_divergence`` and ``top1_agreement`` let nothing but fp16 pass."""
+    """Number of held-out texts on which the variants' next-token distributions are compared with fp16's. 0: no
+    comparison; then only fp16 passes a profile's limits on ``kl_divergence`` and ``top1_agreement``."""
     divergence_tokens: Annotated[int, Field(ge=2)] = 128
-    """Of each text, from its start."""
+    """Tokens from the start of each text."""
     divergence_text: str = "python-docs"
-    """A name in ``configs/held-out/``, or a path to a .txt or .jsonl file as ``Calibration.text``; relative to the
-    workload's file. It must not contain what quantizers were calibrated on."""
+    """A name in ``configs/held-out/``, or a path to a .txt or .jsonl file as in ``Calibration.text``, relative to the
+    workload's file. It must not contain the texts with which the quantizers were calibrated."""
 
     @model_validator(mode="before")
     @classmethod
@@ -175,15 +176,15 @@ class Workload(Settings):
     def _one_kind_of_requests(self) -> Self:
         lengths = (self.prompt_tokens, self.output_tokens)
         if self.trace is None and None in lengths:
-            raise ValueError("prompt_tokens and output_tokens are needed, unless there is a trace")
+            raise ValueError("prompt_tokens and output_tokens are required without a trace")
         if self.trace is not None and (lengths != (None, None) or self.prompt_spread or self.output_spread):
-            raise ValueError("a trace has lengths of its own: leave out prompt_tokens, output_tokens and the spreads")
+            raise ValueError("a trace has its own lengths: remove prompt_tokens, output_tokens and the spreads")
         if len(set(self.sweep)) < len(self.sweep):
-            raise ValueError("a concurrency is named twice in sweep")
+            raise ValueError("sweep names a concurrency twice")
         return self
 
     def longest(self) -> tuple[int, int]:
-        """Tokens of the longest prompt and the longest answer that can be drawn; 0 where a trace says."""
+        """Tokens of the longest prompt and of the longest answer that can be drawn; (0, 0) with a trace."""
         prompt = math.ceil((self.prompt_tokens or 0) * (1 + self.prompt_spread))
         return prompt, math.ceil((self.output_tokens or 0) * (1 + self.output_spread))
 
@@ -242,10 +243,10 @@ class Rollout(Settings):
 
 
 def parse(model: type[SettingsT], data: Mapping[str, Any], where: str) -> SettingsT:
-    """Validate *data*; every mistake is shown at once, each on its own line.
+    """Validate *data* and show all mistakes at once, one per line.
 
     Raises:
-        ConfigError: naming *where* (a file, a flag) and each wrong field.
+        ConfigError: names each wrong field and *where* it is: the file or the flag.
     """
     try:
         return model.model_validate(data)
@@ -254,10 +255,10 @@ def parse(model: type[SettingsT], data: Mapping[str, Any], where: str) -> Settin
 
 
 def parse_json(model: type[SettingsT], text: str, where: str) -> SettingsT:
-    """As ``parse``, from the JSON text of a flag.
+    """Like ``parse``, from the JSON text of a flag.
 
     Raises:
-        ConfigError: also if it is not a JSON object.
+        ConfigError: *text* is not a JSON object, or has a wrong field.
     """
     try:
         data = json.loads(text)
@@ -269,7 +270,7 @@ def parse_json(model: type[SettingsT], text: str, where: str) -> SettingsT:
 
 
 def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """One line per mistake; an unknown field with the nearest known name."""
+    """One line per mistake. For an unknown field it suggests the most similar known name."""
     lines = []
     for each in error.errors():
         field = ".".join(str(part) for part in each["loc"]) or "(root)"

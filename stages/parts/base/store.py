@@ -1,12 +1,12 @@
-"""The store: one directory tree on a shared volume, and the only way anything appears in it.
+"""The store: one directory tree on a shared volume, and the functions that write to it.
 
     <store>/<org>--<name>/
       base/  optimized/<variant>/  evaluations/<variant>.json
       releases/<number>-<variant>-<digest12>/   production -> releases/…   production_metrics.json
       runs/<id>/
 
-A directory or file appears complete or not at all: it is built under ``.building/`` beside its target,
-fsynced, and renamed. What a killed process leaves there is never read as a result.
+A directory or file appears complete or not at all: it is built under ``.building/``, or beside its target, then
+fsynced and renamed. Nothing that a killed process leaves behind is ever read as a result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pydantic import BaseModel
 from stages.parts.base.errors import Busy, ConfigError, InvalidName, NotEnoughSpace
 
 STORE_VARIABLE: Final = "SLIPWAY_STORE"
-# The Hub's own rule for a repository's name: letters, digits, '-', '_', '.'; no '--' or '..'; 96 characters at most.
+# The Hub's rule for the name of a repository: letters, digits, '-', '_', '.'; no '--' or '..'; 96 characters at most.
 NAME: Final = re.compile(r"^(?!.*(?:--|\.\.))[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?\Z")
 _NO_LINK: Final = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 FICLONE: Final = 0x40049409  # linux/fs.h: share the blocks of one file with another (reflink)
@@ -40,10 +40,10 @@ Placement = Literal["hardlink", "reflink", "copy"]
 
 
 def directory_name(model: str) -> str:
-    """``org/name`` → ``org--name``. Hub names hold no ``--``, so two models never share a directory.
+    """``org/name`` → ``org--name``. Hub names contain no ``--``, so two models never share a directory.
 
     Raises:
-        InvalidName: the name is not ``name`` or ``org/name`` in the Hub's alphabet.
+        InvalidName: *model* is not ``name`` or ``org/name`` as the Hub allows them.
     """
     parts = model.split("/")
     if len(parts) > 2 or not all(NAME.match(part) for part in parts):
@@ -55,40 +55,40 @@ def directory_name(model: str) -> str:
 
 
 def safe_relative(path: str) -> PurePosixPath:
-    """A file's path inside a repository, refused if it would leave the directory it is written to.
+    """The path of a file in a repository, if it stays inside the directory that the repository is written to.
 
     Raises:
-        InvalidName: absolute, empty, or with a ``..`` or hidden control character.
+        InvalidName: it is absolute or empty, or contains ``..``, a backslash or a control character.
     """
     pure = PurePosixPath(path)
     if not pure.parts or pure.is_absolute() or ".." in pure.parts or "\\" in path or not path.isprintable():
         raise InvalidName(
-            f"the repository holds a file with an unsafe name: {path!r}",
-            hint="it could be written outside the store, so nothing of this model is taken",
+            f"the repository contains a file with an unsafe name: {path!r}",
+            hint="the file could be written outside the store, so nothing of this model is downloaded",
         )
     return pure
 
 
 def canonical_json(value: Any) -> str:
-    """One text per value: sorted keys, no spaces. What digests are taken of."""
+    """The one JSON text of a value, for digests: sorted keys, no spaces."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def digest_of(value: Any) -> str:
-    """sha256 (hex) of a value's canonical JSON."""
+    """The sha256 (hexadecimal) of a value's canonical JSON."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 def sha256_of(path: Path) -> str:
-    """sha256 (hex) of a file's bytes."""
+    """The sha256 (hexadecimal) of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fsync_tree(directory: Path) -> None:
-    """Flush every file and directory below *directory*, itself included, to the disk."""
+    """Flush *directory* and every file and directory below it to the disk."""
     for folder, _, files in os.walk(directory):
         for name in files:
             _fsync(Path(folder, name))
@@ -96,20 +96,20 @@ def fsync_tree(directory: Path) -> None:
 
 
 def write_json(path: Path, value: BaseModel | dict[str, Any] | list[Any]) -> None:
-    """Replace *path* by *value* as indented JSON, atomically and durably."""
+    """Replace the content of *path* with *value* as indented JSON, atomically and durably."""
     plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
     write_text(path, json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace *path* by *text*, atomically and durably.
+    """Replace the content of *path* with *text*, atomically and durably.
 
     Raises:
-        NotEnoughSpace: the disk is full; *path* is as it was.
+        NotEnoughSpace: the disk is full; *path* is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with full_disk_is_an_answer(path.parent):
+    with full_disk_as_error(path.parent):
         try:
             beside.write_text(text, encoding="utf-8")
             _fsync(beside)
@@ -120,10 +120,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def place(source: Path, target: Path, *, link: bool = True) -> Placement:
-    """Give *target*, which must not exist, the content of *source* by the cheapest way that the file system allows.
+    """Create *target* with the content of *source*: as a hard link, else as a reflink, else as a copy.
 
-    A hard link shares the inode, so nothing in the store is ever changed in place. Where *source* may be, as a
-    user's own file, forbid the *link*.
+    A hard link shares the inode, which is safe because nothing in the store is ever changed in place. Set *link* to
+    False if *source* may change, such as a user's own file. *target* must not exist.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -141,15 +141,15 @@ def place(source: Path, target: Path, *, link: bool = True) -> Placement:
 
 
 def place_tree(source: Path, target: Path, files: Iterable[str]) -> Placement:
-    """Place *files* (relative paths) of *source* in *target*; return the costliest way that was needed."""
+    """Place *files* (relative paths) of *source* in *target*; return the most expensive way that was needed."""
     order: list[Placement] = ["hardlink", "reflink", "copy"]
     used = {place(source / name, target / name) for name in files}
     return max(used, key=order.index, default="hardlink")
 
 
 @contextlib.contextmanager
-def full_disk_is_an_answer(where: Path) -> Iterator[None]:
-    """Turn 'no space left' and 'quota exceeded' into NotEnoughSpace."""
+def full_disk_as_error(where: Path) -> Iterator[None]:
+    """Raise NotEnoughSpace for 'no space left' and 'quota exceeded'."""
     try:
         yield
     except OSError as error:
@@ -163,12 +163,12 @@ def full_disk_is_an_answer(where: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive(lock: Path, what: str, *, wait: bool = True) -> Iterator[None]:
-    """Hold an advisory lock that the kernel releases when the process ends, however it ends.
+    """Hold an advisory lock, which the kernel releases however the process ends.
 
-    Who has to wait is told so on stderr.
+    If another process holds it, a line on stderr says so while this one waits.
 
     Raises:
-        Busy: it is held by another process and *wait* is false.
+        Busy: another process holds the lock and *wait* is false.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a") as file:
@@ -184,7 +184,7 @@ def exclusive(lock: Path, what: str, *, wait: bool = True) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ModelStore:
-    """Where everything of one model lies."""
+    """The paths of one model in the store."""
 
     root: Path
     model: str
@@ -228,17 +228,17 @@ class ModelStore:
 
     @contextlib.contextmanager
     def building(self, target: Path, *, resume: str = "") -> Iterator[Path]:
-        """An empty directory that becomes *target* when the block ends well, and vanishes otherwise.
+        """An empty directory that becomes *target* when the block succeeds, and is removed when it fails.
 
-        With *resume*, a directory left unfinished under the same key is handed out again with what it
-        holds, and stays when the block fails: for downloads that go on where they stopped.
-        Concurrent builders of one target wait for each other.
+        *resume* is a key: an unfinished directory with the same key is used again with its content, and is kept
+        when the block fails, so that a download continues where it stopped. Processes that build the same target
+        wait for each other.
 
         Raises:
-            NotEnoughSpace: the disk is full; *target* is as it was.
+            NotEnoughSpace: the disk is full; *target* is unchanged.
         """
         slug = "-".join(target.relative_to(self.path).parts)
-        with full_disk_is_an_answer(self.path), exclusive(self.lock(slug), slug):
+        with full_disk_as_error(self.path), exclusive(self.lock(slug), slug):
             work = self.path / ".building" / slug / (resume or "new")
             work.mkdir(parents=True, exist_ok=True)
             for stale in work.parent.iterdir():
@@ -256,14 +256,14 @@ class ModelStore:
 
 
 def store_root() -> Path:
-    """The store's folder, from ``SLIPWAY_STORE`` (the volume's mount in a pod).
+    """The store's folder, from ``SLIPWAY_STORE`` (in a pod, the mount of the volume).
 
     Raises:
         ConfigError: the variable is not set.
     """
     value = os.environ.get(STORE_VARIABLE)
     if not value:
-        raise ConfigError(f"{STORE_VARIABLE} is not set", hint="point it at the store's folder")
+        raise ConfigError(f"{STORE_VARIABLE} is not set", hint="set it to the store's folder")
     return Path(value)
 
 
@@ -276,7 +276,7 @@ def swap_link(link: Path, target: Path) -> None:
 
 
 def _swap(work: Path, target: Path) -> None:
-    """Put *work* at *target*. A crash between the two renames leaves no target, never a half-written one."""
+    """Move *work* to *target*. A crash between the two renames leaves no target, never a half-written one."""
     target.parent.mkdir(parents=True, exist_ok=True)
     old = work.with_name(f"{work.name}.replaced-{uuid.uuid4().hex[:8]}")
     with contextlib.suppress(FileNotFoundError):

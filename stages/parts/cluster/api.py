@@ -1,8 +1,8 @@
-"""The Kubernetes API with plain manifests: the official client logs in, requests and answers are dicts.
+"""A client of the Kubernetes API for plain manifests. The official client logs in; requests and responses are dicts.
 
-What may pass (a lost connection, 429, 5xx) is tried again for a while, every other refusal becomes one of our errors
-at once. Each call may be repeated: objects are created under names that their caller chose, so that an answer that
-was lost shows as ``AlreadyExists``.
+Temporary errors (a lost connection, 429, 5xx) are retried for a while; every other error becomes one of ours at once.
+Each call can be repeated: callers choose the names of the objects that they create, so that a repeated creation fails
+with ``AlreadyExists`` if only the response was lost.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ MERGE: Final = "application/merge-patch+json"
 CONNECT_S: Final = 10.0
 ANSWER_S: Final = 60.0
 PATIENCE_S: Final = 60.0
-"""How long a call is tried again. Before the first answer, FIRST_PATIENCE_S: a wrong address shows soon."""
+"""How long a call is retried."""
 FIRST_PATIENCE_S: Final = 3.0
+"""How long a call is retried before the first response, so that a wrong address fails soon."""
 PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 10.0
 WATCH_S: Final = 240
-"""The server ends a watch after this; bookmarks come about every minute, so that silence means a lost connection."""
+"""The server ends a watch after this time. It sends a bookmark about every minute, so silence is a lost connection."""
 PAGE: Final = 500
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class Cluster:
-    """One cluster, as one user. Namespaces default to *namespace*."""
+    """One cluster, as one user sees it. The namespace of every call defaults to *namespace*."""
 
     def __init__(self, client: ApiClient, namespace: str = "default", *, patience_s: float = PATIENCE_S) -> None:
         self.client, self.namespace, self.patience_s = client, namespace, patience_s
@@ -52,10 +53,10 @@ class Cluster:
         return str(self.client.configuration.host)
 
     def kind(self, api_version: str, name: str) -> Kind:
-        """As the cluster knows it.
+        """A kind of objects, as the cluster describes it.
 
         Raises:
-            NotInstalled: it does not know it.
+            NotInstalled: the cluster does not have this kind.
         """
         if api_version not in self._kinds:
             self._kinds[api_version] = self._discover(api_version)
@@ -64,7 +65,7 @@ class Cluster:
         except KeyError:
             group = api_version.rpartition("/")[0]
             raise NotInstalled(
-                f"the cluster {self.address} knows no {name} of {api_version}",
+                f"the cluster {self.address} has no kind {name} of {api_version}",
                 hint=f"install {PROVIDERS[group]}" if group in PROVIDERS else "",
             ) from None
 
@@ -75,7 +76,7 @@ class Cluster:
     def list(
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "", everywhere: bool = False
     ) -> tuple[list[Object], str]:
-        """The objects, and the version of the whole list: where a watch starts."""
+        """The objects, and the version of the list, from which a watch can start."""
         path = kind.path(None if everywhere else namespace or self.namespace)
         found: list[Object] = []
         query = {"limit": str(PAGE), "labelSelector": labels, "fieldSelector": fields, "continue": ""}
@@ -87,34 +88,37 @@ class Cluster:
                 return found, page["metadata"]["resourceVersion"]
 
     def create(self, kind: Kind, body: Object, namespace: str | None = None) -> Object:
-        """Raises: AlreadyExists: perhaps by an earlier try of this very call."""
+        """Raises: AlreadyExists: it may be from an earlier attempt of this call."""
         query = {"fieldManager": FIELD_MANAGER}
         return self.request("POST", kind.path(namespace or self.namespace), query=query, body=body)
 
     def apply(
         self, kind: Kind, body: Object, namespace: str | None = None, *, force: bool = False, dry_run: bool = False
     ) -> Object:
-        """Server-side apply: the fields in *body* become so; those that we applied earlier and left out go.
+        """Server-side apply: set the fields in *body*, and remove those that we applied earlier and are not in it.
 
         Raises:
-            Conflict: another manager owns a field with another value; *force* takes it.
+            Conflict: another manager set a field to another value. *force* overwrites it.
         """
         query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower(), "dryRun": "All" if dry_run else ""}
         path = kind.path(namespace or self.namespace, body["metadata"]["name"])
         return self.request("PATCH", path, query=query, body=body, content_type=APPLY)
 
     def merge(self, kind: Kind, name: str, change: Object, namespace: str | None = None) -> Object:
-        """Merge-patch. With ``metadata.resourceVersion`` in *change*, only if the object is still of that version.
+        """Merge-patch. With ``metadata.resourceVersion`` in *change*, only if the object still has that version.
 
-        Raises: Absent. Conflict: it has changed.
+        Raises:
+            Absent
+            Conflict: the object has changed.
         """
         path = kind.path(namespace or self.namespace, name)
         return self.request("PATCH", path, query={"fieldManager": FIELD_MANAGER}, body=change, content_type=MERGE)
 
     def delete(self, kind: Kind, name: str, namespace: str | None = None, *, grace_s: int | None = None) -> None:
-        """*grace_s*: to end in, instead of the object's own.
+        """Delete an object. *grace_s*: the time that it has to end, instead of its own.
 
-        Raises: Absent.
+        Raises:
+            Absent
         """
         query = None if grace_s is None else {"gracePeriodSeconds": str(grace_s)}
         self.request("DELETE", kind.path(namespace or self.namespace, name), query=query)
@@ -122,11 +126,11 @@ class Cluster:
     def watch(
         self, kind: Kind, version: str, namespace: str | None = None, *, fields: str = "", labels: str = ""
     ) -> Iterator[tuple[str, Object]]:
-        """Changes since *version*, ('BOOKMARK', …) among them, until the server ends the watch.
+        """Changes since *version*, including ('BOOKMARK', …), until the server ends the watch.
 
         Raises:
             Expired: *version* is too old.
-            ClusterUnavailable: the connection was lost, or the server is busy.
+            ClusterUnavailable: the connection was lost, or the server is overloaded.
         """
         query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
         query |= {"fieldSelector": fields, "labelSelector": labels, "timeoutSeconds": str(WATCH_S)}
@@ -137,7 +141,7 @@ class Cluster:
             yield event["type"], event["object"]
 
     def logs(self, pod: str, namespace: str | None = None, *, follow: bool = False) -> Iterator[str]:
-        """A pod's main container's log, line by line.
+        """The log of a pod's main container, line by line.
 
         Raises:
             Absent: the pod is gone.
@@ -148,7 +152,7 @@ class Cluster:
             yield line.decode(errors="replace") + "\n"
 
     def lines(self, path: str, query: Mapping[str, str]) -> Iterator[bytes]:
-        """The answer line by line as it comes. Not tried again: the caller knows where to go on."""
+        """The response, line by line as it arrives. Not retried: only the caller knows where to continue."""
         import urllib3
 
         try:
@@ -176,11 +180,11 @@ class Cluster:
         body: Object | None = None,
         content_type: str = "application/json",
     ) -> Object:
-        """One answer as an object; what may pass is tried again, as long as our patience lasts.
+        """The response as an object. Temporary errors are retried for ``patience_s``.
 
         Raises:
-            AccessDenied, ClusterRefused, Absent, AlreadyExists, Conflict, Expired: the server said no.
-            ClusterUnavailable: it still does not answer, or is too busy.
+            AccessDenied, ClusterRefused, Absent, AlreadyExists, Conflict, Expired: the server refused the request.
+            ClusterUnavailable: the server still does not answer, or is still overloaded.
         """
         import urllib3
 
@@ -220,7 +224,7 @@ class Cluster:
             body=None if body is None else json.dumps(body).encode(),
             headers=headers,
             preload_content=not stream,
-            # A stream says something at least every minute; a log may be silent for long.
+            # A watch sends something at least every minute; a log may be silent for longer.
             timeout=urllib3.Timeout(connect=CONNECT_S, read=WATCH_S + CONNECT_S if stream else ANSWER_S),
             retries=False,
         )
@@ -259,8 +263,8 @@ def connect(context: str | None = None, namespace: str | None = None) -> Cluster
             own = chosen["context"].get("namespace", "default")
     except config.ConfigException as error:
         raise ConfigError(
-            f"no way to the cluster: {' '.join(str(error).split())}",
-            hint="set KUBECONFIG, or --context to one of: kubectl config get-contexts",
+            f"can't connect to a cluster: {' '.join(str(error).split())}",
+            hint="set KUBECONFIG, or --context to one that 'kubectl config get-contexts' lists",
         ) from error
     return Cluster(client.ApiClient(settings), namespace or own)
 

@@ -1,4 +1,4 @@
-"""The kinds of objects on a cluster that we read and write, and where the API has them."""
+"""The kinds of Kubernetes objects that we read and write, and their paths in the API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Kind:
         return self.api_version.rpartition("/")[0]
 
     def path(self, namespace: str | None, name: str = "") -> str:
-        """*namespace* None: of all namespaces."""
+        """The path of one object, or of all objects of this kind. *namespace* None: in all namespaces."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
         place = f"/namespaces/{namespace}" if self.namespaced and namespace is not None else ""
         return f"{root}{place}/{self.plural}" + (f"/{name}" if name else "")
@@ -45,4 +45,4 @@ PROVIDERS: Final = {
     "keda.sh": "KEDA",
     "monitoring.coreos.com": "prometheus-operator",
 }
-"""By API group: what brings it."""
+"""The software that installs each API group."""

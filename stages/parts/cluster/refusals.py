@@ -1,4 +1,4 @@
-"""What a Kubernetes API says no with, as our errors."""
+"""The errors of the Kubernetes API as our errors."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ TRANSIENT: Final = frozenset({429, 500, 502, 503, 504})
 
 
 class Absent(ClusterRefused):
-    """404."""
+    """404: there is no such object."""
 
 
 class AlreadyExists(Conflict):
-    """409: there is an object of this name."""
+    """409: an object of this name exists."""
 
 
 class Expired(ClusterRefused):
-    """410: the server has forgotten what happened since the version that was asked for. List anew."""
+    """410: the server no longer has the changes since the requested version. List the objects again."""
 
 
 class Unanswered(ClusterUnavailable):
-    """May pass; *wait_s* is what the server asked for, 0 if nothing."""
+    """No answer, or a temporary error. *wait_s* is the pause that the server asked for; 0 if it asked for none."""
 
     wait_s: float = 0.0
 
 
 def parsed(content: bytes) -> Object:
+    """The body of a response as an object; a body that is not a JSON object becomes its ``message``."""
     try:
         found = json.loads(content)
     except ValueError:
@@ -38,17 +39,17 @@ def parsed(content: bytes) -> Object:
 
 
 def refusal(status: int, content: Object, address: str, retry_after: str | None = None) -> SlipwayError:
-    """A Kubernetes Status as the error that it means here."""
+    """Our error for a Kubernetes Status."""
     message = " ".join(str(content.get("message") or f"HTTP {status}").split())
     if status in TRANSIENT:
-        busy = Unanswered(f"{address} is too busy or ailing: {message}", hint="try again later")
+        busy = Unanswered(f"{address} is overloaded or has a problem: {message}", hint="try again later")
         asked = retry_after or content.get("details", {}).get("retryAfterSeconds") or 0
         busy.wait_s = float(asked) if str(asked).isdigit() else 0.0
         return busy
     if status == 401:
         return AccessDenied(f"{address} does not accept this login: {message}", hint="log in to the cluster again")
     if status == 403:
-        return AccessDenied(message, hint="what is needed, and who lacks it: slipway doctor --engine argo")
+        return AccessDenied(message, hint="to see which rights are missing: slipway doctor --engine argo")
     if status == 404:
         return Absent(message)
     if status == 410:
@@ -59,10 +60,13 @@ def refusal(status: int, content: Object, address: str, retry_after: str | None 
 
 
 def lost(error: Exception, address: str) -> SlipwayError:
+    """Our error for a request without a response."""
     import urllib3
 
     if isinstance(error, urllib3.exceptions.SSLError):
-        return AccessDenied(f"{address}: its certificate is not trusted: {error}", hint="check the kubeconfig's CA")
+        return AccessDenied(
+            f"the certificate of {address} is not trusted: {error}", hint="check the CA in the kubeconfig"
+        )
     return Unanswered(
         f"{address} does not answer: {type(error).__name__}", hint="check the kubeconfig, the network and the VPN"
     )

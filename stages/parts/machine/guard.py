@@ -1,13 +1,14 @@
-"""Contains one command: whatever it starts ends with it.
+"""Run one command, and end all its descendants when it fails or when the caller stops or dies.
 
     python -I -S guard.py LIFELINE GRACE COMMAND [ARGUMENT ...]
 
-``LIFELINE`` is the read end of a pipe whose write end only the caller holds. The guard is its descendants'
-subreaper (prctl(2)), so that no grandchild escapes by outliving its parent or by starting a session.
-When the caller asks (SIGTERM), dies in any way (the pipe closes), or the command fails, everything below is
-sent SIGTERM, then after ``GRACE`` seconds SIGKILL. A command that ends well may leave a daemon behind.
+``LIFELINE`` is the read end of a pipe; only the caller has the write end. The guard is the subreaper (prctl(2)) of its
+descendants, so that none escapes by outliving its parent or by starting a session. When the caller sends SIGTERM, when
+the caller dies (the pipe closes) or when the command fails, all descendants receive SIGTERM and, after ``GRACE``
+seconds, SIGKILL. A command that succeeds may leave a daemon behind.
 
-Exit status: the command's, or 128 + the signal that ended it. Standard library only: it starts in milliseconds.
+Exit status: the command's, or 128 + the signal that ended it. Imports only the standard library, to start in
+milliseconds.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def main() -> int:
 def spawn(libc: ctypes.CDLL, command: list[str], close: tuple[int, ...]) -> int:
     """Start the command; if the guard itself is killed, the kernel kills the command."""
     requests = {signal.SIGTERM, signal.SIGINT}
-    # Held back until the child answers them by itself: before, it would swallow them with the guard's handler.
+    # Blocked until the child has its own handlers: with the guard's handlers it would ignore these signals.
     signal.pthread_sigmask(signal.SIG_BLOCK, requests)
     child = os.fork()
     if child:
@@ -72,7 +73,7 @@ def spawn(libc: ctypes.CDLL, command: list[str], close: tuple[int, ...]) -> int:
 
 
 def reap(child: int) -> int | None:
-    """Collect every ended process below; the status of *child* if it is among them."""
+    """Wait for all descendants that have ended; return the status of *child* if it is among them."""
     status = None
     while True:
         try:
@@ -87,11 +88,11 @@ def reap(child: int) -> int | None:
 
 
 def end_all(child: int, grace_s: float) -> int:
-    """SIGTERM everything below, after *grace_s* SIGKILL it, and return only when nothing is left."""
+    """End all descendants with SIGTERM, after *grace_s* with SIGKILL; then return the status of *child*."""
     status = None
     deadline = time.monotonic() + grace_s
     first = descendants()
-    # The command first gets the chance to end its own children in its own order.
+    # First only the command, so that it can end its own children in its own order.
     for pid in [child] if child in first else first:
         send(pid, signal.SIGTERM)
     while True:
@@ -118,7 +119,7 @@ def send(pid: int, number: int) -> None:
 
 
 def descendants() -> list[int]:
-    """Every living process below this one, from /proc."""
+    """The ids of all living descendants of this process, from /proc."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

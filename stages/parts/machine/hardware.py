@@ -1,4 +1,4 @@
-"""What the measurement ran on. Two evaluations compare only if this is the same."""
+"""The hardware of this machine. Two evaluations can be compared only if their hardware is the same."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Hardware(Record):
 
 
 def hardware() -> Hardware:
-    """The machine as this process may use it: its cores (affinity), its memory (cgroup limit), its GPUs."""
+    """What this process may use of the machine: cores (affinity), memory (cgroup limit) and GPUs."""
     return Hardware(
         cpu=_cpu_model(), cores=len(os.sched_getaffinity(0)), memory_bytes=_memory_bytes(), gpus=tuple(gpus())
     )
 
 
 def core_halves(cpus: Path = CPUS) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Logical CPUs for the threads of two servers that shall not disturb each other; None if there is only one.
+    """Two halves of the logical CPUs, for the threads of two servers side by side; None if there is only one CPU.
 
-    One of each physical core, as vLLM chooses itself, in the order of their numbers: on two sockets, a socket each. Of
-    a single core, its two. Where a half has several, the last one stays free for the processes that pass work to the
-    threads.
+    Each physical core contributes one logical CPU, as in vLLM's own choice. They are divided in the order of their
+    numbers, so that on two sockets each half is a socket. A single physical core contributes its two. If a half has
+    several CPUs, its last one stays free for the processes that pass work to the threads.
     """
     allowed = os.sched_getaffinity(0)
     physical = {min(_siblings(cpus, each) & allowed) for each in allowed}
@@ -53,21 +53,21 @@ def gpus() -> list[str]:
 
 
 def gpu_memory_used_bytes() -> int | None:
-    """Used memory summed over the GPUs that CUDA may use; None without a GPU.
+    """The used memory of all GPUs that CUDA may use, in bytes; None without a GPU.
 
-    Per GPU and not per process: in a container the driver does not show which processes are ours.
+    It is counted per GPU, because in a container the driver does not show which processes are ours.
     """
     used = [int(line) for line in query_gpus("memory.used") if line.isdigit()]
     return sum(used) * MIB if used else None
 
 
 def query_gpus(fields: str, *, units: bool = False) -> list[str]:
-    """One line per GPU from nvidia-smi, limited to ``CUDA_VISIBLE_DEVICES``; none without a driver."""
+    """One line per GPU from nvidia-smi, only those in ``CUDA_VISIBLE_DEVICES``; an empty list without a driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return []
     command = ["nvidia-smi", f"--query-gpu={fields}", f"--format=csv,noheader{'' if units else ',nounits'}"]
-    # MIG devices can't be named to --id: then every GPU is listed.
+    # --id does not accept MIG devices: then all GPUs are listed.
     for selection in [["--id", visible], []] if visible else [[]]:
         try:
             shown = subprocess.run(
@@ -82,11 +82,11 @@ def query_gpus(fields: str, *, units: bool = False) -> list[str]:
 
 
 def _siblings(cpus: Path, cpu: int) -> set[int]:
-    """The logical CPUs of *cpu*'s physical core: ``0-1,8``."""
+    """The logical CPUs of the physical core of *cpu*, from a list such as ``0-1,8``."""
     try:
         listed = (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
         ends = [tuple(map(int, part.split("-"))) for part in listed.split(",")]
-    except (OSError, ValueError):  # not every virtual machine tells
+    except (OSError, ValueError):  # some virtual machines have no such file
         return {cpu}
     return {cpu}.union(*(range(each[0], each[-1] + 1) for each in ends))
 
@@ -96,7 +96,7 @@ def _cpu_model() -> str:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         found = None
-    return found[1].strip() if found else platform.machine()  # ARM's cpuinfo names no model
+    return found[1].strip() if found else platform.machine()  # cpuinfo on ARM names no model
 
 
 def _memory_bytes() -> int:

@@ -1,7 +1,7 @@
-"""Who may work on this machine: one measurement alone, or optimize tasks together, of whichever run and store.
+"""The lock of this machine: one measurement holds it alone, or several optimize tasks hold it together.
 
-The kernel releases the lock when the process ends, however it ends. In a pod ``/tmp`` is the pod's own, so that nobody
-waits for another pod: there the cluster's resources and mutexes decide.
+It applies to all runs and stores. The kernel releases it however the process ends. A pod has its own ``/tmp``, so pods
+do not wait for each other here: on a cluster, resource requests and mutexes decide.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pathlib import Path
 from typing import Final
 
 LOCK_VARIABLE: Final = "SLIPWAY_MACHINE_LOCK"
-"""Another file than the user's own in ``/tmp``: for runs that have parts of a machine (GPUs, cores) to themselves."""
+"""Path of another lock file, for runs that use separate parts of a machine (GPUs, cores)."""
 
 
 def alone(what: str) -> contextlib.AbstractContextManager[None]:
-    """Hold this machine for a measurement, *what*: nothing else of ours is measured or optimized meanwhile."""
+    """Hold the machine for the measurement *what*: meanwhile nothing else is measured or optimized."""
     return _turn(what, fcntl.LOCK_EX)
 
 
 def together(what: str) -> contextlib.AbstractContextManager[None]:
-    """Hold this machine for *what*, beside others that do so, but never beside a measurement."""
+    """Hold the machine for *what*, together with other tasks, but never during a measurement."""
     return _turn(what, fcntl.LOCK_SH)
 
 
 @contextlib.contextmanager
 def _turn(what: str, mode: int) -> Iterator[None]:
-    """Who has to wait is told so on stderr, and for whom. A signal that raises ends the wait."""
+    """While it waits, a line on stderr names the holders. A signal handler that raises ends the wait."""
     path = Path(os.environ.get(LOCK_VARIABLE) or f"/tmp/slipway-{os.getuid()}.lock")  # noqa: S108
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
@@ -40,13 +40,13 @@ def _turn(what: str, mode: int) -> Iterator[None]:
             print(f"waiting for {_holders(path)}, on this machine", file=sys.stderr, flush=True)
             fcntl.flock(file, mode)
         if mode == fcntl.LOCK_EX:
-            file.truncate(0)  # nobody else holds it
+            file.truncate(0)  # no other process holds it
         file.write(f"{os.getpid()} {what}\n".encode())
         yield
 
 
 def _holders(path: Path) -> str:
-    """Everyone who took the lock since a measurement last had it, and still lives."""
+    """The living processes that took the lock since a measurement last held it."""
     lines = [line.partition(" ") for line in path.read_text(encoding="utf-8").splitlines()]
     living = [f"{what} (process {pid})" for pid, _, what in lines if Path("/proc", pid).exists()]
     return ", ".join(living) or "another process"

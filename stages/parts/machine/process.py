@@ -1,4 +1,4 @@
-"""Start other programs so that none outlives its purpose, whatever happens to us. See guard.py."""
+"""Start programs that end when this process ends, however it ends. See guard.py."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from typing import IO, Final
 
 GUARD: Final = Path(__file__).with_name("guard.py")
 GRACE_S: Final = 15.0
-"""How long a program may take to end after SIGTERM before SIGKILL: vLLM's workers take a few seconds."""
+"""Time between SIGTERM and SIGKILL: vLLM's workers need a few seconds to end."""
 
 
 class Contained:
-    """A running command with everything it started.
+    """A running command and all processes that it started.
 
-    ``pid`` is the guard's, the root of the tree. Ctrl-C on the terminal doesn't reach it: the caller decides.
+    ``pid`` is that of the guard, the root of the process tree. Ctrl-C on the terminal does not reach the tree: the
+    caller ends it.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         *,
-        asks: int = subprocess.DEVNULL,
+        stdin: int = subprocess.DEVNULL,
         output: int | IO[bytes] | None = None,
         environment: Mapping[str, str] | None = None,
         directory: Path | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
-        """*asks* is what the command reads as its standard input."""
+        """*stdin* is the standard input of the command, *output* its standard output and standard error."""
         lifeline, self._lifeline = os.pipe()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(GUARD), str(lifeline), str(grace_s), *command],
-                stdin=asks,
+                stdin=stdin,
                 stdout=output,
                 stderr=None if output is None else subprocess.STDOUT,
                 env=environment,
@@ -56,25 +57,25 @@ class Contained:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """The exit status (128 + signal if one ended it), or None while it runs."""
+        """The exit status (128 + the signal that ended it), or None while it runs."""
         status = self._process.poll()
         return None if status is None else _shell_status(status)
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """The exit status, as ``poll`` says it.
+        """Wait for the end; return the exit status as ``poll`` does.
 
         Raises:
-            subprocess.TimeoutExpired: it still runs.
+            subprocess.TimeoutExpired: the command still runs.
         """
         return _shell_status(self._process.wait(timeout_s))
 
     def terminate(self) -> None:
-        """Ask the tree to end; return at once."""
+        """Ask the process tree to end; return at once."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
     def stop(self) -> int:
-        """End the tree and wait until nothing of it is left. Safe to call again."""
+        """End the process tree and wait until no process is left. It can be called again."""
         self.terminate()
         status = self._process.wait()
         if self._lifeline >= 0:
@@ -84,7 +85,7 @@ class Contained:
 
 
 def _shell_status(status: int) -> int:
-    """subprocess tells a signal that ended the guard itself as a negative number."""
+    """subprocess reports a signal that ended the guard itself as a negative number."""
     return status if status >= 0 else 128 - status
 
 
@@ -97,7 +98,7 @@ def contained(
     directory: Path | None = None,
     grace_s: float = GRACE_S,
 ) -> Iterator[Contained]:
-    """A command that has ended, with everything it started, when the block is left in whatever way."""
+    """A command that ends, with all processes that it started, when the block ends for any reason."""
     process = Contained(command, output=output, environment=environment, directory=directory, grace_s=grace_s)
     try:
         yield process

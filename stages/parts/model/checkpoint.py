@@ -1,6 +1,6 @@
-"""What makes a directory a model that can be served safely: which files belong to it, and whether they agree.
+"""Checks whether a directory is a model that can be served safely: its files, and whether they are consistent.
 
-Nothing here imports a model library or runs anything that a model brings along.
+This module imports no model library and runs none of the model's own code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SMALL: Final = (
     *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
     *("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", CARD),
 )
-"""All that serving needs besides the weights, at the root of the repository. Never code."""
+"""The files that serving needs besides the weights, at the root of the repository. None of them is code."""
 PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 OTHER_FORMATS: Final = (".gguf", ".onnx", ".h5", ".msgpack", ".safetensors")
 TOKENIZERS: Final = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
@@ -41,19 +41,21 @@ _NO_PICKLES: Final = "a pickle can run any code when it is loaded: name a model,
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """``license``: the identifier from the model card. ``parameters``: weights over all tensors."""
+    """What a checked checkpoint says about itself."""
 
     architecture: str
     license: str | None
+    """The identifier from the model card."""
     parameters: int
+    """Count of weights over all tensors."""
 
 
 def small_files(paths: Iterable[str]) -> list[str]:
-    """Of a repository's *paths*, what serving needs besides the weights.
+    """The files among a repository's *paths* that serving needs besides the weights.
 
     Raises:
-        UnusableModel: there can be no weights, configuration or tokenizer that are safe to load.
-        InvalidName: such a file would lie outside the repository.
+        UnusableModel: the repository has no weights that are safe to load, no configuration or no tokenizer.
+        InvalidName: the path of such a file leads out of the repository.
     """
     names = sorted(paths)
     for path in names:
@@ -65,22 +67,23 @@ def small_files(paths: Iterable[str]) -> list[str]:
     if not any(set(files) <= set(names) for files in TOKENIZERS):
         raise UnusableModel(
             "the repository has no tokenizer (tokenizer.json, tokenizer.model, or vocab.json with merges.txt)",
-            hint="requests are text, so a tokenizer is needed: copy the model to a directory and add its files there",
+            hint="serving needs a tokenizer: copy the model to a directory, add the tokenizer's files and name it",
         )
     return [path for path in names if _is_small(path)]
 
 
 def weight_files(paths: Collection[str], directory: Path) -> list[str]:
-    """The weights, each tensor once, by the index in *directory* if there is one.
+    """The files that hold each tensor once. Reads the index in *directory* if there is one.
 
     Raises:
         DamagedModel: the index does not parse, or names a shard that is not among *paths*.
+        UnusableModel: the index names a file that is not a safetensors file in the same folder.
     """
     if INDEX not in paths:
         return [SINGLE]
     shards = sorted(set(_weight_map(directory).values()))
     missing = [shard for shard in shards if shard not in paths]
-    if missing and SINGLE in paths:  # a left-over index beside the whole model
+    if missing and SINGLE in paths:  # the index was left over beside the whole model
         return [SINGLE]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -90,19 +93,21 @@ def weight_files(paths: Collection[str], directory: Path) -> list[str]:
         )
     for shard in shards:
         if "/" in shard or not shard.endswith(".safetensors"):
-            raise UnusableModel(f"{INDEX} names {shard}, which is no safetensors file beside it", hint=_NO_PICKLES)
+            raise UnusableModel(
+                f"{INDEX} names {shard}, which is not a safetensors file in the same folder", hint=_NO_PICKLES
+            )
     return shards
 
 
 def likely_weights(paths: Iterable[str]) -> list[str]:
-    """The weights as far as names tell, before there is an index to read."""
+    """The files that probably hold the weights, by their names: for an estimate before the index can be read."""
     names = set(paths)
     shards = [name for name in names if re.fullmatch(r"model-\d+-of-\d+\.safetensors", name)]
     return shards if INDEX in names and shards else sorted(names & {SINGLE})
 
 
 def chosen(small: Iterable[str], weights: Collection[str]) -> list[str]:
-    """All files of the model. A single file needs no index, and a left-over one would mislead its readers."""
+    """All files of the model. Weights in a single file need no index, and a left-over index would mislead vLLM."""
     return sorted({*small, *weights} - ({INDEX} if list(weights) == [SINGLE] else set()))
 
 
@@ -110,20 +115,21 @@ def check_configuration(directory: Path) -> str:
     """The architecture that config.json names.
 
     Raises:
-        UnusableModel: the model needs its own code, or is quantized already. DamagedModel: does not parse.
+        UnusableModel: the model needs its own code, or is already quantized.
+        DamagedModel: a file does not parse.
     """
     config = _object(directory, CONFIG)
     for name in (CONFIG, "tokenizer_config.json"):
         own_code = (directory / name).exists() and "auto_map" in _object(directory, name)
         if own_code and not _known_to_transformers(config.get("model_type")):
             raise UnusableModel(
-                f"the model needs its own code to load ('auto_map' in {name}), and a stranger's code is never run here",
-                hint="name a model that Transformers supports by itself",
+                f"the model needs its own code to load ('auto_map' in {name}), and slipway never runs a model's code",
+                hint="name a model that Transformers supports without further code",
             )
     if quantization := config.get("quantization_config") or config.get("compression_config"):
         method = quantization.get("quant_method", "method unknown") if isinstance(quantization, dict) else "?"
         raise UnusableModel(
-            f"the model is already quantized ({method})", hint="name the model it was made from, in 16 or 32 bit"
+            f"the model is already quantized ({method})", hint="name the model from which it was made, in 16 or 32 bit"
         )
     architectures = config.get("architectures")
     if not (isinstance(architectures, list) and architectures and isinstance(config.get("model_type"), str)):
@@ -137,7 +143,7 @@ def check(directory: Path, weights: Collection[str]) -> Checkpoint:
     """Read every header and every weight of the complete checkpoint in *directory*.
 
     Raises:
-        DamagedModel: naming the shard or tensor that is truncated, missing or not finite.
+        DamagedModel: a shard or a tensor is truncated, missing or not finite; the message names it.
         UnusableModel: see ``check_configuration``.
     """
     architecture = check_configuration(directory)
@@ -157,7 +163,7 @@ def check(directory: Path, weights: Collection[str]) -> Checkpoint:
 
 
 def card_license(card: Path) -> str | None:
-    """The license in a model card's front matter; the publisher's own name for it where that is 'other'."""
+    """The license in a model card's front matter; if that is 'other', the publisher's name for it."""
     import yaml
 
     if not card.exists():
@@ -197,10 +203,10 @@ def _check_some_weights(names: Collection[str]) -> None:
 
 
 def _known_to_transformers(model_type: object) -> bool:
-    """Whether Transformers has code of its own for it. Publishers of early models often leave their 'auto_map' in."""
+    """Whether Transformers itself supports it. Publishers often keep the 'auto_map' of a model that it now supports."""
     try:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-    except ImportError:  # an image without it: the stages that have it judge
+    except ImportError:  # this image has no Transformers; the stages that have it check again
         return True
     return model_type in CONFIG_MAPPING_NAMES
 

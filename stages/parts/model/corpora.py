@@ -1,4 +1,4 @@
-"""Texts that a setting names: a file of ``configs/<kind>/``, or one of the user's own."""
+"""The text files that a setting names: a file in ``configs/<kind>/``, or the user's own."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def text_path(text: str, kind: str) -> Path:
     """The file that *text* names.
 
     Args:
-        kind: ``calibration`` or ``held-out``, a folder of ``configs/``.
+        kind: ``calibration`` or ``held-out``, a folder in ``configs/``.
 
     Raises:
-        UnknownName: it is not in that folder.
-        ConfigError: there is no such file.
+        UnknownName: that folder has no file of this name.
+        ConfigError: *text* is a path, and there is no such file.
     """
     if not is_path(text):
         known = {path.stem: path for path in (CONFIGS / kind).glob("*.txt")}
@@ -32,21 +32,21 @@ def text_path(text: str, kind: str) -> Path:
     if not path.is_file():
         raise ConfigError(
             f"there is no {kind} text {text}",
-            hint=f"name a file of configs/{kind}/, or a path to a .txt or .jsonl file",
+            hint=f"give the name of a file in configs/{kind}/, or a path to a .txt or .jsonl file",
         )
     return path
 
 
 def is_path(text: str) -> bool:
-    """Whether it names a file of the user's own."""
+    """Whether *text* is a path to the user's own file."""
     return "/" in text or text.endswith((".txt", ".jsonl"))
 
 
 def read_documents(path: Path, kind: str) -> list[str]:
-    """The texts of a file: a JSONL file's ``text`` fields, or what form feeds or else blank lines separate.
+    """The documents in a file: the ``text`` fields of a .jsonl file, or texts separated by form feeds or blank lines.
 
     Raises:
-        ConfigError: it is unreadable, malformed or empty.
+        ConfigError: the file is unreadable, malformed or empty.
     """
     try:
         content = path.read_text(encoding="utf-8")
@@ -59,11 +59,12 @@ def read_documents(path: Path, kind: str) -> list[str]:
         documents = content.split(FORM_FEED if FORM_FEED in content else BLANK_LINE)
     documents = [document.strip() for document in documents if document.strip()]
     if not documents:
-        raise ConfigError(f"the {kind} text {path} is empty", hint="name a file with text in it")
+        raise ConfigError(f"the {kind} text {path} is empty", hint="name a file that contains text")
     return documents
 
 
 def unreadable(path: Path, kind: str, error: Exception) -> ConfigError:
+    """The error for a file that can't be read."""
     return ConfigError(f"the {kind} text {path} can't be read: {error}", hint="it must be UTF-8 text")
 
 

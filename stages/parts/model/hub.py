@@ -1,9 +1,9 @@
-"""The Hugging Face Hub: what a model's name means there, which files it has, and their bytes.
+"""The Hugging Face Hub: the commit of a model's revision, its files, and their contents.
 
-Only this module talks to the Hub, through huggingface_hub, and turns its errors into ours. ``HF_ENDPOINT`` and
-``HF_TOKEN`` mean what they mean everywhere. ``hf_hub_download`` forgets what it has of a file when its process ends,
-so the function below it, ``http_get``, is given files that stay. That is plain HTTP, which the Hub offers for every
-file up to 50 GB, also for what it stores as Xet.
+Only this module talks to the Hub, through huggingface_hub, and turns its errors into ours. huggingface_hub reads
+``HF_ENDPOINT`` and ``HF_TOKEN``. Its ``hf_hub_download`` loses an unfinished file when the process ends, so this module
+calls the function underneath, ``http_get``, with files that it keeps. That function uses plain HTTP, which the Hub
+offers for every file up to 50 GB, including those it stores as Xet.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 TIMEOUT_S: Final = 20.0
-"""For one answer about a model; downloads use huggingface_hub's HF_HUB_DOWNLOAD_TIMEOUT (10 s without a byte)."""
+"""Timeout of a request about a model. Downloads use huggingface_hub's HF_HUB_DOWNLOAD_TIMEOUT (10 s without a byte)."""
 ATTEMPTS: Final = 3
-"""Tries in a row that bring nothing before the Hub counts as unavailable, and the engine's own retries take over."""
+"""Consecutive attempts without a byte before the Hub counts as unavailable. Then the engine retries the stage."""
 FIRST_PAUSE_S: Final = 0.5
-"""Doubled after each further attempt that brings nothing."""
+"""Pause before the second attempt; doubled after each further attempt without a byte."""
 LONGEST_PAUSE_S: Final = 60.0
-"""A Hub that asks for a longer pause (Retry-After) is left to the engine's retries."""
+"""If the Hub asks for a longer pause (Retry-After), the stage ends and the engine retries it."""
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file in a repository. ``sha256`` is known for large (LFS) files, ``git_sha1`` identifies all others."""
+    """A file in a repository. Large (LFS) files have a ``sha256``; ``git_sha1`` identifies the others."""
 
     path: str
     size_bytes: int
@@ -56,22 +56,25 @@ class HubFile:
 
 @dataclass(frozen=True)
 class Listing:
+    """The files of a repository at one commit."""
+
     commit: str
     files: tuple[HubFile, ...]
 
 
 def endpoint() -> str:
+    """The Hub's base URL, without a slash at the end."""
     from huggingface_hub import constants
 
     return constants.ENDPOINT
 
 
 def describe(model: str, revision: str) -> Listing:
-    """The commit that *revision* (a branch, a tag or a commit) is now, and every file in it, in one request.
+    """The current commit of *revision* (a branch, a tag or a commit) and its files, in one request.
 
     Raises:
-        ModelNotFound, RevisionNotFound, AccessDenied, InvalidName, ConfigError: asking again won't help.
-        HubUnavailable: still, after some attempts.
+        ModelNotFound, RevisionNotFound, AccessDenied, InvalidName, ConfigError: another attempt would fail as well.
+        HubUnavailable: several attempts failed.
     """
     from huggingface_hub import HfApi
 
@@ -79,7 +82,7 @@ def describe(model: str, revision: str) -> Listing:
         with attempt, _our_errors(model, revision):
             info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
     if info.sha is None or not COMMIT.fullmatch(info.sha):
-        raise HubUnavailable(f"{_host()} gave no commit for {model}", hint="is HF_ENDPOINT a Hub?")
+        raise HubUnavailable(f"{_host()} gave no commit for {model}", hint="check that HF_ENDPOINT is a Hub")
     files = (
         HubFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else None, each.blob_id)
         for each in info.siblings or ()
@@ -88,12 +91,12 @@ def describe(model: str, revision: str) -> Listing:
 
 
 def download(model: str, commit: str, path: str, partial: BinaryIO) -> None:
-    """Append to *partial*, which holds the first bytes of the file or none, what is missing of it.
+    """Append the missing bytes of a file to *partial*, which contains its first bytes or nothing.
 
-    A cut connection is taken up again where it broke, as long as each attempt brings some bytes.
+    After a lost connection the download continues where it stopped, as long as each attempt brings some bytes.
 
     Raises:
-        See ``describe``; OSError: *partial* can't be written.
+        OSError: *partial* can't be written. The other errors are those of ``describe``.
     """
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
@@ -101,7 +104,7 @@ def download(model: str, commit: str, path: str, partial: BinaryIO) -> None:
     from huggingface_hub.utils.tqdm import silent_tqdm
 
     url = hf_hub_url(model, path, revision=commit)
-    # Compressed, an answer could be neither measured nor taken up in the middle.
+    # A compressed response has another length, and can't be continued in the middle.
     headers = build_hf_headers() | {"Accept-Encoding": "identity"}
     for attempt in _retrying(partial.tell):
         with attempt, _our_errors(model, commit, path, partial):
@@ -118,29 +121,29 @@ def _our_errors(model: str, revision: str, path: str = "", partial: BinaryIO | N
         yield
     except hub.OfflineModeIsEnabled as error:
         raise ConfigError(
-            f"{model} is not in the store at {revision}, and HF_HUB_OFFLINE forbids to ask {_host()}",
+            f"the store does not have {model} at {revision}, and HF_HUB_OFFLINE forbids requests to {_host()}",
             hint="unset HF_HUB_OFFLINE, or give a local directory as the model",
         ) from error
     except hub.HFValidationError as error:
         raise InvalidName(f"{model!r} is not a model's name", hint="use 'org/name' as on the Hub") from error
     except hub.HfHubHTTPError as error:
         if partial is not None and error.response.status_code == 416:
-            partial.truncate(0)  # longer than the Hub's file: not a part of it
+            partial.truncate(0)  # it is longer than the Hub's file, so it is not the beginning of that file
         raise _answered(error, model, revision, path) from error
     except (httpx2.TransportError, httpx2.TooManyRedirects, httpx2.InvalidURL) as error:
         raise HubUnavailable(
             f"{_host()} can't be reached: {str(error) or type(error).__name__}",
-            hint="check the network, the proxy variables and HF_ENDPOINT; what is downloaded is kept",
+            hint="check the network, the proxy variables and HF_ENDPOINT; the downloaded part is kept",
         ) from error
     except json.JSONDecodeError as error:
         raise HubUnavailable(
-            f"{_host()} answered with something that is not the Hub's",
-            hint="check HF_ENDPOINT and whether a proxy or login page is in between",
+            f"{_host()} did not answer as a Hub does",
+            hint="check HF_ENDPOINT, and whether a proxy or a login page answers instead",
         ) from error
 
 
 def _answered(error: HfHubHTTPError, model: str, revision: str, path: str) -> SlipwayError:
-    """Our error for an answer of the Hub that is not the one asked for."""
+    """Our error for an HTTP error of the Hub."""
     from huggingface_hub import errors as hub
     from huggingface_hub import get_token
 
@@ -151,9 +154,9 @@ def _answered(error: HfHubHTTPError, model: str, revision: str, path: str) -> Sl
             f"{model} is gated: its license must be accepted first", hint=f"accept it at {page} {token}"
         )
     if isinstance(error, hub.RevisionNotFoundError):
-        return RevisionNotFound(f"{model} has no revision {revision!r}", hint=f"see {page}/tree/main for its branches")
+        return RevisionNotFound(f"{model} has no revision {revision!r}", hint=f"for its branches see {page}/tree/main")
     if isinstance(error, hub.EntryNotFoundError):
-        return DamagedModel(f"{model} lists {path} at {revision} but does not have it", hint="tell its publisher")
+        return DamagedModel(f"{model} lists {path} at {revision} but does not have it", hint="tell the publisher")
     if isinstance(error, hub.RepositoryNotFoundError) and not (status == 401 and has_token):
         private = "that your HF_TOKEN can read it" if has_token else "set HF_TOKEN to a token that can read it"
         return ModelNotFound(f"{_host()} has no model {model}", hint=f"check the spelling; if it is private, {private}")
@@ -175,7 +178,7 @@ def _host() -> str:
 
 
 class _Patience:
-    """When to ask again, for tenacity: an attempt that brought some bytes starts the count anew."""
+    """When tenacity tries again: an attempt that brought some bytes resets the count of failed attempts."""
 
     def __init__(self, progress: Callable[[], int]) -> None:
         self._progress, self._reached, self._fruitless = progress, progress(), 0
@@ -214,7 +217,7 @@ def _error(state: RetryCallState) -> BaseException | None:
 
 
 def _asked_pause_s(error: BaseException | None) -> float:
-    """The pause that the Hub asked for (Retry-After), in seconds; 0 if it did not."""
+    """The pause in seconds for which the Hub asked (Retry-After); 0 if it asked for none."""
     response = getattr(error.__cause__ if error else None, "response", None)
     value = response.headers.get("Retry-After", "") if response is not None else ""
     return float(value) if value.isdigit() else 0.0

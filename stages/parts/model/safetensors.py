@@ -1,4 +1,4 @@
-"""Safetensors files, read without any library that could run what they hold.
+"""Read safetensors files, without a library that could run code from them.
 
 The format: 8 bytes (little-endian length of the header), the header as JSON (``{name: {dtype, shape,
 data_offsets}}``), then the tensors' bytes without gaps. See https://github.com/huggingface/safetensors#format.
@@ -18,7 +18,7 @@ from stages.parts.base.errors import DamagedModel
 LONGEST_HEADER_BYTES: Final = 100_000_000
 """The reference implementation's limit."""
 SCAN_BYTES: Final = 1 << 20
-"""Read at a time while looking for NaN: fits the processor's cache, four times as fast as blocks that do not."""
+"""Block size of the search for NaN: it fits the processor's cache, which is four times as fast as larger blocks."""
 BITS: Final = {
     "BOOL": 8,
     "F4": 4,
@@ -54,17 +54,17 @@ class Tensor:
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """The tensors in a safetensors file by name.
+    """The tensors of a safetensors file by name.
 
     Raises:
-        DamagedModel: naming the file, when its header does not parse or contradicts itself or the file's size.
+        DamagedModel: the header does not parse, or contradicts itself or the file's size; the message names the file.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(LONGEST_HEADER_BYTES, size - 8):
             raise DamagedModel(
-                f"{path.name} is truncated or no safetensors file: {size} bytes, its header alone would need {length}",
+                f"{path.name} is truncated or not a safetensors file: {size} bytes, its header alone needs {length}",
                 hint=_HINT,
             )
         raw = file.read(length)
@@ -78,9 +78,9 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 
 def find_not_finite(path: Path, tensors: Iterator[Tensor]) -> tuple[Tensor, int] | None:
-    """The first tensor with a NaN or an infinite value, and that value's index; None if all are finite.
+    """The first tensor with NaN or an infinite value, and the index of that value; None if all values are finite.
 
-    Reads each byte once, in blocks. Types other than F16, BF16, F32 and F64 are passed over.
+    Reads each byte once, in blocks. Skips types other than F16, BF16, F32 and F64.
     """
     import numpy as np
 
@@ -108,12 +108,12 @@ def _tensor(name: str, entry: dict[str, Any], data: int) -> Tensor:
 
 
 def _check_layout(name: str, tensors: list[Tensor], data: int, size: int) -> None:
-    """Every tensor as long as its type and shape say, one directly after the other, to the file's end."""
+    """Check that every tensor is as long as its type and shape say, and that they fill the file without gaps."""
     position = data
     for tensor in sorted(tensors, key=lambda each: (each.start, each.end)):
         bits = BITS.get(tensor.dtype)
         if tensor.start != position or (bits is not None and (tensor.end - tensor.start) * 8 != tensor.count * bits):
-            raise DamagedModel(f"{name}: tensor {tensor.name} does not lie where its header says", hint=_HINT)
+            raise DamagedModel(f"{name}: tensor {tensor.name} is not where the header says", hint=_HINT)
         position = tensor.end
     if position != size:
         what = "is truncated" if size < position else "has bytes that belong to no tensor"

@@ -1,4 +1,4 @@
-"""``base/acquired.json``: which files were taken, from where."""
+"""``base/acquired.json``: the files of the base model, and where they come from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class File(Record):
 
 
 class Acquired(Record):
-    """``base/acquired.json``: what was taken from where."""
+    """``base/acquired.json``."""
 
     model: str
     source: str
@@ -35,23 +35,23 @@ class Acquired(Record):
     revision: str
     commit: str
     license: str | None
-    """The SPDX-like identifier from the model card, or None if the publisher names none."""
+    """The identifier from the model card, similar to SPDX; None if the publisher names no license."""
     architecture: str
     parameters: int
     """Count of weights over all tensors."""
     files: tuple[File, ...]
     digest: str
-    """``files_digest(files)``: what variants are keyed by."""
+    """``files_digest(files)``: a part of the key of every variant."""
     acquired_at: datetime
 
 
 def files_digest(files: tuple[File, ...]) -> str:
-    """One digest for a directory's content: independent of order and of times."""
+    """One digest of a directory's content, which does not depend on the order or the times of the files."""
     return digest_of(sorted([each.path, each.size_bytes, each.sha256] for each in files))
 
 
 def difference(directory: Path, files: Iterable[File]) -> str:
-    """What is missing from *directory* or has another size than recorded; empty if nothing. Reads no content."""
+    """The first file that is missing or has another size than recorded; empty if there is none. Reads no content."""
     for file in files:
         try:
             size = (directory / file.path).stat().st_size

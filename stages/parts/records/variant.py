@@ -1,4 +1,4 @@
-"""``optimized/<variant>/variant.json``: what was made, from what, and how."""
+"""``optimized/<variant>/variant.json``: a variant, from what it was made, and how."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ VARIANT: Final = "variant.json"
 
 
 class Variant(Record):
-    """``optimized/<variant>/variant.json``: what was made from what, how, and at which cost."""
+    """``optimized/<variant>/variant.json``."""
 
     variant: str
     method: str
     parameters: dict[str, Any]
     base_digest: str
     calibration_digest: str | None
-    """sha256 over the calibration texts; None for a method that needs none."""
+    """``calibration_digest`` of the calibration set; None for a method that needs no calibration."""
     tool_versions: dict[str, str]
     key: str
-    """``digest_of`` the five fields above: same key, same variant, no work."""
+    """``digest_of`` of the five fields above. A variant with the same key is used again."""
     files: tuple[File, ...]
     digest: str
     """``files_digest(files)``."""
     weights_bytes: int
     bits: int
     dtype: str
-    """Of the tensors that are not quantized: float16 or bfloat16."""
+    """The type of the tensors that are not quantized: float16 or bfloat16."""
     seconds: float
     peak_memory_bytes: int
-    """Peak resident set of the quantizing process."""
+    """Peak resident set of the process that quantized."""
     peak_gpu_memory_bytes: int | None
     created_at: datetime

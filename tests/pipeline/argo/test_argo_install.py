@@ -84,7 +84,7 @@ def test_a_field_that_somebody_else_changed_is_named_and_force_takes_it(server, 
 def test_without_argo_nothing_is_applied(server, there, platform):
     before = server.objects.version
     server.unregister("argoproj.io/v1alpha1", "workflowtemplates")
-    with pytest.raises(NotInstalled, match="knows no WorkflowTemplate") as missing:
+    with pytest.raises(NotInstalled, match="has no kind WorkflowTemplate") as missing:
         install(there, platform, dry_run=False, force=False)
     assert "Argo Workflows 4" in missing.value.hint
     assert server.objects.version == before

@@ -280,7 +280,7 @@ def test_without_the_template_or_argo_it_says_what_to_install(server: Kubernetes
     assert "slipway install" in missing.value.hint
     for plural in ("workflows", "workflowtemplates", "cronworkflows", "eventsources", "eventbus", "sensors"):
         server.unregister("argoproj.io/v1alpha1", plural)
-    with pytest.raises(NotInstalled, match="knows no WorkflowTemplate") as missing:
+    with pytest.raises(NotInstalled, match="has no kind WorkflowTemplate") as missing:
         submit(connected(server, tmp_path, patience_s=5.0), given)
     assert "Argo Workflows 4" in missing.value.hint
 

@@ -54,16 +54,16 @@ def partial_bytes(stages: Stages) -> int:
 
 
 def wait_for_some_bytes(stages: Stages, process: subprocess.Popen[str]) -> None:
-    """Until the big file's first 10 MiB, huggingface_hub's block, are on the disk."""
+    """Wait until the first 10 MiB of the big file, one block of huggingface_hub, are on the disk."""
     while partial_bytes(stages) < 10 * MIB:
         assert process.poll() is None
         time.sleep(0.01)
 
 
-# What is taken
+# The files of a model
 
 
-def test_only_what_serving_needs_is_taken(hub: HubServer, stages: Stages) -> None:
+def test_only_the_files_that_serving_needs_are_downloaded(hub: HubServer, stages: Stages) -> None:
     others = ("pytorch_model.bin", "model.fp16.safetensors", "consolidated.safetensors", "modeling_tiny.py", "tf.h5")
     others += ("original/model.safetensors", "onnx/model.onnx", "tiny.gguf", "training_args.bin", ".gitattributes")
     needed = sharded_model() | {"LICENSE": b"free", "additional_chat_templates/tools.jinja": b"{{ tools }}"}
@@ -75,7 +75,7 @@ def test_only_what_serving_needs_is_taken(hub: HubServer, stages: Stages) -> Non
     assert not [each for path in others for each in hub.requests_for(f"*/{path}")]
 
 
-def test_the_record_says_what_was_taken_from_where(hub: HubServer, stages: Stages) -> None:
+def test_the_record_names_the_files_and_their_source(hub: HubServer, stages: Stages) -> None:
     commit = hub.add_repo("org/tiny", tiny_model())
     result = stages.acquire(commit)
     record = Acquired.read(stages.base() / ACQUIRED)
@@ -88,7 +88,7 @@ def test_the_record_says_what_was_taken_from_where(hub: HubServer, stages: Stage
     assert result.stdout.strip() == record.digest == (stages.folder / "outputs" / "digest").read_text()
 
 
-def test_a_left_over_index_is_not_taken_beside_the_whole_model(hub: HubServer, stages: Stages) -> None:
+def test_a_left_over_index_beside_the_whole_model_is_not_downloaded(hub: HubServer, stages: Stages) -> None:
     index = {"model.safetensors.index.json": sharded_model()["model.safetensors.index.json"]}
     assert stages.acquire(hub.add_repo("org/tiny", tiny_model(**index))).returncode == 0
     assert published(stages.base()) == {*tiny_model(), ACQUIRED}
@@ -106,7 +106,7 @@ OWN_CODE = tiny_model(
         (OWN_CODE, "needs its own code"),
     ],
 )
-def test_what_cannot_be_served_safely_is_refused_before_its_weights_are_taken(
+def test_an_unsafe_model_is_refused_before_its_weights_are_downloaded(
     hub: HubServer, stages: Stages, files: dict[str, bytes], message: str
 ) -> None:
     result = stages.acquire(hub.add_repo("org/tiny", files))
@@ -149,7 +149,7 @@ def test_a_damaged_model_is_refused_and_the_old_base_stays(
     assert list(stages.store.glob("*/.building/base/*")) == []
 
 
-def test_a_name_that_leads_out_of_the_repository_writes_nothing(hub: HubServer, stages: Stages) -> None:
+def test_a_file_name_that_leads_out_of_the_repository_writes_nothing(hub: HubServer, stages: Stages) -> None:
     result = stages.acquire(hub.add_repo("org/tiny", tiny_model(**{"../config.json": b"evil"})))
     assert result.returncode == 2
     assert "unsafe name: '../config.json'" in result.stderr
@@ -183,7 +183,7 @@ def test_a_killed_download_resumes_where_it_stopped(hub: HubServer, stages: Stag
     assert [(each.range, each.sent) for each in later] == [(f"bytes={kept}-", len(BIG) - kept)]
 
 
-def test_a_download_that_is_asked_to_stop_ends_and_keeps_what_it_has(hub: HubServer, stages: Stages) -> None:
+def test_a_download_that_is_asked_to_stop_keeps_its_bytes(hub: HubServer, stages: Stages) -> None:
     commit = hub.add_repo("org/tiny", big_model())
     hub.stall("model.safetensors", 12 * MIB)
     with stages.start("acquire", "--model", "org/tiny", "--commit", commit) as process:
@@ -195,7 +195,7 @@ def test_a_download_that_is_asked_to_stop_ends_and_keeps_what_it_has(hub: HubSer
     assert partial_bytes(stages) >= 10 * MIB
 
 
-def test_a_cut_connection_is_taken_up_where_it_broke(hub: HubServer, stages: Stages) -> None:
+def test_a_download_continues_where_the_connection_was_cut(hub: HubServer, stages: Stages) -> None:
     commit = hub.add_repo("org/tiny", big_model())
     hub.cut("model.safetensors", 15 * MIB)
     result = stages.acquire(commit)
@@ -205,7 +205,7 @@ def test_a_cut_connection_is_taken_up_where_it_broke(hub: HubServer, stages: Sta
     assert requests[1].sent == len(BIG) - 10 * MIB
 
 
-def test_a_connection_that_breaks_again_and_again_but_brings_bytes_gets_there(hub: HubServer, stages: Stages) -> None:
+def test_a_download_succeeds_if_each_attempt_brings_some_bytes(hub: HubServer, stages: Stages) -> None:
     commit = hub.add_repo("org/tiny", tiny_model(**{"model.safetensors": big_weights(64)}))
     hub.cut("model.safetensors", 11 * MIB, times=5, reset=True)
     result = stages.acquire(commit)
@@ -215,7 +215,7 @@ def test_a_connection_that_breaks_again_and_again_but_brings_bytes_gets_there(hu
     ]
 
 
-def test_bytes_altered_once_are_downloaded_again(hub: HubServer, stages: Stages) -> None:
+def test_a_file_that_was_altered_once_is_downloaded_again(hub: HubServer, stages: Stages) -> None:
     commit = hub.add_repo("org/tiny", tiny_model())
     hub.corrupt("model.safetensors")
     hub.corrupt("config.json")
@@ -225,14 +225,14 @@ def test_bytes_altered_once_are_downloaded_again(hub: HubServer, stages: Stages)
     assert len(hub.requests_for("model.safetensors")) == len(hub.requests_for("config.json")) == 2
 
 
-def test_bytes_altered_always_are_refused_and_the_good_files_kept(hub: HubServer, stages: Stages) -> None:
+def test_a_file_that_is_always_altered_is_refused_and_the_good_files_are_kept(hub: HubServer, stages: Stages) -> None:
     commit = hub.add_repo("org/tiny", sharded_model())
     hub.corrupt(SHARDS[0], times=None)
     result = stages.acquire(commit)
     assert result.returncode == 14
     content = sharded_model()[SHARDS[0]]
     got = bytes([content[0] ^ 0xFF]) + content[1:]
-    assert f"{SHARDS[0]} arrives altered, twice" in result.stderr
+    assert f"{SHARDS[0]} was downloaded altered, twice" in result.stderr
     assert sha256(content).hexdigest() in result.stderr
     assert sha256(got).hexdigest() in result.stderr
     assert not stages.base().exists()
@@ -242,16 +242,16 @@ def test_bytes_altered_always_are_refused_and_the_good_files_kept(hub: HubServer
     assert len(hub.requests_for("tokenizer.json")) == 1
 
 
-def test_a_file_shorter_than_listed_is_refused(hub: HubServer, stages: Stages) -> None:
+def test_a_file_that_is_shorter_than_listed_is_refused(hub: HubServer, stages: Stages) -> None:
     commit = hub.add_repo("org/tiny", tiny_model())
     content = tiny_model()["model.safetensors"]
     hub.shorten("model.safetensors", 8)
     result = stages.acquire(commit)
     assert result.returncode == 14
-    assert f"these are {len(content) - 8} bytes" in result.stderr
+    assert f"the download has {len(content) - 8} bytes" in result.stderr
 
 
-def test_a_server_in_trouble_is_asked_again(hub: HubServer, stages: Stages) -> None:
+def test_a_request_is_retried_after_a_server_error(hub: HubServer, stages: Stages) -> None:
     commit = hub.add_repo("org/tiny", tiny_model())
     hub.fail("model.safetensors", 503, times=2)
     hub.fail("config.json", 429, retry_after=0)
@@ -261,7 +261,7 @@ def test_a_server_in_trouble_is_asked_again(hub: HubServer, stages: Stages) -> N
     assert [each.status for each in hub.requests_for("config.json")] == [429, 200]
 
 
-def test_a_server_that_stays_in_trouble_is_transient(hub: HubServer, stages: Stages) -> None:
+def test_a_server_error_that_persists_is_transient(hub: HubServer, stages: Stages) -> None:
     commit = hub.add_repo("org/tiny", tiny_model())
     hub.fail("model.safetensors", 500, times=None)
     result = stages.acquire(commit)
@@ -288,7 +288,7 @@ def test_a_gated_model_needs_its_license_accepted(hub: HubServer, stages: Stages
     assert "hf_stranger" not in everything
 
 
-def test_a_redirected_download_does_not_hand_the_token_on(tmp_path: Path) -> None:
+def test_a_redirected_download_does_not_send_the_token_to_the_other_host(tmp_path: Path) -> None:
     with HubServer(cdn=True) as hub:
         hub.allow("hf_friend", "org/tiny")
         commit = hub.add_repo("org/tiny", big_model(), private=True)
@@ -299,24 +299,24 @@ def test_a_redirected_download_does_not_hand_the_token_on(tmp_path: Path) -> Non
         assert [(each.range, each.authorized) for each in redirected] == [(None, False), (f"bytes={10 * MIB}-", False)]
 
 
-# What is there already
+# A base that exists
 
 
-def test_what_is_there_is_reused_without_any_request(hub: HubServer, stages: Stages) -> None:
+def test_a_complete_base_is_reused_without_a_request(hub: HubServer, stages: Stages) -> None:
     commit = hub.add_repo("org/tiny", tiny_model())
     first = stages.acquire(commit)
     asked = len(hub.requests)
     second = stages.acquire(commit, HF_HUB_OFFLINE="1", PYTHONPROFILEIMPORTTIME="1")
     assert second.returncode == 0, second.stderr
     assert second.stdout == first.stdout
-    assert "reused: base/ holds org/tiny" in second.stderr
+    assert "reused: base/ already has org/tiny" in second.stderr
     imported = {line.rpartition("|")[2].strip() for line in second.stderr.splitlines()}
     assert "stages.acquire" in imported or "stages.parts.model.checkpoint" in imported
     assert not imported & {"huggingface_hub", "httpx2", "numpy", "torch", "rich", "yaml"}
     assert len(hub.requests) == asked
 
 
-def test_a_damaged_file_alone_is_downloaded_again(hub: HubServer, stages: Stages) -> None:
+def test_only_a_damaged_file_is_downloaded_again(hub: HubServer, stages: Stages) -> None:
     commit = hub.add_repo("org/tiny", sharded_model())
     assert stages.acquire(commit).returncode == 0
     asked, inode = len(hub.requests), (stages.base() / SHARDS[1]).stat().st_ino
@@ -329,7 +329,7 @@ def test_a_damaged_file_alone_is_downloaded_again(hub: HubServer, stages: Stages
     assert (stages.base() / SHARDS[1]).stat().st_ino == inode
 
 
-def test_a_new_commit_replaces_the_base_and_takes_what_did_not_change_from_it(hub: HubServer, stages: Stages) -> None:
+def test_a_new_commit_replaces_the_base_and_reuses_its_unchanged_files(hub: HubServer, stages: Stages) -> None:
     old = hub.add_repo("org/tiny", sharded_model())
     assert stages.acquire(old).returncode == 0
     inode = (stages.base() / SHARDS[0]).stat().st_ino
@@ -343,7 +343,7 @@ def test_a_new_commit_replaces_the_base_and_takes_what_did_not_change_from_it(hu
     assert len(hub.requests_for(SHARDS[0])) == 1
 
 
-def test_two_that_acquire_one_model_download_it_once(hub: HubServer, stages: Stages) -> None:
+def test_two_processes_that_acquire_the_same_model_download_it_once(hub: HubServer, stages: Stages) -> None:
     commit = hub.add_repo("org/tiny", big_model())
     hub.stall("model.safetensors", 12 * MIB)
     arguments = ("acquire", "--model", "org/tiny", "--commit", commit)
@@ -358,7 +358,7 @@ def test_two_that_acquire_one_model_download_it_once(hub: HubServer, stages: Sta
     assert sum("another process has just acquired" in errors for _, errors in results) == 1
 
 
-def test_the_stage_leaves_its_outcome_in_the_run(hub: HubServer, stages: Stages) -> None:
+def test_the_stage_records_its_outcome_in_the_run(hub: HubServer, stages: Stages) -> None:
     commit = hub.add_repo("org/tiny", with_nan())
     stages.acquire(commit, SLIPWAY_RUN="r1")
     outcome = json.loads((stages.store / "org--tiny/runs/r1/outcomes/acquire.json").read_text())
@@ -367,7 +367,7 @@ def test_the_stage_leaves_its_outcome_in_the_run(hub: HubServer, stages: Stages)
     assert "try another --revision" in outcome["hint"]
 
 
-def test_a_commit_that_is_none_is_refused(stages: Stages) -> None:
+def test_an_invalid_commit_is_refused(stages: Stages) -> None:
     result = stages.acquire("../../../etc")
     assert result.returncode == 2
     assert "is not a commit" in result.stderr
@@ -397,11 +397,11 @@ def test_a_model_larger_than_the_volume_is_refused_before_its_first_byte(
     commit = hub.add_repo("org/tiny", tiny_model(**{"model.safetensors": big_weights(48)}))
     result = stages.acquire(commit, SLIPWAY_STORE=str(volume))
     assert result.returncode == 15
-    assert "the model needs 112.0 MiB, and 100.0 MiB are free" in result.stderr
+    assert "the model needs 112.0 MiB, but 100.0 MiB are free" in result.stderr
     assert hub.requests_for("*/resolve/*") == []
 
 
-def test_a_volume_that_fills_up_leaves_the_old_base_and_lets_the_download_go_on_later(
+def test_on_a_full_volume_the_old_base_stays_and_the_download_can_continue_later(
     hub: HubServer, stages: Stages, volume: Path
 ) -> None:
     stages.environment["SLIPWAY_STORE"] = str(volume)
@@ -450,7 +450,7 @@ def test_a_directory_is_copied_and_its_later_edit_changes_nothing(stages: Stages
     assert (base / SHARDS[0]).read_bytes() == (source / SHARDS[0]).read_bytes()
 
 
-def test_links_in_a_directory_are_taken_as_what_they_lead_to(stages: Stages) -> None:
+def test_links_in_a_directory_are_followed(stages: Stages) -> None:
     blobs = write_model(stages.folder / "blobs", tiny_model())
     snapshot = stages.folder / "snapshot"
     snapshot.mkdir()
@@ -466,7 +466,7 @@ def test_links_in_a_directory_are_taken_as_what_they_lead_to(stages: Stages) -> 
     assert "tokenizer.json is a broken link" in broken.stderr
 
 
-def test_a_directory_that_changed_since_it_was_resolved_is_not_mistaken_for_it(stages: Stages) -> None:
+def test_a_directory_that_changed_since_it_was_resolved_is_refused(stages: Stages) -> None:
     source = write_model(stages.folder / "mine", tiny_model())
     commit = stages.resolve("./mine")
     (source / "model.safetensors").write_bytes(weights("embed", "head", seed=3))
@@ -476,12 +476,12 @@ def test_a_directory_that_changed_since_it_was_resolved_is_not_mistaken_for_it(s
     assert not stages.base("local/mine").exists()
 
 
-# A base that something happened to
+# A damaged base
 
 
 @pytest.fixture
 def mine(tmp_path: Path) -> tuple[ModelStore, Path, str]:
-    """A store with a base taken from a directory, that directory and its commit."""
+    """A store with a base from a directory, that directory, and its commit."""
     source = write_model(tmp_path / "mine", sharded_model())
     store = ModelStore(tmp_path / "store", "local/mine")
     commit = local_commit(source)
@@ -516,7 +516,7 @@ def break_the_record(path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [alter, shorten, Path.unlink, alter_and_hide_the_time, add_another, break_the_record]
 )
-def test_a_damaged_base_is_made_whole(mine: tuple[ModelStore, Path, str], damage: Callable[[Path], None]) -> None:
+def test_a_damaged_base_is_repaired(mine: tuple[ModelStore, Path, str], damage: Callable[[Path], None]) -> None:
     store, source, commit = mine
     damage(store.base / SHARDS[0])
     assert intact(store.base, commit) is None
@@ -556,7 +556,7 @@ def test_progress_is_lines_in_a_log_and_a_bar_on_a_terminal(hub: HubServer, stag
     ) as process:
         os.close(end)
         shown = b""
-        with contextlib.suppress(OSError):  # how a terminal says that its other end is closed
+        with contextlib.suppress(OSError):  # raised when the other end of the terminal is closed
             while block := os.read(terminal, 4096):
                 shown += block
     os.close(terminal)

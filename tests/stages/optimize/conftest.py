@@ -16,7 +16,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Calibrated on a text of our own, which is enough for 8 sequences of 64 tokens."""
+    """Settings with a calibration text that is long enough for 8 sequences of 64 tokens."""
     path = tmp_path_factory.mktemp("calibration") / "lines.txt"
     path.write_text("\f".join(words(60, seed) for seed in range(40)))
     return {"calibration": {"text": str(path), "samples": 8, "sequence_length": 64}}

@@ -16,28 +16,28 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_name_means_a_file_of_the_configs() -> None:
+def test_a_name_is_a_file_in_configs() -> None:
     assert calibration_path("python-docs") == CONFIGS / "calibration" / "python-docs.txt"
     assert len(read_documents(calibration_path("python-docs"))) > 1
 
 
-def test_an_unknown_name_names_the_known_ones() -> None:
+def test_the_error_for_an_unknown_name_lists_the_known_names() -> None:
     with pytest.raises(UnknownName, match="unknown calibration text 'python-doc'") as caught:
         calibration_path("python-doc")
     assert "did you mean 'python-docs'?" in caught.value.hint
 
 
-def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_path_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no calibration text .*missing\.txt"):
         calibration_path(str(tmp_path / "missing.txt"))
 
 
-def test_documents_are_apart_by_form_feeds(tmp_path: Path) -> None:
+def test_form_feeds_separate_documents(tmp_path: Path) -> None:
     path = written(tmp_path / "a.txt", "one\n\nstill one\n\f\ntwo\n\f\n")
     assert read_documents(path) == ["one\n\nstill one", "two"]
 
 
-def test_documents_are_apart_by_blank_lines_where_there_is_no_form_feed(tmp_path: Path) -> None:
+def test_blank_lines_separate_documents_if_there_is_no_form_feed(tmp_path: Path) -> None:
     assert read_documents(written(tmp_path / "a.txt", "one\nstill one\n\n\ntwo\n")) == ["one\nstill one", "two"]
 
 
@@ -48,7 +48,7 @@ def test_documents_come_from_the_text_field_of_a_jsonl_file(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("line", ["not JSON", '{"content": "x"}', '["text"]', '{"text": 5}'])
-def test_a_wrong_line_of_a_jsonl_file_is_named(tmp_path: Path, line: str) -> None:
+def test_the_error_names_a_wrong_line_of_a_jsonl_file(tmp_path: Path, line: str) -> None:
     with pytest.raises(ConfigError, match=r"line 2 of the calibration text .*a\.jsonl"):
         read_documents(written(tmp_path / "a.jsonl", '{"text": "fine"}\n' + line))
 
@@ -65,7 +65,7 @@ def test_a_file_that_is_not_text_is_an_error(tmp_path: Path) -> None:
         read_documents(tmp_path / "a.txt")
 
 
-def test_sequences_are_full_and_follow_the_seed() -> None:
+def test_sequences_are_full_and_depend_on_the_seed() -> None:
     documents = [words(50, seed) for seed in range(20)]
     tokenizer = make_tokenizer()
     first = sequences(documents, tokenizer, Calibration(samples=6, seed=1), 32)
@@ -74,12 +74,12 @@ def test_sequences_are_full_and_follow_the_seed() -> None:
     assert first != sequences(documents, tokenizer, Calibration(samples=6, seed=2), 32)
 
 
-def test_a_text_that_is_too_short_says_for_how_much_it_is_enough() -> None:
-    with pytest.raises(ConfigError, match="gives 2 sequences of 16 tokens, 128 were asked for"):
+def test_the_error_for_a_short_text_says_how_many_sequences_it_gives() -> None:
+    with pytest.raises(ConfigError, match="gives 2 sequences of 16 tokens, but 128 are needed"):
         sequences([words(20), words(20, seed=1)], make_tokenizer(), Calibration(samples=128), 16)
 
 
-def test_the_digest_follows_the_content_and_the_cut_but_not_the_place(tmp_path: Path) -> None:
+def test_the_digest_depends_on_the_content_and_the_cut_but_not_on_the_path(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     here = Calibration(text=str(written(tmp_path / "a.txt", "one")))
     there = Calibration(text=str(written(tmp_path / "elsewhere" / "a.txt", "one")))

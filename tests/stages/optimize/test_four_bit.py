@@ -46,7 +46,7 @@ def made(method: str, source: Path, settings: dict[str, Any], root: Path) -> Mod
 
 
 def check(store: ModelStore, method: str, packed_shape: tuple[int, int]) -> None:
-    """What vLLM will read, and the record of it."""
+    """Check the files that vLLM reads, and their record."""
     directory, record = store.optimized(method), variant(store, method)
     tensors = load_file(directory / "model.safetensors")
     for name in (f"model.layers.{block}.{layer}" for block in range(2) for layer in LAYERS):
@@ -69,7 +69,7 @@ def test_awq_makes_what_vllm_reads(awq: ModelStore) -> None:
     check(awq, "awq", (256, 128 // 8))
 
 
-def test_everything_but_weights_and_config_is_the_publishers(gptq: ModelStore, tiny: Path) -> None:
+def test_all_files_but_weights_and_config_are_the_publishers(gptq: ModelStore, tiny: Path) -> None:
     names = {file.path for file in variant(gptq, "gptq").files}
     assert names == {*CARRIED, "config.json", "quantize_config.json", "model.safetensors"}
     assert {path.name for path in gptq.optimized("gptq").iterdir()} == {*names, "variant.json"}
@@ -86,7 +86,7 @@ def test_a_repeated_run_finds_the_variant_without_loading_anything(gptq: ModelSt
     }
 
 
-def test_whatever_shapes_the_result_makes_another_key(tiny: Path, settings: Any, tmp_path: Path) -> None:
+def test_everything_that_influences_the_result_changes_the_key(tiny: Path, settings: Any, tmp_path: Path) -> None:
     base = read_base(acquire(tiny, tmp_path))
     calibration = settings["calibration"]
     variations = [
@@ -128,7 +128,7 @@ def test_a_wide_untied_base_becomes_bfloat16_on_one_core(tmp_path: Path, setting
 
 
 def start_quantizing(store: ModelStore, settings: dict[str, Any]) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-    """The program once GPTQModel has loaded the model, and the processes below it."""
+    """The program after GPTQModel has loaded the model, and its child processes."""
     process = subprocess.Popen(
         command(store, "gptq", settings),
         env=environment(store),
@@ -157,13 +157,13 @@ def test_a_killed_run_leaves_nothing_and_the_next_one_makes_the_same_variant(
     assert not alive
     assert not store.optimized("gptq").exists()
     assert optimize(store, "gptq", settings).status == 0
-    # Another process, another folder: the same bytes.
+    # Another process in another folder writes the same bytes.
     assert variant(store, "gptq").digest == variant(gptq, "gptq").digest
     assert not list((store.path / ".building").glob("*/*"))
 
 
 @pytest.mark.slow
-def test_sigterm_ends_it_with_nothing_published(tiny: Path, settings: Any, tmp_path: Path) -> None:
+def test_sigterm_ends_the_stage_and_nothing_is_published(tiny: Path, settings: Any, tmp_path: Path) -> None:
     store = acquire(tiny, tmp_path)
     process, below = start_quantizing(store, settings)
     process.send_signal(signal.SIGTERM)
@@ -176,7 +176,7 @@ def test_sigterm_ends_it_with_nothing_published(tiny: Path, settings: Any, tmp_p
 
 
 @pytest.mark.slow
-def test_an_architecture_that_the_quantizer_lacks_gives_one_clear_line(tmp_path: Path, settings: Any) -> None:
+def test_an_unsupported_architecture_gives_one_clear_line(tmp_path: Path, settings: Any) -> None:
     from transformers import BioGptConfig
 
     config = BioGptConfig(
@@ -213,7 +213,7 @@ def test_a_group_size_that_does_not_divide_is_refused_before_anything_is_loaded(
     assert "GPT-QModel" not in ended.stderr
 
 
-def test_a_model_that_no_group_size_fits_says_so(tmp_path: Path, settings: Any) -> None:
+def test_the_error_says_that_no_group_size_fits(tmp_path: Path, settings: Any) -> None:
     store = acquire(publish(tmp_path / "odd", llama(hidden_size=80, intermediate_size=144)), tmp_path / "store")
     with pytest.raises(QuantizationFailed) as caught:
         ensure(store, "gptq", Optimize.model_validate(settings))
@@ -224,7 +224,7 @@ def test_a_calibration_text_that_is_too_short_is_a_wrong_setting(tiny: Path, set
     store = acquire(tiny, tmp_path)
     ended = optimize(store, "awq", {"calibration": settings["calibration"] | {"samples": 10_000}})
     assert ended.status == ConfigError.exit_code
-    assert "sequences of 64 tokens, 10000 were asked for" in ended.error
+    assert "sequences of 64 tokens, but 10000 are needed" in ended.error
     assert not store.optimized("awq").exists()
 
 
@@ -267,7 +267,7 @@ LAYER = "model.layers.1.mlp.up_proj"
         (put(f"{LAYER}.scales", torch.ones(2, 256)), "don't belong together"),
         (put(f"{LAYER}.qweight", torch.ones(16, 256)), "is packed as F32, I32 and F16"),
         (put(f"{LAYER}.qweight", torch.ones(16, 128, dtype=torch.int32)), "don't belong together"),
-        (put("model.norm.weight", torch.ones(64)), "model.norm.weight was [128], is [64]"),
+        (put("model.norm.weight", torch.ones(64)), "model.norm.weight was [128] and is now [64]"),
         (left_alone, "67% of the linear layers' weights are quantized"),
     ],
 )
@@ -287,11 +287,11 @@ def test_files_that_are_not_the_quantized_model_are_refused(
 
 
 @pytest.mark.parametrize(("method", "group_size"), [("awq", 128), ("gptq", 64)])
-def test_files_that_are_another_variant_are_refused(gptq: ModelStore, method: str, group_size: int) -> None:
+def test_files_of_another_variant_are_refused(gptq: ModelStore, method: str, group_size: int) -> None:
     with pytest.raises(QuantizationFailed, match=r"config\.json says quant_method 'gptq'|has groups of 128, not 64"):
         verify(method, read_base(gptq), gptq.optimized("gptq"), group_size=group_size)
 
 
-def test_a_base_is_no_quantized_variant_of_itself(gptq: ModelStore) -> None:
+def test_a_base_is_not_a_quantized_variant_of_itself(gptq: ModelStore) -> None:
     with pytest.raises(QuantizationFailed, match="only 0% of the linear layers' weights are quantized"):
         verify("gptq", read_base(gptq), gptq.base, group_size=128)

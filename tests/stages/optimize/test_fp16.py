@@ -27,7 +27,7 @@ def tensors(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def with_weights(source: Path, root: Path, weights: dict[str, torch.Tensor]) -> ModelStore:
-    """The model of *source*, its weights in one file and these."""
+    """The model of *source* with these weights in one file."""
     store = acquire(source, root)
     for path in store.base.glob("model*"):
         path.unlink()
@@ -51,7 +51,7 @@ def test_a_sharded_base_keeps_its_shards_and_every_weight(tiny: Path, tmp_path: 
     assert record.peak_memory_bytes < 200 << 20
 
 
-def test_nothing_is_made_while_something_is_measured_on_the_same_machine(
+def test_no_variant_is_made_during_a_measurement_on_the_same_machine(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = acquire(tiny, tmp_path)
@@ -78,7 +78,7 @@ def test_the_index_and_the_config_say_float16(tiny: Path, tmp_path: Path) -> Non
     assert config == {**json.loads((store.base / "config.json").read_text()), "dtype": "float16"}
 
 
-def test_everything_else_is_carried_over_byte_by_byte(tiny: Path, tmp_path: Path) -> None:
+def test_all_other_files_are_copied_unchanged(tiny: Path, tmp_path: Path) -> None:
     store = acquire(tiny, tmp_path)
     record, _ = ensure(store, "fp16", Optimize())
     carried = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", "LICENSE"}
@@ -90,7 +90,7 @@ def test_everything_else_is_carried_over_byte_by_byte(tiny: Path, tmp_path: Path
     assert all(path.stat().st_mode & 0o444 == 0o444 for path in store.optimized("fp16").iterdir())
 
 
-def test_an_older_config_with_parts_gets_its_dtype_where_it_states_one(tiny: Path, tmp_path: Path) -> None:
+def test_an_older_config_with_parts_changes_every_dtype_that_it_has(tiny: Path, tmp_path: Path) -> None:
     store = acquire(tiny, tmp_path)
     config = json.loads((store.base / "config.json").read_text())
     del config["dtype"]
@@ -102,7 +102,7 @@ def test_an_older_config_with_parts_gets_its_dtype_where_it_states_one(tiny: Pat
     assert made == {**config, "torch_dtype": "float16", "text_config": {"torch_dtype": "float16", "hidden_size": 128}}
 
 
-def test_what_is_not_floating_point_stays_as_it_is(tiny: Path, tmp_path: Path) -> None:
+def test_tensors_that_are_not_floating_point_stay_unchanged(tiny: Path, tmp_path: Path) -> None:
     odd = {
         "odd": torch.rand(3),
         "ids": torch.arange(5),
@@ -120,7 +120,7 @@ def test_what_is_not_floating_point_stays_as_it_is(tiny: Path, tmp_path: Path) -
     assert made["empty"].shape == (0, 4)
 
 
-def test_a_weight_beyond_float16_is_named_and_nothing_published(tiny: Path, tmp_path: Path) -> None:
+def test_the_error_names_a_weight_beyond_float16_and_nothing_is_published(tiny: Path, tmp_path: Path) -> None:
     store = with_weights(
         tiny, tmp_path, {"fits": torch.tensor([65504.0]), "model.big.weight": torch.tensor([1.0, -7e4])}
     )
@@ -146,7 +146,7 @@ def test_a_repeated_run_finds_the_variant_without_loading_anything(tiny: Path, t
     assert (outcome["result"], outcome["key"]) == ("reused", variant(store, "fp16").key)
 
 
-def test_the_same_base_gives_the_same_digest_anywhere(tiny: Path, tmp_path: Path) -> None:
+def test_the_same_base_gives_the_same_digest_in_every_store(tiny: Path, tmp_path: Path) -> None:
     first, made = ensure(acquire(tiny, tmp_path / "a"), "fp16", Optimize())
     second, _ = ensure(acquire(tiny, tmp_path / "b"), "fp16", Optimize())
     assert made
@@ -178,7 +178,7 @@ def test_a_new_base_makes_a_new_variant(tiny: Path, tmp_path: Path) -> None:
     assert after.key != before.key
 
 
-def test_without_a_base_the_error_says_to_acquire(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_base_says_to_acquire(tmp_path: Path) -> None:
     ended = optimize(ModelStore(tmp_path, "test/tiny"), "fp16", {})
     assert ended.status == NothingToServe.exit_code
     assert ended.error == (
@@ -196,7 +196,7 @@ def test_without_a_base_the_error_says_to_acquire(tmp_path: Path) -> None:
         (ACQUIRED, b"\xff", "not a valid Acquired record"),
     ],
 )
-def test_a_base_that_is_not_as_acquired_is_refused(
+def test_a_base_that_does_not_match_its_record_is_refused(
     tiny: Path, tmp_path: Path, name: str, content: bytes | None, said: str
 ) -> None:
     store = acquire(tiny, tmp_path)
@@ -209,7 +209,7 @@ def test_a_base_that_is_not_as_acquired_is_refused(
     assert caught.value.hint
 
 
-def test_a_manifest_that_was_edited_is_refused(tiny: Path, tmp_path: Path) -> None:
+def test_an_edited_record_is_refused(tiny: Path, tmp_path: Path) -> None:
     store = acquire(tiny, tmp_path)
     record = json.loads((store.base / ACQUIRED).read_text())
     record["files"] = record["files"][1:]
@@ -218,7 +218,7 @@ def test_a_manifest_that_was_edited_is_refused(tiny: Path, tmp_path: Path) -> No
         ensure(store, "fp16", Optimize())
 
 
-def test_a_model_that_is_quantized_already_is_refused(tiny: Path, tmp_path: Path) -> None:
+def test_a_model_that_is_already_quantized_is_refused(tiny: Path, tmp_path: Path) -> None:
     store = acquire(tiny, tmp_path)
     config = json.loads((store.base / "config.json").read_text())
     (store.base / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
@@ -227,13 +227,13 @@ def test_a_model_that_is_quantized_already_is_refused(tiny: Path, tmp_path: Path
         ensure(store, "fp16", Optimize())
 
 
-def test_an_unknown_method_names_the_known_ones(tiny: Path, tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_method_lists_the_known_methods(tiny: Path, tmp_path: Path) -> None:
     ended = optimize(acquire(tiny, tmp_path), "gtpq", {})
     assert ended.status == UnknownName.exit_code
     assert ended.error == "error: unknown method 'gtpq'\n  hint: did you mean 'gptq'? known: awq, fp16, gptq"
 
 
-def test_wrong_settings_are_all_named(tiny: Path, tmp_path: Path) -> None:
+def test_the_error_names_all_wrong_settings(tiny: Path, tmp_path: Path) -> None:
     ended = optimize(acquire(tiny, tmp_path), "fp16", {"group_size": 100, "calibraton": {}})
     assert ended.status == 2
     assert "2 mistakes in --settings" in ended.error

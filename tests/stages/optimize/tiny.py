@@ -1,4 +1,4 @@
-"""Tiny models with random weights, real in everything else, and the program that is tested."""
+"""Tiny models with random weights, otherwise real, and the program under test."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def publish(directory: Path, config: Any, *, dtype: str = "bfloat16", shard_size
 
 
 def acquire(source: Path, root: Path) -> ModelStore:
-    """A store that has the model of a directory in ``base/``."""
+    """A store with the model of a directory in ``base/``."""
     store = ModelStore(root, "test/tiny")
     shutil.copytree(source, store.base)
     record_base(store)
@@ -80,7 +80,7 @@ def acquire(source: Path, root: Path) -> ModelStore:
 
 
 def record_base(store: ModelStore) -> None:
-    """Write the manifest of the files that are in ``base/``."""
+    """Write the record of the files in ``base/``."""
     paths = sorted(path for path in store.base.rglob("*") if path.is_file() and path.name != ACQUIRED)
     files = tuple(File.of(store.base, path.relative_to(store.base).as_posix()) for path in paths)
     Acquired(
@@ -105,7 +105,7 @@ class Ended:
 
     @property
     def error(self) -> str:
-        """The last lines, from ``error:`` on."""
+        """The last lines, from ``error:``."""
         return self.stderr[self.stderr.rfind("\nerror: ") + 1 :].strip()
 
 

@@ -22,7 +22,7 @@ def stages(hub: HubServer, tmp_path: Path) -> Stages:
     return Stages(hub.url, tmp_path)
 
 
-def test_a_branch_a_tag_and_a_commit_become_the_commit(hub: HubServer, stages: Stages) -> None:
+def test_a_branch_a_tag_and_a_short_commit_resolve_to_the_commit(hub: HubServer, stages: Stages) -> None:
     old = hub.add_repo("org/tiny", tiny_model())
     new = hub.add_repo("org/tiny", sharded_model())
     hub.tag("org/tiny", "v1", old)
@@ -45,7 +45,7 @@ def test_a_misspelled_model_is_not_found(stages: Stages) -> None:
     assert "hint: check the spelling; if it is private, set HF_TOKEN" in result.stderr
 
 
-def test_a_missing_revision_is_named(hub: HubServer, stages: Stages) -> None:
+def test_the_error_names_a_missing_revision(hub: HubServer, stages: Stages) -> None:
     hub.add_repo("org/tiny", tiny_model())
     result = stages.run("resolve", "--model", "org/tiny", "--revision", "v9")
     assert result.returncode == 11
@@ -72,7 +72,7 @@ def test_an_invalid_token_is_denied_and_never_shown(hub: HubServer, stages: Stag
     assert "hf_expired" not in result.stderr + result.stdout + record
 
 
-def test_without_a_network_the_engine_may_try_again(tmp_path: Path) -> None:
+def test_without_a_network_the_error_is_transient(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     result = Stages(f"http://127.0.0.1:{port}", tmp_path).run("resolve", "--model", "org/tiny")
@@ -81,13 +81,13 @@ def test_without_a_network_the_engine_may_try_again(tmp_path: Path) -> None:
     assert "hint: check the network" in result.stderr
 
 
-def test_offline_mode_is_not_tried_again(stages: Stages) -> None:
+def test_offline_mode_is_a_permanent_error(stages: Stages) -> None:
     result = stages.run("resolve", "--model", "org/tiny", HF_HUB_OFFLINE="1")
     assert result.returncode == 2
     assert "HF_HUB_OFFLINE forbids" in result.stderr
 
 
-def test_a_hub_in_trouble_is_asked_again(hub: HubServer, stages: Stages) -> None:
+def test_a_request_is_retried_after_an_error_of_the_hub(hub: HubServer, stages: Stages) -> None:
     commit = hub.add_repo("org/tiny", tiny_model())
     hub.fail("/api/models/*", 503)
     hub.fail("/api/models/*", 429, retry_after=1)
@@ -95,32 +95,32 @@ def test_a_hub_in_trouble_is_asked_again(hub: HubServer, stages: Stages) -> None
     assert [each.status for each in hub.requests_for("/api/models/*")] == [503, 429, 200]
 
 
-def test_a_hub_that_stays_in_trouble_is_transient(hub: HubServer, stages: Stages) -> None:
+def test_an_error_of_the_hub_that_persists_is_transient(hub: HubServer, stages: Stages) -> None:
     hub.fail("/api/models/*", 502, times=None)
     result = stages.run("resolve", "--model", "org/tiny")
     assert result.returncode == 75
     assert "has a problem (502)" in result.stderr
 
 
-def test_a_long_pause_that_the_hub_asks_for_is_left_to_the_engine(hub: HubServer, stages: Stages) -> None:
+def test_if_the_hub_asks_for_a_long_pause_the_stage_ends(hub: HubServer, stages: Stages) -> None:
     hub.fail("/api/models/*", 429, times=None, retry_after=300)
     result = stages.run("resolve", "--model", "org/tiny")
     assert result.returncode == 75
     assert len(hub.requests_for("/api/models/*")) == 1
 
 
-def test_something_else_than_a_hub_is_said_to_be_so(tmp_path: Path) -> None:
+def test_the_error_says_that_the_server_is_not_a_hub(tmp_path: Path) -> None:
     with HubServer() as hub:
         hub.add_repo("org/tiny", {"page": b"<html>please log in</html>"})
-        elsewhere = f"{hub.url}/org/tiny/resolve/main/page?"  # whatever is asked, this page answers
+        elsewhere = f"{hub.url}/org/tiny/resolve/main/page?"  # this page answers every request
         result = Stages(elsewhere, tmp_path).run("resolve", "--model", "org/tiny")
     assert result.returncode == 75
-    assert "something that is not the Hub's" in result.stderr
+    assert "did not answer as a Hub does" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b/c", "~nobody-here/x"])
 @pytest.mark.parametrize("stage", ["resolve", "acquire"])
-def test_a_name_that_is_none_is_refused_before_anything_is_made(stages: Stages, stage: str, name: str) -> None:
+def test_an_invalid_name_is_refused_before_anything_is_written(stages: Stages, stage: str, name: str) -> None:
     commit = [] if stage == "resolve" else ["--commit", "0" * 40]
     result = stages.run(stage, f"--model={name}", *commit)
     assert result.returncode == 2, result.stderr
@@ -128,7 +128,7 @@ def test_a_name_that_is_none_is_refused_before_anything_is_made(stages: Stages, 
     assert not stages.store.exists()
 
 
-def test_a_directory_is_named_by_what_serving_would_take_from_it(stages: Stages) -> None:
+def test_the_commit_of_a_directory_follows_the_files_that_serving_needs(stages: Stages) -> None:
     folder = write_model(stages.folder / "my-model", tiny_model())
     first = stages.resolve(str(folder))
     assert first.startswith("local-")

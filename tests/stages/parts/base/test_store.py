@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> ModelStore:
 
 @pytest.fixture
 def other_volume(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own (1 MiB)."""
+    """A separate small file system (1 MiB)."""
     folder = tmp_path / "volume"
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], capture_output=True, text=True)
@@ -71,7 +71,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("model", "name"), [("gpt2", "gpt2"), ("org/tiny", "org--tiny"), ("a.b/c_d-e", "a.b--c_d-e")])
-def test_a_model_s_name_becomes_a_directory_s(model: str, name: str) -> None:
+def test_every_model_name_has_its_directory_name(model: str, name: str) -> None:
     assert directory_name(model) == name
 
 
@@ -94,20 +94,20 @@ def test_no_name_leaves_the_store(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", "/", "a/", "/a", "a/b/c", "..", "a/..", "a--b", "-a", "a.", "a b", "a\n", "ä", "a\0"]
 )
-def test_a_name_that_is_none_is_refused(name: str) -> None:
+def test_an_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidName, match="is not a model's name"):
         directory_name(name)
 
 
 @given(st.text(max_size=20) | st.from_regex(r"(\.\.?/|/|a){1,6}", fullmatch=True))
-def test_no_file_s_name_leaves_its_directory(name: str) -> None:
+def test_no_file_name_leaves_its_directory(name: str) -> None:
     with contextlib.suppress(InvalidName):
         path = Path("/base") / safe_relative(name)
         assert Path(os.path.normpath(path)).parents[-2] == Path("/base")
 
 
 @pytest.mark.parametrize("name", ["", ".", "./", "/etc/passwd", "../x", "a/../../x", "a\\b", "a\nb", "a\x1b[2J"])
-def test_an_unsafe_file_s_name_is_refused(name: str) -> None:
+def test_an_unsafe_file_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidName, match="unsafe name"):
         safe_relative(name)
 
@@ -115,19 +115,19 @@ def test_an_unsafe_file_s_name_is_refused(name: str) -> None:
 # Files
 
 
-def test_a_digest_depends_on_the_value_alone() -> None:
+def test_a_digest_depends_only_on_the_value() -> None:
     assert digest_of({"b": 1, "a": [1.5, "ä"]}) == digest_of({"a": [1.5, "ä"], "b": 1})
     assert digest_of({"a": 1}) != digest_of({"a": 2})
     assert digest_of({}) == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
 
 
-def test_a_file_s_digest_is_sha256sum_s(tmp_path: Path) -> None:
+def test_the_digest_of_a_file_is_the_one_of_sha256sum(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(os.urandom(3_000_000))
     said = subprocess.run(["sha256sum", tmp_path / "x"], capture_output=True, text=True, check=True).stdout
     assert sha256_of(tmp_path / "x") == said.split()[0]
 
 
-def test_writing_replaces_a_file_and_leaves_nothing_beside(tmp_path: Path) -> None:
+def test_writing_replaces_a_file_and_leaves_no_other_file(tmp_path: Path) -> None:
     write_text(tmp_path / "new" / "x", "one")
     write_json(tmp_path / "new" / "x", {"ä": 1})
     assert contents(tmp_path) == {"new/x": '{\n  "ä": 1\n}\n'}
@@ -152,7 +152,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
         writer.join()
 
 
-def test_a_full_disk_leaves_the_file_as_it_was(other_volume: Path) -> None:
+def test_on_a_full_disk_the_file_stays_unchanged(other_volume: Path) -> None:
     write_text(other_volume / "x", "old")
     with pytest.raises(NotEnoughSpace, match="no space left") as full:
         write_text(other_volume / "x", "n" * 2_000_000)
@@ -176,7 +176,7 @@ def test_placing_across_volumes_copies(tmp_path: Path, other_volume: Path) -> No
     assert contents(tmp_path / "all") == {"b": "content", "c": "more"}
 
 
-def test_placing_without_a_link_gives_a_file_of_its_own(tmp_path: Path) -> None:
+def test_placing_without_a_link_creates_a_separate_file(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("content")
     assert place(tmp_path / "a", tmp_path / "b", link=False) in ("reflink", "copy")
     (tmp_path / "a").write_text("edited")
@@ -196,7 +196,7 @@ def test_placing_never_replaces_a_file(tmp_path: Path, other_volume: Path) -> No
 # Locks
 
 
-def test_a_lock_is_held_by_one_and_freed_when_its_holder_is_killed(store: ModelStore) -> None:
+def test_one_process_holds_a_lock_and_its_death_releases_it(store: ModelStore) -> None:
     hold = "with exclusive(store.lock('x'), 'x'):\n  print('held', flush=True); time.sleep(100)"
     with start(hold, store.root) as holder:
         assert first_line(holder) == "held"
@@ -207,7 +207,7 @@ def test_a_lock_is_held_by_one_and_freed_when_its_holder_is_killed(store: ModelS
         pass
 
 
-def test_who_waits_for_a_lock_is_told(store: ModelStore) -> None:
+def test_a_process_that_waits_for_a_lock_says_so(store: ModelStore) -> None:
     take = "with exclusive(store.lock('x'), 'the base'):\n  print('mine', flush=True)"
     with exclusive(store.lock("x"), "x"):
         waiter = start(take, store.root)
@@ -247,7 +247,7 @@ def test_a_failed_build_leaves_the_old_directory_and_nothing_else(store: ModelSt
     assert contents(store.path / target) == {"x": "newer"}
 
 
-def test_a_resumed_build_finds_what_it_left_and_another_key_does_not(store: ModelStore) -> None:
+def test_a_resumed_build_finds_its_files_and_another_key_does_not(store: ModelStore) -> None:
     def build(key: str, *, fail: bool) -> set[str]:
         with store.building(store.base, resume=key) as work:
             found = {path.name for path in work.iterdir()}
@@ -352,7 +352,7 @@ def test_a_volume_that_fills_up_while_building_leaves_the_old_directory(other_vo
     assert contents(store.base) == {"x": "old"}
 
 
-def test_every_model_has_its_places(tmp_path: Path) -> None:
+def test_every_model_has_its_own_paths(tmp_path: Path) -> None:
     store = ModelStore(tmp_path, "org/tiny")
     folder = tmp_path / "org--tiny"
     assert store.base == folder / "base"
@@ -362,7 +362,7 @@ def test_every_model_has_its_places(tmp_path: Path) -> None:
     assert (store.releases, store.production) == (folder / "releases", folder / "production")
 
 
-def test_the_store_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_the_folder_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPWAY_STORE", "/somewhere")
     assert store_root() == Path("/somewhere")
     monkeypatch.delenv("SLIPWAY_STORE")

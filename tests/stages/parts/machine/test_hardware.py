@@ -47,7 +47,7 @@ def test_this_machine_has_a_processor_cores_and_memory() -> None:
     ],
     ids=["one", "two", "odd", "two threads of one", "untold", "two threads each", "the second threads alone", "eight"],
 )
-def test_two_servers_get_physical_cores_of_their_own(
+def test_two_servers_get_separate_physical_cores(
     cpus: set[int],
     siblings: dict[int, str],
     halves: tuple[tuple[int, ...], tuple[int, ...]] | None,
@@ -68,7 +68,7 @@ def test_a_machine_without_a_driver_has_no_gpu(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("driver")
-def test_every_gpu_counts_unless_the_task_was_given_only_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_gpus_count_unless_the_task_got_only_some(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpus() == ["NVIDIA H200, 143771 MiB"] * 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert gpus() == ["NVIDIA H200, 143771 MiB"]

@@ -1,4 +1,4 @@
-"""Whose turn it is on a machine, between real processes."""
+"""The machine lock between real processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Start a process that takes its turn on a machine of the test's own, and holds it until its input ends."""
+    """Start a process that holds the lock of this test's machine until its input ends."""
     monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "machine.lock"))
     with contextlib.ExitStack() as started:
 
@@ -57,9 +57,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize(("how", "next_how"), [("alone", "alone"), ("alone", "together"), ("together", "alone")])
-def test_nothing_is_measured_beside_other_work_and_who_waits_says_for_whom(
-    start: Start, how: str, next_how: str
-) -> None:
+def test_a_measurement_waits_for_other_work_and_names_it(start: Start, how: str, next_how: str) -> None:
     first = start(how, "evaluate fp16 of org/a")
     assert said(first) == "mine"
     second = start(next_how, "evaluate fp16 of org/b")
@@ -81,7 +79,7 @@ def test_optimize_tasks_of_several_runs_work_together_and_a_measurement_waits_fo
     assert said(measuring) == "mine"
 
 
-def test_who_has_ended_is_not_named_and_a_killed_process_holds_nothing(start: Start) -> None:
+def test_an_ended_process_is_not_named_and_a_killed_one_holds_nothing(start: Start) -> None:
     gone, killed = start("together", "optimize awq of org/a"), start("together", "optimize gptq of org/a")
     assert [said(gone), said(killed)] == ["mine", "mine"]
     end(gone)
@@ -92,7 +90,7 @@ def test_who_has_ended_is_not_named_and_a_killed_process_holds_nothing(start: St
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_waits_ends_at_once_when_told_to(start: Start, number: signal.Signals) -> None:
+def test_a_waiting_process_ends_at_once_on_a_signal(start: Start, number: signal.Signals) -> None:
     with alone("evaluate fp16 of org/a"):
         waits = start("alone", "evaluate fp16 of org/b")
         assert waiting(waits) == f"waiting for evaluate fp16 of org/a (process {os.getpid()}), on this machine"

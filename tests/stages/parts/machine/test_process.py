@@ -36,7 +36,7 @@ def is_running(pid: int) -> bool:
 
 
 def family(tmp_path: Path, last: str = "sleep 1000") -> list[str]:
-    """A command with a child in a session of its own, which outlives its parent: what daemons do."""
+    """A command with a child in its own session that outlives its parent, as daemons do."""
     child, grandchild, script = tmp_path / "child", tmp_path / "grandchild", tmp_path / "daemon.sh"
     script.write_text(f"sleep 1000 & echo $! > {grandchild}; wait\n")
     waiting = f"while [ ! -s {grandchild} ]; do sleep 0.01; done"
@@ -44,19 +44,19 @@ def family(tmp_path: Path, last: str = "sleep 1000") -> list[str]:
 
 
 @pytest.mark.parametrize(("command", "status"), [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137)])
-def test_the_command_s_status_is_told(command: str, status: int) -> None:
+def test_the_exit_status_is_that_of_the_command(command: str, status: int) -> None:
     process = Contained([*SHELL, command])
     assert process.wait(60) == status
     assert process.stop() == status == process.poll()
 
 
-def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_command_that_does_not_exist(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log, contained(["/no/such/program"], output=log) as process:
         assert process.wait(60) == 127
     assert "cannot start /no/such/program: No such file or directory" in (tmp_path / "log").read_text()
 
 
-def test_output_environment_and_directory_are_the_command_s(tmp_path: Path) -> None:
+def test_the_command_gets_its_output_environment_and_directory(tmp_path: Path) -> None:
     with (
         (tmp_path / "log").open("wb") as log,
         contained(
@@ -70,14 +70,14 @@ def test_output_environment_and_directory_are_the_command_s(tmp_path: Path) -> N
     assert (tmp_path / "log").read_text().split() == [str(tmp_path), "this", "oops"]
 
 
-def test_leaving_the_block_ends_everything_also_what_left_its_session(tmp_path: Path) -> None:
+def test_leaving_the_block_ends_all_processes_even_in_other_sessions(tmp_path: Path) -> None:
     with contained(family(tmp_path)) as process:
         pids = [process.pid, pid_in(tmp_path / "child"), pid_in(tmp_path / "grandchild")]
         assert all(is_running(pid) for pid in pids)
     assert not any(is_running(pid) for pid in pids)
 
 
-def test_an_error_in_the_block_ends_everything(tmp_path: Path) -> None:
+def test_an_error_in_the_block_ends_all_processes(tmp_path: Path) -> None:
     def fail() -> None:
         with contained(family(tmp_path)):
             pid_in(tmp_path / "grandchild")
@@ -95,7 +95,7 @@ def test_a_failed_command_leaves_nothing_behind(tmp_path: Path) -> None:
     process.stop()
 
 
-def test_a_command_that_ends_well_may_leave_a_daemon(tmp_path: Path) -> None:
+def test_a_command_that_succeeds_may_leave_a_daemon(tmp_path: Path) -> None:
     with contained(family(tmp_path, last="exit 0")) as process:
         assert process.wait(60) == 0
     pid = pid_in(tmp_path / "grandchild")
@@ -103,7 +103,7 @@ def test_a_command_that_ends_well_may_leave_a_daemon(tmp_path: Path) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_a_command_may_end_its_own_affairs_first(tmp_path: Path) -> None:
+def test_a_command_can_clean_up_before_its_children_end(tmp_path: Path) -> None:
     said, ready = tmp_path / "said", tmp_path / "ready"
     command = f"trap 'echo goodbye > {said}; exit 5' TERM; echo 1 > {ready}; while :; do sleep 0.01; done"
     process = Contained([*SHELL, command])
@@ -112,7 +112,7 @@ def test_a_command_may_end_its_own_affairs_first(tmp_path: Path) -> None:
     assert said.read_text() == "goodbye\n"
 
 
-def test_what_ignores_the_request_is_killed_after_the_grace(tmp_path: Path) -> None:
+def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
     command = f"trap '' TERM; echo $$ > {tmp_path / 'stubborn'}; while :; do sleep 0.01; done"
     process = Contained([*SHELL, command], grace_s=0.2)
     pid = pid_in(tmp_path / "stubborn")
@@ -120,19 +120,19 @@ def test_what_ignores_the_request_is_killed_after_the_grace(tmp_path: Path) -> N
     assert not is_running(pid)
 
 
-def test_stopping_twice_is_stopping_once(tmp_path: Path) -> None:
+def test_a_command_can_be_stopped_twice(tmp_path: Path) -> None:
     process = Contained(["sleep", "1000"])
     assert process.stop() == process.stop()
 
 
-def test_a_program_asked_to_stop_while_it_starts_leaves_nothing() -> None:
+def test_a_program_that_is_stopped_while_it_starts_leaves_nothing() -> None:
     for delay_s in (0.0, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04):
         process = Contained(["sleep", "1000"], grace_s=60)
         time.sleep(delay_s)
         assert process.stop() == 143
 
 
-def test_waiting_has_an_end() -> None:
+def test_waiting_ends_after_the_timeout() -> None:
     with contained(["sleep", "1000"]) as process:
         assert process.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
@@ -140,7 +140,7 @@ def test_waiting_has_an_end() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_caller_that_dies_takes_everything_along(tmp_path: Path, number: signal.Signals) -> None:
+def test_the_death_of_the_caller_ends_all_processes(tmp_path: Path, number: signal.Signals) -> None:
     program = f"from stages.parts.machine.process import Contained; Contained({family(tmp_path)!r}).wait()"
     with subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[4]) as caller:
         try:
@@ -150,7 +150,7 @@ def test_a_caller_that_dies_takes_everything_along(tmp_path: Path, number: signa
     wait_until(lambda: not any(is_running(pid) for pid in pids), "the end of the caller's processes")
 
 
-def test_a_guard_that_is_killed_takes_the_command_along(tmp_path: Path) -> None:
+def test_the_death_of_the_guard_ends_the_command(tmp_path: Path) -> None:
     command = tmp_path / "command"
     process = Contained([*SHELL, f"echo $$ > {command}; exec sleep 1000"])
     pid = pid_in(command)
@@ -160,7 +160,7 @@ def test_a_guard_that_is_killed_takes_the_command_along(tmp_path: Path) -> None:
     process.stop()
 
 
-def test_many_at_once_do_not_hold_each_other() -> None:
+def test_many_commands_at_once_do_not_block_each_other() -> None:
     processes = [Contained(["sleep", "1000"]) for _ in range(8)]
     first = processes.pop()
     assert first.stop() == 143

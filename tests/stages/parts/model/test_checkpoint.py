@@ -34,7 +34,7 @@ def index(weight_map: object) -> bytes:
     return json.dumps({"weight_map": weight_map}).encode()
 
 
-# Which files
+# The files of a model
 
 
 def test_a_model_in_one_file_needs_no_index(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_model_in_one_file_needs_no_index(tmp_path: Path) -> None:
     assert chosen(small_files(names), ["model.safetensors"]) == sorted(tiny_model())
 
 
-def test_shards_are_those_that_the_index_names(tmp_path: Path) -> None:
+def test_the_index_names_the_shards(tmp_path: Path) -> None:
     write_model(tmp_path, sharded_model())
     names = [*sharded_model(), "model-00003-of-00002.safetensors"]
     assert weight_files(names, tmp_path) == list(SHARDS)
@@ -78,20 +78,20 @@ def test_each_kind_of_tokenizer_is_enough(tokenizer: set[str]) -> None:
 
 @pytest.mark.parametrize("prefix", ["../", "/", "a/../../", "..\\", "x\n/"])
 @pytest.mark.parametrize("name", ["config.json", "x.safetensors"])
-def test_a_wanted_name_outside_the_repository_is_refused_or_left(prefix: str, name: str) -> None:
+def test_a_needed_file_outside_the_repository_is_refused_or_ignored(prefix: str, name: str) -> None:
     names = {*tiny_model(), prefix + name}
-    if prefix == "..\\" and name == "config.json":  # one odd name here, and not a wanted one
+    if prefix == "..\\" and name == "config.json":  # here a file name with a backslash, which is not a needed file
         assert small_files(names) == small_files(tiny_model())
     else:
         with pytest.raises(InvalidName, match="unsafe name"):
             small_files(names)
 
 
-def test_an_odd_name_of_a_file_that_is_not_wanted_does_not_matter() -> None:
+def test_an_unsafe_name_of_an_unneeded_file_is_ignored() -> None:
     assert small_files({*tiny_model(), "Screenshot 1.00 PM.png", "assets/../x"}) == small_files(tiny_model())
 
 
-def test_an_index_is_believed_only_as_far_as_its_shards_exist(tmp_path: Path) -> None:
+def test_an_index_counts_only_if_its_shards_exist(tmp_path: Path) -> None:
     def shards(weight_map: object, names: set[str]) -> list[str]:
         write_model(tmp_path, {INDEX: index(weight_map)})
         return weight_files({INDEX, *names}, tmp_path)
@@ -100,7 +100,7 @@ def test_an_index_is_believed_only_as_far_as_its_shards_exist(tmp_path: Path) ->
         shards({"x": "a.safetensors", "y": "b.safetensors"}, {"a.safetensors"})
     with pytest.raises(InvalidName, match="unsafe name"):
         shards({"x": "../a.safetensors"}, {"../a.safetensors"})
-    with pytest.raises(UnusableModel, match="no safetensors file"):
+    with pytest.raises(UnusableModel, match="is not a safetensors file"):
         shards({"x": "a.bin"}, {"a.bin"})
     for nothing in ({}, [], {"x": 1}, None):
         with pytest.raises(DamagedModel, match="has no weight_map"):
@@ -130,19 +130,19 @@ CONFIGURATIONS: dict[str, tuple[dict[str, bytes], type[Exception], str]] = {
 }
 
 
-def test_a_model_that_transformers_knows_may_still_name_the_code_of_its_early_days(tmp_path: Path) -> None:
+def test_a_model_that_transformers_supports_may_still_have_an_auto_map(tmp_path: Path) -> None:
     write_model(tmp_path, {"config.json": json.dumps(CONFIG | {"auto_map": {"AutoModel": "x.Y"}}).encode()})
     assert check_configuration(tmp_path) == "LlamaForCausalLM"
 
 
 @pytest.mark.parametrize("case", CONFIGURATIONS)
-def test_a_configuration_that_cannot_be_used_is_refused(tmp_path: Path, case: str) -> None:
+def test_an_unusable_configuration_is_refused(tmp_path: Path, case: str) -> None:
     files, kind, message = CONFIGURATIONS[case]
     with pytest.raises(kind, match=message):
         check_configuration(write_model(tmp_path, tiny_model(**files)))
 
 
-def test_a_null_quantization_is_none(tmp_path: Path) -> None:
+def test_a_null_quantization_counts_as_none(tmp_path: Path) -> None:
     config = {"config.json": json.dumps(CONFIG | {"quantization_config": None}).encode()}
     assert check_configuration(write_model(tmp_path, tiny_model(**config))) == "LlamaForCausalLM"
 
@@ -162,7 +162,7 @@ def test_a_null_quantization_is_none(tmp_path: Path) -> None:
         ("# no front matter\n---\nlicense: mit\n---\n", None),
     ],
 )
-def test_the_license_is_what_the_card_says(tmp_path: Path, card: str, license_: str | None) -> None:
+def test_the_license_is_the_one_on_the_card(tmp_path: Path, card: str, license_: str | None) -> None:
     (tmp_path / "README.md").write_bytes(card.encode())
     assert card_license(tmp_path / "README.md") == license_
 
@@ -183,12 +183,12 @@ def entry(start: int, end: int, shape: list[int], dtype: str = "F32") -> dict[st
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
-def test_a_good_checkpoint_is_counted(tmp_path: Path) -> None:
+def test_the_parameters_of_a_good_checkpoint_are_counted(tmp_path: Path) -> None:
     found = check(write_model(tmp_path, sharded_model()), SHARDS)
     assert (found.architecture, found.license, found.parameters) == ("LlamaForCausalLM", "apache-2.0", 128)
 
 
-def test_a_header_is_read_as_the_reference_wrote_it(tmp_path: Path) -> None:
+def test_a_header_of_the_reference_implementation_is_read(tmp_path: Path) -> None:
     tensors = {
         "scalar": np.float32(1),
         "empty": np.zeros((0, 4), np.int64),
@@ -209,7 +209,7 @@ def test_a_header_is_read_as_the_reference_wrote_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 7, 8, 50, -1, -40])
-def test_a_truncated_shard_is_named_with_its_size(tmp_path: Path, kept: int) -> None:
+def test_the_error_names_a_truncated_shard_and_its_size(tmp_path: Path, kept: int) -> None:
     content = weights("embed")[:kept]
     write_model(tmp_path, sharded_model(**{SHARDS[1]: content}))
     with pytest.raises(DamagedModel, match=rf"{SHARDS[1]} is truncated.*: {len(content)} bytes, its header") as damaged:
@@ -220,15 +220,18 @@ def test_a_truncated_shard_is_named_with_its_size(tmp_path: Path, kept: int) -> 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"<html>not found</html>", "truncated or no safetensors file"),
+        (b"<html>not found</html>", "truncated or not a safetensors file"),
         (with_header(b"{nonsense"), "header does not parse"),
         (with_header([]), "header does not parse"),
         (with_header({"a": {}}), "header does not parse"),
         (with_header({"a": entry(0, -4, [1])}), "header does not parse"),
         (with_header({"a": entry(0, 4, ["1"])}), "header does not parse"),  # type: ignore[list-item]
-        (with_header({"a": entry(0, 8, [1])}, bytes(8)), "tensor a does not lie where"),
-        (with_header({"a": entry(4, 8, [1])}, bytes(8)), "tensor a does not lie where"),
-        (with_header({"a": entry(0, 4, [1]), "b": entry(0, 4, [1])}, bytes(4)), "tensor b does not lie where"),
+        (with_header({"a": entry(0, 8, [1])}, bytes(8)), "tensor a is not where the header says"),
+        (with_header({"a": entry(4, 8, [1])}, bytes(8)), "tensor a is not where the header says"),
+        (
+            with_header({"a": entry(0, 4, [1]), "b": entry(0, 4, [1])}, bytes(4)),
+            "tensor b is not where the header says",
+        ),
         (with_header({"a": entry(0, 4, [1])}, bytes(9)), "has bytes that belong to no tensor"),
     ],
 )
@@ -239,7 +242,7 @@ def test_a_header_that_contradicts_itself_is_refused(tmp_path: Path, content: by
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_break_the_reading_of_a_header(content: bytes) -> None:
+def test_any_bytes_are_a_header_or_a_damaged_model(content: bytes) -> None:
     with tempfile.NamedTemporaryFile() as file:
         file.write(len(content).to_bytes(8, "little") + content)
         file.flush()
@@ -247,7 +250,7 @@ def test_no_bytes_break_the_reading_of_a_header(content: bytes) -> None:
             assert read_header(Path(file.name)) == {}
 
 
-def test_a_tensor_missing_from_its_shard_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_tensor_that_its_shard_lacks(tmp_path: Path) -> None:
     write_model(tmp_path, sharded_model(**{SHARDS[0]: weights("other")}))
     with pytest.raises(DamagedModel, match=f"{SHARDS[0]} lacks tensor embed, which"):
         check(tmp_path, SHARDS)
@@ -260,7 +263,7 @@ def test_a_model_without_weights_is_refused(tmp_path: Path) -> None:
 
 
 def stored(kind: str, values: np.ndarray) -> bytes:
-    """The values' bytes in a safetensors type; bfloat16 is the upper half of a float32."""
+    """The bytes of the values in a safetensors type; bfloat16 is the upper half of a float32."""
     if kind == "BF16":
         return (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
     return values.astype({"F16": "<f2", "F32": "<f4", "F64": "<f8"}[kind]).tobytes()
@@ -305,7 +308,7 @@ def test_a_large_checkpoint_is_checked_in_little_memory(tmp_path: Path) -> None:
     header = json.dumps({"large": entry(0, 1 << 30, [1 << 28])}).encode()
     with (tmp_path / "x").open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + (1 << 30))  # zeros that take no space
+        file.truncate(8 + len(header) + (1 << 30))  # a sparse file
     program = (
         "import pathlib, resource, sys; from stages.parts.model.safetensors import *; path = pathlib.Path(sys.argv[1]);"
         "import numpy; before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"

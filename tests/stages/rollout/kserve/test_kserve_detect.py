@@ -66,7 +66,7 @@ def test_what_a_mode_needs_and_is_not_installed_is_named(
     kserve = serve()
     kserve.kserve.stop()
     kserve.server.unregister(*missing)
-    with pytest.raises(NotInstalled, match=f"knows no {named}"):
+    with pytest.raises(NotInstalled, match=f"has no kind {named}"):
         mode(kserve, chosen)
 
 

@@ -281,7 +281,7 @@ def test_an_autoscaler_that_a_call_left_when_it_was_cut_off_goes_with_the_next(s
 def test_autoscaling_without_keda_says_what_to_install(standard: OnKServe) -> None:
     standard.make(GOOD)
     standard.server.unregister("keda.sh/v1alpha1", "scaledobjects")
-    with pytest.raises(NotInstalled, match="knows no ScaledObject") as raised:
+    with pytest.raises(NotInstalled, match="has no kind ScaledObject") as raised:
         standard.connect(prometheus="http://prometheus:9090").deploy(GOOD)
     assert "KEDA" in raised.value.hint
 
