@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipeline.config import RunConfig
     from stages.parts.base.settings import Serving
     from stages.parts.base.store import ModelStore
-    from stages.parts.releases.listing import Passage, Pruned, Release
+    from stages.parts.releases.listing import MoveSummary, Pruned, ReleaseSummary
     from stages.parts.releases.split import Split
 
 KEPT: Final = 3
@@ -44,11 +44,11 @@ def releases(
     history: Annotated[bool, typer.Option("--history", help="Every move between releases instead.")] = False,
 ) -> None:
     """List a model's releases, the newest first: which one is in production, and which were tried."""
-    from stages.parts.releases.listing import catalogue, passages
+    from stages.parts.releases.listing import catalogue, summarized_moves
 
     place = place_of(store, model)
     if history:
-        moves = passages(place)
+        moves = summarized_moves(place)
         said: Any = _history(moves) if moves else f"no release of {model} was published or rolled out yet"
         print_result([each.model_dump(mode="json") for each in moves], said, as_json)
         return
@@ -138,7 +138,7 @@ def served(place: ModelStore, settings: RunConfig, model: str) -> Split | None:
     return Split(found.release, found.canary, found.percent, found.standby) if found else None
 
 
-def _table(found: list[Release]) -> Any:
+def _table(found: list[ReleaseSummary]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
@@ -159,7 +159,7 @@ def _table(found: list[Release]) -> Any:
     return table
 
 
-def _history(moves: list[Passage]) -> Any:
+def _history(moves: list[MoveSummary]) -> Any:
     from rich.table import Table
     from rich.text import Text
 

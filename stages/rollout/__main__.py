@@ -1,6 +1,6 @@
 """rollout: move traffic to the chosen release, in one go or step by step.
 
-Each call drives the same state machine up to a point, so that a workflow can show the steps as tasks of their own.
+Each call runs the same state machine up to a point, so that a workflow can show the steps as tasks of their own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _abort(store: ModelStore, arguments: argparse.Namespace, serving: Serving, kserve: KServe) -> None:
-    """Of a run that ended well, nothing is given up: it may await a person's approval. A run gives up only its own."""
+    """Give up this run's own rollout, unless the run succeeded: it may be waiting for a person's approval."""
     journal, run = under_way(store), os.environ.get(program.RUN_VARIABLE)
     if arguments.status == "Succeeded" or journal is None or (run and journal.run != run):
         print("no rollout to give up", file=sys.stderr, flush=True)
@@ -79,7 +79,7 @@ def _said(store: ModelStore, journal: Journal) -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m stages.rollout",
-        description="Move traffic to a release of a model, and back if it is worse. Started again, it goes on.",
+        description="Move traffic to a release of a model, and back if it is worse. Run again, it continues.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"""example:
   python -m stages.rollout --model org/name --step deploy
@@ -89,18 +89,20 @@ def _arguments() -> argparse.Namespace:
 with --target kserve, {KSERVE_VARIABLE} holds the settings as JSON: see KServe in stages/rollout/kserve/settings.py""",
     )
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
-    parser.add_argument("--release", default="", help="its name (default: what select chose last)")
+    parser.add_argument("--release", default="", help="the release's name (default: what select chose last)")
     parser.add_argument("--target", default=LOCAL, choices=TARGETS, help="the platform (default: %(default)s)")
     parser.add_argument("--serving", default="{}", help="JSON: see Serving in stages/parts/base/settings.py")
     parser.add_argument("--settings", default="{}", help="JSON: see Rollout in stages/parts/base/settings.py")
     parser.add_argument(
-        "--step", default=PROMOTE, help="deploy, a percent, or promote: go on until that is done (default: to the end)"
+        "--step",
+        default=PROMOTE,
+        help="deploy, a percentage, or promote: how far to go in this call (default: promote)",
     )
     parser.add_argument(
-        "--approved", choices=["true", "false"], default="false", help="true: a person has agreed to all traffic"
+        "--approved", choices=["true", "false"], default="false", help="true: a person has approved the last step"
     )
     parser.add_argument("--abort", action="store_true", help="give up the rollout that is under way")
-    parser.add_argument("--status", default="", help="with --abort: how the workflow ended; Succeeded gives nothing up")
+    parser.add_argument("--status", default="", help="with --abort: how the workflow ended; if Succeeded, do nothing")
     parser.add_argument("--reason", default="the workflow failed", help="with --abort: why")
     return parser.parse_args()
 

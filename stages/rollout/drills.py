@@ -329,6 +329,6 @@ def _failed(found: Answers) -> list[str]:
 
 
 def _p95(values: Iterable[float | None]) -> float | None:
-    """By nearest rank, so that it is a value that was measured."""
+    """The 95th percentile by nearest rank, so that it is a measured value."""
     known = sorted(each for each in values if each is not None)
     return round(known[max(0, -(-95 * len(known) // 100) - 1)], 1) if known else None

@@ -1,4 +1,4 @@
-"""One machine as the target of a rollout: says in ``serving.json`` what is wanted, and waits until it is in force."""
+"""One machine as the target of a rollout: writes what is wanted to ``serving.json``, and waits until it is in force."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from stages.parts.releases.split import Split
 
 IN_FORCE_TIMEOUT_S: Final = 60.0
 ALONE: Final = 0.5
-"""Share of a GPU's memory above which a server leaves no room for a second one like it."""
+"""Above this share of a GPU's memory, a server leaves no room for a second one like it."""
 POLL_S: Final = 0.05
 
 
 class OneMachine:
-    """See ``Target``. The endpoint is started where there is none, and taken up again where a rollout was cut off."""
+    """See ``Target``. The endpoint is started if there is none, and resumed if a rollout was interrupted."""
 
     def __init__(self, store: ModelStore, source: str, serving: Serving) -> None:
         self._store, self._source, self._serving = store, source, serving
@@ -53,7 +53,7 @@ class OneMachine:
         return LOCAL
 
     def split(self) -> Split:
-        found = self._living()
+        found = self._running()
         if found is None:
             return Split(None)
         room = fits_twice(self._serving)
@@ -62,10 +62,10 @@ class OneMachine:
         return Split(found.release, found.canary, found.percent, found.standby, room)
 
     def deploy(self, release: str) -> None:
-        """The first one is waited for: an endpoint without a server would be none. So is one that has to take the
-        stable one's place, and one that gets other settings; if it does not come up, all is as it was before.
+        """See ``Target``. Unlike a canary, these are waited for: the first release, one that has to replace the stable
+        one, and one that gets other settings. If it does not come up, the former state is restored.
         """
-        found = self._living()
+        found = self._running()
         if found is None:
             start(self._store, self._source, self._serving, Wanted(stable=release))
             return
@@ -76,7 +76,7 @@ class OneMachine:
             return
         if changed:
             raise Conflict(
-                f"the endpoint runs with other settings than are asked for now: {', '.join(changed)}",
+                f"the endpoint runs with settings other than the present ones: {', '.join(changed)}",
                 hint=self._way_out(found),
             )
         if self._replaced():
@@ -101,7 +101,7 @@ class OneMachine:
     def shift(self, release: str, percent: int) -> None:
         with self._wanted() as wanted:
             if wanted.replaced and wanted.stable == release:
-                return  # it has all there are
+                return  # it has replaced the stable release and has all requests
             if wanted.canary != release:
                 raise Conflict(f"{release} is not the canary, but {wanted.canary} is", hint="deploy it first")
             self._want(wanted.model_copy(update={"percent": percent}))
@@ -119,8 +119,8 @@ class OneMachine:
         self._until(lambda now: now.release == release and now.canary is None)
 
     def withdraw(self, release: str, *, first: bool = False) -> None:
-        """Returns once it gets no new request; it is removed when it has answered what it was sent."""
-        found = self._living()
+        """See ``Target``. This returns once it gets no new request; it is removed when its requests have ended."""
+        found = self._running()
         if found is None:
             return
         with self._wanted() as wanted:
@@ -145,27 +145,27 @@ class OneMachine:
             self._until(lambda now: release not in (now.canary, now.standby))
 
     def counters(self, release: str) -> Counters:
-        """vLLM's own, and what never reached it by Envoy's count."""
+        """vLLM's own counters, and Envoy's count of requests that never reached it."""
         server = self._up(release)
         try:
             text = http().get(f"{server.url}/metrics", timeout=HEALTH_TIMEOUT_S).raise_for_status().text
         except httpx.HTTPError as error:
-            raise TransientError(f"{release} does not tell its metrics: {type(error).__name__}: {error}") from error
+            raise TransientError(f"the metrics of {release} can't be read: {type(error).__name__}: {error}") from error
         told = read_counters(text, f"{server.pid} on {server.url}")
         host = Admin(self._store.path / SERVERS).hosts(release).get(urlsplit(server.url).port or 0, {})
-        # rq_error holds the 5xx of clients too, but not those of requests that went past Envoy.
+        # rq_error also counts the 5xx of clients' requests, but not of requests that did not pass through Envoy.
         failed = max(told.failed + host.get("cx_connect_fail", 0), host.get("rq_error", 0))
         return told.model_copy(update={"failed": float(failed)})
 
     def client_url(self) -> str:
-        found = self._living()
+        found = self._running()
         if found is None:
             raise TransientError(f"{self._store.model} is not being served")
         return found.url
 
     def kill(self, release: str) -> Callable[[], bool]:
         server = self._up(release)
-        for process in psutil.Process(server.pid).children():  # the pid is its guard's
+        for process in psutil.Process(server.pid).children():  # the pid is that of its guard process
             process.kill()
 
         def up_again() -> bool:
@@ -175,8 +175,8 @@ class OneMachine:
 
         return up_again
 
-    def _living(self) -> Endpoint | None:
-        """The endpoint; one that died during a rollout is started again, so that the rollout can go on or back."""
+    def _running(self) -> Endpoint | None:
+        """The endpoint. If it died during a rollout, it is restarted, so that the rollout can continue or go back."""
         if found := endpoint(self._store):
             return found
         if supervisor(self._store):
@@ -189,10 +189,10 @@ class OneMachine:
         return wanted.replaced if wanted else None
 
     def _restart(self, found: Endpoint, wanted: Wanted) -> None:
-        """Serve *wanted* in the place of *found*, with the settings that are asked for now.
+        """Serve *wanted* instead of *found*, with the present settings.
 
         Raises:
-            ServerFailed, PortInUse: it could not be served. What was served before is again, as it was.
+            ServerFailed, PortInUse: it could not be served. What was served before is served again.
         """
         before, key = Wanted.read(self._store.path / WANTED) or Wanted(stable=found.release), key_of(found)
         try:
@@ -207,24 +207,24 @@ class OneMachine:
             raise
 
     def _way_out(self, found: Endpoint) -> str:
-        """What to do where the endpoint runs with other settings."""
+        """The hint if the endpoint runs with other settings."""
         if found.protected and not api_key():
-            return f"set {API_KEY_VARIABLE} to the key that the endpoint asks for"
+            return f"set {API_KEY_VARIABLE} to the key that the endpoint requires"
         if api_key() and not found.protected:
-            return f"the endpoint asks for no key: unset {API_KEY_VARIABLE}"
-        return f"slipway serve {self._source} serves it with these"
+            return f"the endpoint requires no key: unset {API_KEY_VARIABLE}"
+        return f"to apply the present ones: slipway serve {self._source}"
 
     def changed_settings(self, found: Endpoint) -> list[str]:
-        """The names of settings that *found* does not run with, as they are asked for now."""
+        """The names of the settings in which *found* differs from the present ones."""
         asked = {**self._serving.model_dump(mode="json"), "the API key": bool(api_key())}
         runs = {**found.serving, "the API key": found.protected}
         return [name for name, value in asked.items() if runs.get(name) != value]
 
     @contextlib.contextmanager
     def _wanted(self) -> Iterator[Wanted]:
-        """What is wanted now, while nobody else changes it."""
+        """What is wanted now, locked against changes by others."""
         with exclusive(self._store.lock("serving"), f"what is served of {self._store.model}"):
-            if self._living() is None or (wanted := Wanted.read(self._store.path / WANTED)) is None:
+            if self._running() is None or (wanted := Wanted.read(self._store.path / WANTED)) is None:
                 raise Conflict(f"{self._store.model} is not being served", hint=f"slipway serve {self._source}")
             yield wanted
 
@@ -242,12 +242,12 @@ class OneMachine:
                     f"the endpoint of {self._store.model} ended", hint="see endpoint.log in its folder"
                 )
             if time.monotonic() > deadline:
-                raise TransientError(f"what is asked for was not in force within {IN_FORCE_TIMEOUT_S:.0f} s")
+                raise TransientError(f"the change was not in force within {IN_FORCE_TIMEOUT_S:.0f} s")
             time.sleep(POLL_S)
 
     def _server(self, release: str) -> ServerState:
-        """Raises: ServerFailed: it failed for good. TransientError: the endpoint says nothing of it."""
-        found = self._living()
+        """Raises: ServerFailed: it failed for good. TransientError: the endpoint does not have it."""
+        found = self._running()
         server = found.server(release) if found else None
         if server is None:
             raise TransientError(f"{release} is not being served")
@@ -256,7 +256,7 @@ class OneMachine:
         return server
 
     def _up(self, release: str) -> ServerState:
-        """Raises: also TransientError: it is starting, or being started again."""
+        """Raises: as ``_server``; also TransientError: it is starting, or being restarted."""
         server = self._server(release)
         if server.state != "up":
             raise TransientError(f"{release} is {server.state}{f': {server.message}' if server.message else ''}")
@@ -264,7 +264,7 @@ class OneMachine:
 
 
 def fits_twice(serving: Serving) -> bool:
-    """Whether a canary's server finds room beside the stable one's: they share a GPU, of which each takes its share."""
+    """Whether a canary's server fits beside the stable one's: on a GPU, each takes its share of the memory."""
     return not serves_on_gpu() or serving.gpu_memory_utilization <= ALONE
 
 
@@ -273,7 +273,7 @@ def settings_of(found: Endpoint) -> Serving:
 
 
 def key_of(found: Endpoint) -> str:
-    """The API key that a living endpoint asks for; it stands in no file. Empty: none."""
+    """The API key that a running endpoint requires; no file holds it. Empty: none."""
     try:
         return psutil.Process(found.pid).environ().get(API_KEY_VARIABLE, "")
     except psutil.Error:

@@ -38,7 +38,7 @@ class Look:
     """What the journal has to keep of it."""
 
 
-def answers(store: ModelStore, target: Target, release: str, stable: str | None = None) -> bool:
+def responds(store: ModelStore, target: Target, release: str, stable: str | None = None) -> bool:
     """Whether *release*, asked at its own URL, completes a prompt; and a chat, if its own tokenizer or that of the
     *stable* release has a chat template.
 

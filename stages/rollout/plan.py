@@ -19,7 +19,7 @@ DEPLOY: Final = "deploy"
 PROMOTE: Final = "promote"
 
 
-def continued(store: ModelStore, release: str, target_name: str) -> Journal | None:
+def resume(store: ModelStore, release: str, target_name: str) -> Journal | None:
     """The rollout of *release* that is under way, which this run takes over, or that this very run has ended.
 
     Raises:
@@ -43,7 +43,7 @@ def continued(store: ModelStore, release: str, target_name: str) -> Journal | No
     return last.changed(run=run or last.run)
 
 
-def begun(store: ModelStore, target: Target, release: str, settings: Rollout, *, rollback: bool) -> Journal:
+def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *, rollback: bool) -> Journal:
     """A new rollout, depending on what the platform serves now.
 
     Raises:

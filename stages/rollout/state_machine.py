@@ -36,13 +36,13 @@ from stages.parts.records.rollout import (
 from stages.parts.releases import release as releases
 from stages.parts.releases.history import Move, remember
 from stages.rollout.analysis import check_quality
-from stages.rollout.observation import Look, Observer, agreement, answers
-from stages.rollout.plan import PROMOTE, begun, continued, reached
+from stages.rollout.observation import Look, Observer, agreement, responds
+from stages.rollout.plan import PROMOTE, begin, reached, resume
 from stages.rollout.target import Target
 
 QUESTION_TRIES: Final = 3
 """A single failed request is not a failed release: the stable one has some, too."""
-TAKEN: Final = "the platform has already made it the stable release"
+ALREADY_STABLE: Final = "the platform has already made it the stable release"
 CHANGED: Final = "somebody else changed what is served"
 
 
@@ -79,15 +79,15 @@ def roll_out(
     if release not in releases.numbered(store).values():  # this also excludes a path that leads elsewhere
         raise NothingToServe(f"{store.model} has no release {release}", hint=f"slipway releases {store.model}")
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
-        left = continued(store, release, target.name)
-        journal = left or begun(store, target, release, settings, rollback=rollback)
+        left = resume(store, release, target.name)
+        journal = left or begin(store, target, release, settings, rollback=rollback)
         write_json(journal_path(store), journal)
         machine = StateMachine(store, target, journal)
         if left and not left.ended:
             machine.reconcile()
         if approved:
             machine.approve()
-        return machine.drive(until)
+        return machine.run(until)
 
 
 class StateMachine:
@@ -96,7 +96,7 @@ class StateMachine:
     def __init__(self, store: ModelStore, target: Target, journal: Journal) -> None:
         self.store, self.target, self.journal = store, target, journal
 
-    def drive(self, until: str = PROMOTE) -> Journal:
+    def run(self, until: str = PROMOTE) -> Journal:
         """Work until the point *until*.
 
         Raises:
@@ -140,7 +140,7 @@ class StateMachine:
         split = self.target.split()
         if split.stable == journal.release:  # parts of the old stable one may still be there
             if journal.stable is not None:
-                self._enter("promoting", reason=journal.reason or TAKEN)
+                self._enter("promoting", reason=journal.reason or ALREADY_STABLE)
         elif split.canary not in (None, journal.release):
             raise Conflict(
                 f"{split.canary} is being tried on the platform, not {journal.release}",
@@ -163,7 +163,7 @@ class StateMachine:
         try:
             self.target.deploy(release)
         except ServerFailed as error:
-            return self._go_back(f"it does not start: {error}")
+            return self._start_rollback(f"it does not start: {error}")
         baseline = self._observer().counters_of_stable()
         return self._enter("starting", baseline_from=baseline, instance="")
 
@@ -172,15 +172,15 @@ class StateMachine:
         journal = self.journal
         stable = journal.stable if journal.kind == "rollout" else None
         try:
-            if self.target.ready(journal.release) and answers(self.store, self.target, journal.release, stable):
+            if self.target.ready(journal.release) and responds(self.store, self.target, journal.release, stable):
                 return self._first_step(self._wrong_answers())
             why = "it did not answer a completion"
         except ServerFailed as error:
-            return self._go_back(f"it does not come up: {error}")
+            return self._start_rollback(f"it does not come up: {error}")
         except TransientError as error:
             why = f"the platform did not answer: {error}"
         if self._elapsed_s() > self.journal.settings.ready_timeout_s:
-            return self._go_back(f"{why} within {self.journal.settings.ready_timeout_s:g} s")
+            return self._start_rollback(f"{why} within {self.journal.settings.ready_timeout_s:g} s")
         return self._pause()
 
     def _wrong_answers(self) -> str:
@@ -206,7 +206,7 @@ class StateMachine:
 
     def _first_step(self, wrong: str) -> None:
         if wrong:
-            return self._go_back(wrong)
+            return self._start_rollback(wrong)
         if not self.journal.steps:
             return self._enter("promoting", reason="it answers")
         return self._enter_step(0, self._observer().baseline())
@@ -227,8 +227,8 @@ class StateMachine:
         self._say(f"{self.journal.percent} % of requests to {self.journal.release}")
         try:
             self.target.shift(self.journal.release, self.journal.percent)
-        except Conflict as error:  # nobody would observe it
-            return self._go_back(f"{CHANGED}: {error}")
+        except Conflict as error:  # with a share of somebody else, nothing would be compared
+            return self._start_rollback(f"{CHANGED}: {error}")
         if self.journal.kind == "rollback":
             return self._enter("promoting", reason="it was good before, and answers")
         return self._enter("observing", window=None)
@@ -239,19 +239,19 @@ class StateMachine:
         try:
             split = self.target.split()
             if split.stable == journal.release:
-                return self._enter("promoting", reason=TAKEN)
+                return self._enter("promoting", reason=ALREADY_STABLE)
             if split.canary != journal.release:
-                return self._go_back("somebody else withdrew the canary")
+                return self._start_rollback("somebody else withdrew the canary")
             look = self._observer().look(self._elapsed_s())
         except ServerFailed as error:
-            return self._go_back(f"its server failed: {error}")
+            return self._start_rollback(f"its server failed: {error}")
         except Conflict as error:
-            return self._go_back(f"{CHANGED}: {error}")
+            return self._start_rollback(f"{CHANGED}: {error}")
         except TransientError as error:
             look = Look(f"the platform did not answer: {error}")
         self._keep(**look.changes)
         if look.verdict == "rollback":
-            return self._go_back(f"at {journal.percent} %: {look.reason}")
+            return self._start_rollback(f"at {journal.percent} %: {look.reason}")
         if journal.state == "awaiting approval":
             # A window of many good hours would hide that it has been bad for a minute.
             if self._elapsed_s() >= (settings.step_s if look.verdict == "promote" else settings.step_timeout_s):
@@ -263,7 +263,7 @@ class StateMachine:
                 return self._enter_step(journal.step + 1, journal.baseline)
             return self._enter("promoting", reason=look.reason)
         if look.verdict == "inconclusive" and self._elapsed_s() > settings.step_timeout_s:
-            return self._go_back(f"at {journal.percent} %, nothing showed that it is as good: {look.reason}")
+            return self._start_rollback(f"at {journal.percent} %, nothing showed that it is as good: {look.reason}")
         return self._pause()
 
     def _promote(self) -> None:
@@ -277,7 +277,7 @@ class StateMachine:
         journal = self.journal
         if journal.kind != "refresh":  # a refresh concerns the stable release itself, which stays in any case
             if journal.stable is not None and self._is_stable():
-                return self._enter("promoting", reason=TAKEN)
+                return self._enter("promoting", reason=ALREADY_STABLE)
             self.target.withdraw(journal.release, first=journal.stable is None)
         if journal.before is not None and releases.candidate(self.store) == journal.release:
             releases.withdraw_candidate(self.store)
@@ -309,7 +309,7 @@ class StateMachine:
         self._enter(result)
         clear_request(self.store)
 
-    def _go_back(self, reason: str) -> None:
+    def _start_rollback(self, reason: str) -> None:
         self._enter("rolling back", reason=reason)
 
     def _enter(self, state: RolloutState, /, **changes: Unpack[JournalChanges]) -> None:
@@ -335,7 +335,7 @@ class StateMachine:
         if request.action == "promote":
             self.approve(hurried=True)
         elif self.journal.state != "promoting":
-            self._go_back(request.reason)
+            self._start_rollback(request.reason)
         clear_request(self.store)
 
     def approve(self, *, hurried: bool = False) -> None:

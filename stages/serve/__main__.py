@@ -1,5 +1,5 @@
-"""serve: the published release as an OpenAI-compatible endpoint on this machine, kept up by a supervisor in a session
-of its own that outlives this stage. Where another release is served already, traffic is moved step by step."""
+"""serve: the published release as an OpenAI-compatible endpoint on this machine. A supervisor in a session of its own,
+which outlives this stage, keeps it up. If another release is served already, traffic is moved step by step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _arguments() -> argparse.Namespace:
         prog="python -m stages.serve",
         description="Serve the published release of a model as an OpenAI-compatible endpoint, and keep it up.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"""with {API_KEY_VARIABLE} set, clients must send it as their API key
+        epilog=f"""if {API_KEY_VARIABLE} is set, clients must send it as their API key
 example:
   python -m stages.serve --model org/name --serving '{{"port": 8000}}'
   python -m stages.serve --model org/name --stop""",
@@ -56,7 +56,7 @@ example:
     parser.add_argument("--rollout", default="{}", help="JSON: see Rollout in stages/parts/base/settings.py")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--foreground", action="store_true", help="serve until interrupted")
-    parser.add_argument("--resume", action="store_true", help="serve what serving.json wants, not what is published")
+    parser.add_argument("--resume", action="store_true", help="serve what serving.json asks for, not what is published")
     mode.add_argument("--stop", action="store_true", help="stop the endpoint and wait until it is gone")
     return parser.parse_args()
 

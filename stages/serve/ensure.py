@@ -11,7 +11,7 @@ from stages.parts.engine.client import answer, healthy
 from stages.parts.records.rollout import under_way
 from stages.parts.releases.release import candidate
 from stages.rollout.local import OneMachine
-from stages.rollout.plan import continued
+from stages.rollout.plan import resume
 from stages.rollout.state_machine import roll_out
 
 
@@ -38,7 +38,7 @@ def ensure(store: ModelStore, serving: Serving, source: str, rollout: Rollout) -
             if interrupted is None or interrupted.release != release:
                 return found, False
         target = OneMachine(store, source, serving)
-        continued(store, release, target.name)  # raises before anything is changed if another rollout is under way
+        resume(store, release, target.name)  # raises before anything is changed if another rollout is under way
         if found and found.release != release and (changed := target.changed_settings(found)):
             say(f"first restarting the served release with the new settings ({', '.join(changed)})")
             target.deploy(found.release)

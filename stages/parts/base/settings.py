@@ -190,49 +190,49 @@ class Workload(Settings):
 
 
 class Rollout(Settings):
-    """How traffic is moved to a new release, and when it goes back.
+    """How traffic is moved to a new release, and when it is moved back.
 
-    A latency limit is the stable release's figure times the ratio, plus the slack: the slack keeps a few milliseconds
-    of a fast model from failing it, the ratio does the same for a slow one.
+    A latency limit is the stable release's figure times the ratio, plus the slack. The slack tolerates a few
+    milliseconds of a fast model; the ratio tolerates as much, in proportion, of a slow one.
     """
 
     steps: tuple[Percent, ...] = (10, 50, 100)
-    """Percent of new requests, ascending to 100. A first deployment gets all of it once it answers."""
+    """Percentages of new requests, ascending to 100. A first release gets 100 % once it answers."""
     step_s: Seconds = 60
-    """Each step lasts at least so long."""
+    """The shortest time of each step."""
     min_requests: Positive = 50
-    """Each release must have answered as many within a step; fewer can't show a 95th percentile."""
+    """Each release must have answered so many within a step: fewer can't show a 95th percentile."""
     step_timeout_s: Seconds = 900
-    """A step that has shown neither good nor bad by then is rolled back: no evidence is no success."""
+    """If a step has shown neither good nor bad results by then, the rollout goes back: no evidence is no success."""
     ready_timeout_s: Seconds = 1800
-    """From deploying to the first answer; large models load for minutes."""
+    """The longest time from deploying to the first answer; large models load for minutes."""
     poll_s: Annotated[float, Field(gt=0)] = 2
     synthetic: bool = True
-    """Where clients send too little within ``step_s``, send short requests of our own to both releases alike."""
+    """If clients send too few requests within ``step_s``, the rollout sends short ones of its own to both releases."""
     own_timeout_s: Annotated[float, Field(gt=0)] = 30
-    """One of these that is not answered by then has failed. A look at a canary that hangs takes about twice as long.
-    Raise it where the stable release needs more for 16 tokens under load."""
+    """If one of these is not answered by then, it has failed. A look at a canary that hangs takes about twice as long.
+    Raise it if the stable release needs longer for 16 tokens under load."""
     approval: bool = False
-    """True: stop before 100 % until a person says ``slipway rollout promote``; then it is looked at once more."""
+    """True: stop before 100 % until a person runs ``slipway rollout promote``; then observe the canary once more."""
     ttft_ratio: Ratio = 1.25
-    """Time to first token, p95, against the stable release's."""
+    """p95 time to first token, relative to the stable release's."""
     ttft_slack_ms: Seconds = 50
     tpot_ratio: Ratio = 1.25
-    """Time per output token, p95."""
+    """p95 time per output token, relative to the stable release's."""
     tpot_slack_ms: Seconds = 5
     speed_ratio: Share = 0.75
-    """Output tokens per second that each request in flight gets, at least this share of the stable release's in half of
-    the looks. 0 turns it off."""
+    """Output tokens per second of each request in flight must be at least this share of the stable release's, in at
+    least half of the looks. 0 turns the check off."""
     error_slack: Share = 0.01
-    """Failed requests may be more by this share of all."""
+    """The canary's share of failed requests may exceed the stable release's by this much."""
     significance: Annotated[float, Field(gt=0, lt=0.5)] = 0.01
-    """Worse must also be beyond chance: the p-value below which it is. It is looked at many times, hence not 0.05."""
+    """The p-value below which a worse result is not due to chance. It is below 0.05 because there are many looks."""
     agreement: Share = 0.9
-    """How alike the answers to recorded questions must be to those that were recorded when the release was measured
-    (``scoring.probes``). 0 turns the questions off."""
+    """How far the answers to the recorded questions must agree with those that were recorded when the release was
+    measured (``scoring.probes``). 0 turns the questions off."""
     restarts: Annotated[int, Field(ge=0)] = 1
-    """A canary's server may be started anew so often in a rollout (a pod that moves); once more, and it counts as
-    crashing."""
+    """How often a canary's server may restart during a rollout, for instance because a pod moves. One more restart
+    counts as crashing."""
 
     @field_validator("steps")
     @classmethod

@@ -1,4 +1,4 @@
-"""Starts the supervisor of a model's endpoint in a session of its own, so that it outlives who started it."""
+"""Starts the supervisor of a model's endpoint in a session of its own, so that it outlives the starting process."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ HINT_PREFIX: Final = "  hint: "
 
 
 def start(store: ModelStore, source: str, serving: Serving, wanted: Wanted, *, key: str | None = None) -> Endpoint:
-    """Serve what is *wanted*; returns once the stable release answers. Interrupted before, it is stopped again.
+    """Serve what is *wanted* and return once the stable release answers. If this is interrupted, it is stopped again.
 
     Args:
         source: the model as the user named it.
-        key: that clients must send; None: as set for this process.
+        key: the API key that clients must send; None: the one that is set for this process.
 
     Raises:
         PortInUse: something else listens on ``serving.port``.
         ServerFailed: it could not be served.
     """
-    # A supervisor that ended a moment ago, or was killed, may leave a proxy that is still ending.
+    # The proxy of a supervisor that ended a moment ago, or was killed, may still be ending.
     _wait_for_port(serving, STOP_TIMEOUT_S if (store.path / WANTED).exists() else 0.0)
     log = store.path / LOG
     with contextlib.suppress(FileNotFoundError):
@@ -51,7 +51,7 @@ def start(store: ModelStore, source: str, serving: Serving, wanted: Wanted, *, k
     (store.path / RECORD).unlink(missing_ok=True)
     wanted.write(store.path / WANTED)
     environment = {**os.environ, STORE_VARIABLE: str(store.root)}
-    for variable in (program.RUN_VARIABLE, program.OUTPUTS_VARIABLE):  # they are this stage's, which ends
+    for variable in (program.RUN_VARIABLE, program.OUTPUTS_VARIABLE):  # they belong to this stage, which ends
         environment.pop(variable, None)
     if key is not None:
         environment[API_KEY_VARIABLE] = key
@@ -79,7 +79,7 @@ def start(store: ModelStore, source: str, serving: Serving, wanted: Wanted, *, k
 
 
 def _wait_for_port(serving: Serving, timeout_s: float) -> None:
-    """Raises: PortInUse: something still listens on the port when the time is over."""
+    """Raises: PortInUse: something still listens on the port after *timeout_s*."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -92,7 +92,7 @@ def _wait_for_port(serving: Serving, timeout_s: float) -> None:
 
 
 def last_error(log: Path) -> tuple[str, str]:
-    """What the supervisor printed last and its hint (see ``program.main``), or nothing if it could not."""
+    """The last error that the supervisor printed and its hint (see ``program.main``); empty if it printed none."""
     lines = log.read_text(errors="replace").splitlines()
     for number in reversed(range(len(lines))):
         if lines[number].startswith(ERROR_PREFIX):

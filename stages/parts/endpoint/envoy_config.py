@@ -1,4 +1,4 @@
-"""What Envoy is told: one listener, a cluster per release, and one route that splits new requests by weight.
+"""Envoy's configuration: one listener, a cluster for each release, and one route that splits new requests by weight.
 
 Field names and meanings: https://www.envoyproxy.io/docs/envoy/latest/api-v3/api
 """
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 RELEASE_HEADER: Final = "x-slipway-release"
-"""In every answer: which release gave it."""
+"""The header of every answer that names the release that gave it."""
 ROUTER: Final = "endpoint"
 ROUTES: Final = "routes"
 CLUSTERS_FILE: Final = "clusters.json"
 ROUTES_FILE: Final = "routes.json"
 ADMIN_SOCKET: Final = "admin.sock"
 IDLE_S: Final = 3
-"""Envoy gives an idle connection up before vLLM does (5 s): a request never meets a closing connection."""
+"""Envoy closes an idle connection before vLLM does (5 s), so that a request never meets a closing connection."""
 UNLIMITED: Final = 1_000_000
 """Envoy's own limits would refuse more than 1024 requests, and more than 3 retries, at a time."""
 TYPES: Final = "type.googleapis.com/envoy"
@@ -36,10 +36,10 @@ class Backend:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where requests go."""
+    """How requests are routed."""
 
     clusters: Mapping[str, tuple[Backend, ...]]
-    """By release: its own server, then those that stand in while that one does not answer."""
+    """For each release: its own server, then those that replace it while it does not answer."""
     weights: Mapping[str, int]
     """Share of new requests in %, by release."""
 
@@ -52,7 +52,8 @@ def plan(
     percent: int,
     standby: str | None,
 ) -> Plan:
-    """Requests for a server that is gone go to the stable one's, and the stable one's own to the standby."""
+    """If a server is gone, its requests go to the stable release's server; those of the stable release, to the
+    standby's."""
     clusters = {}
     for release in releases:
         order = dict.fromkeys(name for name in (release, stable, standby) if name in up)
@@ -62,7 +63,7 @@ def plan(
 
 
 def bootstrap(host: str, port: int, folder: str) -> Json:
-    """What Envoy starts with; clusters and routes are read from files, again whenever they are replaced."""
+    """Envoy's start configuration. It reads clusters and routes from files, again whenever they are replaced."""
     source = {"path": f"{folder}/{CLUSTERS_FILE}"}
     return {
         "node": {"id": "slipway", "cluster": "slipway"},
@@ -83,7 +84,7 @@ def routes_document(plan: Plan, version: str) -> Json:
         "match": {"prefix": "/"},
         "route": {
             "weighted_clusters": {"clusters": weighted},
-            "timeout": "0s",  # an answer takes as long as it takes
+            "timeout": "0s",  # no limit on the time of an answer
             "retry_policy": _RETRY,
         },
     }
@@ -97,7 +98,7 @@ def routes_document(plan: Plan, version: str) -> Json:
     return {"version_info": version, "resources": [configuration]}
 
 
-# A request that has not been answered a byte goes to the next server, if its own refuses it or dies.
+# A request goes to the next server if its own refuses it, or dies before it has answered a byte.
 _RETRY: Final[Json] = {
     "retry_on": "connect-failure,refused-stream,reset",
     "num_retries": 2,
@@ -115,7 +116,7 @@ def _listener(host: str, port: int, folder: str) -> Json:
     manager = {
         "@type": MANAGER,
         "stat_prefix": ROUTER,
-        "stream_idle_timeout": "0s",  # a long prompt is silent for long
+        "stream_idle_timeout": "0s",  # a long prompt takes long until the first token
         "use_remote_address": True,
         "generate_request_id": False,
         "server_header_transformation": "PASS_THROUGH",
@@ -140,7 +141,7 @@ def _listener(host: str, port: int, folder: str) -> Json:
     return {
         "name": ROUTER,
         "address": {"socket_address": {"address": host, "port_value": port}},
-        "enable_reuse_port": False,  # or a second proxy could share the port unnoticed
+        "enable_reuse_port": False,  # otherwise a second proxy could share the port unnoticed
         "filter_chains": [{"filters": [{"name": MANAGER.rpartition(".")[2], "typed_config": manager}]}],
     }
 

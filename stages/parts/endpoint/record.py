@@ -1,7 +1,7 @@
-"""A model's endpoint on this machine: what it shall serve, what it serves, and whether it lives.
+"""A model's endpoint on this machine: what it should serve, what it serves, and whether it runs.
 
-Its supervisor holds the model's ``endpoint`` lock as long as it lives, however it ends, so that nothing takes a
-record for an endpoint whose process is gone.
+Its supervisor holds the model's ``endpoint`` lock as long as its process exists, however that ends, so that a record
+left by a process that is gone is not mistaken for an endpoint.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ RECORD: Final = "endpoint.json"
 LOG: Final = "endpoint.log"
 WANTED: Final = "serving.json"
 SERVERS: Final = "serving"
-"""Folder of what belongs to the living endpoint alone: each server's log, and Envoy's files."""
+"""The folder for files of the running endpoint: each server's log, and Envoy's files."""
 LOCK: Final = "endpoint"
 LOCK_PROBES: Final = 10
-"""A reader of the lock holds it for an instant: a supervisor tries again before it believes that another serves."""
+"""Tries to get the lock: a process that only reads it holds it for an instant, which is not another supervisor."""
 POLL_S: Final = 0.25
 DRAIN_S: Final = 30
 """Requests in flight may finish within this time when the endpoint stops."""
@@ -40,16 +40,16 @@ STOP_TIMEOUT_S: Final = 60.0 + DRAIN_S
 
 
 class Wanted(Record):
-    """``serving.json``: what shall be served. The supervisor makes it so, now or when it is started again."""
+    """``serving.json``: what is to be served. The supervisor brings it into force, now or when it is started again."""
 
     stable: str
     canary: str | None = None
     percent: int = 0
-    """Of new requests, to the canary."""
+    """The canary's share of new requests."""
     standby: str | None = None
     """An earlier stable release that is kept warm."""
     replaced: str | None = None
-    """The release whose place the stable one has taken, since both do not fit; it comes back if that is withdrawn."""
+    """The release that the stable one has replaced because both do not fit; it returns if that one is withdrawn."""
 
     @property
     def tried(self) -> bool:
@@ -65,9 +65,9 @@ class ServerState(Record):
 
     release: str
     state: Literal["starting", "up", "down", "failed"]
-    """down: it was up, and is being started again. failed: it is not tried again."""
+    """down: it was up, and is being restarted. failed: it is not restarted."""
     url: str = ""
-    """Of this server alone, without ``/v1``; changes when it is started anew. Empty unless it is up."""
+    """This server's own base URL, without ``/v1``; changes when it is restarted. Empty unless it is up."""
     pid: int | None = None
     message: str = ""
     """Why it is down or failed."""
@@ -75,18 +75,18 @@ class ServerState(Record):
 
 
 class Endpoint(Record):
-    """``endpoint.json``: what serves a model, written once it has answered and whenever it changes."""
+    """``endpoint.json``: what serves a model; written once it has answered, and whenever it changes."""
 
     pid: int
-    """Of the supervisor: SIGTERM stops the endpoint."""
+    """The supervisor's process; SIGTERM stops the endpoint."""
     url: str
-    """Base of the OpenAI-compatible API, without ``/v1``: the proxy's, which stays."""
+    """Base URL of the OpenAI-compatible API, without ``/v1``: the proxy's, which does not change."""
     model: str
     release: str
     """The stable one."""
     canary: str | None = None
     percent: int = 0
-    """Of new requests, to the canary: in force."""
+    """The canary's share of new requests that is in force."""
     standby: str | None = None
     servers: tuple[ServerState, ...] = ()
     log: str
@@ -100,23 +100,23 @@ class Endpoint(Record):
 
 
 def endpoint(store: ModelStore) -> Endpoint | None:
-    """The endpoint that a living supervisor keeps, or None."""
+    """The endpoint of a running supervisor, or None."""
     pid = supervisor(store)
     found = Endpoint.read(store.path / RECORD) if pid else None
     return found if found and found.pid == pid else None
 
 
 def serving_here(root: Path) -> list[Endpoint]:
-    """The living endpoints of every model in the store at *root*: they share this machine with what else runs."""
+    """The running endpoints of all models in the store at *root*: they share this machine with whatever else runs."""
     records = [Endpoint.read(path) for path in sorted(root.glob(f"*/{RECORD}"))]
     found = [endpoint(ModelStore(root, each.model)) for each in records if each]
     return [each for each in found if each]
 
 
 def stop(store: ModelStore) -> bool:
-    """Stop the endpoint and wait until nothing of it is left; False if nothing was serving.
+    """Stop the endpoint and wait until none of its processes is left; False if nothing was being served.
 
-    A rollout that was under way is forgotten with it: what is started next serves the published release alone.
+    This also forgets a canary: the next endpoint serves only the published release.
 
     Raises:
         ServerFailed: it did not end.
@@ -133,15 +133,15 @@ def stop(store: ModelStore) -> bool:
             raise ServerFailed(f"the endpoint did not stop within {STOP_TIMEOUT_S:.0f} s", hint=f"kill -9 {pid}")
         time.sleep(POLL_S)
     with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
-        psutil.Process(pid).wait(STOP_TIMEOUT_S)  # the lock goes a moment before the process
+        psutil.Process(pid).wait(STOP_TIMEOUT_S)  # the lock is released a moment before the process ends
     return True
 
 
 def supervisor(store: ModelStore) -> int | None:
-    """The process that holds the endpoint's lock, or None if nobody does."""
+    """The process that holds the endpoint's lock, or None."""
     try:
         with store.lock(LOCK).open() as file:
-            # Shared: two who ask at a time must not take each other for the supervisor.
+            # A shared lock: two readers at a time must not take each other for the supervisor.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -153,7 +153,7 @@ def supervisor(store: ModelStore) -> int | None:
 
 @contextlib.contextmanager
 def supervising(store: ModelStore) -> Iterator[None]:
-    """Be the one supervisor of the model's endpoint.
+    """Hold the lock of the only supervisor of the model's endpoint.
 
     Raises:
         Busy: there is another.
@@ -169,12 +169,12 @@ def supervising(store: ModelStore) -> Iterator[None]:
                     error.hint = f"stop it first: slipway serve {store.model} --stop"
                     raise
                 time.sleep(POLL_S)
-        lock.write_text(str(os.getpid()))  # in place: a renamed file would be another lock
+        lock.write_text(str(os.getpid()))  # in place: a renamed file would be a different lock
         yield
 
 
 def published(store: ModelStore) -> Path:
-    """The release that ``production`` points to, by its own path: the link may move while it is served.
+    """The release that ``production`` points to, by its own path, since the link may move while it is served.
 
     Raises:
         NothingToServe: there is none.
@@ -194,7 +194,7 @@ def say(line: str) -> None:
 
 
 def being_served(store: ModelStore) -> bool:
-    """Whether clients may be getting a release right now: here, or where the last rollout promoted one."""
+    """Whether clients may be using a release now: here, or on the platform of the last rollout."""
     last = read_journal(store)
     elsewhere = last is not None and last.target != LOCAL and (last.stable is not None or last.state == "promoted")
     return elsewhere or endpoint(store) is not None

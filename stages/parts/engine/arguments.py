@@ -1,4 +1,4 @@
-"""How vLLM is told to serve: its arguments, environment and cores."""
+"""How vLLM is started: its arguments, environment and cores."""
 
 from __future__ import annotations
 
@@ -13,15 +13,9 @@ from stages.parts.base.settings import Serving
 from stages.parts.machine.hardware import core_halves, gpus
 
 VLLM: Final = (sys.executable, "-m", "vllm.entrypoints.cli.main")
-"""The ``vllm`` command of this very environment, whether or not it is on PATH."""
-
-
+"""The ``vllm`` command of this Python environment, whether or not it is on PATH."""
 BINDING: Final = "VLLM_CPU_OMP_THREADS_BIND"
-
-
 CPU_KV_CACHE_MIB: Final = 1024
-
-
 MIB: Final = 1 << 20
 
 
@@ -29,13 +23,15 @@ def engine_arguments(settings: Serving, *, on_gpu: bool | None = None) -> list[s
     """The arguments of ``vllm serve`` that decide how it serves.
 
     Args:
-        on_gpu: where it will serve; None: here.
+        on_gpu: whether it will serve on a GPU; None: as this machine does.
 
     Raises:
-        ConfigError: an extra argument would show a secret in the process list.
+        ConfigError: an extra argument would expose a secret in the process list.
     """
     if any(each.replace("_", "-").startswith("--api-key") for each in settings.extra_arguments):
-        raise ConfigError("an API key in serving.extra_arguments would be shown by ps", hint="set SLIPWAY_API_KEY")
+        raise ConfigError(
+            "an API key in serving.extra_arguments would be visible in the process list", hint="set SLIPWAY_API_KEY"
+        )
     on_gpu = serves_on_gpu() if on_gpu is None else on_gpu
     dtype = settings.dtype if settings.dtype != "auto" else "float16" if on_gpu else "bfloat16"
     arguments = ["--dtype", dtype]
@@ -54,7 +50,7 @@ def engine_arguments(settings: Serving, *, on_gpu: bool | None = None) -> list[s
 
 
 def serves_on_gpu() -> bool:
-    """Whether vLLM will use a GPU: there is one, and it is not vLLM's CPU build."""
+    """Whether vLLM will use a GPU: there is one, and the installed vLLM is not the CPU build."""
     return not installed_version("vllm").endswith("+cpu") and bool(gpus())
 
 
@@ -69,9 +65,9 @@ def installed_version(tool: str) -> str:
 def core_binding(settings: Serving, half: int = 0) -> str:
     """The cores that a server's threads are bound to without a GPU, such as ``0,1,2``; empty where vLLM chooses.
 
-    vLLM would bind those of every server to the same cores, where a release and the one beside it starve each other by
-    turns. Evaluations get as many as a release will. It chooses in a pod, which has its server to itself, with tensor
-    parallelism, which takes a NUMA node for each part, and on a single core.
+    vLLM itself would bind the threads of every server to the same cores, where a release and its canary starve each
+    other by turns. An evaluation gets as many cores as a release will. vLLM chooses in three cases: in a pod, which has
+    only one server; with tensor parallelism, which uses a NUMA node for each part; and on a single core.
     """
     if chosen := os.environ.get(BINDING):
         return chosen
@@ -81,9 +77,10 @@ def core_binding(settings: Serving, half: int = 0) -> str:
 
 
 def environment(api_key: str = "", binding: str = "") -> dict[str, str]:
-    """vLLM's environment: offline, unobserved, with a cache of its own, and the API key where ps can't see it."""
+    """vLLM's environment: offline, without usage statistics, with a cache of its own, and with the API key, which the
+    process list does not show."""
     variables = dict(os.environ)
-    # Whole GiB, and it would override --kv-cache-memory-bytes.
+    # It counts whole GiB, and would override --kv-cache-memory-bytes.
     variables.pop("VLLM_CPU_KVCACHE_SPACE", None)
     variables.pop("VLLM_API_KEY", None)
     variables |= {

@@ -16,15 +16,13 @@ import httpx
 from stages.parts.base.errors import ServerFailed
 
 LOOPBACK: Final = "127.0.0.1"
-
-
 HEALTH_TIMEOUT_S: Final = 5.0
 
 
 @functools.cache
 def http() -> httpx.Client:
-    """The client for servers of ours: no proxy in between, and a new connection for each request, since a server
-    that was restarted knows nothing of an old one."""
+    """The client for our own servers: without a proxy, and with a new connection for each request, since a server that
+    was restarted does not know an old connection."""
     return httpx.Client(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
@@ -33,7 +31,7 @@ def credentials(api_key: str) -> dict[str, str]:
 
 
 def healthy(url: str) -> bool:
-    """Whether ``/health`` is 200: the API answers and its engine lives."""
+    """Whether ``/health`` answers 200: the API answers and its engine is alive."""
     try:
         return http().get(f"{url}/health", timeout=HEALTH_TIMEOUT_S).is_success
     except httpx.HTTPError:
@@ -41,10 +39,10 @@ def healthy(url: str) -> bool:
 
 
 def answer(url: str, name: str, api_key: str = "", *, timeout_s: float = 60.0) -> str:
-    """One token of a real completion, which only a whole, loaded model gives.
+    """One token of a real completion, which only a complete, loaded model gives.
 
     Raises:
-        ServerFailed: no answer, or one that is none.
+        ServerFailed: there was no answer, or no valid one.
     """
     body = {"model": name, "prompt": "Hello", "max_tokens": 1, "temperature": 0, "ignore_eos": True}
     try:
@@ -63,7 +61,7 @@ def answers_chat(url: str, name: str, api_key: str = "", *, timeout_s: float = 6
     """Whether it completes a chat; False: not at the moment.
 
     Raises:
-        ServerFailed: it refuses: its chat template is missing or broken, which no waiting mends.
+        ServerFailed: it refuses: its chat template is missing or broken, which will not change.
     """
     body = {"model": name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "temperature": 0}
     try:
@@ -76,7 +74,7 @@ def answers_chat(url: str, name: str, api_key: str = "", *, timeout_s: float = 6
 
 
 def has_chat_template(directory: Path) -> bool:
-    """Whether the tokenizer of the model in *directory* says how a chat becomes a prompt."""
+    """Whether the tokenizer of the model in *directory* has a chat template."""
     if any((directory / each).is_file() for each in ("chat_template.jinja", "chat_template.json")):
         return True
     with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -85,20 +83,20 @@ def has_chat_template(directory: Path) -> bool:
 
 
 def beside_server(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a server's client on the same machine: no proxy for the Internet stands in between."""
+    """The environment of a server's client on the same machine, which uses no proxy for it."""
     around = ",".join(filter(None, [os.environ.get("NO_PROXY", os.environ.get("no_proxy")), LOOPBACK, "localhost"]))
     return {**os.environ, "NO_PROXY": around, "no_proxy": around, **variables}
 
 
 def _refusal(reply: httpx.Response) -> str:
-    """vLLM's own message, else the status."""
+    """vLLM's own message; without one, the status."""
     with contextlib.suppress(ValueError, LookupError, TypeError):
         return f"{reply.status_code} {reply.json()['error']['message']}"
     return f"{reply.status_code} {reply.reason_phrase}"
 
 
 def reachable(host: str) -> str:
-    """The address to reach a server bound to *host*, as it stands in a URL."""
+    """The address at which a server bound to *host* is reached, as it is written in a URL."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

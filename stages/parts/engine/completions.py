@@ -1,4 +1,4 @@
-"""Questions to a server about probabilities: vLLM's ``/v1/completions`` and ``/tokenize`` over plain HTTP."""
+"""Asks a server for probabilities: vLLM's ``/v1/completions`` and ``/tokenize`` over plain HTTP."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from stages.parts.engine.client import credentials, http
 
 TIMEOUT_S: Final = 120.0
 PASSING: Final = frozenset({429, 502, 503, 504})
-"""Statuses of a server, or of what stands before it, that may answer another time."""
+"""Statuses of a server, or of a gateway before it, that may pass."""
 GREEDY: Final = {"temperature": 0, "repetition_penalty": 1.0}
-"""A model's own generation_config.json would otherwise change what is said."""
+"""Otherwise a model's own generation_config.json would change its answers."""
 
 Distribution = Mapping[str, Mapping[str, float]]
-"""By token id: ``logprob`` (natural) and ``rank`` (1 is the likeliest)."""
+"""For each token id: ``logprob`` (natural) and ``rank`` (1 is the likeliest)."""
 
 
 def complete(
@@ -30,7 +30,7 @@ def complete(
         options: of the completions API.
 
     Raises:
-        ServerFailed: it refuses, or its answer is none.
+        ServerFailed: it refuses, or its reply is not a valid answer.
         TransientError: it does not answer at the moment.
     """
     body = {"model": model, "prompt": [each if isinstance(each, str) else list(each) for each in prompts]}
@@ -45,7 +45,7 @@ def complete(
 
 
 def tokenize(url: str, model: str, api_key: str, text: str) -> list[int]:
-    """*text* as token ids, with what the model puts at the start of a text.
+    """*text* as token ids, including what the model puts at the start of a text.
 
     Raises:
         ServerFailed, TransientError: as ``complete``.
@@ -58,12 +58,13 @@ def tokenize(url: str, model: str, api_key: str, text: str) -> list[int]:
 
 
 def given(choice: Mapping[str, Any]) -> list[Distribution]:
-    """At each place of the prompt after its first token, the distribution given what stands before it.
+    """The distribution at each position of the prompt after its first token, given the tokens before it.
 
-    Of an answer that was asked for with ``prompt_logprobs``: the likeliest so many, and the token that is there.
+    *choice* was requested with ``prompt_logprobs``: each distribution holds that many of the likeliest tokens, and the
+    prompt's own token.
 
     Raises:
-        LookupError, TypeError: it holds none.
+        LookupError, TypeError: *choice* has no distributions.
     """
     places: list[Distribution] = choice["prompt_logprobs"]
     return places[1:]

@@ -1,6 +1,6 @@
-"""What vLLM says in its log: how it serves, and why it does not.
+"""Reads vLLM's log: how it serves, and why it failed.
 
-There is no other source: its HTTP interface names neither the kernel nor the reason why it ended.
+There is no other source: its HTTP interface reports neither the kernel nor the reason why it ended.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from stages.parts.base.errors import MeasurementFailed
 
 TAIL_BYTES: Final = 1 << 20
-"""As much of the log as is searched for a cause: an endpoint's grows with its requests."""
+"""How much of the log's end is searched for a cause: an endpoint's log grows with its requests."""
 CAUSE_CHARACTERS: Final = 300
 
 # (EngineCore pid=1) ERROR 11-21 03:41:09 [core.py:1510] ValueError: …
@@ -23,34 +23,34 @@ PYDANTIC: Final = re.compile(r"^  (?:Value|Assertion) error, (.+)$")
 USAGE: Final = re.compile(r"^\S.*: (error: .+)$")
 FALLBACK: Final = re.compile(r"\bfall(?:s|ing)?[ -]?back\b|not fully optimized|slow and unoptimized", re.IGNORECASE)
 CONSEQUENCES: Final = ("Engine core initialization failed", "Engine process failed", "Worker failed", "WorkerProc")
-"""Raised by a parent process because a child failed: the child's own error stands above."""
+"""Raised by a parent process because a child failed: the child's own error is above it."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """How the engine serves, by its own log."""
+    """How the engine serves, from its own log."""
 
     version: str
     dtype: str
     quantization: str | None
     kernel: str | None
-    """The kernel of the quantized layers; None for plain weights."""
+    """The kernel of the quantized layers; None if the weights are not quantized."""
     kv_cache_tokens: int
     fallbacks: tuple[str, ...] = ()
-    """Lines that tell of a slower path taken instead of a better one."""
+    """Log lines about a slower code path that was taken instead of a better one."""
     cores: tuple[int, ...] = ()
-    """That its threads are bound to; none on a GPU."""
+    """The cores that its threads are bound to; empty on a GPU."""
 
 
 @dataclass(frozen=True)
 class ServerLog:
-    """One server's part of a log file: from byte *start* on, since restarts append; all of it, if it was begun anew."""
+    """One server's part of a log file: from byte *start* on, since restarts append; all of it if it was rotated."""
 
     path: Path
     start: int = 0
 
     def text(self) -> str:
-        """What the server has said, the last MiB of it."""
+        """The server's output; at most its last MiB."""
         try:
             with self.path.open("rb") as file:
                 end = file.seek(0, 2)
@@ -60,21 +60,21 @@ class ServerLog:
             return ""
 
     def cause(self) -> str:
-        """Why the server ended; without an error, its last line."""
+        """Why the server ended; if there is no error, its last line."""
         text = self.text()
         return error_in(text) or last_line(text)
 
     def facts(self) -> Facts:
-        """Raises: MeasurementFailed: the log lacks a line that every vLLM of our range writes."""
+        """Raises: MeasurementFailed: the log lacks a line that every supported vLLM writes."""
         try:
             return facts(self.text())
         except LookupError as error:
-            raise MeasurementFailed(f"vLLM's log does not say its {error.args[0]}", hint=f"see {self.path}") from error
+            raise MeasurementFailed(f"vLLM's log does not show its {error.args[0]}", hint=f"see {self.path}") from error
 
 
 def error_in(text: str) -> str | None:
-    """The line of a log that says why a program failed: the first exception's, which later ones follow from, or else
-    a usage error. None if the log has neither."""
+    """The line of a log that says why a program failed: that of the first exception, which causes the later ones, or
+    else of a usage error. None if the log has neither."""
     lines = [PREFIX.sub("", line).rstrip() for line in text.splitlines()]
     for index, line in enumerate(lines):
         if not (found := EXCEPTION.match(line)) or found[2].startswith(CONSEQUENCES):
@@ -86,11 +86,11 @@ def error_in(text: str) -> str | None:
 
 def last_line(text: str) -> str:
     said = [line.strip() for line in text.splitlines() if line.strip()]
-    return _shortened(PREFIX.sub("", said[-1]).strip()) if said else "it said nothing"
+    return _shortened(PREFIX.sub("", said[-1]).strip()) if said else "it printed nothing"
 
 
 def facts(text: str) -> Facts:
-    """Raises: LookupError: naming what the log does not say."""
+    """Raises: LookupError: it names what the log does not contain."""
     quantization = _first(r"\bquantization=(\w+)", text)
     kernels = dict.fromkeys(re.findall(r"(?:Using|Selected) (\w+Kernel) for ", text))
     return Facts(
@@ -109,7 +109,7 @@ def facts(text: str) -> Facts:
 
 
 def fallbacks(text: str) -> tuple[str, ...]:
-    """Each once, in their order."""
+    """Each different line once, in order."""
     lines = (PREFIX.sub("", line).strip() for line in text.splitlines() if FALLBACK.search(line))
     return tuple(dict.fromkeys(map(_shortened, lines)))
 

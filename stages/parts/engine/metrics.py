@@ -14,7 +14,7 @@ from stages.parts.base.errors import TransientError
 from stages.parts.records.counters import Counters, Histogram
 
 REQUESTS: Final = "http_requests_total"
-"""By prometheus-fastapi-instrumentator, with labels ``handler`` and ``status`` (2xx, 4xx, 5xx)."""
+"""Counted by prometheus-fastapi-instrumentator, with labels ``handler`` and ``status`` (2xx, 4xx, 5xx)."""
 API: Final = "/v1/"
 """Only handlers below it answer clients; /health and /metrics are not counted."""
 READING: Final = "GET"

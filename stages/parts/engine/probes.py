@@ -1,6 +1,7 @@
-"""Fixed questions to a server: answered once when a variant is measured, and again wherever it is served later.
+"""Fixed questions to a server: they are answered once when a variant is measured, and again wherever it is served
+later.
 
-Plain HTTP on a base URL, so that a rollout can ask any server that speaks vLLM's completions API.
+They need only plain HTTP on a base URL, so that a rollout can ask any server with vLLM's completions API.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PROMPTS: Final = (
 )
 ANSWER_TOKENS: Final = 16
 ANOTHER_QUESTION: Final = Compared(likeness=0.0, consistency=0.0, same_tokens=0)
-"""The prompt is not tokenized as it was."""
+"""The prompt is no longer tokenized as when it was recorded."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,8 @@ class ProbeCheck:
 
     @property
     def agreement(self) -> float:
-        """0–1, 1 is the same: ``scoring.probes``."""
+        """0–1, where 1 is the same; see ``scoring.probes``."""
         return agreement(self.probes)
-
-    def passed(self, threshold: float) -> bool:
-        return bool(self.probes) and self.agreement >= threshold
 
 
 def record_probes(url: str, model: str, api_key: str = "") -> tuple[Probe, ...]:
@@ -51,18 +49,18 @@ def record_probes(url: str, model: str, api_key: str = "") -> tuple[Probe, ...]:
         url: base URL, without ``/v1``.
 
     Raises:
-        ServerFailed: it refuses, or answers with something that is no answer.
+        ServerFailed: it refuses, or its reply is not a valid answer.
         TransientError: it does not answer at the moment.
     """
     return _answers(url, model, api_key, PROMPTS, ANSWER_TOKENS)
 
 
 def check_probes(url: str, model: str, api_key: str, recorded: Sequence[Probe]) -> ProbeCheck:
-    """Ask again, and compare: two requests.
+    """Ask the recorded questions again and compare the answers; this takes two requests.
 
     Raises:
-        MeasurementFailed: nothing was recorded, so nothing can be compared.
-        ServerFailed: it refuses, or answers with something that is no answer.
+        MeasurementFailed: there are no recorded answers to compare with.
+        ServerFailed: it refuses, or its reply is not a valid answer.
         TransientError: it does not answer at the moment.
     """
     if not recorded:
@@ -79,7 +77,7 @@ def check_probes(url: str, model: str, api_key: str, recorded: Sequence[Probe]) 
 
 
 def _answers(url: str, model: str, api_key: str, prompts: Sequence[str], tokens: int) -> tuple[Probe, ...]:
-    # A model that ends at once would say nothing that could be compared.
+    # A model that ends its answer at once would give nothing to compare.
     choices = complete(
         url, model, api_key, prompts, max_tokens=tokens, ignore_eos=True, logprobs=1, return_token_ids=True
     )
@@ -99,7 +97,7 @@ def _answers(url: str, model: str, api_key: str, prompts: Sequence[str], tokens:
 
 
 def _compared(recorded: Probe, answer: Probe, read: dict[str, Any], read_answer: dict[str, Any]) -> Compared:
-    """Args: read, read_answer: the server's reading of the recorded text and of its own."""
+    """Args: read, read_answer: the probabilities that the server gives to the recorded text and to its own answer."""
     if answer.prompt_ids != recorded.prompt_ids:
         return ANOTHER_QUESTION
     again, _ = _probabilities(recorded, read)
@@ -109,7 +107,7 @@ def _compared(recorded: Probe, answer: Probe, read: dict[str, Any], read_answer:
 
 
 def _probabilities(probe: Probe, read: dict[str, Any]) -> tuple[list[float], list[float]]:
-    """Log-probabilities of the answer's tokens as they are read, and of the likeliest token at each place."""
+    """Log-probabilities of the answer's tokens, and of the likeliest token at each position."""
     places = given(read)[len(probe.prompt_ids) - 1 :]
     tokens = [place[str(token)]["logprob"] for place, token in zip(places, probe.token_ids, strict=True)]
     likeliest = [max(each["logprob"] for each in place.values()) for place in places]

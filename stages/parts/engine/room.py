@@ -1,4 +1,4 @@
-"""Whether a model's weights find room on the GPUs that one server gets: known before minutes of loading."""
+"""Whether a model's weights fit on the GPUs of one server, so that this is known before minutes of loading."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from stages.parts.machine.hardware import MIB, query_gpus
 
 GIB: Final = 1 << 30
 PLACED: Final = re.compile(r"--(cpu-offload|pipeline-parallel|tensor-parallel|quantization|load-format)|-[tp]p\b|-q\b")
-"""Extra arguments by which weights take another place than is reckoned here."""
+"""Extra arguments that place weights in another way than is calculated here."""
 
 
 def check_room(directory: Path, settings: Serving) -> None:
-    """Weights alone: what vLLM needs besides, it says itself.
+    """Checks only the weights: vLLM itself reports what else does not fit.
 
     Raises:
-        ConfigError: they need more than ``tensor_parallel_size`` GPUs have, and how many are enough.
+        ConfigError: they need more than ``tensor_parallel_size`` GPUs have; the hint says how many are enough.
     """
     memory = [int(line) * MIB for line in query_gpus("memory.total") if line.isdigit()]
     if not memory or PLACED.search(" ".join(settings.extra_arguments).replace("_", "-")):
@@ -43,7 +43,7 @@ def check_room(directory: Path, settings: Serving) -> None:
 
 
 def _attention_heads(directory: Path) -> int:
-    """Which the GPUs share evenly; 0 where the configuration does not tell."""
+    """The number of attention heads, which must divide evenly among the GPUs; 0 if the configuration lacks it."""
     with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         return int(config.get("text_config", config).get("num_attention_heads", 0))

@@ -15,18 +15,16 @@ from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore
 
 HISTORY: Final = "rollouts.jsonl"
-
-
-Kind = Literal["publish", "rollout", "rollback"]
-"""publish: select moved the link, while nothing was served."""
+MoveKind = Literal["publish", "rollout", "rollback"]
+"""publish: select moved the link while nothing was served."""
 
 
 class Move(Record):
-    """One line of ``rollouts.jsonl``: how traffic went, or did not go, from one release to another."""
+    """One line of ``rollouts.jsonl``: how traffic moved, or did not move, from one release to another."""
 
     id: str
-    """Of the rollout; the same one is never written twice."""
-    kind: Kind
+    """The rollout's id; a move is never written twice."""
+    kind: MoveKind
     release: str
     before: str | None
     """What was in production."""
@@ -36,11 +34,11 @@ class Move(Record):
     started_at: datetime
     ended_at: datetime
     analyses: tuple[dict[str, Any], ...] = ()
-    """The last of each step."""
+    """The last analysis of each step."""
 
 
 def history(store: ModelStore) -> list[Move]:
-    """Every move, the oldest first. A line that a crash cut off is left out."""
+    """All moves, the oldest first. A line that a crash truncated is left out."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for line in (store.path / HISTORY).read_text(encoding="utf-8").splitlines():
@@ -50,7 +48,7 @@ def history(store: ModelStore) -> list[Move]:
 
 
 def remember(store: ModelStore, move: Move) -> None:
-    """Append a move durably; one that is there already is not written again."""
+    """Append a move durably; a move that is already there is not written again."""
     if any(each.id == move.id for each in history(store)):
         return
     path = store.path / HISTORY
@@ -65,9 +63,9 @@ def remember(store: ModelStore, move: Move) -> None:
 
 
 def remember_at_once(
-    store: ModelStore, kind: Kind, release: str, before: str | None, reason: str, started: datetime
+    store: ModelStore, kind: MoveKind, release: str, before: str | None, reason: str, started: datetime
 ) -> None:
-    """Append a move of the link alone, which took no rollout."""
+    """Append a move that only changed the link, without a rollout."""
     move = Move(
         id=uuid.uuid4().hex[:12],
         kind=kind,

@@ -1,4 +1,4 @@
-"""The releases of a model as a person looks at them: what each one is, and which may go."""
+"""The releases of a model as they are listed for a person, and which of them may be removed."""
 
 from __future__ import annotations
 
@@ -17,73 +17,73 @@ from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore, exclusive
 from stages.parts.records.rollout import LOCK, under_way
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.releases.history import Kind, Move, history
+from stages.parts.releases.history import Move, MoveKind, history
 from stages.parts.releases.release import METRICS, before, candidate, current_release, numbered
 from stages.parts.releases.split import Split
 
-State = Literal["production", "canary", "candidate", "standby", "rolled back", "earlier"]
+ReleaseState = Literal["production", "canary", "candidate", "standby", "rolled back", "earlier"]
 
 
-class Passage(Record):
+class MoveSummary(Record):
     """One move between releases."""
 
     started_at: datetime
     seconds: float
-    kind: Kind
+    kind: MoveKind
     before: str | None
     """What was in production."""
     release: str
-    """Where traffic went, or was to go."""
+    """The release that traffic moved to, or was to move to."""
     percent: int
-    """Of new requests, the most that it got."""
+    """The largest share of new requests that it got."""
     result: Literal["promoted", "rolled back"]
     reason: str
     run: str | None
     analysis: dict[str, Any] | None
-    """The last look at the two releases side by side; None where they were not compared."""
+    """The last comparison of the two releases; None if they were not compared."""
 
 
-class Release(Record):
+class ReleaseSummary(Record):
     """One directory under ``releases/``."""
 
     number: int
     name: str
     variant: str
     digest: str | None
-    """Of the variant's files; None if its manifest is damaged."""
+    """The digest of the variant's files; None if its manifest is damaged."""
     score: float | None
-    """The winner's, when it was chosen."""
+    """The variant's score when it was chosen."""
     reason: str
     """Why it was chosen."""
     made_at: datetime
     size_bytes: int
-    state: State
-    moves: tuple[Passage, ...]
-    """How traffic went to it, or was to go; the newest first."""
+    state: ReleaseState
+    moves: tuple[MoveSummary, ...]
+    """The moves to it, the newest first."""
 
 
 class Pruned(Record):
-    """What was removed, and what that gave back."""
+    """Which releases were removed, and how much space that freed."""
 
     removed: tuple[str, ...]
     kept: tuple[str, ...]
     removed_bytes: int
-    """Of all files in the removed directories."""
+    """The size of all files in the removed directories."""
     freed_bytes: int
-    """Of those that no other directory links to: the rest stays on the disk with its other links."""
+    """The size of those files that no other directory links to; the others stay on the disk."""
 
 
-def catalogue(store: ModelStore, split: Split | None = None) -> list[Release]:
-    """Every release, the newest first.
+def catalogue(store: ModelStore, split: Split | None = None) -> list[ReleaseSummary]:
+    """All releases, the newest first.
 
     Args:
-        split: what the platform serves; None where nothing is.
+        split: what the platform serves; None if nothing is served.
     """
-    moves = passages(store)
+    moves = summarized_moves(store)
     last = {each.release: each.result for each in reversed(moves)}
     split, journal = split or Split(stable=None), under_way(store)
 
-    def state(name: str) -> State:
+    def state(name: str) -> ReleaseState:
         if name == current_release(store):
             return "production"
         if name == split.canary or (journal and name == journal.release):
@@ -100,21 +100,23 @@ def catalogue(store: ModelStore, split: Split | None = None) -> list[Release]:
     ]
 
 
-def passages(store: ModelStore) -> list[Passage]:
-    """Every move that has ended, the newest first; also those of releases that are gone."""
-    return [_passage(each) for each in reversed(history(store))]
+def summarized_moves(store: ModelStore) -> list[MoveSummary]:
+    """All moves, the newest first, including those of releases that were removed."""
+    return [_summary(each) for each in reversed(history(store))]
 
 
 def prune(store: ModelStore, keep: int, split: Split) -> Pruned:
-    """Remove all but the newest *keep* releases; never one that is, was last, or may next be in production, or that
-    anything serves.
+    """Remove all but the newest *keep* releases. A release is never removed if it is in production, was there before,
+    may be the next one, or is being served.
 
     Raises:
         ConfigError: *keep* is less than one.
-        Busy: a rollout is being run, and may come to need any of them.
+        Busy: a rollout is running, which may need any of them.
     """
     if keep < 1:
-        raise ConfigError("--keep must be at least 1", hint="the newest release keeps its number from being used again")
+        raise ConfigError(
+            "--keep must be at least 1", hint="the newest release must stay so that its number is not used again"
+        )
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
         return _prune(store, keep, split)
 
@@ -139,9 +141,9 @@ def _prune(store: ModelStore, keep: int, split: Split) -> Pruned:
     )
 
 
-def _passage(move: Move) -> Passage:
+def _summary(move: Move) -> MoveSummary:
     last = move.analyses[-1] if move.analyses else None
-    return Passage(
+    return MoveSummary(
         started_at=move.started_at,
         seconds=round((move.ended_at - move.started_at).total_seconds(), 1),
         kind=move.kind,
@@ -155,7 +157,9 @@ def _passage(move: Move) -> Passage:
     )
 
 
-def _release(store: ModelStore, number: int, name: str, state: State, moves: tuple[Passage, ...]) -> Release:
+def _release(
+    store: ModelStore, number: int, name: str, state: ReleaseState, moves: tuple[MoveSummary, ...]
+) -> ReleaseSummary:
     folder = store.releases / name
     decision = _decision(folder)
     variant: Variant | None = None
@@ -164,7 +168,7 @@ def _release(store: ModelStore, number: int, name: str, state: State, moves: tup
     scores = {each.get("variant"): each.get("score") for each in decision.get("candidates", [])}
     decided = decision.get("decided_at")
     made = datetime.fromisoformat(decided) if decided else datetime.fromtimestamp(folder.stat().st_mtime, UTC)
-    return Release(
+    return ReleaseSummary(
         number=number,
         name=name,
         variant=name.split("-", 1)[1].rpartition("-")[0],
@@ -179,7 +183,7 @@ def _release(store: ModelStore, number: int, name: str, state: State, moves: tup
 
 
 def _decision(folder: Path) -> dict[str, Any]:
-    """As data: an earlier version may have written other fields."""
+    """The decision as plain data: an earlier version may have written other fields."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads((folder / METRICS).read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
@@ -187,7 +191,7 @@ def _decision(folder: Path) -> dict[str, Any]:
 
 
 def _bytes_of(folders: list[Path]) -> tuple[int, int]:
-    """The size of all files, and of those that have no link outside these folders."""
+    """The size of all files, and of those without a link outside these folders."""
     links: Counter[tuple[int, int]] = Counter()
     found: dict[tuple[int, int], os.stat_result] = {}
     for folder in folders:
@@ -202,7 +206,7 @@ def _bytes_of(folders: list[Path]) -> tuple[int, int]:
 
 
 def _remove(store: ModelStore, folder: Path) -> None:
-    """At once for everybody else: renamed out of ``releases/`` first."""
+    """Remove a release atomically for other processes: it is first renamed out of ``releases/``."""
     work = store.path / ".building" / f"pruned-{uuid.uuid4().hex}"
     work.parent.mkdir(parents=True, exist_ok=True)
     os.replace(folder, work)

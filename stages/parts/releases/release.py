@@ -1,13 +1,13 @@
-"""Releases: what was published, which one clients get, and the ways forward and back between them.
+"""Releases: what was published, which release clients get, and how that changes.
 
     releases/<number>-<variant>-<digest12>/   immutable; variant.json, production_metrics.json and probes.json in it
     production -> releases/…                  what clients get, or would get; production_metrics.json says why
     candidate  -> releases/…                  what select chose last, until a rollout promotes it or rolls it back;
-                                              candidate_metrics.json says why, also after that
-    rollouts.jsonl                            every move between releases, in order; only ever appended to
+                                              candidate_metrics.json says why, also afterwards
+    rollouts.jsonl                            all moves between releases, in order; lines are only appended
 
-select makes a release and names it the candidate. It becomes production at once if nothing is served and nothing is
-about to be; otherwise by a rollout, after clients have tried it.
+select makes a release and names it the candidate. If nothing is served and nothing is about to be, it becomes
+production at once; otherwise a rollout promotes it, after it has been tried on clients' requests.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ PROBES: Final = "probes.json"
 
 
 def publish(store: ModelStore, decision: Production, *, wait: bool) -> Placement:
-    """Make the decision's release, then the candidate or, without *wait*, production. Each step is atomic, so a crash
-    leaves the old release in production.
+    """Make the decision's release and name it the candidate or, without *wait*, production. Each step is atomic: a
+    crash leaves the old release in production.
 
     Raises:
         DamagedModel: the winner's files are not what their manifest says.
     """
     placement = make(store, decision)
-    at_once = current_release(store) == decision.release  # the same winner, by newer measurements
+    at_once = current_release(store) == decision.release  # the same winner, with newer measurements
     decision.write(store.production_metrics if at_once else store.path / CANDIDATE_METRICS)
     settle(store, decision.release, wait=wait)
     return placement
 
 
 def make(store: ModelStore, decision: Production) -> Placement:
-    """The release's directory, complete or not at all. Costs O(number of files): hard links."""
+    """Make the release's directory of hard links, complete or not at all. This costs O(number of files)."""
     variant_dir = store.optimized(decision.winner)
     variant = Variant.read(variant_dir / VARIANT)
     wrong = difference(variant_dir, variant.files) if variant else f"{VARIANT} is missing"
@@ -68,11 +68,11 @@ def make(store: ModelStore, decision: Production) -> Placement:
 
 
 def settle(store: ModelStore, release: str, *, wait: bool) -> None:
-    """Make *release* production at once, or with *wait* the candidate for the next rollout. A release that is in
-    production already stays there, and no other candidate waits any more.
+    """Make *release* production at once or, with *wait*, the candidate for the next rollout. If it is already in
+    production, it stays there, and there is no candidate any more.
 
     Args:
-        wait: a release is being served, or will be after this: clients must not get another one without a rollout.
+        wait: a release is being served, or will be next: clients must not get another one without a rollout.
     """
     if current_release(store) == release:
         withdraw_candidate(store)
@@ -86,10 +86,10 @@ def settle(store: ModelStore, release: str, *, wait: bool) -> None:
 
 
 def promote(store: ModelStore, release: str) -> None:
-    """Make *release* production: first its reasons, then the link. What is so already stays so."""
+    """Make *release* production: first its reasons, then the link. This may be repeated."""
     metrics = _reasons(store, release)
     if metrics is None:
-        store.production_metrics.unlink(missing_ok=True)  # those of another release would be a lie
+        store.production_metrics.unlink(missing_ok=True)  # the reasons of another release would be wrong
     else:
         write_text(store.production_metrics, metrics)
     swap_link(store.production, Path("releases") / release)
@@ -98,7 +98,7 @@ def promote(store: ModelStore, release: str) -> None:
 
 
 def withdraw_candidate(store: ModelStore) -> None:
-    """Nothing waits to be rolled out any more. The release and its reasons stay."""
+    """Leave no release waiting to be rolled out. The release and its reasons stay."""
     (store.path / CANDIDATE).unlink(missing_ok=True)
 
 
@@ -114,15 +114,15 @@ def candidate(store: ModelStore) -> str | None:
 
 
 def decisions(store: ModelStore) -> list[Production]:
-    """Those that stand: the candidate's first, then that of production. One whose link points elsewhere does not."""
+    """The valid decisions: the candidate's, then production's. A decision is invalid if its link points elsewhere."""
     places = [(store.path / CANDIDATE_METRICS, candidate(store)), (store.production_metrics, current_release(store))]
     found = [(Production.read(path), release) for path, release in places if release]
     return [each for each, release in found if each and each.release == release]
 
 
 def release_name(store: ModelStore, variant: str, digest: str) -> str:
-    """The newest release if it holds this very variant already (also after a crash while publishing), or the one in
-    production if that does; else a new number. Numbers only grow and are never used again, also after a rollback."""
+    """The newest release if it already holds this variant (also after a crash while publishing), or the release in
+    production if that does; otherwise a new number. Numbers only grow and are never reused, even after a rollback."""
     suffix = f"{variant}-{digest[:12]}"
     names = numbered(store)
     newest = max(names, default=0)
@@ -141,7 +141,7 @@ def find(store: ModelStore, text: str) -> str:
     """A release by its number (``3``), the beginning of its name, or its name.
 
     Raises:
-        UnknownName: there is none.
+        UnknownName: there is no such release.
     """
     names = numbered(store)
     if text.isdigit() and int(text) in names:
@@ -153,9 +153,10 @@ def find(store: ModelStore, text: str) -> str:
 
 
 def before(store: ModelStore, release: str) -> str | None:
-    """What was in production before *release* came into it, if it is still there.
+    """What was in production before *release*, if it still exists.
 
-    By the move forward to it and not by the one back to it, so that two rollbacks in a row go back two releases.
+    This follows the move forward to *release*, not a move back to it, so that two rollbacks in a row go back two
+    releases.
     """
     names = set(numbered(store).values())
     moves = [each for each in history(store) if each.release == release and each.result == "promoted"]
@@ -166,14 +167,14 @@ def before(store: ModelStore, release: str) -> str | None:
     if moves:
         return None
     older = [name for number, name in numbered(store).items() if number < int(release.partition("-")[0])]
-    return max(older, default=None)  # published by a version that kept no history
+    return max(older, default=None)  # published by a version without a history
 
 
 def probes(store: ModelStore, release: str) -> tuple[Probe, ...]:
-    """The recorded answers that *release* carries; none for one that was published before they were recorded.
+    """The recorded answers that *release* carries; empty if it was published by a version that recorded none.
 
     Raises:
-        DamagedModel: the file is there but is none of ours.
+        DamagedModel: the file is not valid.
     """
     try:
         return tuple(Probe.model_validate(each) for each in json.loads((store.releases / release / PROBES).read_text()))
@@ -186,7 +187,7 @@ def probes(store: ModelStore, release: str) -> tuple[Probe, ...]:
 
 
 def _reasons(store: ModelStore, release: str) -> str | None:
-    """The newest decision for *release* as its text: a record that an older version wrote is passed on as it is."""
+    """The text of the newest decision for *release*: a record of an older version is passed on unchanged."""
     for path in (store.path / CANDIDATE_METRICS, store.releases / release / METRICS):
         with contextlib.suppress(FileNotFoundError, ValueError):
             text = path.read_text(encoding="utf-8")

@@ -28,7 +28,7 @@ MODES: Final[dict[str, str]] = {
     "Knative": "knative",
     "Serverless": "knative",
 }
-"""By ``deploy.defaultDeploymentMode``, in its new and old names."""
+"""The mode for each value of ``deploy.defaultDeploymentMode``, new names and old ones."""
 MAPS: Final = Kind("v1", "ConfigMap", "configmaps")
 DEPLOYMENTS: Final = Kind("apps/v1", "Deployment", "deployments")
 SET_MODE: Final = "set kserve.mode to standard, knative or route"

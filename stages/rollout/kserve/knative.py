@@ -49,8 +49,10 @@ class KnativeTarget(KServeTarget):
             kept = found["spec"]["predictor"].get(PERCENT, 0) if asked == release else 0
             wanted[PERCENT] = kept
         self._apply(found, wanted)
-        self.protect()
-        self.until(lambda: "" if self._revision(wanted) else "Knative has made no revision", f"deploying {release}")
+        self.apply_budget()
+        self.wait_until(
+            lambda: "" if self._revision(wanted) else "Knative has made no revision", f"deploying {release}"
+        )
 
     def ready(self, release: str) -> bool:
         found = self._service()
@@ -70,9 +72,9 @@ class KnativeTarget(KServeTarget):
         raise TransientError(f"{release} has no address of its own yet")
 
     def shift(self, release: str, percent: int) -> None:
-        self._give(release, percent)
+        self._set_share(release, percent)
 
-    def _give(self, release: str, percent: int, *, back: bool = False) -> None:
+    def _set_share(self, release: str, percent: int, *, back: bool = False) -> None:
         found = self._service()
         asked = found["spec"]["predictor"]
         if release_of(asked) != release:
@@ -102,19 +104,19 @@ class KnativeTarget(KServeTarget):
         asked = release_of(found["spec"]["predictor"]) if found else None
         if stable in (None, release):
             if first and asked in (None, release):
-                self.end()
+                self.remove_all()
             elif found:
                 raise self.refusal(release)
             return
         if asked == release:
-            self._give(release, 0, back=True)
+            self._set_share(release, 0, back=True)
             self._apply(self._service(), predictor(self.endpoint, str(stable), "knative") | {PERCENT: 0}, back=True)
-        self._settle(str(stable))
+        self._hand_over(str(stable))
 
     def client_url(self) -> str:
         return url_of(self.service(), self.endpoint.store.model)
 
-    def _settle(self, stable: str) -> None:
+    def _hand_over(self, stable: str) -> None:
         """Let the stable release's new revision take over from the old one, once it is ready."""
         deadline, why = time.monotonic() + startup_s(self.endpoint, stable), ""
         while not why:
@@ -195,4 +197,4 @@ class KnativeTarget(KServeTarget):
             # Ready is false while a new revision comes up; only the condition of the routes counts.
             return "" if condition(found, "RoutesReady") else "its routes are not ready"
 
-        self.until(lacking, f"{percent} % for {release}")
+        self.wait_until(lacking, f"{percent} % for {release}")

@@ -79,7 +79,7 @@ class Pods:
             name = each["metadata"]["name"]
             seen[name] = max(seen.get(name, 0), _restarts(each))
         address = self.endpoint.settings.prometheus
-        samples = self._asked(address, release) if address else self._scraped(pods, release)
+        samples = self._query_prometheus(address, release) if address else self._scrape(pods, release)
         # A replica more or less is not a restart; a crash is.
         return sum_counters(samples, f"{sum(seen.values())} restarts")
 
@@ -100,7 +100,7 @@ class Pods:
     def _ready_names(self, release: str) -> list[str]:
         return [each["metadata"]["name"] for each in self.of(release) if _condition(each, "Ready")]
 
-    def _scraped(self, pods: list[Object], release: str) -> list[Sample]:
+    def _scrape(self, pods: list[Object], release: str) -> list[Sample]:
         told = self._last.setdefault(release, {})
         ready = [each for each in pods if _condition(each, "Ready")]
         if not ready and not told:
@@ -118,7 +118,7 @@ class Pods:
             name = pod["metadata"]["name"]
             raise TransientError(f"the metrics of {name} can't be read: {type(error).__name__}: {error}") from error
 
-    def _asked(self, address: str, release: str) -> list[Sample]:
+    def _query_prometheus(self, address: str, release: str) -> list[Sample]:
         """The last value of each series, including those of pods that are gone.
 
         Raises:

@@ -37,7 +37,7 @@ class RouteTarget(KServeTarget):
         seen = self.service(self._name(release))
         wanted = predictor(self.endpoint, release, "route")
         self.apply(ISVCS, inference_service(self.endpoint, wanted, "route", name=self._name(release)), seen)
-        self.accompany(release, self._deployment(release))
+        self.apply_companions(release, self._deployment(release))
 
     def ready(self, release: str) -> bool:
         found = self._service(release)
@@ -57,9 +57,9 @@ class RouteTarget(KServeTarget):
             raise Conflict(f"{release} is the stable release", hint="start the rollout again")
         if shares(route).get(self._deployment(release)) != percent or programmed(route):
             self._split(route, [(stable, 100 - percent), (release, percent)])
-        elif self.has_spread(release, percent):
+        elif self.has_propagated(release, percent):
             return
-        self.spread(release, percent)
+        self.wait_for_propagation(release, percent)
 
     def promote(self, release: str) -> None:
         self._service(release)
@@ -70,7 +70,7 @@ class RouteTarget(KServeTarget):
             route = self.get(HTTP_ROUTES, self.endpoint.name)
         self._split(route, [(release, 100)])
         if stable is None:
-            self.spread(release, 100)
+            self.wait_for_propagation(release, 100)
         for each in set(self._releases().values()) - {release}:
             self._remove(each)
 
@@ -83,10 +83,10 @@ class RouteTarget(KServeTarget):
             self.remove(HTTP_ROUTES, self.endpoint.name)
         elif stable:
             self._split(route, [(stable, 100)], back=True)
-            self.spread(release, 0)
+            self.wait_for_propagation(release, 0)
         self._remove(release)
         if not self._releases():
-            self.end()
+            self.remove_all()
 
     def client_url(self) -> str:
         return f"http://{self.installation.hostname(self.endpoint.name, self.endpoint.namespace)}"
@@ -107,7 +107,7 @@ class RouteTarget(KServeTarget):
                 raise Conflict("somebody else changed the route", hint="start the rollout again")
             return programmed(route)
 
-        self.until(lacking, " and ".join(f"{percent} % for {release}" for release, percent in parts))
+        self.wait_until(lacking, " and ".join(f"{percent} % for {release}" for release, percent in parts))
 
     def _port(self, release: str) -> int:
         found = self.get(SERVICES, self._deployment(release))
@@ -120,7 +120,7 @@ class RouteTarget(KServeTarget):
         return found
 
     def _remove(self, release: str) -> None:
-        self.leave(self._deployment(release))
+        self.remove_autoscaler(self._deployment(release))
         self.remove(ISVCS, self._name(release))
 
     def _releases(self) -> dict[str, str]:

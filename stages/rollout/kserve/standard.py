@@ -48,7 +48,7 @@ class StandardTarget(KServeTarget):
                 )
             applied = self._apply(found, stable, [canary(wanted, other["trafficPercent"] if other else 0)])
         scaled = applied["metadata"]["annotations"].get(AUTOSCALER) == "external"
-        self.accompany(release, self._deployment(wanted), scaled=scaled)
+        self.apply_companions(release, self._deployment(wanted), scaled=scaled)
 
     def ready(self, release: str) -> bool:
         """What both KServe and the pods report. KServe's report changes while a model loads, and may be about an older
@@ -65,19 +65,19 @@ class StandardTarget(KServeTarget):
         return self.service_url(self._deployment(self._predictor(self._service(), release)))
 
     def shift(self, release: str, percent: int) -> None:
-        self._give(release, percent)
+        self._set_share(release, percent)
 
-    def _give(self, release: str, percent: int, *, back: bool = False) -> None:
+    def _set_share(self, release: str, percent: int, *, back: bool = False) -> None:
         found = self._service()
         other = self._canary(found)
         if other is None or release_of(other["predictor"]) != release:
             raise Conflict(f"{release} is not the canary", hint="deploy it first")
         if other["trafficPercent"] != percent:
             self._apply(found, found["spec"]["predictor"], [canary(other["predictor"], percent)], back=back)
-        elif self.has_spread(release, percent) and self._share(found, other["predictor"]) == (percent, ""):
+        elif self.has_propagated(release, percent) and self._share(found, other["predictor"]) == (percent, ""):
             return
         self._wait(other["predictor"], percent)
-        self.spread(release, percent)
+        self.wait_for_propagation(release, percent)
 
     def promote(self, release: str) -> None:
         found = self._service()
@@ -94,25 +94,25 @@ class StandardTarget(KServeTarget):
             stable = other["predictor"]
         else:  # the first one
             self._wait(stable, 100)
-            self.spread(release, 100)
-        self._tidy(found)
+            self.wait_for_propagation(release, 100)
+        self._remove_stale_autoscalers(found)
         self._wait(stable, 100)
 
     def withdraw(self, release: str, *, first: bool = False) -> None:
         found = self.service()
         if found is None or release_of(found["spec"]["predictor"]) == release:
             if first and not (found and self._canary(found)):
-                self.leave_all_but()
-                self.end()
+                self.keep_autoscalers()
+                self.remove_all()
             elif found:
                 raise self.refusal(release)
             return
         other = self._canary(found)
         if other and release_of(other["predictor"]) == release:
-            self._give(release, 0, back=True)
+            self._set_share(release, 0, back=True)
             found = self._service()
             found = self._apply(found, found["spec"]["predictor"], [], back=True)
-        self._tidy(found)
+        self._remove_stale_autoscalers(found)
 
     def client_url(self) -> str:
         return url_of(self.service(), self.endpoint.store.model)
@@ -125,11 +125,11 @@ class StandardTarget(KServeTarget):
             body["metadata"]["annotations"] |= {AUTOSCALER: seen["metadata"]["annotations"].get(AUTOSCALER, "external")}
         return self.apply(ISVCS, body, seen, back=back)
 
-    def _tidy(self, service: Object) -> None:
+    def _remove_stale_autoscalers(self, service: Object) -> None:
         """Remove the autoscalers of Deployments that the InferenceService no longer has."""
         if self.endpoint.settings.prometheus:
             there = [service["spec"]["predictor"], *(each["predictor"] for each in service["spec"].get("canary") or [])]
-            self.leave_all_but(*map(self._deployment, there))
+            self.keep_autoscalers(*map(self._deployment, there))
 
     def _service(self) -> Object:
         found = self.service()
@@ -172,15 +172,15 @@ class StandardTarget(KServeTarget):
     def _wait(self, predictor: Object, percent: int) -> None:
         def lacking() -> str:
             found = self._service()
-            if _asked(found, release_of(predictor)) != percent:
+            if _requested_share(found, release_of(predictor)) != percent:
                 raise Conflict(f"somebody else changed the share of {release_of(predictor)}", hint=AGAIN)
             share, why = self._share(found, predictor)
             return why or ("" if share == percent else f"the route gives it {share:g} %")
 
-        self.until(lacking, f"{percent} % for {release_of(predictor)}")
+        self.wait_until(lacking, f"{percent} % for {release_of(predictor)}")
 
 
-def _asked(service: Object, release: str | None) -> int | None:
+def _requested_share(service: Object, release: str | None) -> int | None:
     """The percentage that was requested for a release; None if it is not there."""
     canaries = service["spec"].get("canary") or []
     for each in canaries:

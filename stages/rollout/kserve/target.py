@@ -2,8 +2,8 @@
 
 What is in force is read from statuses: a route counts only once its gateway has programmed it. Objects are applied
 server-side by one field manager, at the version that was read. On the way forward this is never forced: a change that
-somebody else made meanwhile is a Conflict. On the way back it is forced: whoever changed a share by hand owns that
-field from then on, but must not keep clients at a bad canary.
+somebody else made meanwhile is a Conflict. On the way back it is forced: a person who changed a share by hand owns
+that field from then on, but must not keep clients at a bad canary.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class KServeTarget(ABC):
     def __init__(self, cluster: Cluster, endpoint: KServeEndpoint, installation: Installation, poll_s: float) -> None:
         self.cluster, self.endpoint, self.installation, self.poll_s = cluster, endpoint, installation, poll_s
         self.pods = Pods(cluster, endpoint)
-        self._spread: tuple[str, int] | None = None
+        self._propagated: tuple[str, int] | None = None
 
     @property
     def name(self) -> str:
@@ -181,7 +181,7 @@ class KServeTarget(ABC):
         except Absent:
             return
 
-    def until(self, done: Callable[[], str], what: str) -> None:
+    def wait_until(self, done: Callable[[], str], what: str) -> None:
         """Wait until *done* returns no reason to wait any longer.
 
         Raises:
@@ -196,37 +196,37 @@ class KServeTarget(ABC):
                 )
             time.sleep(self.poll_s)
 
-    def spread(self, release: str, percent: int) -> None:
+    def wait_for_propagation(self, release: str, percent: int) -> None:
         """Wait until the gateway's proxies have followed its controller."""
         time.sleep(self.endpoint.settings.propagation_s)
-        self._spread = (release, percent)
+        self._propagated = (release, percent)
 
-    def has_spread(self, release: str, percent: int) -> bool:
+    def has_propagated(self, release: str, percent: int) -> bool:
         """Whether this process has waited for that. When a process that was killed made the change is not known."""
-        return self._spread == (release, percent)
+        return self._propagated == (release, percent)
 
-    def protect(self) -> None:
+    def apply_budget(self) -> None:
         self.cluster.apply(BUDGETS, disruption_budget(self.endpoint), force=True)
 
-    def accompany(self, release: str, deployment: str, *, scaled: bool = True) -> None:
+    def apply_companions(self, release: str, deployment: str, *, scaled: bool = True) -> None:
         """Apply what belongs to a release's Deployment: the budget and, if Prometheus is configured, its autoscaler."""
-        self.protect()
+        self.apply_budget()
         if self.endpoint.settings.prometheus and scaled:
             self.cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)  # raises with what to install
             self.cluster.apply(SCALED_OBJECTS, scaled_object(self.endpoint, release, deployment), force=True)
 
-    def leave(self, deployment: str) -> None:
+    def remove_autoscaler(self, deployment: str) -> None:
         if self.endpoint.settings.prometheus:
             self.remove(SCALED_OBJECTS, deployment)
 
-    def leave_all_but(self, *deployments: str) -> None:
+    def keep_autoscalers(self, *deployments: str) -> None:
         """Remove the autoscalers of all other Deployments, including those of Deployments that are gone already."""
         with contextlib.suppress(Absent):  # KEDA is not installed
             found, _ = self.cluster.list(SCALED_OBJECTS, labels=f"{ENDPOINT}={self.endpoint.name}")
             for name in {each["metadata"]["name"] for each in found}.difference(deployments):
-                self.leave(name)
+                self.remove_autoscaler(name)
 
-    def end(self) -> None:
+    def remove_all(self) -> None:
         """Stop serving the model."""
         self.remove(ISVCS, self.endpoint.name)
         self.remove(BUDGETS, self.endpoint.name)

@@ -317,7 +317,7 @@ def test_a_second_canary_and_other_settings_are_refused(place: Place) -> None:
     third = place.release(3)
     with pytest.raises(Conflict, match=f"{new} is being rolled out already"):
         place.target.deploy(third)
-    with pytest.raises(Conflict, match="other settings than are asked for now: max_model_len"):
+    with pytest.raises(Conflict, match="settings other than the present ones: max_model_len"):
         place.with_settings(max_model_len=512).deploy(new)
     for call in (lambda: place.target.shift(third, 10), lambda: place.target.promote(third)):
         with pytest.raises(Conflict, match=f"{third} is not the canary"):
@@ -331,9 +331,9 @@ def test_without_the_endpoint_s_key_a_release_is_refused_and_the_variable_named(
     monkeypatch.setenv(API_KEY_VARIABLE, "a key")
     place.target.deploy(old)
     monkeypatch.delenv(API_KEY_VARIABLE)
-    with pytest.raises(Conflict, match="other settings than are asked for now: the API key") as refused:
+    with pytest.raises(Conflict, match="settings other than the present ones: the API key") as refused:
         place.target.deploy(new)
-    assert refused.value.hint == f"set {API_KEY_VARIABLE} to the key that the endpoint asks for"
+    assert refused.value.hint == f"set {API_KEY_VARIABLE} to the key that the endpoint requires"
     assert place.target.split() == Split(old)
 
 

@@ -176,7 +176,7 @@ def test_a_promotion_cut_off_between_its_writes_is_completed_once(stage: Stage, 
         stage.target.promote(NEXT)
         releases.promote(stage.store, NEXT)
     elif done == "history":
-        StateMachine(stage.store, stage.target, journal).drive()
+        StateMachine(stage.store, stage.target, journal).run()
         journal_path(stage.store).write_bytes(before)  # all but the last write
     assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
     assert stage.target.split() == Split(stable=NEXT, standby=GOOD)

@@ -68,7 +68,7 @@ def test_plain_weights_have_no_quantization_and_no_kernel() -> None:
 def test_a_log_without_what_every_server_says_is_named(tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     log.write_text(QUANTIZED.replace("KV cache size", "cache"))
-    with pytest.raises(MeasurementFailed, match="does not say its KV cache size") as raised:
+    with pytest.raises(MeasurementFailed, match="does not show its KV cache size") as raised:
         ServerLog(log).facts()
     assert str(log) in raised.value.hint
 
@@ -97,7 +97,7 @@ def test_without_an_error_the_last_line_is_told(tmp_path: Path) -> None:
     log.write_text(WELL)
     assert ServerLog(log).cause() == "INFO:     Startup complete."
     assert last_line("(Worker pid=1) INFO 11-21 03:28:39 [a.py:1] loading\n\n") == "loading"
-    assert ServerLog(tmp_path / "none.log").cause() == "it said nothing"
+    assert ServerLog(tmp_path / "none.log").cause() == "it printed nothing"
 
 
 def test_what_an_earlier_server_wrote_into_the_log_does_not_count(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_host_that_is_not_this_machine_is_a_mistake_in_the_settings(host: str)
 
 
 def test_an_api_key_never_becomes_an_argument() -> None:
-    with pytest.raises(ConfigError, match="shown by ps") as raised:
+    with pytest.raises(ConfigError, match="visible in the process list") as raised:
         engine_arguments(Serving(extra_arguments=("--api_key=secret",)))
     assert "SLIPWAY_API_KEY" in raised.value.hint
     assert environment("secret")["VLLM_API_KEY"] == "secret"

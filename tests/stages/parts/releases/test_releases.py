@@ -14,7 +14,7 @@ from stages.parts.endpoint.record import supervising
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.releases.history import HISTORY, Move, history, remember
-from stages.parts.releases.listing import catalogue, passages, prune
+from stages.parts.releases.listing import catalogue, prune, summarized_moves
 from stages.parts.releases.release import before, candidate, current_release, find, probes, promote
 from stages.parts.releases.split import Split
 from stages.select.selection import select
@@ -149,7 +149,7 @@ def test_moves_are_told_the_newest_first_with_how_far_and_how_long_and_the_last_
     back = {"result": "rolled back", "reason": "slow", "before": "0001-fp16-aaaaaaaaaaaa", "analyses": looks}
     second = _move("b", "0002-awq-bbbbbbbbbbbb")
     remember(store, second.model_copy(update=back | {"ended_at": second.started_at + timedelta(minutes=2)}))
-    newest, oldest = passages(store)
+    newest, oldest = summarized_moves(store)
     assert (newest.before, newest.release) == ("0001-fp16-aaaaaaaaaaaa", "0002-awq-bbbbbbbbbbbb")
     assert (newest.percent, newest.seconds, newest.analysis) == (50, 120.0, looks[-1])
     assert (oldest.percent, oldest.seconds, oldest.result) == (100, 0.0, "promoted")

@@ -81,7 +81,7 @@ def test_a_configuration_that_may_not_be_read_can_be_replaced_by_the_modes_name(
 
 def test_a_version_that_can_not_be_read_is_not_guessed(serve: Serve) -> None:
     kserve = serve(version="latest")
-    with pytest.raises(ConfigError, match="the version of KServe can't be read"):
+    with pytest.raises(ConfigError, match="KServe's version can't be read"):
         mode(kserve)
     schema = {"properties": {"spec": {"properties": {"predictor": {}}}}}
     versions = [{"name": "v1beta1", "schema": {"openAPIV3Schema": schema}}]

@@ -1,4 +1,4 @@
-"""A release's totals by Prometheus, over HTTP."""
+"""A release's counters from Prometheus, over HTTP."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def series(name: str, value: float, **labels: str) -> dict[str, Any]:
     return {"metric": {"__name__": name, **labels}, "value": [1.7e9, str(value)]}
 
 
-def test_totals_are_summed_over_all_pods_those_that_are_gone_too(standard: OnKServe, prometheus: Prometheus) -> None:
+def test_counters_are_summed_over_all_pods_including_those_that_are_gone(
+    standard: OnKServe, prometheus: Prometheus
+) -> None:
     api = {"handler": "/v1/completions", "method": "POST"}
     for pod in ("a", "b"):
         prometheus.result += [
