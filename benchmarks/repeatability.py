@@ -30,11 +30,11 @@ from stages.parts.base.store import STORE_VARIABLE, ModelStore, canonical_json, 
 from stages.parts.machine.process import contained
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
-from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.samples.lines import read_samples
 from stages.select.decision import decide
-from stages.select.evidence import read_samples
 from stages.select.kept import Basis
 from stages.select.selection import gather
 
@@ -173,8 +173,12 @@ def decision(store: ModelStore, profile: Profile) -> Production | None:
     made = [path.name for path in sorted(store.optimized("any").parent.iterdir())]
     evaluations, excluded = gather(store, base, made)
     basis = Basis(base=base, profile=profile.model_dump(mode="json"), price=None, excluded=excluded)
+    samples = {
+        name: read_samples(store.evaluation(name).with_suffix(SAMPLES_SUFFIX), each)
+        for name, each in evaluations.items()
+    }
     try:
-        return decide(basis, evaluations, {name: read_samples(store, each) for name, each in evaluations.items()})
+        return decide(basis, evaluations, samples)
     except NoWinner:
         return None
 

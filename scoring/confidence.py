@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from scoring.draws import Samples
+from scoring.draws import Draws
 from scoring.metrics import METRICS
 from scoring.normalize import REFERENCE, Floats, Method, deltas_of, normalized, reference_of
 from scoring.score import weigh
@@ -20,7 +20,7 @@ from scoring.score import weigh
 Z_95: Final = 1.959964
 
 
-def joint(raw: pd.DataFrame, samples: Samples) -> Floats:
+def joint(raw: pd.DataFrame, samples: Draws) -> Floats:
     """All draws as one array (draws, variants in *raw*'s order, ``METRICS``).
 
     Raises:
@@ -41,7 +41,7 @@ def joint(raw: pd.DataFrame, samples: Samples) -> Floats:
     return values
 
 
-def noise_of(raw: pd.DataFrame, samples: Samples) -> dict[str, float]:
+def noise_of(raw: pd.DataFrame, samples: Draws) -> dict[str, float]:
     """By metric the largest difference between two variants that chance explains, in the metric's unit.
 
     1.96 standard deviations of the drawn difference, for the pair of the largest; paired draws keep it small. The
@@ -55,7 +55,7 @@ def noise_of(raw: pd.DataFrame, samples: Samples) -> dict[str, float]:
 
 def score_draws(
     raw: pd.DataFrame,
-    samples: Samples,
+    samples: Draws,
     shares: Mapping[str, float],
     method: Method = "min-max",
     noise: Mapping[str, float] | None = None,

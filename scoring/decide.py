@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from scoring.confidence import intervals, joint, noise_of, score_draws, win_probabilities
-from scoring.draws import Samples
+from scoring.draws import Draws
 from scoring.eligible import Values, drawn_values, exclusions, near_limits, qualifying, unusable, values_of
 from scoring.metrics import METRICS, odds
 from scoring.normalize import REFERENCE, preferred, reference_of
@@ -90,7 +90,7 @@ class Decision:
 def decide(
     raw: pd.DataFrame,
     profile: Profile,
-    samples: Samples | None = None,
+    samples: Draws | None = None,
     constraint_values: Values | None = None,
     *,
     digests: Mapping[str, str] | None = None,
@@ -251,7 +251,7 @@ def _nobody(ranking: pd.DataFrame, excluded: dict[str, tuple[str, ...]]) -> Deci
     return Decision(None, False, verdict, ranking, excluded, None, {}, {}, {}, (), {}, {})
 
 
-def _without_noise(ranking: pd.DataFrame, profile: Profile, samples: Samples) -> tuple[str, ...]:
+def _without_noise(ranking: pd.DataFrame, profile: Profile, samples: Draws) -> tuple[str, ...]:
     weighted = [name for name, share in profile.weights.shares().items() if share and name not in EXACT]
     return tuple(
         metric for metric in weighted if any(metric not in samples.get(name, {}) for name in map(str, ranking.index))

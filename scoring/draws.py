@@ -16,7 +16,7 @@ import numpy.typing as npt
 from scoring.normalize import Floats
 
 Indices = npt.NDArray[np.int64]
-Samples = Mapping[str, Mapping[str, Floats]]
+Draws = Mapping[str, Mapping[str, Floats]]
 """By variant and metric: draws of the metric, in its unit. Draw i of all of them belongs together."""
 
 DRAWS: Final = 2000

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from scoring.constraints import MEASURES, Constraints, broken
-from scoring.draws import Samples
+from scoring.draws import Draws
 from scoring.metrics import METRICS
 from scoring.normalize import REFERENCE, Floats
 
@@ -36,7 +36,7 @@ def values_of(raw: pd.DataFrame, given: Values, reference: str = REFERENCE) -> d
 
 
 def exclusions(
-    raw: pd.DataFrame, constraints: Constraints, samples: Samples, values: Values
+    raw: pd.DataFrame, constraints: Constraints, samples: Draws, values: Values
 ) -> dict[str, tuple[str, ...]]:
     """Who can't be chosen, with every reason."""
     found: dict[str, tuple[str, ...]] = {}
@@ -47,7 +47,7 @@ def exclusions(
     return found
 
 
-def unusable(raw: pd.DataFrame, samples: Samples, name: str) -> list[str]:
+def unusable(raw: pd.DataFrame, samples: Draws, name: str) -> list[str]:
     """What of a variant's metrics was not measured, or has draws that are no measurements: they must not pass as a low
     or high score."""
     missing = [f"{metric} was not measured" for metric in METRICS if not 0 <= raw[metric][name] < math.inf]
@@ -59,7 +59,7 @@ def unusable(raw: pd.DataFrame, samples: Samples, name: str) -> list[str]:
     ]
 
 
-def drawn_values(raw: pd.DataFrame, samples: Samples, reference: str = REFERENCE) -> dict[str, dict[str, Floats]]:
+def drawn_values(raw: pd.DataFrame, samples: Draws, reference: str = REFERENCE) -> dict[str, dict[str, Floats]]:
     """By variant, the draws of what can be limited: *samples* has it, or it follows from latency and quality."""
     quality = {
         name: samples.get(name, {}).get("quality", np.array(raw["quality"][name])) for name in map(str, raw.index)

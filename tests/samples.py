@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,9 +12,19 @@ from stages.parts.machine.hardware import Hardware
 from stages.parts.records.acquired import ACQUIRED, Acquired, File, files_digest
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Engine, Evaluation, Memory, TaskScore
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.samples.figures import point_load, task_score, whole_load
+from stages.parts.samples.figures import load_of, pooled_load, task_score
+from stages.parts.samples.lines import (
+    AccuracyItem,
+    HeldOutDocument,
+    LoadRun,
+    LoadSamples,
+    Samples,
+    TimedRequest,
+    write_samples,
+)
 
 MODEL = "org/name"
+TASK = "arc"
 ROUNDS = 3
 REQUESTS = 8
 ITEMS = 4000
@@ -88,36 +97,30 @@ def evaluation(
     Args:
         likeliest: the probability of one token everywhere in the held-out text; the same for all by default.
     """
-    tokens = 8
-    request = {"ttft_ms": latency_ms, "tpot_ms": latency_ms, "e2el_ms": latency_ms, "itl_ms": [latency_ms]}
-    request |= {"prompt_tokens": 8, "output_tokens": tokens}
-    total = {"concurrency": 4, "duration_s": REQUESTS * tokens / throughput}
-    points = [({"round": number} | total, [{"round": number} | request] * REQUESTS) for number in range(ROUNDS)]
-    items = [{"task": "arc", "doc_id": item, "correct": float(item < round(quality * ITEMS))} for item in range(ITEMS)]
-    told = TaskScore(task="arc", kind="accuracy", value=0, low=0, high=0, score=0, items=0, metrics={"acc": quality})
-    quality_score = task_score(told, items)
-    assert quality_score is not None
+    samples = Samples(
+        rounds=tuple(load_round(number, latency_ms, throughput) for number in range(ROUNDS)),
+        sweep=(),
+        accuracy=tuple(answer(item, correct=item < round(quality * ITEMS)) for item in range(ITEMS)),
+        perplexity=(),
+        held_out=tuple(held_out(document, likeliest) for document in range(DOCUMENTS)),
+    )
+    reported = TaskScore(task=TASK, kind="accuracy", value=0, low=0, high=0, score=0, items=0, metrics={"acc": quality})
+    score = task_score(reported, samples)
+    assert score is not None
+    key = f"evaluation of {variant.variant}"
     record = Evaluation(
         variant=variant.variant,
         variant_digest=variant.digest,
         base_digest=variant.base_digest,
         workload={"name": "chat", "concurrency": 4},
-        engine=Engine(
-            name="vllm",
-            version="0.32.0",
-            arguments=("serve",),
-            dtype="bfloat16",
-            quantization=None if variant.bits == 16 else variant.method,
-            kernel=None,
-            ready_s=20.0,
-        ),
+        engine=engine(None if variant.bits == 16 else variant.method),
         hardware=Hardware(cpu="a cpu", cores=2, memory_bytes=8 << 30, gpus=()),
-        key=f"evaluation of {variant.variant}",
-        samples_sha256="",
+        key=key,
+        samples_sha256=write_samples(samples_path(store, variant.variant), key, samples),
         tool_versions={"vllm": "0.32.0"},
-        quality=(quality_score,),
-        load=whole_load(points),
-        rounds=tuple(point_load(each) for each in points),
+        quality=(score,),
+        load=pooled_load(samples.rounds),
+        rounds=tuple(map(load_of, samples.rounds)),
         memory=Memory(
             weights_bytes=weights_bytes, peak_resident_bytes=3 << 30, peak_gpu_bytes=None, kv_cache_tokens=4096
         ),
@@ -125,23 +128,55 @@ def evaluation(
         started_at=NOW,
         seconds=60.0,
     )
-    lines: list[dict[str, object]] = [{"evaluation": record.key}]
-    lines += [line for total, requests in points for line in (total, *requests)]
-    lines += items
-    lines += [held_out(document, likeliest) for document in range(DOCUMENTS)]
-    samples = store.evaluation(variant.variant).with_suffix(SAMPLES_SUFFIX)
-    samples.parent.mkdir(exist_ok=True)
-    samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    record = record.model_copy(update={"samples_sha256": sha256_of(samples)})
     record.write(store.evaluation(variant.variant))
     return record
 
 
-def held_out(document: int, likeliest: float) -> dict[str, object]:
+def engine(quantization: str | None) -> Engine:
+    return Engine(
+        name="vllm",
+        version="0.32.0",
+        arguments=("serve",),
+        dtype="bfloat16",
+        quantization=quantization,
+        kernel=None,
+        ready_s=20.0,
+    )
+
+
+def samples_path(store: ModelStore, variant: str) -> Path:
+    return store.evaluation(variant).with_suffix(SAMPLES_SUFFIX)
+
+
+def load_round(number: int, latency_ms: float, throughput: float) -> LoadSamples:
+    """A round whose requests all take the same time."""
+    tokens = 8
+    one = TimedRequest(
+        restart=0,
+        phase="round",
+        number=number,
+        start_s=0.0,
+        ttft_ms=latency_ms,
+        tpot_ms=latency_ms,
+        e2el_ms=latency_ms,
+        itl_ms=(latency_ms,),
+        prompt_tokens=8,
+        output_tokens=tokens,
+    )
+    duration_s = REQUESTS * tokens / throughput
+    run = LoadRun(restart=0, phase="round", number=number, concurrency=4, duration_s=duration_s)
+    return LoadSamples(run, (one,) * REQUESTS)
+
+
+def answer(item: int, *, correct: bool, restart: int = 0) -> AccuracyItem:
+    return AccuracyItem(restart=restart, task=TASK, doc_id=item, correct=float(correct))
+
+
+def held_out(document: int, likeliest: float) -> HeldOutDocument:
     """Two places of a held-out text: token 2 has the probability *likeliest*, token 3 all of 0.9 that is left."""
     by_token = sorted({2: likeliest, 3: 0.9 - likeliest}.items(), key=lambda each: -each[1])
-    listed, logprobs = [token for token, _ in by_token], [math.log(each) for _, each in by_token]
-    return {"document": document, "tokens": [1, 2, 3], "listed": [listed] * 2, "logprobs": [logprobs] * 2}
+    listed, logprobs = tuple(token for token, _ in by_token), tuple(math.log(each) for _, each in by_token)
+    return HeldOutDocument(document=document, tokens=(1, 2, 3), listed=(listed,) * 2, logprobs=(logprobs,) * 2)
 
 
 def outcome(

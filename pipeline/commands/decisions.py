@@ -68,7 +68,7 @@ def score(
     given = kept(run.path)
     wanted = _profile(given.basis.profile, profile, assignments or [])
     basis = given.basis.model_copy(update={"profile": wanted.model_dump(mode="json")})
-    decision = decide(basis, given.evaluations, given.lines())
+    decision = decide(basis, given.evaluations, given.samples())
     changed = _changes(given.decision, decision)
     document = {
         "run": run.id,

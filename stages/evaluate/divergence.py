@@ -15,6 +15,7 @@ from stages.parts.base.settings import Workload
 from stages.parts.base.store import sha256_of
 from stages.parts.engine.completions import complete, given, no_answer, tokenize
 from stages.parts.model.corpora import read_documents, text_path, unreadable
+from stages.parts.samples.lines import HeldOutDocument
 
 KIND: Final = "held-out"
 LISTED: Final = 20
@@ -42,9 +43,8 @@ def held_out_digest(workload: Workload) -> str | None:
 
 def measure_distributions(
     url: str, model: str, api_key: str, workload: Workload, max_model_len: int
-) -> list[dict[str, Any]]:
-    """A line per document: ``tokens``, the text's token ids, and at each place after the first the ids (``listed``)
-    and ``logprobs`` of the likeliest tokens there, best first.
+) -> list[HeldOutDocument]:
+    """The distributions at each position of each document; none if the workload asks for none.
 
     Raises:
         ConfigError: the text can't be read, or no document of it has two tokens.
@@ -57,15 +57,15 @@ def measure_distributions(
     documents = list(islice(_documents(url, model, api_key, workload, length), workload.divergence_documents))
     if not documents:
         raise ConfigError(f"the held-out text {workload.divergence_text} has no document of two tokens")
-    lines = []
+    measured = []
     for start in range(0, len(documents), AT_A_TIME):
         asked = documents[start : start + AT_A_TIME]
         answers = complete(url, model, api_key, asked, max_tokens=1, prompt_logprobs=LISTED)
         try:
-            lines += [_line(start + place, *each) for place, each in enumerate(zip(asked, answers, strict=True))]
+            measured += [_measured(start + place, *each) for place, each in enumerate(zip(asked, answers, strict=True))]
         except (LookupError, TypeError, ValueError) as error:
             raise no_answer(url, error) from error
-    return lines
+    return measured
 
 
 def _documents(url: str, model: str, api_key: str, workload: Workload, length: int) -> Iterator[list[int]]:
@@ -75,7 +75,7 @@ def _documents(url: str, model: str, api_key: str, workload: Workload, length: i
             yield tokens
 
 
-def _line(number: int, tokens: Sequence[int], answer: dict[str, Any]) -> dict[str, Any]:
+def _measured(number: int, tokens: Sequence[int], answer: dict[str, Any]) -> HeldOutDocument:
     places = [
         # The token that is there is told as well, whatever its rank.
         sorted(((each["rank"], each["logprob"], int(token)) for token, each in place.items()))[:LISTED]
@@ -83,9 +83,9 @@ def _line(number: int, tokens: Sequence[int], answer: dict[str, Any]) -> dict[st
     ]
     if len(places) != len(tokens) - 1:
         raise ValueError(f"{len(places)} distributions for {len(tokens)} tokens")
-    return {
-        "document": number,
-        "tokens": list(tokens),
-        "listed": [[token for _, _, token in place] for place in places],
-        "logprobs": [[round(float(logprob), DECIMALS) for _, logprob, _ in place] for place in places],
-    }
+    return HeldOutDocument(
+        document=number,
+        tokens=tuple(tokens),
+        listed=tuple(tuple(token for _, _, token in place) for place in places),
+        logprobs=tuple(tuple(round(float(logprob), DECIMALS) for _, logprob, _ in place) for place in places),
+    )

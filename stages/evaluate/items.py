@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from stages.parts.samples.lines import AccuracyItem, Item, PerplexityItem
+
 ACCURACIES: Final = ("acc", "acc_norm", "exact_match")
 """lm-eval's names; the first that a task has is taken."""
 BITS_PER_BYTE: Final = "bits_per_byte"
@@ -31,32 +33,34 @@ def leaves(task: str, subtasks: Mapping[str, list[str]]) -> set[str]:
     return {each for each in _below(task, subtasks) if not subtasks.get(each)} or {task}
 
 
-def items_of(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A line per item of every task that counts, in few words: for paired comparisons between variants."""
+def items_of(found: Mapping[str, Any], restart: int = 0) -> Iterator[Item]:
+    """The items of every task that counts, for paired comparisons between variants."""
     for task in scored(found):
         if metric := metric_of(found["results"][task]):
-            yield from task_items(task, metric, found)
+            yield from task_items(task, metric, found, restart)
 
 
-def task_items(task: str, metric: str, found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A task's items: ``correct``, or ``loglikelihood`` and ``bytes``.
+def task_items(task: str, metric: str, found: Mapping[str, Any], restart: int = 0) -> Iterator[Item]:
+    """A task's items.
 
-    A group's are those of its tasks, each with its ``subtask``, and a ``weight`` where not all items count alike in
-    the group's score. A group whose score is no mean of its tasks' has none.
+    Those of a group are the items of its tasks, weighted where not all of them count equally in the group's score. A
+    group whose score is not a mean over its tasks has no items.
     """
     if task not in found["subtasks"]:
-        yield from _lines({"task": task}, metric, found["samples"].get(task, []))
+        yield from _items({"task": task, "restart": restart}, metric, found["samples"].get(task, []))
         return
     results = found["results"]
     inside = [leaf for leaf in sorted(leaves(task, found["subtasks"])) if metric in results.get(leaf, {})]
-    items = {leaf: list(_lines({"task": task, "subtask": leaf}, metric, found["samples"][leaf])) for leaf in inside}
+    labels = {leaf: {"task": task, "subtask": leaf, "restart": restart} for leaf in inside}
+    items = {leaf: list(_items(labels[leaf], metric, found["samples"][leaf])) for leaf in inside}
     counts = {leaf: len(each) for leaf, each in items.items()}
     shares = group_shares({leaf: results[leaf][metric] for leaf in inside}, counts, results[task][metric])
     # A text counts by its bytes.
-    sizes = {leaf: sum(item.get("bytes", 1) for item in each) for leaf, each in items.items()}
+    sizes = {leaf: sum(_size(item) for item in each) for leaf, each in items.items()}
     for leaf, share in shares.items():
         weight = share * sum(sizes.values()) / sizes[leaf]
-        yield from (item if math.isclose(weight, 1) else item | {"weight": weight} for item in items[leaf])
+        changed = {} if math.isclose(weight, 1) else {"weight": weight}
+        yield from (item.model_copy(update=changed) for item in items[leaf])
 
 
 def group_shares(values: Mapping[str, float], counts: Mapping[str, int], aggregate: float) -> dict[str, float]:
@@ -72,17 +76,21 @@ def group_shares(values: Mapping[str, float], counts: Mapping[str, int], aggrega
     return {}
 
 
-def _lines(where: dict[str, Any], metric: str, samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _items(label: Mapping[str, Any], metric: str, samples: Iterable[Mapping[str, Any]]) -> Iterator[Item]:
     name, _, filtered = metric.partition(",")
     for sample in samples:
         if sample["filter"] != filtered:
             continue
-        item = where | {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"]}
+        document = {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"]}
         if name == BITS_PER_BYTE:
             loglikelihood, size = sample[name]
-            yield item | {"loglikelihood": loglikelihood, "bytes": size}
+            yield PerplexityItem(**label, **document, loglikelihood=loglikelihood, bytes=size)
         else:
-            yield item | {"correct": float(sample[name])}
+            yield AccuracyItem(**label, **document, correct=float(sample[name]))
+
+
+def _size(item: Item) -> int:
+    return item.bytes if isinstance(item, PerplexityItem) else 1
 
 
 def _below(group: str, subtasks: Mapping[str, list[str]]) -> Iterator[str]:

@@ -11,10 +11,10 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from stages.evaluate.generator import Generator
 from stages.evaluate.trace import Trace
@@ -22,7 +22,7 @@ from stages.parts.base.errors import ConfigError, MeasurementFailed
 from stages.parts.base.settings import Serving, Workload
 from stages.parts.engine.log import ServerLog
 from stages.parts.engine.server import Server
-from stages.parts.samples import figures as recompute
+from stages.parts.samples.lines import LoadRun, LoadSamples, Phase, TimedRequest
 
 RESULT: Final = "load.json"
 TRACE: Final = "trace.jsonl"
@@ -58,12 +58,12 @@ def check_fits(workload: Workload, trace: Trace | None, max_model_len: int) -> N
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of the load generator, as planned."""
+class PlannedRun:
+    """One run of the load generator before it starts."""
 
-    kind: Literal["round", "sweep"]
+    phase: Phase
     number: int
-    """Of the round, over all starts of the server, from 0; of a sweep its concurrency."""
+    """The round over all starts of the server, from 0; in the sweep the concurrency."""
     restart: int
     concurrency: int
     requests: int
@@ -71,37 +71,13 @@ class Call:
     start: int
     """The trace's request to begin with."""
 
-    @property
-    def label(self) -> dict[str, int]:
-        """What tells its requests from others in the samples."""
-        return {"restart": self.restart, self.kind: self.number}
 
-
-@dataclass(frozen=True)
-class Taken:
-    """What the load generator told of one call, as it stands in the samples."""
-
-    total: dict[str, Any]
-    """The call's label, ``concurrency`` and ``duration_s``."""
-    requests: list[dict[str, Any]]
-    """One per request: the label, ``start_s`` (from the first), ``ttft_ms``, ``tpot_ms``, ``e2el_ms``, ``itl_ms`` (all
-    its gaps between tokens), ``prompt_tokens``, ``output_tokens``."""
-
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        return [self.total, *self.requests]
-
-    @property
-    def point(self) -> recompute.Point:
-        return self.total, self.requests
-
-
-def rounds_of(workload: Workload, restart: int) -> list[Call]:
-    """The rounds of one start of the server: the same prompts and arrivals for every variant, others in each round."""
+def planned_rounds(workload: Workload, restart: int) -> list[PlannedRun]:
+    """The rounds of one start of the server. All variants get the same prompts and arrivals; each round has others."""
     first = restart * workload.rounds
     return [
-        Call(
-            kind="round",
+        PlannedRun(
+            phase="round",
             number=number,
             restart=restart,
             concurrency=workload.concurrency,
@@ -113,12 +89,12 @@ def rounds_of(workload: Workload, restart: int) -> list[Call]:
     ]
 
 
-def sweep_of(workload: Workload) -> list[Call]:
-    """The further concurrencies, measured at the first start; few requests where few are in flight."""
+def planned_sweep(workload: Workload) -> list[PlannedRun]:
+    """The further concurrencies, measured at the first start, with fewer requests where fewer are in flight."""
     rounds = workload.rounds * workload.restarts
     return [
-        Call(
-            kind="sweep",
+        PlannedRun(
+            phase="sweep",
             number=concurrency,
             restart=0,
             concurrency=concurrency,
@@ -130,16 +106,16 @@ def sweep_of(workload: Workload) -> list[Call]:
     ]
 
 
-def take(
+def run_load(
     generator: Generator,
     server: Server,
     directory: Path,
     workload: Workload,
-    call: Call,
+    planned: PlannedRun,
     trace: Trace | None,
     log: Path,
-) -> Taken:
-    """Send the call's requests, after a warm-up, and time every token.
+) -> LoadSamples:
+    """Send the requests of a run, after a warm-up, and time every token.
 
     Prompts are random tokens of the workload's lengths, a different one for each request, so that no prefix is
     cached, or the trace's; every answer has exactly the length asked for. Seeded: every variant gets the same.
@@ -150,27 +126,27 @@ def take(
     """
     with tempfile.TemporaryDirectory(prefix="slipway-load-") as folder:
         work = Path(folder)
-        lengths = trace.write(work / TRACE, call.start, call.requests) if trace else None
-        status = generator.call(server, command(server, directory, workload, call, work), log)
+        lengths = trace.write(work / TRACE, planned.start, planned.requests) if trace else None
+        status = generator.call(server, command(server, directory, workload, planned, work), log)
         try:
             result = json.loads((work / RESULT).read_text())
         except (OSError, ValueError) as error:
             why = ServerLog(log).cause()
             raise MeasurementFailed(f"the load generator failed ({status}): {why}", hint=f"see {log}") from error
-    return taken_of(result, workload, call, lengths)
+    return samples_of(result, workload, planned, lengths)
 
 
-def command(server: Server, directory: Path, workload: Workload, call: Call, work: Path) -> list[str]:
+def command(server: Server, directory: Path, workload: Workload, planned: PlannedRun, work: Path) -> list[str]:
     options = {
         "backend": "openai",
         "base-url": server.url,
         "endpoint": "/v1/completions",
         "model": server.name,
         "tokenizer": directory,
-        "num-prompts": call.requests,
+        "num-prompts": planned.requests,
         "num-warmups": workload.warmup_requests,
         "temperature": 0,
-        "seed": call.seed,
+        "seed": planned.seed,
         "percentile-metrics": "ttft,tpot,itl,e2el",
         "metric-percentiles": "50,95,99",
         "result-dir": work,
@@ -186,53 +162,60 @@ def command(server: Server, directory: Path, workload: Workload, call: Call, wor
             "random-output-len": workload.output_tokens,
             "random-range-ratio": json.dumps(spread),
         }
-    if workload.request_rate_per_s and call.kind == "round":
+    if workload.request_rate_per_s and planned.phase == "round":
         # Without a limit: a user who comes while others wait is one more who waits, and that time counts.
         options["request-rate"] = workload.request_rate_per_s
     else:
-        options["max-concurrency"] = call.concurrency
+        options["max-concurrency"] = planned.concurrency
     flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     flags += ["--disable-shuffle", "--skip-chat-template"] if workload.trace else []
     return ["bench", "serve", *flags, "--ignore-eos", "--disable-tqdm", "--save-result", "--save-detailed"]
 
 
-def taken_of(result: dict[str, Any], workload: Workload, call: Call, lengths: list[int] | None) -> Taken:
-    """The generator's result as the lines that all figures are computed from.
+def samples_of(
+    result: dict[str, Any], workload: Workload, planned: PlannedRun, lengths: list[int] | None
+) -> LoadSamples:
+    """The generator's result as the samples that all figures are computed from.
 
     Args:
-        lengths: of the answers that a trace asked for; None without a trace.
+        lengths: the answers' lengths that a trace asked for; None without a trace.
 
     Raises:
         MeasurementFailed: a request failed (the figures of the others would flatter the server); a figure is missing
             or not finite; or an answer has another length than asked for.
     """
-    check_complete(result, call)
-    at_a_rate = workload.request_rate_per_s and call.kind == "round"
+    check_complete(result, planned)
+    at_a_rate = workload.request_rate_per_s and planned.phase == "round"
     try:
-        concurrency = int(result["max_concurrent_requests"]) if at_a_rate else call.concurrency
-        total = {**call.label, "concurrency": concurrency, "duration_s": _finite("duration", result["duration"])}
-        requests = list(_requests(call, result))
+        run = LoadRun(
+            restart=planned.restart,
+            phase=planned.phase,
+            number=planned.number,
+            concurrency=int(result["max_concurrent_requests"]) if at_a_rate else planned.concurrency,
+            duration_s=_finite("duration", result["duration"]),
+        )
+        requests = tuple(_timed_requests(run, result))
     except (LookupError, TypeError, ValueError) as error:
         raise MeasurementFailed(f"the load generator's result is not usable: {error}") from error
-    if len(requests) != call.requests:
-        raise MeasurementFailed(f"the load generator told of {len(requests)} requests only")
-    check_answers([each["output_tokens"] for each in requests], workload, lengths)
-    return Taken(total, requests)
+    if len(requests) != planned.requests:
+        raise MeasurementFailed(f"the load generator reported only {len(requests)} requests")
+    check_answers([each.output_tokens for each in requests], workload, lengths)
+    return LoadSamples(run, requests)
 
 
-def check_complete(result: Mapping[str, Any], call: Call) -> None:
+def check_complete(result: Mapping[str, Any], planned: PlannedRun) -> None:
     """Raises: MeasurementFailed: with the first reason why a request failed."""
     failed, completed = int(result.get("failed", 0)), int(result.get("completed", 0))
-    if not failed and completed == call.requests:
+    if not failed and completed == planned.requests:
         return
     reason = next((line.strip() for text in result.get("errors", []) for line in text.splitlines()[-1:] if line), "")
     raise MeasurementFailed(
-        f"{call.requests - completed} of {call.requests} requests failed" + (f": {reason}" if reason else ""),
+        f"{planned.requests - completed} of {planned.requests} requests failed" + (f": {reason}" if reason else ""),
         hint="see vLLM's log",
     )
 
 
-def check_answers(found: list[int], workload: Workload, lengths: list[int] | None) -> None:
+def check_answers(found: Sequence[int], workload: Workload, lengths: list[int] | None) -> None:
     """Raises: MeasurementFailed: an answer has another length than asked for, so that its times say little."""
     mean, spread = workload.output_tokens or 0, workload.output_spread
     shortest, longest = max(1, math.floor(mean * (1 - spread))), math.ceil(mean * (1 + spread))
@@ -243,20 +226,28 @@ def check_answers(found: list[int], workload: Workload, lengths: list[int] | Non
             raise MeasurementFailed(f"the server gave {tokens} tokens, not the {asked} asked for")
 
 
-def _requests(call: Call, result: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _timed_requests(run: LoadRun, result: dict[str, Any]) -> Iterator[TimedRequest]:
     columns = (result[name] for name in ("start_times", "ttfts", "itls", "input_lens", "output_lens"))
     first_s = min(result["start_times"], default=0.0)
     for start_s, ttft_s, gaps_s, prompt, answer in zip(*columns, strict=True):
         rest_s = sum(gaps_s)
-        figures = {"ttft": ttft_s, "tpot": rest_s / max(1, answer - 1), "e2el": ttft_s + rest_s}
-        yield {
-            **call.label,
-            "start_s": round(start_s - first_s, 6),
-            **{f"{name}_ms": round(1000 * _finite(name, each), 3) for name, each in figures.items()},
-            "itl_ms": [round(1000 * gap, 3) for gap in gaps_s],
-            "prompt_tokens": int(prompt),
-            "output_tokens": int(answer),
-        }
+        yield TimedRequest(
+            restart=run.restart,
+            phase=run.phase,
+            number=run.number,
+            start_s=round(start_s - first_s, 6),
+            ttft_ms=_milliseconds("ttft", ttft_s),
+            tpot_ms=_milliseconds("tpot", rest_s / max(1, answer - 1)),
+            e2el_ms=_milliseconds("e2el", ttft_s + rest_s),
+            itl_ms=tuple(_milliseconds("itl", gap_s) for gap_s in gaps_s),
+            prompt_tokens=int(prompt),
+            output_tokens=int(answer),
+        )
+
+
+def _milliseconds(name: str, seconds: float) -> float:
+    """Raises: ValueError."""
+    return round(1000 * _finite(name, seconds), 3)
 
 
 def _finite(name: str, value: float) -> float:

@@ -7,7 +7,6 @@ probed before and after the load.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import sys
@@ -15,12 +14,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from stages.evaluate.conditions import Conditions
 from stages.evaluate.drift import change, probe
 from stages.evaluate.generator import Generator
-from stages.evaluate.load import Call, Taken, check_lengths, rounds_of, sweep_of
+from stages.evaluate.load import PlannedRun, check_lengths, planned_rounds, planned_sweep
 from stages.evaluate.quality import check_tasks
 from stages.evaluate.room import no_room
 from stages.evaluate.subject import Subject
@@ -28,13 +27,14 @@ from stages.evaluate.trace import Trace, load_trace
 from stages.parts.base.errors import SlipwayError
 from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.base.settings import Serving, Workload
-from stages.parts.base.store import ModelStore, sha256_of, write_text
+from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.record import serving_here
 from stages.parts.machine.lock import alone
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
-from stages.parts.samples.figures import point_load
+from stages.parts.samples.lines import LoadSamples, write_samples
 
 Measured = dict[str, Evaluation | SlipwayError]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def grouped(session: Session, subjects: Sequence[Subject]) -> list[list[Subject]
     return [[each] for each in subjects]
 
 
-def in_turn(each: Sequence[Any], number: int) -> list[Any]:
+def in_turn(each: Sequence[T], number: int) -> list[T]:
     """A B C, then C B A: what drifts steadily meets all alike."""
     return list(each if number % 2 == 0 else reversed(each))
 
@@ -123,17 +123,17 @@ def one_start(session: Session, group: Sequence[Subject], restart: int, *, again
                 ready_s = each.start(workload, session.serving, session.trace)
                 say(f"serving {each.name}: ready in {ready_s:.0f} s")
         before = probe()
-        taken = in_turns(session, group, rounds_of(workload, restart))
+        rounds = in_turns(session, group, planned_rounds(workload, restart))
         after = probe()
         moved = change(before, after)
         drifted = limit is not None and moved > limit
         if drifted:
             say(f"note: the machine's speed changed by {moved:.0%} while the load was measured")
         if again or not drifted:
-            swept = in_turns(session, group, sweep_of(workload) if restart == 0 else [])
+            sweep = in_turns(session, group, planned_sweep(workload) if restart == 0 else [])
             for each in group:
-                each.rounds += taken[each.name]
-                each.sweep += swept[each.name]
+                each.rounds += rounds[each.name]
+                each.sweep += sweep[each.name]
                 each.speeds.append((before, after))
                 each.measured_again += again
                 ask(session, each, restart)
@@ -143,19 +143,20 @@ def one_start(session: Session, group: Sequence[Subject], restart: int, *, again
         one_start(session, going, restart, again=True)
 
 
-def in_turns(session: Session, group: Sequence[Subject], calls: Sequence[Call]) -> dict[str, list[Taken]]:
-    """Each call for every variant, one server loaded at a time."""
-    taken: dict[str, list[Taken]] = {each.name: [] for each in group}
-    for number, call in enumerate(calls):
+def in_turns(session: Session, group: Sequence[Subject], plan: Sequence[PlannedRun]) -> dict[str, list[LoadSamples]]:
+    """Each planned run for every variant, one server loaded at a time."""
+    samples: dict[str, list[LoadSamples]] = {each.name: [] for each in group}
+    for number, planned in enumerate(plan):
         for each in in_turn(group, number):
             if each.failure is None:
                 with each.turn():
-                    found = each.load(session.generator, session.workload, call, session.trace)
-                    taken[each.name].append(found)
-                    rate = point_load(found.point).output_tokens_per_s
-                    what = f"round {call.number + 1}" if call.kind == "round" else f"{call.concurrency} at a time"
+                    found = each.load(session.generator, session.workload, planned, session.trace)
+                    samples[each.name].append(found)
+                    is_round = planned.phase == "round"
+                    what = f"round {planned.number + 1}" if is_round else f"{planned.concurrency} at a time"
+                    rate = found.output_tokens_per_s
                     say(f"load of {each.name}: {what}, {len(found.requests)} requests, {rate:.0f} tokens/s")
-    return taken
+    return samples
 
 
 def ask(session: Session, subject: Subject, restart: int) -> None:
@@ -175,16 +176,6 @@ def finish(session: Session, subject: Subject, group: Sequence[Subject]) -> Eval
     evaluation = subject.evaluation(session.workload, sha256, beside=session.beside, interleaved_with=others)
     evaluation.write(path)
     return evaluation
-
-
-def write_samples(path: Path, key: str, items: list[dict[str, Any]]) -> str:
-    """A line each, after a first one that names the evaluation they belong to.
-
-    Returns:
-        The file's sha256.
-    """
-    write_text(path, "".join(json.dumps(each) + "\n" for each in [{"evaluation": key}, *items]))
-    return sha256_of(path)
 
 
 def logs_folder(store: ModelStore) -> Path:

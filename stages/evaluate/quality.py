@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from stages.evaluate.items import ACCURACIES, BITS_PER_BYTE, items_of, leaves, metric_of, scored, task_items
+from stages.evaluate.items import ACCURACIES, BITS_PER_BYTE, leaves, metric_of, scored, task_items
 from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
 from stages.parts.base.settings import Workload
 from stages.parts.base.store import write_json
@@ -22,6 +22,7 @@ from stages.parts.engine.log import ServerLog
 from stages.parts.engine.server import Server, run_against
 from stages.parts.records.evaluation import TaskScore
 from stages.parts.samples.figures import bits_per_byte_interval
+from stages.parts.samples.lines import PerplexityItem
 
 SUPPORTED: Final = f"tasks with {', '.join(ACCURACIES)} or {BITS_PER_BYTE}"
 CONCURRENCY: Final = 4
@@ -61,21 +62,20 @@ def check_tasks(workload: Workload) -> bool:
     return needs_defaults
 
 
-def measure_quality(
+def run_tasks(
     server: Server, directory: Path, workload: Workload, work: Path, log: Path, *, include_defaults: bool
-) -> tuple[list[TaskScore], list[dict[str, Any]]]:
-    """Run the workload's tasks.
+) -> dict[str, Any]:
+    """Run the workload's tasks against the server.
 
     Args:
-        work: where the harness's request and result are left.
+        work: the folder for the harness's request and result.
 
     Returns:
-        A score per task (one per group that lm-eval aggregates), and one line per item for later comparisons.
+        What the harness reported, for ``scores_of`` and ``items_of``.
 
     Raises:
         HubUnavailable: a task's data could not be downloaded.
-        ConfigError: a task has no metric that we can score.
-        MeasurementFailed: lm-eval failed, or a score is not finite.
+        MeasurementFailed: lm-eval failed.
         ServerFailed: the server ended.
     """
     request = {
@@ -98,8 +98,8 @@ def measure_quality(
         if any(name in why for name in OFFLINE):
             raise HubUnavailable(f"a quality task's data could not be downloaded: {why}", hint=f"see {log}")
         raise MeasurementFailed(f"lm-eval failed: {why}", hint=f"see {log}")
-    found = json.loads(result.read_text())
-    return scores_of(found), list(items_of(found))
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
 
 
 def scores_of(found: Mapping[str, Any]) -> list[TaskScore]:
@@ -123,8 +123,7 @@ def _score(task: str, metrics: dict[str, float], found: Mapping[str, Any]) -> Ta
     name, _, filtered = metric.partition(",")
     items = sum(found["items"][leaf] for leaf in leaves(task, found["subtasks"]))
     if name == BITS_PER_BYTE:
-        weighed = [(each, each.get("weight", 1.0)) for each in task_items(task, metric, found)]
-        documents = [(each["loglikelihood"] * weight, each["bytes"] * weight) for each, weight in weighed]
+        documents = [each for each in task_items(task, metric, found) if isinstance(each, PerplexityItem)]
         low, high = bits_per_byte_interval(documents) if documents else (value, value)
         return TaskScore(
             task=task, kind="perplexity", value=value, low=low, high=high, score=2**-value, items=items, metrics=metrics

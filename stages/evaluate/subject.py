@@ -8,22 +8,23 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from stages.evaluate.conditions import Conditions
 from stages.evaluate.divergence import measure_distributions
 from stages.evaluate.drift import drift_of
 from stages.evaluate.generator import Generator
-from stages.evaluate.load import Call, Taken, check_fits, take
+from stages.evaluate.items import items_of
+from stages.evaluate.load import PlannedRun, check_fits, run_load
 from stages.evaluate.memory import PeakMemory
-from stages.evaluate.quality import measure_quality
+from stages.evaluate.quality import run_tasks, scores_of
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import Interrupted, ServerFailed, SlipwayError
 from stages.parts.base.settings import Serving, Workload
 from stages.parts.engine.probes import record_probes
 from stages.parts.engine.server import Server, ServerSpec, running
 from stages.parts.records.evaluation import Engine, Evaluation, Memory, Probe, Speed, TaskScore
-from stages.parts.samples import figures as recompute
+from stages.parts.samples.figures import goodput_of, load_of, pooled_load
+from stages.parts.samples.lines import AccuracyItem, HeldOutDocument, Item, LoadSamples, PerplexityItem, Samples
 
 
 class Subject:
@@ -32,13 +33,14 @@ class Subject:
     def __init__(self, name: str, directory: Path, conditions: Conditions, logs: Path) -> None:
         self.name, self.directory, self.conditions, self._logs = name, directory, conditions, logs
         self.failure: SlipwayError | None = None
-        self.rounds: list[Taken] = []
-        self.sweep: list[Taken] = []
+        self.rounds: list[LoadSamples] = []
+        self.sweep: list[LoadSamples] = []
         self.speeds: list[tuple[Speed, Speed]] = []
         """Of the machine before and after each start's load."""
         self.measured_again = 0
-        self.items: list[dict[str, Any]] = []
-        self.probes: tuple[Probe, ...] = ()
+        self._items: list[Item] = []
+        self._held_out: list[HeldOutDocument] = []
+        self._probes: tuple[Probe, ...] = ()
         self._quality: list[list[TaskScore]] = []
         self._engines: list[tuple[Engine, int]] = []
         self._resident_bytes, self._gpu_bytes = 0, 0
@@ -87,12 +89,12 @@ class Subject:
         self._engines.append((engine, facts.kv_cache_tokens))
         return server.ready_s
 
-    def load(self, generator: Generator, workload: Workload, call: Call, trace: Trace | None) -> Taken:
+    def load(self, generator: Generator, workload: Workload, planned: PlannedRun, trace: Trace | None) -> LoadSamples:
         """Raises: ServerFailed, MeasurementFailed."""
-        number = call.number + 1 if call.kind == "round" else call.number
-        log = self._logs / f"evaluate-{self.name}.{'load' if call.kind == 'round' else 'sweep'}-{number}.log"
+        which = f"load-{planned.number + 1}" if planned.phase == "round" else f"sweep-{planned.number}"
+        log = self._logs / f"evaluate-{self.name}.{which}.log"
         with self._watched() as server:
-            return take(generator, server, self.directory, workload, call, trace, log)
+            return run_load(generator, server, self.directory, workload, planned, trace, log)
 
     def ask(self, workload: Workload, restart: int, work: Path, *, include_defaults: bool) -> list[TaskScore]:
         """Quality, its items kept.
@@ -102,12 +104,11 @@ class Subject:
         """
         log = self._logs / f"evaluate-{self.name}.quality{f'-{restart + 1}' if restart else ''}.log"
         with self._watched() as server:
-            scores, items = measure_quality(
-                server, self.directory, workload, work, log, include_defaults=include_defaults
-            )
+            found = run_tasks(server, self.directory, workload, work, log, include_defaults=include_defaults)
         server.check_alive()
+        scores = scores_of(found)
         self._quality.append(scores)
-        self.items += [{"restart": restart, **each} for each in items]
+        self._items += items_of(found, restart)
         if restart == 0:
             self._look_closer(server, workload)
         return scores
@@ -120,8 +121,8 @@ class Subject:
         """
         where = server.url, server.name, server.api_key
         try:
-            self.items += measure_distributions(*where, workload, server.max_model_len())
-            self.probes = record_probes(*where)
+            self._held_out += measure_distributions(*where, workload, server.max_model_len())
+            self._probes = record_probes(*where)
         except SlipwayError:
             server.check_alive()
             raise
@@ -135,16 +136,22 @@ class Subject:
     def served_name(self) -> str:
         return f"{self.name}-{self.conditions.variant.digest[:12]}"
 
-    def samples(self) -> list[dict[str, Any]]:
-        """A line per call of the load generator, per request and per item."""
-        return [*(each for taken in [*self.rounds, *self.sweep] for each in taken.lines), *self.items]
+    def samples(self) -> Samples:
+        """Everything that was measured so far."""
+        return Samples(
+            rounds=tuple(self.rounds),
+            sweep=tuple(self.sweep),
+            accuracy=tuple(each for each in self._items if isinstance(each, AccuracyItem)),
+            perplexity=tuple(each for each in self._items if isinstance(each, PerplexityItem)),
+            held_out=tuple(self._held_out),
+        )
 
     def evaluation(
         self, workload: Workload, samples_sha256: str, *, beside: tuple[str, ...], interleaved_with: tuple[str, ...]
     ) -> Evaluation:
         variant, conditions = self.conditions.variant, self.conditions
         engine, kv_cache_tokens = self._engines[0]
-        rounds, slo = [each.point for each in self.rounds], workload.slo
+        slo = workload.slo
         return Evaluation(
             variant=self.name,
             variant_digest=variant.digest,
@@ -156,13 +163,13 @@ class Subject:
             samples_sha256=samples_sha256,
             tool_versions=conditions.tool_versions,
             quality=tuple(mean_score(list(scores)) for scores in zip(*self._quality, strict=True)),
-            load=recompute.whole_load(rounds),
-            rounds=tuple(map(recompute.point_load, rounds)),
-            sweep=tuple(recompute.point_load(each.point) for each in self.sweep),
-            goodput=recompute.goodput_of(rounds, slo.ttft_ms, slo.tpot_ms) if slo else None,
+            load=pooled_load(self.rounds),
+            rounds=tuple(map(load_of, self.rounds)),
+            sweep=tuple(map(load_of, self.sweep)),
+            goodput=goodput_of(self.rounds, slo.ttft_ms, slo.tpot_ms) if slo else None,
             interleaved_with=interleaved_with,
             drift=drift_of(self.speeds, self.measured_again),
-            probes=self.probes,
+            probes=self._probes,
             memory=Memory(
                 weights_bytes=variant.weights_bytes,
                 peak_resident_bytes=self._resident_bytes,

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from scoring.constraints import MEASURES, Constraints
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.production import Candidate, Production
-from stages.parts.samples.figures import fidelity_limits, limited
+from stages.parts.records.production import Candidate, Production, divergence_measures
 from stages.report.cells import ABSENT, Cell, Table, Variants, cell, heads, row
 from stages.report.choice import REFERENCE
 
@@ -37,11 +36,10 @@ def constraints(decision: Production, evaluations: Mapping[str, Evaluation], var
 
 def _measures(candidate: Candidate, reference: float | None, evaluation: Evaluation | None) -> dict[str, float | None]:
     """The variant's value of each measure that can be constrained; *reference* is fp16's quality."""
-    divergences = {candidate.variant: candidate.divergence} if candidate.divergence else {}
     quality, memory = candidate.raw.get("quality"), candidate.raw.get("memory")
     return {
-        **(limited(evaluation) if evaluation else {}),
-        **fidelity_limits(candidate.variant, REFERENCE, divergences),
+        **(evaluation.measures() if evaluation else {}),
+        **divergence_measures(candidate.divergence, is_reference=candidate.variant == REFERENCE),
         "quality_recovery": quality / reference if quality is not None and reference else None,
         "memory_gib": memory / 2**30 if memory is not None else None,
         "e2el_p95_ms": candidate.raw.get("latency"),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from scoring.metrics import METRICS
 from stages.parts.base.record import Record
 from stages.parts.records.evaluation import Evaluation
-from stages.select.evidence import Lines, different_questions, draws, machine_speeds, questions
+from stages.parts.samples.lines import Samples
+from stages.select.evidence import different_questions, draws, machine_speeds, questions
 from stages.select.kept import Kept
 from stages.select.verify import differences
 
@@ -57,11 +58,11 @@ class Comparison(Record):
 def compare(first: Kept, second: Kept) -> Comparison:
     """Raises: DamagedModel: samples are not what was written."""
     winners = [_winner(each) for each in (first, second)]
-    lines = (first.lines(), second.lines())
-    asked = {name: _asked(first, second, name, lines) for name in both(first, second)}
+    samples = (first.samples(), second.samples())
+    asked = {name: _asked(first, second, name, samples) for name in both(first, second)}
     return Comparison(
         settings=tuple(settings(first, second)),
-        metrics=tuple(changes(first, second, _noise(first, second, lines, asked))),
+        metrics=tuple(changes(first, second, _noise(first, second, samples, asked))),
         notes=tuple(notes(first, second, asked)),
         winners=tuple(f"{each.folder.name}: {_why(each)}" for each in (first, second)),
         same_winner=winners[0] == winners[1],
@@ -134,14 +135,14 @@ def notes(first: Kept, second: Kept, asked: Asked) -> Iterator[str]:
 
 
 def _noise(
-    first: Kept, second: Kept, lines: tuple[Mapping[str, Lines], Mapping[str, Lines]], asked: Asked
+    first: Kept, second: Kept, samples: tuple[Mapping[str, Samples], Mapping[str, Samples]], asked: Asked
 ) -> dict[str, dict[str, float]]:
     """By variant and metric, the change that is no finding: 1.96 standard deviations of what chance explains, and what
     the machine's own speed explains. The runs' rounds are independent of one another; quality is compared on the same
     items, where they are the same."""
     from scoring.draws import quality_draws
 
-    drawn = [draws(each.evaluations, text) for each, text in zip((first, second), lines, strict=True)]
+    drawn = [draws(each.evaluations, given) for each, given in zip((first, second), samples, strict=True)]
     found: dict[str, dict[str, float]] = {}
     for name, items in asked.items():
         ours = [each[name] for each in drawn]
@@ -169,11 +170,11 @@ def _machine(first: Kept, second: Kept, variant: str) -> float | None:
 
 
 def _asked(
-    first: Kept, second: Kept, variant: str, lines: tuple[Mapping[str, Lines], Mapping[str, Lines]]
+    first: Kept, second: Kept, variant: str, samples: tuple[Mapping[str, Samples], Mapping[str, Samples]]
 ) -> dict[str, dict[str, Items]]:
     return questions(
         {str(number): each.evaluations[variant] for number, each in enumerate((first, second))},
-        {str(number): each[variant] for number, each in enumerate(lines)},
+        {str(number): each[variant] for number, each in enumerate(samples)},
     )
 
 

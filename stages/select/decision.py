@@ -13,9 +13,9 @@ from stages.parts.base.errors import NoWinner
 from stages.parts.base.settings import parse
 from stages.parts.base.store import digest_of
 from stages.parts.records.evaluation import Evaluation, by_machine, machine_of
-from stages.parts.records.production import Candidate, Change, Margin, Paired, Production
-from stages.parts.samples.figures import fidelity_limits, limited
-from stages.select.evidence import Lines, changes, cost_of, different_questions, draws, intervals, paired, questions
+from stages.parts.records.production import Candidate, Change, Margin, Paired, Production, divergence_measures
+from stages.parts.samples.lines import Samples
+from stages.select.evidence import changes, cost_of, different_questions, draws, intervals, paired, questions
 from stages.select.fidelity import divergence_draws, divergences, recorded, recovery
 from stages.select.kept import Basis
 from stages.select.notes import SPEED, notes_of
@@ -29,7 +29,7 @@ REFERENCE: Final = "fp16"
 METRIC_WORDS: Final = {"quality": "quality", "latency": "p95 latency", "throughput": "throughput", "memory": "memory"}
 
 
-def decide(basis: Basis, measured: Mapping[str, Evaluation], lines: Mapping[str, Lines]) -> Production:
+def decide(basis: Basis, measured: Mapping[str, Evaluation], samples: Mapping[str, Samples]) -> Production:
     """The whole decision as a document, but for where it is published: ``run`` and ``release``. Reads and writes
     nothing, and comes to the same whenever it is made from the same.
 
@@ -45,12 +45,15 @@ def decide(basis: Basis, measured: Mapping[str, Evaluation], lines: Mapping[str,
     base, profile = basis.base, parse(Profile, basis.profile, "the profile")
     measured = dict(sorted(measured.items()))
     raw = pd.DataFrame.from_dict({name: each.metrics() for name, each in measured.items()}, orient="index")
-    diverged = divergences(measured, lines, REFERENCE)
+    diverged = divergences(samples, REFERENCE)
     apart = {name: recorded(each) for name, each in diverged.items()}
-    limits = {name: limited(each) | fidelity_limits(name, REFERENCE, apart) for name, each in measured.items()}
+    limits = {
+        name: each.measures() | divergence_measures(apart.get(name), is_reference=name == REFERENCE)
+        for name, each in measured.items()
+    }
     drawn = {
         name: {**each, **(divergence_draws(diverged[name]) if name in diverged else {})}
-        for name, each in draws(measured, lines, profile.constraints.limits()).items()
+        for name, each in draws(measured, samples, profile.constraints.limits()).items()
     }
     incomparable = SPEED if len(by_machine(measured)) > 1 else ()
     digests = {name: each.variant_digest for name, each in measured.items()}
@@ -58,7 +61,7 @@ def decide(basis: Basis, measured: Mapping[str, Evaluation], lines: Mapping[str,
     excluded = basis.excluded | {name: "; ".join(reasons) for name, reasons in found.excluded.items()}
     if found.winner is None:
         raise NoWinner(found.verdict, hint="see the evaluations, or choose another profile")
-    items = questions(measured, lines)
+    items = questions(measured, samples)
     front = pareto_front(raw.loc[list(found.eligible)].assign(**dict.fromkeys(incomparable, 0.0)))
     differences = {
         name: paired(items[REFERENCE], each) if REFERENCE in items and name != REFERENCE else ()

@@ -2,53 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
-
-from pydantic_core import from_json
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Literal
 
 from stages.parts.base.errors import DamagedModel
-from stages.parts.base.store import ModelStore
-from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
+from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Change, Cost, Interval, Paired, Price
-from stages.parts.samples.figures import Point, met, point_load
+from stages.parts.samples.figures import by_start, within_targets
+from stages.parts.samples.lines import MEASURE_AGAIN, Item, Samples
 
 if TYPE_CHECKING:
-    from scoring.draws import Items, Round, Samples
+    from scoring.draws import Draws, Items, Round
     from scoring.normalize import Floats
 
-Lines = list[dict[str, Any]]
 LIMITED: Final = {"ttft_p95_ms": "ttft_ms", "tpot_p95_ms": "tpot_ms"}
 """Constraints on the 95th percentile of a request's time, by the time's name in the samples."""
-REMEASURE: Final = "remove the evaluation's .json beside them and run again: it is measured anew"
 
 
-def read_samples(store: ModelStore, evaluation: Evaluation) -> Lines:
-    """The raw samples of an evaluation: a line per request and per item.
-
-    Raises:
-        DamagedModel: they are missing, unreadable, or of another evaluation.
-    """
-    return samples_at(store.evaluation(evaluation.variant).with_suffix(SAMPLES_SUFFIX), evaluation)
-
-
-def samples_at(path: Path, evaluation: Evaluation) -> Lines:
-    """As ``read_samples``, from a file."""
-    try:
-        head, *lines = map(from_json, path.read_bytes().splitlines())  # twice as fast as json, and there are thousands
-        belongs = head["evaluation"] == evaluation.key
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise DamagedModel(f"the raw samples {path} can't be read", hint=REMEASURE) from error
-    if not belongs:
-        raise DamagedModel(f"the raw samples {path} are of another evaluation", hint=REMEASURE)
-    return lines
-
-
-def draws(evaluations: Mapping[str, Evaluation], samples: Mapping[str, Lines], limits: Collection[str] = ()) -> Samples:
+def draws(evaluations: Mapping[str, Evaluation], samples: Mapping[str, Samples], limits: Collection[str] = ()) -> Draws:
     """Bootstrap draws of latency, throughput, goodput and quality by variant, widened by what the machine's own speed
     differed between variants; without quality where not all have the same tasks.
 
@@ -58,7 +30,7 @@ def draws(evaluations: Mapping[str, Evaluation], samples: Mapping[str, Lines], l
     from scoring.draws import allowing_for_few, load_draws, quality_draws
     from scoring.machine import widened
 
-    measured = {name: rounds(lines, evaluations[name], limits) for name, lines in samples.items()}
+    measured = {name: rounds(each, evaluations[name], limits) for name, each in samples.items()}
     turns = took_turns(evaluations)
     found = allowing_for_few(load_draws(measured, paired=turns), measured, paired=turns)
     found = widened(found, {} if turns else machine_speeds(evaluations))
@@ -69,54 +41,32 @@ def draws(evaluations: Mapping[str, Evaluation], samples: Mapping[str, Lines], l
     return {name: {**each, **quality[name]} for name, each in found.items()}
 
 
-def rounds(lines: Lines, evaluation: Evaluation, limits: Collection[str] = ()) -> list[Round]:
-    """What was measured in each round, with what *limits* need of each request.
-
-    Raises:
-        DamagedModel: the samples lack a round or a figure.
-    """
+def rounds(samples: Samples, evaluation: Evaluation, limits: Collection[str] = ()) -> list[Round]:
+    """What was measured in each round, with what *limits* need of each request."""
     import numpy as np
 
     from scoring.draws import Round
 
     slo = evaluation.goodput
     found = []
-    with samples_of(evaluation):
-        for total, requests in points(lines, "round"):
-            good = met(requests, slo.ttft_ms, slo.tpot_ms) if slo else []
-            others = {each: [line[field] for line in requests] for each, field in LIMITED.items() if each in limits}
-            if slo and "goodput_share" in limits:
-                others["goodput_share"] = [bool(met([line], slo.ttft_ms, slo.tpot_ms)) for line in requests]
-            found.append(
-                Round(
-                    latencies_ms=np.array([each["e2el_ms"] for each in requests]),
-                    output_tokens_per_s=point_load((total, requests)).output_tokens_per_s,
-                    start=total.get("restart", 0),
-                    good_tokens_per_s=sum(each["output_tokens"] for each in good) / total["duration_s"]
-                    if slo
-                    else None,
-                    others={name: np.array(each, dtype=float) for name, each in others.items()},
-                )
+    for each in samples.rounds:
+        others = {
+            name: [getattr(one, time) for one in each.requests] for name, time in LIMITED.items() if name in limits
+        }
+        good = [within_targets(one, slo.ttft_ms, slo.tpot_ms) for one in each.requests] if slo else []
+        if slo and "goodput_share" in limits:
+            others["goodput_share"] = good
+        good_tokens = sum(one.output_tokens for one, met in zip(each.requests, good, strict=False) if met)
+        found.append(
+            Round(
+                latencies_ms=np.array([one.e2el_ms for one in each.requests]),
+                output_tokens_per_s=each.output_tokens_per_s,
+                start=each.run.restart,
+                good_tokens_per_s=good_tokens / each.run.duration_s if slo else None,
+                others={name: np.array(values, dtype=float) for name, values in others.items()},
             )
-    if len(found) != len(evaluation.rounds):
-        raise DamagedModel(
-            f"the raw samples of {evaluation.variant} hold {len(found)} rounds, not the {len(evaluation.rounds)} that "
-            "were measured",
-            hint=REMEASURE,
         )
     return found
-
-
-def points(lines: Lines, kind: str) -> list[Point]:
-    """The calls of the load generator of one *kind* (``round`` or ``sweep``), in the order of their numbers or, for a
-    sweep, of their lines."""
-    totals = [line for line in lines if kind in line and "duration_s" in line]
-    requests: dict[tuple[int, int], Lines] = defaultdict(list)
-    for line in lines:
-        if kind in line and "e2el_ms" in line:
-            requests[line.get("restart", 0), line[kind]].append(line)
-    ordered = sorted(totals, key=lambda each: each[kind]) if kind == "round" else totals
-    return [(each, requests[each.get("restart", 0), each[kind]]) for each in ordered]
 
 
 def took_turns(evaluations: Mapping[str, Evaluation]) -> bool:
@@ -136,67 +86,74 @@ def machine_speeds(evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
     return found
 
 
-@contextlib.contextmanager
-def samples_of(evaluation: Evaluation) -> Iterator[None]:
-    """Turn a line that lacks a figure, or holds something else, into DamagedModel."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise DamagedModel(
-            f"the raw samples of {evaluation.variant} are not what was written: {type(error).__name__} {error}",
-            hint=REMEASURE,
-        ) from error
-
-
-def questions(evaluations: Mapping[str, Evaluation], samples: Mapping[str, Lines]) -> dict[str, dict[str, Items]]:
+def questions(evaluations: Mapping[str, Evaluation], samples: Mapping[str, Samples]) -> dict[str, dict[str, Items]]:
     """By variant, ``items_of``. Two items are the same question where task, doc_id and doc_hash agree; where samples
     have no hashes, by task and doc_id alone."""
-    hashed = all("doc_hash" in line for lines in samples.values() for line in lines if "task" in line)
-    return {name: items_of(lines, evaluations[name], hashed=hashed) for name, lines in samples.items()}
+    hashed = all(item.doc_hash is not None for each in samples.values() for item in each.items)
+    return {name: items_of(each, evaluations[name], hashed=hashed) for name, each in samples.items()}
 
 
-def items_of(lines: Lines, evaluation: Evaluation, *, hashed: bool) -> dict[str, Items]:
-    """The items of each scored task; of a group of tasks, those of its tasks.
+def items_of(samples: Samples, evaluation: Evaluation, *, hashed: bool) -> dict[str, Items]:
+    """The items of each scored task; for a group of tasks, the items of its tasks.
 
     Args:
-        hashed: whether a document's hash belongs to an item's name.
+        hashed: whether a document's hash is part of an item's name.
 
     Raises:
-        DamagedModel: a line lacks a figure, or the starts of the server were not asked the same items.
+        DamagedModel: the starts of the server were asked different items.
     """
+    found = {}
+    for score in evaluation.quality:
+        made = _perplexity_items if score.kind == "perplexity" else _accuracy_items
+        try:
+            found[score.task] = made(samples, score.task, hashed)
+        except ValueError as error:
+            raise DamagedModel(
+                f"the raw samples of {evaluation.variant} do not agree: the starts of the server were asked different "
+                f"questions of {score.task}",
+                hint=MEASURE_AGAIN,
+            ) from error
+    return found
+
+
+def _accuracy_items(samples: Samples, task: str, hashed: bool) -> Items:
     import numpy as np
 
     from scoring.draws import Items
 
-    found = {}
-    with samples_of(evaluation):
-        for score in evaluation.quality:
-            starts: dict[int, Lines] = defaultdict(list)
-            for line in lines:
-                if line.get("task") == score.task:
-                    starts[line.get("restart", 0)].append(line)
-            asked = [sorted(each, key=_place) for _, each in sorted(starts.items())]
-            named = {tuple(_name(line, hashed=hashed) for line in each) for each in asked}
-            if len(named) > 1:
-                raise ValueError(f"the starts were asked different questions of {score.task}")
-            name = "loglikelihood" if score.kind == "perplexity" else "correct"
-            values = np.array([[float(line[name]) for line in each] for each in asked])
-            sizes = np.array([float(line["bytes"]) for line in asked[0]]) if name == "loglikelihood" and asked else None
-            weights = None
-            if asked and any("weight" in line for line in asked[0]):
-                weights = np.array([float(line.get("weight", 1.0)) for line in asked[0]])
-            if weights is not None and sizes is not None:  # a text counts by its bytes
-                values, sizes, weights = values * weights, sizes * weights, None
-            found[score.task] = Items(values[0] if len(asked) == 1 else values, sizes, weights, *named)
-    return found
+    asked = [sorted(each, key=_place) for each in by_start(samples.accuracy, task)]
+    values = np.array([[item.correct for item in each] for each in asked])
+    weights = np.array([item.weight for item in asked[0]]) if asked else np.ones(0)
+    weighted = weights if (weights != 1).any() else None
+    return Items(values[0] if len(asked) == 1 else values, weights=weighted, names=_names(asked, hashed))
 
 
-def _place(line: Mapping[str, Any]) -> tuple[str, int]:
-    return line.get("subtask", ""), line["doc_id"]
+def _perplexity_items(samples: Samples, task: str, hashed: bool) -> Items:
+    import numpy as np
+
+    from scoring.draws import Items
+
+    asked = [sorted(each, key=_place) for each in by_start(samples.perplexity, task)]
+    # A text counts by its bytes.
+    values = np.array([[item.loglikelihood * item.weight for item in each] for each in asked])
+    sizes = np.array([item.bytes * item.weight for item in asked[0]]) if asked else None
+    return Items(values[0] if len(asked) == 1 else values, sizes=sizes, names=_names(asked, hashed))
 
 
-def _name(line: Mapping[str, Any], *, hashed: bool) -> str:
-    return " ".join(map(str, (*_place(line), *([line["doc_hash"]] if hashed else []))))
+def _names(asked: Sequence[Sequence[Item]], hashed: bool) -> tuple[str, ...] | None:
+    """Raises: ValueError: the starts were asked different items."""
+    names = {tuple(_name(item, hashed) for item in each) for each in asked}
+    if len(names) > 1:
+        raise ValueError(f"{len(names)} different sets of items")
+    return next(iter(names), None)
+
+
+def _place(item: Item) -> tuple[str, int]:
+    return item.subtask, item.doc_id
+
+
+def _name(item: Item, hashed: bool) -> str:
+    return " ".join(map(str, (*_place(item), *([item.doc_hash] if hashed else []))))
 
 
 def different_questions(asked: Mapping[str, Mapping[str, Items]]) -> tuple[str, ...]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from stages.parts.base.errors import DamagedModel
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Divergence
-from stages.select.evidence import Lines, samples_of
+from stages.parts.samples.lines import MEASURE_AGAIN, HeldOutDocument, Samples
 
 if TYPE_CHECKING:
     from scoring.divergence import Distributions
@@ -15,27 +16,27 @@ if TYPE_CHECKING:
     from scoring.normalize import Floats
 
 
-def divergences(
-    evaluations: Mapping[str, Evaluation], samples: Mapping[str, Lines], reference: str
-) -> dict[str, Apart]:
-    """Of every variant but the *reference*; without those that were not measured on the same text as it.
+def divergences(samples: Mapping[str, Samples], reference: str) -> dict[str, Apart]:
+    """The divergence of every variant from the *reference*, without the variants that were measured on another text.
 
     Raises:
-        DamagedModel: samples are not what was written.
+        DamagedModel: the samples hold something else than distributions.
     """
     from scoring.divergence import divergence
 
-    texts, told = {}, {}
-    for name, evaluation in evaluations.items():
-        with samples_of(evaluation):
-            texts[name], told[name] = distributions(samples[name])
+    texts = {name: [each.tokens for each in _in_order(given)] for name, given in samples.items()}
     if not texts.get(reference):
         return {}
-    comparable = [name for name in evaluations if name != reference and texts[name] == texts[reference]]
     found = {}
-    for name in comparable:
-        with samples_of(evaluations[name]):
-            found[name] = divergence(told[reference], told[name])
+    for name, given in samples.items():
+        if name == reference or texts[name] != texts[reference]:
+            continue
+        try:
+            found[name] = divergence(distributions(samples[reference]), distributions(given))
+        except ValueError as error:
+            raise DamagedModel(
+                f"the raw samples of {name} or {reference} hold no distributions: {error}", hint=MEASURE_AGAIN
+            ) from error
     return found
 
 
@@ -57,22 +58,24 @@ def recorded(apart: Apart) -> Divergence:
     )
 
 
-def distributions(lines: Lines) -> tuple[list[list[int]], list[Distributions]]:
-    """The held-out texts as token ids, and the distributions at each place of each.
+def distributions(samples: Samples) -> list[Distributions]:
+    """The distributions at each position of each held-out document.
 
     Raises:
-        LookupError, ValueError: a line lacks something, or holds something else.
+        ValueError: a document has not the same number of tokens at each position.
     """
     import numpy as np
 
     from scoring.divergence import Distributions
 
-    documents = sorted((line for line in lines if "document" in line), key=lambda line: int(line["document"]))
-    told = [
-        Distributions(np.array(each["listed"], dtype=np.int64), np.array(each["logprobs"], dtype=float))
-        for each in documents
+    return [
+        Distributions(np.array(each.listed, dtype=np.int64), np.array(each.logprobs, dtype=float))
+        for each in _in_order(samples)
     ]
-    return [each["tokens"] for each in documents], told
+
+
+def _in_order(samples: Samples) -> list[HeldOutDocument]:
+    return sorted(samples.held_out, key=lambda each: each.document)
 
 
 def recovery(evaluation: Evaluation | None, reference: Evaluation | None) -> dict[str, float]:

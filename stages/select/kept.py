@@ -18,7 +18,7 @@ from stages.parts.base.store import ModelStore, place
 from stages.parts.records.acquired import Acquired
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.production import Price, Production
-from stages.select.evidence import Lines, samples_at
+from stages.parts.samples.lines import Samples, read_samples
 
 MEASUREMENTS: Final = "measurements"
 BASIS: Final = "basis.json"
@@ -45,16 +45,16 @@ class Kept:
     """None if nobody could be chosen."""
     folder: Path
 
-    def samples(self, variant: str) -> Path:
+    def samples_path(self, variant: str) -> Path:
         return self.folder / MEASUREMENTS / f"{variant}{SAMPLES_SUFFIX}"
 
-    def lines(self) -> dict[str, Lines]:
+    def samples(self) -> dict[str, Samples]:
         """The raw samples by variant.
 
         Raises:
-            DamagedModel: they are missing, unreadable, or of another evaluation.
+            DamagedModel: see ``read_samples``.
         """
-        return {name: samples_at(self.samples(name), each) for name, each in self.evaluations.items()}
+        return {name: read_samples(self.samples_path(name), each) for name, each in self.evaluations.items()}
 
 
 def keep(store: ModelStore, run: Path, basis: Basis, measured: Mapping[str, Evaluation]) -> None:

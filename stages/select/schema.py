@@ -11,13 +11,16 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from stages.parts.records import production
+from stages.parts.machine import hardware
+from stages.parts.records import evaluation, production
 from stages.parts.records.production import Production
 
 PATH: Final = Path(__file__).parents[2] / "docs" / "production_metrics.schema.json"
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 IDENTIFIER: Final = "urn:slipway:production_metrics:1"
 """Its last part is ``schema_version``."""
+MODULES: Final = (production, evaluation, hardware)
+"""Where the records of the document are."""
 
 
 def schema() -> dict[str, Any]:
@@ -35,7 +38,7 @@ def schema() -> dict[str, Any]:
 def _descriptions() -> dict[str, dict[str, str]]:
     """The docstring of each field by class, on one line."""
     found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(production)).body:
+    for node in [node for module in MODULES for node in ast.parse(inspect.getsource(module)).body]:
         if not isinstance(node, ast.ClassDef):
             continue
         for field, after in zip(node.body, node.body[1:], strict=False):

@@ -15,12 +15,12 @@ from stages.parts.base.errors import DamagedModel, NoWinner
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.record import being_served
 from stages.parts.records.acquired import ACQUIRED, Acquired, difference
-from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.production import Price, Production
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.release import decisions, publish, release_name, settle
+from stages.parts.samples.lines import read_samples
 from stages.select.decision import decide, decision_key
-from stages.select.evidence import read_samples
 from stages.select.kept import DECISION, Basis, keep
 
 
@@ -50,7 +50,9 @@ def select(
             hint="see the log of each evaluation",
         )
     basis = Basis(base=base, profile=profile.model_dump(mode="json"), price=price, excluded=excluded)
-    lines = {name: read_samples(store, each) for name, each in measured.items()}
+    samples = {
+        name: read_samples(store.evaluation(name).with_suffix(SAMPLES_SUFFIX), each) for name, each in measured.items()
+    }
     run = os.environ.get(program.RUN_VARIABLE)
     if run:
         keep(store, store.run(run), basis, measured)
@@ -60,7 +62,7 @@ def select(
         settle(store, decision.release, wait=wait)
         placement = "hardlink"
     else:
-        found = decide(basis, measured, lines)
+        found = decide(basis, measured, samples)
         winner = measured[found.winner]
         release = release_name(store, winner.variant, winner.variant_digest)
         decision = found.model_copy(update={"run": run, "release": release})

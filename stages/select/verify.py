@@ -18,9 +18,9 @@ from stages.parts.base.store import ModelStore, sha256_of
 from stages.parts.records.acquired import files_digest
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.samples.figures import goodput_of, point_load, task_score, whole_load
+from stages.parts.samples.figures import goodput_of, load_of, pooled_load, task_score
+from stages.parts.samples.lines import Samples, read_samples
 from stages.select.decision import decide
-from stages.select.evidence import Lines, points, samples_at, samples_of
 from stages.select.kept import DECISION, MEASUREMENTS, Kept, kept
 
 TOLERANCE: Final = 1e-9
@@ -57,24 +57,24 @@ def verify(run: Path) -> Verdict:
     given, verdict = kept(run), Verdict()
     store = ModelStore(run.parents[2], given.basis.base.model)
     evaluations: dict[str, Evaluation] = {}
-    lines: dict[str, Lines] = {}
+    samples: dict[str, Samples] = {}
     for name, evaluation in given.evaluations.items():
         check_samples(store, given, evaluation, verdict)
         check_weights(store, evaluation, verdict)
         try:
-            lines[name] = samples_at(given.samples(name), evaluation)
-            evaluations[name] = check_evaluation(evaluation, lines[name], verdict)
+            samples[name] = read_samples(given.samples_path(name), evaluation)
+            evaluations[name] = check_evaluation(evaluation, samples[name], verdict)
         except DamagedModel as error:
             verdict.findings.append(str(error))
-    if len(lines) == len(given.evaluations):
-        check_decisions(store, given, evaluations, lines, verdict)
+    if len(samples) == len(given.evaluations):
+        check_decisions(store, given, evaluations, samples, verdict)
     return verdict
 
 
 def check_samples(store: ModelStore, given: Kept, evaluation: Evaluation, verdict: Verdict) -> None:
     """The files by their digests: those kept in the run's folder, and those in the store if they are this run's."""
     name = evaluation.variant
-    places = [given.samples(name)]
+    places = [given.samples_path(name)]
     standing = store.evaluation(name)
     text = _text(standing)
     if text and f'"{evaluation.key}"' in text and not _measured_anew(standing, evaluation):
@@ -142,25 +142,19 @@ def check_weights(store: ModelStore, evaluation: Evaluation, verdict: Verdict) -
                 verdict.findings.append(f"{path} was changed: sha256 {found[:12]}…, recorded {file.sha256[:12]}…")
 
 
-def check_evaluation(evaluation: Evaluation, lines: Lines, verdict: Verdict) -> Evaluation:
-    """The evaluation as the samples give it; what its document says otherwise is a finding.
-
-    Raises:
-        DamagedModel: a line lacks a figure.
-    """
-    with samples_of(evaluation):
-        rounds = points(lines, "round")
-        scores = [(each, task_score(each, lines)) for each in evaluation.quality]
-        slo = evaluation.goodput
-        again = evaluation.model_copy(
-            update={
-                "load": whole_load(rounds),
-                "rounds": tuple(map(point_load, rounds)),
-                "sweep": tuple(map(point_load, points(lines, "sweep"))),
-                "goodput": goodput_of(rounds, slo.ttft_ms, slo.tpot_ms) if slo else None,
-                "quality": tuple(made or told for told, made in scores),
-            }
-        )
+def check_evaluation(evaluation: Evaluation, samples: Samples, verdict: Verdict) -> Evaluation:
+    """The evaluation as the samples give it; what its document says otherwise is a finding."""
+    scores = [(each, task_score(each, samples)) for each in evaluation.quality]
+    slo = evaluation.goodput
+    again = evaluation.model_copy(
+        update={
+            "load": pooled_load(samples.rounds),
+            "rounds": tuple(map(load_of, samples.rounds)),
+            "sweep": tuple(map(load_of, samples.sweep)),
+            "goodput": goodput_of(samples.rounds, slo.ttft_ms, slo.tpot_ms) if slo else None,
+            "quality": tuple(made or told for told, made in scores),
+        }
+    )
     verdict.not_recomputed += [f"{evaluation.variant}: {told.task}" for told, made in scores if made is None]
     found = list(differences(evaluation.model_dump(mode="json"), again.model_dump(mode="json")))
     verdict.findings += [
@@ -173,12 +167,12 @@ def check_decisions(
     store: ModelStore,
     given: Kept,
     evaluations: Mapping[str, Evaluation],
-    lines: Mapping[str, Lines],
+    samples: Mapping[str, Samples],
     verdict: Verdict,
 ) -> None:
     """Every document that holds the decision, against the one that is made again."""
     try:
-        made = decide(given.basis, evaluations, lines)
+        made = decide(given.basis, evaluations, samples)
     except NoWinner as error:
         if given.decision:
             verdict.findings.append(f"nobody can be chosen ({error}), but {given.decision.winner} was published")

@@ -30,6 +30,7 @@ from stages.parts.model.safetensors import read_header
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.samples.lines import Samples, read_samples
 from stages.select.fidelity import distributions
 from tests.end_to_end.command_line import (
     API_KEY,
@@ -44,6 +45,7 @@ from tests.end_to_end.command_line import (
     VARIANTS,
     Pipeline,
 )
+from tests.samples import samples_path
 
 pytestmark = pytest.mark.e2e
 
@@ -128,25 +130,23 @@ def test_every_variant_was_really_measured(pipeline, finished, name):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_what_is_published_follows_from_the_samples_that_are_kept(pipeline, finished, name):
     evaluation = Evaluation.read(pipeline.store.evaluation(name))
-    head, *lines = samples(pipeline, name)
-    assert head == {"evaluation": evaluation.key}
-    requests = [each for each in lines if "round" in each and "e2el_ms" in each]
-    assert [each["round"] for each in requests] == [0] * REQUESTS + [1] * REQUESTS
+    given = samples(pipeline, name)
+    requests = [request for each in given.rounds for request in each.requests]
+    assert [each.number for each in requests] == [0] * REQUESTS + [1] * REQUESTS
     for tokens, mean in (("prompt_tokens", PROMPT_TOKENS), ("output_tokens", OUTPUT_TOKENS)):
-        lengths = [each[tokens] for each in requests]
+        lengths = [getattr(each, tokens) for each in requests]
         assert len(set(lengths)) > REQUESTS / 2, "lengths are drawn"
         assert (1 - SPREAD) * mean <= min(lengths) <= max(lengths) <= (1 + SPREAD) * mean
-    latencies = [each["e2el_ms"] for each in requests]
+    latencies = [each.e2el_ms for each in requests]
     assert float(np.percentile(latencies, 95)) == pytest.approx(evaluation.load.e2el_ms.p95)
     accuracy, perplexity = evaluation.quality
-    right = [each["correct"] for each in lines if each.get("task") == accuracy.task]
+    right = [each.correct for each in given.accuracy if each.task == accuracy.task]
     assert sum(right) / len(right) == pytest.approx(accuracy.value)
     bits, of_bytes = bits_by_document(pipeline, name).sum(axis=0)
     assert bits / of_bytes == pytest.approx(perplexity.value)
     assert perplexity.score == pytest.approx(2**-perplexity.value)
-    texts, told = distributions([line for line in lines if "document" in line])
-    assert [len(each) for each in texts] == [128] * 32
-    assert all(each.tokens.shape == each.logprobs.shape == (127, 20) for each in told)
+    assert [len(each.tokens) for each in given.held_out] == [128] * 32
+    assert all(each.tokens.shape == each.logprobs.shape == (127, 20) for each in distributions(given))
     assert [each.prompt for each in evaluation.probes] == list(PROMPTS)
 
 
@@ -270,16 +270,14 @@ def test_another_profile_decides_anew_and_measures_nothing_again(pipeline, finis
 
 def bits_by_document(pipeline: Pipeline, name: str) -> np.ndarray:
     """[documents, 2]: bits and bytes of each held-out document, in one order for every variant."""
-    items = [item for item in samples(pipeline, name) if item.get("task") == "demo_perplexity"]
-    items.sort(key=lambda item: item["doc_id"])
-    return np.array([[-item["loglikelihood"] / math.log(2), item["bytes"]] for item in items])
+    items = sorted(samples(pipeline, name).perplexity, key=lambda item: item.doc_id)
+    return np.array([[-item.loglikelihood / math.log(2), item.bytes] for item in items])
 
 
-def samples(pipeline: Pipeline, name: str) -> list[dict[str, Any]]:
-    return [
-        json.loads(line)
-        for line in pipeline.store.evaluation(name).with_suffix(".samples.jsonl").read_text().splitlines()
-    ]
+def samples(pipeline: Pipeline, name: str) -> Samples:
+    evaluation = Evaluation.read(pipeline.store.evaluation(name))
+    assert evaluation
+    return read_samples(samples_path(pipeline.store, name), evaluation)
 
 
 def numbers(value: Any) -> Iterator[float]:

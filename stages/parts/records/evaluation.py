@@ -188,6 +188,15 @@ class Evaluation(Record):
             "memory": float(self.memory.weights_bytes),
         }
 
+    def measures(self) -> dict[str, float | None]:
+        """What the load gives of ``scoring.constraints.MEASURES``, in their units; None for what was not measured."""
+        return {
+            "ttft_p95_ms": self.load.ttft_ms.p95,
+            "tpot_p95_ms": self.load.tpot_ms.p95,
+            "e2el_p95_ms": self.load.e2el_ms.p95,
+            "goodput_share": self.goodput.share if self.goodput else None,
+        }
+
 
 def machine_of(evaluation: Evaluation) -> str:
     """The hardware by what speed depends on: memory only has to suffice."""

@@ -68,6 +68,20 @@ class Divergence(Record):
     top1_high: float
 
 
+def divergence_measures(divergence: Divergence | None, *, is_reference: bool) -> dict[str, float | None]:
+    """What a divergence gives of ``scoring.constraints.MEASURES``; None for what was not measured.
+
+    Args:
+        is_reference: whether the variant is fp16, which does not diverge from itself.
+    """
+    if is_reference:
+        return {"kl_divergence": 0.0, "top1_agreement": 1.0}
+    return {
+        "kl_divergence": divergence.kl if divergence else None,
+        "top1_agreement": divergence.top1_agreement if divergence else None,
+    }
+
+
 class Interval(Record):
     """Of 95 %, from the draws that the decision is made of; the value itself always lies in it."""
 

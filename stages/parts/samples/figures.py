@@ -1,60 +1,44 @@
-"""Every number of an evaluation that follows from its raw samples, computed from them alone.
+"""Every figure of an evaluation that follows from its raw samples, computed from them alone.
 
-The figures are made by these functions when they are measured, and again when a decision is verified, so that both
-come to the same. One call of the load generator has a line of its own (``concurrency`` and ``duration_s``), which tells
-what the lines of its requests can't.
+These functions compute the figures when a variant is measured, and again when a decision is verified, so both give the
+same values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.production import Divergence
-
-if TYPE_CHECKING:
-    pass
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    pass
 from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
+from typing import Final, TypeVar
 
 from stages.parts.records.evaluation import Goodput, Load, Percentiles, TaskScore
+from stages.parts.samples.lines import AccuracyItem, Item, LoadSamples, PerplexityItem, Samples, TimedRequest
 
 Z_95: Final = 1.959964
 RESAMPLES: Final = 1000
 SEED: Final = 0
-
-Line = Mapping[str, Any]
-Point = tuple[Line, Sequence[Line]]
-"""One call of the load generator: its own line, and those of its requests."""
+_Item = TypeVar("_Item", AccuracyItem, PerplexityItem)
 
 
-def point_load(point: Point) -> Load:
-    """Raises: KeyError: a line lacks a figure."""
-    total, requests = point
-    duration_s = total["duration_s"]
-    tokens = sum(each["output_tokens"] for each in requests)
+def load_of(samples: LoadSamples) -> Load:
+    """The load of one run of the load generator."""
+    run, requests = samples.run, samples.requests
     return Load(
-        concurrency=total["concurrency"],
+        concurrency=run.concurrency,
         requests=len(requests),
-        duration_s=duration_s,
-        prompt_tokens=sum(each["prompt_tokens"] for each in requests),
-        output_tokens=tokens,
-        requests_per_s=len(requests) / duration_s,
-        output_tokens_per_s=tokens / duration_s,
+        duration_s=run.duration_s,
+        prompt_tokens=sum(each.prompt_tokens for each in requests),
+        output_tokens=sum(each.output_tokens for each in requests),
+        requests_per_s=len(requests) / run.duration_s,
+        output_tokens_per_s=samples.output_tokens_per_s,
         **percentiles_of(requests),
     )
 
 
-def whole_load(rounds: Sequence[Point]) -> Load:
-    """All rounds as one: percentiles over all requests, the rounds' mean rates."""
-    loads = [point_load(each) for each in rounds]
+def pooled_load(rounds: Sequence[LoadSamples]) -> Load:
+    """All rounds together: percentiles over all requests, and the mean of the rounds' rates."""
+    loads = [load_of(each) for each in rounds]
     return Load(
         concurrency=max(each.concurrency for each in loads),
         requests=sum(each.requests for each in loads),
@@ -63,112 +47,105 @@ def whole_load(rounds: Sequence[Point]) -> Load:
         output_tokens=sum(each.output_tokens for each in loads),
         requests_per_s=fmean(each.requests_per_s for each in loads),
         output_tokens_per_s=fmean(each.output_tokens_per_s for each in loads),
-        **percentiles_of([line for _, requests in rounds for line in requests]),
+        **percentiles_of([request for each in rounds for request in each.requests]),
     )
 
 
-def goodput_of(rounds: Sequence[Point], ttft_ms: float, tpot_ms: float) -> Goodput:
-    """What of all rounds met the targets (Zhong et al., DistServe, 2024); rates are the rounds' means."""
-    good = [(total, met(requests, ttft_ms, tpot_ms)) for total, requests in rounds]
+def goodput_of(rounds: Sequence[LoadSamples], ttft_ms: float, tpot_ms: float) -> Goodput:
+    """The requests that met the targets (Zhong et al., DistServe, 2024); rates are the mean over rounds."""
+    good = [
+        (each.run.duration_s, [one for one in each.requests if within_targets(one, ttft_ms, tpot_ms)])
+        for each in rounds
+    ]
     return Goodput(
         ttft_ms=ttft_ms,
         tpot_ms=tpot_ms,
-        share=sum(len(lines) for _, lines in good) / sum(len(requests) for _, requests in rounds),
-        requests_per_s=fmean(len(lines) / total["duration_s"] for total, lines in good),
+        share=sum(len(requests) for _, requests in good) / sum(len(each.requests) for each in rounds),
+        requests_per_s=fmean(len(requests) / duration_s for duration_s, requests in good),
         output_tokens_per_s=fmean(
-            sum(each["output_tokens"] for each in lines) / total["duration_s"] for total, lines in good
+            sum(each.output_tokens for each in requests) / duration_s for duration_s, requests in good
         ),
     )
 
 
-def met(requests: Iterable[Line], ttft_ms: float, tpot_ms: float) -> list[Line]:
-    """The requests within both targets."""
-    return [each for each in requests if each["ttft_ms"] <= ttft_ms and each["tpot_ms"] <= tpot_ms]
+def within_targets(request: TimedRequest, ttft_ms: float, tpot_ms: float) -> bool:
+    """Whether a request met both targets."""
+    return request.ttft_ms <= ttft_ms and request.tpot_ms <= tpot_ms
 
 
-def percentiles_of(requests: Sequence[Line]) -> dict[str, Percentiles]:
-    """Of each time, by its name in ``Load``. ``itl_ms`` of a request is the list of its gaps between tokens."""
-    single = {name: over([each[name] for each in requests]) for name in ("ttft_ms", "tpot_ms", "e2el_ms")}
-    return {**single, "itl_ms": over([gap for each in requests for gap in each["itl_ms"]])}
+def percentiles_of(requests: Sequence[TimedRequest]) -> dict[str, Percentiles]:
+    """The percentiles of each time by its name in ``Load``; those of ``itl_ms`` are over the gaps of all requests."""
+    return {
+        "ttft_ms": percentiles([each.ttft_ms for each in requests]),
+        "tpot_ms": percentiles([each.tpot_ms for each in requests]),
+        "e2el_ms": percentiles([each.e2el_ms for each in requests]),
+        "itl_ms": percentiles([gap for each in requests for gap in each.itl_ms]),
+    }
 
 
-def over(values: Iterable[float]) -> Percentiles:
+def percentiles(values: Sequence[float]) -> Percentiles:
     """Mean and percentiles; zeros where there are no values (an answer of one token has no gaps)."""
     import numpy as np
 
-    given = list(values) or [0.0]
+    given = values or [0.0]
     p50, p95, p99 = (float(each) for each in np.percentile(given, [50, 95, 99]))
     return Percentiles(mean=fmean(given), p50=p50, p95=p95, p99=p99)
 
 
-def task_score(score: TaskScore, lines: Sequence[Line]) -> TaskScore | None:
-    """The score of a task from its items, the mean over the starts of the server; None if it has none.
+def task_score(score: TaskScore, samples: Samples) -> TaskScore | None:
+    """The score of a task computed from its items, as the mean over the starts of the server; None without items.
 
-    ``metrics`` stays as lm-eval told it, and so does the interval of a group's accuracy, which lm-eval pools from its
-    tasks' standard errors.
+    ``metrics`` stays as lm-eval reported it, and so does the interval of a group's accuracy, which lm-eval pools from
+    the standard errors of its tasks.
     """
-    starts: dict[int, list[Line]] = defaultdict(list)
-    for line in lines:
-        if line.get("task") == score.task:
-            starts[line.get("restart", 0)].append(line)
+    starts: Sequence[Sequence[Item]]
+    if score.kind == "accuracy":
+        answers = by_start(samples.accuracy, score.task)
+        starts, figures = answers, [_accuracy(each) for each in answers]
+    else:
+        documents = by_start(samples.perplexity, score.task)
+        starts, figures = documents, [_perplexity(each) for each in documents]
     if not starts:
         return None
-    figure = _perplexity if score.kind == "perplexity" else _accuracy
-    figures = [figure(items) for _, items in sorted(starts.items())]
     means = {name: fmean(each[name] for each in figures) for name in figures[0]}
-    if score.kind == "accuracy" and "subtask" in starts[min(starts)][0]:
+    if score.kind == "accuracy" and starts[0][0].subtask:
         del means["low"], means["high"]
-    return score.model_copy(update={**means, "items": len(starts[min(starts)])})
+    return score.model_copy(update={**means, "items": len(starts[0])})
 
 
-def _accuracy(items: Sequence[Line]) -> dict[str, float]:
-    values = [float(each["correct"]) for each in items]
-    value = fmean(values, [float(each.get("weight", 1.0)) for each in items])
+def by_start(items: Iterable[_Item], task: str) -> list[list[_Item]]:
+    """The items of one task by the start of the server, in the order of the starts."""
+    starts: dict[int, list[_Item]] = defaultdict(list)
+    for item in items:
+        if item.task == task:
+            starts[item.restart].append(item)
+    return [each for _, each in sorted(starts.items())]
+
+
+def _accuracy(items: Sequence[AccuracyItem]) -> dict[str, float]:
+    values = [each.correct for each in items]
+    value = fmean(values, [each.weight for each in items])
     reach = Z_95 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return {"value": value, "low": max(0.0, value - reach), "high": min(1.0, value + reach), "score": value}
 
 
-def _perplexity(items: Sequence[Line]) -> dict[str, float]:
-
-    weighed = [(each, float(each.get("weight", 1.0))) for each in items]
-    documents = [(float(each["loglikelihood"]) * weight, float(each["bytes"]) * weight) for each, weight in weighed]
-    likelihood, size = (sum(each) for each in zip(*documents, strict=True))
-    value = -likelihood / size / math.log(2)
-    low, high = bits_per_byte_interval(documents)
+def _perplexity(items: Sequence[PerplexityItem]) -> dict[str, float]:
+    likelihood = sum(each.loglikelihood * each.weight for each in items)
+    value = -likelihood / sum(each.bytes * each.weight for each in items) / math.log(2)
+    low, high = bits_per_byte_interval(items)
     return {"value": value, "low": low, "high": high, "score": 2**-value}
 
 
-def bits_per_byte_interval(documents: list[tuple[float, float]]) -> tuple[float, float]:
+def bits_per_byte_interval(items: Sequence[PerplexityItem]) -> tuple[float, float]:
     """95 % interval of the corpus's bits per byte: percentile bootstrap over documents (Efron 1979), seeded.
 
     lm-eval gives no standard error for it.
     """
     import numpy as np
 
-    loglikelihoods, sizes = np.array(documents, dtype=float).T
+    loglikelihoods = np.array([each.loglikelihood * each.weight for each in items])
+    sizes = np.array([each.bytes * each.weight for each in items])
     chosen = np.random.default_rng(SEED).integers(len(sizes), size=(RESAMPLES, len(sizes)))
     resampled = -loglikelihoods[chosen].sum(axis=1) / sizes[chosen].sum(axis=1) / math.log(2)
     low, high = np.percentile(resampled, [2.5, 97.5])
     return float(low), float(high)
-
-
-def limited(evaluation: Evaluation) -> dict[str, float | None]:
-    """What a profile's constraints can limit (``scoring.constraints.MEASURES``), as far as it was measured."""
-    load = evaluation.load
-    return {
-        "ttft_p95_ms": load.ttft_ms.p95,
-        "tpot_p95_ms": load.tpot_ms.p95,
-        "e2el_p95_ms": load.e2el_ms.p95,
-        "goodput_share": evaluation.goodput.share if evaluation.goodput else None,
-    }
-
-
-def fidelity_limits(name: str, reference: str, found: Mapping[str, Divergence]) -> dict[str, float | None]:
-    """What of it a profile's constraints can limit; the reference is not apart from itself."""
-    if name == reference:
-        return {"kl_divergence": 0.0, "top1_agreement": 1.0}
-    apart = found.get(name)
-    return {
-        "kl_divergence": apart.kl if apart else None,
-        "top1_agreement": apart.top1_agreement if apart else None,
-    }

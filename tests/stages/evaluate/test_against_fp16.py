@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import yaml
 
-from scoring.divergence import divergence
 from scoring.profile import Profile
 from stages.evaluate.divergence import measure_distributions
 from stages.parts.base.settings import CONFIGS, Serving, Workload
@@ -20,7 +18,8 @@ from stages.parts.engine.probes import ProbeCheck, check_probes, record_probes
 from stages.parts.engine.server import Server, ServerSpec, running
 from stages.parts.records.evaluation import Probe
 from stages.parts.records.production import Divergence
-from stages.select.fidelity import distributions, recorded
+from stages.parts.samples.lines import Samples
+from stages.select.fidelity import divergences, recorded
 from tests.serving import DEMO, SERVING
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -55,8 +54,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         sound, repeated = distributions_of(server), distributions_of(server)
     with served(with_zeros(DEMO / "model", folder / "damaged", 0.05), folder / "damaged.log") as server:
         damaged, poor = check_probes(server.url, server.name, "", answers), distributions_of(server)
-    assert sound[0] == repeated[0] == poor[0]
-    apart = (recorded(divergence(sound[1], each[1])) for each in (repeated, poor))
+    apart = (recorded(divergences({"fp16": sound, "x": each}, "fp16")["x"]) for each in (repeated, poor))
     return Found(answers, again, damaged, *apart)
 
 
@@ -64,9 +62,9 @@ def served(model: Path, log: Path) -> Any:
     return running(ServerSpec(model, "m", Serving.model_validate(SERVING), log))
 
 
-def distributions_of(server: Server) -> Any:
-    lines = measure_distributions(server.url, server.name, "", WORKLOAD, server.max_model_len())
-    return distributions(json.loads(json.dumps(lines)))
+def distributions_of(server: Server) -> Samples:
+    documents = measure_distributions(server.url, server.name, "", WORKLOAD, server.max_model_len())
+    return Samples(rounds=(), sweep=(), accuracy=(), perplexity=(), held_out=tuple(documents))
 
 
 def with_zeros(source: Path, target: Path, share: float) -> Path:

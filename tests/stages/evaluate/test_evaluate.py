@@ -18,6 +18,8 @@ import pytest
 from stages.parts.base.program import RUN_VARIABLE, outcomes
 from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Evaluation
+from stages.parts.samples.lines import read_samples
+from tests.samples import samples_path
 from tests.serving import (
     DEMO,
     MODEL,
@@ -218,9 +220,9 @@ def test_a_trace_is_sent_line_by_line_at_its_rate(tmp_path: Path) -> None:
     assert said.returncode == 0, said.stderr
     found = Evaluation.read(store.evaluation("fp16"))
     assert found
-    path = store.evaluation("fp16").with_suffix(".samples.jsonl")
-    requests = [line for line in map(json.loads, path.read_text().splitlines()) if "e2el_ms" in line]
-    assert [each["output_tokens"] for each in requests] == [4, 5, 6, 7, 8, 9, 4, 5]
-    assert all(abs(each["prompt_tokens"] - 20 - number) <= 2 for number, each in enumerate(requests[:4]))
+    rounds = read_samples(samples_path(store, "fp16"), found).rounds
+    requests = [request for each in rounds for request in each.requests]
+    assert [each.output_tokens for each in requests] == [4, 5, 6, 7, 8, 9, 4, 5]
+    assert all(abs(each.prompt_tokens - 20 - number) <= 2 for number, each in enumerate(requests[:4]))
     # Four arrivals at 8 a second take half a second, however fast the server is.
     assert all(each.duration_s >= 0.4 for each in found.rounds)

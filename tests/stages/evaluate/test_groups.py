@@ -15,6 +15,7 @@ from stages.evaluate.items import items_of
 from stages.evaluate.quality import check_tasks, scores_of
 from stages.parts.base.settings import Workload
 from stages.parts.samples.figures import task_score
+from stages.parts.samples.lines import AccuracyItem, Samples
 from tests.serving import DEMO
 from tests.stages.parts.engine.answering import Answering, Asked
 
@@ -84,13 +85,13 @@ def test_a_group_has_lm_eval_s_score_and_the_items_of_its_tasks(tasks: Path) -> 
     (score,) = scores_of(found)
     assert (score.task, score.kind, score.items) == ("demo_group", "accuracy", LIMIT + FEW_ITEMS)
     assert score.low < score.value < score.high
-    items = list(items_of(found))
-    assert [each["subtask"] for each in items] == ["demo_continuation"] * LIMIT + ["demo_few"] * FEW_ITEMS
+    items = tuple(each for each in items_of(found) if isinstance(each, AccuracyItem))
+    assert [each.subtask for each in items] == ["demo_continuation"] * LIMIT + ["demo_few"] * FEW_ITEMS
     shares = [
-        fmean(each["correct"] for each in items if each["subtask"] == task)
-        for task in ("demo_continuation", "demo_few")
+        fmean(each.correct for each in items if each.subtask == task) for task in ("demo_continuation", "demo_few")
     ]
     assert score.value == pytest.approx(fmean(shares))
-    again = task_score(score, items)
+    samples = Samples(rounds=(), sweep=(), accuracy=items, perplexity=(), held_out=())
+    again = task_score(score, samples)
     assert again is not None
     assert (again.value, again.low, again.high) == pytest.approx((score.value, score.low, score.high))

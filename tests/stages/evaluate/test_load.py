@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from stages.evaluate.load import check_lengths, rounds_of, sweep_of, taken_of
+from stages.evaluate.load import check_lengths, planned_rounds, planned_sweep, samples_of
 from stages.parts.base.errors import ConfigError, MeasurementFailed
 from stages.parts.base.settings import Serving, Workload
-from stages.parts.samples.figures import goodput_of, point_load, whole_load
+from stages.parts.samples.figures import goodput_of, load_of, pooled_load
+from stages.parts.samples.lines import LoadRun, TimedRequest
 
 WORKLOAD = Workload(
     name="w", prompt_tokens=100, output_tokens=20, concurrency=2, requests=3, quality_tasks=("arc_easy",)
 )
-CALL = rounds_of(WORKLOAD, 0)[0]
+FIRST = planned_rounds(WORKLOAD, 0)[0]
 
 
 def generated(**changed: Any) -> dict[str, Any]:
@@ -26,66 +27,66 @@ def generated(**changed: Any) -> dict[str, Any]:
 
 
 def test_the_generator_s_figures_are_kept_with_their_units() -> None:
-    taken = taken_of(generated(), WORKLOAD, CALL, None)
-    load = point_load(taken.point)
+    samples = samples_of(generated(), WORKLOAD, FIRST, None)
+    load = load_of(samples)
     assert load.requests == 3
     assert (load.prompt_tokens, load.output_tokens, load.output_tokens_per_s) == (301, 60, 40.0)
     assert (load.ttft_ms.p95, load.tpot_ms.p95, load.itl_ms.mean, load.e2el_ms.p99) == pytest.approx((100, 10, 10, 290))
 
 
 def test_every_request_is_told_with_its_restart_and_round() -> None:
-    taken = taken_of(generated(), WORKLOAD, rounds_of(WORKLOAD, 1)[0], None)
-    assert taken.total == {"restart": 1, "round": WORKLOAD.rounds, "concurrency": 2, "duration_s": 1.5}
-    assert taken.requests[2] == {
-        "restart": 1,
-        "round": WORKLOAD.rounds,
-        "start_s": 0.5,
-        "ttft_ms": 100.0,
-        "tpot_ms": 10.0,
-        "e2el_ms": 290.0,
-        "itl_ms": [10.0] * 19,
-        "prompt_tokens": 100,
-        "output_tokens": 20,
-    }
+    samples = samples_of(generated(), WORKLOAD, planned_rounds(WORKLOAD, 1)[0], None)
+    label: dict[str, Any] = {"restart": 1, "phase": "round", "number": WORKLOAD.rounds}
+    assert samples.run == LoadRun(**label, concurrency=2, duration_s=1.5)
+    assert samples.requests[2] == TimedRequest(
+        **label,
+        start_s=0.5,
+        ttft_ms=100.0,
+        tpot_ms=10.0,
+        e2el_ms=290.0,
+        itl_ms=(10.0,) * 19,
+        prompt_tokens=100,
+        output_tokens=20,
+    )
 
 
 def test_failed_requests_are_no_measurement_and_their_reason_is_told() -> None:
     failed = generated(completed=1, failed=2, errors=["", "Traceback\n  ...\nTimeoutError: too slow", "x"])
     with pytest.raises(MeasurementFailed, match="2 of 3 requests failed: TimeoutError: too slow"):
-        taken_of(failed, WORKLOAD, CALL, None)
+        samples_of(failed, WORKLOAD, FIRST, None)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_figure_that_is_not_a_number_is_no_measurement(value: float) -> None:
     with pytest.raises(MeasurementFailed, match=f"ttft is {value}"):
-        taken_of(generated(ttfts=[0.1, value, 0.1]), WORKLOAD, CALL, None)
+        samples_of(generated(ttfts=[0.1, value, 0.1]), WORKLOAD, FIRST, None)
     with pytest.raises(MeasurementFailed, match=f"duration is {value}"):
-        taken_of(generated(duration=value), WORKLOAD, CALL, None)
+        samples_of(generated(duration=value), WORKLOAD, FIRST, None)
 
 
 @pytest.mark.parametrize("missing", [{"ttfts": []}, {"itls": [[0.01] * 19] * 2}, {"output_lens": None}])
 def test_requests_that_were_not_told_are_no_measurement(missing: dict[str, Any]) -> None:
     with pytest.raises(MeasurementFailed, match="not usable"):
-        taken_of(generated(**missing), WORKLOAD, CALL, None)
+        samples_of(generated(**missing), WORKLOAD, FIRST, None)
 
 
 def test_an_answer_shorter_than_asked_for_is_no_measurement() -> None:
     with pytest.raises(MeasurementFailed, match="gave 19 tokens, not the 20 asked for"):
-        taken_of(generated(output_lens=[20, 19, 20]), WORKLOAD, CALL, None)
+        samples_of(generated(output_lens=[20, 19, 20]), WORKLOAD, FIRST, None)
 
 
 def test_answers_of_drawn_lengths_have_to_lie_within_the_spread() -> None:
     spread = WORKLOAD.model_copy(update={"output_spread": 0.5})
-    assert len(taken_of(generated(output_lens=[10, 30, 20]), spread, CALL, None).requests) == 3
+    assert len(samples_of(generated(output_lens=[10, 30, 20]), spread, FIRST, None).requests) == 3
     with pytest.raises(MeasurementFailed, match="gave 31 tokens, not the 10 to 30 asked for"):
-        taken_of(generated(output_lens=[10, 31, 20]), spread, CALL, None)
+        samples_of(generated(output_lens=[10, 31, 20]), spread, FIRST, None)
 
 
 def test_answers_to_a_trace_have_to_be_as_long_as_it_says() -> None:
     trace = Workload(name="w", trace="t.jsonl", concurrency=2, requests=3, quality_tasks=("arc_easy",))
-    assert len(taken_of(generated(output_lens=[5, 6, 7]), trace, CALL, [5, 6, 7]).requests) == 3
+    assert len(samples_of(generated(output_lens=[5, 6, 7]), trace, FIRST, [5, 6, 7]).requests) == 3
     with pytest.raises(MeasurementFailed, match="gave 6 tokens, not the 5 asked for"):
-        taken_of(generated(output_lens=[6, 5, 7]), trace, CALL, [5, 6, 7])
+        samples_of(generated(output_lens=[6, 5, 7]), trace, FIRST, [5, 6, 7])
 
 
 @pytest.mark.parametrize(("config_tokens", "served_tokens"), [(119, None), (1024, 119)])
@@ -105,8 +106,8 @@ def test_a_workload_that_just_fits_is_accepted_and_its_longest_requests_count(tm
 
 def test_rounds_are_put_together() -> None:
     slower = {"ttfts": [0.2, 0.2, 0.2], "duration": 3.0}
-    rounds = [taken_of(each, WORKLOAD, CALL, None).point for each in (generated(), generated(**slower))]
-    load = whole_load(rounds)
+    rounds = [samples_of(each, WORKLOAD, FIRST, None) for each in (generated(), generated(**slower))]
+    load = pooled_load(rounds)
     assert (load.requests, load.output_tokens, load.duration_s, load.output_tokens_per_s) == (6, 120, 4.5, 30.0)
     assert (load.ttft_ms.p50, load.ttft_ms.p99) == pytest.approx((150, 200))
     assert (load.tpot_ms.mean, load.e2el_ms.p99) == pytest.approx((10, 390))
@@ -114,25 +115,28 @@ def test_rounds_are_put_together() -> None:
 
 def test_goodput_counts_the_requests_that_meet_every_target() -> None:
     mixed = generated(ttfts=[0.1, 0.3, 0.1], itls=[[0.01] * 19, [0.01] * 19, [0.03] * 19])
-    found = goodput_of([taken_of(mixed, WORKLOAD, CALL, None).point], ttft_ms=100, tpot_ms=10)
+    found = goodput_of([samples_of(mixed, WORKLOAD, FIRST, None)], ttft_ms=100, tpot_ms=10)
     assert (found.share, found.requests_per_s, found.output_tokens_per_s) == pytest.approx((1 / 3, 1 / 1.5, 20 / 1.5))
 
 
 def test_rounds_are_numbered_over_all_starts_and_each_has_prompts_of_its_own() -> None:
     workload = WORKLOAD.model_copy(update={"rounds": 2, "restarts": 2, "seed": 10, "sweep": (1, 32)})
-    calls = [*rounds_of(workload, 0), *rounds_of(workload, 1)]
+    calls = [*planned_rounds(workload, 0), *planned_rounds(workload, 1)]
     assert [(each.restart, each.number, each.seed, each.start) for each in calls] == [
         (0, 0, 10, 0),
         (0, 1, 11, 3),
         (1, 2, 12, 6),
         (1, 3, 13, 9),
     ]
-    assert [(each.concurrency, each.requests, each.seed) for each in sweep_of(workload)] == [(1, 24, 14), (32, 128, 15)]
+    assert [(each.concurrency, each.requests, each.seed) for each in planned_sweep(workload)] == [
+        (1, 24, 14),
+        (32, 128, 15),
+    ]
 
 
 def test_users_that_arrive_at_a_rate_are_counted_as_they_came() -> None:
     at_a_rate = WORKLOAD.model_copy(update={"request_rate_per_s": 4.0, "sweep": (3,)})
-    assert taken_of(generated(), at_a_rate, CALL, None).total["concurrency"] == 7
-    sweep = sweep_of(at_a_rate.model_copy(update={"requests": 3}))[0]
+    assert samples_of(generated(), at_a_rate, FIRST, None).run.concurrency == 7
+    sweep = planned_sweep(at_a_rate.model_copy(update={"requests": 3}))[0]
     told = {name: (value * 8 if isinstance(value, list) else value) for name, value in generated(completed=24).items()}
-    assert taken_of(told, at_a_rate, sweep, None).total["concurrency"] == 3
+    assert samples_of(told, at_a_rate, sweep, None).run.concurrency == 3

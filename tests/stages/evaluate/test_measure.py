@@ -16,7 +16,8 @@ from stages.parts.base.program import RUN_VARIABLE, outcomes
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.lock import LOCK_VARIABLE, alone
 from stages.parts.records.evaluation import Evaluation
-from tests.samples import outcome
+from stages.parts.samples.lines import read_samples
+from tests.samples import outcome, samples_path
 from tests.serving import (
     MODEL,
     SERVING,
@@ -82,11 +83,6 @@ def evaluation(store: ModelStore, name: str) -> Evaluation:
     found = Evaluation.read(store.evaluation(name))
     assert found
     return found
-
-
-def samples(store: ModelStore, name: str) -> list[dict[str, Any]]:
-    lines = store.evaluation(name).with_suffix(".samples.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines[1:]]
 
 
 def test_servers_side_by_side_take_turns_and_each_round_has_the_same_prompts_for_all(store: ModelStore) -> None:
@@ -156,13 +152,10 @@ def test_every_restart_measures_all_again_and_the_mean_of_quality_counts(store: 
     assert found.quality[0].value == pytest.approx((0.75 + 0.5) / 2)
     assert found.goodput
     assert found.goodput.share == 1
-    lines = samples(store, "a")
-    assert [(each["restart"], each["round"]) for each in lines if "round" in each and "duration_s" in each] == [
-        *((0, 0), (0, 1), (1, 2), (1, 3))
-    ]
-    assert [(each["restart"], each["correct"]) for each in lines if "task" in each and each["doc_id"] == 2] == [
-        *((0, 1.0), (1, 0.0))
-    ]
+    samples = read_samples(samples_path(store, "a"), found)
+    assert [(each.run.restart, each.run.number) for each in samples.rounds] == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    assert [each.run.number for each in samples.sweep] == [3]
+    assert [(each.restart, each.correct) for each in samples.accuracy if each.doc_id == 2] == [(0, 1.0), (1, 0.0)]
 
 
 @pytest.mark.slow
@@ -253,7 +246,8 @@ def test_a_machine_that_drifts_is_measured_once_more_on_new_servers_and_that_is_
     assert found.drift
     assert found.drift.measured_again == 1
     assert found.drift.largest_change > 0
-    assert len([each for each in samples(store, "a") if "e2el_ms" in each]) == 2
+    (one,) = read_samples(samples_path(store, "a"), found).rounds
+    assert len(one.requests) == 2
 
 
 def test_where_a_gpu_serves_the_processors_drift_is_recorded_and_nothing_more(store: ModelStore) -> None:

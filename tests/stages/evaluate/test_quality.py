@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from stages.evaluate.items import group_shares, items_of
-from stages.evaluate.quality import check_tasks, measure_quality, scores_of
+from stages.evaluate.quality import check_tasks, run_tasks, scores_of
 from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
 from stages.parts.base.settings import Serving, Workload
 from stages.parts.engine.server import Server, ServerSpec, running
 from stages.parts.samples.figures import bits_per_byte_interval
+from stages.parts.samples.lines import AccuracyItem, PerplexityItem
 from tests.serving import DEMO, REPOSITORY, STAND_IN
 
 OWN_TASK = """
@@ -83,8 +84,10 @@ def test_perplexity_is_taken_as_bits_per_byte_and_scored_as_a_probability() -> N
 
 
 def test_the_bootstrap_interval_is_repeatable_holds_the_value_and_narrows_with_more_documents() -> None:
-    few = [(-10.0 * (1 + i % 5), 20) for i in range(20)]
-    value = -sum(each[0] for each in few) / sum(each[1] for each in few) / math.log(2)
+    few = [
+        PerplexityItem(restart=0, task="text", doc_id=i, loglikelihood=-10.0 * (1 + i % 5), bytes=20) for i in range(20)
+    ]
+    value = -sum(each.loglikelihood for each in few) / sum(each.bytes for each in few) / math.log(2)
     low, high = bits_per_byte_interval(few)
     assert bits_per_byte_interval(few) == (low, high)
     assert low < value < high
@@ -100,7 +103,7 @@ def test_exact_match_counts_as_accuracy_under_its_first_filter() -> None:
     samples = [sample(0, "exact_match", 1.0, "strict"), sample(0, "exact_match", 0.0, "flexible")]
     found = harness(gsm=(metrics, samples))
     assert scores_of(found)[0].value == 0.5
-    assert list(items_of(found)) == [{"task": "gsm", "doc_id": 0, "doc_hash": "h0", "correct": 1.0}]
+    assert list(items_of(found)) == [AccuracyItem(restart=0, task="gsm", doc_id=0, doc_hash="h0", correct=1.0)]
 
 
 def test_a_group_that_lm_eval_scores_counts_once_and_one_that_it_does_not_is_its_tasks() -> None:
@@ -124,21 +127,25 @@ def grouped(by_items: bool) -> dict[str, Any]:
     return found
 
 
+def accuracy_items(found: dict[str, Any]) -> list[AccuracyItem]:
+    return [each for each in items_of(found) if isinstance(each, AccuracyItem)]
+
+
 def test_the_items_of_a_group_are_those_of_its_tasks_by_the_group_s_metric() -> None:
-    items = list(items_of(grouped(by_items=True)))
-    assert [(each["task"], each["subtask"], each["doc_id"]) for each in items[:3]] == [
+    items = accuracy_items(grouped(by_items=True))
+    assert [(each.task, each.subtask, each.doc_id) for each in items[:3]] == [
         ("group", "a", 0),
         ("group", "a", 1),
         ("group", "b", 0),
     ]
-    assert not any("weight" in each for each in items)
-    assert sum(each["correct"] for each in items) / len(items) == pytest.approx(6 / 8)
+    assert {each.weight for each in items} == {1.0}
+    assert sum(each.correct for each in items) / len(items) == pytest.approx(6 / 8)
 
 
 def test_where_a_group_s_tasks_count_alike_their_items_do_not() -> None:
-    items = list(items_of(grouped(by_items=False)))
-    assert sum(each["weight"] for each in items) == pytest.approx(len(items))
-    mean = sum(each["correct"] * each["weight"] for each in items) / len(items)
+    items = accuracy_items(grouped(by_items=False))
+    assert sum(each.weight for each in items) == pytest.approx(len(items))
+    mean = sum(each.correct * each.weight for each in items) / len(items)
     assert mean == pytest.approx((1 / 2 + 5 / 6) / 2)
 
 
@@ -151,8 +158,9 @@ def test_a_group_of_texts_has_lm_eval_s_mean_of_theirs_and_an_interval() -> None
     found["subtasks"] = {"group": ["a", "b"]}
     (score,) = scores_of(found)
     assert score.low < score.value < score.high
-    weighed = [(each["loglikelihood"] * each["weight"], each["bytes"] * each["weight"]) for each in items_of(found)]
-    bits = -sum(each[0] for each in weighed) / sum(each[1] for each in weighed) / nats
+    documents = [each for each in items_of(found) if isinstance(each, PerplexityItem)]
+    likelihood = sum(each.loglikelihood * each.weight for each in documents)
+    bits = -likelihood / sum(each.bytes * each.weight for each in documents) / nats
     assert bits == pytest.approx(score.value)
 
 
@@ -218,7 +226,7 @@ def test_data_that_cannot_be_downloaded_may_pass_and_data_that_is_missing_will_n
     (tmp_path / "tasks" / "own.yaml").write_text(UNREACHABLE.format(path=path, file=tmp_path / "missing.jsonl"))
     expected, reason = (HubUnavailable, "could not be downloaded") if "/" in path else (MeasurementFailed, "missing")
     with pytest.raises(expected, match=reason) as raised:
-        measure_quality(
+        run_tasks(
             server,
             DEMO / "model",
             workload("own", tasks_path=tmp_path / "tasks"),

@@ -11,6 +11,7 @@ from stages.evaluate.divergence import LISTED, held_out_digest, measure_distribu
 from stages.parts.base.errors import ConfigError, ServerFailed, UnknownName
 from stages.parts.base.settings import CONFIGS, Workload
 from stages.parts.model.corpora import read_documents, text_path
+from stages.parts.samples.lines import HeldOutDocument
 from tests.demo.corpus import ngrams
 from tests.stages.parts.engine.answering import Answering, Asked
 
@@ -41,7 +42,7 @@ def answer(path: str, asked: Asked) -> tuple[int, Any]:
     return 200, {"choices": [{"index": number, "prompt_logprobs": each} for number, each in enumerate(told)]}
 
 
-def measured(server: Answering, tmp_path: Path, texts: list[str], **changed: Any) -> list[dict[str, Any]]:
+def measured(server: Answering, tmp_path: Path, texts: list[str], **changed: Any) -> list[HeldOutDocument]:
     path = tmp_path / "text.jsonl"
     path.write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
     return measure_distributions(server.url, "m", "", workload(divergence_text=str(path), **changed), 1024)
@@ -49,24 +50,24 @@ def measured(server: Answering, tmp_path: Path, texts: list[str], **changed: Any
 
 def test_each_document_s_likeliest_tokens_are_kept_best_first_and_no_others(tmp_path: Path) -> None:
     with Answering(answer) as server:
-        lines = measured(server, tmp_path, ["one text", "zz"])
-    assert [each["document"] for each in lines] == [0, 1]
-    assert lines[0]["tokens"] == [ord(each) % VOCABULARY for each in "one text"]
+        documents = measured(server, tmp_path, ["one text", "zz"])
+    assert [each.document for each in documents] == [0, 1]
+    assert documents[0].tokens == tuple(ord(each) % VOCABULARY for each in "one text")
     # 'e' is token 21, beyond the first 20: it is told, and left out.
-    assert lines[0]["listed"] == [list(range(LISTED))] * 7
-    assert lines[0]["logprobs"] == [[-1.0 - token for token in range(LISTED)]] * 7
+    assert documents[0].listed == (tuple(range(LISTED)),) * 7
+    assert documents[0].logprobs == (tuple(-1.0 - token for token in range(LISTED)),) * 7
 
 
 def test_as_many_documents_and_tokens_are_asked_for_as_the_workload_says(tmp_path: Path) -> None:
     with Answering(answer) as server:
-        lines = measured(server, tmp_path, ["x" * 500] * 30, divergence_documents=20, divergence_tokens=50)
-    assert [len(each["tokens"]) for each in lines] == [50] * 20
+        documents = measured(server, tmp_path, ["x" * 500] * 30, divergence_documents=20, divergence_tokens=50)
+    assert [len(each.tokens) for each in documents] == [50] * 20
     assert [len(each["prompt"]) for each in server.asked if "max_tokens" in each] == [8, 8, 4]
 
 
 def test_documents_shorter_than_asked_count_with_what_they_have_and_single_tokens_not(tmp_path: Path) -> None:
     with Answering(answer) as server:
-        assert [len(each["tokens"]) for each in measured(server, tmp_path, ["abc", "x", "ab"])] == [3, 2]
+        assert [len(each.tokens) for each in measured(server, tmp_path, ["abc", "x", "ab"])] == [3, 2]
         with pytest.raises(ConfigError, match="no document of two tokens"):
             measured(server, tmp_path, ["x"])
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,12 @@ import pytest
 
 from scoring.profile import Profile
 from stages.parts.base.errors import DamagedModel
-from stages.parts.base.store import ModelStore, sha256_of
+from stages.parts.base.store import ModelStore
 from stages.parts.machine.hardware import Hardware
-from stages.parts.records.evaluation import SAMPLES_SUFFIX, Drift, Evaluation, Goodput, Speed
+from stages.parts.records.evaluation import Drift, Evaluation, Goodput, Speed
 from stages.parts.records.production import Cost, Price
-from stages.parts.samples.figures import whole_load
+from stages.parts.samples.figures import pooled_load
+from stages.parts.samples.lines import Samples, read_samples, write_samples
 from stages.select.evidence import (
     changes,
     cost_of,
@@ -21,13 +22,11 @@ from stages.select.evidence import (
     intervals,
     items_of,
     machine_speeds,
-    points,
-    read_samples,
     rounds,
     took_turns,
 )
 from stages.select.selection import select
-from tests.samples import ROUNDS, measured_store
+from tests.samples import ROUNDS, answer, measured_store, samples_path
 
 BALANCED = Profile(name="balanced")
 VARIANTS = ["fp16", "awq", "gptq"]
@@ -44,6 +43,10 @@ def read(store: ModelStore, name: str) -> Evaluation:
     found = Evaluation.read(store.evaluation(name))
     assert found is not None
     return found
+
+
+def samples_of(store: ModelStore, name: str) -> Samples:
+    return read_samples(samples_path(store, name), read(store, name))
 
 
 def change(store: ModelStore, name: str, **fields: Any) -> None:
@@ -130,23 +133,21 @@ def test_a_rate_that_may_be_zero_costs_at_least_so_much(store):
 
 def test_what_a_profile_limits_is_drawn_from_the_samples(store):
     evaluation = read(store, "awq").model_copy(update={"goodput": Goodput.model_validate(GOODPUT)})
-    lines = read_samples(store, evaluation)
-    assert [each.others for each in rounds(lines, evaluation)] == [{}] * ROUNDS
-    found = rounds(lines, evaluation, {"ttft_p95_ms", "goodput_share", "memory_gib"})
+    samples = samples_of(store, "awq")
+    assert [each.others for each in rounds(samples, evaluation)] == [{}] * ROUNDS
+    found = rounds(samples, evaluation, {"ttft_p95_ms", "goodput_share", "memory_gib"})
     assert {name: set(each) for name, each in found[0].others.items()} == {"ttft_p95_ms": {8.0}, "goodput_share": {1.0}}
-    drawn = draws({"awq": evaluation}, {"awq": lines}, {"ttft_p95_ms"})
+    drawn = draws({"awq": evaluation}, {"awq": samples}, {"ttft_p95_ms"})
     assert set(drawn["awq"]) == {"latency", "throughput", "goodput", "quality", "ttft_p95_ms"}
 
 
 def test_a_constraint_that_the_noise_reaches_across_is_told_and_makes_the_choice_unsure(store):
-    samples = store.evaluation("awq").with_suffix(SAMPLES_SUFFIX)
-    lines = [json.loads(line) for line in samples.read_text().splitlines()]
-    slow = [line for line in lines if "ttft_ms" in line][:2]
-    for line in slow:
-        line["ttft_ms"] = 20.0
-    samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    again = {"load": whole_load(points(lines[1:], "round")), "samples_sha256": sha256_of(samples)}
-    change(store, "awq", **again)
+    samples = samples_of(store, "awq")
+    first, *others = samples.rounds
+    slow = tuple(each.model_copy(update={"ttft_ms": 20.0}) for each in first.requests[:2])
+    changed = replace(samples, rounds=(replace(first, requests=slow + first.requests[2:]), *others))
+    sha256 = write_samples(samples_path(store, "awq"), read(store, "awq").key, changed)
+    change(store, "awq", load=pooled_load(changed.rounds), samples_sha256=sha256)
     limit = read(store, "awq").load.ttft_ms.p95
     speed = {"quality": 0, "latency": 1, "throughput": 0, "memory": 0}
     profile = Profile.model_validate({"name": "own", "weights": speed, "constraints": {"ttft_p95_ms": {"max": limit}}})
@@ -166,44 +167,23 @@ def test_without_a_price_there_is_no_cost_and_with_another_price_another_decisio
     assert priced.key != without.key
 
 
-def test_rounds_of_several_starts_and_a_sweep_are_told_apart():
-    lines = [
-        {"restart": start, kind: number, **figure}
-        for start, kind, number in ((0, "round", 0), (1, "round", 1), (0, "sweep", 16))
-        for figure in ({"duration_s": 1.0, "concurrency": 4}, {"e2el_ms": 5.0}, {"e2el_ms": 7.0})
-    ]
-    assert [(total["restart"], len(requests)) for total, requests in points(lines, "round")] == [(0, 2), (1, 2)]
-    assert [(total["sweep"], len(requests)) for total, requests in points(lines, "sweep")] == [(16, 2)]
-
-
-def test_rounds_that_are_missing_from_the_samples_are_no_measurement(store):
-    evaluation = read(store, "awq")
-    lines = [line for line in read_samples(store, evaluation) if line.get("round") != ROUNDS - 1]
-    with pytest.raises(DamagedModel, match="hold 2 rounds, not the 3"):
-        rounds(lines, evaluation)
-
-
 def test_items_of_several_starts_stand_side_by_side(store):
-    evaluation = read(store, "awq")
-    lines = [
-        {"task": "arc", "restart": start, "doc_id": item, "correct": float((item + start) % 2)}
-        for start in (1, 0)
-        for item in (2, 0, 1)
-    ]
-    found = items_of(lines, evaluation, hashed=False)["arc"]
+    evaluation, samples = read(store, "awq"), samples_of(store, "awq")
+    items = [answer(item, correct=(item + start) % 2 == 1, restart=start) for start in (1, 0) for item in (2, 0, 1)]
+    found = items_of(replace(samples, accuracy=tuple(items)), evaluation, hashed=False)["arc"]
     assert found.values.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]]
-    with pytest.raises(DamagedModel, match="the starts were asked different questions of arc"):
-        items_of(lines[:-1], evaluation, hashed=False)
+    with pytest.raises(DamagedModel, match="the starts of the server were asked different questions of arc"):
+        items_of(replace(samples, accuracy=tuple(items[:-1])), evaluation, hashed=False)
 
 
 def hash_items(store: ModelStore, name: str, *, others: int = 0) -> None:
     """Give the items of a variant hashes of their documents; *others* of the first are of other documents."""
-    samples = store.evaluation(name).with_suffix(SAMPLES_SUFFIX)
-    lines = [json.loads(line) for line in samples.read_text().splitlines()]
-    for line in lines:
-        if "task" in line:
-            line["doc_hash"] = f"{line['doc_id']}{' of another text' * (line['doc_id'] < others)}"
-    samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    samples = samples_of(store, name)
+    hashed = tuple(
+        each.model_copy(update={"doc_hash": f"{each.doc_id}{' of another text' * (each.doc_id < others)}"})
+        for each in samples.accuracy
+    )
+    write_samples(samples_path(store, name), read(store, name).key, replace(samples, accuracy=hashed))
 
 
 def test_items_of_the_same_number_but_of_another_document_are_different_questions(store):
@@ -248,16 +228,6 @@ def test_the_machines_speed_is_the_mean_of_the_probes_of_all_starts(store):
     around = Drift(before=fast, between=(slow, slow), after=fast, largest_change=0.75, measured_again=0)
     change(store, "awq", drift=around)
     assert machine_speeds({"awq": read(store, "awq")})["awq"] == pytest.approx(20.0)
-
-
-def test_a_line_without_its_figure_is_named_as_damage(store):
-    samples = store.evaluation("awq").with_suffix(SAMPLES_SUFFIX)
-    samples.write_text(samples.read_text().replace('"e2el_ms"', '"e2el"', 1))
-    evaluation = read(store, "awq")
-    lines = [json.loads(line) for line in samples.read_text().splitlines()[1:]]
-    assert len(rounds(lines, evaluation)[0].latencies_ms) == 7
-    with pytest.raises(DamagedModel, match="not what was written"):
-        rounds([line | {"output_tokens": "many"} for line in lines], evaluation)
 
 
 def test_an_interval_holds_its_value_and_95_percent_of_the_draws():

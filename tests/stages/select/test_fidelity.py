@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from scoring.profile import Profile
 from stages.parts.base.errors import DamagedModel
 from stages.parts.base.settings import CONFIGS
 from stages.parts.base.store import ModelStore
-from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
+from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.production import divergence_measures
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.samples.figures import fidelity_limits
-from stages.select.evidence import read_samples
+from stages.parts.samples.lines import Samples, read_samples, write_samples
 from stages.select.fidelity import divergences, recorded, recovery
 from stages.select.selection import select
-from tests.samples import MODEL, base, evaluation, held_out, variant
+from tests.samples import MODEL, base, evaluation, held_out, samples_path, variant
 
 BALANCED = CONFIGS / "profiles" / "balanced.yaml"
 PLAIN = {"latency_ms": 10.0, "throughput": 100.0, "weights_bytes": 1000}
@@ -44,13 +45,13 @@ def measured(store: ModelStore, **likeliest: float) -> dict[str, Evaluation]:
     }
 
 
-def samples(store: ModelStore, evaluations: dict[str, Evaluation]) -> dict[str, list[dict[str, Any]]]:
-    return {name: read_samples(store, each) for name, each in evaluations.items()}
+def samples(store: ModelStore, evaluations: dict[str, Evaluation]) -> dict[str, Samples]:
+    return {name: read_samples(samples_path(store, name), each) for name, each in evaluations.items()}
 
 
 def test_a_variant_is_compared_with_fp16_place_by_place(store: ModelStore) -> None:
     evaluations = measured(store, awq=0.6, gptq=0.7)
-    found = divergences(evaluations, samples(store, evaluations), "fp16")
+    found = divergences(samples(store, evaluations), "fp16")
     assert set(found) == {"awq", "gptq"}
     assert found["gptq"].kl.mean == 0.0
     # 0.7 ln(0.7/0.6) + 0.2 ln(0.2/0.3) + 0.1 ln 1
@@ -60,27 +61,26 @@ def test_a_variant_is_compared_with_fp16_place_by_place(store: ModelStore) -> No
     assert (told.kl, told.kl_low) == (found["awq"].kl.mean, found["awq"].kl.low)
 
 
+def with_documents(samples: Samples, **changed: Any) -> Samples:
+    return replace(samples, held_out=tuple(each.model_copy(update=changed) for each in samples.held_out))
+
+
 def test_without_the_reference_or_on_another_text_nothing_is_known(store: ModelStore) -> None:
-    evaluations = measured(store, awq=0.6)
-    lines = samples(store, evaluations)
-    assert divergences({"awq": evaluations["awq"]}, {"awq": lines["awq"]}, "fp16") == {}
-    other = [each | {"tokens": [9, 9, 9]} if "document" in each else each for each in lines["awq"]]
-    assert divergences(evaluations, lines | {"awq": other}, "fp16") == {}
-    none = [each for each in lines["awq"] if "document" not in each]
-    assert divergences(evaluations, lines | {"awq": none}, "fp16") == {}
-    assert fidelity_limits("awq", "fp16", {}) == {"kl_divergence": None, "top1_agreement": None}
-    assert fidelity_limits("fp16", "fp16", {}) == {"kl_divergence": 0.0, "top1_agreement": 1.0}
+    given = samples(store, measured(store, awq=0.6))
+    assert divergences({"awq": given["awq"]}, "fp16") == {}
+    assert divergences(given | {"awq": with_documents(given["awq"], tokens=(9, 9, 9))}, "fp16") == {}
+    assert divergences(given | {"awq": replace(given["awq"], held_out=())}, "fp16") == {}
+    nothing = {"kl_divergence": None, "top1_agreement": None}
+    assert divergence_measures(None, is_reference=False) == nothing
+    assert divergence_measures(None, is_reference=True) == {"kl_divergence": 0.0, "top1_agreement": 1.0}
 
 
-@pytest.mark.parametrize(
-    "damage", [{"logprobs": None}, {"logprobs": [[-1.0], [-1.0]]}, {"listed": [["a", "b"], ["c", "d"]]}]
-)
-def test_samples_that_are_no_distributions_are_damage(store: ModelStore, damage: dict[str, Any]) -> None:
-    evaluations = measured(store, awq=0.6)
-    lines = samples(store, evaluations)
-    broken = [each | damage if "document" in each else each for each in lines["awq"]]
+@pytest.mark.parametrize("logprobs", [(), ((-1.0,), (-1.0,)), ((-1.0,), (-1.0, -2.0)), ((-2.0, -1.0),) * 2])
+def test_samples_that_are_no_distributions_are_damage(store: ModelStore, logprobs: Any) -> None:
+    given = samples(store, measured(store, awq=0.6))
+    broken = with_documents(given["awq"], logprobs=logprobs)
     with pytest.raises(DamagedModel, match="awq"):
-        divergences(evaluations, lines | {"awq": broken}, "fp16")
+        divergences(given | {"awq": broken}, "fp16")
 
 
 def test_a_damaged_variant_cannot_win_under_balanced_though_no_task_notices(store: ModelStore) -> None:
@@ -120,13 +120,11 @@ def test_who_cannot_win_dominates_nobody(store: ModelStore) -> None:
 
 def test_a_divergence_that_may_be_beyond_the_limit_makes_the_choice_unsure(store: ModelStore) -> None:
     evaluations = measured(store, awq=0.6)
-    path = store.evaluation("awq").with_suffix(SAMPLES_SUFFIX)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    texts = [place for place, line in enumerate(lines) if "document" in line]
-    for place in texts[:2]:  # half of the texts like fp16's
-        lines[place] = held_out(lines[place]["document"], 0.7)
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
-    apart = divergences(evaluations, samples(store, evaluations), "fp16")["awq"].kl
+    given = samples(store, evaluations)["awq"]
+    half = tuple(held_out(each.document, 0.7) for each in given.held_out[:2])  # like fp16's
+    changed = replace(given, held_out=half + given.held_out[2:])
+    write_samples(samples_path(store, "awq"), evaluations["awq"].key, changed)
+    apart = divergences(samples(store, evaluations), "fp16")["awq"].kl
     limit = 1.2 * apart.mean
     assert limit < apart.high
     profile = Profile.model_validate({"name": "own", "constraints": {"kl_divergence": {"max": limit}}})
@@ -163,4 +161,4 @@ def test_the_decision_is_kept_with_divergence_and_recovery(store: ModelStore) ->
     awq = next(each for each in written["candidates"] if each["variant"] == "awq")
     assert awq["recovery"] == {"arc": 1.0}
     assert awq["divergence"]["kl"] > 0
-    assert store.evaluation("awq").with_suffix(SAMPLES_SUFFIX).exists()
+    assert samples_path(store, "awq").exists()

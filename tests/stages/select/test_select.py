@@ -149,10 +149,10 @@ def test_an_evaluation_that_this_run_did_not_make_does_not_count(store):
 def test_raw_samples_of_another_evaluation_are_refused(store):
     samples = store.evaluation("awq").with_suffix(SAMPLES_SUFFIX)
     samples.write_text(samples.read_text().replace("evaluation of awq", "evaluation of something else"))
-    with pytest.raises(DamagedModel, match="are of another evaluation"):
+    with pytest.raises(DamagedModel, match="belong to another evaluation"):
         select(store, BALANCED, VARIANTS)
     samples.unlink()
-    with pytest.raises(DamagedModel, match="can't be read"):
+    with pytest.raises(DamagedModel, match="cannot be read"):
         select(store, BALANCED, VARIANTS)
 
 

@@ -8,27 +8,47 @@ import pytest
 from pydantic import ValidationError
 
 from stages.parts.records.evaluation import Load, TaskScore
-from stages.parts.samples.figures import goodput_of, point_load, task_score, whole_load
+from stages.parts.samples.figures import goodput_of, load_of, pooled_load, task_score
+from stages.parts.samples.lines import AccuracyItem, Item, LoadRun, LoadSamples, PerplexityItem, Samples, TimedRequest
 
 
-def request(ttft_ms: float, tpot_ms: float, tokens: int = 3) -> dict[str, object]:
-    gaps = [tpot_ms] * (tokens - 1)
-    return {
-        "ttft_ms": ttft_ms,
-        "tpot_ms": tpot_ms,
-        "e2el_ms": ttft_ms + sum(gaps),
-        "itl_ms": gaps,
-        "prompt_tokens": 5,
-        "output_tokens": tokens,
-    }
+def request(ttft_ms: float, tpot_ms: float, tokens: int = 3) -> TimedRequest:
+    gaps = (tpot_ms,) * (tokens - 1)
+    return TimedRequest(
+        restart=0,
+        phase="round",
+        number=0,
+        start_s=0.0,
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot_ms,
+        e2el_ms=ttft_ms + sum(gaps),
+        itl_ms=gaps,
+        prompt_tokens=5,
+        output_tokens=tokens,
+    )
 
 
-SLOW = ({"concurrency": 2, "duration_s": 2.0}, [request(100, 10), request(300, 30)])
-FAST = ({"concurrency": 2, "duration_s": 1.0}, [request(100, 10), request(100, 20)])
+def one_round(duration_s: float, *requests: TimedRequest) -> LoadSamples:
+    run = LoadRun(restart=0, phase="round", number=0, concurrency=2, duration_s=duration_s)
+    return LoadSamples(run, requests)
+
+
+SLOW = one_round(2.0, request(100, 10), request(300, 30))
+FAST = one_round(1.0, request(100, 10), request(100, 20))
+
+
+def samples(*items: Item) -> Samples:
+    return Samples(
+        rounds=(),
+        sweep=(),
+        accuracy=tuple(each for each in items if isinstance(each, AccuracyItem)),
+        perplexity=tuple(each for each in items if isinstance(each, PerplexityItem)),
+        held_out=(),
+    )
 
 
 def test_a_round_is_counted_and_divided_by_its_time():
-    load = point_load(SLOW)
+    load = load_of(SLOW)
     assert (load.requests, load.prompt_tokens, load.output_tokens) == (2, 10, 6)
     assert (load.requests_per_s, load.output_tokens_per_s) == (1.0, 3.0)
     assert (load.e2el_ms.mean, load.e2el_ms.p50, load.ttft_ms.p95) == pytest.approx((240, 240, 290))
@@ -36,7 +56,7 @@ def test_a_round_is_counted_and_divided_by_its_time():
 
 
 def test_a_load_of_an_older_record_is_read_without_its_counts():
-    load = point_load(SLOW)
+    load = load_of(SLOW)
     older = load.model_dump(mode="json") | {"requests_completed": 2, "requests_failed": 0}
     assert Load.model_validate_json(json.dumps(older)) == load
     with pytest.raises(ValidationError):
@@ -44,7 +64,7 @@ def test_a_load_of_an_older_record_is_read_without_its_counts():
 
 
 def test_rates_of_all_rounds_are_their_mean_and_percentiles_are_over_all_requests():
-    load = whole_load([SLOW, FAST])
+    load = pooled_load([SLOW, FAST])
     assert (load.requests, load.duration_s, load.output_tokens_per_s) == (4, 3.0, 4.5)
     assert load.ttft_ms.mean == pytest.approx(150)
     assert load.e2el_ms.p50 == pytest.approx(np.percentile([120, 360, 120, 140], 50))
@@ -64,10 +84,12 @@ def told(kind: str) -> TaskScore:
 
 
 def test_accuracy_is_the_mean_over_items_and_starts():
-    lines = [
-        {"task": "t", "restart": start, "correct": float(item < 6 + start)} for start in (0, 1) for item in range(10)
+    items = [
+        AccuracyItem(restart=start, task="t", doc_id=item, correct=float(item < 6 + start))
+        for start in (0, 1)
+        for item in range(10)
     ]
-    found = task_score(told("accuracy"), lines)
+    found = task_score(told("accuracy"), samples(*items))
     assert found is not None
     assert (found.value, found.score, found.items) == pytest.approx((0.65, 0.65, 10))
     reach = [1.959964 * math.sqrt(share * (1 - share) / 9) for share in (0.6, 0.7)]
@@ -75,16 +97,16 @@ def test_accuracy_is_the_mean_over_items_and_starts():
 
 
 def test_bits_per_byte_weigh_texts_by_their_bytes():
-    lines = [
-        {"task": "t", "loglikelihood": -20 * math.log(2), "bytes": 10},
-        {"task": "t", "loglikelihood": -10 * math.log(2), "bytes": 20},
-        {"task": "another", "loglikelihood": -1e9, "bytes": 1},
+    documents = [
+        PerplexityItem(restart=0, task="t", doc_id=0, loglikelihood=-20 * math.log(2), bytes=10),
+        PerplexityItem(restart=0, task="t", doc_id=1, loglikelihood=-10 * math.log(2), bytes=20),
+        PerplexityItem(restart=0, task="another", doc_id=0, loglikelihood=-1e9, bytes=1),
     ]
-    found = task_score(told("perplexity"), lines)
+    found = task_score(told("perplexity"), samples(*documents))
     assert found is not None
     assert (found.value, found.score) == pytest.approx((1.0, 0.5))
     assert (found.low, found.high) == pytest.approx((0.5, 2.0))
 
 
-def test_what_has_no_items_is_not_recomputed():
-    assert task_score(told("accuracy"), []) is None
+def test_a_task_without_items_is_not_recomputed():
+    assert task_score(told("accuracy"), samples()) is None

@@ -1,0 +1,242 @@
+"""The raw samples of an evaluation: a file of JSON lines, each a closed record with its kind.
+
+    head         the first line: the evaluation that the file belongs to
+    load         one run of the load generator: a round, or one concurrency of the sweep
+    request      one request of such a run
+    accuracy     one item of a task that is scored by accuracy
+    perplexity   one document of a task that is scored by bits per byte
+    held_out     the next-token distributions at each position of one held-out document
+
+Files of the previous version have no kinds; ``read_samples`` infers them from the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from stages.parts.base.errors import DamagedModel
+from stages.parts.base.store import sha256_of, write_text
+from stages.parts.records.evaluation import Evaluation
+
+MEASURE_AGAIN: Final = "remove the evaluation's .json beside them and run again: it is then measured again"
+KIND_BY_KEY: Final = {
+    "evaluation": "head",
+    "document": "held_out",
+    "loglikelihood": "perplexity",
+    "correct": "accuracy",
+    "duration_s": "load",
+    "ttft_ms": "request",
+}
+"""The key that only lines of this kind had in the previous version."""
+
+Phase = Literal["round", "sweep"]
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Head(_Line):
+    kind: Literal["head"] = "head"
+    evaluation: str
+    """The evaluation's key."""
+
+
+class _OfRun(_Line):
+    """What identifies a run of the load generator within the file."""
+
+    restart: int
+    """The start of the server, from 0."""
+    phase: Phase
+    number: int
+    """The round over all starts, from 0; in the sweep the concurrency."""
+
+
+class LoadRun(_OfRun):
+    kind: Literal["load"] = "load"
+    concurrency: int
+    """Requests in flight at a time; where requests arrive at a given rate, the highest number observed."""
+    duration_s: float = Field(gt=0)
+
+
+class TimedRequest(_OfRun):
+    kind: Literal["request"] = "request"
+    start_s: float
+    """Seconds after the first request of the run."""
+    ttft_ms: float
+    tpot_ms: float
+    e2el_ms: float
+    itl_ms: tuple[float, ...]
+    """Every gap between two tokens."""
+    prompt_tokens: int
+    output_tokens: int
+
+
+class _OfTask(_Line):
+    restart: int
+    task: str
+    """The task that is scored; for an item of a group of tasks, the group."""
+    subtask: str = ""
+    """The item's own task where ``task`` is a group."""
+    doc_id: int
+    doc_hash: str | None = None
+    weight: float = 1.0
+    """How much the item counts in the score of its group."""
+
+
+class AccuracyItem(_OfTask):
+    kind: Literal["accuracy"] = "accuracy"
+    correct: float
+    """1 right, 0 wrong."""
+
+
+class PerplexityItem(_OfTask):
+    kind: Literal["perplexity"] = "perplexity"
+    loglikelihood: float
+    """In nats."""
+    bytes: int = Field(ge=0)
+
+
+class HeldOutDocument(_Line):
+    kind: Literal["held_out"] = "held_out"
+    document: int
+    tokens: tuple[int, ...]
+    """The document's token ids."""
+    listed: tuple[tuple[int, ...], ...]
+    """Ids of the likeliest tokens at each position after the first, the likeliest first."""
+    logprobs: tuple[tuple[float, ...], ...]
+    """Their natural logarithms of probability."""
+
+
+Item = AccuracyItem | PerplexityItem
+Line = Annotated[
+    Head | LoadRun | TimedRequest | AccuracyItem | PerplexityItem | HeldOutDocument, Field(discriminator="kind")
+]
+_LINE: Final[TypeAdapter[Line]] = TypeAdapter(Line)
+
+
+@dataclass(frozen=True)
+class LoadSamples:
+    """One run of the load generator and its requests, at least one."""
+
+    run: LoadRun
+    requests: tuple[TimedRequest, ...]
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        return sum(each.output_tokens for each in self.requests) / self.run.duration_s
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Everything that was measured of one variant."""
+
+    rounds: tuple[LoadSamples, ...]
+    """In the order of their numbers."""
+    sweep: tuple[LoadSamples, ...]
+    accuracy: tuple[AccuracyItem, ...]
+    perplexity: tuple[PerplexityItem, ...]
+    held_out: tuple[HeldOutDocument, ...]
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        return (*self.accuracy, *self.perplexity)
+
+    def lines(self) -> Iterator[_Line]:
+        """Every line but the head."""
+        for each in (*self.rounds, *self.sweep):
+            yield each.run
+            yield from each.requests
+        yield from self.items
+        yield from self.held_out
+
+
+def write_samples(path: Path, evaluation: str, samples: Samples) -> str:
+    """Write the samples of the evaluation with this key.
+
+    Returns:
+        The file's sha256.
+    """
+    lines = (Head(evaluation=evaluation), *samples.lines())
+    write_text(path, "".join(each.model_dump_json(exclude_none=True) + "\n" for each in lines))
+    return sha256_of(path)
+
+
+def read_samples(path: Path, evaluation: Evaluation) -> Samples:
+    """The samples that *evaluation* was computed from.
+
+    Raises:
+        DamagedModel: the file is missing, holds a line that is none of ours, belongs to another evaluation, or lacks a
+            round or the requests of a run.
+    """
+    try:
+        head, *lines = _parsed(path.read_bytes())
+    except OSError as error:
+        raise DamagedModel(f"the raw samples {path} cannot be read: {error.strerror}", hint=MEASURE_AGAIN) from error
+    except ValueError as error:
+        raise DamagedModel(f"the raw samples {path} cannot be read: {error}", hint=MEASURE_AGAIN) from error
+    if not isinstance(head, Head) or head.evaluation != evaluation.key:
+        raise DamagedModel(f"the raw samples {path} belong to another evaluation", hint=MEASURE_AGAIN)
+    rounds = sorted(_runs(lines, "round"), key=lambda each: each.run.number)
+    sweep = _runs(lines, "sweep")
+    if len(rounds) != len(evaluation.rounds):
+        raise DamagedModel(
+            f"the raw samples {path} hold {len(rounds)} rounds, but {len(evaluation.rounds)} were measured",
+            hint=MEASURE_AGAIN,
+        )
+    if not all(each.requests for each in (*rounds, *sweep)):
+        raise DamagedModel(f"the raw samples {path} lack the requests of a run", hint=MEASURE_AGAIN)
+    return Samples(
+        rounds=tuple(rounds),
+        sweep=tuple(sweep),
+        accuracy=tuple(each for each in lines if isinstance(each, AccuracyItem)),
+        perplexity=tuple(each for each in lines if isinstance(each, PerplexityItem)),
+        held_out=tuple(each for each in lines if isinstance(each, HeldOutDocument)),
+    )
+
+
+def _parsed(content: bytes) -> Iterator[Line]:
+    """Raises: ValueError: naming the first line that is wrong."""
+    lines = content.splitlines()
+    older = bool(lines) and b'"kind"' not in lines[0]
+    for number, line in enumerate(lines, 1):
+        try:
+            if older:
+                yield _LINE.validate_python(_with_kind(from_json(line)), strict=False)
+            else:
+                yield _LINE.validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"line {number}: {'.'.join(map(str, first['loc']))} {first['msg']}") from error
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from error
+
+
+def _with_kind(data: Any) -> Any:
+    """A line of the previous version in this one's form."""
+    if not isinstance(data, dict):
+        return data
+    kind = next((kind for key, kind in KIND_BY_KEY.items() if key in data), None)
+    for phase in ("round", "sweep"):
+        if phase in data:
+            data |= {"phase": phase, "number": data.pop(phase)}
+    return {"kind": kind} | data
+
+
+def _runs(lines: list[Line], phase: Phase) -> list[LoadSamples]:
+    """The runs of one phase with their requests, in the order of the file."""
+    requests: dict[tuple[int, int], list[TimedRequest]] = {}
+    for line in lines:
+        if isinstance(line, TimedRequest) and line.phase == phase:
+            requests.setdefault((line.restart, line.number), []).append(line)
+    return [
+        LoadSamples(line, tuple(requests.get((line.restart, line.number), ())))
+        for line in lines
+        if isinstance(line, LoadRun) and line.phase == phase
+    ]
