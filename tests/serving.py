@@ -32,13 +32,13 @@ ROLLOUT: Final = {
     "agreement": 0,
     "significance": 0.0001,
 }
-"""Quick steps; the stand-in's answers are no model's."""
+"""Quick steps. The stand-in's answers are not those of a model and are not compared."""
 WAIT_S: Final = 120.0
 Said = subprocess.CompletedProcess[str]
 
 
 def variant_of(store: ModelStore, name: str, source: Path, **changed: Any) -> Variant:
-    """``optimized/<name>`` from the files of *source*, its config changed or not, with a true manifest."""
+    """``optimized/<name>`` from the files of *source*, with a correct manifest and, if asked, a changed config."""
     directory = store.optimized(name)
     place_tree(source, directory, [path.name for path in source.iterdir() if path.is_file()])
     if changed:
@@ -72,7 +72,7 @@ def variant_of(store: ModelStore, name: str, source: Path, **changed: Any) -> Va
 
 
 def stand_in_variant(store: ModelStore, name: str, **behaviour: Any) -> Variant:
-    """A variant that only the stand-in serves, behaving as told."""
+    """A variant for the stand-in, which serves it as *behaviour* says."""
     source = store.root / f"source-{name}"
     source.mkdir(parents=True)
     (source / "config.json").write_text(json.dumps({"max_position_embeddings": 1024}))
@@ -113,7 +113,7 @@ def one_gpu(folder: Path, count: int = 1) -> dict[str, str]:
 
 
 def stage(name: str, *arguments: str, variables: Mapping[str, str]) -> Said:
-    """A stage program, run to its end."""
+    """Run a stage program to its end."""
     return subprocess.run(
         [sys.executable, "-m", f"stages.{name}", "--model", MODEL, *arguments],
         env=dict(variables),
@@ -124,7 +124,7 @@ def stage(name: str, *arguments: str, variables: Mapping[str, str]) -> Said:
 
 
 def processes_with(text: str) -> list[psutil.Process]:
-    """Every process that has *text* in its arguments, and everything below it."""
+    """Every process that has *text* in its arguments, and its descendants."""
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         if any(text in argument for argument in arguments_of(process)):
@@ -160,6 +160,6 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_
 
 
 def waits_for(lock: Path) -> bool:
-    """Whether a process does, by the kernel's word."""
+    """Whether the kernel reports a process that waits for *lock*."""
     inode = f":{lock.stat().st_ino} "
     return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())

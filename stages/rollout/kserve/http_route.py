@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from stages.parts.cluster.kinds import Kind
+from stages.rollout.kserve.objects import Object
 
-Object = dict[str, Any]
 HTTP_ROUTES: Final = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
 NEEDED: Final = ("Accepted", "ResolvedRefs")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,9 +25,8 @@ from stages.parts.engine.client import HEALTH_TIMEOUT_S, http
 from stages.parts.engine.metrics import METRICS, sum_counters
 from stages.parts.records.counters import Counters
 from stages.rollout.kserve.autoscaling import selector
-from stages.rollout.kserve.objects import CONTAINER, ENDPOINT, PORT, RELEASE, REVISION, KServeEndpoint
+from stages.rollout.kserve.objects import CONTAINER, ENDPOINT, PORT, RELEASE, REVISION, KServeEndpoint, Object
 
-Object = dict[str, Any]
 CRASHES: Final = 3
 """After so many restarts, a container that crashes again is considered broken."""
 HOPELESS: Final = frozenset({"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"})

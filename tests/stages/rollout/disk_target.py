@@ -1,4 +1,4 @@
-"""A platform for rollouts that lives in a folder: real server processes, and a split that is a file.
+"""A platform for rollouts in a folder: real server processes, and a split that is a file.
 
 Every call can be held by a test, before or after it has done its work, so that a rollout can be killed just there.
 """
@@ -93,7 +93,7 @@ class DiskTarget:
             text = httpx.get(f"{self.url(release)}/metrics", timeout=ANSWER_S).text
         except httpx.HTTPError as error:
             if self._state(release) != state:
-                raise TransientError(f"the server of {release} is being started anew") from error
+                raise TransientError(f"the server of {release} is being restarted") from error
             raise ServerFailed(f"the server of {release} is gone") from error
         return read_counters(text, str(state and state["pid"]))
 
@@ -101,7 +101,7 @@ class DiskTarget:
         return self.url(self._read()["stable"])
 
     def calls(self) -> list[str]:
-        """What was asked of it to change something, in order."""
+        """The calls that changed something, in order."""
         try:
             return (self.folder / "calls").read_text().splitlines()
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Answers as a vLLM server of one release would; ``behaviour.json`` in the release says how well.
+"""Answers like a vLLM server of one release; ``behaviour.json`` in the release says how well.
 
     python release_server.py RELEASE STATE [FINGERPRINT]
 
@@ -20,7 +20,7 @@ from typing import Any
 BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, float("inf"))
 SURE = -0.1
 UNSURE = -3.0
-"""Log-probabilities of the tokens that a sound model says, and of the same ones by a broken model."""
+"""Log-probabilities of the tokens of a sound model, and of the same tokens in a broken model."""
 
 
 class Server(ThreadingHTTPServer):
@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
             every = self.server.behaviour.get("fails_every", 0)
             fails = (
                 self.server.asked > 3 and every and self.server.asked % every == 0
-            )  # it passes the start's questions
+            )  # the questions at the start succeed
             self.server.failed += bool(fails)
         if self.server.asked > 3 and self.server.behaviour.get("hangs"):
             threading.Event().wait()
@@ -87,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.reply(200, json.dumps(said | {"choices": choices}).encode())
 
     def stream(self, asked: dict[str, Any], tokens: int) -> None:
-        """Token by token; the fingerprint comes with the last event, as the usage does if it is asked for."""
+        """Token by token; the last event has the fingerprint, and the usage if it was requested."""
         chat, usage = "messages" in asked, asked.get("stream_options", {}).get("include_usage", False)
         last = {"system_fingerprint": self.server.fingerprint}
         for number in range(tokens):
@@ -109,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"data: {json.dumps(document)}\n\n".encode())
 
     def count(self, tokens: int) -> None:
-        """A request has ended well."""
+        """Count a request that was answered."""
         with self.server.lock:
             self.server.tokens.append(tokens)
 
@@ -155,7 +155,7 @@ def probes() -> list[dict[str, Any]]:
 
 
 def metrics(server: Server) -> str:
-    """As vLLM tells them, those that a rollout reads."""
+    """The metrics that a rollout reads, as vLLM reports them."""
     with server.lock:
         tokens, failed, refused = list(server.tokens), server.failed, server.refused
     path = 'handler="/v1/completions",method="POST"'

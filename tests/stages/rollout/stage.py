@@ -32,7 +32,7 @@ class Stage:
         self.target = DiskTarget(folder / "platform", self.store.releases)
 
     def make(self, name: str, *, recorded: bool = True, **behaviour: Any) -> str:
-        """A release that is served as *behaviour* says."""
+        """A release whose server behaves as *behaviour* says."""
         folder = self.store.releases / name
         folder.mkdir(parents=True)
         (folder / "behaviour.json").write_text(json.dumps(behaviour))

@@ -24,7 +24,7 @@ def give_template(stage: Stage, release: str) -> None:
     (stage.store.releases / release / "chat_template.jinja").write_text("{{ messages }}")
 
 
-def test_a_template_is_a_file_or_stands_in_the_tokenizer_s_configuration(stage: Stage) -> None:
+def test_a_chat_template_is_a_file_or_a_field_of_the_tokenizer_s_configuration(stage: Stage) -> None:
     folder = stage.store.releases / stage.make(GOOD)
     assert not has_chat_template(folder)
     configuration = folder / "tokenizer_config.json"
@@ -81,7 +81,7 @@ def chatting(stage: Stage, *names: str) -> Iterator[None]:
         clients.join()
 
 
-def test_a_canary_that_refuses_what_clients_of_the_stable_release_get_goes_back(stage: Stage) -> None:
+def test_a_canary_that_refuses_what_the_stable_release_accepts_is_rolled_back(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT, refuses_chats=True)
     clients_alone = SETTINGS.model_copy(update={"synthetic": False})

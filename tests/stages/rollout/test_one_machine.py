@@ -91,14 +91,14 @@ class Place:
         return [each.raise_for_status().headers[RELEASE_HEADER] for each in self.ask(count)]
 
     def cores(self, release: str) -> str:
-        """That the threads of its server are bound to."""
+        """The cores that the threads of its server are bound to."""
         server = self.endpoint().server(release)
         assert server
         (process,) = psutil.Process(server.pid).children()
         return process.environ()[BINDING]
 
     def kill_server(self, release: str, *, back_after: Path | None = None) -> None:
-        """*back_after*: it does not come up again before this file is there."""
+        """Args: back_after: the server does not come up again before this file exists."""
         if back_after:
             behaviour = self.store.releases / release / "behaviour.json"
             told = json.loads(behaviour.read_text()) | {"starts_after": str(back_after)}
@@ -145,7 +145,7 @@ def test_no_request_fails_while_traffic_moves_is_promoted_rolled_back_and_withdr
 
 @pytest.mark.skipif(core_halves() is None, reason="needs two cores")
 @pytest.mark.skipif(serves_on_gpu(), reason="a GPU has no cores to share")
-def test_the_canary_computes_on_other_cores_than_the_stable_release_whichever_has_which(
+def test_the_canary_and_the_stable_release_always_use_different_cores(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(BINDING, raising=False)
@@ -161,7 +161,7 @@ def test_the_canary_computes_on_other_cores_than_the_stable_release_whichever_ha
 
 
 @pytest.mark.slow
-def test_a_split_is_in_force_as_soon_as_it_is_said_to_be(place: Place) -> None:
+def test_a_split_is_in_force_as_soon_as_shift_returns(place: Place) -> None:
     old, new = place.two_releases()
     assert place.answering(20) == [old] * 20
     place.target.shift(new, 100)
@@ -185,7 +185,7 @@ def test_an_answer_passes_through_token_by_token(place: Place) -> None:
         assert admin.stats(f"^{in_flight}$")[in_flight] == 1, "the rest is still to come"
 
 
-def test_what_counts_are_completions_by_their_outcome(place: Place) -> None:
+def test_completions_are_counted_by_their_outcome(place: Place) -> None:
     release = place.release(1, token_s=0.002, fails_every=4)
     place.target.deploy(release)
     before = place.target.counters(release)
@@ -236,7 +236,7 @@ def test_a_request_that_a_dead_canary_had_not_answered_is_answered_by_the_stable
 
 
 @pytest.mark.slow
-def test_the_standby_answers_while_the_stable_server_is_started_again(place: Place) -> None:
+def test_the_standby_answers_while_the_stable_server_restarts(place: Place) -> None:
     old, new = place.two_releases()
     place.target.shift(new, 100)
     place.target.promote(new)
@@ -259,7 +259,7 @@ def test_a_canary_that_does_not_come_up_says_why_and_leaves_the_stable_release_a
     assert place.target.split() == Split(old)
 
 
-def test_a_killed_supervisor_is_started_again_where_the_rollout_was(place: Place) -> None:
+def test_a_killed_supervisor_is_restarted_and_the_rollout_continues(place: Place) -> None:
     old, new = place.two_releases()
     place.target.shift(new, 25)
     before = place.endpoint()
@@ -273,7 +273,7 @@ def test_a_killed_supervisor_is_started_again_where_the_rollout_was(place: Place
     assert place.target.split() == Split(new, standby=old)
 
 
-def test_when_envoy_dies_it_is_started_again_with_the_same_address_and_split(place: Place) -> None:
+def test_envoy_is_restarted_with_the_same_address_and_split_if_it_dies(place: Place) -> None:
     _, new = place.two_releases()
     place.target.shift(new, 100)
     before = place.endpoint()
@@ -324,7 +324,7 @@ def test_a_second_canary_and_other_settings_are_refused(place: Place) -> None:
             call()
 
 
-def test_without_the_endpoint_s_key_a_release_is_refused_and_the_variable_named(
+def test_a_release_is_refused_without_the_endpoint_s_key_and_the_variable_is_named(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = place.release(1), place.release(2)
@@ -337,7 +337,7 @@ def test_without_the_endpoint_s_key_a_release_is_refused_and_the_variable_named(
     assert place.target.split() == Split(old)
 
 
-def test_the_stable_release_is_withdrawn_only_as_the_first_one(place: Place) -> None:
+def test_the_stable_release_is_withdrawn_only_if_it_is_the_first_one(place: Place) -> None:
     release = place.release(1)
     place.target.deploy(release)
     with pytest.raises(Conflict, match=f"{release} is the stable release") as refused:
@@ -348,7 +348,7 @@ def test_the_stable_release_is_withdrawn_only_as_the_first_one(place: Place) -> 
     assert place.target.split() == Split(None)
 
 
-def test_a_server_s_log_holds_no_line_for_each_request_and_is_begun_anew_when_it_is_long(
+def test_a_server_s_log_has_no_line_for_each_request_and_is_rotated_when_it_is_long(
     place: Place, tmp_path: Path
 ) -> None:
     release = place.release(1)
@@ -378,7 +378,7 @@ def test_without_an_endpoint_nothing_is_stable_and_nothing_can_be_shifted(place:
         place.target.counters(release)
 
 
-def test_the_load_drill_holds_only_within_the_latency_targets(place: Place) -> None:
+def test_the_load_drill_fails_beyond_the_latency_targets(place: Place) -> None:
     place.target.deploy(place.release(1, token_s=0.02))
     access = access_to(place.store, place.endpoint().url)
     lenient = drill_load(access, WORKLOAD, peak=3, seconds=3, slo=Slo(ttft_ms=60_000, tpot_ms=60_000))
@@ -399,7 +399,7 @@ def test_the_load_drill_holds_only_within_the_latency_targets(place: Place) -> N
         ({"canary"}, {"stable": [], "canary": ["canary"]}),
     ],
 )
-def test_whoever_is_gone_is_replaced_by_a_release_that_was_good_never_by_the_canary(
+def test_a_server_that_is_gone_is_replaced_by_a_good_release_never_by_the_canary(
     up: set[str], stand_ins: dict[str, list[str]]
 ) -> None:
     backends = {name: Backend(name, "127.0.0.1", port) for port, name in enumerate(sorted(up), 1)}
@@ -408,7 +408,7 @@ def test_whoever_is_gone_is_replaced_by_a_release_that_was_good_never_by_the_can
     assert made.weights == {"stable": 90, "canary": 10}
 
 
-def test_counters_are_read_over_all_engines_without_what_is_no_completion() -> None:
+def test_counters_cover_all_engines_and_only_completions() -> None:
     text = """
 http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 3
 http_requests_total{handler="/v1/chat/completions",method="POST",status="2xx"} 4

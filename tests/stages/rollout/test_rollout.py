@@ -23,7 +23,7 @@ from tests.stages.rollout.stage import GOOD, MODEL, NEXT, SETTINGS, Stage
 
 @contextmanager
 def clients(stage: Stage, every_s: float = 0.002) -> Iterator[list[bool]]:
-    """Clients that are sent where the platform's split says, one after the other: whether each got an answer."""
+    """Clients that are routed by the platform's split, one after the other; yields whether each got an answer."""
     got: list[bool] = []
     enough = threading.Event()
 
@@ -109,7 +109,7 @@ def test_a_good_canary_goes_through_every_step_and_is_promoted_with_its_reasons(
     ],
     ids=["slow to begin", "slow", "failing", "garbage", "never ready", "not comparable"],
 )
-def test_a_canary_that_is_worse_is_rolled_back_and_the_reason_named(
+def test_a_worse_canary_is_rolled_back_and_the_reason_is_named(
     stage: Stage, behaviour: dict[str, object], reason: str
 ) -> None:
     stage.served()
@@ -131,7 +131,7 @@ def test_a_canary_that_is_worse_is_rolled_back_and_the_reason_named(
 
 
 @pytest.mark.parametrize("behaviour", [{"garbage": True}, {"never_ready": True}])
-def test_a_canary_that_never_answered_well_never_got_traffic(stage: Stage, behaviour: dict[str, object]) -> None:
+def test_a_canary_that_never_answers_well_gets_no_traffic(stage: Stage, behaviour: dict[str, object]) -> None:
     stage.served()
     stage.make(NEXT, **behaviour)
     with pytest.raises(RolledBack):
@@ -139,12 +139,12 @@ def test_a_canary_that_never_answered_well_never_got_traffic(stage: Stage, behav
     assert not [each for each in stage.target.calls() if each.startswith("shift")]
 
 
-def test_too_little_traffic_is_inconclusive_and_inconclusive_for_too_long_is_rolled_back(
+def test_too_little_traffic_is_inconclusive_and_rolled_back_after_the_step_s_time(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.served()
     stage.make(NEXT)
-    # The step's time is over once it has been looked at.
+    # The step's time is over after the first look.
     monkeypatch.setattr(StateMachine, "_elapsed_s", lambda machine: 61.0 if machine.journal.analyses else 0.0)
     quiet = SETTINGS.model_copy(update={"synthetic": False})
     with pytest.raises(RolledBack, match="at 10 %, nothing showed that it is as good: 0 requests to the canary"):
@@ -155,7 +155,7 @@ def test_too_little_traffic_is_inconclusive_and_inconclusive_for_too_long_is_rol
     assert stage.target.split() == Split(stable=GOOD)
 
 
-def test_the_traffic_of_clients_alone_decides_where_there_is_enough(stage: Stage) -> None:
+def test_only_the_traffic_of_clients_decides_if_there_is_enough(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
     with clients(stage) as got:
@@ -202,14 +202,14 @@ def test_a_canary_that_fails_no_more_than_the_stable_release_is_promoted(stage: 
     assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
 
 
-def test_milliseconds_do_not_fail_a_canary_below_the_slack(stage: Stage) -> None:
+def test_a_canary_does_not_fail_within_the_slack(stage: Stage) -> None:
     stage.served(first_s=0.002)
     stage.make(NEXT, first_s=0.004)
     slack = SETTINGS.model_copy(update={"ttft_slack_ms": 5})
     assert roll_out(stage.store, stage.target, NEXT, slack).state == "promoted"
 
 
-def test_a_first_release_that_cannot_be_served_is_said_so_and_stays_the_candidate(stage: Stage) -> None:
+def test_a_first_release_that_cannot_be_served_fails_and_stays_the_candidate(stage: Stage) -> None:
     stage.make(GOOD, never_ready=True)
     stage.nominate(GOOD)
     with pytest.raises(ServerFailed, match="is not served: it did not answer a completion"):
@@ -219,7 +219,7 @@ def test_a_first_release_that_cannot_be_served_is_said_so_and_stays_the_candidat
     assert stage.target.split() == Split(stable=None)
 
 
-def test_what_is_served_already_is_only_confirmed(stage: Stage) -> None:
+def test_a_release_that_is_served_already_is_only_confirmed(stage: Stage) -> None:
     stage.served()
     journal = roll_out(stage.store, stage.target, GOOD, SETTINGS)
     assert (journal.kind, journal.state) == ("refresh", "promoted")
@@ -238,7 +238,7 @@ def test_a_second_rollout_is_refused_while_one_is_under_way(stage: Stage) -> Non
     assert stage.target.split().canary == NEXT
 
 
-def test_a_release_that_is_not_there_cannot_be_rolled_out(stage: Stage) -> None:
+def test_a_release_that_does_not_exist_cannot_be_rolled_out(stage: Stage) -> None:
     with pytest.raises(NothingToServe, match=f"has no release {NEXT}"):
         roll_out(stage.store, stage.target, NEXT, SETTINGS)
 

@@ -72,7 +72,7 @@ def test_figures_are_differences_of_counters() -> None:
     assert found.tokens_per_s_each == pytest.approx(100)
 
 
-def test_nothing_in_a_window_is_no_figure_rather_than_zero() -> None:
+def test_an_empty_window_has_no_figures_rather_than_zero() -> None:
     found = figures(told(5).since(told(5)))
     assert (found.requests, found.ttft_p95_ms, found.tpot_p95_ms, found.tokens_per_s_each) == (0, None, None, None)
 
@@ -98,18 +98,18 @@ def test_a_server_that_was_restarted_is_noticed_and_counted_from_zero() -> None:
     ],
 )
 @pytest.mark.parametrize("value", ["NaN", "+Inf"])
-def test_metrics_that_are_not_numbers_are_asked_for_again(series: str, field: str, value: str) -> None:
+def test_metrics_that_are_not_numbers_are_a_transient_error(series: str, field: str, value: str) -> None:
     with pytest.raises(TransientError, match=f"not a number: {field}"):
         read_counters(f"{series} {value}\n", "one")
 
 
-def test_as_good_is_promoted() -> None:
+def test_a_canary_that_is_as_good_is_promoted() -> None:
     found = look(told(50), told(450))
     assert (found.verdict, set(verdicts(found).values())) == ("promote", {"pass"})
 
 
 @pytest.mark.parametrize(("canary", "stable"), [(49, 450), (50, 49), (0, 0)])
-def test_too_few_requests_at_either_are_inconclusive(canary: int, stable: int) -> None:
+def test_too_few_requests_to_either_release_are_inconclusive(canary: int, stable: int) -> None:
     found = look(told(canary), told(stable))
     assert found.verdict == "inconclusive"
     assert found.reason == (
@@ -126,7 +126,7 @@ def test_too_few_requests_at_either_are_inconclusive(canary: int, stable: int) -
         (told(0, failed=10), "errors"),
     ],
 )
-def test_worse_in_one_thing_is_enough_to_go_back(canary: Counters, failing: str) -> None:
+def test_one_failed_check_is_enough_to_roll_back(canary: Counters, failing: str) -> None:
     found = look(canary, told(450))
     assert found.verdict == "rollback"
     assert [name for name, verdict in verdicts(found).items() if verdict == "fail"] == [failing]
@@ -153,7 +153,7 @@ def test_a_speed_is_compared_look_by_look_so_that_one_stall_decides_nothing(
     assert verdicts(found)["speed"] == verdict
 
 
-def test_at_all_of_the_traffic_each_look_is_compared_with_what_the_stable_release_did_with_it() -> None:
+def test_at_100_percent_each_look_is_compared_with_the_stable_release_under_all_traffic() -> None:
     alone = figures(told(450, tokens_per_s=100).since(NOTHING))
     slow = look(told(50), told(1), percent=100, earlier=[alone], pace=speeds([70.0] * 7, [None] * 7))
     assert verdicts(slow)["speed"] == "fail"
@@ -161,7 +161,7 @@ def test_at_all_of_the_traffic_each_look_is_compared_with_what_the_stable_releas
     assert (found.canary, found.stable, found.limit) == (70, 100, 75)
 
 
-def test_a_look_goes_on_until_a_request_has_ended_at_both() -> None:
+def test_a_look_lasts_until_a_request_has_ended_at_both_releases() -> None:
     window = Window(canary=NOTHING, stable=NOTHING)
     begun = extend_pace(window, told(5, tokens_per_s=50), NOTHING, alone=False)
     assert (begun.canary, begun.stable) == ((), ())
@@ -172,19 +172,19 @@ def test_a_look_goes_on_until_a_request_has_ended_at_both() -> None:
     assert later.stable == (ended.stable[0], None)
 
 
-def test_an_error_of_three_where_the_stable_release_has_as_many_does_not_go_back() -> None:
+def test_as_many_errors_as_the_stable_release_has_do_not_roll_back() -> None:
     assert look(told(2, failed=1), told(2, failed=1)).verdict == "inconclusive"
     assert verdicts(look(told(40, failed=20), told(40, failed=20)))["errors"] == "pass"
 
 
-def test_what_fails_of_our_own_requests_counts_even_where_the_platform_counts_no_failure() -> None:
+def test_failures_of_our_own_requests_count_even_if_the_platform_counts_none() -> None:
     own = {"to_canary": SyntheticRequests(sent=16, failed=16), "to_stable": SyntheticRequests(sent=16)}
     found = look(told(0), told(450), own=own)
     assert found.verdict == "rollback"
     assert "16 of 16 requests failed (stable release: 0 of 16)" in found.reason
 
 
-def test_what_the_canary_refuses_and_the_stable_release_takes_goes_back() -> None:
+def test_refusing_requests_that_the_stable_release_accepts_rolls_back() -> None:
     own = {"to_canary": SyntheticRequests(sent=45), "to_stable": SyntheticRequests(sent=45)}
     found = look(told(50, refused=8), told(90), own=own)
     assert found.verdict == "rollback"
@@ -201,18 +201,18 @@ def test_what_the_canary_refuses_and_the_stable_release_takes_goes_back() -> Non
         (told(45, refused=3), told(45), "unclear"),  # no client asked the stable release
     ],
 )
-def test_what_clients_do_wrong_counts_against_nobody(canary: Counters, stable: Counters, verdict: str) -> None:
+def test_mistakes_of_clients_do_not_count_against_a_release(canary: Counters, stable: Counters, verdict: str) -> None:
     own = {"to_canary": SyntheticRequests(sent=45), "to_stable": SyntheticRequests(sent=45)}
     assert verdicts(look(canary, stable, own=own))["refused"] == verdict
 
 
-def test_with_all_traffic_what_is_refused_is_compared_with_what_the_stable_release_refused_of_clients() -> None:
+def test_at_100_percent_refusals_are_compared_with_those_of_the_stable_release_under_all_traffic() -> None:
     diluted = figures(told(90, refused=10).since(NOTHING), own=50)
     assert verdicts(look(told(80, refused=20), told(0), percent=100, earlier=[diluted]))["refused"] == "pass"
     assert verdicts(look(told(20, refused=80), told(0), percent=100, earlier=[diluted]))["refused"] == "fail"
 
 
-def test_with_all_traffic_the_canary_is_compared_with_the_stable_release_under_all_traffic() -> None:
+def test_at_100_percent_the_canary_is_compared_with_the_stable_release_under_all_traffic() -> None:
     busy = Figures(requests=500, answered=500, failed=0, ttft_p95_ms=900.0, tpot_p95_ms=9.5, tokens_per_s_each=100.0)
     few = busy.model_copy(update={"requests": 3})
     slow, idle = told(50, slow=20), told(50)
@@ -230,7 +230,7 @@ def test_answers_must_agree_with_the_recorded_ones(agreement: float, verdict: st
     assert look(told(50), told(50), agreement=agreement).verdict == {"pass": "promote", "fail": "rollback"}[verdict]
 
 
-def test_steps_ascend_to_all_traffic() -> None:
+def test_steps_ascend_to_100_percent() -> None:
     for steps in ((), (10,), (50, 10, 100), (10, 10, 100), (0, 100), (100, 101)):
         with pytest.raises(ValueError, match=r"steps"):
             Rollout(steps=steps)

@@ -1,4 +1,4 @@
-"""What a person may ask of a rollout: to let it through, to give it up, to go back."""
+"""What a person may ask of a rollout: to approve it, to give it up, or to go back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLOW_STEPS = SETTINGS.model_copy(update={"step_s": 120.0, "step_timeout_s": 240.
 
 
 def watched(stage: Stage, settings: Rollout, state: str = "observing") -> tuple[threading.Thread, list[object]]:
-    """A rollout by another thread, as another process would run it, once it is in *state*."""
+    """A rollout that another thread runs, as another process would; returns once it is in *state*."""
     ended: list[object] = []
 
     def run() -> None:
@@ -43,13 +43,13 @@ def watched(stage: Stage, settings: Rollout, state: str = "observing") -> tuple[
 
 
 def made_worse(stage: Stage, release: str) -> None:
-    """Its server comes back, and fails every second request."""
+    """Restart its server, which then fails every second request."""
     (stage.store.releases / release / "behaviour.json").write_text('{"fails_every": 2}')
     stage.target.stop(release)
     stage.target._start(release)
 
 
-def test_with_approval_it_stops_before_all_traffic_until_a_person_lets_it_through(stage: Stage) -> None:
+def test_with_approval_the_rollout_stops_before_100_percent_until_a_person_approves(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
     for _ in range(2):  # asked again, it still waits
@@ -68,7 +68,7 @@ def test_with_approval_it_stops_before_all_traffic_until_a_person_lets_it_throug
     ]
 
 
-def test_who_waits_for_a_person_goes_on_when_asked_from_elsewhere(stage: Stage) -> None:
+def test_a_rollout_that_waits_for_approval_continues_when_another_process_approves(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
     thread, ended = watched(stage, ASKS, "awaiting approval")
@@ -77,7 +77,7 @@ def test_who_waits_for_a_person_goes_on_when_asked_from_elsewhere(stage: Stage) 
     assert ended == ["promoted"]
 
 
-def test_a_canary_that_gets_worse_while_a_person_is_waited_for_is_rolled_back(stage: Stage) -> None:
+def test_a_canary_that_gets_worse_while_it_waits_for_approval_is_rolled_back(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
     thread, ended = watched(stage, ASKS, "awaiting approval")
@@ -88,7 +88,7 @@ def test_a_canary_that_gets_worse_while_a_person_is_waited_for_is_rolled_back(st
     assert stage.target.split() == Split(stable=GOOD)
 
 
-def test_a_canary_that_got_worse_while_nobody_looked_does_not_get_all_traffic_once_approved(stage: Stage) -> None:
+def test_an_approved_canary_that_got_worse_unobserved_does_not_get_all_traffic(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
     roll_out(stage.store, stage.target, NEXT, ASKS, until="50")
@@ -99,7 +99,7 @@ def test_a_canary_that_got_worse_while_nobody_looked_does_not_get_all_traffic_on
     assert stage.target.split() == Split(stable=GOOD)
 
 
-def test_with_one_step_alone_a_person_is_asked_before_any_traffic(stage: Stage) -> None:
+def test_with_a_single_step_approval_is_needed_before_any_traffic(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
     thread, ended = watched(stage, ASKS.model_copy(update={"steps": (100,)}), "awaiting approval")
@@ -117,7 +117,7 @@ def test_a_canary_that_hangs_is_found_by_a_few_requests(stage: Stage) -> None:
     assert stage.target.split() == Split(stable=GOOD)
 
 
-def test_a_rollout_whose_canary_hangs_can_be_given_up_in_the_middle_of_a_look(stage: Stage) -> None:
+def test_a_rollout_whose_canary_hangs_can_be_given_up_during_a_look(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT, hangs=True)
     never_sure = SETTINGS.model_copy(update={"own_timeout_s": 3.0, "significance": 1e-12})
@@ -129,7 +129,7 @@ def test_a_rollout_whose_canary_hangs_can_be_given_up_in_the_middle_of_a_look(st
     assert read_journal(stage.store).window.to_canary.sent < BURST  # type: ignore[union-attr]
 
 
-def test_what_somebody_promotes_while_it_is_observed_is_promoted_here_and_stays(stage: Stage) -> None:
+def test_a_canary_that_somebody_promotes_while_it_is_observed_stays_promoted(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
     thread, ended = watched(stage, SLOW_STEPS)
@@ -141,7 +141,7 @@ def test_what_somebody_promotes_while_it_is_observed_is_promoted_here_and_stays(
     assert (releases.current_release(stage.store), stage.reasons()) == (NEXT, NEXT)
 
 
-def test_what_somebody_promoted_cannot_be_given_up_any_more(stage: Stage) -> None:
+def test_a_canary_that_somebody_promoted_can_no_longer_be_given_up(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
     roll_out(stage.store, stage.target, NEXT, SETTINGS, until="50")
@@ -154,7 +154,7 @@ def test_what_somebody_promoted_cannot_be_given_up_any_more(stage: Stage) -> Non
     assert history(stage.store)[-1].result == "promoted"
 
 
-def test_a_canary_that_somebody_takes_away_before_its_next_share_is_rolled_back(stage: Stage) -> None:
+def test_a_canary_that_somebody_withdraws_before_its_next_share_is_rolled_back(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
     stage.target.hold("before shift 50")
@@ -174,7 +174,7 @@ def test_a_first_release_that_is_given_up_leaves_nothing(stage: Stage) -> None:
     assert releases.current_release(stage.store) is None
 
 
-def test_promote_skips_the_waiting_of_a_rollout_that_another_process_runs(stage: Stage) -> None:
+def test_promote_ends_the_waiting_of_a_rollout_that_another_process_runs(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
     thread, ended = watched(stage, SLOW_STEPS)
@@ -183,7 +183,7 @@ def test_promote_skips_the_waiting_of_a_rollout_that_another_process_runs(stage:
     assert ended == ["promoted"]
 
 
-def test_promote_skips_no_evidence(stage: Stage) -> None:
+def test_promote_does_not_skip_the_evidence(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT, first_s=0.05)
     roll_out(stage.store, stage.target, NEXT, SLOW_STEPS, until="deploy")
@@ -206,7 +206,7 @@ def test_abort_ends_a_rollout_that_another_process_runs(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("until", ["deploy", "10", "100"])
-def test_abort_ends_a_rollout_that_nobody_runs_any_more(stage: Stage, until: str) -> None:
+def test_abort_ends_a_rollout_that_no_process_runs(stage: Stage, until: str) -> None:
     stage.served()
     stage.make(NEXT)
     roll_out(stage.store, stage.target, NEXT, SETTINGS, until=until)
@@ -252,7 +252,7 @@ def test_sigterm_leaves_the_rollout_where_it_is(stage: Stage) -> None:
     assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
 
 
-def test_rollback_goes_to_what_was_in_production_before_and_again_one_further(stage: Stage) -> None:
+def test_rollback_goes_to_the_release_before_and_a_second_one_goes_one_further(stage: Stage) -> None:
     stage.served()
     for name in (NEXT, THIRD):
         stage.make(name)
@@ -321,7 +321,7 @@ def test_a_rollback_that_is_killed_is_completed_by_asking_again(stage: Stage) ->
     assert [each.kind for each in history(stage.store)] == ["rollout", "rollout", "rollback"]
 
 
-def test_restarts_count_over_all_steps_and_between_them(stage: Stage) -> None:
+def test_restarts_are_counted_over_all_steps_and_between_them(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
     for until in ("10", "50"):
@@ -343,7 +343,7 @@ def test_a_resubmitted_run_takes_the_rollout_over(stage: Stage, monkeypatch: pyt
     assert promote(stage.store, stage.target).run == "run-2"
 
 
-def test_what_another_platform_serves_is_not_rolled_back_here(stage: Stage, tmp_path: Path) -> None:
+def test_a_release_that_another_platform_serves_is_not_rolled_back_here(stage: Stage, tmp_path: Path) -> None:
     stage.target.name = "kserve"
     for name in (GOOD, NEXT):
         stage.make(name)
@@ -367,7 +367,7 @@ def test_a_rollout_under_way_on_another_platform_is_not_continued_here(stage: St
     assert here.calls() == []
 
 
-def test_a_server_that_is_started_anew_once_begins_the_step_again_and_twice_is_crashing(stage: Stage) -> None:
+def test_one_restart_of_a_server_begins_the_step_again_and_two_count_as_crashing(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
     thread, ended = watched(stage, SLOW_STEPS)

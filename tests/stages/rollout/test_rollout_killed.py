@@ -1,4 +1,4 @@
-"""A rollout that is killed anywhere and started again ends where one that was left alone ends."""
+"""A rollout that is killed at any point and started again ends like one that was not killed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BACK = ["before counters 10", "before withdraw", "after withdraw"]
 
 
 def killed_at(stage: Stage, where: str) -> str:
-    """Run the rollout up to a call of the platform, kill it there; return the state that it leaves."""
+    """Run the rollout up to a call of the platform, kill it there, and return the state that it leaves."""
     stage.target.hold(where)
     with stage.started(NEXT) as process:
         wait_until(lambda: stage.target.held() or process.poll() is not None, where)
@@ -46,7 +46,7 @@ def killed_at(stage: Stage, where: str) -> str:
 
 
 def left(stage: Stage) -> tuple[object, ...]:
-    """All that a rollout leaves, but for times."""
+    """Everything that a rollout leaves, except times."""
     journal = read_journal(stage.store)
     assert journal is not None
     moves = [(each.release, each.before, each.result) for each in history(stage.store)]
@@ -59,7 +59,7 @@ def left(stage: Stage) -> tuple[object, ...]:
     )
 
 
-def test_killed_at_every_call_before_and_after_it_a_good_canary_is_promoted_all_the_same(
+def test_a_good_canary_is_promoted_even_if_the_rollout_is_killed_before_and_after_every_call(
     stage: Stage, tmp_path: Path
 ) -> None:
     alone = Stage(tmp_path / "alone")
@@ -77,7 +77,7 @@ def test_killed_at_every_call_before_and_after_it_a_good_canary_is_promoted_all_
         alone.target.stop_all()
 
 
-def test_killed_at_every_call_before_and_after_it_a_bad_canary_is_rolled_back_all_the_same(
+def test_a_bad_canary_is_rolled_back_even_if_the_rollout_is_killed_before_and_after_every_call(
     stage: Stage, tmp_path: Path
 ) -> None:
     alone = Stage(tmp_path / "alone")
@@ -101,7 +101,7 @@ def test_killed_at_every_call_before_and_after_it_a_bad_canary_is_rolled_back_al
 @pytest.mark.parametrize(
     "where", [pytest.param(each, marks=() if each in LAST else pytest.mark.slow) for each in FORWARD]
 )
-def test_killed_at_any_call_before_or_after_it_a_rollout_can_be_given_up_unless_it_is_promoted(
+def test_a_rollout_killed_before_or_after_any_call_can_be_given_up_unless_it_is_promoted(
     stage: Stage, where: str
 ) -> None:
     stage.served()
@@ -121,7 +121,7 @@ def test_killed_at_any_call_before_or_after_it_a_rollout_can_be_given_up_unless_
     assert [each.release for each in history(stage.store)] == [GOOD, NEXT]
 
 
-def test_giving_up_may_itself_be_killed_and_asked_for_again(stage: Stage) -> None:
+def test_an_abort_that_is_killed_can_be_repeated(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT, first_s=0.05)
     for where in ("before withdraw", "after withdraw"):
@@ -163,7 +163,7 @@ def test_a_journal_of_an_earlier_version_is_continued_in_the_middle_of_its_step(
 
 
 @pytest.mark.parametrize("done", ["nothing", "reasons", "link", "history"])
-def test_a_promotion_cut_off_between_its_writes_is_completed_once(stage: Stage, done: str) -> None:
+def test_a_promotion_interrupted_between_its_writes_is_completed_once(stage: Stage, done: str) -> None:
     stage.served()
     stage.make(NEXT)
     stage.nominate(NEXT)
@@ -188,7 +188,7 @@ def test_a_promotion_cut_off_between_its_writes_is_completed_once(stage: Stage, 
     assert [each.release for each in history(stage.store)] == [GOOD, NEXT]
 
 
-def test_a_canary_that_vanished_while_nobody_watched_is_deployed_again(stage: Stage) -> None:
+def test_a_canary_that_vanished_unobserved_is_deployed_again(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
     roll_out(stage.store, stage.target, NEXT, SETTINGS, until="50")
@@ -203,7 +203,7 @@ def test_a_canary_that_vanished_while_nobody_watched_is_deployed_again(stage: St
     ]
 
 
-def test_what_the_platform_promoted_while_nobody_watched_is_promoted_here(stage: Stage) -> None:
+def test_a_canary_that_the_platform_promoted_unobserved_is_promoted_here(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
     roll_out(stage.store, stage.target, NEXT, SETTINGS, until="10")
@@ -212,7 +212,7 @@ def test_what_the_platform_promoted_while_nobody_watched_is_promoted_here(stage:
     assert (releases.current_release(stage.store), stage.reasons()) == (NEXT, NEXT)
 
 
-def test_a_share_that_somebody_changed_is_set_again_before_anything_is_judged(stage: Stage) -> None:
+def test_a_share_that_somebody_changed_is_restored_before_the_canary_is_judged(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
     assert killed_at(stage, "before counters 10") == "observing"
@@ -221,7 +221,7 @@ def test_a_share_that_somebody_changed_is_set_again_before_anything_is_judged(st
     assert [each for each in stage.target.calls() if each.startswith("shift")] == ["shift 10", "shift 90", "shift 10"]
 
 
-def test_another_stable_release_than_at_the_beginning_ends_the_rollout(stage: Stage) -> None:
+def test_the_rollout_ends_if_the_stable_release_is_no_longer_the_same(stage: Stage) -> None:
     stage.served()
     other = stage.make("0003-gptq-000000000003")
     stage.make(NEXT)
@@ -232,7 +232,7 @@ def test_another_stable_release_than_at_the_beginning_ends_the_rollout(stage: St
     assert stage.target.split() == Split(stable=other)
 
 
-def test_another_canary_on_the_platform_is_a_conflict_that_abort_resolves(stage: Stage) -> None:
+def test_a_different_canary_on_the_platform_is_a_conflict_that_abort_resolves(stage: Stage) -> None:
     stage.served()
     other = stage.make("0003-gptq-000000000003")
     stage.make(NEXT)
@@ -244,7 +244,7 @@ def test_another_canary_on_the_platform_is_a_conflict_that_abort_resolves(stage:
     assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
 
 
-def test_when_nothing_is_served_any_more_the_rollout_goes_on_as_with_a_first_release(stage: Stage) -> None:
+def test_the_rollout_continues_as_with_a_first_release_if_nothing_is_served_any_more(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
     roll_out(stage.store, stage.target, NEXT, SETTINGS, until="10")

@@ -18,7 +18,11 @@ from stages.parts.releases import release as releases
 from tests.serving import MODEL, ROLLOUT, SERVING, Said, environment, publish, stage, stand_in_variant
 
 SETTINGS = ROLLOUT | {"steps": [10, 50, 100], "min_requests": 10, "significance": 0.01, "step_timeout_s": 60}
-SETTINGS |= {"ttft_slack_ms": 2000, "tpot_slack_ms": 2000, "speed_ratio": 0}  # a busy machine is no worse canary
+SETTINGS |= {
+    "ttft_slack_ms": 2000,
+    "tpot_slack_ms": 2000,
+    "speed_ratio": 0,
+}  # on a busy machine the canary is not worse
 
 
 @pytest.fixture
@@ -36,7 +40,7 @@ def rollout(store: ModelStore, *arguments: str, run: str = "run-1", **variables:
 
 
 def candidate(store: ModelStore, number: int, name: str, **behaviour: object) -> str:
-    """Published, and waiting for its rollout."""
+    """A release that is published and waits for its rollout."""
     before = releases.current_release(store)
     release = publish(store, number, stand_in_variant(store, name, token_s=0.01, **behaviour))
     swap_link(store.path / releases.CANDIDATE, Path("releases") / release)
@@ -45,7 +49,7 @@ def candidate(store: ModelStore, number: int, name: str, **behaviour: object) ->
     return release
 
 
-def test_each_step_is_a_task_and_the_last_one_tells_the_address(store: ModelStore, tmp_path: Path) -> None:
+def test_each_step_is_a_task_and_the_last_one_prints_the_address(store: ModelStore, tmp_path: Path) -> None:
     first = candidate(store, 1, "fp16")
     assert rollout(store).returncode == 0
     second = candidate(store, 2, "awq", another="model")

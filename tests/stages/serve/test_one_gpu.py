@@ -1,4 +1,4 @@
-"""A GPU with room for one server: the next release takes the place of the served one, which comes back if it fails."""
+"""A GPU with room for one server: the next release replaces the served one, which returns if the next one fails."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Machine:
         return subprocess.run(command, cwd=REPOSITORY, env=self.variables, capture_output=True, text=True, check=False)
 
     def endpoint(self) -> Endpoint:
-        """That answers, and serves one release alone."""
+        """The endpoint, which answers and serves only one release."""
         found, wanted = endpoint(self.store), Wanted.read(self.store.path / WANTED)
         assert found
         assert wanted
@@ -84,7 +84,7 @@ def test_the_next_release_takes_the_place_of_the_served_one(machine: Machine) ->
     assert (Wanted.read(machine.store.path / WANTED) or Wanted(stable="")).replaced is None
 
 
-def test_one_that_does_not_come_up_leaves_the_served_one(machine: Machine) -> None:
+def test_a_release_that_does_not_come_up_leaves_the_served_one(machine: Machine) -> None:
     old = machine.release(1)
     assert machine.serve().returncode == 0
     new = machine.release(2, refuses="out of kernels")
@@ -95,7 +95,7 @@ def test_one_that_does_not_come_up_leaves_the_served_one(machine: Machine) -> No
     assert machine.endpoint().release == old
 
 
-def test_interrupted_while_the_next_one_loads_it_serves_the_former_one_again(machine: Machine) -> None:
+def test_an_interruption_while_the_next_release_loads_brings_the_former_one_back(machine: Machine) -> None:
     old = machine.release(1)
     assert machine.serve().returncode == 0
     new = machine.release(2, never_ready=True)
@@ -110,7 +110,7 @@ def test_interrupted_while_the_next_one_loads_it_serves_the_former_one_again(mac
     assert machine.endpoint().release == old
 
 
-def test_what_refuses_a_rollout_leaves_the_served_one_alone(machine: Machine) -> None:
+def test_a_refused_rollout_leaves_the_served_release_alone(machine: Machine) -> None:
     machine.release(1)
     assert machine.serve().returncode == 0
     before = machine.endpoint()
@@ -120,7 +120,7 @@ def test_what_refuses_a_rollout_leaves_the_served_one_alone(machine: Machine) ->
     assert machine.endpoint() == before
 
 
-def test_a_rollout_that_is_cut_off_can_be_given_up_and_no_other_begins_meanwhile(machine: Machine) -> None:
+def test_a_rollout_that_is_interrupted_can_be_given_up_and_no_other_begins_meanwhile(machine: Machine) -> None:
     old = machine.release(1)
     assert machine.serve().returncode == 0
     new = machine.release(2)
@@ -138,7 +138,7 @@ def test_a_rollout_that_is_cut_off_can_be_given_up_and_no_other_begins_meanwhile
     assert machine.endpoint().release == old
 
 
-def test_a_rollback_takes_the_place_of_the_bad_release_and_leaves_it_if_it_fails(machine: Machine) -> None:
+def test_a_rollback_replaces_the_bad_release_or_leaves_it_if_it_fails(machine: Machine) -> None:
     old = machine.release(1)
     assert machine.serve().returncode == 0
     broken, bad = machine.release(2, refuses="out of kernels"), machine.release(3)

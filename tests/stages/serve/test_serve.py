@@ -1,4 +1,4 @@
-"""The endpoint: what it serves, that it stays up, and that nothing of it stays when it is stopped."""
+"""The endpoint: what it serves, that it stays up, and that nothing is left when it is stopped."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_endpoint_outlives_the_stage_and_a_second_call_finds_it(store: Model
     assert [each.result for each in outcomes(store.run("run-1"))] == ["reused"]
 
 
-def test_a_rollout_that_was_cut_off_after_its_promotion_is_ended_by_the_next_serve(store: ModelStore) -> None:
+def test_a_rollout_interrupted_after_its_promotion_is_ended_by_the_next_serve(store: ModelStore) -> None:
     publish(store, 1, stand_in_variant(store, "fp16"))
     assert serve(store).returncode == 0
     before, served = read_journal(store), endpoint(store)
@@ -167,7 +167,7 @@ def test_settings_that_cannot_be_served_leave_what_was_served_before_with_its_ke
     assert answer(after.url, MODEL, API_KEY) == "!"
 
 
-def test_a_new_release_is_not_tried_with_settings_that_the_served_one_does_not_take(store: ModelStore) -> None:
+def test_a_new_release_is_not_tried_with_settings_that_the_served_one_cannot_use(store: ModelStore) -> None:
     old = publish(store, 1, stand_in_variant(store, "fp16"))
     assert serve(store).returncode == 0
     publish(store, 2, stand_in_variant(store, "awq", another="model"))
@@ -189,7 +189,7 @@ def test_a_fixed_port_is_used_again_by_the_next_endpoint(store: ModelStore) -> N
     assert said.stdout.strip() == f"http://127.0.0.1:{port}"
 
 
-def test_a_port_in_use_is_told_and_nothing_is_started(store: ModelStore) -> None:
+def test_a_port_in_use_is_reported_and_nothing_is_started(store: ModelStore) -> None:
     publish(store, 1, stand_in_variant(store, "fp16"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         said = serve(store, serving={"port": taken.getsockname()[1]})
@@ -208,7 +208,7 @@ def test_a_release_that_cannot_be_served_fails_the_stage_with_the_reason(store: 
     assert not (store.path / "endpoint.json").exists()
 
 
-def test_an_api_key_is_asked_for_and_stands_in_no_argument_log_or_record(store: ModelStore) -> None:
+def test_an_api_key_is_required_and_appears_in_no_argument_log_or_record(store: ModelStore) -> None:
     publish(store, 1, stand_in_variant(store, "fp16"))
     said = serve(store, SLIPWAY_API_KEY=API_KEY)
     assert said.returncode == 0
@@ -241,7 +241,7 @@ def test_stopping_ends_everything_and_says_whether_there_was_anything(store: Mod
     assert not (store.path / "endpoint.json").exists()
 
 
-def test_a_killed_supervisor_takes_its_server_along_and_is_not_taken_for_alive(store: ModelStore) -> None:
+def test_the_server_of_a_killed_supervisor_ends_and_the_endpoint_does_not_count_as_running(store: ModelStore) -> None:
     publish(store, 1, stand_in_variant(store, "fp16"))
     assert serve(store).returncode == 0
     found, family = endpoint(store), server_of(store)
@@ -255,7 +255,9 @@ def test_a_killed_supervisor_takes_its_server_along_and_is_not_taken_for_alive(s
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_while_it_starts_it_leaves_nothing(store: ModelStore, number: signal.Signals, status: int) -> None:
+def test_an_endpoint_interrupted_while_it_starts_leaves_nothing(
+    store: ModelStore, number: signal.Signals, status: int
+) -> None:
     publish(store, 1, stand_in_variant(store, "fp16", never_ready=True))
     command = [sys.executable, "-m", "stages.serve", "--model", MODEL, "--serving", json.dumps(SERVING)]
     with subprocess.Popen(command, env=environment(store, stand_in=True)) as process:
@@ -266,7 +268,7 @@ def test_interrupted_while_it_starts_it_leaves_nothing(store: ModelStore, number
     assert endpoint(store) is None
 
 
-def test_in_the_foreground_ctrl_c_is_a_good_end(store: ModelStore) -> None:
+def test_in_the_foreground_ctrl_c_ends_successfully(store: ModelStore) -> None:
     publish(store, 1, stand_in_variant(store, "fp16"))
     command = [sys.executable, "-m", "stages.serve", "--foreground", "--model", MODEL, "--serving", json.dumps(SERVING)]
     with subprocess.Popen(command, env=environment(store, stand_in=True)) as process:
@@ -290,7 +292,7 @@ def test_in_the_foreground_ctrl_c_is_a_good_end(store: ModelStore) -> None:
     ],
     ids=["dies", "hangs"],
 )
-def test_a_server_that_dies_or_hangs_is_started_again_but_not_for_ever(
+def test_a_server_that_dies_or_hangs_is_restarted_but_not_for_ever(
     store: ModelStore,
     behaviour: dict[str, object],
     policy: RestartPolicy,
@@ -311,7 +313,7 @@ def test_a_server_that_dies_or_hangs_is_started_again_but_not_for_ever(
 
 
 @pytest.mark.slow
-def test_a_server_that_was_well_for_long_does_not_count_its_old_crashes(
+def test_old_crashes_of_a_server_that_was_healthy_for_long_do_not_count(
     store: ModelStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
@@ -374,7 +376,7 @@ def test_an_openai_client_gets_a_chat_completion(served: Served) -> None:
 
 @pytest.mark.slow
 @pytest.mark.e2e
-def test_vllm_asks_for_the_key_and_shows_it_nowhere(served: Served) -> None:
+def test_vllm_requires_the_key_and_shows_it_nowhere(served: Served) -> None:
     with (
         openai.OpenAI(base_url=f"{served.endpoint.url}/v1", api_key="wrong") as client,
         pytest.raises(openai.AuthenticationError),

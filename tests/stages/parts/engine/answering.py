@@ -1,4 +1,4 @@
-"""A server that answers what a test tells it to, over real HTTP."""
+"""A server that gives the answers of a test, over real HTTP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Answer = Callable[[str, Asked], tuple[int, Any]]
 
 
 class Answering:
-    """Serves while the block runs; ``asked`` holds what it was asked, in order."""
+    """Serves while the block runs; ``asked`` holds the requests in order."""
 
     def __init__(self, answer: Answer) -> None:
         asked = self.asked = list[Asked]()

@@ -13,7 +13,7 @@ from tests.stages.parts.engine.answering import Answering
 CHOICES = {"choices": [{"index": 1, "text": "b"}, {"index": 0, "text": "a"}]}
 
 
-def test_answers_come_in_the_order_of_the_prompts_and_greedy_whatever_the_model_prefers() -> None:
+def test_answers_are_greedy_and_in_the_order_of_the_prompts() -> None:
     with Answering(lambda path, asked: (200, CHOICES)) as server:
         found = complete(server.url, "m", "secret", ["one", "two"], max_tokens=4)
     assert [each["text"] for each in found] == ["a", "b"]
@@ -29,7 +29,7 @@ def test_answers_come_in_the_order_of_the_prompts_and_greedy_whatever_the_model_
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_a_server_that_is_busy_or_not_reached_may_answer_another_time(status: int) -> None:
+def test_a_server_that_is_busy_or_not_reached_is_a_transient_error(status: int) -> None:
     with Answering(lambda path, asked: (status, {})) as server, pytest.raises(TransientError, match=str(status)):
         complete(server.url, "m", "", ["one"])
 
@@ -46,26 +46,26 @@ def test_a_server_that_is_busy_or_not_reached_may_answer_another_time(status: in
         (200, {"choices": [{"index": 0}]}, "answered 1 of 2 prompts"),
     ],
 )
-def test_a_refusal_and_an_answer_that_is_none_are_the_server_s_failure(status: int, body: Any, message: str) -> None:
+def test_a_refusal_and_an_invalid_answer_are_failures_of_the_server(status: int, body: Any, message: str) -> None:
     with Answering(lambda path, asked: (status, body)) as server, pytest.raises(ServerFailed, match=message):
         complete(server.url, "m", "", ["one", "two"])
 
 
-def test_nobody_there_may_pass() -> None:
+def test_a_refused_connection_is_a_transient_error() -> None:
     with Answering(lambda path, asked: (200, {})) as server:
         url = server.url
     with pytest.raises(TransientError, match="did not answer: ConnectError"):
         tokenize(url, "m", "", "text")
 
 
-def test_what_the_server_says_is_shown_shortened_and_without_the_key() -> None:
+def test_a_server_s_refusal_is_shown_shortened_and_without_the_key() -> None:
     with Answering(lambda path, asked: (400, b"x" * 100_000)) as server, pytest.raises(ServerFailed) as raised:
         tokenize(server.url, "m", "secret", "text")
     assert len(str(raised.value)) < 400
     assert "secret" not in raised.value.render()
 
 
-def test_tokens_that_are_no_numbers_are_no_answer() -> None:
+def test_tokens_that_are_not_numbers_are_not_a_valid_answer() -> None:
     with (
         Answering(lambda path, asked: (200, {"tokens": ["one"]})) as server,
         pytest.raises(ServerFailed, match="usable"),

@@ -1,4 +1,4 @@
-"""What is read from vLLM's log. The texts are cut from real ones of vLLM 0.32 on a CPU."""
+"""What is read from vLLM's log. The texts are excerpts from real logs of vLLM 0.32 on a CPU."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ vllm: error: unrecognized arguments: --nonsense 3
 WELL = "(APIServer pid=1) WARNING 11-21 03:28:39 [cpu.py:224] Triton is not installed.\nINFO:     Startup complete.\n"
 
 
-def test_dtype_quantization_kernel_cache_and_cores_are_the_engine_s_own_words() -> None:
+def test_dtype_quantization_kernel_cache_and_cores_are_read_from_the_log() -> None:
     found = facts(QUANTIZED)
     assert (found.version, found.dtype, found.quantization) == ("0.32.0", "bfloat16", "auto_gptq")
     assert (found.kernel, found.kv_cache_tokens, found.cores) == ("CPUWNA16LinearKernel", 131_072, (4, 5))
 
 
-def test_plain_weights_have_no_quantization_and_no_kernel() -> None:
+def test_unquantized_weights_have_no_quantization_and_no_kernel() -> None:
     plain = "\n".join(line for line in QUANTIZED.splitlines() if "Kernel" not in line)
     found = facts(plain.replace("quantization=auto_gptq", "quantization=None"))
     assert (found.quantization, found.kernel) == (None, None)
 
 
-def test_a_log_without_what_every_server_says_is_named(tmp_path: Path) -> None:
+def test_what_the_log_lacks_is_named(tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     log.write_text(QUANTIZED.replace("KV cache size", "cache"))
     with pytest.raises(MeasurementFailed, match="does not show its KV cache size") as raised:
@@ -84,7 +84,7 @@ def test_a_log_without_what_every_server_says_is_named(tmp_path: Path) -> None:
     ],
     ids=["in a worker", "chained", "pydantic", "usage", "no error"],
 )
-def test_the_root_cause_is_found_and_not_what_followed_from_it(log: str, expected: str | None) -> None:
+def test_the_root_cause_is_found_and_not_its_consequences(log: str, expected: str | None) -> None:
     assert error_in(log) == expected
 
 
@@ -92,7 +92,7 @@ def test_a_cause_is_short_however_long_the_line() -> None:
     assert len(error_in("ValueError: " + "x" * 5000) or "") == 300
 
 
-def test_without_an_error_the_last_line_is_told(tmp_path: Path) -> None:
+def test_without_an_error_the_last_line_is_the_cause(tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     log.write_text(WELL)
     assert ServerLog(log).cause() == "INFO:     Startup complete."
@@ -100,7 +100,7 @@ def test_without_an_error_the_last_line_is_told(tmp_path: Path) -> None:
     assert ServerLog(tmp_path / "none.log").cause() == "it printed nothing"
 
 
-def test_what_an_earlier_server_wrote_into_the_log_does_not_count(tmp_path: Path) -> None:
+def test_the_output_of_an_earlier_server_does_not_count(tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     log.write_text(WORKER_FAILED)
     later = ServerLog(log, log.stat().st_size)
@@ -109,7 +109,7 @@ def test_what_an_earlier_server_wrote_into_the_log_does_not_count(tmp_path: Path
     assert later.cause() == "error: unrecognized arguments: --nonsense 3"
 
 
-def test_what_the_engine_fell_back_to_is_told_once_and_without_its_prefix():
+def test_each_fallback_is_reported_once_and_without_the_log_prefix():
     said = "Layer 'x' is not supported by Marlin. Falling back to unoptimized AWQ kernels."
     lines = [f"(Worker pid={number}) WARNING 11-21 03:28:55 [awq.py:327] {said}\n" for number in (6613, 6614)]
     text = QUANTIZED + "".join(lines)

@@ -47,11 +47,16 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Non
         (4, 1.5, 8, "set serving.tensor_parallel_size=2"),
         (4, 2.0, 8, "set serving.tensor_parallel_size=4"),
         (8, 3.7, 24, "set serving.tensor_parallel_size=8"),
-        (3, 2.0, 8, "the 3 GPU(s) here are too few for it; see also optimize.variants"),  # 3 is no power of two
-        (4, 1.5, 9, "the 4 GPU(s) here are too few for it; see also optimize.variants"),  # heads are not divided
+        (3, 2.0, 8, "the 3 GPU(s) here are too few for it; see also optimize.variants"),  # 3 is not a power of two
+        (
+            4,
+            1.5,
+            9,
+            "the 4 GPU(s) here are too few for it; see also optimize.variants",
+        ),  # the heads do not divide evenly
     ],
 )
-def test_weights_that_one_gpu_does_not_hold_are_told_with_how_many_do(
+def test_weights_that_do_not_fit_are_refused_with_the_number_of_gpus_that_is_enough(
     model: Model, gpus: Callable[[int], None], count: int, gib: float, heads: int, hint: str
 ) -> None:
     gpus(count)
@@ -60,7 +65,9 @@ def test_weights_that_one_gpu_does_not_hold_are_told_with_how_many_do(
     assert refused.value.hint == hint
 
 
-def test_what_fits_or_is_placed_otherwise_is_not_refused(model: Model, gpus: Callable[[int], None]) -> None:
+def test_weights_that_fit_or_are_placed_in_another_way_are_not_refused(
+    model: Model, gpus: Callable[[int], None]
+) -> None:
     gpus(2)
     check_room(model(0.8, 8), Serving())
     check_room(model(1.5, 8), Serving(tensor_parallel_size=2))
@@ -68,7 +75,7 @@ def test_what_fits_or_is_placed_otherwise_is_not_refused(model: Model, gpus: Cal
         check_room(model(1.5, 8), Serving(extra_arguments=arguments))
 
 
-def test_a_server_without_room_for_its_weights_is_not_started(
+def test_a_server_whose_weights_do_not_fit_is_not_started(
     model: Model, gpus: Callable[[int], None], tmp_path: Path
 ) -> None:
     gpus(2)

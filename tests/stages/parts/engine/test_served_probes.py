@@ -14,7 +14,7 @@ SURE, NEARLY, HARDLY = math.log(0.9), math.log(0.88), math.log(0.001)
 
 
 class Model:
-    """Says the same token whatever it is asked, and holds it as likely as told when it reads a text."""
+    """Answers every question with the same token, and gives the set probabilities to a text that it reads."""
 
     def __init__(self, token: int = 5, said: float = SURE, read: float = SURE, likeliest: float = SURE) -> None:
         self.token, self.said, self.read, self.likeliest = token, said, read, likeliest
@@ -75,18 +75,18 @@ def test_a_flipped_near_tie_changes_all_text_after_it_and_passes() -> None:
     assert found.agreement >= 0.95
 
 
-def test_another_tokenization_of_the_prompts_is_no_agreement() -> None:
+def test_another_tokenization_of_the_prompts_does_not_agree() -> None:
     other = Model()
     other.first_id = 2
     assert checked(other).agreement == 0.0
 
 
 @pytest.mark.parametrize("broken", [math.nan, None, "high"])
-def test_probabilities_that_are_no_numbers_are_the_server_s_failure(broken: Any) -> None:
+def test_probabilities_that_are_not_numbers_are_a_failure_of_the_server(broken: Any) -> None:
     with pytest.raises(ServerFailed, match="usable answer"):
         checked(Model(read=broken))
 
 
-def test_with_nothing_recorded_nothing_passes() -> None:
+def test_without_recorded_answers_nothing_can_be_compared() -> None:
     with pytest.raises(MeasurementFailed, match="no answers were recorded"):
         check_probes("http://127.0.0.1:9", "m", "", ())

@@ -38,7 +38,7 @@ def listener() -> Iterator[int]:
         yield int(taken.getsockname()[1])
 
 
-def test_a_port_in_use_is_told_before_anything_starts(store: ModelStore, listener: int, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_before_anything_starts(store: ModelStore, listener: int, tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     with (
         pytest.raises(PortInUse, match=f"port {listener} on 127.0.0.1 is in use") as raised,
@@ -49,7 +49,7 @@ def test_a_port_in_use_is_told_before_anything_starts(store: ModelStore, listene
     assert not log.exists()
 
 
-def test_a_reserved_port_is_not_given_to_who_asks_for_a_free_one_but_can_be_served_on() -> None:
+def test_a_reserved_port_is_not_given_out_as_a_free_one_but_can_be_served_on() -> None:
     with reserved_port("127.0.0.1", 0) as port:
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind(("127.0.0.1", port))
@@ -59,7 +59,7 @@ def test_a_reserved_port_is_not_given_to_who_asks_for_a_free_one_but_can_be_serv
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
-def test_a_host_that_is_not_this_machine_is_a_mistake_in_the_settings(host: str) -> None:
+def test_a_host_that_is_not_this_machine_is_an_error_in_the_settings(host: str) -> None:
     with pytest.raises(ConfigError, match=host), reserved_port(host, 0):
         pass
 
@@ -72,7 +72,9 @@ def test_an_api_key_never_becomes_an_argument() -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_settings_become_arguments_and_what_would_override_them_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_become_arguments_and_variables_that_override_them_are_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
     monkeypatch.setenv("VLLM_API_KEY", "from outside")
     settings = Serving(max_model_len=512, kv_cache_mib=64, tensor_parallel_size=2, enforce_eager=True)
@@ -108,7 +110,7 @@ def test_without_a_gpu_two_servers_compute_on_different_cores(monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_it_is_up_when_it_has_answered_and_gone_when_the_block_is_left(store: ModelStore, tmp_path: Path) -> None:
+def test_a_server_is_up_once_it_has_answered_and_gone_once_the_block_is_left(store: ModelStore, tmp_path: Path) -> None:
     stand_in_variant(store, "fp16")
     with running(ServerSpec(store.optimized("fp16"), NAME, QUICK, tmp_path / "vllm.log", api_key="secret")) as server:
         assert healthy(server.url)
@@ -125,7 +127,7 @@ def test_it_is_up_when_it_has_answered_and_gone_when_the_block_is_left(store: Mo
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_an_error_in_the_block_stops_it_too(store: ModelStore, tmp_path: Path) -> None:
+def test_an_error_in_the_block_also_stops_the_server(store: ModelStore, tmp_path: Path) -> None:
     stand_in_variant(store, "fp16")
     family: list[psutil.Process] = []
 
@@ -182,7 +184,7 @@ def test_a_server_that_dies_later_is_noticed_with_its_reason(store: ModelStore, 
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_a_server_that_is_killed_is_told_apart_from_one_that_failed(store: ModelStore, tmp_path: Path) -> None:
+def test_a_server_that_is_killed_is_distinguished_from_one_that_failed(store: ModelStore, tmp_path: Path) -> None:
     stand_in_variant(store, "fp16")
     with running(ServerSpec(store.optimized("fp16"), NAME, QUICK, tmp_path / "vllm.log")) as server:
         processes_with(NAME)[-1].kill()
@@ -206,7 +208,7 @@ def test_a_model_that_vllm_cannot_load_fails_with_vllm_s_reason(store: ModelStor
     assert not processes_with(NAME)
 
 
-def test_the_cache_is_the_user_s_own_choice_or_a_folder_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_where_the_user_chose_or_in_our_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     monkeypatch.delenv("VLLM_CACHE_ROOT", raising=False)
     assert environment()["VLLM_CACHE_ROOT"].startswith("/cache/slipway/vllm-")

@@ -42,14 +42,14 @@ def empty(store: ModelStore, *names: str) -> None:
         (store.releases / name / "model.safetensors").write_text(f"weights of {name}")
 
 
-def test_where_nothing_is_served_the_winner_is_in_production_at_once(store: ModelStore) -> None:
+def test_the_winner_is_in_production_at_once_if_nothing_is_served(store: ModelStore) -> None:
     _, decision, _ = select(store, BALANCED, VARIANTS)
     assert (current_release(store), candidate(store)) == (decision.release, None)
     assert Production.read(store.production_metrics) == decision
     assert [(each.kind, each.release, each.before) for each in history(store)] == [("publish", decision.release, None)]
 
 
-def test_where_a_rollout_follows_the_winner_is_the_candidate_and_production_stays(store: ModelStore) -> None:
+def test_the_winner_is_the_candidate_and_production_stays_if_a_rollout_follows(store: ModelStore) -> None:
     _, first, _ = select(store, BALANCED, VARIANTS)
     _, second, _ = select(store, QUALITY, VARIANTS, serve=True)
     assert (current_release(store), candidate(store)) == (first.release, second.release)
@@ -60,7 +60,7 @@ def test_where_a_rollout_follows_the_winner_is_the_candidate_and_production_stay
     assert Production.read(store.production_metrics) == second
 
 
-def test_where_a_release_is_being_served_the_winner_waits_for_a_rollout(store: ModelStore) -> None:
+def test_the_winner_waits_for_a_rollout_if_a_release_is_being_served(store: ModelStore) -> None:
     _, first, _ = select(store, BALANCED, VARIANTS)
     with supervising(store):
         (store.path / "endpoint.json").write_text(_endpoint(first.release))
@@ -71,7 +71,7 @@ def test_where_a_release_is_being_served_the_winner_waits_for_a_rollout(store: M
     assert (current_release(store), candidate(store)) == (second.release, None), "nothing is served any more"
 
 
-def test_the_same_winner_by_newer_measurements_keeps_its_release_and_tells_the_newer_reasons(store: ModelStore) -> None:
+def test_the_same_winner_of_newer_measurements_keeps_its_release_with_the_newer_reasons(store: ModelStore) -> None:
     _, first, _ = select(store, BALANCED, VARIANTS)
     throughput = Profile(name="own", weights=Weights(quality=0, latency=0, throughput=1, memory=0))
     _, second, _ = select(store, throughput, VARIANTS, serve=True)
@@ -80,14 +80,14 @@ def test_the_same_winner_by_newer_measurements_keeps_its_release_and_tells_the_n
     assert Production.read(store.production_metrics) == second
 
 
-def test_the_winner_of_before_is_the_production_release_still_and_nothing_waits(store: ModelStore) -> None:
+def test_a_winner_that_is_already_in_production_stays_there_and_nothing_waits(store: ModelStore) -> None:
     _, first, _ = select(store, BALANCED, VARIANTS)
     select(store, QUALITY, VARIANTS, serve=True)
     reused, again, _ = select(store, BALANCED, VARIANTS, serve=True)
     assert (reused, again.release, candidate(store)) == (True, first.release, None)
 
 
-def test_a_release_carries_the_answers_that_were_recorded_of_it(store: ModelStore) -> None:
+def test_a_release_carries_its_recorded_answers(store: ModelStore) -> None:
     document = json.loads(store.evaluation("awq").read_text())
     document["probes"] = recorded_probes()
     Evaluation.model_validate(document).write(store.evaluation("awq"))
@@ -95,7 +95,7 @@ def test_a_release_carries_the_answers_that_were_recorded_of_it(store: ModelStor
     assert [each.prompt for each in probes(store, decision.release)] == [each["prompt"] for each in recorded_probes()]
 
 
-def test_a_release_is_found_by_number_name_or_beginning(store: ModelStore) -> None:
+def test_a_release_is_found_by_number_name_or_prefix(store: ModelStore) -> None:
     empty(store, "0001-fp16-aaaaaaaaaaaa", "0012-awq-bbbbbbbbbbbb")
     for text in ("12", "0012", "0012-awq", "0012-awq-bbbbbbbbbbbb"):
         assert find(store, text) == "0012-awq-bbbbbbbbbbbb"
@@ -104,7 +104,7 @@ def test_a_release_is_found_by_number_name_or_beginning(store: ModelStore) -> No
     assert "known: 0001-fp16-aaaaaaaaaaaa, 0012-awq-bbbbbbbbbbbb" in unknown.value.hint
 
 
-def test_a_torn_line_of_the_history_costs_that_line_only_and_no_move_is_written_twice(store: ModelStore) -> None:
+def test_only_a_truncated_line_of_the_history_is_lost_and_no_move_is_written_twice(store: ModelStore) -> None:
     first, second = _move("a", "0001-fp16-aaaaaaaaaaaa"), _move("b", "0002-awq-bbbbbbbbbbbb")
     remember(store, first)
     with (store.path / HISTORY).open("a") as file:
@@ -142,7 +142,7 @@ def test_the_catalogue_says_what_each_release_is(store: ModelStore) -> None:
     assert [each.moves for each in found[:3]] == [(), (), ()]
 
 
-def test_moves_are_told_the_newest_first_with_how_far_and_how_long_and_the_last_look(store: ModelStore) -> None:
+def test_moves_are_listed_newest_first_with_share_duration_and_last_analysis(store: ModelStore) -> None:
     empty(store, "0002-awq-bbbbbbbbbbbb")
     remember(store, _move("a", "0001-fp16-aaaaaaaaaaaa"))
     looks = ({"percent": 10, "verdict": "promote"}, {"percent": 50, "verdict": "rollback"})

@@ -24,7 +24,7 @@ from tests.serving import REPOSITORY
 from tests.stages.rollout.stage import GOOD, SETTINGS, Stage
 
 STRAIGHT = "http://127.0.0.1:{port}"
-"""Services are names of a cluster's; their servers here listen on this machine."""
+"""Services have names of a cluster; their servers listen on this machine."""
 
 
 PROPAGATION_S = 0.25

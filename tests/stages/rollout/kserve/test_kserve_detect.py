@@ -1,4 +1,4 @@
-"""Which way of splitting traffic a cluster gets, and which are refused."""
+"""Which way of splitting traffic is used on a cluster, and which are refused."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_mode_that_the_version_lacks_is_refused_by_name(serve: Serve) -> None:
         (("gateway.networking.k8s.io/v1", "httproutes"), "route", "HTTPRoute"),
     ],
 )
-def test_what_a_mode_needs_and_is_not_installed_is_named(
+def test_what_a_mode_needs_is_named_if_it_is_not_installed(
     serve: Serve, missing: tuple[str, str], chosen: str, named: str
 ) -> None:
     kserve = serve()
@@ -79,7 +79,7 @@ def test_a_configuration_that_may_not_be_read_can_be_replaced_by_the_modes_name(
     assert [mode(kserve, chosen) for chosen in ("standard", "knative", "route")] == ["standard", "knative", "route"]
 
 
-def test_a_version_that_can_not_be_read_is_not_guessed(serve: Serve) -> None:
+def test_a_version_that_cannot_be_read_is_not_guessed(serve: Serve) -> None:
     kserve = serve(version="latest")
     with pytest.raises(ConfigError, match="KServe's version can't be read"):
         mode(kserve)

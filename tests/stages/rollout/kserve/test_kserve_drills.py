@@ -38,9 +38,9 @@ PACE = {"first_s": 0.02, "token_s": 0.01}
 ERRING, SLOW, BETTER = "0002-awq-000000000002", "0003-gptq-000000000003", "0004-fp16-000000000004"
 OTHERS = ["knative", "route"]
 LOADS_S = 1.5
-"""Of a pod's model, before it is ready."""
+"""How long a pod's model loads before it is ready."""
 OUT_OF_LUCK = '500 {"error": {"message": "out of luck"}}'
-"""What an erring release says, and nobody else."""
+"""The error that only an erring release gives."""
 FAST = ("--set", "workload.concurrency=3", "--set", "workload.prompt_tokens=8", "--set", "workload.output_tokens=8")
 WORKLOAD = load(None, assignments=FAST[1::2]).workload
 
@@ -66,14 +66,14 @@ class Drilled:
         self.kserve.roll(NEXT)
 
     def served(self) -> tuple[Any, ...]:
-        """All that decides what clients get."""
+        """Everything that decides what clients get."""
         specs = [each["spec"] for each in self.kserve.server.all("InferenceService")]
         routes = [each["spec"]["rules"][0]["backendRefs"] for each in self.kserve.server.all("HTTPRoute")]
         backends = [{each["name"] for each in route if each.get("weight", 1)} for route in routes]
         return releases.current_release(self.kserve.store), self.kserve.connect().split(), specs, backends
 
     def drill(self, *arguments: str) -> Said:
-        """As a person calls it."""
+        """Run the command as a person would."""
         where = ["--platform", "kind", "--config", str(self.config)]
         environment = os.environ | {
             "KUBECONFIG": str(self.kserve.server.kubeconfig(self.kserve.folder / "kubeconfig")),
@@ -100,7 +100,7 @@ def by_release(replies: Sequence[Reply]) -> set[str]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_clients_decide_what_is_promoted_and_notice_only_what_an_erring_canary_does(serve: Serve, mode: str) -> None:
+def test_clients_decide_what_is_promoted_and_notice_only_the_errors_of_a_canary(serve: Serve, mode: str) -> None:
     kserve = serve(gateway=True, **MODES[mode])
     kserve.first(GOOD, **PACE)
     kserve.make(ERRING, fails_every=2, **PACE)
@@ -124,7 +124,7 @@ def test_clients_decide_what_is_promoted_and_notice_only_what_an_erring_canary_d
     assert kserve.kserve.sent_into_the_void == []
 
 
-def test_a_rollback_drill_prints_how_long_it_took_and_puts_everything_back(serve: Serve) -> None:
+def test_a_rollback_drill_prints_its_duration_and_restores_everything(serve: Serve) -> None:
     drilled = Drilled(serve(gateway=True))
     drilled.two_releases()
     before = drilled.served()
@@ -139,7 +139,7 @@ def test_a_rollback_drill_prints_how_long_it_took_and_puts_everything_back(serve
     assert drilled.kserve.kserve.sent_into_the_void == []
 
 
-def test_a_rollback_holds_up_to_its_limit() -> None:
+def test_a_rollback_may_take_up_to_its_limit() -> None:
     answered = Answers(requests=9, failed=0, errors=(), releases={GOOD: 9})
     took = RollbackDrill(
         release=NEXT, previous=GOOD, warm=False, rollback_s=300, limit_s=300, forward_s=400, answers=answered
@@ -150,7 +150,7 @@ def test_a_rollback_holds_up_to_its_limit() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", OTHERS)
-def test_a_rollback_that_takes_longer_than_is_allowed_fails_the_drill(serve: Serve, mode: str) -> None:
+def test_a_rollback_that_takes_too_long_fails_the_drill(serve: Serve, mode: str) -> None:
     drilled = Drilled(serve(gateway=True, **MODES[mode]))
     drilled.two_releases()
     before = drilled.served()
@@ -182,7 +182,7 @@ def test_a_drill_whose_route_is_never_programmed_fails_in_time_and_is_given_up(s
     wait_until(lambda: drilled.served() == before, "the route is as it was")
 
 
-def test_a_load_drill_asks_through_the_gateway(serve: Serve) -> None:
+def test_a_load_drill_sends_requests_through_the_gateway(serve: Serve) -> None:
     drilled = Drilled(serve(gateway=True))
     said = drilled.drill("load", "--seconds", "1")
     assert (said.returncode, "is not being served on kind" in said.stderr) == (33, True)
@@ -194,7 +194,7 @@ def test_a_load_drill_asks_through_the_gateway(serve: Serve) -> None:
     assert told["ttft_p95_ms"] >= 20
 
 
-def test_nothing_is_moved_where_no_request_is_answered(serve: Serve) -> None:
+def test_no_traffic_is_moved_if_no_request_is_answered(serve: Serve) -> None:
     kserve, said = serve(), []
     kserve.first()
     kserve.make(NEXT)
@@ -217,7 +217,7 @@ def crashed(kserve: OnKServe, *, canary: bool = False) -> CrashDrill:
     return drill_crash(kserve.store, kserve.connect(), WORKLOAD, print, canary=canary, via=kserve.gateway.url)
 
 
-def test_without_another_replica_a_crash_drill_says_how_long_nobody_answered(serve: Serve, tmp_path: Path) -> None:
+def test_without_another_replica_a_crash_drill_reports_the_outage(serve: Serve, tmp_path: Path) -> None:
     drilled = Drilled(serve(gateway=True))
     drilled.kserve.first(GOOD, loads_s=LOADS_S, **PACE)
     said = drilled.drill("crash", "--json", "--store", str(tmp_path / "none"))
@@ -233,7 +233,7 @@ def test_without_another_replica_a_crash_drill_says_how_long_nobody_answered(ser
 
 @pytest.mark.parametrize("mode", ["standard", *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)])
 @pytest.mark.usefixtures("settling")
-def test_with_another_replica_a_crash_costs_no_more_than_what_was_being_answered(serve: Serve, mode: str) -> None:
+def test_with_another_replica_a_crash_fails_only_requests_in_flight(serve: Serve, mode: str) -> None:
     kserve = serve(gateway=True, **MODES[mode])
     kserve.settings = kserve.settings.model_copy(update={"scaling": Scaling(minimum=2)})
     kserve.first(GOOD, loads_s=LOADS_S, **PACE)
@@ -270,7 +270,7 @@ def test_a_pod_that_does_not_come_back_fails_the_crash_drill(serve: Serve, monke
 
 
 @pytest.mark.usefixtures("settling")
-def test_a_crash_drill_that_can_kill_nothing_says_why(serve: Serve) -> None:
+def test_a_crash_drill_that_cannot_kill_anything_says_why(serve: Serve) -> None:
     kserve = serve(gateway=True)
     kserve.first(GOOD, **PACE)
     with pytest.raises(NothingToServe, match="no canary of org/name is being served"):

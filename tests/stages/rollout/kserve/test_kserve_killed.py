@@ -24,7 +24,7 @@ GIVE_UP = ["--abort"]
 
 
 def killed(kserve: OnKServe, call: str, *, done: bool, mode: str = "standard") -> None:
-    """A process that dies in *call*: its request has taken effect (*done*) without its having heard so, or has not."""
+    """A process that dies in *call*, either after its request has taken effect (*done*) or before."""
     kserve.first()
     kserve.make(NEXT)
     kserve.nominate(NEXT)

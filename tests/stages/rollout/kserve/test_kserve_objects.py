@@ -63,20 +63,20 @@ def test_a_release_is_served_from_its_own_directory_with_what_was_measured(tmp_p
     ]
 
 
-def test_without_a_gpu_it_is_served_as_it_was_measured_without_one(tmp_path: Path) -> None:
+def test_without_a_gpu_a_release_is_served_as_it_was_measured(tmp_path: Path) -> None:
     model = predictor(endpoint(tmp_path, gpu=None), FIRST, "standard")["model"]
     assert not any("gpu" in each for each in model["resources"]["limits"])
     assert model["args"][model["args"].index("--dtype") + 1] == "bfloat16"
 
 
-def test_the_version_of_vllm_is_the_one_that_measured() -> None:
+def test_the_version_of_vllm_is_that_of_the_evaluation() -> None:
     images = (REPOSITORY / "manifests/images/evaluate/Containerfile").read_text()
     assert f"ARG VLLM_IMAGE={KServe().image}" in images
     assert runtime()["spec"]["containers"][0]["image"] == KServe().image
     assert ":latest" not in KServe().image
 
 
-def test_a_pod_that_stops_ends_what_it_has_begun(tmp_path: Path) -> None:
+def test_a_pod_that_stops_finishes_its_requests(tmp_path: Path) -> None:
     pods = predictor(endpoint(tmp_path, drain_s=100), FIRST, "standard")
     shutdown_s = int(pods["model"]["args"][pods["model"]["args"].index("--shutdown-timeout") + 1])
     pause_s = int(pods["model"]["lifecycle"]["preStop"]["exec"]["command"][1])
@@ -98,7 +98,7 @@ def test_a_large_model_gets_time_to_load(tmp_path: Path) -> None:
     assert int(annotations["serving.knative.dev/progress-deadline"].removesuffix("s")) > startup_s(at, SECOND)
 
 
-def test_probes_ask_what_needs_no_api_key(tmp_path: Path) -> None:
+def test_probes_need_no_api_key(tmp_path: Path) -> None:
     model = predictor(endpoint(tmp_path), FIRST, "standard")["model"]
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert model[name]["httpGet"] == {"path": "/health", "port": 8080}
@@ -120,7 +120,7 @@ def test_knative_gets_no_field_that_it_refuses(tmp_path: Path) -> None:
     assert pods["annotations"]["autoscaling.knative.dev/scale-down-delay"] == "300s"
 
 
-def test_a_canary_says_nothing_that_kserve_refuses_on_one(tmp_path: Path) -> None:
+def test_a_canary_has_no_field_that_kserve_refuses_on_one(tmp_path: Path) -> None:
     stable = predictor(endpoint(tmp_path), SECOND, "standard")
     entry = canary(stable, 10)
     assert entry["trafficPercent"] == 10
@@ -163,7 +163,7 @@ def test_models_that_look_alike_in_dns_have_names_of_their_own(tmp_path: Path) -
     assert len(names) == 4
 
 
-def test_what_differs_restarts_pods_and_what_does_not_does_not(tmp_path: Path) -> None:
+def test_only_changes_restart_pods(tmp_path: Path) -> None:
     def revision(**changed: Any) -> str:
         return str(predictor(endpoint(tmp_path, **changed), FIRST, "standard")["labels"]["slipway/revision"])
 
@@ -172,7 +172,7 @@ def test_what_differs_restarts_pods_and_what_does_not_does_not(tmp_path: Path) -
     assert revision() != revision(serving=Serving(max_model_len=128))
 
 
-def test_a_template_of_kserves_in_an_argument_is_refused(tmp_path: Path) -> None:
+def test_an_argument_that_kserve_treats_as_a_template_is_refused(tmp_path: Path) -> None:
     serving = Serving(extra_arguments=("--chat-template", "{{ messages }}"))
     with pytest.raises(ConfigError, match=r"KServe would treat .*messages.* as a template"):
         predictor(endpoint(tmp_path, serving=serving), FIRST, "standard")
@@ -206,14 +206,14 @@ def test_the_runtime_is_hardened_and_reads_the_store_as_its_owner() -> None:
     assert all(places[name].startswith("/tmp") for name in ("HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR"))
 
 
-def test_no_secret_stands_in_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_manifest_contains_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPWAY_API_KEY", "sesame-4711")
     at = endpoint(tmp_path, prometheus="http://p:9090")
     for mode in MODES:
         assert "sesame-4711" not in repr(inference_service(at, predictor(at, FIRST, mode), mode))
 
 
-def test_nodes_are_emptied_one_replica_at_a_time(tmp_path: Path) -> None:
+def test_nodes_are_drained_one_replica_at_a_time(tmp_path: Path) -> None:
     at = endpoint(tmp_path)
     spec = disruption_budget(at)["spec"]
     assert spec["maxUnavailable"] == 1

@@ -1,4 +1,4 @@
-"""What is shown before a rollout is what it then applies."""
+"""A rollout applies exactly what was rendered before it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def assert_applied(kserve: OnKServe, shown: list[Object]) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_shown_is_what_is_applied(serve: Callable[..., OnKServe], mode: str) -> None:
+def test_the_rendered_objects_are_those_that_are_applied(serve: Callable[..., OnKServe], mode: str) -> None:
     kserve = serve(**MODES[mode])
     kserve.make(GOOD)
     kserve.roll(GOOD)
@@ -54,7 +54,7 @@ def test_what_is_shown_is_what_is_applied(serve: Callable[..., OnKServe], mode: 
     assert_applied(kserve, shown)
 
 
-def test_with_prometheus_each_release_is_shown_with_its_autoscaler(serve: Callable[..., OnKServe]) -> None:
+def test_with_prometheus_each_release_is_rendered_with_its_autoscaler(serve: Callable[..., OnKServe]) -> None:
     kserve = serve()
     for each in (GOOD, NEXT):
         kserve.make(each)

@@ -1,4 +1,4 @@
-"""The serve step may do what it does, and not much more."""
+"""The serve step has the rights that it needs, and few more."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def documents() -> Iterator[dict[str, Any]]:
 
 
 def granted(namespace: str) -> set[Asked]:
-    """To the serve step, by name or not."""
+    """The rights of the serve step, with or without a name."""
     found = list(documents())
     bound = {
         each["roleRef"]["name"]
@@ -52,7 +52,7 @@ def granted(namespace: str) -> set[Asked]:
 
 
 def asked(kserve: OnKServe, space: str) -> set[Asked]:
-    """In one namespace so far."""
+    """The rights that were used in one namespace so far."""
     found = [(each.verb, PATH.fullmatch(each.path)) for each in kserve.server.requests]
     calls = {(verb, path["group"] or "", path["plural"]) for verb, path in found if path and path["space"] == space}
     # Server-side apply is a patch, and where the object is new a create.
@@ -70,7 +70,7 @@ def rolled(kserve: OnKServe) -> OnKServe:
     return kserve
 
 
-def test_what_rollouts_ask_of_the_cluster_in_any_mode_is_granted_and_nothing_else(tmp_path: Path) -> None:
+def test_exactly_the_rights_that_rollouts_need_in_any_mode_are_granted(tmp_path: Path) -> None:
     used: set[Asked] = set()
     for mode, changed in MODES.items():
         with KubernetesServer() as server:

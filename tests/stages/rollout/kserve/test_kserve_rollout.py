@@ -28,7 +28,7 @@ def kserve(request: pytest.FixtureRequest, serve: Callable[..., OnKServe]) -> On
     return serve(**MODES[request.param])
 
 
-def test_a_first_release_gets_everything_once_it_answers(kserve: OnKServe) -> None:
+def test_a_first_release_gets_all_traffic_once_it_answers(kserve: OnKServe) -> None:
     kserve.make(GOOD)
     assert kserve.connect().split() == Split(None)
     assert kserve.roll(GOOD).state == "promoted"
@@ -39,7 +39,7 @@ def test_a_first_release_gets_everything_once_it_answers(kserve: OnKServe) -> No
     assert releases.current_release(kserve.store) == GOOD
 
 
-def test_a_good_canary_is_promoted_step_by_step_without_a_new_start(kserve: OnKServe) -> None:
+def test_a_good_canary_is_promoted_step_by_step_without_a_restart(kserve: OnKServe) -> None:
     kserve.first()
     kserve.make(NEXT)
     journal = kserve.roll(NEXT)
@@ -51,7 +51,7 @@ def test_a_good_canary_is_promoted_step_by_step_without_a_new_start(kserve: OnKS
     assert kserve.kserve.sent_into_the_void == []
 
 
-def test_a_bad_canary_is_taken_back_and_removed(kserve: OnKServe) -> None:
+def test_a_bad_canary_is_rolled_back_and_removed(kserve: OnKServe) -> None:
     kserve.first()
     kserve.make(NEXT, first_s=0.5, token_s=0.3)
     with pytest.raises(RolledBack, match="time to first token"):
@@ -74,7 +74,7 @@ def test_a_canary_whose_pods_crash_never_gets_traffic(kserve: OnKServe) -> None:
     assert kserve.connect().split() == Split(GOOD)
 
 
-def test_a_canary_that_never_gets_ready_is_given_up_in_time(kserve: OnKServe) -> None:
+def test_a_canary_that_never_becomes_ready_is_given_up_in_time(kserve: OnKServe) -> None:
     kserve.first()
     kserve.make(NEXT, never_ready=True)
     with pytest.raises(RolledBack, match="did not answer a completion within 1 s"):
@@ -107,7 +107,7 @@ def test_a_rollback_goes_to_the_release_before(kserve: OnKServe) -> None:
     assert kserve.kserve.sent_into_the_void == []
 
 
-def test_every_call_may_be_made_again(kserve: OnKServe) -> None:
+def test_every_call_may_be_repeated(kserve: OnKServe) -> None:
     kserve.first()
     kserve.make(NEXT)
     target = kserve.connect()
@@ -152,7 +152,7 @@ def test_the_stable_release_is_not_withdrawn(kserve: OnKServe) -> None:
         pytest.param("route", "shifting", marks=pytest.mark.slow),
     ],
 )
-def test_a_rollout_that_is_killed_goes_on_where_it_was(serve: Callable[..., OnKServe], mode: str, state: str) -> None:
+def test_a_rollout_that_is_killed_continues_where_it_was(serve: Callable[..., OnKServe], mode: str, state: str) -> None:
     kserve = serve(**MODES[mode])
     kserve.first()
     kserve.make(NEXT)

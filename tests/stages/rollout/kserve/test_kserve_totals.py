@@ -84,12 +84,12 @@ def test_counters_are_summed_over_all_pods_including_those_that_are_gone(
     assert f'slipway_endpoint="{standard.name}",slipway_release="{GOOD}"' in query
 
 
-def test_a_prometheus_that_knows_nothing_shows_nothing(standard: OnKServe, prometheus: Prometheus) -> None:
+def test_a_prometheus_without_series_is_a_transient_error(standard: OnKServe, prometheus: Prometheus) -> None:
     with pytest.raises(TransientError, match=f"Prometheus has no series of {GOOD}"):
         standard.connect(prometheus=prometheus.url).counters(GOOD)
 
 
-def test_a_prometheus_that_fails_or_is_gone_is_asked_again_later(standard: OnKServe, prometheus: Prometheus) -> None:
+def test_a_prometheus_that_fails_or_is_gone_is_a_transient_error(standard: OnKServe, prometheus: Prometheus) -> None:
     prometheus.status = 503
     with pytest.raises(TransientError, match="Prometheus does not answer: HTTPStatusError"):
         standard.connect(prometheus=prometheus.url).counters(GOOD)

@@ -29,7 +29,7 @@ def edited(kserve: OnKServe, change: Callable[[dict[str, Any]], None], kind: str
 
 
 def told(kserve: OnKServe) -> Split | None:
-    """Who gets what; None while that is not certain."""
+    """The split; None while it is not certain."""
     try:
         return kserve.connect().split()
     except TransientError:
@@ -54,7 +54,9 @@ def test_a_route_that_is_not_programmed_is_not_in_force(standard: OnKServe) -> N
     standard.kserve.gateway_stuck = True
     with pytest.raises(TransientError, match=r"10 % for 0002.* was not in force within 3 s: its gateway has not seen"):
         target.shift(NEXT, 10)
-    assert standard.service()["status"]["canaryStatuses"][0]["trafficPercent"] == 10  # as asked, not as it is
+    assert (
+        standard.service()["status"]["canaryStatuses"][0]["trafficPercent"] == 10
+    )  # what was requested, not what is in force
     with pytest.raises(TransientError, match="the split in force is not certain"):
         target.split()
     standard.kserve.gateway_stuck = False
@@ -62,7 +64,7 @@ def test_a_route_that_is_not_programmed_is_not_in_force(standard: OnKServe) -> N
     assert target.split() == Split(GOOD, NEXT, 10)
 
 
-def test_a_rollout_stands_where_it_was_until_its_gateway_works_again(standard: OnKServe) -> None:
+def test_a_rollout_stays_where_it_was_until_its_gateway_works_again(standard: OnKServe) -> None:
     standard.first()
     standard.make(NEXT)
     standard.kserve.gateway_stuck = True
@@ -87,7 +89,7 @@ def test_a_weight_that_somebody_else_set_is_a_conflict(standard: OnKServe) -> No
 
 
 @pytest.mark.parametrize(("mode", "percent"), [("standard", 90), ("knative", 90), ("knative", 0), ("route", 90)])
-def test_a_weight_that_somebody_else_set_is_no_obstacle_on_the_way_back(
+def test_a_weight_that_somebody_else_set_is_overwritten_on_the_way_back(
     serve: Callable[..., OnKServe], mode: str, percent: int
 ) -> None:
     kserve = serve(**MODES[mode])
@@ -132,7 +134,7 @@ def test_a_rollout_whose_share_somebody_else_sets_goes_back(
     assert standard.connect().split() == Split(GOOD)
 
 
-def test_a_release_that_somebody_else_put_in_its_place_is_a_conflict(standard: OnKServe) -> None:
+def test_a_release_that_somebody_else_replaced_is_a_conflict(standard: OnKServe) -> None:
     canary_at(standard, 10)
     edited(standard, lambda now: now["spec"].update(canary=[]))
     for call in (lambda: standard.connect().shift(NEXT, 50), lambda: standard.connect().promote(NEXT)):
@@ -141,7 +143,7 @@ def test_a_release_that_somebody_else_put_in_its_place_is_a_conflict(standard: O
     assert standard.connect().split() == Split(GOOD)
 
 
-def test_a_rollout_goes_back_when_somebody_else_takes_its_canary_away(standard: OnKServe) -> None:
+def test_a_rollout_goes_back_if_somebody_else_withdraws_its_canary(standard: OnKServe) -> None:
     standard.first()
     standard.make(NEXT)
 
@@ -157,14 +159,14 @@ def test_a_rollout_goes_back_when_somebody_else_takes_its_canary_away(standard: 
     assert standard.connect().split() == Split(GOOD)
 
 
-def test_a_lost_answer_is_no_conflict(standard: OnKServe) -> None:
+def test_a_lost_answer_is_not_a_conflict(standard: OnKServe) -> None:
     canary_at(standard, 10)
     standard.server.lose_answer("patch", ISVC_PATHS)
     standard.connect().shift(NEXT, 50)
     assert standard.connect().split() == Split(GOOD, NEXT, 50)
 
 
-def test_a_status_that_changes_meanwhile_is_no_conflict(standard: OnKServe) -> None:
+def test_a_status_that_changes_meanwhile_is_not_a_conflict(standard: OnKServe) -> None:
     canary_at(standard, 10)
     target = standard.connect()
     seen = standard.service()
@@ -177,13 +179,13 @@ def test_a_status_that_changes_meanwhile_is_no_conflict(standard: OnKServe) -> N
     assert target.apply(ISVCS, body, seen)["spec"]["canary"][0]["trafficPercent"] == 20
 
 
-def test_canary_traffic_percent_in_standard_mode_is_not_taken_for_traffic(standard: OnKServe) -> None:
+def test_canary_traffic_percent_is_ignored_in_standard_mode(standard: OnKServe) -> None:
     standard.first()
     edited(standard, lambda now: now["spec"]["predictor"].update(canaryTrafficPercent=20))
     assert standard.connect().split() == Split(GOOD)
 
 
-def test_ready_that_comes_and_goes_on_a_slow_load_is_waited_for(standard: OnKServe) -> None:
+def test_readiness_that_changes_during_a_slow_load_is_waited_for(standard: OnKServe) -> None:
     standard.make(GOOD)
     standard.kserve.flickering = True
     recovers = threading.Timer(0.5, lambda: setattr(standard.kserve, "flickering", False))
@@ -198,7 +200,7 @@ def test_ready_that_comes_and_goes_on_a_slow_load_is_waited_for(standard: OnKSer
     assert standard.roll(NEXT).state == "promoted"
 
 
-def test_the_observed_generation_of_a_child_is_not_believed(standard: OnKServe) -> None:
+def test_the_observed_generation_of_a_child_object_is_ignored(standard: OnKServe) -> None:
     standard.first()
     standard.make(NEXT)
     assert standard.roll(NEXT).state == "promoted"
@@ -217,7 +219,7 @@ def test_another_models_service_under_the_same_name_is_left_alone(standard: OnKS
         standard.roll(GOOD)
 
 
-def test_a_crashed_server_counts_as_one_start_and_loses_no_totals(standard: OnKServe) -> None:
+def test_a_crashed_server_counts_as_one_restart_and_loses_no_counts(standard: OnKServe) -> None:
     canary_at(standard, 10)
     target = standard.connect()
     before = target.counters(NEXT)
@@ -247,7 +249,7 @@ def test_each_release_has_its_own_autoscaler_while_it_is_served(standard: OnKSer
     standard.first()
     standard.make(NEXT)
     target = standard.connect(prometheus="http://prometheus:9090")
-    target.deploy(GOOD)  # with what is asked for now
+    target.deploy(GOOD)  # with the present settings
     wait_until(lambda: target.ready(GOOD), "it is ready")
     target.deploy(NEXT)
     wait_until(lambda: target.ready(NEXT), "the canary is ready")
@@ -265,7 +267,7 @@ def test_each_release_has_its_own_autoscaler_while_it_is_served(standard: OnKSer
 
 
 @pytest.mark.parametrize("call", ["promote", "withdraw"])
-def test_an_autoscaler_that_a_call_left_when_it_was_cut_off_goes_with_the_next(standard: OnKServe, call: str) -> None:
+def test_an_autoscaler_left_by_an_interrupted_call_is_removed_by_the_next_one(standard: OnKServe, call: str) -> None:
     standard.settings = standard.settings.model_copy(update={"prometheus": "http://prometheus:9090"})
     canary_at(standard, 10)
     stays = standard.deployment(NEXT if call == "promote" else GOOD)
