@@ -6,14 +6,15 @@ import base64
 import contextlib
 import gzip
 import json
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final, cast
 
 from pipeline.runs.graph import Graph
-from pipeline.runs.outcome import ERROR
 from pipeline.runs.state import EXIT_NODE, FINISHED, Kind, Node, Phase, RunPhase, RunState
 from stages.parts.base.errors import ConfigError
+from stages.parts.base.program import StageFailure
 from stages.parts.cluster.kinds import Object
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed", "Error"})
@@ -24,6 +25,7 @@ HOLDERS: Final[dict[str, Kind]] = {
 }
 SUSPENDED: Final = "waits for an approval: in Argo's user interface, or with argo resume"
 OUT_OF_MEMORY: Final = "OOMKilled"
+TERMINATION_MESSAGE: Final = re.compile(r"\(exit code (?P<exit_code>\d+)\): (?P<document>\{.*\})", re.DOTALL)
 
 
 def ended(workflow: Object) -> bool:
@@ -128,10 +130,10 @@ def _node(name: str, template: str, node: Object | None, nodes: Mapping[str, Obj
 
 
 def _said(message: str) -> tuple[str, str]:
-    """A stage's own error and hint, out of what Argo puts around the termination message."""
-    found = list(ERROR.finditer(message.partition("): ")[2])) or list(ERROR.finditer(message))
-    if found:
-        return found[-1]["message"], found[-1]["hint"] or ""
+    """A stage's own error and hint, which Argo shows as JSON behind the exit code; else Argo's message."""
+    found = TERMINATION_MESSAGE.search(message)
+    if found and (failure := StageFailure.parse(found["document"], int(found["exit_code"]))):
+        return failure.message, failure.hint
     hint = "give the stage more memory in the platform, then: slipway install" if OUT_OF_MEMORY in message else ""
     return message.strip(), hint
 

@@ -17,7 +17,7 @@ from pipeline.local.folder import LOGS, SCRATCH, writable
 from pipeline.local.manifest import Template, Volume
 from pipeline.local.names import log_file, safe
 from pipeline.local.references import substitute
-from pipeline.runs.outcome import ERROR
+from stages.parts.base.program import FAILURE, OUTPUTS_VARIABLE, StageFailure
 from stages.parts.machine.process import Contained
 
 TAIL_BYTES: Final = 1 << 16
@@ -93,6 +93,7 @@ class Attempt:
         folders |= {path: self._scratch / volume for path, volume in what.fresh.items()}
         self._outputs = {name: Path(translated(path, folders)) for name, path in what.outputs.items()}
         variables = {name: translated(value, folders) for name, value in what.environment.items()}
+        self._failure = Path(variables.get(OUTPUTS_VARIABLE, "")) / FAILURE
         self._log = folder / LOGS / log_file(task)
         with writable(folder):
             for path in what.fresh:
@@ -137,8 +138,10 @@ class Attempt:
                 return Ended(self._task, status, f"it ended well, but wrote no output {name!r} to {path}")
         if status == 0:
             return Ended(self._task, status, outputs=outputs)
-        message, hint = complaint(self._tail(), status)
-        return Ended(self._task, status, message, hint, outputs)
+        said = StageFailure.parse(self._failure.read_bytes(), status) if self._failure.is_file() else None
+        if said is None:
+            return Ended(self._task, status, unexplained(self._tail(), status), outputs=outputs)
+        return Ended(self._task, status, said.message, said.hint, outputs)
 
     def _tail(self) -> str:
         with self._log.open("rb") as log:
@@ -147,14 +150,11 @@ class Attempt:
             return log.read().decode(errors="replace")
 
 
-def complaint(log: str, status: int) -> tuple[str, str]:
-    """The error and its hint: the last ``error: …`` of the log, else the exit status and the log's last line."""
-    errors = list(ERROR.finditer(log))
-    if errors:
-        return errors[-1]["message"], errors[-1]["hint"] or ""
+def unexplained(log: str, status: int) -> str:
+    """What is known of a program that left no failure document: its exit status, and the last line of its log."""
+    ended = SIGNALS.get(status, f"exit code {status}")
     lines = [line for line in re.split(r"[\r\n]+", log) if line.strip()]
-    said = SIGNALS.get(status, f"exit code {status}")
-    return (f"{said}: {lines[-1].strip()}" if lines else said), ""
+    return f"{ended}: {lines[-1].strip()}" if lines else ended
 
 
 def translated(value: str, folders: Mapping[str, Path]) -> str:

@@ -106,7 +106,7 @@ def failure(state: RunState, where: str = "") -> RunFailed:
         )
     node = state.node(state.culprit)
     return RunFailed(
-        f"{node.name}: {node.message.removeprefix('error: ') or 'no message'}",
+        f"{node.name}: {node.message or 'no message'}",
         hint=f"{node.hint + '; ' if node.hint else ''}slipway logs {state.name} {node.name}{where}",
         exit_code=node.exit_code or RunFailed.exit_code,
     )

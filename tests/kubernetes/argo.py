@@ -19,11 +19,15 @@ from pipeline.local.retry import Failure, backoff_s
 from pipeline.runs import expressions
 from pipeline.runs.graph import Graph
 from pipeline.runs.state import Phase
+from stages.parts.base.errors import SlipwayError
+from stages.parts.base.program import StageFailure
 from tests.kubernetes.api import KubernetesServer
 from tests.kubernetes.objects import Object, Refused
 
 STEP_S: Final = 0.01
 """Between two changes of a status; a retry's backoff takes as long, whatever the template says."""
+TERMINATION_BYTES, LOG_LINES, LOG_BYTES = 4096, 80, 2048
+"""How much the kubelet takes of a termination log, and of a log in its place."""
 SHUTDOWN: Final = "Stopped with strategy '{}'"
 
 
@@ -34,16 +38,28 @@ class Outcome:
     phase: Phase = "Succeeded"
     exit_code: int | None = 0
     message: str = ""
+    """Argo's own; empty where it follows from how the container ended."""
     outputs: Mapping[str, str] = field(default_factory=dict)
     log: tuple[str, ...] = ()
+    termination_log: str = ""
+    """What the program wrote to /dev/termination-log."""
+    reason: str = "Error"
+    """The kubelet's, of a container that failed."""
     cached: bool = False
     until: threading.Event | None = None
     """It stays Running until this is set."""
 
     @classmethod
-    def failed(cls, exit_code: int, said: str) -> Self:
-        """The program ended; *said* is its termination message."""
-        return cls("Failed", exit_code, f"Error (exit code {exit_code}): {said}", log=tuple(said.splitlines()))
+    def failed(cls, exit_code: int, message: str, hint: str = "") -> Self:
+        """The stage program failed with a SlipwayError."""
+        document = StageFailure(message=message, hint=hint, exit_code=exit_code).line()
+        log = SlipwayError(message, hint=hint).render().splitlines()
+        return cls("Failed", exit_code, log=tuple(log), termination_log=document)
+
+    @classmethod
+    def crashed(cls, exit_code: int, *log: str) -> Self:
+        """The program ended without a word in its termination log."""
+        return cls("Failed", exit_code, log=log)
 
     @classmethod
     def killed(cls) -> Self:
@@ -57,7 +73,23 @@ class Outcome:
 
     @classmethod
     def out_of_memory(cls) -> Self:
-        return cls("Failed", 137, "OOMKilled (exit code 137)")
+        return cls("Failed", 137, reason="OOMKilled")
+
+    def terminated(self) -> Object:
+        """The container's end as the kubelet tells it, with the policy FallbackToLogsOnError."""
+        message = self.termination_log.encode()[-TERMINATION_BYTES:].decode(errors="ignore")
+        if not message and self.phase != "Succeeded" and self.reason == "Error":
+            message = "\n".join(self.log[-LOG_LINES:]).encode()[-LOG_BYTES:].decode(errors="ignore")
+        reason = "Completed" if self.phase == "Succeeded" else self.reason
+        return {"exitCode": self.exit_code, "reason": reason, "message": message}
+
+    def node_message(self) -> str:
+        """Argo's message for the node (operator.go, ``inferFailedReason``)."""
+        if self.message or self.phase == "Succeeded" or self.exit_code is None:
+            return self.message
+        end = self.terminated()
+        said = f"{end['reason']} (exit code {end['exitCode']})"
+        return f"{said}: {end['message']}" if end["message"] else said
 
 
 class WorkflowController:
@@ -251,7 +283,7 @@ class _Run:
                 return child["phase"]
             number += 1
             said = "-1" if outcome.exit_code is None else str(outcome.exit_code)
-            failure = Failure(outcome.phase, outcome.message, "", said)
+            failure = Failure(outcome.phase, child["message"], "", said)
             failed = child["phase"] not in ("Succeeded",)
             if not failed or self._stopping() or backoff_s(strategy, failure, number) is None:
                 spent = strategy is not None and number > strategy.limit
@@ -282,18 +314,21 @@ class _Run:
         if (stopped := self._stopping()) and outcome.until and not outcome.until.is_set():
             end: Object = {"phase": "Failed", "message": f"workflow shutdown with strategy:  {stopped}"}
         else:
-            end = {"phase": outcome.phase, "message": outcome.message}
+            end = {"phase": outcome.phase, "message": outcome.node_message()}
             code = {} if outcome.exit_code is None else {"exitCode": str(outcome.exit_code)}
             made = [{"name": name, "value": value} for name, value in outputs.items()]
             end["outputs"] = code | ({"parameters": made} if outcome.phase == "Succeeded" else {})
         if not outcome.cached and end["message"] != "pod deleted":
-            self._pod(node, template, "Succeeded" if end["phase"] == "Succeeded" else "Failed")
+            self._pod(node, template, "Succeeded" if end["phase"] == "Succeeded" else "Failed", ended=outcome)
         elif not outcome.cached:
             self.server.remove("Pod", self._pod_name(node, template), self.namespace)
         self._change(node, finishedAt=_now(), **end)
 
-    def _pod(self, node: Object, template: Object, phase: str, log: Sequence[str] = ()) -> None:
+    def _pod(
+        self, node: Object, template: Object, phase: str, log: Sequence[str] = (), *, ended: Outcome | None = None
+    ) -> None:
         name = self._pod_name(node, template)
+        containers = [{"name": "main", "state": {"terminated": ended.terminated()}}] if ended else []
         self.server.put(
             {
                 "apiVersion": "v1",
@@ -308,7 +343,7 @@ class _Run:
                     },
                 },
                 "spec": {"containers": [{"name": "main", "image": "slipway"}, {"name": "wait", "image": "argoexec"}]},
-                "status": {"phase": phase},
+                "status": {"phase": phase, "containerStatuses": containers},
             },
             manager="workflow-controller",
         )

@@ -2,8 +2,8 @@
 
 A stage is the program ``python -m stages.<name>``, in a container and on one machine. ``SLIPWAY_STORE`` names the
 store's folder. The stage writes its output parameters as files to ``SLIPWAY_OUTPUTS`` and, as a part of a run, its
-outcome to ``runs/<SLIPWAY_RUN>/outcomes/``. It prints its error last, so that the pod's termination message, and
-with it Argo's UI, shows the error.
+outcome to ``runs/<SLIPWAY_RUN>/outcomes/``. It also writes its error as JSON: the local engine reads the error from
+``SLIPWAY_OUTPUTS``, Argo from the container's termination log.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Final, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stages.parts.base.errors import Interrupted, SlipwayError
 from stages.parts.base.store import ModelStore, write_json, write_text
@@ -28,6 +28,13 @@ from stages.parts.base.store import ModelStore, write_json, write_text
 OUTPUTS_VARIABLE: Final = "SLIPWAY_OUTPUTS"
 RUN_VARIABLE: Final = "SLIPWAY_RUN"
 DEBUG_VARIABLE: Final = "SLIPWAY_DEBUG"
+
+FAILURE: Final = "failure.json"
+"""In the folder of the outputs."""
+TERMINATION_LOG: Final = Path("/dev/termination-log")
+"""Kubernetes makes this file for each container, and shows what it holds as the container's termination message."""
+TERMINATION_BYTES: Final = 4096
+"""Kubernetes cuts a longer termination message."""
 
 Result = Literal["done", "reused", "failed"]
 
@@ -64,6 +71,35 @@ class Report:
         self.result, self.reason, self.key = "done", reason, key
 
 
+class StageFailure(BaseModel):
+    """Why a stage program failed. Readers ignore fields they do not know: an image may be newer than they are."""
+
+    model_config = ConfigDict(frozen=True)
+
+    message: str
+    hint: str = ""
+    exit_code: int
+
+    @classmethod
+    def parse(cls, text: str | bytes, exit_code: int) -> StageFailure | None:
+        """The document, if *text* is one of a program that ended with *exit_code*; one killed later says nothing."""
+        try:
+            found = cls.model_validate_json(text)
+        except ValidationError:
+            return None
+        return found if found.exit_code == exit_code else None
+
+    def line(self) -> str:
+        """One line of JSON of at most ``TERMINATION_BYTES``; the message, then the hint, is cut if needed."""
+        shown = self
+        for field in ("message", "hint"):
+            if (excess := len(shown.model_dump_json().encode()) - TERMINATION_BYTES) > 0:
+                text = getattr(shown, field).encode()
+                kept = text[: max(0, len(text) - excess - len("…".encode()))].decode(errors="ignore")
+                shown = shown.model_copy(update={field: f"{kept}…"})
+        return shown.model_dump_json()
+
+
 def main(stage: Callable[[], None]) -> NoReturn:
     """Run a stage and end the process with 0, the error's exit code, 130 on Ctrl-C, or 143 on SIGTERM."""
     answer_sigterm()
@@ -72,17 +108,26 @@ def main(stage: Callable[[], None]) -> NoReturn:
     except SlipwayError as error:
         if os.environ.get(DEBUG_VARIABLE):
             traceback.print_exc()
-        print(error.render(), file=sys.stderr, flush=True)
-        sys.exit(143 if isinstance(error, _Terminated) else error.exit_code)
+        _fail(str(error), error.hint, 143 if isinstance(error, _Terminated) else error.exit_code)
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr, flush=True)
-        sys.exit(Interrupted.exit_code)
+        _fail("interrupted", "", Interrupted.exit_code)
     except Exception as error:
         traceback.print_exc()
         line = (str(error).splitlines() or [""])[0]
-        print(f"error: {type(error).__name__}: {line}", file=sys.stderr, flush=True)
-        sys.exit(SlipwayError.exit_code)
+        _fail(f"{type(error).__name__}: {line}", "", SlipwayError.exit_code)
     sys.exit(0)
+
+
+def _fail(message: str, hint: str, exit_code: int) -> NoReturn:
+    """Print the error, leave it as JSON for whoever started the program, and end."""
+    print(SlipwayError(message, hint=hint).render(), file=sys.stderr, flush=True)
+    line = StageFailure(message=message, hint=hint, exit_code=exit_code).line()
+    with suppress(SlipwayError, OSError):  # a full disk must not hide the error
+        write_output(FAILURE, line)
+    if TERMINATION_LOG.exists():
+        with suppress(OSError):
+            TERMINATION_LOG.write_text(line, encoding="utf-8")
+    sys.exit(exit_code)
 
 
 def answer_sigterm() -> None:

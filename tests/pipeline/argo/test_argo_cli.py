@@ -41,7 +41,7 @@ def test_a_run_is_followed_shown_listed_and_its_logs_and_report_read(argo, slipw
 
 
 def test_a_failed_stage_ends_with_its_exit_code_message_and_hint(argo, slipway):
-    argo.script["acquire"] = [Outcome.failed(12, "error: org/name is gated\n  hint: ask for access")]
+    argo.script["acquire"] = [Outcome.failed(12, "org/name is gated", "ask for access")]
     ended = slipway("run", "org/name", "--engine", "argo")
     assert ended.returncode == 12
     assert "error: acquire: org/name is gated" in ended.stderr

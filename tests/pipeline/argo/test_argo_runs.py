@@ -77,8 +77,7 @@ def test_what_is_submitted_names_the_installed_template_and_carries_every_argume
 
 
 def test_a_stage_that_fails_gives_its_message_hint_and_exit_code(argo, cluster, given, seen):
-    said = "error: org/name is gated\n  hint: ask for access"
-    argo.script["acquire"] = [Outcome.failed(12, said)]
+    argo.script["acquire"] = [Outcome.failed(12, "org/name is gated", "ask for access")]
     run = ended(cluster, given, seen)
     error = failure(run.state)
     assert run.state.phase == "Failed"
@@ -90,15 +89,30 @@ def test_a_stage_that_fails_gives_its_message_hint_and_exit_code(argo, cluster, 
     assert run.state.node("onExit").phase == "Succeeded"
 
 
+def test_an_error_longer_than_a_termination_message_is_cut_and_keeps_its_hint(argo, cluster, given, seen):
+    argo.script["acquire"] = [Outcome.failed(2, "é" * 5000, "write less")]
+    node = ended(cluster, given, seen).state.node("acquire")
+    assert node.message.startswith("éééé")
+    assert node.message.endswith("é…")
+    assert (node.hint, node.exit_code) == ("write less", 2)
+
+
+def test_a_program_that_leaves_no_document_is_told_from_argos_message_and_its_log(argo, cluster, given, seen):
+    argo.script["acquire"] = [Outcome.crashed(139, "loading", "Segmentation fault")]
+    node = ended(cluster, given, seen).state.node("acquire")
+    assert node.message == "Error (exit code 139): loading\nSegmentation fault"
+    assert (node.hint, node.exit_code) == ("", 139)
+
+
 def test_a_failed_variant_does_not_fail_the_run(argo, cluster, given, seen):
-    argo.script["optimize-awq"] = [Outcome.failed(20, "error: this architecture is not known")]
+    argo.script["optimize-awq"] = [Outcome.failed(20, "this architecture is not known")]
     run = ended(cluster, given, seen)
     assert run.state.phase == "Succeeded"
     assert run.state.culprit is None
     assert run.state.node("optimize-awq").message == "this architecture is not known"
 
 
-@pytest.mark.parametrize("outcome", [Outcome.killed(), Outcome.preempted(), Outcome.failed(75, "error: busy")])
+@pytest.mark.parametrize("outcome", [Outcome.killed(), Outcome.preempted(), Outcome.failed(75, "busy")])
 def test_a_pod_that_is_killed_preempted_or_ends_with_75_is_tried_again(argo, cluster, given, seen, outcome):
     argo.script["optimize-awq"] = [outcome, Outcome()]
     run = ended(cluster, given, seen)
@@ -306,7 +320,7 @@ def test_a_stopped_run_ends_with_its_report(argo, cluster, given, seen):
 
 
 def test_a_retried_run_has_the_same_arguments(argo, cluster, given, seen):
-    argo.script["acquire"] = [Outcome.failed(15, "error: the volume is full"), Outcome()]
+    argo.script["acquire"] = [Outcome.failed(15, "the volume is full"), Outcome()]
     run = ended(cluster, given, seen)
     workflow, new = again(cluster, run)
     assert new
@@ -325,7 +339,7 @@ def test_a_change_by_somebody_else_in_between_is_a_conflict_that_says_so(argo, c
 
 
 def test_logs_are_read_from_every_attempt(argo, cluster, given, seen):
-    argo.script["optimize-awq"] = [Outcome.failed(75, "error: busy"), Outcome(log=("quantized",))]
+    argo.script["optimize-awq"] = [Outcome.failed(75, "busy"), Outcome(log=("quantized",))]
     run = ended(cluster, given, seen)
     text = "".join(read_logs(cluster, run, "optimize-awq", follow=False))
     assert text == "error: busy\n\n--- attempt 2 ---\nquantized\n"

@@ -104,8 +104,11 @@ def test_what_a_task_holds_follows_it():
 @pytest.mark.parametrize(
     ("said", "message", "hint"),
     [
-        ("Error (exit code 12): error: gated\n  hint: ask", "gated", "ask"),
-        ("main: Error (exit code 12): a line\nerror: gated\n  hint: ask", "gated", "ask"),
+        ('Error (exit code 12): {"message":"gated","hint":"ask","exit_code":12}', "gated", "ask"),
+        ('main: Error (exit code 12): {"message":"a\\n    b","exit_code":12}\n', "a\n    b", ""),
+        ('Error (exit code 12): {"message":"gated","hint":"ask","exit_code":12,"newer":1}', "gated", "ask"),
+        ('Error (exit code 137): {"message":"x","exit_code":12}',) * 2 + ("",),
+        ('Error (exit code 12): {"message":"cut',) * 2 + ("",),
         ("Error (exit code 1)", "Error (exit code 1)", ""),
         ("The node was low on resource: memory.", "The node was low on resource: memory.", ""),
     ],

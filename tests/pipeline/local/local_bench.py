@@ -31,6 +31,7 @@ from pipeline.local.engine import execute
 from pipeline.local.resources import Capacity
 from pipeline.runs.progress import Lines
 from pipeline.runs.state import RunState
+from stages.parts.base.program import OUTPUTS_VARIABLE
 
 REPOSITORY: Final = Path(__file__).parents[3]
 DRIVER: Final = Path(__file__).with_name("driver.py")
@@ -49,6 +50,11 @@ def write(name, text=""):
 def add(name, text):
     with open(os.path.join(store, name), "a") as file:
         file.write(str(text) + "\\n")
+def fail(code, message, hint=""):
+    import json
+    with open(os.path.join(outputs, "failure.json"), "w") as file:
+        json.dump({"message": message, "hint": hint, "exit_code": code}, file)
+    sys.exit(code)
 def output(name, text):
     with open(os.path.join(outputs, name), "w") as file:
         file.write(str(text))
@@ -90,7 +96,12 @@ class Bench:
             image="none",
             command=["python", "-S", "-c"],
             args=[PRELUDE + code, *settings.pop("arguments", [])],
-            env=[Env(name="STORE", value=STORE), Env(name="OUTPUTS", value=OUTPUTS), *settings.pop("env", [])],
+            env=[
+                Env(name="STORE", value=STORE),
+                Env(name="OUTPUTS", value=OUTPUTS),
+                Env(name=OUTPUTS_VARIABLE, value=OUTPUTS),
+                *settings.pop("env", []),
+            ],
             volumes=[
                 ExistingVolume(name="store", claim_name="store", mount_path=STORE),
                 EmptyDirVolume(name="outputs", mount_path=OUTPUTS),

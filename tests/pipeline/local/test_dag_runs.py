@@ -185,7 +185,7 @@ def test_an_omitted_task_says_which_condition_failed(bench: Bench) -> None:
 
 def test_after_a_failure_other_branches_go_on(bench: Bench) -> None:
     with bench.workflow() as workflow:
-        bad = bench.program("bad", "wait_for('right-runs'); sys.exit('error: told to')")
+        bad = bench.program("bad", "wait_for('right-runs'); fail(1, 'told to')")
         slow = bench.program("slow", f"write('right-runs'){bench.until_failed('left')}")
         good = bench.program("good", "write('right-went-on')")
         with dag(name="main"):
@@ -307,7 +307,7 @@ def test_a_command_that_does_not_exist_says_so(bench: Bench) -> None:
             Task(name="say", template=program)
     node = bench.run(workflow).node("say")
     assert (node.phase, node.exit_code) == ("Failed", 127)
-    assert node.message == "cannot start no-such-program: No such file or directory"
+    assert node.message == "exit code 127: error: cannot start no-such-program: No such file or directory"
 
 
 def secret_workflow(bench: Bench, *, optional: bool) -> dict[str, object]:

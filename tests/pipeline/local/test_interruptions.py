@@ -256,7 +256,7 @@ def test_a_terminal_shows_a_live_tree(bench: Bench) -> None:
         good = bench.program(
             "good", "print('downloading\\r 50 %\\r\\x1b[31m99 %\\x1b[0m', flush=True); wait_for('go-on')"
         )
-        bad = bench.program("bad", "print('error: told to\\n  hint: do not'); sys.exit(1)")
+        bad = bench.program("bad", "fail(1, 'told to', 'do not')")
         with dag(name="main"):
             Task(name="acquire", template=good)
             Task(name="optimize", template=bad) >> Task(name="evaluate", template=good)

@@ -17,7 +17,7 @@ TOOK = r"\d+\.\d s"
 def test_each_change_is_one_plain_line_on_stderr(bench: Bench) -> None:
     with bench.workflow() as workflow:
         good = bench.program("good", "print('not for the terminal')")
-        bad = bench.program("bad", "print('error: told to\\n  hint: do not'); sys.exit(3)")
+        bad = bench.program("bad", "fail(3, 'told to', 'do not')")
         with dag(name="main"):
             Task(name="resolve", template=good) >> Task(name="evaluate-awq", template=bad)
     engine = bench.start(workflow)

@@ -20,9 +20,8 @@ FAIL_UNTIL = """
 add("attempts", time.time())
 attempt = len(open(os.path.join(store, "attempts")).readlines())
 print("attempt", attempt, flush=True)
-print("error: told to fail\\n  hint: tell me otherwise", file=sys.stderr)
 if attempt < int(sys.argv[1]):
-    sys.exit(int(sys.argv[2]))
+    fail(int(sys.argv[2]), "told to fail", "tell me otherwise")
 output("digest", "done")
 """
 
@@ -87,9 +86,7 @@ def test_a_line_in_the_log_separates_attempts(bench: Bench) -> None:
 
 
 def test_the_message_is_of_the_last_attempt_alone(bench: Bench) -> None:
-    code = FAIL_UNTIL.replace('print("error: told', 'attempt == 1 and print("error: told').replace(
-        "told to fail", "first"
-    )
+    code = FAIL_UNTIL.replace("    fail(", "    if attempt > 1:\n        sys.exit(75)\n    fail(")
     state = attempts(bench, 9, 75, main=code, retry_strategy=retries(limit=1))
     assert state.node("work").message == "exit code 75: attempt 2"
 
@@ -97,23 +94,41 @@ def test_the_message_is_of_the_last_attempt_alone(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("code", "message", "hint"),
     [
-        ("print('error: one'); print('error: two\\n  hint: do it'); print('bye'); sys.exit(9)", "two", "do it"),
-        (
-            "print('error: 2 mistakes\\n    a: x\\n    b: y\\n  hint: fix'); sys.exit(2)",
-            "2 mistakes\n    a: x\n    b: y",
-            "fix",
-        ),
-        ("print('step 1'); print('  step 2  '); print(); sys.exit(9)", "exit code 9: step 2", ""),
-        ("sys.exit(9)", "exit code 9", ""),
-        ("os.kill(os.getpid(), 9)", "killed (SIGKILL): perhaps the machine ran out of memory", ""),
-        ("sys.stdout.buffer.write(b'\\xff broken \\xfe'); sys.exit(4)", "exit code 4: � broken �", ""),
-        ("print('x' * 10**6); print('error: late'); sys.exit(4)", "late", ""),
+        ("print('error: other'); fail(9, 'two', 'do it')", "two", "do it"),
+        ("fail(2, '2 mistakes\\n    a: x\\n    b: y', 'fix')", "2 mistakes\n    a: x\n    b: y", "fix"),
     ],
 )
-def test_a_failed_task_shows_the_last_error_of_its_log(bench: Bench, code: str, message: str, hint: str) -> None:
+def test_a_failed_task_shows_the_error_of_its_document(bench: Bench, code: str, message: str, hint: str) -> None:
     state = attempts(bench, 0, 0, main=code)
     assert (state.node("work").message, state.node("work").hint) == (message, hint)
     assert (state.culprit, state.message) == ("work", f"work: {message}")
+
+
+SAYS_AND_DIES = """
+try:
+    fail(9, "too early")
+except SystemExit:
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("print('step 1'); print('  step 2  '); print(); sys.exit(9)", "exit code 9: step 2"),
+        ("sys.exit(9)", "exit code 9"),
+        ("output('failure.json', '{'); sys.exit(9)", "exit code 9"),
+        ("os.kill(os.getpid(), 9)", "killed (SIGKILL): perhaps the machine ran out of memory"),
+        (SAYS_AND_DIES, "killed (SIGKILL): perhaps the machine ran out of memory"),
+        ("sys.stdout.buffer.write(b'\\xff broken \\xfe'); sys.exit(4)", "exit code 4: � broken �"),
+        ("print('x' * 10**6); print('late'); sys.exit(4)", "exit code 4: late"),
+    ],
+)
+def test_a_task_that_leaves_no_document_is_told_from_its_exit_status_and_the_end_of_its_log(
+    bench: Bench, code: str, message: str
+) -> None:
+    state = attempts(bench, 0, 0, main=code)
+    assert (state.node("work").message, state.node("work").hint) == (message, "")
 
 
 STUBBORN = """
