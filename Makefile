@@ -18,6 +18,9 @@ INSTALL = $$($(HAS_UV) && echo uv pip install --build-constraints requirements-b
 UV_IN_LOCK := '/^uv==/,/[^\\]$$/'
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
+# uv trusts the certificate authorities of the machine, as pip does: a company's mirror often has one of its own.
+export UV_SYSTEM_CERTS ?= 1
+
 # Every stage is a program of its own: without compiled modules each would compile ours anew.
 unexport PYTHONDONTWRITEBYTECODE
 
