@@ -288,7 +288,7 @@ def test_in_the_foreground_ctrl_c_ends_successfully(store: ModelStore) -> None:
             replace(HASTY, unhealthy_checks=1000),
             "vLLM failed 3 times in a row; the last failure: vLLM ended: RuntimeError: out of luck",
         ),
-        ({"unhealthy": True}, HASTY, "vLLM failed 3 times in a row, .* failed 2 health checks in a row"),
+        ({"unhealthy": True}, HASTY, "vLLM failed 3 times in a row; .* failed 2 health checks in a row"),
     ],
     ids=["dies", "hangs"],
 )
