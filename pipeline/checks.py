@@ -12,14 +12,14 @@ from stages.parts.base.settings import Settings
 STYLES: Final = {"ok": "green", "warning": "yellow", "missing": "red"}
 
 
-class Check(Settings):
+class CheckResult(Settings):
     what: str
     state: Literal["ok", "warning", "missing"]
     found: str
     hint: str = ""
 
 
-def checks_table(checks: list[Check]) -> Table:
+def checks_table(checks: list[CheckResult]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("Check", "State", "Found", "What to do"):
         table.add_column(heading, overflow="fold")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pipeline.definition import RESOLVE_CACHE
 from pipeline.platform import ClusterSettings, Platform
 from pipeline.pods import GPU_PODS, LOCKS
+from pipeline.stage_templates import RESOLVE_CACHE
 
 LABELS: Final = {"app.kubernetes.io/part-of": "slipway"}
 CONTROLLER_ACCOUNT: Final = "argo"

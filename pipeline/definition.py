@@ -18,51 +18,21 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from hera.workflows import (
-    DAG,
-    Artifact,
-    Container,
-    Env,
-    NoneArchiveStrategy,
-    Parameter,
-    Resources,
-    RetryStrategy,
-    SecretEnv,
-    Suspend,
-    Task,
-    WorkflowTemplate,
-    models,
-)
+from hera.workflows import DAG, Parameter, Task, WorkflowTemplate, models
 
 from pipeline import pods
 from pipeline.config import RunConfig
 from pipeline.platform import Platform, Stage
 from pipeline.serving import kserve_settings
-from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE
+from pipeline.stage_templates import RESULTS, RUN_DIRECTORY, add_templates, optimizing, workflow_parameter
 from stages.parts.base.settings import Rollout
-from stages.parts.base.store import STORE_VARIABLE, canonical_json, directory_name
-from stages.parts.endpoint.record import API_KEY_VARIABLE
+from stages.parts.base.store import canonical_json, directory_name
 from stages.parts.model.name import ModelName
 from stages.parts.records.rollout import LOCAL
-from stages.rollout.kserve.settings import VARIABLE as KSERVE_VARIABLE
 from stages.rollout.plan import DEPLOY, PROMOTE
 
 NAME: Final = "slipway"
-STORE_MOUNT: Final = "/mnt/models"
-OUTPUTS_MOUNT: Final = "/outputs"
-RESOLVE_CACHE: Final = "slipway-resolve"
 REQUIRED_VARIANT: Final = "fp16"
-RETRY_EXPRESSION: Final = (
-    "lastRetry.status == 'Error' || lastRetry.exitCode == '75' || lastRetry.exitCode == '143'"
-    " || lastRetry.message matches 'node shutdown|[Ee]vict|[Pp]reempt'"
-)
-"""75 is our TransientError; 143 and 'Error' are a pod that was deleted or lost. 137 may be out of memory: no retry."""
-HUB_TOKEN: Final = SecretEnv(name="HF_TOKEN", secret_name="slipway-hub", secret_key="token", optional=True)  # noqa: S106
-API_KEY: Final = SecretEnv(name=API_KEY_VARIABLE, secret_name="slipway-api", secret_key="key", optional=True)  # noqa: S106
-RUN_DIRECTORY: Final = "{{workflow.parameters.model-directory}}/runs/{{workflow.name}}"
-"""In the store."""
-RESULTS: Final = ("winner", "release", "reason", "table")
-"""Of select, and of the whole run."""
 DESCRIPTION: Final = (
     "Takes a model's name to a production endpoint: acquires it, makes FP16, AWQ and GPTQ variants, "
     "measures each on vLLM, publishes the best one and serves it."
@@ -104,9 +74,9 @@ def workflow_template(config: RunConfig) -> dict[str, Any]:
         ),
         **pods.of_workflow(platform),
     ) as template:
-        _stage_templates(platform, variants, together=together)
+        add_templates(platform, variants, together=together)
         with DAG(name="pipeline", fail_fast=False, outputs=_results()):
-            _tasks(variants, _optimizing(platform), together=together)
+            _tasks(variants, optimizing(platform), together=together)
             _serving_tasks(platform, config.rollout)
         with DAG(name="ending", fail_fast=False):
             _last_tasks()
@@ -183,184 +153,6 @@ def _parameters(config: RunConfig) -> list[Parameter]:
     ]
 
 
-def _stage_templates(platform: Platform, variants: Sequence[str], *, together: bool) -> None:
-    stages = platform.stages
-    _container(
-        "resolve",
-        stages.resolve,
-        platform,
-        ["--model", _workflow("model"), "--revision", _workflow("revision")],
-        outputs=["commit"],
-        secrets=[HUB_TOKEN],
-        memoize=models.Memoize(
-            key=_workflow("resolve-key"),
-            max_age="24h",
-            cache=models.Cache(config_map=models.LocalObjectReference(name=RESOLVE_CACHE)),
-        ),
-    )
-    _container(
-        "acquire",
-        stages.acquire,
-        platform,
-        ["--model", _workflow("model"), "--revision", _workflow("revision"), "--commit", _input("commit")],
-        inputs=["commit"],
-        outputs=["digest"],
-        secrets=[HUB_TOKEN],
-    )
-    for name, asks in _optimizing(platform).items():
-        _container(
-            "optimize",
-            asks,
-            platform,
-            ["--model", _workflow("model"), "--method", _input("method"), "--settings", _workflow("optimize")],
-            name=name,
-            inputs=["method"],
-            outputs=["digest"],
-        )
-    _container(
-        "evaluate",
-        stages.evaluate,
-        platform,
-        [
-            *("--model", _workflow("model")),
-            *(("--variants", ",".join(variants)) if together else ("--variant", _input("variant"))),
-            *("--workload", _workflow("workload"), "--serving", _workflow("serving")),
-        ],
-        inputs=[] if together else ["variant"],
-        outputs=["summary"],
-        secrets=[HUB_TOKEN],
-        mutex="slipway-evaluation" if platform.one_evaluation_at_a_time else None,
-    )
-    _container(
-        "select",
-        stages.select,
-        platform,
-        [
-            *("--model", _workflow("model"), "--profile", _workflow("profile")),
-            *("--price", _workflow("price"), "--variants", ",".join(variants), "--serve", _workflow("serve")),
-        ],
-        outputs=RESULTS,
-    )
-    _serve_templates(platform)
-    _container(
-        "report",
-        stages.report,
-        platform,
-        [
-            *("--model", _workflow("model"), "--status", "{{workflow.status}}"),
-            *("--profile", _workflow("profile"), "--workload", _workflow("workload")),
-            *("--optimize", _workflow("optimize"), "--serving", _workflow("serving")),
-        ],
-        artifacts=_report_artifact(platform),
-    )
-
-
-def _serve_templates(platform: Platform) -> None:
-    asks, model = platform.stages.serve, ["--model", _workflow("model"), "--serving", _workflow("serving")]
-    variables = [] if platform.serves_on == LOCAL else [Env(name=KSERVE_VARIABLE, value=_workflow("kserve"))]
-    if platform.serves_on == LOCAL:
-        _container(
-            "serve", asks, platform, [*model, "--rollout", _workflow("rollout")], outputs=["url"], secrets=[API_KEY]
-        )
-    else:
-        target = ["--target", platform.serves_on, "--settings", _workflow("rollout"), "--step", _input("step")]
-        _container(
-            "rollout",
-            asks,
-            platform,
-            [*model, *target, "--approved", _input("approved")],
-            inputs=["step", "approved"],
-            outputs=["release", "state", "url"],
-            secrets=[API_KEY],
-            variables=variables,
-        )
-        Suspend(name="approve")
-    status = ["--abort", "--status", "{{workflow.status}}"]
-    _container(
-        "rollout",
-        platform.stages.report.model_copy(update={"deadline_s": asks.deadline_s}),  # the way back waits for servers too
-        platform,
-        [*model, *status],
-        name="withdraw",
-        secrets=[API_KEY],
-        variables=variables,
-    )
-
-
-def _container(
-    stage: str,
-    asks: Stage,
-    platform: Platform,
-    arguments: list[str],
-    *,
-    name: str | None = None,
-    inputs: Sequence[str] = (),
-    outputs: Sequence[str] = (),
-    secrets: Sequence[SecretEnv] = (),
-    variables: Sequence[Env] = (),
-    memoize: models.Memoize | None = None,
-    mutex: str | None = None,
-    artifacts: Sequence[Artifact] = (),
-) -> None:
-    """One stage program as a container template."""
-    environment = [
-        Env(name=STORE_VARIABLE, value=STORE_MOUNT),
-        Env(name=OUTPUTS_VARIABLE, value=OUTPUTS_MOUNT),
-        Env(name=RUN_VARIABLE, value="{{workflow.name}}"),
-        *pods.environment(platform),
-        *variables,
-    ]
-    variant = next((_input(name) for name in inputs if name in ("method", "variant")), None)
-    written = [Parameter(name=name, value_from=models.ValueFrom(path=f"{OUTPUTS_MOUNT}/{name}")) for name in outputs]
-    semaphores = pods.gpu_semaphore(asks, platform)
-    mutexes = [models.Mutex(name=mutex)] if mutex else None
-    Container(
-        name=name or stage,
-        image=platform.image_of(stage),
-        command=["python", "-m", f"stages.{stage}"],
-        args=arguments,
-        env=[*environment, *secrets],
-        inputs=[Parameter(name=name) for name in inputs],
-        outputs=[*written, *artifacts],
-        volumes=pods.shared_memory(asks, platform),
-        volume_mounts=[
-            models.VolumeMount(name="store", mount_path=STORE_MOUNT),
-            models.VolumeMount(name="outputs", mount_path=OUTPUTS_MOUNT),
-            *pods.scratch_mounts(asks, platform),
-        ],
-        resources=Resources(
-            cpu_request=asks.cpu, memory_request=asks.memory, memory_limit=asks.memory, gpus=asks.gpus or None
-        ),
-        active_deadline_seconds=asks.deadline_s,
-        termination_message_policy="FallbackToLogsOnError",
-        retry_strategy=RetryStrategy(
-            limit=platform.retries.limit,
-            retry_policy="Always",
-            expression=RETRY_EXPRESSION,
-            backoff=models.Backoff(duration=str(platform.retries.backoff_s), factor=2),
-        ),
-        memoize=memoize,
-        synchronization=models.Synchronization(mutexes=mutexes, semaphores=semaphores)
-        if mutexes or semaphores
-        else None,
-        **pods.of_stage(stage, asks, platform, variant=variant),
-    )
-
-
-def _optimizing(platform: Platform) -> dict[str, Stage]:
-    """The templates of optimize, and what each asks for: fp16 may ask for less than the quantizers."""
-    stages = platform.stages
-    return {"optimize": stages.optimize} | ({"optimize-fp16": stages.fp16} if stages.fp16 else {})
-
-
-def _report_artifact(platform: Platform) -> list[Artifact]:
-    """As it is, not packed: Argo's UI then shows the page. Only where there is a repository for it."""
-    if platform.cluster is None or platform.cluster.artifact_repository is None:
-        return []
-    path = f"{STORE_MOUNT}/{RUN_DIRECTORY}/report.html"
-    return [Artifact(name="report", path=path, archive=NoneArchiveStrategy(), optional=True)]
-
-
 def _results() -> list[Parameter]:
     """The run's own outputs, which Argo's UI and ``argo get`` show first."""
     return [
@@ -397,7 +189,7 @@ def _tasks(variants: Sequence[str], optimizing: Mapping[str, Stage], *, together
 
 def _serving_tasks(platform: Platform, rollout: Rollout) -> None:
     """The rollout as one task on one machine, whose tasks are processes; on a cluster, step by step in Argo's UI."""
-    serve = f"{_workflow('serve')} == true"
+    serve = f"{workflow_parameter('serve')} == true"
     if platform.serves_on == LOCAL:
         Task(name="serve", template="serve", depends="select", when=serve)
         return
@@ -405,7 +197,7 @@ def _serving_tasks(platform: Platform, rollout: Rollout) -> None:
     for step in (DEPLOY, *map(str, rollout.steps), PROMOTE):
         name = {DEPLOY: "deploy", PROMOTE: "serve"}.get(step, f"canary-{step}")
         if step == "100":
-            approval = f"{_workflow('approval')} == true"
+            approval = f"{workflow_parameter('approval')} == true"
             Task(name="approve", template="approve", depends=before, when=f"{serve} && {approval}")
             before = "approve"
         approved = str(step in ("100", PROMOTE)).lower()
@@ -430,11 +222,3 @@ def _over(task: str, variant: str) -> str:
     if variant == REQUIRED_VARIANT:
         return f"{task}.Succeeded"
     return f"({task}.Succeeded || {task}.Failed || {task}.Errored || {task}.Omitted)"
-
-
-def _workflow(parameter: str) -> str:
-    return f"{{{{workflow.parameters.{parameter}}}}}"
-
-
-def _input(parameter: str) -> str:
-    return f"{{{{inputs.parameters.{parameter}}}}}"

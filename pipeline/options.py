@@ -40,13 +40,13 @@ RunArgument = Annotated[str, typer.Argument(metavar="[RUN]", help="A run's id, o
 STORE: Final = Path(".slipway")
 
 
-class Engine(StrEnum):
+class WorkflowEngine(StrEnum):
     LOCAL = "local"
     ARGO = "argo"
 
 
 EngineOption = Annotated[
-    Engine | None,
+    WorkflowEngine | None,
     typer.Option(
         envvar="SLIPWAY_ENGINE", help="local: this machine (default). argo: Argo Workflows on a Kubernetes cluster."
     ),

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pipeline.quantity import quantity
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Positive, Settings
+from stages.rollout.kserve.settings import Toleration
 
 
 def _quantity(value: str) -> str:
@@ -22,15 +23,6 @@ def _quantity(value: str) -> str:
 Quantity = Annotated[str, AfterValidator(_quantity)]
 FAMILIES: Final = {"optimize": "optimize", "evaluate": "evaluate"}
 """The stages whose image carries more than our own programs. Every other one runs on ``slim``."""
-
-
-class Toleration(Settings):
-    """As in a pod's specification."""
-
-    key: str
-    operator: Literal["Exists", "Equal"] = "Exists"
-    value: str | None = None
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
 
 
 class Nodes(Settings):

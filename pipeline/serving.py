@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from pipeline.config import RunConfig
 from stages.parts.base.errors import ConfigError, UnknownName
 from stages.parts.records.rollout import LOCAL
-from stages.rollout.kserve.settings import KServe, Toleration
+from stages.rollout.kserve.settings import KServe
 from stages.rollout.targets import connect
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def kserve_settings(config: RunConfig) -> KServe:
         "image": settings.image if on_gpu or settings.image != KServe().image else platform.image_of("evaluate"),
         "node_selector": {**(nodes.selector if on_gpu else {}), **settings.node_selector},
         "tolerations": (
-            *(Toleration.model_validate(each.model_dump()) for each in nodes.tolerations if on_gpu),
+            *(nodes.tolerations if on_gpu else ()),
             *settings.tolerations,
         ),
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from pipeline.argo.status import changed, ended, run_state
-from pipeline.runs.progress import Observer
+from pipeline.runs.progress import RunObserver
 from pipeline.runs.state import RunState
 from stages.parts.base.errors import ClusterUnavailable, MissingRun
 from stages.parts.cluster.api import Cluster
@@ -20,7 +20,7 @@ PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 15.0
 
 
-def follow(cluster: Cluster, name: str, observer: Observer, *, patience_s: float = PATIENCE_S) -> Object:
+def follow(cluster: Cluster, name: str, observer: RunObserver, *, patience_s: float = PATIENCE_S) -> Object:
     """Tell *observer* what happens, until the workflow's phase is terminal; the workflow as it ended.
 
     Raises:

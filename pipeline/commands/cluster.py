@@ -11,13 +11,13 @@ from pipeline.options import (
     STORE,
     ConfigOption,
     ContextOption,
-    Engine,
     EngineOption,
     JsonOption,
     NamespaceOption,
     PlatformOption,
     RunArgument,
     StoreOption,
+    WorkflowEngine,
     load_config,
     print_result,
 )
@@ -25,7 +25,7 @@ from stages.parts.base.errors import ConfigError, MissingRun
 
 if TYPE_CHECKING:
     from pipeline.argo.runs import ClusterRun
-    from pipeline.checks import Check
+    from pipeline.checks import CheckResult
     from pipeline.config import RunConfig
     from stages.parts.cluster.api import Cluster
 
@@ -40,9 +40,9 @@ def register(app: typer.Typer) -> None:
     app.command("install", epilog="Example: slipway install --platform eks --dry-run")(install)
 
 
-def is_there(name: str, engine: Engine | None) -> bool:
+def is_there(name: str, engine: WorkflowEngine | None) -> bool:
     """Whether a run's name, or the chosen engine, means a cluster."""
-    return engine is Engine.ARGO or (engine is None and name.startswith(RUN_PREFIX))
+    return engine is WorkflowEngine.ARGO or (engine is None and name.startswith(RUN_PREFIX))
 
 
 def connected(context: str | None, namespace: str | None) -> Cluster:
@@ -95,7 +95,7 @@ def logs(name: str, task: str | None, context: str | None, namespace: str | None
     return read_logs(there, find(there, name), task, follow=follow)
 
 
-def check(config: RunConfig, context: str | None, namespace: str | None) -> list[Check]:
+def check(config: RunConfig, context: str | None, namespace: str | None) -> list[CheckResult]:
     """Raises: ConfigError: the platform is this machine."""
     from pipeline.argo.doctor import check_cluster
 

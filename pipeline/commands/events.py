@@ -14,13 +14,13 @@ from pipeline.options import (
     STORE,
     ConfigOption,
     ContextOption,
-    Engine,
     EngineOption,
     JsonOption,
     NamespaceOption,
     ProfileOption,
     SetOption,
     StoreOption,
+    WorkflowEngine,
     load_config,
     print_result,
 )
@@ -67,7 +67,7 @@ def trigger(
 
         workflow = workflow_of(push)
         print_result(workflow, yaml.safe_dump(workflow, sort_keys=False).rstrip(), as_json)
-    elif engine is Engine.ARGO:
+    elif engine is WorkflowEngine.ARGO:
         if profile or config or assignments:
             raise ConfigError(
                 "on a cluster a pushed model runs with the settings of the installed template",

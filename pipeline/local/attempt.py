@@ -25,7 +25,7 @@ SIGNALS: Final = {137: "killed (SIGKILL): perhaps the machine ran out of memory"
 
 
 @dataclass(frozen=True)
-class Call:
+class ProcessSpec:
     """What a task runs, every reference resolved; paths are still the container's."""
 
     command: tuple[str, ...]
@@ -44,7 +44,7 @@ class Call:
         volumes: Mapping[str, Volume],
         mounts: Mapping[str, Path],
         lookup: Callable[[str], str],
-    ) -> Call:
+    ) -> ProcessSpec:
         """Raises: Unresolved: by *lookup*."""
         program = template.program
         claims = {mount.mount_path: volumes[mount.name].persistent_volume_claim for mount in program.volume_mounts}
@@ -80,7 +80,7 @@ class Attempt:
         self,
         task: str,
         number: int,
-        what: Call,
+        what: ProcessSpec,
         environment: Mapping[str, str],
         folder: Path,
         ended: Callable[[Ended], None],

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from pipeline.checks import Check
+from pipeline.checks import CheckResult
 from pipeline.config import RunConfig
 from pipeline.local.resources import GIB, Capacity
 
@@ -29,7 +29,7 @@ TOOLS: Final = {
 HUB_TIMEOUT_S: Final = 5.0
 
 
-def check_machine(config: RunConfig, store: Path) -> list[Check]:
+def check_machine(config: RunConfig, store: Path) -> list[CheckResult]:
     """Every check, in the order in which a person would mend them. Starts nothing, changes nothing."""
     return [
         _python(),
@@ -42,32 +42,32 @@ def check_machine(config: RunConfig, store: Path) -> list[Check]:
     ]
 
 
-def _python() -> Check:
+def _python() -> CheckResult:
     found = ".".join(map(str, sys.version_info[:3]))
     good = sys.version_info >= MINIMUM_PYTHON
-    return Check(
+    return CheckResult(
         what="Python", state="ok" if good else "missing", found=found, hint="" if good else "Python 3.11 or newer"
     )
 
 
-def _tool(name: str, hint: str) -> Check:
+def _tool(name: str, hint: str) -> CheckResult:
     try:
-        return Check(what=name, state="ok", found=metadata.version(name))
+        return CheckResult(what=name, state="ok", found=metadata.version(name))
     except metadata.PackageNotFoundError:
-        return Check(what=name, state="missing", found="not installed", hint=hint)
+        return CheckResult(what=name, state="missing", found="not installed", hint=hint)
 
 
-def _capacity(capacity: Capacity) -> list[Check]:
+def _capacity(capacity: Capacity) -> list[CheckResult]:
     enough = capacity.memory_bytes >= MINIMUM_MEMORY_BYTES
     return [
-        Check(what="cores", state="ok", found=f"{capacity.cores:g}"),
-        Check(
+        CheckResult(what="cores", state="ok", found=f"{capacity.cores:g}"),
+        CheckResult(
             what="memory",
             state="ok" if enough else "warning",
             found=f"{capacity.memory_bytes / GIB:.1f} GiB",
             hint="" if enough else "vLLM alone takes 3 GiB and more",
         ),
-        Check(
+        CheckResult(
             what="GPUs",
             state="ok" if capacity.gpus else "warning",
             found=", ".join(capacity.gpus) or "none",
@@ -76,40 +76,40 @@ def _capacity(capacity: Capacity) -> list[Check]:
     ]
 
 
-def _compiler(eager: bool) -> Check:
+def _compiler(eager: bool) -> CheckResult:
     found = shutil.which("g++")
     if found or eager:
-        return Check(what="C++ compiler", state="ok", found=found or "not needed with serving.enforce_eager")
+        return CheckResult(what="C++ compiler", state="ok", found=found or "not needed with serving.enforce_eager")
     hint = "install g++, or --set serving.enforce_eager=true"
-    return Check(what="C++ compiler", state="missing", found="none; vLLM compiles its kernels", hint=hint)
+    return CheckResult(what="C++ compiler", state="missing", found="none; vLLM compiles its kernels", hint=hint)
 
 
-def _disk(store: Path) -> Check:
+def _disk(store: Path) -> CheckResult:
     existing = next(folder for folder in (store, *store.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if not os.access(existing, os.W_OK):
-        return Check(
+        return CheckResult(
             what="store", state="missing", found=f"{store} is not writable", hint="choose another with --store"
         )
     enough = free >= MINIMUM_FREE_BYTES
     hint = "" if enough else "a model needs about three times its size"
-    return Check(
+    return CheckResult(
         what="store", state="ok" if enough else "warning", found=f"{store}: {free / GIB:.1f} GiB free", hint=hint
     )
 
 
-def _port(host: str, port: int) -> Check:
+def _port(host: str, port: int) -> CheckResult:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             hint = "--set serving.port=0 takes a free one"
-            return Check(what="port", state="warning", found=f"{host}:{port}: {error.strerror}", hint=hint)
-    return Check(what="port", state="ok", found=f"{host}:{port} is free")
+            return CheckResult(what="port", state="warning", found=f"{host}:{port}: {error.strerror}", hint=hint)
+    return CheckResult(what="port", state="ok", found=f"{host}:{port} is free")
 
 
-def _hub() -> Check:
+def _hub() -> CheckResult:
     import httpx
 
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
@@ -117,5 +117,5 @@ def _hub() -> Check:
         httpx.head(endpoint, timeout=HUB_TIMEOUT_S)
     except httpx.HTTPError as error:
         hint = "check the network, or set HF_ENDPOINT; local directories work without"
-        return Check(what="hub", state="warning", found=f"{endpoint}: {type(error).__name__}", hint=hint)
-    return Check(what="hub", state="ok", found=endpoint)
+        return CheckResult(what="hub", state="warning", found=f"{endpoint}: {type(error).__name__}", hint=hint)
+    return CheckResult(what="hub", state="ok", found=endpoint)

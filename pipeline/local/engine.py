@@ -10,17 +10,16 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.local import growth, mutex, requirements
-from pipeline.local.folder import LOGS, opened, save
+from pipeline.local.folder import LOGS, RunFolders, opened, save
 from pipeline.local.job import Scope
 from pipeline.local.resources import Capacity, Pool
-from pipeline.local.runner import INTERRUPTED, NEVER, POLL_S, Event, Places, Signal
+from pipeline.local.runner import INTERRUPTED, NEVER, POLL_S, Event, Signal
 from pipeline.local.scheduler import Scheduler
 from pipeline.local.workflow import parse
-from pipeline.runs.progress import Observer
+from pipeline.runs.progress import RunObserver
 from pipeline.runs.state import RunState
 from stages.parts.base.errors import Interrupted, SlipwayError
 
@@ -30,41 +29,38 @@ def execute(
     *,
     arguments: Mapping[str, str],
     name: str,
-    mounts: Mapping[str, Path],
-    run_dir: Path,
-    state_dir: Path,
+    folders: RunFolders,
     capacity: Capacity,
-    observer: Observer,
+    observer: RunObserver,
     environment: Mapping[str, str] | None = None,
 ) -> RunState:
     """Run a compiled WorkflowTemplate or Workflow to its end, and its exit handler.
 
     Args:
-        mounts: the local folder that stands for the claim mounted at each path, such as ``/mnt/models``.
-        run_dir: of this run alone; see ``state``.
-        state_dir: what runs share: ``memo/`` and ``locks/``.
-        environment: what tasks inherit; this process's own by default. Secrets are taken from it.
+        arguments: values of the workflow's parameters.
+        name: the run's name, ``{{workflow.name}}``.
+        environment: what tasks inherit, and where secrets come from. Default: this process's own.
 
     Returns:
         The run as it ended, well or not: see ``phase``, ``culprit`` and ``message``.
 
     Raises:
         UnsupportedField, ConfigError: the workflow can't run here; nothing was started.
-        Busy: another engine runs in *run_dir*.
+        Busy: another engine runs in the run's folder.
         NotEnoughSpace: the disk is full; what ran was stopped.
         Interrupted: Ctrl-C or SIGTERM; what ran was stopped, and the exit handler ran.
     """
     workflow = parse(manifest)
     parameters = workflow.bind(arguments)
     inherited = dict(os.environ if environment is None else environment)
-    requirements.check(workflow, mounts, capacity, inherited)
+    requirements.check(workflow, folders.mounts, capacity, inherited)
     nodes = growth.outermost(workflow)
     state = RunState(name=name, workflow=workflow.name, arguments=parameters, nodes=nodes)
-    scheduler = Scheduler(workflow, state, Places(mounts, run_dir, state_dir), Pool(capacity), observer, inherited)
-    with opened(run_dir, manifest, state):
+    scheduler = Scheduler(workflow, state, folders, Pool(capacity), observer, inherited)
+    with opened(folders.run, manifest, state):
         _Run(scheduler).run()
     if scheduler.signals:
-        raise Interrupted("interrupted; every task was stopped", hint=f"logs are in {run_dir / LOGS}")
+        raise Interrupted("interrupted; every task was stopped", hint=f"logs are in {folders.run / LOGS}")
     return state
 
 
@@ -93,11 +89,11 @@ class _Run:
         scope = Scope(self._values())
         asked = self.workflow.spec.synchronization
         wanted = mutex.locks_of(asked, len(self.scheduler.pool.capacity.gpus), scope)
-        while busy := mutex.hold(locks, self.scheduler.places.locks, wanted):
+        while busy := mutex.hold(locks, self.scheduler.folders.locks, wanted):
             if self.state.message != (message := f"waiting for {busy}"):
                 self.state.message = message
                 self.scheduler.run_changed()
-                save(self.scheduler.places.run, self.state)
+                save(self.scheduler.folders.run, self.state)
             with contextlib.suppress(queue.Empty):
                 self.scheduler.take_in(self.scheduler.events.get(timeout=POLL_S))
                 self.state.phase, self.state.message = "Failed", INTERRUPTED
@@ -110,7 +106,7 @@ class _Run:
         state.phase, state.message, state.started_at = "Running", "", datetime.now(UTC)
         scheduler.deadline = time.monotonic() + limit_s if limit_s is not None else NEVER
         scheduler.run_changed()
-        save(scheduler.places.run, state)  # before a task is there to be stopped or resumed
+        save(scheduler.folders.run, state)  # before a task is there to be stopped or resumed
         culprit = scheduler.complete(growth.entrypoint(self.workflow, state, self._values()))
         phase, message = self._verdict(culprit)
         if on_exit := self.workflow.spec.on_exit:
@@ -138,7 +134,7 @@ class _Run:
 
     def _save_last(self) -> None:
         self.state.finished_at = datetime.now(UTC)
-        save(self.scheduler.places.run, self.state)
+        save(self.scheduler.folders.run, self.state)
 
 
 @contextlib.contextmanager

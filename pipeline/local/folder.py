@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,26 @@ LOCK: Final = ".lock"
 LOGS: Final = "logs"
 SCRATCH: Final = "scratch"
 """The emptyDirs of running attempts."""
+
+
+@dataclass(frozen=True)
+class RunFolders:
+    """The folders of one run."""
+
+    mounts: Mapping[str, Path]
+    """By mount path, such as ``/mnt/models``: the local folder that stands for the claim mounted there."""
+    run: Path
+    """The run's own folder; see the module."""
+    shared: Path
+    """What the runs of a store share."""
+
+    @property
+    def locks(self) -> Path:
+        return self.shared / "locks"
+
+    @property
+    def memo(self) -> Path:
+        return self.shared / "memo"
 
 
 @contextlib.contextmanager

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.local.attempt import Attempt, Call
+from pipeline.local.attempt import Attempt, ProcessSpec
 from pipeline.local.manifest import Task, Template
 from pipeline.local.mutex import Lock
 from pipeline.local.references import Unresolved, substitute
-from pipeline.local.resources import Request, Share
+from pipeline.local.resources import ResourceRequest, Share
 from pipeline.runs import expressions
 from pipeline.runs.graph import Graph
 from pipeline.runs.state import FAILED, Node, Phase
@@ -29,8 +29,8 @@ class Running:
 class Prepared:
     """What a container's task does, with every reference resolved."""
 
-    call: Call
-    request: Request
+    call: ProcessSpec
+    request: ResourceRequest
     locks: tuple[Lock, ...]
 
 

@@ -26,7 +26,7 @@ GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True)
-class Request:
+class ResourceRequest:
     """What one task asks for. Nothing asked is nothing reserved, as in a cluster."""
 
     cores: float = 0.0
@@ -70,7 +70,7 @@ class Pool:
         self.cores, self.memory_bytes = self.capacity.cores, self.capacity.memory_bytes
         self.gpus = list(self.capacity.gpus)
 
-    def take(self, request: Request) -> Share | str:
+    def take(self, request: ResourceRequest) -> Share | str:
         """A share, or what is missing for now. More CPU or memory than the machine has means all of it."""
         cores = min(request.cores, self.capacity.cores)
         memory = min(request.memory_bytes, self.capacity.memory_bytes)
@@ -92,7 +92,7 @@ class Pool:
         self.gpus = sorted([*self.gpus, *share.gpus], key=self.capacity.gpus.index)
 
 
-def request(requests: Mapping[str, str], limits: Mapping[str, str]) -> Request:
+def request(requests: Mapping[str, str], limits: Mapping[str, str]) -> ResourceRequest:
     """From a container's ``resources``: a limit without a request is one, as in Kubernetes.
 
     Raises:
@@ -105,7 +105,7 @@ def request(requests: Mapping[str, str], limits: Mapping[str, str]) -> Request:
             gpus += int(quantity(text))
         elif name not in ("cpu", "memory", "ephemeral-storage"):
             raise ConfigError(f"{name!r} is a resource that the local engine can't share out")
-    return Request(
+    return ResourceRequest(
         cores=float(quantity(asked.get("cpu", "0"))), memory_bytes=int(quantity(asked.get("memory", "0"))), gpus=gpus
     )
 

@@ -11,7 +11,7 @@ from pipeline.runs.state import Phase
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedAttempt:
     """One attempt that ended badly."""
 
     phase: Phase
@@ -29,7 +29,7 @@ class Failure:
         }
 
 
-def backoff_s(strategy: RetryStrategy | None, failure: Failure, attempts: int) -> float | None:
+def backoff_s(strategy: RetryStrategy | None, failure: FailedAttempt, attempts: int) -> float | None:
     """Seconds until the next attempt after *attempts* of them; None if there is none."""
     if strategy is None or attempts > strategy.limit:
         return None

@@ -12,41 +12,23 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final, TypeAlias
 
 from pipeline.local import memo, mutex, suspension
 from pipeline.local.attempt import Attempt, Ended, code_path
-from pipeline.local.folder import LOGS
+from pipeline.local.folder import LOGS, RunFolders
 from pipeline.local.job import Job, Prepared, Running
 from pipeline.local.names import log_file
 from pipeline.local.resources import Pool, Share, environment_of
-from pipeline.local.retry import Failure, backoff_s
+from pipeline.local.retry import FailedAttempt, backoff_s
 from pipeline.local.workflow import Workflow
-from pipeline.runs.progress import Observer
+from pipeline.runs.progress import RunObserver
 from pipeline.runs.state import Node, Phase, RunState
 
 POLL_S: Final = 0.05
 """How often a lock that another process holds is tried."""
 INTERRUPTED: Final = "interrupted"
 NEVER: Final = float("inf")
-
-
-@dataclass(frozen=True)
-class Places:
-    """Folders: the local ones behind mount paths, the run's own, and the one that runs share."""
-
-    mounts: Mapping[str, Path]
-    run: Path
-    shared: Path
-
-    @property
-    def locks(self) -> Path:
-        return self.shared / "locks"
-
-    @property
-    def memo(self) -> Path:
-        return self.shared / "memo"
 
 
 @dataclass(frozen=True)
@@ -64,12 +46,12 @@ class Runner:
         self,
         workflow: Workflow,
         state: RunState,
-        places: Places,
+        folders: RunFolders,
         pool: Pool,
-        observer: Observer,
+        observer: RunObserver,
         environment: Mapping[str, str],
     ) -> None:
-        self.workflow, self.state, self.places, self.pool = workflow, state, places, pool
+        self.workflow, self.state, self.folders, self.pool = workflow, state, folders, pool
         self.observer = observer
         # As in a pod, a task sees the secrets that its template names, and no others.
         secret = {name for _, template in workflow.used() for name in template.program.secrets()}
@@ -102,7 +84,7 @@ class Runner:
 
     def start(self, job: Job, prepared: Prepared) -> None:
         """Start an attempt, unless its result is known or something has to be waited for."""
-        if busy := mutex.hold(job.locks, self.places.locks, prepared.locks):
+        if busy := mutex.hold(job.locks, self.folders.locks, prepared.locks):
             self.waits_for_lock = True
             self.wait_for(job, f"waiting for {busy}")
             return
@@ -139,7 +121,7 @@ class Runner:
         node.started_at = node.started_at or datetime.now(UTC)
         secrets = {name: self.secrets[name] for name in job.template.program.secrets() if name in self.secrets}
         environment = {**self.environment, **environment_of(share, self.pool.capacity), **secrets}
-        attempt = Attempt(node.name, node.attempts, prepared.call, environment, self.places.run, self.events.put)
+        attempt = Attempt(node.name, node.attempts, prepared.call, environment, self.folders.run, self.events.put)
         job.running = Running(attempt, share, time.monotonic())
         node.phase, node.message, node.hint, node.exit_code = "Running", "", "", None
         node.log = f"{LOGS}/{log_file(node.name)}"
@@ -158,7 +140,7 @@ class Runner:
             if job.running and (deadline := job.deadline()) and now >= deadline[0]:
                 job.running.attempt.stop(deadline[1])
         if any(job.suspended for job in self.jobs.values()):
-            for name in suspension.requested(self.places.run):
+            for name in suspension.requested(self.folders.run):
                 if name in self.jobs and self.jobs[name].suspended:
                     self.end(self.jobs[name], "Succeeded", "resumed")
 
@@ -192,15 +174,15 @@ class Runner:
         job.release()
         node.exit_code, node.outputs = ended.exit_code, ended.outputs or {}
         if reason:
-            self._failed(job, Failure("Failed", reason, "", "-1"))
+            self._failed(job, FailedAttempt("Failed", reason, "", "-1"))
         elif ended.exit_code:
-            self._failed(job, Failure("Failed", ended.message, ended.hint, str(ended.exit_code)))
+            self._failed(job, FailedAttempt("Failed", ended.message, ended.hint, str(ended.exit_code)))
         elif ended.outputs is None:
-            self._failed(job, Failure("Error", ended.message, "", "0"))
+            self._failed(job, FailedAttempt("Error", ended.message, "", "0"))
         else:
             self.succeed(job, ended.outputs)
 
-    def _failed(self, job: Job, failure: Failure) -> None:
+    def _failed(self, job: Job, failure: FailedAttempt) -> None:
         """Plan another attempt, or end the task."""
         attempts = job.node.attempts
         wait_s = backoff_s(job.template.retry_strategy, failure, attempts)

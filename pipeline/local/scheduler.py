@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from pipeline.local import growth, memo, mutex, suspension
-from pipeline.local.attempt import Call
+from pipeline.local.attempt import ProcessSpec
 from pipeline.local.folder import save
 from pipeline.local.job import ActiveDag, Job, Prepared, Scope, members_outcome
 from pipeline.local.references import substitute
@@ -23,7 +23,7 @@ class Scheduler(Runner):
         while True:
             self._advance_as_far_as_possible(dag)
             if self.unsaved:  # after the starts, so that the disk's time is not theirs
-                save(self.places.run, self.state)
+                save(self.folders.run, self.state)
                 self.unsaved = False
             if dag.finished:
                 culprit = dag.culprit()
@@ -93,7 +93,7 @@ class Scheduler(Runner):
         template, resources = job.template, job.template.program.resources
         scope = self._resolved(job)
         return Prepared(
-            call=Call.of(template, self.workflow.volumes(template), self.places.mounts, scope),
+            call=ProcessSpec.of(template, self.workflow.volumes(template), self.folders.mounts, scope),
             request=request(resources.requests, resources.limits),
             locks=mutex.locks_of(template.synchronization, len(self.pool.capacity.gpus), scope),
         )
@@ -102,7 +102,7 @@ class Scheduler(Runner):
         """What the references of a task's template stand for; with them, where its outputs are kept."""
         scope, memoize = Scope({**job.dag.base, **job.inputs()}), job.template.memoize
         if memoize:
-            job.memo = memo.path_of(self.places.memo, memoize.cache.config_map.name, substitute(memoize.key, scope))
+            job.memo = memo.path_of(self.folders.memo, memoize.cache.config_map.name, substitute(memoize.key, scope))
         return scope
 
     def _enter(self, job: Job) -> None:

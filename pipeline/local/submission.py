@@ -105,9 +105,10 @@ def again(run: Run, store: Path) -> Finished:
 
 
 def _execute(manifest: dict[str, Any], given: dict[str, str], store: Path) -> Finished:
-    from pipeline.definition import STORE_MOUNT
     from pipeline.local.engine import execute
+    from pipeline.local.folder import RunFolders
     from pipeline.runs.progress import observer_for
+    from pipeline.stage_templates import STORE_MOUNT
 
     place = ModelStore(store, ModelName.parse(given["model"]).id)
     run_id = new_id(datetime.now().astimezone())
@@ -116,9 +117,7 @@ def _execute(manifest: dict[str, Any], given: dict[str, str], store: Path) -> Fi
         manifest,
         arguments=given,
         name=run_id,
-        mounts={STORE_MOUNT: store},
-        run_dir=place.run(run_id),
-        state_dir=store / ENGINE_STATE,
+        folders=RunFolders({STORE_MOUNT: store}, place.run(run_id), store / ENGINE_STATE),
         capacity=Capacity.of_this_machine(),
         observer=observer_for(sys.stderr, place.run(run_id)),
     )

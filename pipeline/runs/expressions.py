@@ -26,7 +26,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TextComparison:
     left: Operand
     operation: str
     right: Operand
@@ -40,7 +40,7 @@ class Junction:
     parts: tuple[Condition, ...]
 
 
-Condition: TypeAlias = Operand | Comparison | Junction
+Condition: TypeAlias = Operand | TextComparison | Junction
 Dialect: TypeAlias = Literal["depends", "when", "expression"]
 """The field that a condition is the value of."""
 
@@ -60,7 +60,7 @@ def names(condition: Condition) -> Iterator[str]:
     match condition:
         case Operand(text, quoted):
             yield from () if quoted else (text,)
-        case Comparison(left, _, right):
+        case TextComparison(left, _, right):
             yield from (*names(left), *names(right))
         case Junction(_, parts):
             for each in parts:
@@ -72,7 +72,7 @@ def holds(condition: Condition, lookup: Callable[[str], str | bool]) -> bool:
     match condition:
         case Operand(text):
             return lookup(text) is True
-        case Comparison(left, operation, right):
+        case TextComparison(left, operation, right):
             return _compare(
                 operation, *(each.text if each.quoted else str(lookup(each.text)) for each in (left, right))
             )
@@ -128,7 +128,7 @@ class _Parser:
         operation = next(filter(self._take, COMPARISONS), None)
         if operation is None:
             raise self._mistake(f"a comparison ({', '.join(COMPARISONS)}) is missing after {left.text!r}")
-        comparison = Comparison(left, operation, self._operand())
+        comparison = TextComparison(left, operation, self._operand())
         if operation == "matches":
             self._check_pattern(comparison.right)
         return comparison

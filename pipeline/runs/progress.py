@@ -26,7 +26,7 @@ MARKS: Final[dict[Phase, tuple[str, str]]] = {
 }
 
 
-class Observer(Protocol):
+class RunObserver(Protocol):
     """Told of every change; must not block. The states are the engine's own: look, don't touch."""
 
     def run_changed(self, run: RunState) -> None: ...
@@ -124,7 +124,7 @@ class Tree:
         return line
 
 
-def observer_for(stream: TextIO, run_dir: Path) -> Observer:
+def observer_for(stream: TextIO, run_dir: Path) -> RunObserver:
     """The live tree if *stream* is a terminal, else lines."""
     if not stream.isatty():
         return Lines(stream)

@@ -17,11 +17,13 @@ import openai
 import pytest
 
 from pipeline.config import load
-from pipeline.definition import STORE_MOUNT, arguments, workflow_template
+from pipeline.definition import arguments, workflow_template
 from pipeline.local.engine import execute
+from pipeline.local.folder import RunFolders
 from pipeline.local.resources import Capacity
 from pipeline.local.submission import ENGINE_STATE
 from pipeline.runs.progress import observer_for
+from pipeline.stage_templates import STORE_MOUNT
 from stages.parts.base.program import outcomes
 from stages.parts.base.store import sha256_of
 from stages.parts.endpoint.record import endpoint
@@ -243,9 +245,7 @@ def test_a_clusters_workflow_with_its_volume_here_gives_the_same_store(pipeline,
         workflow_template(config),
         arguments=arguments(config, MODEL, "main", serve=False),
         name=run.name,
-        mounts={STORE_MOUNT: pipeline.root},
-        run_dir=run,
-        state_dir=pipeline.root / ENGINE_STATE,
+        folders=RunFolders({STORE_MOUNT: pipeline.root}, run, pipeline.root / ENGINE_STATE),
         capacity=Capacity.of_this_machine(),
         observer=observer_for(sys.stderr, run),
         environment=pipeline.environment,

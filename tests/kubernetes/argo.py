@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from pipeline.local.manifest import RetryStrategy
 from pipeline.local.references import substitute
-from pipeline.local.retry import Failure, backoff_s
+from pipeline.local.retry import FailedAttempt, backoff_s
 from pipeline.runs import expressions
 from pipeline.runs.graph import Graph
 from pipeline.runs.state import Phase
@@ -283,7 +283,7 @@ class _Run:
                 return child["phase"]
             number += 1
             said = "-1" if outcome.exit_code is None else str(outcome.exit_code)
-            failure = Failure(outcome.phase, child["message"], "", said)
+            failure = FailedAttempt(outcome.phase, child["message"], "", said)
             failed = child["phase"] not in ("Succeeded",)
             if not failed or self._stopping() or backoff_s(strategy, failure, number) is None:
                 spent = strategy is not None and number > strategy.limit

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 from pipeline.config import load
-from pipeline.definition import STORE_MOUNT, arguments
+from pipeline.definition import arguments
 from pipeline.local.engine import execute
+from pipeline.local.folder import RunFolders
 from pipeline.local.resources import Capacity
 from pipeline.local.submission import render
 from pipeline.runs.progress import Lines
 from pipeline.runs.state import RunState
+from pipeline.stage_templates import STORE_MOUNT
 from stages.parts.base.store import ModelStore
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
@@ -30,9 +32,7 @@ def run(platform: str, root: Path) -> tuple[ModelStore, RunState]:
         render(config),
         arguments=arguments(config, MODEL, "main", serve=False),
         name="run-1",
-        mounts={STORE_MOUNT: root},
-        run_dir=store.run("run-1"),
-        state_dir=root / ".engine",
+        folders=RunFolders({STORE_MOUNT: root}, store.run("run-1"), root / ".engine"),
         capacity=Capacity.of_this_machine(),
         observer=Lines(sys.stderr),
     )

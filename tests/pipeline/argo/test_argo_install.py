@@ -9,7 +9,8 @@ import pytest
 from pipeline.argo.doctor import check_cluster
 from pipeline.argo.install import install
 from pipeline.config import load
-from pipeline.definition import NAME, RESOLVE_CACHE
+from pipeline.definition import NAME
+from pipeline.stage_templates import RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CONFIG_MAPS

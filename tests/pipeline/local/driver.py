@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from pipeline.local.engine import execute
+from pipeline.local.folder import RunFolders
 from pipeline.local.resources import Capacity
 from pipeline.runs.progress import observer_for
 from stages.parts.base.errors import SlipwayError
@@ -19,9 +20,7 @@ def main() -> int:
             json.loads(manifest.read_text()),
             arguments={},
             name=run_dir.name,
-            mounts={"/mnt/store": store},
-            run_dir=run_dir,
-            state_dir=state_dir,
+            folders=RunFolders({"/mnt/store": store}, run_dir, state_dir),
             capacity=Capacity(cores=4, memory_bytes=8 << 30),
             observer=observer_for(sys.stderr, run_dir),
         )

@@ -28,6 +28,7 @@ from hera.workflows import (
 )
 
 from pipeline.local.engine import execute
+from pipeline.local.folder import RunFolders
 from pipeline.local.resources import Capacity
 from pipeline.runs.progress import Lines
 from pipeline.runs.state import RunState
@@ -134,9 +135,7 @@ class Bench:
             workflow if isinstance(workflow, Mapping) else workflow.to_dict(),
             arguments=arguments or {},
             name=f"run-{self.runs}",
-            mounts={STORE: self.store},
-            run_dir=self.run_dir,
-            state_dir=self.state_dir,
+            folders=RunFolders({STORE: self.store}, self.run_dir, self.state_dir),
             capacity=self.capacity,
             observer=Lines(self.progress),
             environment=environment,

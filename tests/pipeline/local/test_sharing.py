@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.local.resources import Capacity, Pool, Request, Share, request
+from pipeline.local.resources import Capacity, Pool, ResourceRequest, Share, request
 from pipeline.quantity import quantity
 from stages.parts.base.errors import ConfigError
 
@@ -46,15 +46,15 @@ def test_what_is_no_quantity_is_refused(text: str) -> None:
 
 def test_a_limit_without_a_request_is_a_request() -> None:
     limits = {"memory": "2Gi", "nvidia.com/gpu": "2", "cpu": "8"}
-    assert request({"cpu": "500m"}, limits) == Request(cores=0.5, memory_bytes=2 << 30, gpus=2)
-    assert request({"amd.com/gpu": "1", "ephemeral-storage": "1Gi"}, {}) == Request(gpus=1)
+    assert request({"cpu": "500m"}, limits) == ResourceRequest(cores=0.5, memory_bytes=2 << 30, gpus=2)
+    assert request({"amd.com/gpu": "1", "ephemeral-storage": "1Gi"}, {}) == ResourceRequest(gpus=1)
 
 
-requests = st.builds(Request, st.floats(0, 6), st.integers(0, 6 << 30), st.integers(0, 3))
+requests = st.builds(ResourceRequest, st.floats(0, 6), st.integers(0, 6 << 30), st.integers(0, 3))
 
 
 @given(st.lists(st.tuples(requests, st.booleans()), max_size=30))
-def test_shares_never_exceed_the_machine_and_come_back_whole(steps: list[tuple[Request, bool]]) -> None:
+def test_shares_never_exceed_the_machine_and_come_back_whole(steps: list[tuple[ResourceRequest, bool]]) -> None:
     capacity = Capacity(cores=4, memory_bytes=4 << 30, gpus=("0", "1", "2"))
     pool, held = Pool(capacity), []
     for asked, also_return in steps:
