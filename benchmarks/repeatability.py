@@ -22,8 +22,7 @@ from typing import Final
 from pipeline.config import RunConfig, load, names
 from scoring.metrics import odds
 from scoring.profile import Profile
-from stages.evaluate.conditions import Conditions, read_variant
-from stages.evaluate.conditions import gather as evaluated
+from stages.evaluate.conditions import Conditions, conditions_of, read_variant
 from stages.parts.base.errors import ConfigError, MissingRun, NoWinner, RunFailed, SlipwayError
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, answer_sigterm
 from stages.parts.base.store import STORE_VARIABLE, ModelStore, canonical_json, directory_name, place, place_tree
@@ -35,7 +34,6 @@ from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.samples.lines import read_samples
 from stages.select.decision import decide
-from stages.select.kept import Basis
 from stages.select.selection import gather
 
 FOLDER: Final = Path(".repeatability")
@@ -77,7 +75,7 @@ def measured(arguments: argparse.Namespace) -> list[ModelStore]:
 def conditions(source: ModelStore, config: RunConfig) -> dict[str, Conditions]:
     """By variant that the source has, what a measurement would follow from now."""
     names = [name for name in config.optimize.variants if Variant.read(source.optimized(name) / VARIANT)]
-    return {name: evaluated(read_variant(source, name), config.workload, config.serving) for name in names}
+    return {name: conditions_of(read_variant(source, name), config.workload, config.serving) for name in names}
 
 
 def check_conditions(repeats: Sequence[ModelStore], now: Mapping[str, Conditions]) -> None:
@@ -168,17 +166,14 @@ def decisions(repeats: Sequence[ModelStore], profile: Profile) -> Decisions:
 
 def decision(store: ModelStore, profile: Profile) -> Production | None:
     """As select would decide; publishes nothing."""
-    base = Acquired.read(store.base / ACQUIRED)
-    assert base is not None  # noqa: S101 - see finished
     made = [path.name for path in sorted(store.optimized("any").parent.iterdir())]
-    evaluations, excluded = gather(store, base, made)
-    basis = Basis(base=base, profile=profile.model_dump(mode="json"), price=None, excluded=excluded)
-    samples = {
-        name: read_samples(store.evaluation(name).with_suffix(SAMPLES_SUFFIX), each)
-        for name, each in evaluations.items()
-    }
     try:
-        return decide(basis, evaluations, samples)
+        basis, measured = gather(store, profile, made)
+        samples = {
+            name: read_samples(store.evaluation(name).with_suffix(SAMPLES_SUFFIX), each)
+            for name, each in measured.items()
+        }
+        return decide(basis, measured, samples)
     except NoWinner:
         return None
 

@@ -1,25 +1,26 @@
-"""The decision: a choice that would be made again tomorrow.
+"""The decision: a choice that a repeated measurement would make again.
 
-1. Out is who lacks a metric or breaks a constraint. Only the others set the scale (and fp16, for ``relative``).
-2. They are ranked by score, with the noise taken out of every metric (``scoring.normalize``).
-3. The ranking is made again from every draw, among those who keep the constraints in it, be they out now or not; where
-   nobody does, nobody wins. Does its first win in at least ``decision.confidence`` of them, it is *separated*, and it
-   is the winner.
-4. Otherwise the *contenders* are the likeliest winners that hold that probability together, and whoever ranks among
-   them. Out of the choice is whose quality is below another contender's by more than the noise: quality that was lost
-   is the one thing that a user can't buy back. Of the others the winner is the best by what would be measured the same
-   again, quality and memory, weighed as in the profile. Speed has had its say when it did not separate them: a
-   repeated measurement moves it, and with it would move the choice.
+1. Variants that lack a metric or break a constraint are excluded. Only the others set the scale (and fp16, for
+   ``relative``).
+2. The others are ranked by score, after the noise is taken out of every metric (``scoring.normalize``).
+3. The ranking is repeated in every bootstrap draw, among the variants that keep the constraints in that draw, whether
+   or not they are excluded now; a draw in which no variant keeps them has no winner. If the first of the ranking wins
+   at least ``decision.confidence`` of the draws, it is *separated* from the others, and it is the winner.
+4. Otherwise the *contenders* are the likeliest winners that together reach that probability, and every variant that
+   ranks among them. A contender whose quality is below that of another contender by more than the noise cannot be
+   chosen: lost quality is the one thing that a user cannot buy back. The winner is the best of the rest by the metrics
+   that a repeated measurement would reproduce, quality and memory, weighted as in the profile. Speed has already
+   counted and did not separate them; since it moves between measurements, it would also move the choice.
 
-A variant that is at least as good in every metric as another, and better in one, never loses to it: every step
-keeps their order, whatever the noise and the draws.
+A variant that is at least as good as another in every metric, and better in one, never loses to it: every step keeps
+their order, whatever the noise and the draws.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -27,24 +28,23 @@ import pandas as pd
 
 from scoring.confidence import intervals, joint, noise_of, score_draws, win_probabilities
 from scoring.draws import Draws
-from scoring.eligible import Values, drawn_values, exclusions, near_limits, qualifying, unusable, values_of
-from scoring.metrics import METRICS, odds
+from scoring.eligible import Limits, Values, drawn_values, exclusions, unusable, values_of
+from scoring.metrics import METRICS
 from scoring.normalize import REFERENCE, preferred, reference_of
 from scoring.profile import Profile
 from scoring.score import DIGITS, rank
 from scoring.sensitivity import shares_anywhere, shares_near
+from scoring.verdict import Ranked, verdict_of
 
 EXACT: Final = frozenset({"memory"})
 """Counted, not sampled: it has no noise."""
-FRAGILE: Final = 0.9
-"""Below this share of the weightings near the profile's, the verdict tells that the choice hangs on the weights."""
-STEADY: Final = ("quality", "memory")
-"""What a repeated measurement finds again: the same questions are asked, and the same bytes counted."""
+REPRODUCED: Final = ("quality", "memory")
+"""The metrics that a repeated measurement reproduces: the same questions are asked, and the same bytes counted."""
 
 
 @dataclass(frozen=True)
 class Margin:
-    """By how much the winner's score exceeds that of the best of the others; negative where it ranks behind."""
+    """The winner's score minus that of the best other variant; negative where the winner ranks behind it."""
 
     over: str
     value: float
@@ -55,35 +55,36 @@ class Margin:
 
 @dataclass(frozen=True)
 class Decision:
-    """Who was chosen and why. Where nobody can be, the winner is None and all but the exclusions is empty."""
+    """Which variant was chosen and why. If none can be chosen, the winner is None and only ``excluded`` and ``verdict``
+    are filled."""
 
     winner: str | None
     separated: bool
-    """Whether the first of the ranking wins in enough of the draws."""
+    """Whether the first of the ranking wins enough of the draws."""
     verdict: str
     ranking: pd.DataFrame
     """The eligible variants, best score first: normalized metrics and ``score``."""
     excluded: dict[str, tuple[str, ...]]
-    """Why each of the others can't be chosen, every reason with its numbers."""
-    margin: Margin | None
-    """None where nobody else can be chosen."""
-    win_probability: dict[str, float]
-    """By variant that can be chosen; the sum is below 1 where others might win, or nobody."""
-    score_interval: dict[str, tuple[float, float]]
-    """95 %, among those that can be chosen now."""
-    noise: dict[str, float]
-    """By metric, in its unit: the largest difference between two variants that chance explains. Without those that do
-    not compare."""
-    near_limits: tuple[str, ...]
-    """Sentences: where one of the contenders, or one who is out, might be on the other side of a limit."""
-    near_weights: dict[str, float]
-    """By variant, the share of weightings near the profile's that put it first (``scoring.sensitivity``)."""
-    any_weights: dict[str, float]
+    """Why each of the others cannot be chosen: every reason, with its numbers."""
+    margin: Margin | None = None
+    """None if no other variant can be chosen."""
+    win_probability: dict[str, float] = field(default_factory=dict)
+    """By eligible variant; the sum is below 1 if an excluded variant, or none, may win."""
+    score_interval: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """95 % interval by eligible variant, on the scale of the eligible variants."""
+    noise: dict[str, float] = field(default_factory=dict)
+    """By metric, in its unit: the largest difference between two variants that chance explains; without incomparable
+    metrics."""
+    near_limits: tuple[str, ...] = ()
+    """Sentences naming the contenders and excluded variants that may be on the other side of a limit."""
+    near_weights: dict[str, float] = field(default_factory=dict)
+    """By variant, the share of weightings near the profile's that rank it first (``scoring.sensitivity``)."""
+    any_weights: dict[str, float] = field(default_factory=dict)
     """The same over all weightings."""
 
     @property
     def eligible(self) -> tuple[str, ...]:
-        """Who could be chosen, best score first."""
+        """The variants that can be chosen, best score first."""
         return tuple(map(str, self.ranking.index))
 
 
@@ -101,62 +102,115 @@ def decide(
 
     Args:
         raw: one row per variant, columns ``METRICS`` in their units; NaN or None for what was not measured.
-        samples: bootstrap draws of the same statistics as in *raw*, and of what is constrained by its name in
-            ``MEASURES`` (``scoring.draws``); what has none is exact.
-        constraint_values: by variant, what ``Constraints`` can limit; ``values_of`` fills what is not given.
-        digests: of each variant's files. Those of one digest are one and the same, so no measurement can separate them.
-        incomparable: metrics that were not measured alike, so that no difference of theirs counts.
+        samples: bootstrap draws of the same statistics as in *raw*, and of constrained values by their names in
+            ``MEASURES`` (``scoring.draws``); what has no draws is exact.
+        constraint_values: what ``Constraints`` can limit, by variant; ``values_of`` adds what follows from *raw*.
+        digests: the digest of each variant's files. Variants of one digest are identical, so no measurement can
+            separate them.
+        incomparable: metrics that were not measured under the same conditions, so their differences do not count.
 
     Raises:
-        ValueError: *samples* have not the same number of draws everywhere.
+        ValueError: the *samples* have different numbers of draws.
     """
-    raw = raw.reindex(columns=list(METRICS)).astype(float).sort_index()
-    samples, shares, limits = samples or {}, profile.weights.shares(), profile.constraints.limits()
+    raw, samples = raw.reindex(columns=list(METRICS)).astype(float).sort_index(), samples or {}
     values = values_of(raw, constraint_values or {}, reference)
+    limits = Limits(profile.constraints.limits(), values, drawn_values(raw, samples, reference))
     excluded = exclusions(raw, profile.constraints, samples, values)
     able = raw.drop(index=[name for name in excluded if unusable(raw, samples, name)])
     anchor = reference_of(able, reference)
     out = [name for name in excluded if not (profile.normalization == "relative" and name == anchor)]
     compared = raw.drop(index=out)
     noise = noise_of(compared, samples) | dict.fromkeys(incomparable, math.inf)
-    how = (shares, profile.normalization, noise, anchor or reference)
-    ranking = rank(compared, *how)
-    ranking = ranking.drop(index=[name for name in excluded if name in ranking.index])
+    return _choose(
+        Contest(profile, samples, limits, excluded, able, compared, noise, anchor or reference), digests or {}
+    )
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The variants of a decision, and the scale on which they are compared."""
+
+    profile: Profile
+    samples: Draws
+    limits: Limits
+    excluded: dict[str, tuple[str, ...]]
+    able: pd.DataFrame
+    """Raw metrics of the variants that may win a draw: every metric was measured."""
+    compared: pd.DataFrame
+    """Raw metrics of the variants that set the scale: the eligible ones, and for ``relative`` the reference."""
+    noise: dict[str, float]
+    reference: str
+
+    @property
+    def shares(self) -> dict[str, float]:
+        return self.profile.weights.shares()
+
+    def ranking(self) -> pd.DataFrame:
+        """The eligible variants, best first, see ``scoring.score.rank``."""
+        found = rank(self.compared, self.shares, self.profile.normalization, self.noise, self.reference)
+        return found.drop(index=[name for name in self.excluded if name in found.index])
+
+    def scores(self, eligible: Sequence[str]) -> pd.DataFrame:
+        """The scores of the eligible variants (columns) in each draw (rows), on the scale of ``compared``."""
+        return self._score_draws(self.compared)[list(eligible)]
+
+    def kept(self) -> pd.DataFrame:
+        """In which draws (rows) each variant (columns) keeps every limit."""
+        return self.limits.kept(list(map(str, self.able.index)), len(joint(self.able, self.samples)))
+
+    def win_probabilities(self, kept: pd.DataFrame) -> dict[str, float]:
+        """The share of draws that each variant wins among those that keep every limit in the draw."""
+        relative = self.profile.normalization == "relative"
+        among = kept.assign(**{self.reference: True}) if relative else kept
+        return win_probabilities(self._score_draws(self.able, among), kept)
+
+    def without_noise(self, eligible: Sequence[str]) -> list[str]:
+        """The weighted metrics whose noise was not measured for every eligible variant."""
+        weighted = [name for name, share in self.shares.items() if share and name not in EXACT]
+        return [metric for metric in weighted if any(metric not in self.samples.get(name, {}) for name in eligible)]
+
+    def _score_draws(self, raw: pd.DataFrame, among: pd.DataFrame | None = None) -> pd.DataFrame:
+        normalization = self.profile.normalization
+        return score_draws(raw, self.samples, self.shares, normalization, self.noise, self.reference, among)
+
+
+def _choose(contest: Contest, digests: Mapping[str, str]) -> Decision:
+    ranking, confidence = contest.ranking(), contest.profile.decision.confidence
     if ranking.empty:
-        return _nobody(ranking, excluded)
-    drawn = drawn_values(raw, samples, reference)
-    kept = qualifying(list(map(str, able.index)), limits, values, drawn, len(joint(able, samples)))
-    among = kept.assign(**{str(anchor): True}) if profile.normalization == "relative" else kept
-    again = win_probabilities(score_draws(able, samples, *how, among=among), kept)
-    chances = {name: again[name] for name in map(str, ranking.index)}
-    contenders = with_twins(contenders_of(chances, profile.decision.confidence), list(chances), digests or {})
-    winner = steadiest(contenders, compared, ranking, shares, noise["quality"])
-    separated = len(contenders) == 1 and chances[winner] >= profile.decision.confidence
-    scores = score_draws(compared, samples, *how)[list(ranking.index)]
-    near = shares_near(ranking, shares)
-    why = preference(winner, contenders, compared, noise)
-    on_edge = [*contenders, *(name for name in excluded if name in kept and kept[name].any())]
+        why = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in contest.excluded.items())
+        verdict = "No variant can be chosen" + (f": {why}." if why else ": there is none.")
+        return Decision(None, False, verdict, ranking, contest.excluded)
+    eligible, kept = list(map(str, ranking.index)), contest.kept()
+    again = contest.win_probabilities(kept)
+    chances = {name: again[name] for name in eligible}
+    contenders = with_twins(contenders_of(chances, confidence), eligible, digests)
+    winner = most_reproducible(contenders, contest.compared, ranking, contest.shares, contest.noise["quality"])
+    separated = len(contenders) == 1 and chances[winner] >= confidence
+    scores, near_weights = contest.scores(eligible), shares_near(ranking, contest.shares)
+    quality = {str(name): float(each) for name, each in contest.compared["quality"].items()}
+    ranked = Ranked(winner, contenders, chances, separated, near_weights[winner])
+    may_return = [name for name in contest.excluded if name in kept and kept[name].any()]
     return Decision(
         winner=winner,
         separated=separated,
-        verdict=in_words(winner, contenders, chances, separated, _without_noise(ranking, profile, samples), near, why),
+        verdict=verdict_of(ranked, quality, contest.noise["quality"], contest.without_noise(eligible)),
         ranking=ranking,
-        excluded=excluded,
+        excluded=contest.excluded,
         margin=margin_of(winner, ranking, scores),
         win_probability=chances,
         score_interval=intervals(scores),
-        noise={metric: each for metric, each in noise.items() if math.isfinite(each)},
-        near_limits=tuple(near_limits(on_edge, limits, values, drawn)),
-        near_weights=near,
+        noise={metric: each for metric, each in contest.noise.items() if math.isfinite(each)},
+        near_limits=tuple(contest.limits.near([*contenders, *may_return])),
+        near_weights=near_weights,
         any_weights=shares_anywhere(ranking),
     )
 
 
 def margin_of(winner: str, ranking: pd.DataFrame, scores: pd.DataFrame) -> Margin | None:
-    """*winner* against the first of the others in the ranking.
+    """The margin of *winner* over the first other variant of the ranking; None if there is no other.
 
     Args:
-        scores: of the variants (columns) in each draw (rows).
+        scores: the scores of the variants (columns) in each draw (rows).
     """
     other = next((name for name in map(str, ranking.index) if name != winner), None)
     if other is None:
@@ -167,11 +221,11 @@ def margin_of(winner: str, ranking: pd.DataFrame, scores: pd.DataFrame) -> Margi
 
 
 def contenders_of(chances: Mapping[str, float], confidence: float) -> tuple[str, ...]:
-    """The first alone if it holds *confidence*; else down to the lowest-ranked of the likeliest that do together. What
-    nobody of them wins is held by none, and left out.
+    """The first alone if it reaches *confidence*; otherwise all down to the lowest-ranked of the likeliest winners that
+    reach it together. The probability that none of them wins is left out.
 
     Args:
-        chances: the probability to win, in the ranking's order.
+        chances: the probabilities to win, in the order of the ranking.
     """
     ranked = list(chances)
     confidence *= min(1.0, sum(chances.values()))
@@ -180,83 +234,29 @@ def contenders_of(chances: Mapping[str, float], confidence: float) -> tuple[str,
     likeliest = sorted(ranked, key=lambda name: -chances[name])
     held = np.cumsum([chances[name] for name in likeliest])
     enough = likeliest[min(int((held < confidence).sum()), len(likeliest) - 1)]
-    # Who is as likely as the last of them is in as well: names must not decide.
+    # A variant that is as likely as the last of them is a contender too: names must not decide.
     last = max(ranked.index(name) for name in ranked if chances[name] >= chances[enough])
     return tuple(ranked[: max(last, 1) + 1])
 
 
 def with_twins(contenders: Sequence[str], ranked: Sequence[str], digests: Mapping[str, str]) -> tuple[str, ...]:
-    """The contenders, down to the last that is the same as one of them, file by file."""
+    """The contenders, down to the last variant that is identical to one of them, file by file."""
     theirs = {digests[name] for name in contenders if name in digests}
     last = max(place for place, name in enumerate(ranked) if name in contenders or digests.get(name) in theirs)
     return tuple(ranked[: last + 1])
 
 
-def steadiest(
+def most_reproducible(
     contenders: Sequence[str], raw: pd.DataFrame, ranking: pd.DataFrame, shares: Mapping[str, float], noise: float
 ) -> str:
-    """Of those whose quality is not below another contender's by more than *noise* (of quality), the best by quality
-    and memory alone; level ones by ``scoring.normalize.PREFERENCE``.
+    """The best contender by quality and memory alone, without those whose quality is below another contender's by more
+    than *noise* (of quality). Ties are broken by ``scoring.normalize.PREFERENCE``.
 
     Args:
-        ranking: normalized metrics.
+        ranking: the normalized metrics.
         shares: the weights.
     """
     quality = raw.loc[list(contenders), "quality"]
     sound = [str(name) for name in preferred(raw.loc[list(contenders)]).index if quality[name] >= quality.max() - noise]
-    steady = sum(shares[metric] * ranking.loc[sound, metric] for metric in STEADY)
+    steady = sum(shares[metric] * ranking.loc[sound, metric] for metric in REPRODUCED)
     return str(pd.Series(steady, index=sound).round(DIGITS).idxmax())
-
-
-def preference(winner: str, contenders: Sequence[str], raw: pd.DataFrame, noise: Mapping[str, float]) -> str:
-    """Why *winner* is preferred among the contenders."""
-    if winner == contenders[0]:
-        return "it is first in the ranking, and none of them has a higher quality beyond noise."
-    before = contenders[: list(contenders).index(winner)]
-    if all(raw["quality"][winner] > raw["quality"][name] + noise["quality"] for name in before):
-        return "its quality is higher beyond noise than that of those who rank before it."
-    return "it is the best of them by what a repeated measurement would not move, quality and memory."
-
-
-def in_words(
-    winner: str,
-    contenders: Sequence[str],
-    chances: Mapping[str, float],
-    separated: bool,
-    unknown: Sequence[str],
-    near: Mapping[str, float],
-    why_preferred: str,
-) -> str:
-    """The decision in a few sentences that agree with its numbers."""
-    edge = "." if separated else ": the evidence does not tell who keeps the constraints."
-    if len(chances) == 1:
-        again = "" if separated else f", with a probability of {odds(chances[winner])} to be chosen again"
-        return f"{winner} is the only variant that can be chosen{again}{edge}"
-    if len(contenders) == 1:
-        said = f"{winner} has the highest score, with a probability of {odds(chances[winner])} to have it again{edge}"
-    else:
-        listed = _listed([f"{name} ({odds(chances[name])})" for name in contenders])
-        said = f"{listed} could each score highest: the evidence does not separate them. {winner} is preferred: "
-        said += why_preferred
-    if unknown:
-        said += f" The noise of {_listed(unknown)} was not measured, so differences are taken as they are."
-    if len(contenders) == 1 and near[winner] < FRAGILE:
-        said += f" It hangs on the weights: among weightings near the profile's it is first under {near[winner]:.0%}."
-    return said
-
-
-def _nobody(ranking: pd.DataFrame, excluded: dict[str, tuple[str, ...]]) -> Decision:
-    why = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in excluded.items())
-    verdict = "No variant can be chosen" + (f": {why}." if why else ": there is none.")
-    return Decision(None, False, verdict, ranking, excluded, None, {}, {}, {}, (), {}, {})
-
-
-def _without_noise(ranking: pd.DataFrame, profile: Profile, samples: Draws) -> tuple[str, ...]:
-    weighted = [name for name, share in profile.weights.shares().items() if share and name not in EXACT]
-    return tuple(
-        metric for metric in weighted if any(metric not in samples.get(name, {}) for name in map(str, ranking.index))
-    )
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

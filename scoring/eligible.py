@@ -1,9 +1,10 @@
-"""Who can be chosen at all: by what was measured, and again in each draw of it."""
+"""Which variants can be chosen at all: by what was measured, and in each bootstrap draw of it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,12 +18,52 @@ from scoring.normalize import REFERENCE, Floats
 
 Booleans = npt.NDArray[np.bool_]
 Values = Mapping[str, Mapping[str, float | None]]
-"""By variant, what ``Constraints`` can limit."""
+"""What ``Constraints`` can limit, by variant and measure."""
 GIB: Final = 2**30
 
 
+@dataclass(frozen=True)
+class Limits:
+    """A profile's limits, and the values and draws of what they limit."""
+
+    limits: Mapping[str, float]
+    """By measure, see ``Constraints.limits``."""
+    values: Values
+    drawn: Draws
+    """By variant and measure; what has no draws is exact."""
+
+    def kept(self, names: Sequence[str], draws: int) -> pd.DataFrame:
+        """In which draws (rows) each variant (columns) keeps every limit."""
+        kept = pd.DataFrame(True, index=range(draws), columns=list(names))
+        for name in names:
+            for measure, limit in self.limits.items():
+                value = self.values[name].get(measure)
+                given = self.drawn[name].get(measure, np.array(math.nan if value is None else value))
+                kept[name] &= np.broadcast_to(keeps(measure, limit, given), draws)
+        return kept
+
+    def near(self, names: Iterable[str]) -> list[str]:
+        """A sentence for each of these variants and each limit that its 95 % interval reaches across."""
+        return [said for name in names for measure in self.limits if (said := self._near(name, measure))]
+
+    def _near(self, name: str, measure: str) -> str | None:
+        limit, value = self.limits[measure], self.values[name].get(measure)
+        if value is None or not math.isfinite(value) or measure not in self.drawn[name]:
+            return None
+        low, high = np.percentile(self.drawn[name][measure], [2.5, 97.5])
+        low, high = min(low, value), max(high, value)
+        if keeps(measure, limit, np.array(low)) == keeps(measure, limit, np.array(high)):
+            return None
+        bound = "minimum" if MEASURES[measure].higher_is_better else "maximum"
+        return (
+            f"{name} {'keeps' if keeps(measure, limit, np.array(value)) else 'breaks'} the {bound} of "
+            f"{limit:.12g} for {measure} with {value:.4g}, but its 95 % interval of {low:.4g} to {high:.4g} "
+            "reaches across the limit."
+        )
+
+
 def values_of(raw: pd.DataFrame, given: Values, reference: str = REFERENCE) -> dict[str, dict[str, float | None]]:
-    """What is *given*, and what follows from the metrics: ``quality_recovery``, ``e2el_p95_ms`` and ``memory_gib``."""
+    """The *given* values, and those that follow from *raw*: ``quality_recovery``, ``e2el_p95_ms``, ``memory_gib``."""
     best = float(raw["quality"].get(reference, float("nan")))
     return {
         str(name): {
@@ -38,7 +79,7 @@ def values_of(raw: pd.DataFrame, given: Values, reference: str = REFERENCE) -> d
 def exclusions(
     raw: pd.DataFrame, constraints: Constraints, samples: Draws, values: Values
 ) -> dict[str, tuple[str, ...]]:
-    """Who can't be chosen, with every reason."""
+    """The variants that cannot be chosen, each with every reason."""
     found: dict[str, tuple[str, ...]] = {}
     for name in map(str, raw.index):
         limits = broken(values[name], constraints)
@@ -48,8 +89,10 @@ def exclusions(
 
 
 def unusable(raw: pd.DataFrame, samples: Draws, name: str) -> list[str]:
-    """What of a variant's metrics was not measured, or has draws that are no measurements: they must not pass as a low
-    or high score."""
+    """Why a variant's metrics cannot be scored: one was not measured, or has draws that are not finite or negative.
+
+    Such values must not pass as a low or high score.
+    """
     missing = [f"{metric} was not measured" for metric in METRICS if not 0 <= raw[metric][name] < math.inf]
     given = samples.get(name, {})
     return missing + [
@@ -60,7 +103,7 @@ def unusable(raw: pd.DataFrame, samples: Draws, name: str) -> list[str]:
 
 
 def drawn_values(raw: pd.DataFrame, samples: Draws, reference: str = REFERENCE) -> dict[str, dict[str, Floats]]:
-    """By variant, the draws of what can be limited: *samples* has it, or it follows from latency and quality."""
+    """The draws of what can be limited, by variant and measure: given, or computed from latency and quality."""
     quality = {
         name: samples.get(name, {}).get("quality", np.array(raw["quality"][name])) for name in map(str, raw.index)
     }
@@ -69,56 +112,17 @@ def drawn_values(raw: pd.DataFrame, samples: Draws, reference: str = REFERENCE) 
     for name in quality:
         given = samples.get(name, {})
         limited = {measure: draws for measure, draws in given.items() if measure in MEASURES}
-        # The few-rounds correction can spread a share beyond 1.
+        # The correction for few rounds can widen a share beyond 1.
         found[name] = {each: np.minimum(d, 1.0) if MEASURES[each].unit == "0–1" else d for each, d in limited.items()}
         if "latency" in given:
             found[name]["e2el_p95_ms"] = given["latency"]
-        with np.errstate(over="ignore"):  # infinite is not kept
+        with np.errstate(over="ignore"):  # an infinite value keeps no limit
             found[name]["quality_recovery"] = quality[name] / np.where(whole > 0, whole, math.nan)
     return found
 
 
-def qualifying(
-    names: Sequence[str],
-    limits: Mapping[str, float],
-    values: Values,
-    drawn: Mapping[str, Mapping[str, Floats]],
-    draws: int,
-) -> pd.DataFrame:
-    """In which draws (rows) each variant (columns) keeps every limit. What has no draws is as it was measured."""
-    kept = pd.DataFrame(True, index=range(draws), columns=list(names))
-    for name in names:
-        for measure, limit in limits.items():
-            value = values[name].get(measure)
-            given = drawn[name].get(measure, np.array(math.nan if value is None else value))
-            kept[name] &= np.broadcast_to(keeps(measure, limit, given), draws)
-    return kept
-
-
 def keeps(measure: str, limit: float, values: Floats) -> Booleans:
-    """Which *values* of a measure keep its *limit*; what is not finite was not measured, and keeps none."""
+    """Which *values* of a measure keep its *limit*; a value that is not finite was not measured, and keeps none."""
     within: Booleans = values >= limit if MEASURES[measure].higher_is_better else values <= limit
     within &= np.isfinite(values)
     return within
-
-
-def near_limits(
-    names: Iterable[str], limits: Mapping[str, float], values: Values, drawn: Mapping[str, Mapping[str, Floats]]
-) -> list[str]:
-    """A sentence for each variant of *names* and limit, where the 95 % interval holds values on both sides of it."""
-    found = []
-    for name in names:
-        for measure, limit in limits.items():
-            value = values[name].get(measure)
-            if value is None or not math.isfinite(value) or measure not in drawn[name]:
-                continue
-            low, high = np.percentile(drawn[name][measure], [2.5, 97.5])
-            low, high = min(low, value), max(high, value)
-            if keeps(measure, limit, np.array(low)) != keeps(measure, limit, np.array(high)):
-                bound = "minimum" if MEASURES[measure].higher_is_better else "maximum"
-                found.append(
-                    f"{name} {'keeps' if keeps(measure, limit, np.array(value)) else 'breaks'} the {bound} of "
-                    f"{limit:.12g} for {measure} with {value:.4g}, but its 95 % interval of {low:.4g} to {high:.4g} "
-                    "reaches across the limit."
-                )
-    return found

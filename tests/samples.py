@@ -104,9 +104,6 @@ def evaluation(
         perplexity=(),
         held_out=tuple(held_out(document, likeliest) for document in range(DOCUMENTS)),
     )
-    reported = TaskScore(task=TASK, kind="accuracy", value=0, low=0, high=0, score=0, items=0, metrics={"acc": quality})
-    score = task_score(reported, samples)
-    assert score is not None
     key = f"evaluation of {variant.variant}"
     record = Evaluation(
         variant=variant.variant,
@@ -118,7 +115,7 @@ def evaluation(
         key=key,
         samples_sha256=write_samples(samples_path(store, variant.variant), key, samples),
         tool_versions={"vllm": "0.32.0"},
-        quality=(score,),
+        quality=(accuracy(samples),),
         load=pooled_load(samples.rounds),
         rounds=tuple(map(load_of, samples.rounds)),
         memory=Memory(
@@ -130,6 +127,13 @@ def evaluation(
     )
     record.write(store.evaluation(variant.variant))
     return record
+
+
+def accuracy(samples: Samples) -> TaskScore:
+    reported = TaskScore(task=TASK, kind="accuracy", value=0, low=0, high=0, score=0, items=0, metrics={})
+    score = task_score(reported, samples)
+    assert score is not None
+    return score
 
 
 def engine(quantization: str | None) -> Engine:

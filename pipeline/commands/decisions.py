@@ -62,10 +62,10 @@ def score(
     """Score a run's measurements by another profile or other weights: runs nothing and publishes nothing."""
     from pipeline.local.runs import find
     from stages.select.decision import decide
-    from stages.select.kept import kept
+    from stages.select.stored import read_stored
 
     run = find(store, name)
-    given = kept(run.path)
+    given = read_stored(run.path)
     wanted = _profile(given.basis.profile, profile, assignments or [])
     basis = given.basis.model_copy(update={"profile": wanted.model_dump(mode="json")})
     decision = decide(basis, given.evaluations, given.samples())
@@ -88,10 +88,10 @@ def compare(
     """What changed from one run to another: settings, versions, hardware, metrics beyond noise, winner and why."""
     from pipeline.local.runs import find
     from stages.select.comparison import compare as compared
-    from stages.select.kept import kept
+    from stages.select.stored import read_stored
 
     runs = [find(store, name) for name in (first, second)]
-    found = compared(*(kept(run.path) for run in runs))
+    found = compared(*(read_stored(run.path) for run in runs))
     document = found.model_dump(mode="json") | {"runs": [run.id for run in runs]}
     print_result(document, _beside(runs[0].id, runs[1].id, found), as_json)
 

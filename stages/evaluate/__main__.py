@@ -1,8 +1,8 @@
-"""evaluate: serve variants with vLLM and measure their latency, throughput, memory and quality, or find that these
-very variants were measured already under the same conditions.
+"""evaluate: serve variants with vLLM and measure their latency, throughput, memory and quality. A variant that was
+measured before under the same conditions is not measured again.
 
-Several variants are measured in turns, their servers side by side, if the workload says so and they fit. Each has an
-outcome of its own; one that fails is left out and the others go on."""
+If the workload asks for it and memory allows, the servers of several variants run side by side and take turns. Each
+variant has its own outcome; if one fails, the others continue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from stages.evaluate.conditions import Conditions, gather, read_variant
+from stages.evaluate.conditions import Conditions, conditions_of, read_variant
 from stages.parts.base import program
 from stages.parts.base.errors import DamagedModel, InvalidName, SlipwayError, TransientError
 from stages.parts.base.settings import Serving, Workload, parse_json
@@ -24,7 +24,7 @@ from stages.parts.records.evaluation import Evaluation
 
 REFERENCE: Final = "fp16"
 Found = tuple[str, Evaluation | SlipwayError, bool]
-"""A variant, its evaluation or what it failed at, and whether it was measured now."""
+"""A variant, its evaluation or the error that ended it, and whether it was measured now."""
 
 
 def main() -> None:
@@ -47,13 +47,13 @@ def main() -> None:
 def evaluate(
     store: ModelStore, names: Sequence[str], workload: Workload, serving: Serving
 ) -> dict[str, dict[str, float]]:
-    """Each variant's outcome is recorded as its own, as if each had been evaluated alone.
+    """Evaluate the variants, and record the outcome of each as if it had been evaluated alone.
 
     Returns:
         The summary of each evaluated variant.
 
     Raises:
-        SlipwayError: what fp16, or every variant, failed at; or a failure that may pass, so that it is tried again.
+        SlipwayError: fp16 failed, or every variant did, or a variant failed in a way that another attempt may pass.
     """
     failures: dict[str, SlipwayError] = {}
     summaries = {}
@@ -76,18 +76,18 @@ def evaluate(
 
 
 def made_by_this_run(store: ModelStore, names: Sequence[str]) -> list[str]:
-    """*names* without those that this run could not make: an older one may lie in their place."""
+    """*names* without the variants that this run failed to make; the store may hold an older one of that name."""
     run_id = os.environ.get(program.RUN_VARIABLE)
     outcomes = program.outcomes(store.run(run_id)) if run_id else []
     made = {each.variant for each in outcomes if each.stage == "optimize" and each.result != "failed"}
     if missing := [name for name in names if made and name not in made]:
-        print(f"not made by this run, and not measured: {', '.join(missing)}", file=sys.stderr)
+        print(f"not made by this run, so not measured: {', '.join(missing)}", file=sys.stderr)
     return [name for name in names if name not in missing]
 
 
 @contextlib.contextmanager
 def _recorded(store: ModelStore, name: str, failures: Mapping[str, SlipwayError]) -> Iterator[program.Report]:
-    """As ``program.outcome``; the variant's own failure ends here."""
+    """Record the outcome as ``program.outcome`` does, and end the variant's own failure here."""
     try:
         with program.outcome(store, "evaluate", name) as report:
             yield report
@@ -99,16 +99,16 @@ def _recorded(store: ModelStore, name: str, failures: Mapping[str, SlipwayError]
 
 
 def ensure(store: ModelStore, names: Sequence[str], workload: Workload, serving: Serving) -> list[Found]:
-    """Each variant's evaluation under these conditions, and whether it had to be made; or what it failed at.
+    """Each variant's evaluation under these conditions, measured if there is none yet, or the error that ended it.
 
     Raises:
-        ConfigError: the workload can't be measured.
+        ConfigError: the workload cannot be measured.
     """
     conditions: dict[str, Conditions] = {}
     found: dict[str, Found] = {}
     for name in names:
         try:
-            conditions[name] = gather(read_variant(store, name), workload, serving)
+            conditions[name] = conditions_of(read_variant(store, name), workload, serving)
         except DamagedModel as error:
             found[name] = (name, error, False)
     found |= _existing(store, conditions)
@@ -131,7 +131,7 @@ def _existing(store: ModelStore, conditions: Mapping[str, Conditions]) -> dict[s
 
 
 def existing(store: ModelStore, name: str, key: str) -> Evaluation | None:
-    """The evaluation of this key; one that can't be read is measured again."""
+    """The evaluation with this key; None if there is none, or if it is damaged and has to be measured again."""
     try:
         found = Evaluation.read(store.evaluation(name))
     except DamagedModel as error:
@@ -149,7 +149,7 @@ def describe(evaluation: Evaluation) -> str:
 
 
 def summarize(evaluation: Evaluation) -> dict[str, float]:
-    """The four metrics, with their units in the names: what Argo's UI shows of this task."""
+    """The four metrics, with their units in the names: Argo's UI shows them beside this task."""
     metrics = evaluation.metrics()
     return {
         "quality": metrics["quality"],
@@ -169,17 +169,17 @@ def _arguments() -> argparse.Namespace:
   python -m stages.evaluate --model org/name --variants fp16,gptq --serving '{{"max_model_len": 4096}}' \\
     --workload '{{"name": "chat", "protocol": "thorough", {lengths}, "quality_tasks": ["arc_easy"]}}'
 
-protocols, and what they cost in units of one server's start + four rounds + quality, per variant:
+protocols, and their cost per variant in units of one server start + four rounds + quality:
   quick     three rounds on one server, one variant after the other     a little less than 1
   standard  four rounds, the servers of all variants taking turns       1
-  thorough  as standard, over three starts of the servers               3
-A machine without GPUs that drifts beyond drift_limit (not in quick) costs the start and the rounds once more.
-One evaluation at a time measures on a machine, and nothing is optimized meanwhile: the others wait for their turn.""",
+  thorough  like standard, over three starts of the servers             3
+If a machine without GPUs drifts beyond drift_limit (not in quick), the start and the rounds are repeated once.
+Only one evaluation measures on a machine at a time, and no variant is optimized meanwhile; others wait.""",
     )
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--variant", help="fp16, awq or gptq")
-    which.add_argument("--variants", help="several, apart by commas: as --variant for each, or in turns")
+    which.add_argument("--variants", help="several, separated by commas: measured one by one, or in turns")
     parser.add_argument("--workload", required=True, help="JSON: see Workload in stages/parts/base/settings.py")
     parser.add_argument("--serving", default="{}", help="JSON: see Serving in stages/parts/base/settings.py")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""What an evaluation's figures follow from: same conditions, same key, no second measurement."""
+"""The conditions that an evaluation's figures follow from: under the same conditions nothing is measured twice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stages.parts.records.variant import VARIANT, Variant
 
 TOOLS: Final = ("vllm", "lm_eval", "torch")
 NOT_MEASURED: Final = {"host", "port", "startup_timeout_s"}
-"""Serving settings that change no figure."""
+"""Serving settings that have no effect on a figure."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Conditions:
         )
 
 
-def gather(variant: Variant, workload: Workload, serving: Serving) -> Conditions:
-    """Raises: ConfigError: a tool is not installed, or there is no such ``tasks_path``, ``trace`` or text."""
+def conditions_of(variant: Variant, workload: Workload, serving: Serving) -> Conditions:
+    """Raises: ConfigError: a tool is not installed, or a file that the workload names does not exist."""
     plain = workload.model_dump(mode="json", exclude={"tasks_path", "trace", "divergence_text"})
     digests = {
         "tasks_digest": tasks_digest(workload.tasks_path),
@@ -74,12 +74,12 @@ def read_variant(store: ModelStore, name: str) -> Variant:
     if variant is None:
         raise DamagedModel(f"{directory} has no {VARIANT}", hint=f"make it first: optimize --method {name}")
     if wrong := difference(directory, variant.files):
-        raise DamagedModel(f"the {name} variant is damaged: {wrong}", hint="run optimize again: it makes it anew")
+        raise DamagedModel(f"the {name} variant is damaged: {wrong}", hint="run optimize again to replace it")
     return variant
 
 
 def tasks_digest(tasks_path: str | None) -> str | None:
-    """Of every file under *tasks_path*, by content, for it may lie elsewhere in a pod. None without one.
+    """The digest of the content of every file under *tasks_path*, wherever the folder is mounted; None without one.
 
     Raises:
         ConfigError: there is no such folder.
@@ -89,13 +89,13 @@ def tasks_digest(tasks_path: str | None) -> str | None:
     root = Path(tasks_path)
     if not root.is_dir():
         raise ConfigError(f"tasks_path {tasks_path!r} is not a folder", hint="it is relative to the workload's file")
-    # What Python, lm-eval and mypy leave behind while they read the tasks does not define them.
-    files = [path for path in root.rglob("*") if path.is_file() and not _left_behind(path.relative_to(root))]
+    # Files that Python, lm-eval and mypy create while they read the tasks do not define them.
+    files = [path for path in root.rglob("*") if path.is_file() and not _is_by_product(path.relative_to(root))]
     return digest_of({path.relative_to(root).as_posix(): sha256_of(path) for path in files})
 
 
 def trace_digest(trace: str | None) -> str | None:
-    """Of the trace's bytes; None without one.
+    """The sha256 of the trace; None without one.
 
     Raises:
         ConfigError: there is no such file.
@@ -107,5 +107,5 @@ def trace_digest(trace: str | None) -> str | None:
     return sha256_of(Path(trace))
 
 
-def _left_behind(path: Path) -> bool:
+def _is_by_product(path: Path) -> bool:
     return any(part == "__pycache__" or part.startswith(".") for part in path.parts)

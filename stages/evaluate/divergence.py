@@ -1,7 +1,7 @@
-"""The next-token distributions of a served variant on held-out text: what ``scoring.divergence`` compares.
+"""The next-token distributions of a served variant on held-out text, for ``scoring.divergence``.
 
-They are kept as samples, so that any two variants can be compared later without a server. Served, not computed from
-the weights: what a user gets goes through the engine's own kernels.
+They are stored as samples, so that any two variants can be compared later without a server. They come from the server,
+not from the weights alone, because a user's answers go through the engine's kernels as well.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from stages.parts.samples.lines import HeldOutDocument
 
 KIND: Final = "held-out"
 LISTED: Final = 20
-"""Tokens of each distribution: as many as vLLM gives by default (``--max-logprobs``)."""
+"""Tokens of each distribution: vLLM's default limit (``--max-logprobs``)."""
 DECIMALS: Final = 6
-"""Of a log-probability: what single precision knows near 0."""
-AT_A_TIME: Final = 8
-"""Documents in a request: its answer is about 2 MB."""
+"""Decimals of a log-probability: the precision of single precision near 0."""
+DOCUMENTS_PER_REQUEST: Final = 8
+"""An answer is then about 2 MB."""
 
 
 def held_out_digest(workload: Workload) -> str | None:
-    """Of the text's bytes; None if nothing is compared on it.
+    """The sha256 of the text; None if the workload compares no distributions.
 
     Raises:
-        UnknownName, ConfigError: there is no such text.
+        UnknownName, ConfigError: the text does not exist.
     """
     if not workload.divergence_documents:
         return None
@@ -47,22 +47,22 @@ def measure_distributions(
     """The distributions at each position of each document; none if the workload asks for none.
 
     Raises:
-        ConfigError: the text can't be read, or no document of it has two tokens.
+        ConfigError: the text cannot be read, or has no document of two tokens.
         ServerFailed, TransientError: see ``completions``.
     """
     if not workload.divergence_documents:
         return []
-    # The server is asked for a token after the text.
+    # The server generates one token after the text.
     length = min(workload.divergence_tokens, max_model_len - 1)
     documents = list(islice(_documents(url, model, api_key, workload, length), workload.divergence_documents))
     if not documents:
         raise ConfigError(f"the held-out text {workload.divergence_text} has no document of two tokens")
     measured = []
-    for start in range(0, len(documents), AT_A_TIME):
-        asked = documents[start : start + AT_A_TIME]
+    for start in range(0, len(documents), DOCUMENTS_PER_REQUEST):
+        asked = documents[start : start + DOCUMENTS_PER_REQUEST]
         answers = complete(url, model, api_key, asked, max_tokens=1, prompt_logprobs=LISTED)
         try:
-            measured += [_measured(start + place, *each) for place, each in enumerate(zip(asked, answers, strict=True))]
+            measured += [_measured(start + index, *each) for index, each in enumerate(zip(asked, answers, strict=True))]
         except (LookupError, TypeError, ValueError) as error:
             raise no_answer(url, error) from error
     return measured
@@ -76,16 +76,16 @@ def _documents(url: str, model: str, api_key: str, workload: Workload, length: i
 
 
 def _measured(number: int, tokens: Sequence[int], answer: dict[str, Any]) -> HeldOutDocument:
-    places = [
-        # The token that is there is told as well, whatever its rank.
-        sorted(((each["rank"], each["logprob"], int(token)) for token, each in place.items()))[:LISTED]
-        for place in given(answer)
+    positions = [
+        # vLLM adds the actual token of the text, whatever its rank.
+        sorted(((each["rank"], each["logprob"], int(token)) for token, each in listed.items()))[:LISTED]
+        for listed in given(answer)
     ]
-    if len(places) != len(tokens) - 1:
-        raise ValueError(f"{len(places)} distributions for {len(tokens)} tokens")
+    if len(positions) != len(tokens) - 1:
+        raise ValueError(f"{len(positions)} distributions for {len(tokens)} tokens")
     return HeldOutDocument(
         document=number,
         tokens=tuple(tokens),
-        listed=tuple(tuple(token for _, _, token in place) for place in places),
-        logprobs=tuple(tuple(round(float(logprob), DECIMALS) for _, logprob, _ in place) for place in places),
+        listed=tuple(tuple(token for _, _, token in position) for position in positions),
+        logprobs=tuple(tuple(round(float(logprob), DECIMALS) for _, logprob, _ in position) for position in positions),
     )

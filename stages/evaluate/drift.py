@@ -1,7 +1,7 @@
-"""How fast the machine itself is, by two short kernels while no server has work: what moves between the probe before
-the load and the one after it is not the variant's.
+"""The speed of the machine itself, probed by two short kernels while no server has work. A change between the probes
+before and after the load does not come from the variant.
 
-They run on the processor: of a GPU, which has clocks and memory of its own, they say nothing."""
+The kernels run on the CPU; a GPU, which has its own clocks and memory, is not probed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Final
 from stages.parts.records.evaluation import Drift, Speed
 
 MATRIX: Final = 768
-"""Rows and columns: its three matrices fit a cache, so that arithmetic decides."""
+"""Rows and columns: the three matrices fit into a cache, so that arithmetic limits the speed."""
 COPY_BYTES: Final = 96 << 20
-"""Does not fit a cache, so that memory decides."""
+"""Does not fit into a cache, so that memory limits the speed."""
 REPEATS: Final = 9
-"""Of which the median counts: a single moment of another program's changes nothing."""
+"""The median counts, so that a short burst of another program has no effect."""
 SETTLE_S: Final = 0.5
-"""A server that has just started or just answered still tidies up."""
+"""A server that has just started or answered is still cleaning up."""
 GIGA: Final = 1e9
 GIB: Final = 1 << 30
 
@@ -40,7 +40,7 @@ def probe() -> Speed:
 
 
 def change(before: Speed, after: Speed) -> float:
-    """The larger relative change of the two, without its sign."""
+    """The larger of the two relative changes, without its sign."""
     return max(
         abs(after.compute_gflop_per_s / before.compute_gflop_per_s - 1),
         abs(after.memory_gib_per_s / before.memory_gib_per_s - 1),
@@ -48,7 +48,7 @@ def change(before: Speed, after: Speed) -> float:
 
 
 def drift_of(pairs: list[tuple[Speed, Speed]], measured_again: int) -> Drift:
-    """From the probes before and after the load of each start."""
+    """The drift, from the probes before and after the load of each start."""
     before, *between, after = (speed for pair in pairs for speed in pair)
     return Drift(
         before=before,
@@ -60,7 +60,7 @@ def drift_of(pairs: list[tuple[Speed, Speed]], measured_again: int) -> Drift:
 
 
 def _median_s(kernel: Callable[[], object]) -> float:
-    kernel()  # pages are mapped and threads started by the first
+    kernel()  # the first run maps pages and starts threads
     return median(_seconds(kernel) for _ in range(REPEATS))
 
 

@@ -1,9 +1,9 @@
-"""vLLM's commands without waiting for vLLM's imports each time, which take longer than most rounds of load.
+"""Run vLLM's commands without repeating vLLM's imports, which take longer than most rounds of load.
 
     python -m stages.evaluate.generator
 
-imports the ``vllm`` command once, then reads a line of JSON for each call, ``{"arguments", "log", "status"}``, and
-forks: the child runs the command with its output in ``log``, and its exit status is left in the file ``status``.
+imports the ``vllm`` command once. For each line of JSON that it reads, ``{"arguments", "log", "status"}``, it forks:
+the child runs the command with its output in ``log``, and the exit status is written to the file ``status``.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from stages.parts.engine.client import beside_server
 from stages.parts.engine.server import POLL_S, Server
 from stages.parts.machine.process import Contained
 
-# The pool of threads that OpenMP starts at import does not survive a fork, and a client has no use for one.
+# The threads that OpenMP starts at import do not survive a fork, and a client does not need them.
 VARIABLES: Final = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 class Generator:
-    """Runs ``vllm bench`` as often as asked. Its process starts with the first call, and ends with ``stop``."""
+    """Runs ``vllm bench`` repeatedly in one process, which starts with the first call and ends with ``stop``."""
 
     def __init__(self) -> None:
         self._process: Contained | None = None
         self._asks: IO[str] | None = None
 
     def call(self, server: Server, arguments: Sequence[str], log: Path) -> int:
-        """Run ``vllm`` with *arguments* against *server* to its end; return its exit status.
+        """Run ``vllm`` with *arguments* against *server*, and return its exit status.
 
         Raises:
-            ServerFailed: the server ended first. The call is ended too.
+            ServerFailed: the server ended first; the call is ended too.
         """
         try:
             with tempfile.TemporaryDirectory(prefix="slipway-load-") as folder:
@@ -71,7 +71,7 @@ class Generator:
         return self._process
 
     def stop(self) -> None:
-        """End its process and the call under way. Safe to call again."""
+        """End the process and the current call. It is safe to call this again."""
         if self._process:
             self._process.stop()
         if self._asks:

@@ -1,5 +1,5 @@
-"""lm-eval on a running server, in a process of its own: it ends at once when asked, whatever lm-eval is doing, and
-nothing that it imports or prints is ours.
+"""Run lm-eval against a running server in a separate process, which can be ended at any moment and keeps lm-eval's
+imports and output out of ours.
 
     python -m stages.evaluate.harness REQUEST.json RESULT.json
 """
@@ -20,7 +20,7 @@ def main() -> None:
 
 
 def evaluate(request: dict[str, Any]) -> dict[str, Any]:
-    """lm-eval's own result, its samples reduced to what was measured of each item."""
+    """lm-eval's result, with its samples reduced to the measured values of each item."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
@@ -53,7 +53,7 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    """Standard errors that lm-eval doesn't compute are the text 'N/A'."""
+    """The numeric metrics: a standard error that lm-eval does not compute is the text 'N/A'."""
     return {
         name: float(value)
         for name, value in metrics.items()

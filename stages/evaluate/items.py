@@ -1,4 +1,4 @@
-"""lm-eval's result, down to the items: which tasks count, by which metric, and what was measured of each item."""
+"""lm-eval's result down to single items: which tasks count, by which metric, and the value of each item."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Final
 from stages.parts.samples.lines import AccuracyItem, Item, PerplexityItem
 
 ACCURACIES: Final = ("acc", "acc_norm", "exact_match")
-"""lm-eval's names; the first that a task has is taken."""
+"""lm-eval's names; the first one that a task has is used."""
 BITS_PER_BYTE: Final = "bits_per_byte"
 
 
 def scored(found: Mapping[str, Any]) -> list[str]:
-    """The tasks that count: of a group that lm-eval aggregates the group, and none of its tasks."""
+    """The tasks that count. If lm-eval aggregates a group, the group counts instead of its tasks."""
     results, subtasks = found["results"], found["subtasks"]
     groups = [group for group in subtasks if metric_of(results.get(group, {}))]
     inside = {task for group in groups for task in _below(group, subtasks)}
@@ -23,13 +23,13 @@ def scored(found: Mapping[str, Any]) -> list[str]:
 
 
 def metric_of(metrics: Mapping[str, float]) -> str | None:
-    """lm-eval's ``metric,filter`` that we score by, or None if the task has none."""
+    """The ``metric,filter`` of lm-eval that a task is scored by; None if it has none that can be scored."""
     names = {each.partition(",")[0]: each for each in reversed(list(metrics))}
     return next((names[each] for each in (*ACCURACIES, BITS_PER_BYTE) if each in names), None)
 
 
 def leaves(task: str, subtasks: Mapping[str, list[str]]) -> set[str]:
-    """The tasks below a group, through all groups between; of a task, itself."""
+    """The tasks of a group and of the groups inside it; for a task, the task itself."""
     return {each for each in _below(task, subtasks) if not subtasks.get(each)} or {task}
 
 
@@ -64,13 +64,13 @@ def task_items(task: str, metric: str, found: Mapping[str, Any], restart: int = 
 
 
 def group_shares(values: Mapping[str, float], counts: Mapping[str, int], aggregate: float) -> dict[str, float]:
-    """Each task's share in its group's score, with sum 1. lm-eval weighs tasks by their items, or all alike, and does
-    not tell which: its *aggregate* does. Empty if neither comes to it."""
+    """Each task's share in its group's score, with sum 1. lm-eval weights tasks by their number of items or equally,
+    and does not report which: the shares are those that give its *aggregate*. Empty if neither do."""
     if not all(counts.values()):
         return {}
     by_items = {task: count / sum(counts.values()) for task, count in counts.items()}
-    alike = {task: 1 / len(counts) for task in counts}
-    for shares in (by_items, alike):
+    equal = {task: 1 / len(counts) for task in counts}
+    for shares in (by_items, equal):
         if math.isclose(sum(values[task] * share for task, share in shares.items()), aggregate, rel_tol=1e-9):
             return shares
     return {}

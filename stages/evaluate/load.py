@@ -1,8 +1,8 @@
-"""Latency and throughput under the workload's concurrency, by ``vllm bench serve``.
+"""Latency and throughput under the workload's load, measured by ``vllm bench serve``.
 
-Chosen over a load generator of its own kind (guidellm, genai-perf): it comes with vLLM, so nothing more is
-installed and its figures are those that vLLM's users quote; its result is one small JSON; and it takes the least
-from a server with which it shares the processor.
+It is preferred to separate load generators (guidellm, genai-perf) because it comes with vLLM, so nothing else has to be
+installed and its figures are those that vLLM's users quote; because its result is one small JSON file; and because it
+takes the least CPU time from a server on the same machine.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SWEEP_REQUESTS_PER_USER: Final = 4
 
 
 def check_lengths(directory: Path, workload: Workload, serving: Serving, trace: Trace | None) -> None:
-    """Refuse a workload that the model can't hold, before anything is started.
+    """Refuse a workload that does not fit the model, before anything is started.
 
     Raises:
-        ConfigError: prompt and answer together are longer than the model, or the server, allows.
+        ConfigError: prompt and answer together are longer than the model or the server allows.
     """
     config = json.loads((directory / "config.json").read_text())
     known = config.get("text_config", config).get("max_position_embeddings")
@@ -117,8 +117,9 @@ def run_load(
 ) -> LoadSamples:
     """Send the requests of a run, after a warm-up, and time every token.
 
-    Prompts are random tokens of the workload's lengths, a different one for each request, so that no prefix is
-    cached, or the trace's; every answer has exactly the length asked for. Seeded: every variant gets the same.
+    The prompts are those of the trace, or random tokens of the workload's lengths, different for each request so that
+    no prefix is cached. Every answer has exactly the requested length. The prompts are seeded: every variant gets the
+    same ones.
 
     Raises:
         MeasurementFailed: a request failed, or a figure is missing or not finite.
@@ -163,7 +164,7 @@ def command(server: Server, directory: Path, workload: Workload, planned: Planne
             "random-range-ratio": json.dumps(spread),
         }
     if workload.request_rate_per_s and planned.phase == "round":
-        # Without a limit: a user who comes while others wait is one more who waits, and that time counts.
+        # Without a limit on concurrency: a user who arrives while others wait also waits, and that time counts.
         options["request-rate"] = workload.request_rate_per_s
     else:
         options["max-concurrency"] = planned.concurrency
@@ -178,11 +179,11 @@ def samples_of(
     """The generator's result as the samples that all figures are computed from.
 
     Args:
-        lengths: the answers' lengths that a trace asked for; None without a trace.
+        lengths: the lengths of the answers that a trace requests; None without a trace.
 
     Raises:
-        MeasurementFailed: a request failed (the figures of the others would flatter the server); a figure is missing
-            or not finite; or an answer has another length than asked for.
+        MeasurementFailed: a request failed (the others alone would make the server look better than it is); a figure
+            is missing or not finite; or an answer does not have the requested length.
     """
     check_complete(result, planned)
     at_a_rate = workload.request_rate_per_s and planned.phase == "round"
@@ -204,7 +205,7 @@ def samples_of(
 
 
 def check_complete(result: Mapping[str, Any], planned: PlannedRun) -> None:
-    """Raises: MeasurementFailed: with the first reason why a request failed."""
+    """Raises: MeasurementFailed: requests failed; the message has the first reason."""
     failed, completed = int(result.get("failed", 0)), int(result.get("completed", 0))
     if not failed and completed == planned.requests:
         return
@@ -216,7 +217,7 @@ def check_complete(result: Mapping[str, Any], planned: PlannedRun) -> None:
 
 
 def check_answers(found: Sequence[int], workload: Workload, lengths: list[int] | None) -> None:
-    """Raises: MeasurementFailed: an answer has another length than asked for, so that its times say little."""
+    """Raises: MeasurementFailed: an answer does not have the requested length, so its times say little."""
     mean, spread = workload.output_tokens or 0, workload.output_spread
     shortest, longest = max(1, math.floor(mean * (1 - spread))), math.ceil(mean * (1 + spread))
     for number, tokens in enumerate(found):

@@ -1,7 +1,7 @@
-"""Variants on servers: load first, in rounds and in turns, on servers that have seen nothing else; then quality.
+"""Measure variants on their servers: first the load, in rounds, on servers that have served nothing else, then quality.
 
-Where servers stand side by side, one is loaded at a time while the others wait: A B C, C B A, … The machine itself is
-probed before and after the load.
+If servers run side by side, only one is loaded at a time while the others wait: A B C, C B A, … The speed of the
+machine is probed before and after the load.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Session:
-    """What is the same for every variant."""
+    """Everything that is the same for every variant."""
 
     store: ModelStore
     workload: Workload
@@ -52,13 +52,13 @@ class Session:
 
 
 def measure(store: ModelStore, wanted: Mapping[str, Conditions], workload: Workload, serving: Serving) -> Measured:
-    """Measure each variant; write each evaluation as soon as it is complete.
+    """Measure each variant, and write each evaluation as soon as it is complete.
 
     Returns:
-        By variant its evaluation, or what it failed at (then nothing of it was written).
+        By variant its evaluation, or the error that ended it (then nothing was written for it).
 
     Raises:
-        ConfigError: the workload can't be measured: found before anything is started.
+        ConfigError: the workload cannot be measured; this is found before anything is started.
     """
     include_defaults = check_tasks(workload)
     directories = {name: store.optimized(name) for name in wanted}
@@ -66,7 +66,7 @@ def measure(store: ModelStore, wanted: Mapping[str, Conditions], workload: Workl
     trace = load_trace(workload.trace, first, workload.seed) if workload.trace else None
     check_lengths(first, workload, serving, trace)
     if trace and len(trace.requests) < workload.rounds * workload.requests:
-        say(f"note: the trace has {len(trace.requests)} requests, and more are sent: repeated ones may be cached")
+        say(f"note: the trace has {len(trace.requests)} requests and is repeated: repeated prompts may be cached")
     with alone(f"evaluate {', '.join(wanted)} of {store.model}"), Generator() as generator:
         folder = logs_folder(store)
         subjects = [Subject(name, directories[name], wanted[name], folder) for name in wanted]
@@ -81,7 +81,7 @@ def measure(store: ModelStore, wanted: Mapping[str, Conditions], workload: Workl
 
 
 def measure_all(session: Session, subjects: Sequence[Subject]) -> Measured:
-    """Every start of every server; the groups take turns too, the last first at the next start."""
+    """Measure at every start of every server. The groups take turns too: the order is reversed at the next start."""
     groups = grouped(session, subjects)
     found: Measured = {}
     for restart in range(session.workload.restarts):
@@ -95,24 +95,24 @@ def measure_all(session: Session, subjects: Sequence[Subject]) -> Measured:
 
 
 def grouped(session: Session, subjects: Sequence[Subject]) -> list[list[Subject]]:
-    """The variants whose servers stand side by side: all in one group, or each alone."""
+    """The variants whose servers run side by side: all in one group, or each alone."""
     if len(subjects) > 1 and session.workload.interleave:
         if not (why := no_room([each.conditions.variant for each in subjects], session.serving)):
             return [list(subjects)]
-        say(f"note: the servers can't stand side by side ({why}); measuring one variant after the other")
+        say(f"note: the servers cannot run side by side ({why}); measuring one variant after the other")
     return [[each] for each in subjects]
 
 
 def in_turn(each: Sequence[T], number: int) -> list[T]:
-    """A B C, then C B A: what drifts steadily meets all alike."""
+    """A B C, then C B A, so that a steady drift affects all variants equally."""
     return list(each if number % 2 == 0 else reversed(each))
 
 
 def one_start(session: Session, group: Sequence[Subject], restart: int, *, again: bool = False) -> None:
     """Start the servers, measure, stop them.
 
-    After a drift of the machine beyond the workload's limit, all is done once more: with servers started anew, which
-    have cached nothing of the same prompts. Not where there are GPUs: the probes are of the processor.
+    If the machine drifts beyond the workload's limit, everything is repeated once on new servers, which have not cached
+    the same prompts. With GPUs nothing is repeated, because only the CPU is probed.
     """
     workload, gpus = session.workload, group[0].conditions.hardware.gpus
     limit = None if gpus else workload.drift_limit
@@ -144,7 +144,7 @@ def one_start(session: Session, group: Sequence[Subject], restart: int, *, again
 
 
 def in_turns(session: Session, group: Sequence[Subject], plan: Sequence[PlannedRun]) -> dict[str, list[LoadSamples]]:
-    """Each planned run for every variant, one server loaded at a time."""
+    """Measure each planned run for every variant, loading one server at a time."""
     samples: dict[str, list[LoadSamples]] = {each.name: [] for each in group}
     for number, planned in enumerate(plan):
         for each in in_turn(group, number):
@@ -163,13 +163,15 @@ def ask(session: Session, subject: Subject, restart: int) -> None:
     if subject.failure is not None:
         return
     with subject.turn(), tempfile.TemporaryDirectory(prefix="slipway-quality-") as work:
-        scores = subject.ask(session.workload, restart, Path(work), include_defaults=session.include_defaults)
+        scores = subject.measure_quality(
+            session.workload, restart, Path(work), include_defaults=session.include_defaults
+        )
         for score in scores:
             say(f"quality of {subject.name}: {score.task} {score.value:.3f} ({score.low:.3f} to {score.high:.3f})")
 
 
 def finish(session: Session, subject: Subject, group: Sequence[Subject]) -> Evaluation:
-    """Write the samples, and only then the evaluation that they belong to."""
+    """Write the samples, and only then the evaluation computed from them."""
     path = session.store.evaluation(subject.name)
     sha256 = write_samples(path.with_suffix(SAMPLES_SUFFIX), subject.conditions.key, subject.samples())
     others = tuple(each.name for each in group if each is not subject)
@@ -179,7 +181,7 @@ def finish(session: Session, subject: Subject, group: Sequence[Subject]) -> Eval
 
 
 def logs_folder(store: ModelStore) -> Path:
-    """Where the logs go: the run's folder, or outside a run a temporary one, which is to stay after a failure."""
+    """The folder for logs: in the run's folder, or outside a run a temporary folder that stays after a failure."""
     if run_id := os.environ.get(RUN_VARIABLE):
         folder = store.run(run_id) / "logs"
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""How much memory a server needs, watched from outside while it works."""
+"""How much memory a server needs, observed from outside while it works."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from stages.parts.machine.hardware import gpu_memory_used_bytes
 
 INTERVAL_S: Final = 0.2
 GPU_INTERVAL_S: Final = 2.0
-"""nvidia-smi takes a good part of a second; vLLM takes its GPU memory at the start and keeps it."""
+"""nvidia-smi takes most of a second, and vLLM allocates its GPU memory at the start and keeps it."""
 
 
 class PeakMemory:
-    """Samples a process tree in a thread of its own while the block runs.
+    """Samples the memory of a process tree in a separate thread while the block runs.
 
-    Resident sets are summed: cheap to read, though pages that processes share count once for each of them.
-    (Proportional set sizes would be exact, but reading them walks the page tables and holds the server up.)
+    Resident sets are summed. They are cheap to read, but a page that processes share counts once for each of them.
+    (Proportional set sizes would be exact, but reading them walks the page tables and slows the server down.)
     """
 
     def __init__(self, pid: int) -> None:
@@ -54,7 +54,7 @@ class PeakMemory:
 
 
 def resident_bytes(root: psutil.Process) -> int:
-    """The resident sets of *root* and everything below it, summed; what has ended counts nothing."""
+    """The sum of the resident sets of *root* and its descendants; a process that has ended counts as 0."""
     total = 0
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in [root, *root.children(recursive=True)]:

@@ -1,7 +1,7 @@
-"""Quality, measured through the served endpoint by lm-eval.
+"""Quality, measured by lm-eval through the served endpoint.
 
-A task counts if it has an accuracy (multiple choice, exact match) or is a rolling log-likelihood (perplexity, taken
-as bits per byte: unlike a perplexity per token or word it does not depend on the tokenizer or on the kind of text).
+A task counts if it has an accuracy (multiple choice, exact match) or is a rolling log-likelihood. The latter is scored
+by bits per byte, which unlike a perplexity per token or word does not depend on the tokenizer or on the kind of text.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ OFFLINE: Final = (
 
 
 def check_tasks(workload: Workload) -> bool:
-    """Refuse, before a server is started, tasks that do not exist or can't be scored.
+    """Refuse tasks that do not exist or cannot be scored, before a server is started.
 
     Returns:
         Whether lm-eval's own tasks are needed; reading all their definitions takes several seconds.
 
     Raises:
-        UnknownName: a task is neither lm-eval's nor in ``tasks_path``.
-        ConfigError: a task has no metric that we can score.
+        UnknownName: a task is neither one of lm-eval's nor in ``tasks_path``.
+        ConfigError: a task has no metric that can be scored.
     """
     known = _index(workload.tasks_path, include_defaults=False) if workload.tasks_path else {}
     needs_defaults = any(task not in known for task in workload.quality_tasks)
@@ -55,7 +55,7 @@ def check_tasks(workload: Workload) -> bool:
             raise UnknownName("quality task", task, known)
         definition = known[task].cfg or {}
         metrics = [each["metric"] for each in definition.get("metric_list") or []]
-        # Without a list, the metrics follow from the output type, and are ours for all but generation.
+        # Without a list, the metrics follow from the output type; all but generation have one that can be scored.
         scorable = not metrics or any(metric in (*ACCURACIES, BITS_PER_BYTE) for metric in metrics)
         if "task" in definition and "group" not in definition and not scorable:
             raise ConfigError(f"quality task {task!r} has only {', '.join(map(str, metrics))}", hint=f"use {SUPPORTED}")
@@ -103,10 +103,10 @@ def run_tasks(
 
 
 def scores_of(found: Mapping[str, Any]) -> list[TaskScore]:
-    """A score for each task, but for a group with a score of its own only that.
+    """A score for each task; a group that lm-eval aggregates has one score instead of those of its tasks.
 
     Raises:
-        ConfigError: a task has no metric that we can score.
+        ConfigError: a task has no metric that can be scored.
         MeasurementFailed: a score is missing or not finite.
     """
     return [_score(task, found["results"][task], found) for task in scored(found)]
@@ -119,7 +119,7 @@ def _score(task: str, metrics: dict[str, float], found: Mapping[str, Any]) -> Ta
         raise ConfigError(f"quality task {task!r} has only {', '.join(names) or 'no metric'}", hint=f"use {SUPPORTED}")
     value = metrics[metric]
     if not math.isfinite(value):
-        raise MeasurementFailed(f"{task}: {metric} is {value}", hint="the variant's answers are not numbers")
+        raise MeasurementFailed(f"{task}: {metric} is {value}", hint="the model returns values that are not numbers")
     name, _, filtered = metric.partition(",")
     items = sum(found["items"][leaf] for leaf in leaves(task, found["subtasks"]))
     if name == BITS_PER_BYTE:

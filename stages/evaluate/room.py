@@ -1,4 +1,4 @@
-"""Whether the servers of several variants fit on this machine side by side."""
+"""Whether the servers of several variants fit on this machine at the same time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from stages.parts.records.variant import Variant
 
 GIB: Final = 1 << 30
 SERVER_BYTES: Final = 5 * GIB // 2
-"""What a vLLM server takes beside weights and KV cache: three Python processes with torch."""
+"""Memory of a vLLM server besides weights and KV cache: three Python processes with torch."""
 
 
 def no_room(variants: Sequence[Variant], serving: Serving) -> str:
-    """Why the servers can't stand side by side, in words; empty if they can."""
+    """Why the servers cannot run side by side, in words; empty if they can."""
     count = len(variants)
     if serves_on_gpu():
-        # vLLM refuses to start where less than its share is free, whatever it would need.
+        # vLLM refuses to start if less than its share is free, however little it needs.
         if count * serving.gpu_memory_utilization <= 1:
             return ""
         share = f"{serving.gpu_memory_utilization:.0%}"

@@ -1,4 +1,4 @@
-"""One variant under measurement: its server while it stands, what was taken of it, and what it failed at."""
+"""One variant under measurement: its server, the samples taken so far, and the error that ended it, if any."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from stages.parts.samples.lines import AccuracyItem, HeldOutDocument, Item, Load
 
 
 class Subject:
-    """Goes through ``start``, ``load`` and ``ask`` for each start of its server; ``evaluation`` puts all together."""
+    """``start``, ``load`` and ``measure_quality`` are called for each start of its server; then ``evaluation``."""
 
     def __init__(self, name: str, directory: Path, conditions: Conditions, logs: Path) -> None:
         self.name, self.directory, self.conditions, self._logs = name, directory, conditions, logs
@@ -36,7 +36,7 @@ class Subject:
         self.rounds: list[LoadSamples] = []
         self.sweep: list[LoadSamples] = []
         self.speeds: list[tuple[Speed, Speed]] = []
-        """Of the machine before and after each start's load."""
+        """The speed of the machine before and after the load of each start."""
         self.measured_again = 0
         self._items: list[Item] = []
         self._held_out: list[HeldOutDocument] = []
@@ -47,11 +47,11 @@ class Subject:
         self._started_at: datetime | None = None
         self._seconds = 0.0
         self._server: Server | None = None
-        self._standing = contextlib.ExitStack()
+        self._running = contextlib.ExitStack()
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """This variant's own time. What fails in it fails this variant alone, and ends its server."""
+        """Time spent on this variant. A failure inside ends its server, and this variant only."""
         started = time.monotonic()
         try:
             yield
@@ -64,14 +64,14 @@ class Subject:
             self._seconds += time.monotonic() - started
 
     def start(self, workload: Workload, serving: Serving, trace: Trace | None) -> float:
-        """Seconds until the server answered.
+        """Start the server; return the seconds until it answered.
 
         Raises:
             ServerFailed, MeasurementFailed, ConfigError.
         """
         self._started_at = self._started_at or datetime.now(UTC)
         log = self._logs / f"evaluate-{self.name}.vllm.log"
-        server = self._standing.enter_context(running(ServerSpec(self.directory, self.served_name, serving, log)))
+        server = self._running.enter_context(running(ServerSpec(self.directory, self.served_name, serving, log)))
         check_fits(workload, trace, server.max_model_len())
         facts = server.startup_log.facts()
         engine = Engine(
@@ -96,8 +96,10 @@ class Subject:
         with self._watched() as server:
             return run_load(generator, server, self.directory, workload, planned, trace, log)
 
-    def ask(self, workload: Workload, restart: int, work: Path, *, include_defaults: bool) -> list[TaskScore]:
-        """Quality, its items kept.
+    def measure_quality(
+        self, workload: Workload, restart: int, work: Path, *, include_defaults: bool
+    ) -> list[TaskScore]:
+        """Measure quality at one start of the server, and at the first one also distributions and probes.
 
         Raises:
             ServerFailed, MeasurementFailed, ConfigError, HubUnavailable.
@@ -110,11 +112,11 @@ class Subject:
         self._quality.append(scores)
         self._items += items_of(found, restart)
         if restart == 0:
-            self._look_closer(server, workload)
+            self._measure_once(server, workload)
         return scores
 
-    def _look_closer(self, server: Server, workload: Workload) -> None:
-        """Once is enough: a restart changes no weights.
+    def _measure_once(self, server: Server, workload: Workload) -> None:
+        """Measure distributions and record probes; once is enough, because a restart does not change the weights.
 
         Raises:
             ServerFailed, ConfigError, TransientError.
@@ -128,9 +130,9 @@ class Subject:
             raise
 
     def stop(self) -> None:
-        """End the server and everything that it started. Safe to call again."""
+        """End the server and everything that it started. It is safe to call this again."""
         self._server = None
-        self._standing.close()
+        self._running.close()
 
     @property
     def served_name(self) -> str:
@@ -183,9 +185,9 @@ class Subject:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[Server]:
-        """The server, its memory watched: only while it has work, since watching takes from whoever has."""
+        """The server, with its memory observed only while it has work, because observing takes CPU time."""
         if self._server is None:
-            raise ServerFailed(f"the server of {self.name} does not stand")
+            raise ServerFailed(f"the server of {self.name} is not running")
         self._server.check_alive()
         with PeakMemory(self._server.process.pid) as memory:
             yield self._server
@@ -194,7 +196,7 @@ class Subject:
 
 
 def mean_score(scores: list[TaskScore]) -> TaskScore:
-    """One task over several starts of the server. The interval does not shrink: the items are the same."""
+    """The mean score of a task over the starts of the server. The interval does not shrink: the items are the same."""
     first = scores[0]
     names = [name for name in first.metrics if all(name in each.metrics for each in scores)]
     return first.model_copy(

@@ -1,4 +1,4 @@
-"""A user's own requests: read from a file, checked line by line, and handed to the load generator round by round."""
+"""A user's own requests: read from a file, checked line by line, and passed to the load generator round by round."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from stages.parts.base.errors import ConfigError
 SHOWN_MISTAKES: Final = 20
 FORMS: Final = '{"prompt": "…", "output_tokens": n} or {"prompt_tokens": n, "output_tokens": m}'
 TRIES: Final = 10
-"""To make a text of exactly as many tokens as wanted: what was decoded is not always encoded alike."""
+"""Attempts at a text of exactly the wanted number of tokens: decoding and encoding again may change the number."""
 
 
 @dataclass(frozen=True)
-class Request:
-    """One line. Without a ``prompt``, its text is random and of ``prompt_tokens``."""
+class TraceRequest:
+    """One line. Without a ``prompt``, the text is random and has ``prompt_tokens`` tokens."""
 
     line: int
-    """In the file, from 1."""
+    """Its number in the file, from 1."""
     prompt: str | None
     prompt_tokens: int
     """0: not counted yet."""
@@ -30,16 +30,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Trace:
-    requests: tuple[Request, ...]
+    requests: tuple[TraceRequest, ...]
     tokenizer: Any
     seed: int
 
-    def from_line(self, start: int, count: int) -> list[Request]:
-        """*count* requests from number *start* (from 0) on, from the top again at the end."""
+    def from_line(self, start: int, count: int) -> list[TraceRequest]:
+        """*count* requests from number *start* (from 0) on, starting again at the top after the last one."""
         return [self.requests[(start + number) % len(self.requests)] for number in range(count)]
 
     def write(self, path: Path, start: int, count: int) -> list[int]:
-        """The requests in the generator's own form; returns their answers' lengths, in order."""
+        """Write the requests in the form of the load generator; return the lengths of their answers, in order."""
         chosen = self.from_line(start, count)
         lines = [
             {"prompt": self._text(each, start + number), "output_tokens": each.output_tokens}
@@ -49,7 +49,7 @@ class Trace:
         return [each.output_tokens for each in chosen]
 
     def check_fits(self, max_model_len: int) -> None:
-        """Raises: ConfigError: naming every line that is too long."""
+        """Raises: ConfigError: lines are too long; the message names them."""
         wrong = [
             f"line {each.line} needs {each.prompt_tokens} + {each.output_tokens} = "
             f"{each.prompt_tokens + each.output_tokens} tokens"
@@ -59,14 +59,14 @@ class Trace:
         if wrong:
             raise ConfigError.of_many(_first(wrong), f"the trace: the model is served with {max_model_len} tokens")
 
-    def _text(self, request: Request, number: int) -> str:
+    def _text(self, request: TraceRequest, number: int) -> str:
         if request.prompt is not None:
             return request.prompt
         return random_text(self.tokenizer, request.prompt_tokens, seed=(self.seed, number))
 
 
 def load_trace(path: str, directory: Path, seed: int) -> Trace:
-    """The trace, its prompts counted with the model's own tokenizer.
+    """The trace, with its prompts counted by the model's own tokenizer.
 
     Raises:
         ConfigError: see ``read_trace``.
@@ -82,8 +82,8 @@ def load_trace(path: str, directory: Path, seed: int) -> Trace:
     return Trace(tuple(counted), tokenizer, seed)
 
 
-def read_trace(path: Path) -> list[Request]:
-    """Raises: ConfigError: it can't be read, holds nothing, or has wrong lines: all are named."""
+def read_trace(path: Path) -> list[TraceRequest]:
+    """Raises: ConfigError: the file cannot be read, is empty, or has wrong lines; the message names them."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -106,7 +106,7 @@ def read_trace(path: Path) -> list[Request]:
 
 
 def random_text(tokenizer: Any, tokens: int, seed: tuple[int, int]) -> str:
-    """Text that *tokenizer* makes *tokens* tokens of, special ones included, as nearly as it can be had."""
+    """Random text of *tokens* tokens by *tokenizer*, special tokens included, or of nearly as many."""
     import numpy as np
 
     random = np.random.default_rng(seed)
@@ -127,8 +127,8 @@ def random_text(tokenizer: Any, tokens: int, seed: tuple[int, int]) -> str:
     return text
 
 
-def _request(number: int, line: str) -> Request:
-    """Raises: ValueError: saying what is wrong."""
+def _request(number: int, line: str) -> TraceRequest:
+    """Raises: ValueError: the line is wrong; the message says why."""
     try:
         data = json.loads(line)
     except ValueError as error:
@@ -139,8 +139,8 @@ def _request(number: int, line: str) -> Request:
         if name in data and not (type(data[name]) is int and data[name] > 0):
             raise ValueError(f"{name} is not a number above 0 (got {json.dumps(data[name])})")
     if "prompt" in data and not (isinstance(data["prompt"], str) and data["prompt"]):
-        raise ValueError("prompt is not a text, or empty")
-    return Request(number, data.get("prompt"), data.get("prompt_tokens", 0), data["output_tokens"])
+        raise ValueError("prompt is not a text, or is empty")
+    return TraceRequest(number, data.get("prompt"), data.get("prompt_tokens", 0), data["output_tokens"])
 
 
 def _first(mistakes: Iterable[str]) -> list[str]:

@@ -23,12 +23,14 @@ def main() -> None:
     price = parse_json(Price, arguments.price, "--price") if arguments.price else None
     with program.outcome(store, "select") as report:
         serve = arguments.serve == "true"
-        reused, decision, placement = select(store, profile, arguments.variants.split(","), price=price, serve=serve)
-        if reused:
+        selection = select(store, profile, arguments.variants.split(","), price=price, serve=serve)
+        decision = selection.decision
+        if selection.reused:
             where = "in production" if current_release(store) == decision.release else "published"
             report.reused(f"{decision.winner} is {where} already, by the same measurements", key=decision.key)
         else:
-            report.done(f"{decision.reason} Published as {decision.release} ({placement}).", key=decision.key)
+            published = f"Published as {decision.release} ({selection.placement})."
+            report.done(f"{decision.reason} {published}", key=decision.key)
     program.write_output("winner", decision.winner)
     program.write_output("release", decision.release)
     program.write_output("reason", decision.reason)

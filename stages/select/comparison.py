@@ -1,36 +1,35 @@
-"""Two runs side by side: what was set otherwise, what was measured otherwise, and who won why."""
+"""Two runs side by side: which settings differ, which metrics changed beyond noise, and who won and why."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from scoring.metrics import METRICS
 from stages.parts.base.record import Record
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.samples.lines import Samples
-from stages.select.evidence import different_questions, draws, machine_speeds, questions
-from stages.select.kept import Kept
+from stages.select.draws import Questions, machine_speeds, metric_draws, questions
+from stages.select.notes import different_questions
+from stages.select.stored import StoredDecision
 from stages.select.verify import differences
 
 if TYPE_CHECKING:
-    from scoring.draws import Items
+    from scoring.draws import Draws
 
 Z_95: Final = 1.959964
-Asked = Mapping[str, Mapping[str, Mapping[str, "Items"]]]
-"""By variant and run (0 and 1), the items of each task."""
 
 
 class Setting(Record):
-    """Something that is not the same; both values as text, – where there is none."""
+    """A setting that differs; both values as text, – where there is none."""
 
     what: str
     before: str
     after: str
 
 
-class Change(Record):
+class MetricChange(Record):
     """One metric of one variant, in the unit of ``scoring.metrics.METRICS``."""
 
     variant: str
@@ -38,40 +37,68 @@ class Change(Record):
     before: float
     after: float
     change: float | None
-    """Relative to the first; None where that is 0."""
+    """Relative to the first run; None if the first value is 0."""
     beyond_noise: bool | None
-    """Whether neither chance (95 %) nor a machine of another speed explains it; None where the noise was not
+    """Whether the change exceeds what chance (95 %) and a machine of another speed explain; None if the noise was not
     measured."""
 
 
 class Comparison(Record):
     settings: tuple[Setting, ...]
-    metrics: tuple[Change, ...]
+    metrics: tuple[MetricChange, ...]
     """Of the variants that both runs measured."""
     notes: tuple[str, ...]
-    """What the noise does not hold, and what else was not the same."""
+    """What the noise does not include, and other differences between the measurements."""
     winners: tuple[str, ...]
     """A line for each run: who won and why."""
     same_winner: bool
 
 
-def compare(first: Kept, second: Kept) -> Comparison:
+@dataclass(frozen=True)
+class Runs:
+    """Two runs with their evidence."""
+
+    first: StoredDecision
+    second: StoredDecision
+    draws: tuple[Draws, Draws]
+    asked: Mapping[str, Questions]
+    """The questions that each run (``0`` and ``1``) asked a variant, by variant measured in both."""
+
+    def evaluations(self, variant: str) -> tuple[Evaluation, Evaluation]:
+        return self.first.evaluations[variant], self.second.evaluations[variant]
+
+    def slower_share(self, variant: str) -> float | None:
+        """How much slower the machine was in the run where it was slower, as a share; None if that is not known."""
+        speeds = [machine_speeds(each.evaluations).get(variant, 0.0) for each in (self.first, self.second)]
+        return 1 - min(speeds) / max(speeds) if all(speeds) else None
+
+
+def compare(first: StoredDecision, second: StoredDecision) -> Comparison:
     """Raises: DamagedModel: samples are not what was written."""
-    winners = [_winner(each) for each in (first, second)]
     samples = (first.samples(), second.samples())
-    asked = {name: _asked(first, second, name, samples) for name in both(first, second)}
+    pairs = list(zip((first, second), samples, strict=True))
+    before, after = (metric_draws(each.evaluations, given, questions(each.evaluations, given)) for each, given in pairs)
+    asked = {
+        name: questions(
+            {str(number): each.evaluations[name] for number, (each, _) in enumerate(pairs)},
+            {str(number): given[name] for number, (_, given) in enumerate(pairs)},
+        )
+        for name in both(first, second)
+    }
+    runs = Runs(first, second, (before, after), asked)
+    winners = [each.decision.winner if each.decision else None for each in (first, second)]
     return Comparison(
         settings=tuple(settings(first, second)),
-        metrics=tuple(changes(first, second, _noise(first, second, samples, asked))),
-        notes=tuple(notes(first, second, asked)),
-        winners=tuple(f"{each.folder.name}: {_why(each)}" for each in (first, second)),
+        metrics=tuple(change for name in asked for change in changes(runs, name)),
+        notes=tuple(notes(runs)),
+        winners=tuple(f"{each.folder.name}: {_reason(each)}" for each in (first, second)),
         same_winner=winners[0] == winners[1],
     )
 
 
-def settings(first: Kept, second: Kept) -> Iterator[Setting]:
-    """What the runs were told and found: model, profile, price, who was measured, and of who was so by both, how and on
-    what. What is otherwise for all of them in the same way stands once, the rest under the variant's name."""
+def settings(first: StoredDecision, second: StoredDecision) -> Iterator[Setting]:
+    """The settings that differ: model, profile, price and measured variants, then for the variants that both runs
+    measured how and on what. A difference that all of them share appears once, any other under the variant's name."""
     for path, before, after in differences(_told(first), _told(second)):
         yield Setting(what=path, before=_plain(before), after=_plain(after))
     by_variant = {
@@ -84,45 +111,66 @@ def settings(first: Kept, second: Kept) -> Iterator[Setting]:
             yield Setting(what=prefix + each[0], before=_plain(each[1]), after=_plain(each[2]))
 
 
-def both(first: Kept, second: Kept) -> list[str]:
+def both(first: StoredDecision, second: StoredDecision) -> list[str]:
     """The variants that both runs measured."""
     return [name for name in first.evaluations if name in second.evaluations]
 
 
-def changes(first: Kept, second: Kept, noise: Mapping[str, Mapping[str, float]]) -> Iterator[Change]:
-    """Every metric of the variants that both measured."""
-    for name in both(first, second):
-        then, now = first.evaluations[name].metrics(), second.evaluations[name].metrics()
-        for metric in METRICS:
-            if not (math.isfinite(then[metric]) and math.isfinite(now[metric])):
-                continue
-            limit = noise[name].get(metric)
-            yield Change(
-                variant=name,
-                metric=metric,
-                before=then[metric],
-                after=now[metric],
-                change=now[metric] / then[metric] - 1 if then[metric] else None,
-                beyond_noise=None if limit is None else abs(now[metric] - then[metric]) > limit,
-            )
+def changes(runs: Runs, variant: str) -> Iterator[MetricChange]:
+    """The change of every metric of a variant."""
+    before, after = (each.metrics() for each in runs.evaluations(variant))
+    noise = noise_of(runs, variant)
+    for metric in METRICS:
+        if not (math.isfinite(before[metric]) and math.isfinite(after[metric])):
+            continue
+        limit = noise.get(metric)
+        yield MetricChange(
+            variant=variant,
+            metric=metric,
+            before=before[metric],
+            after=after[metric],
+            change=after[metric] / before[metric] - 1 if before[metric] else None,
+            beyond_noise=None if limit is None else abs(after[metric] - before[metric]) > limit,
+        )
 
 
-def notes(first: Kept, second: Kept, asked: Asked) -> Iterator[str]:
-    """What the noise does not hold, and what it holds besides chance."""
+def noise_of(runs: Runs, variant: str) -> dict[str, float]:
+    """By metric, the change that noise explains: 1.96 standard deviations of chance, and the difference in the speed of
+    the machine. The runs' rounds are independent of each other; quality is compared on the items that both were asked.
+    """
+    from scoring.draws import quality_draws
+
+    drawn = [each[variant] for each in runs.draws]
+    metrics = [each.metrics() for each in runs.evaluations(variant)]
+    slower = runs.slower_share(variant) or 0.0
+    found = {"memory": 0.0}
+    for metric in ("latency", "throughput"):
+        if all(metric in each for each in drawn):
+            by_chance = [Z_95 * float(each[metric].std()) for each in drawn]
+            found[metric] = math.hypot(*by_chance, slower * max(each[metric] for each in metrics))
+    try:
+        quality = quality_draws(runs.asked[variant])
+    except ValueError:  # not the same tasks
+        return found
+    return found | {"quality": Z_95 * float((quality["0"]["quality"] - quality["1"]["quality"]).std())}
+
+
+def notes(runs: Runs) -> Iterator[str]:
+    """What the noise does not include, and what it includes besides chance."""
     from scoring.machine import NOTED
 
-    evaluations = {name: (first.evaluations[name], second.evaluations[name]) for name in asked}
-    if once := [name for name, each in evaluations.items() if min(map(_starts, each)) < 2]:
+    once = [name for name in runs.asked if min(map(_starts, runs.evaluations(name))) < 2]
+    if once:
         yield (
             f"A run started the server of {', '.join(once)} only once: what another start alone moves is not in the "
             "noise (the protocol thorough measures it)."
         )
-    slower = {name: _machine(first, second, name) for name in asked}
+    slower = {name: runs.slower_share(name) for name in runs.asked}
     for why, gpus in (("it was not recorded", False), ("a GPU's is not probed", True)):
         unknown = [
             name
             for name, share in slower.items()
-            if share is None and any(each.hardware.gpus for each in evaluations[name]) == gpus
+            if share is None and any(each.hardware.gpus for each in runs.evaluations(name)) == gpus
         ]
         if unknown:
             yield f"The machine's own speed for {', '.join(unknown)} is not in the noise: {why}."
@@ -131,58 +179,14 @@ def notes(first: Kept, second: Kept, asked: Asked) -> Iterator[str]:
             f"The machine itself was {told} in one of the runs: differences in latency and throughput have to exceed "
             "that as well."
         )
-    yield from {note: None for items in asked.values() for note in different_questions(items)}
-
-
-def _noise(
-    first: Kept, second: Kept, samples: tuple[Mapping[str, Samples], Mapping[str, Samples]], asked: Asked
-) -> dict[str, dict[str, float]]:
-    """By variant and metric, the change that is no finding: 1.96 standard deviations of what chance explains, and what
-    the machine's own speed explains. The runs' rounds are independent of one another; quality is compared on the same
-    items, where they are the same."""
-    from scoring.draws import quality_draws
-
-    drawn = [draws(each.evaluations, given) for each, given in zip((first, second), samples, strict=True)]
-    found: dict[str, dict[str, float]] = {}
-    for name, items in asked.items():
-        ours = [each[name] for each in drawn]
-        values = [each.evaluations[name].metrics() for each in (first, second)]
-        slower = _machine(first, second, name) or 0.0
-        found[name] = {"memory": 0.0} | {
-            metric: math.hypot(
-                *(Z_95 * float(each[metric].std()) for each in ours), slower * max(each[metric] for each in values)
-            )
-            for metric in ("latency", "throughput")
-            if all(metric in each for each in ours)
-        }
-        try:
-            quality = quality_draws(items)
-        except ValueError:  # not the same tasks
-            continue
-        found[name]["quality"] = Z_95 * float((quality["0"]["quality"] - quality["1"]["quality"]).std())
-    return found
-
-
-def _machine(first: Kept, second: Kept, variant: str) -> float | None:
-    """By which share the machine was slower in the run where it was; None where that is not known."""
-    speeds = [machine_speeds(each.evaluations).get(variant, 0.0) for each in (first, second)]
-    return 1 - min(speeds) / max(speeds) if all(speeds) else None
-
-
-def _asked(
-    first: Kept, second: Kept, variant: str, samples: tuple[Mapping[str, Samples], Mapping[str, Samples]]
-) -> dict[str, dict[str, Items]]:
-    return questions(
-        {str(number): each.evaluations[variant] for number, each in enumerate((first, second))},
-        {str(number): each[variant] for number, each in enumerate(samples)},
-    )
+    yield from {note: None for asked in runs.asked.values() for note in different_questions(asked)}
 
 
 def _starts(evaluation: Evaluation) -> int:
     return int(evaluation.workload.get("restarts", 1))
 
 
-def _told(run: Kept) -> dict[str, Any]:
+def _told(run: StoredDecision) -> dict[str, Any]:
     basis = run.basis.model_dump(mode="json")
     return {
         "model": {name: basis["base"][name] for name in ("model", "commit", "digest")},
@@ -200,12 +204,8 @@ def _conditions(evaluation: Evaluation) -> dict[str, Any]:
     return {name: told[name] for name in names} | {"engine": engine}
 
 
-def _winner(run: Kept) -> str | None:
-    return run.decision.winner if run.decision else None
-
-
-def _why(run: Kept) -> str:
-    return run.decision.reason if run.decision else "nobody could be chosen"
+def _reason(run: StoredDecision) -> str:
+    return run.decision.reason if run.decision else "no variant could be chosen"
 
 
 def _plain(text: str) -> str:

@@ -1,256 +1,81 @@
-"""From what was measured to what the decision is made of: raw metrics, draws of them, and measures with limits."""
+"""What a decision follows from, computed once from the evaluations and their samples."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from stages.parts.base.errors import DamagedModel
-from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.production import Change, Cost, Interval, Paired, Price
-from stages.parts.samples.figures import by_start, within_targets
-from stages.parts.samples.lines import MEASURE_AGAIN, Item, Samples
+from stages.parts.records.evaluation import Evaluation, by_machine
+from stages.parts.records.production import Divergence, divergence_measures
+from stages.parts.samples.lines import Samples
+from stages.select.divergence import divergence_draws, divergence_record, divergences
+from stages.select.draws import Questions, metric_draws, questions
 
 if TYPE_CHECKING:
-    from scoring.draws import Draws, Items, Round
-    from scoring.normalize import Floats
+    import pandas as pd
 
-LIMITED: Final = {"ttft_p95_ms": "ttft_ms", "tpot_p95_ms": "tpot_ms"}
-"""Constraints on the 95th percentile of a request's time, by the time's name in the samples."""
+    from scoring.draws import Draws
 
-
-def draws(evaluations: Mapping[str, Evaluation], samples: Mapping[str, Samples], limits: Collection[str] = ()) -> Draws:
-    """Bootstrap draws of latency, throughput, goodput and quality by variant, widened by what the machine's own speed
-    differed between variants; without quality where not all have the same tasks.
-
-    Args:
-        limits: what is constrained; what of it the load tells is drawn as well.
-    """
-    from scoring.draws import allowing_for_few, load_draws, quality_draws
-    from scoring.machine import widened
-
-    measured = {name: rounds(each, evaluations[name], limits) for name, each in samples.items()}
-    turns = took_turns(evaluations)
-    found = allowing_for_few(load_draws(measured, paired=turns), measured, paired=turns)
-    found = widened(found, {} if turns else machine_speeds(evaluations))
-    try:
-        quality = quality_draws(questions(evaluations, samples))
-    except ValueError:  # the report then says that the noise of quality is not known
-        return found
-    return {name: {**each, **quality[name]} for name, each in found.items()}
+REFERENCE: Final = "fp16"
+SPEED: Final = ("latency", "throughput")
+"""The metrics that depend on the machine."""
 
 
-def rounds(samples: Samples, evaluation: Evaluation, limits: Collection[str] = ()) -> list[Round]:
-    """What was measured in each round, with what *limits* need of each request."""
-    import numpy as np
+@dataclass(frozen=True)
+class Evidence:
+    """All fields are by variant."""
 
-    from scoring.draws import Round
+    evaluations: dict[str, Evaluation]
+    """In the order of the names."""
+    draws: Draws
+    questions: Questions
+    divergences: dict[str, Divergence]
+    """From fp16; without variants that were measured on another text."""
 
-    slo = evaluation.goodput
-    found = []
-    for each in samples.rounds:
-        others = {
-            name: [getattr(one, time) for one in each.requests] for name, time in LIMITED.items() if name in limits
+    @property
+    def raw(self) -> pd.DataFrame:
+        """One row per variant, the metrics in their units."""
+        import pandas as pd
+
+        metrics = {name: each.metrics() for name, each in self.evaluations.items()}
+        return pd.DataFrame.from_dict(metrics, orient="index")
+
+    @property
+    def incomparable(self) -> tuple[str, ...]:
+        """The metrics that say nothing about the variants, because these were measured on different hardware."""
+        return SPEED if len(by_machine(self.evaluations)) > 1 else ()
+
+    def measures(self) -> dict[str, dict[str, float | None]]:
+        """What a profile's constraints can limit."""
+        return {
+            name: each.measures() | divergence_measures(self.divergences.get(name), is_reference=name == REFERENCE)
+            for name, each in self.evaluations.items()
         }
-        good = [within_targets(one, slo.ttft_ms, slo.tpot_ms) for one in each.requests] if slo else []
-        if slo and "goodput_share" in limits:
-            others["goodput_share"] = good
-        good_tokens = sum(one.output_tokens for one, met in zip(each.requests, good, strict=False) if met)
-        found.append(
-            Round(
-                latencies_ms=np.array([one.e2el_ms for one in each.requests]),
-                output_tokens_per_s=each.output_tokens_per_s,
-                start=each.run.restart,
-                good_tokens_per_s=good_tokens / each.run.duration_s if slo else None,
-                others={name: np.array(values, dtype=float) for name, values in others.items()},
-            )
-        )
-    return found
+
+    def pareto_front(self, eligible: Sequence[str]) -> dict[str, bool]:
+        """Whether each of these variants is on their Pareto front."""
+        from scoring.pareto import pareto_front
+
+        comparable = self.raw.loc[list(eligible)].assign(**dict.fromkeys(self.incomparable, 0.0))
+        return {str(name): bool(each) for name, each in pareto_front(comparable).items()}
 
 
-def took_turns(evaluations: Mapping[str, Evaluation]) -> bool:
-    """Whether all were measured side by side, round by round: what the machine did then met all alike."""
-    names = set(evaluations)
-    return len(names) > 1 and all({name, *each.interleaved_with} >= names for name, each in evaluations.items())
-
-
-def machine_speeds(evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
-    """By variant, how fast the machine itself was around its measurement: the geometric mean of its probes. Not where
-    there are GPUs, of which the probes say nothing."""
-    found = {}
-    for name, each in evaluations.items():
-        if each.drift and not each.hardware.gpus:
-            speeds = [speed for probe in each.drift.probes() for speed in probe.model_dump().values()]
-            found[name] = math.exp(sum(map(math.log, speeds)) / len(speeds))
-    return found
-
-
-def questions(evaluations: Mapping[str, Evaluation], samples: Mapping[str, Samples]) -> dict[str, dict[str, Items]]:
-    """By variant, ``items_of``. Two items are the same question where task, doc_id and doc_hash agree; where samples
-    have no hashes, by task and doc_id alone."""
-    hashed = all(item.doc_hash is not None for each in samples.values() for item in each.items)
-    return {name: items_of(each, evaluations[name], hashed=hashed) for name, each in samples.items()}
-
-
-def items_of(samples: Samples, evaluation: Evaluation, *, hashed: bool) -> dict[str, Items]:
-    """The items of each scored task; for a group of tasks, the items of its tasks.
+def evidence_of(
+    evaluations: Mapping[str, Evaluation], samples: Mapping[str, Samples], limits: Collection[str]
+) -> Evidence:
+    """Compute the evidence.
 
     Args:
-        hashed: whether a document's hash is part of an item's name.
+        limits: the measures that the profile constrains.
 
     Raises:
-        DamagedModel: the starts of the server were asked different items.
+        DamagedModel: raw samples are not what was written.
     """
-    found = {}
-    for score in evaluation.quality:
-        made = _perplexity_items if score.kind == "perplexity" else _accuracy_items
-        try:
-            found[score.task] = made(samples, score.task, hashed)
-        except ValueError as error:
-            raise DamagedModel(
-                f"the raw samples of {evaluation.variant} do not agree: the starts of the server were asked different "
-                f"questions of {score.task}",
-                hint=MEASURE_AGAIN,
-            ) from error
-    return found
-
-
-def _accuracy_items(samples: Samples, task: str, hashed: bool) -> Items:
-    import numpy as np
-
-    from scoring.draws import Items
-
-    asked = [sorted(each, key=_place) for each in by_start(samples.accuracy, task)]
-    values = np.array([[item.correct for item in each] for each in asked])
-    weights = np.array([item.weight for item in asked[0]]) if asked else np.ones(0)
-    weighted = weights if (weights != 1).any() else None
-    return Items(values[0] if len(asked) == 1 else values, weights=weighted, names=_names(asked, hashed))
-
-
-def _perplexity_items(samples: Samples, task: str, hashed: bool) -> Items:
-    import numpy as np
-
-    from scoring.draws import Items
-
-    asked = [sorted(each, key=_place) for each in by_start(samples.perplexity, task)]
-    # A text counts by its bytes.
-    values = np.array([[item.loglikelihood * item.weight for item in each] for each in asked])
-    sizes = np.array([item.bytes * item.weight for item in asked[0]]) if asked else None
-    return Items(values[0] if len(asked) == 1 else values, sizes=sizes, names=_names(asked, hashed))
-
-
-def _names(asked: Sequence[Sequence[Item]], hashed: bool) -> tuple[str, ...] | None:
-    """Raises: ValueError: the starts were asked different items."""
-    names = {tuple(_name(item, hashed) for item in each) for each in asked}
-    if len(names) > 1:
-        raise ValueError(f"{len(names)} different sets of items")
-    return next(iter(names), None)
-
-
-def _place(item: Item) -> tuple[str, int]:
-    return item.subtask, item.doc_id
-
-
-def _name(item: Item, hashed: bool) -> str:
-    return " ".join(map(str, (*_place(item), *([item.doc_hash] if hashed else []))))
-
-
-def different_questions(asked: Mapping[str, Mapping[str, Items]]) -> tuple[str, ...]:
-    """A note for each task of which not all variants were asked the same."""
-    found = []
-    for task in {task: None for each in asked.values() for task in each}:
-        names = [set(each[task].named()) for each in asked.values() if task in each]
-        common, most = len(set.intersection(*names)), max(map(len, names))
-        if common < len(set.union(*names)):
-            found.append(
-                f"Of {task} {common} of {most} questions are the same for all: the others count as different ones, and "
-                "are not compared in pairs."
-            )
-    return tuple(found)
-
-
-def paired(reference: Mapping[str, Items], variant: Mapping[str, Items]) -> tuple[Paired, ...]:
-    """The variant beside the reference on the items that both were asked, task by task; a task without such is left
-    out."""
-    import numpy as np
-
-    from scoring.draws import common
-    from scoring.paired import flips, mean_difference
-
-    found = []
-    for task in reference:
-        if task not in variant:
-            continue
-        ours, theirs = common(reference[task], variant[task])
-        if not ours.values.size:
-            continue
-        # Of several starts an item counts with its mean; it is right if it was so more often than not.
-        mine, other = (np.atleast_2d(each.values).mean(axis=0) for each in (ours, theirs))
-        if ours.sizes is None:
-            moved, flipped = mean_difference(mine, other, ours.weights), flips(mine > 0.5, other > 0.5)
-        else:
-            bits = [-each / ours.sizes / np.log(2) for each in (mine, other)]
-            moved, flipped = mean_difference(bits[0], bits[1], ours.sizes), None
-        found.append(
-            Paired(
-                task=task,
-                kind="accuracy" if flipped else "perplexity",
-                difference=moved.mean,
-                low=moved.low,
-                high=moved.high,
-                lost=flipped.lost if flipped else None,
-                gained=flipped.gained if flipped else None,
-                p_value=flipped.p_value if flipped else None,
-            )
-        )
-    return tuple(found)
-
-
-def intervals(values: Mapping[str, float], drawn: Mapping[str, Floats]) -> dict[str, Interval]:
-    """The 95 % interval of each metric that has draws: their percentiles 2.5 and 97.5."""
-    import numpy as np
-
-    found = {}
-    for metric, draws in drawn.items():
-        if metric in values and math.isfinite(values[metric]):
-            low, high = (float(each) for each in np.percentile(draws, [2.5, 97.5]))
-            found[metric] = Interval(low=min(low, values[metric]), high=max(high, values[metric]))
-    return found
-
-
-def changes(
-    values: Mapping[str, float],
-    reference: Mapping[str, float],
-    drawn: Mapping[str, Floats],
-    drawn_reference: Mapping[str, Floats],
-) -> dict[str, Change]:
-    """Each metric beside the reference's, as a share of it; exact where neither has draws."""
-    import numpy as np
-
-    found = {}
-    for metric, whole in reference.items():
-        if not (whole > 0 and math.isfinite(values.get(metric, math.nan))):
-            continue
-        value = values[metric] / whole - 1
-        ours, theirs = drawn.get(metric, values[metric]), drawn_reference.get(metric, whole)
-        if np.all(np.asarray(theirs) > 0):
-            low, high = (float(each) for each in np.percentile(ours / theirs - 1, [2.5, 97.5]))
-            found[metric] = Change(value=value, low=min(low, value), high=max(high, value))
-    return found
-
-
-def cost_of(evaluation: Evaluation, price: Price | None, drawn: Mapping[str, Floats]) -> Cost | None:
-    """What a million output tokens cost: at the goodput if the workload has targets, else at the measured throughput.
-    None without a price or a rate, as where no request met the targets."""
-    from scoring.cost import per_million
-
-    if price is None:
-        return None
-    basis: Literal["goodput", "throughput"] = "goodput" if evaluation.goodput else "throughput"
-    rate = (evaluation.goodput or evaluation.load).output_tokens_per_s
-    found = per_million(price.per_hour, rate, drawn.get(basis))
-    if found is None:
-        return None
-    high = found.high if math.isfinite(found.high) else None
-    return Cost(value=found.value, low=found.low, high=high, currency=price.currency, tokens_per_s=rate, basis=basis)
+    evaluations = dict(sorted(evaluations.items()))
+    asked, diverged = questions(evaluations, samples), divergences(samples, REFERENCE)
+    drawn = {
+        name: {**each, **(divergence_draws(diverged[name]) if name in diverged else {})}
+        for name, each in metric_draws(evaluations, samples, asked, limits).items()
+    }
+    return Evidence(evaluations, drawn, asked, {name: divergence_record(each) for name, each in diverged.items()})

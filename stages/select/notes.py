@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Final
 
 from stages.parts.records.evaluation import Evaluation, by_machine
 from stages.parts.records.production import Price
-from stages.select.evidence import machine_speeds, took_turns
-
-SPEED: Final = ("latency", "throughput")
-"""The metrics that depend on the machine."""
+from stages.select.draws import Questions, machine_speeds, took_turns
 
 
-def notes_of(evaluations: Mapping[str, Evaluation], price: Price | None) -> tuple[str, ...]:
-    """Different hardware, too few rounds, a machine that changed its speed or was shared, and what has no cost."""
+def notes_of(evaluations: Mapping[str, Evaluation], price: Price | None, asked: Questions) -> tuple[str, ...]:
+    """Different hardware, too few rounds, a machine that changed its speed or was shared, variants without a cost, and
+    different questions."""
     from scoring.machine import notes
 
     machine = [] if took_turns(evaluations) else notes(machine_speeds(evaluations))
@@ -26,6 +23,7 @@ def notes_of(evaluations: Mapping[str, Evaluation], price: Price | None) -> tupl
         *changed_speed(evaluations),
         *shared_machine(evaluations),
         *(without_cost(evaluations) if price else ()),
+        *different_questions(asked),
     )
 
 
@@ -80,3 +78,17 @@ def without_cost(evaluations: Mapping[str, Evaluation]) -> list[str]:
     if not names:
         return []
     return [f"No request of {', '.join(names)} met the latency targets, so there is no cost of tokens that do."]
+
+
+def different_questions(asked: Questions) -> tuple[str, ...]:
+    """A note for each task in which the variants were asked different questions."""
+    found = []
+    for task in {task: None for each in asked.values() for task in each}:
+        names = [set(each[task].named()) for each in asked.values() if task in each]
+        common, most = len(set.intersection(*names)), max(map(len, names))
+        if common < len(set.union(*names)):
+            found.append(
+                f"Of {task} {common} of {most} questions are the same for all: the others count as different ones, and "
+                "are not compared in pairs."
+            )
+    return tuple(found)

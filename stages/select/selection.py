@@ -1,18 +1,19 @@
-"""Which measurements count, what is decided by them, and its release.
+"""Select the winner of a run and publish it as a release.
 
-Only evaluations that this run made or confirmed count; a variant that failed, or whose numbers are missing
-or not finite, cannot win. Publishing links files: it costs O(number of files), whatever the model's size.
+Only evaluations that this run made or confirmed count. A variant that failed, or whose figures are missing or not
+finite, cannot win. Publishing links files: it costs O(number of files), whatever the size of the model.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from scoring.profile import Profile
 from stages.parts.base import program
 from stages.parts.base.errors import DamagedModel, NoWinner
-from stages.parts.base.store import ModelStore
+from stages.parts.base.store import ModelStore, Placement
 from stages.parts.endpoint.record import being_served
 from stages.parts.records.acquired import ACQUIRED, Acquired, difference
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
@@ -20,60 +21,77 @@ from stages.parts.records.production import Price, Production
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.release import decisions, publish, release_name, settle
 from stages.parts.samples.lines import read_samples
-from stages.select.decision import decide, decision_key
-from stages.select.kept import DECISION, Basis, keep
+from stages.select.decision import choose, decision_key, document
+from stages.select.stored import DECISION, Basis, store_inputs
+
+
+class Selection(NamedTuple):
+    reused: bool
+    """Whether the same measurements led to this decision before."""
+    decision: Production
+    placement: Placement
+    """How the files of the release were placed."""
 
 
 def select(
     store: ModelStore, profile: Profile, variants: list[str], *, price: Price | None = None, serve: bool = False
-) -> tuple[bool, Production, str]:
-    """Decide and publish. What was decided by is kept in the run's folder, also if nobody can be chosen.
+) -> Selection:
+    """Decide and publish. What the decision follows from is stored in the run's folder, even if none can be chosen.
 
     Args:
-        price: of an hour of the hardware; None: costs are not told.
-        serve: a rollout follows, and it is that which moves ``production`` (see ``stages.parts.releases``).
-
-    Returns:
-        Whether the decision stood already, the decision, and how files were placed.
+        price: of an hour of the hardware; None: no costs are computed.
+        serve: a rollout follows, which will move ``production`` (see ``stages.parts.releases``).
 
     Raises:
         DamagedModel: ``base/`` or the winner's files are not what their manifest says.
-        NoWinner: not one variant could be measured.
+        NoWinner: no variant could be measured, or none can be chosen.
     """
-    base = Acquired.read(store.base / ACQUIRED)
-    if base is None:
-        raise DamagedModel(f"{store.base} has no {ACQUIRED}", hint="run acquire first")
-    measured, excluded = gather(store, base, variants)
-    if not measured:
-        raise NoWinner(
-            "no variant could be measured: " + "; ".join(f"{name}: {why}" for name, why in excluded.items()),
-            hint="see the log of each evaluation",
-        )
-    basis = Basis(base=base, profile=profile.model_dump(mode="json"), price=price, excluded=excluded)
+    basis, measured = gather(store, profile, variants, price)
     samples = {
         name: read_samples(store.evaluation(name).with_suffix(SAMPLES_SUFFIX), each) for name, each in measured.items()
     }
     run = os.environ.get(program.RUN_VARIABLE)
     if run:
-        keep(store, store.run(run), basis, measured)
-    decision = standing_decision(store, decision_key(basis, measured))
+        store_inputs(store, store.run(run), basis, measured)
     wait = serve or being_served(store)
-    if reused := decision is not None:
-        settle(store, decision.release, wait=wait)
-        placement = "hardlink"
+    if standing := standing_decision(store, decision_key(basis, measured)):
+        settle(store, standing.release, wait=wait)
+        found = Selection(True, standing, "hardlink")
     else:
-        found = decide(basis, measured, samples)
-        winner = measured[found.winner]
-        release = release_name(store, winner.variant, winner.variant_digest)
-        decision = found.model_copy(update={"run": run, "release": release})
-        placement = publish(store, decision, wait=wait)
+        choice = choose(basis, measured, samples)
+        release = release_name(store, choice.winner.variant, choice.winner.variant_digest)
+        decision = document(choice, run=run, release=release)
+        found = Selection(False, decision, publish(store, decision, wait=wait))
     if run:
-        decision.write(store.run(run) / DECISION)
-    return reused, decision, placement
+        found.decision.write(store.run(run) / DECISION)
+    return found
 
 
-def gather(store: ModelStore, base: Acquired, variants: Iterable[str]) -> tuple[dict[str, Evaluation], dict[str, str]]:
-    """The evaluations that count, and for every other variant the reason why it doesn't."""
+def gather(
+    store: ModelStore, profile: Profile, variants: list[str], price: Price | None = None
+) -> tuple[Basis, dict[str, Evaluation]]:
+    """What a decision between *variants* follows from: the basis, and the evaluations that count.
+
+    Raises:
+        DamagedModel: there is no complete ``base/``.
+        NoWinner: no variant could be measured.
+    """
+    base = Acquired.read(store.base / ACQUIRED)
+    if base is None:
+        raise DamagedModel(f"{store.base} has no {ACQUIRED}", hint="run acquire first")
+    measured, excluded = measured_variants(store, base, variants)
+    if not measured:
+        raise NoWinner(
+            "no variant could be measured: " + "; ".join(f"{name}: {why}" for name, why in excluded.items()),
+            hint="see the log of each evaluation",
+        )
+    return Basis(base=base, profile=profile.model_dump(mode="json"), price=price, excluded=excluded), measured
+
+
+def measured_variants(
+    store: ModelStore, base: Acquired, variants: Iterable[str]
+) -> tuple[dict[str, Evaluation], dict[str, str]]:
+    """The evaluations that count, and for every other variant the reason why it has none."""
     outcomes = _outcomes_of_this_run(store)
     measured: dict[str, Evaluation] = {}
     excluded: dict[str, str] = {}
@@ -95,7 +113,7 @@ def gather(store: ModelStore, base: Acquired, variants: Iterable[str]) -> tuple[
 
 
 def standing_decision(store: ModelStore, key: str) -> Production | None:
-    """The decision of *key* that is in production or waits for its rollout, if its release is whole."""
+    """The decision with this key that is in production or waits for its rollout, if its release is complete."""
     for standing in decisions(store):
         variant = Variant.read(store.releases / standing.release / VARIANT)
         if standing.key == key and variant and not difference(store.releases / standing.release, variant.files):

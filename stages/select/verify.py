@@ -21,7 +21,7 @@ from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load, task_score
 from stages.parts.samples.lines import Samples, read_samples
 from stages.select.decision import decide
-from stages.select.kept import DECISION, MEASUREMENTS, Kept, kept
+from stages.select.stored import DECISION, MEASUREMENTS, StoredDecision, read_stored
 
 TOLERANCE: Final = 1e-9
 """Relative: sums in another order differ in their last digits."""
@@ -54,7 +54,7 @@ def verify(run: Path) -> Verdict:
         MissingRun: the run ended before it came to a decision.
         DamagedModel: what it kept can't be read at all.
     """
-    given, verdict = kept(run), Verdict()
+    given, verdict = read_stored(run), Verdict()
     store = ModelStore(run.parents[2], given.basis.base.model)
     evaluations: dict[str, Evaluation] = {}
     samples: dict[str, Samples] = {}
@@ -71,7 +71,7 @@ def verify(run: Path) -> Verdict:
     return verdict
 
 
-def check_samples(store: ModelStore, given: Kept, evaluation: Evaluation, verdict: Verdict) -> None:
+def check_samples(store: ModelStore, given: StoredDecision, evaluation: Evaluation, verdict: Verdict) -> None:
     """The files by their digests: those kept in the run's folder, and those in the store if they are this run's."""
     name = evaluation.variant
     places = [given.samples_path(name)]
@@ -165,7 +165,7 @@ def check_evaluation(evaluation: Evaluation, samples: Samples, verdict: Verdict)
 
 def check_decisions(
     store: ModelStore,
-    given: Kept,
+    given: StoredDecision,
     evaluations: Mapping[str, Evaluation],
     samples: Mapping[str, Samples],
     verdict: Verdict,
@@ -208,7 +208,7 @@ def check_decisions(
             ]
 
 
-def documents(store: ModelStore, given: Kept) -> Iterator[tuple[str, dict[str, Any] | None]]:
+def documents(store: ModelStore, given: StoredDecision) -> Iterator[tuple[str, dict[str, Any] | None]]:
     """Where the decision stands, and what stands there: in the run's folder, its report, its release, and what is, or
     was to be, in production, if that is by this decision."""
     decision = _json(given.folder / DECISION)

@@ -33,7 +33,7 @@ from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.samples.lines import Samples, read_samples
-from stages.select.fidelity import distributions
+from stages.select.divergence import distributions
 from tests.end_to_end.command_line import (
     API_KEY,
     CHANGED,

@@ -19,7 +19,7 @@ from stages.parts.engine.server import Server, ServerSpec, running
 from stages.parts.records.evaluation import Probe
 from stages.parts.records.production import Divergence
 from stages.parts.samples.lines import Samples
-from stages.select.fidelity import divergences, recorded
+from stages.select.divergence import divergence_record, divergences
 from tests.serving import DEMO, SERVING
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -54,7 +54,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         sound, repeated = distributions_of(server), distributions_of(server)
     with served(with_zeros(DEMO / "model", folder / "damaged", 0.05), folder / "damaged.log") as server:
         damaged, poor = check_probes(server.url, server.name, "", answers), distributions_of(server)
-    apart = (recorded(divergences({"fp16": sound, "x": each}, "fp16")["x"]) for each in (repeated, poor))
+    apart = (divergence_record(divergences({"fp16": sound, "x": each}, "fp16")["x"]) for each in (repeated, poor))
     return Found(answers, again, damaged, *apart)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.evaluate.conditions import gather, tasks_digest
+from stages.evaluate.conditions import conditions_of, tasks_digest
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Serving, Workload
 from stages.parts.base.store import ModelStore
@@ -31,7 +31,7 @@ def tasks(tmp_path: Path) -> Path:
 
 def test_what_changes_no_figure_changes_no_key(variant: Variant) -> None:
     here, elsewhere = Serving(), Serving(host="0.0.0.0", port=9000, startup_timeout_s=5)  # noqa: S104
-    assert gather(variant, WORKLOAD, here).key == gather(variant, WORKLOAD, elsewhere).key
+    assert conditions_of(variant, WORKLOAD, here).key == conditions_of(variant, WORKLOAD, elsewhere).key
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,13 @@ def test_what_changes_no_figure_changes_no_key(variant: Variant) -> None:
 def test_what_changes_a_figure_changes_the_key(
     variant: Variant, workload: dict[str, int], serving: dict[str, int]
 ) -> None:
-    changed = gather(variant, WORKLOAD.model_copy(update=workload), Serving.model_validate(serving))
-    assert changed.key != gather(variant, WORKLOAD, Serving()).key
+    changed = conditions_of(variant, WORKLOAD.model_copy(update=workload), Serving.model_validate(serving))
+    assert changed.key != conditions_of(variant, WORKLOAD, Serving()).key
 
 
 def test_another_variant_has_another_key(variant: Variant) -> None:
     other = variant.model_copy(update={"digest": "0" * 64})
-    assert gather(variant, WORKLOAD, Serving()).key != gather(other, WORKLOAD, Serving()).key
+    assert conditions_of(variant, WORKLOAD, Serving()).key != conditions_of(other, WORKLOAD, Serving()).key
 
 
 def test_tasks_are_known_by_their_content_and_not_by_where_they_lie(tasks: Path, tmp_path: Path) -> None:
@@ -79,13 +79,13 @@ def test_a_trace_is_known_by_its_content_and_not_by_where_it_lies(variant: Varia
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"prompt_tokens": 1, "output_tokens": 1}\n')
     workload = Workload(name="w", trace=str(trace), concurrency=1, requests=1, quality_tasks=("t",))
-    before = gather(variant, workload, Serving())
+    before = conditions_of(variant, workload, Serving())
     assert "trace" not in before.workload
     moved = trace.rename(tmp_path / "moved.jsonl")
     workload = workload.model_copy(update={"trace": str(moved)})
-    assert gather(variant, workload, Serving()).key == before.key
+    assert conditions_of(variant, workload, Serving()).key == before.key
     moved.write_text('{"prompt_tokens": 2, "output_tokens": 1}\n')
-    assert gather(variant, workload, Serving()).key != before.key
+    assert conditions_of(variant, workload, Serving()).key != before.key
     moved.unlink()
     with pytest.raises(ConfigError, match=r"moved.jsonl' is not a file"):
-        gather(variant, workload, Serving())
+        conditions_of(variant, workload, Serving())

@@ -214,7 +214,7 @@ def test_what_this_run_did_not_make_is_not_measured_in_an_older_state(store: Mod
     outcome(store, RUN, "optimize", "b", "failed")
     said = evaluate(store, "fp16,b,c")
     assert said.returncode == 0, said.stderr
-    assert "not made by this run, and not measured: b, c" in said.stderr
+    assert "not made by this run, so not measured: b, c" in said.stderr
     assert {each.variant for each in outcomes(store.run(RUN)) if each.stage == "evaluate"} == {"fp16"}
 
 

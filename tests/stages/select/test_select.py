@@ -16,7 +16,7 @@ from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.release import current_release
-from stages.select.selection import gather, select
+from stages.select.selection import measured_variants, select
 from tests.samples import ITEMS, MODEL, base, evaluation, measured_store, outcome, variant
 
 BALANCED = Profile(name="balanced")
@@ -134,7 +134,7 @@ def test_an_evaluation_of_an_older_variant_does_not_count(store):
     assert made is not None
     made.model_copy(update={"digest": "0" * 64}).write(store.optimized("awq") / VARIANT)
     acquired = base(ModelStore(store.root, "other/name"))
-    measured, excluded = gather(store, acquired, VARIANTS)
+    measured, excluded = measured_variants(store, acquired, VARIANTS)
     assert excluded["awq"] == "was not measured"
     assert set(measured) == {"fp16", "gptq"}
 

@@ -17,8 +17,8 @@ from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
 from stages.parts.records.production import Change, Production
 from stages.report.choice import verdict
-from stages.select.decision import METRIC_WORDS, in_words
-from stages.select.evidence import changes
+from stages.select.candidates import changes
+from stages.select.decision import METRIC_WORDS, reason_of
 from stages.select.selection import select
 from tests.samples import measured_store, outcome
 
@@ -56,7 +56,7 @@ def frame(seed: int) -> tuple[pd.DataFrame, dict[str, dict[str, np.ndarray]], di
     return pd.DataFrame.from_dict(rows, orient="index"), samples, limits
 
 
-def check(said: str, winner: str, found: Decision | Production, moved: Mapping[str, Change] | None) -> None:
+def check(said: str, winner: str, found: Decision | Production, moved: Mapping[str, Change]) -> None:
     """*said* against the record's numbers; every sentence of it is one of those known here."""
     chances = _chances(found)
     edge = r"(\.|: the evidence does not tell who keeps the constraints\.)"
@@ -82,14 +82,14 @@ def check(said: str, winner: str, found: Decision | Production, moved: Mapping[s
     if match := re.search(r"Against fp16: (.+?)\.( Out:|$)", said):
         told = re.findall(r"([\w ]+?) ([+-][\d.]+)%( \(within noise\))?", match[1])
         assert [word.strip() for word, _, _ in told] == list(METRIC_WORDS.values())
-        assert moved is not None
+        assert moved
         for metric, (_, percent, within) in zip(METRICS, told, strict=True):
             assert float(percent) == pytest.approx(100 * moved[metric].value, abs=0.0501)
             # The tiles of the report's first screen say the same.
             assert bool(within) == (verdict(metric, moved[metric]) == "level" and moved[metric].value != 0)
     else:
         assert winner == "fp16"
-        assert moved is None
+        assert not moved
 
 
 def _chances(found: Decision | Production) -> dict[str, float]:
@@ -112,10 +112,10 @@ def test_the_winner_and_the_sentence_agree_with_the_numbers(path):
         kinds.add((len(found.eligible) > 1, found.separated))
         excluded = {name: "; ".join(reasons) for name, reasons in found.excluded.items()}
         rows = raw.to_dict(orient="index")
-        moved = None
+        moved = {}
         if found.winner != "fp16":
             moved = changes(rows[found.winner], rows["fp16"], samples[found.winner], samples["fp16"])
-        said = in_words(found, moved, excluded)
+        said = reason_of(found, moved, excluded)
         check(said, found.winner, found, moved)
         for name, reasons in excluded.items():
             assert f"{name}: {reasons}" in said.partition(" Out: ")[2]
@@ -136,7 +136,7 @@ def test_noise_that_only_another_pair_has_is_not_said_of_the_winner():
     found = decide(pd.DataFrame.from_dict(rows, orient="index"), Profile(name="own"), samples)
     assert found.noise["latency"] > 30
     moved = changes(rows["awq"], rows["fp16"], samples["awq"], samples["fp16"])
-    assert "p95 latency -3.0%, throughput" in in_words(found, moved, {})
+    assert "p95 latency -3.0%, throughput" in reason_of(found, moved, {})
     assert verdict("latency", moved["latency"]) == "better"
 
 
@@ -147,7 +147,7 @@ def test_what_is_published_agrees_with_its_sentence(path, tmp_path, monkeypatch)
     outcome(store, "run-1", "evaluate", "gptq", "failed", why="vLLM did not start")
     _, decision, _ = select(store, profile_of(path), VARIANTS)
     (winner,) = [each for each in decision.candidates if each.variant == decision.winner]
-    check(decision.reason, decision.winner, decision, winner.change or None)
+    check(decision.reason, decision.winner, decision, winner.change)
     assert "gptq: evaluate failed: vLLM did not start" in decision.reason
     for each in decision.candidates:
         if each.score is not None:

@@ -203,5 +203,5 @@ def test_a_run_in_which_nobody_could_be_chosen_is_verified_too(tmp_path, monkeyp
 
 
 def test_a_run_that_came_to_no_decision_can_not_be_verified(tmp_path):
-    with pytest.raises(MissingRun, match="kept no measurements"):
+    with pytest.raises(MissingRun, match="has no measurements"):
         verify(tmp_path / "org--name" / "runs" / RUN)

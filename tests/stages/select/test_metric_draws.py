@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from scoring.profile import Profile
@@ -12,19 +11,9 @@ from stages.parts.base.errors import DamagedModel
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.hardware import Hardware
 from stages.parts.records.evaluation import Drift, Evaluation, Goodput, Speed
-from stages.parts.records.production import Cost, Price
 from stages.parts.samples.figures import pooled_load
 from stages.parts.samples.lines import Samples, read_samples, write_samples
-from stages.select.evidence import (
-    changes,
-    cost_of,
-    draws,
-    intervals,
-    items_of,
-    machine_speeds,
-    rounds,
-    took_turns,
-)
+from stages.select.draws import items_of, machine_speeds, metric_draws, questions, rounds, took_turns
 from stages.select.selection import select
 from tests.samples import ROUNDS, answer, measured_store, samples_path
 
@@ -100,44 +89,14 @@ def test_a_machine_that_changed_while_it_measured_and_one_that_was_shared_are_to
     )
 
 
-def test_without_targets_the_cost_is_at_the_measured_throughput(store):
-    _, decision, _ = select(store, BALANCED, VARIANTS, price=Price(per_hour=3.6, currency="EUR"))
-    costs = {each.variant: each.cost for each in decision.candidates}
-    assert costs["fp16"] is not None
-    assert (costs["fp16"].value, costs["fp16"].currency, costs["fp16"].basis) == (10.0, "EUR", "throughput")
-    assert costs["awq"] is not None
-    assert costs["awq"].value == pytest.approx(10 * 100 / 120)
-    assert costs["awq"].low <= costs["awq"].value <= costs["awq"].high
-
-
-def test_with_targets_the_cost_is_at_what_met_them(store):
-    change(
-        store,
-        "fp16",
-        goodput=Goodput(ttft_ms=50, tpot_ms=50, share=1.0, requests_per_s=12.5, output_tokens_per_s=100.0),
-    )
-    _, decision, _ = select(store, BALANCED, VARIANTS, price=Price(per_hour=3.6))
-    costs = {each.variant: each.cost for each in decision.candidates}
-    assert costs["fp16"] is not None
-    assert (costs["fp16"].basis, costs["fp16"].tokens_per_s) == ("goodput", 100.0)
-
-
-def test_a_rate_that_may_be_zero_costs_at_least_so_much(store):
-    good = Goodput(ttft_ms=50, tpot_ms=50, share=0.5, requests_per_s=3.75, output_tokens_per_s=30.0)
-    evaluation = read(store, "awq").model_copy(update={"goodput": good})
-    cost = cost_of(evaluation, Price(per_hour=3.6), {"goodput": np.repeat([0.0, 30.0, 60.0], 100)})
-    assert cost is not None
-    assert (cost.value, cost.low, cost.high) == (pytest.approx(100 / 3), pytest.approx(100 / 6), None)
-    assert Cost.model_validate_json(cost.model_dump_json()) == cost
-
-
 def test_what_a_profile_limits_is_drawn_from_the_samples(store):
     evaluation = read(store, "awq").model_copy(update={"goodput": Goodput.model_validate(GOODPUT)})
     samples = samples_of(store, "awq")
     assert [each.others for each in rounds(samples, evaluation)] == [{}] * ROUNDS
     found = rounds(samples, evaluation, {"ttft_p95_ms", "goodput_share", "memory_gib"})
     assert {name: set(each) for name, each in found[0].others.items()} == {"ttft_p95_ms": {8.0}, "goodput_share": {1.0}}
-    drawn = draws({"awq": evaluation}, {"awq": samples}, {"ttft_p95_ms"})
+    evaluations, given = {"awq": evaluation}, {"awq": samples}
+    drawn = metric_draws(evaluations, given, questions(evaluations, given), {"ttft_p95_ms"})
     assert set(drawn["awq"]) == {"latency", "throughput", "goodput", "quality", "ttft_p95_ms"}
 
 
@@ -155,16 +114,6 @@ def test_a_constraint_that_the_noise_reaches_across_is_told_and_makes_the_choice
     assert (decision.winner, decision.separated) == ("awq", False)
     assert decision.notes[0].startswith(f"awq keeps the maximum of {limit:.12g} for ttft_p95_ms with")
     assert decision.candidates[0].win_probability < 0.9
-
-
-def test_without_a_price_there_is_no_cost_and_with_another_price_another_decision(store):
-    _, without, _ = select(store, BALANCED, VARIANTS)
-    assert without.price is None
-    assert all(each.cost is None for each in without.candidates)
-    reused, priced, _ = select(store, BALANCED, VARIANTS, price=Price(per_hour=1))
-    assert not reused
-    assert select(store, BALANCED, VARIANTS, price=Price(per_hour=1))[0]
-    assert priced.key != without.key
 
 
 def test_items_of_several_starts_stand_side_by_side(store):
@@ -228,18 +177,3 @@ def test_the_machines_speed_is_the_mean_of_the_probes_of_all_starts(store):
     around = Drift(before=fast, between=(slow, slow), after=fast, largest_change=0.75, measured_again=0)
     change(store, "awq", drift=around)
     assert machine_speeds({"awq": read(store, "awq")})["awq"] == pytest.approx(20.0)
-
-
-def test_an_interval_holds_its_value_and_95_percent_of_the_draws():
-    drawn = {"latency": np.linspace(0, 1000, 1001), "throughput": np.array([4.0, 5.0])}
-    found = intervals({"latency": 500.0, "throughput": 6.0, "memory": 1.0}, drawn)
-    assert (found["latency"].low, found["latency"].high) == pytest.approx((25, 975))
-    assert found["throughput"].high == 6
-    assert found.keys() == {"latency", "throughput"}
-
-
-def test_what_moves_both_alike_is_no_change_and_what_is_counted_is_exact():
-    drawn = np.array([90.0, 100.0, 110.0])
-    values, whole = {"latency": 200.0, "memory": 40.0}, {"latency": 100.0, "memory": 100.0, "quality": 0.0}
-    found = changes(values, whole, {"latency": 2 * drawn}, {"latency": drawn})
-    assert [(each.value, each.low, each.high) for each in found.values()] == [(1, 1, 1), (-0.6, -0.6, -0.6)]

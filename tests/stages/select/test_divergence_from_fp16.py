@@ -1,4 +1,4 @@
-"""How near variants stay to fp16, and that one which does not cannot win."""
+"""How far variants diverge from fp16, and that a variant that diverges too far cannot win."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import divergence_measures
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.samples.lines import Samples, read_samples, write_samples
-from stages.select.fidelity import divergences, recorded, recovery
+from stages.select.divergence import divergence_record, divergences
 from stages.select.selection import select
 from tests.samples import MODEL, base, evaluation, held_out, samples_path, variant
 
@@ -56,7 +56,7 @@ def test_a_variant_is_compared_with_fp16_place_by_place(store: ModelStore) -> No
     assert found["gptq"].kl.mean == 0.0
     # 0.7 ln(0.7/0.6) + 0.2 ln(0.2/0.3) + 0.1 ln 1
     assert found["awq"].kl.mean == pytest.approx(0.7 * math.log(7 / 6) + 0.2 * math.log(2 / 3), abs=1e-6)
-    told = recorded(found["awq"])
+    told = divergence_record(found["awq"])
     assert (told.documents, told.tokens, told.top1_agreement) == (4, 8, 1.0)
     assert (told.kl, told.kl_low) == (found["awq"].kl.mean, found["awq"].kl.low)
 
@@ -133,25 +133,6 @@ def test_a_divergence_that_may_be_beyond_the_limit_makes_the_choice_unsure(store
     assert awq.win_probability == pytest.approx((apart.draws <= limit).mean())
     assert not decision.separated
     assert decision.notes[0].startswith(f"awq keeps the maximum of {limit:.12g} for kl_divergence with")
-
-
-def test_recovery_is_told_task_by_task(store: ModelStore) -> None:
-    evaluations = measured(store, awq=0.6)
-    whole = evaluations["fp16"]
-    bits = whole.quality[0].model_copy(update={"task": "text", "kind": "perplexity", "value": 1.0, "score": 0.5})
-    whole = whole.model_copy(update={"quality": (*whole.quality, bits)})
-    worse = bits.model_copy(update={"value": 1.1, "score": 2**-1.1})
-    accuracy = whole.quality[0].model_copy(update={"value": 0.78, "score": 0.78})
-    other = evaluations["awq"].model_copy(update={"quality": (accuracy, worse)})
-    assert recovery(other, whole) == pytest.approx({"arc": 0.78 / 0.8, "text": 2**-0.1})
-    assert recovery(whole, whole) == {"arc": 1.0, "text": 1.0}
-    assert recovery(other, None) == recovery(None, whole) == {}
-
-
-def test_a_reference_without_any_quality_gives_no_recovery_to_divide_by(store: ModelStore) -> None:
-    evaluations = measured(store, awq=0.6)
-    nothing = evaluations["fp16"].quality[0].model_copy(update={"score": 0.0})
-    assert recovery(evaluations["awq"], evaluations["fp16"].model_copy(update={"quality": (nothing,)})) == {}
 
 
 def test_the_decision_is_kept_with_divergence_and_recovery(store: ModelStore) -> None:

@@ -1,8 +1,8 @@
-"""What a run's decision follows from, kept in the run's folder, so that it can be replayed whatever came after.
+"""What a run decided and from what, stored in the run's folder, so that the decision can be replayed at any later time.
 
-runs/<id>/measurements/basis.json                       model, profile, price, and who was not measured
-runs/<id>/measurements/<variant>.json, .samples.jsonl   the evaluations that counted: hard links, which cost nothing
-runs/<id>/decision.json                                 what was decided by them
+runs/<id>/measurements/basis.json                       model, profile, price, and the variants without a measurement
+runs/<id>/measurements/<variant>.json, .samples.jsonl   the evaluations that counted: hard links, which take no space
+runs/<id>/decision.json                                 the decision made from them
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DECISION: Final = "decision.json"
 
 
 class Basis(Record):
-    """All that a decision follows from besides the evaluations."""
+    """Everything that a decision follows from except the evaluations."""
 
     base: Acquired
     profile: dict[str, Any]
@@ -36,13 +36,13 @@ class Basis(Record):
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A run's decision and what it follows from, as they lie in the run's folder."""
+class StoredDecision:
+    """The decision of a run and everything that it follows from."""
 
     basis: Basis
     evaluations: dict[str, Evaluation]
     decision: Production | None
-    """None if nobody could be chosen."""
+    """None if no variant could be chosen."""
     folder: Path
 
     def samples_path(self, variant: str) -> Path:
@@ -57,8 +57,8 @@ class Kept:
         return {name: read_samples(self.samples_path(name), each) for name, each in self.evaluations.items()}
 
 
-def keep(store: ModelStore, run: Path, basis: Basis, measured: Mapping[str, Evaluation]) -> None:
-    """Keep what *run* is about to decide by. What a killed attempt kept is replaced."""
+def store_inputs(store: ModelStore, run: Path, basis: Basis, measured: Mapping[str, Evaluation]) -> None:
+    """Store what the decision of *run* will follow from. Files of an attempt that was killed are replaced."""
     folder = run / MEASUREMENTS
     folder.mkdir(parents=True, exist_ok=True)
     for name in measured:
@@ -69,21 +69,21 @@ def keep(store: ModelStore, run: Path, basis: Basis, measured: Mapping[str, Eval
     basis.write(folder / BASIS)
 
 
-def kept(run: Path) -> Kept:
-    """What *run* kept.
+def read_stored(run: Path) -> StoredDecision:
+    """The decision of *run*, by the run's folder.
 
     Raises:
-        MissingRun: it ended before anything was decided.
+        MissingRun: the run ended before anything was decided.
         DamagedModel: a document is not what was written.
     """
     basis = Basis.read(run / MEASUREMENTS / BASIS)
     if basis is None:
         raise MissingRun(
-            f"run {run.name} kept no measurements: it ended before it came to a decision",
-            hint="run it again: what was measured is used again",
+            f"run {run.name} has no measurements: it ended before a decision",
+            hint="start another run: it uses finished measurements again",
         )
     read = [Evaluation.read(path) for path in sorted((run / MEASUREMENTS).glob("*.json")) if path.name != BASIS]
     evaluations = {each.variant: each for each in read if each}
     if not evaluations:
-        raise DamagedModel(f"run {run.name} lost its measurements", hint="run it again")
-    return Kept(basis, evaluations, Production.read(run / DECISION), run)
+        raise DamagedModel(f"run {run.name} lost its measurements", hint="start another run")
+    return StoredDecision(basis, evaluations, Production.read(run / DECISION), run)

@@ -1,0 +1,110 @@
+"""What a decision says of each candidate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scoring.profile import Profile
+from stages.parts.base.store import ModelStore
+from stages.parts.records.evaluation import Evaluation, Goodput
+from stages.parts.records.production import Cost, Price
+from stages.select.candidates import changes, cost_of, intervals, recovery
+from stages.select.selection import select
+from tests.samples import measured_store
+
+BALANCED = Profile(name="balanced")
+VARIANTS = ["fp16", "awq", "gptq"]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
+    monkeypatch.setenv("SLIPWAY_RUN", "run-1")
+    return measured_store(tmp_path)
+
+
+def read(store: ModelStore, name: str) -> Evaluation:
+    found = Evaluation.read(store.evaluation(name))
+    assert found is not None
+    return found
+
+
+def change(store: ModelStore, name: str, **fields: Any) -> None:
+    read(store, name).model_copy(update=fields).write(store.evaluation(name))
+
+
+def test_without_targets_the_cost_is_at_the_measured_throughput(store):
+    _, decision, _ = select(store, BALANCED, VARIANTS, price=Price(per_hour=3.6, currency="EUR"))
+    costs = {each.variant: each.cost for each in decision.candidates}
+    assert costs["fp16"] is not None
+    assert (costs["fp16"].value, costs["fp16"].currency, costs["fp16"].basis) == (10.0, "EUR", "throughput")
+    assert costs["awq"] is not None
+    assert costs["awq"].value == pytest.approx(10 * 100 / 120)
+    assert costs["awq"].low <= costs["awq"].value <= costs["awq"].high
+
+
+def test_with_targets_the_cost_is_at_what_met_them(store):
+    change(
+        store,
+        "fp16",
+        goodput=Goodput(ttft_ms=50, tpot_ms=50, share=1.0, requests_per_s=12.5, output_tokens_per_s=100.0),
+    )
+    _, decision, _ = select(store, BALANCED, VARIANTS, price=Price(per_hour=3.6))
+    costs = {each.variant: each.cost for each in decision.candidates}
+    assert costs["fp16"] is not None
+    assert (costs["fp16"].basis, costs["fp16"].tokens_per_s) == ("goodput", 100.0)
+
+
+def test_a_rate_that_may_be_zero_costs_at_least_so_much(store):
+    good = Goodput(ttft_ms=50, tpot_ms=50, share=0.5, requests_per_s=3.75, output_tokens_per_s=30.0)
+    evaluation = read(store, "awq").model_copy(update={"goodput": good})
+    cost = cost_of(evaluation, Price(per_hour=3.6), {"goodput": np.repeat([0.0, 30.0, 60.0], 100)})
+    assert cost is not None
+    assert (cost.value, cost.low, cost.high) == (pytest.approx(100 / 3), pytest.approx(100 / 6), None)
+    assert Cost.model_validate_json(cost.model_dump_json()) == cost
+
+
+def test_without_a_price_there_is_no_cost_and_with_another_price_another_decision(store):
+    _, without, _ = select(store, BALANCED, VARIANTS)
+    assert without.price is None
+    assert all(each.cost is None for each in without.candidates)
+    reused, priced, _ = select(store, BALANCED, VARIANTS, price=Price(per_hour=1))
+    assert not reused
+    assert select(store, BALANCED, VARIANTS, price=Price(per_hour=1))[0]
+    assert priced.key != without.key
+
+
+def test_an_interval_holds_its_value_and_95_percent_of_the_draws():
+    drawn = {"latency": np.linspace(0, 1000, 1001), "throughput": np.array([4.0, 5.0])}
+    found = intervals({"latency": 500.0, "throughput": 6.0, "memory": 1.0}, drawn)
+    assert (found["latency"].low, found["latency"].high) == pytest.approx((25, 975))
+    assert found["throughput"].high == 6
+    assert found.keys() == {"latency", "throughput"}
+
+
+def test_what_moves_both_alike_is_no_change_and_what_is_counted_is_exact():
+    drawn = np.array([90.0, 100.0, 110.0])
+    values, whole = {"latency": 200.0, "memory": 40.0}, {"latency": 100.0, "memory": 100.0, "quality": 0.0}
+    found = changes(values, whole, {"latency": 2 * drawn}, {"latency": drawn})
+    assert [(each.value, each.low, each.high) for each in found.values()] == [(1, 1, 1), (-0.6, -0.6, -0.6)]
+
+
+def test_recovery_is_told_task_by_task(store):
+    whole = read(store, "fp16")
+    bits = whole.quality[0].model_copy(update={"task": "text", "kind": "perplexity", "value": 1.0, "score": 0.5})
+    whole = whole.model_copy(update={"quality": (*whole.quality, bits)})
+    worse = bits.model_copy(update={"value": 1.1, "score": 2**-1.1})
+    accuracy = whole.quality[0].model_copy(update={"value": 0.78, "score": 0.78})
+    other = read(store, "awq").model_copy(update={"quality": (accuracy, worse)})
+    assert recovery(other, whole) == pytest.approx({"arc": 0.78 / 0.8, "text": 2**-0.1})
+    assert recovery(whole, whole) == {"arc": 1.0, "text": 1.0}
+    assert recovery(other, None) == recovery(None, whole) == {}
+
+
+def test_a_reference_without_any_quality_gives_no_recovery_to_divide_by(store):
+    whole = read(store, "fp16")
+    nothing = whole.quality[0].model_copy(update={"score": 0.0})
+    assert recovery(read(store, "awq"), whole.model_copy(update={"quality": (nothing,)})) == {}
