@@ -33,7 +33,7 @@ def connect(name: str, store: ModelStore, source: str, serving: Serving, kserve:
 
         return OneMachine(store, source, serving)
     if name == KSERVE:
-        from stages.rollout.kserve.target import connect as connect_kserve
+        from stages.rollout.kserve.connect import connect as connect_kserve
 
         return connect_kserve(store, serving, kserve)
     raise UnknownName("rollout target", name, TARGETS)

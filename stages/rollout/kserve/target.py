@@ -1,4 +1,4 @@
-"""KServe as the target of a rollout: what its three modes have in common, and which one a cluster uses.
+"""KServe as the target of a rollout: what its three modes have in common.
 
 What is in force is read from statuses: a route counts only once its gateway has programmed it. Objects are applied
 server-side by one field manager, at the version that was read. On the way forward this is never forced: a change that
@@ -14,10 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
 
-from stages.parts.base.errors import Conflict, NotInstalled, TransientError
-from stages.parts.base.settings import Serving
-from stages.parts.base.store import ModelStore
-from stages.parts.cluster import api
+from stages.parts.base.errors import Conflict, TransientError
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Kind
 from stages.parts.cluster.refusals import Absent
@@ -25,65 +22,22 @@ from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import KSERVE
 from stages.parts.releases.split import Split
 from stages.rollout.kserve.autoscaling import scaled_object
-from stages.rollout.kserve.detect import Installation, detect
+from stages.rollout.kserve.detect import Installation
 from stages.rollout.kserve.objects import (
     ENDPOINT,
     MODEL,
     RELEASE,
     REVISION,
-    RUNTIME,
     KServeEndpoint,
     Object,
     disruption_budget,
 )
 from stages.rollout.kserve.pods import Pods
-from stages.rollout.kserve.settings import KServe
-from stages.rollout.target import Target
 
 ISVCS: Final = Kind("serving.kserve.io/v1beta1", "InferenceService", "inferenceservices")
-RUNTIMES: Final = Kind("serving.kserve.io/v1alpha1", "ServingRuntime", "servingruntimes")
 SERVICES: Final = Kind("v1", "Service", "services")
 BUDGETS: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 SCALED_OBJECTS: Final = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
-POLL_S: Final = 0.5
-
-
-def connect(store: ModelStore, serving: Serving, settings: KServe) -> Target:
-    """The cluster of the kubeconfig or of this pod, for the releases of one model.
-
-    Raises:
-        ConfigError: no cluster is configured, or its KServe can't split traffic as it is set up.
-        NotInstalled: it has no KServe, or lacks the runtime in ``manifests/kserve``.
-    """
-    return on(api.connect(namespace=settings.namespace), store, serving, settings)
-
-
-def on(cluster: Cluster, store: ModelStore, serving: Serving, settings: KServe, *, poll_s: float = POLL_S) -> Target:
-    """The target on *cluster*, in the mode of its KServe.
-
-    Raises:
-        NotInstalled: it has no KServe, or lacks the runtime in ``manifests/kserve``.
-        ConfigError: its KServe can't split traffic as it is set up.
-    """
-    from stages.rollout.kserve.knative import KnativeTarget
-    from stages.rollout.kserve.route import RouteTarget
-    from stages.rollout.kserve.standard import StandardTarget
-
-    installation = detect(cluster, settings)
-    endpoint = KServeEndpoint(store, serving, settings, cluster.namespace)
-    try:
-        cluster.get(RUNTIMES, RUNTIME)
-    except Absent as error:
-        raise NotInstalled(
-            f"the namespace {cluster.namespace} has no ServingRuntime {RUNTIME}",
-            hint=f"kubectl -n {cluster.namespace} apply -k manifests/kserve",
-        ) from error
-    modes: dict[str, type[KServeTarget]] = {
-        "standard": StandardTarget,
-        "knative": KnativeTarget,
-        "route": RouteTarget,
-    }
-    return modes[installation.mode](cluster, endpoint, installation, poll_s)
 
 
 class KServeTarget(ABC):

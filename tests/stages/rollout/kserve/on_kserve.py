@@ -12,9 +12,10 @@ from stages.parts.base.settings import Serving
 from stages.parts.base.store import STORE_VARIABLE
 from stages.parts.cluster.api import Cluster
 from stages.parts.records.rollout import Journal
+from stages.rollout.kserve.connect import on
 from stages.rollout.kserve.objects import KServeEndpoint
 from stages.rollout.kserve.settings import VARIABLE, KServe
-from stages.rollout.kserve.target import KServeTarget, on
+from stages.rollout.kserve.target import KServeTarget
 from stages.rollout.state_machine import roll_out
 from stages.rollout.target import Target
 from tests.kubernetes import KubernetesServer
