@@ -1,4 +1,4 @@
-"""The result of one check of what a run needs, and the table of all."""
+"""The results of checking what a run needs, and their table."""
 
 from __future__ import annotations
 

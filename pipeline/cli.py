@@ -1,4 +1,4 @@
-"""The command line. Each command imports what it needs when it runs, so that --help starts in a blink."""
+"""The command line. Each command imports what it needs when it runs, so that --help starts fast."""
 
 from __future__ import annotations
 
@@ -72,15 +72,15 @@ def run(
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     force: Annotated[
-        bool, typer.Option("--force", help="On a cluster: start another run although the same one is active.")
+        bool, typer.Option("--force", help="On a cluster: start another run even if the same one is active.")
     ] = False,
-    follow: Annotated[bool, typer.Option(help="On a cluster: stay until the run ends.")] = True,
+    follow: Annotated[bool, typer.Option(help="On a cluster: wait until the run ends.")] = True,
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
     """Acquire a model, make and measure its variants, publish the best one, and serve it.
 
-    What is there already and unchanged is used again: a repeated run does no work twice.
+    Results that are there already and have not changed are reused, so a repeated run does no work twice.
     """
     from pipeline.local import submission
 
@@ -98,7 +98,9 @@ def run(
 @app.command("serve", epilog="Example: slipway serve org/name --port 8000")
 def serve_model(
     model: Annotated[str, typer.Argument(help="A model that a run has published.")],
-    port: Annotated[int | None, typer.Option(help="0 for a free one. Default: serving.port of the config.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; 0 takes a free one. Default: serving.port.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: this machine only.")] = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
@@ -107,7 +109,7 @@ def serve_model(
 ) -> None:
     """Serve the published release in the foreground, OpenAI-compatible, until Ctrl-C.
 
-    Set SLIPWAY_API_KEY to ask clients for a key.
+    Set SLIPWAY_API_KEY to demand a key from clients.
     """
     from stages.parts.base.program import answer_sigterm
     from stages.parts.base.store import ModelStore
@@ -183,8 +185,8 @@ def show(
 @app.command(epilog="Example: slipway logs latest evaluate-awq")
 def logs(
     name: RunArgument = "latest",
-    task: Annotated[str | None, typer.Argument(help="One task; without it, all that have started.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    task: Annotated[str | None, typer.Argument(help="One task. Default: all that have started.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until the run ends.")] = False,
     store: StoreOption = STORE,
     engine: EngineOption = None,
     context: ContextOption = None,
@@ -204,7 +206,9 @@ def logs(
 
 @app.command(epilog="Example: slipway render workflow | kubectl apply -f -")
 def render(
-    what: Annotated[str, typer.Argument(help="workflow: the Argo WorkflowTemplate. config: every setting in force.")],
+    what: Annotated[
+        str, typer.Argument(help="workflow: the Argo WorkflowTemplate. config: every setting that applies.")
+    ],
     profile: ProfileOption = None,
     workload: WorkloadOption = None,
     platform: PlatformOption = None,
@@ -237,7 +241,7 @@ def doctor(
     namespace: NamespaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that this machine, or a cluster, has what a run needs, and say how to get what is missing."""
+    """Check whether this machine, or a cluster, has what a run needs, and say how to get what is missing."""
     from pipeline.checks import checks_table
     from pipeline.local.doctor import check_machine
 
@@ -260,7 +264,7 @@ events.register(app)
 
 
 def main() -> NoReturn:
-    """The console script: errors become one line, a hint and the exit code of their kind."""
+    """Run the command line; an error becomes one line, a hint and the exit code of its class."""
     try:
         app()
     except SlipwayError as error:

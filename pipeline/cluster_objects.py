@@ -1,4 +1,4 @@
-"""The Kubernetes objects that follow from a platform's settings, as plain data."""
+"""The Kubernetes objects that are made from a platform's settings, as plain data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def of(platform: Platform, cluster: ClusterSettings) -> list[Document]:
 
 
 def claim(platform: Platform, cluster: ClusterSettings) -> Document:
-    """The volume with the store. Without a class, the cluster's default one."""
+    """The claim for the store's volume. Without a storage class, the cluster's default one applies."""
     storage = cluster.storage
     spec: Document = {
         "accessModes": [storage.access],
@@ -47,7 +47,7 @@ def quota(namespace: str, cluster: ClusterSettings) -> Document:
 
 
 def api_server_policy(namespace: str, cluster: ClusterSettings) -> Document:
-    """Argo's container in each pod reports to the API server; the serve step asks it for changes."""
+    """Let Argo's container in each pod report to the API server, and the serve step change objects there."""
     spec = {
         "podSelector": {
             "matchLabels": LABELS,
@@ -65,7 +65,7 @@ def api_server_policy(namespace: str, cluster: ClusterSettings) -> Document:
 
 
 def resolve_cache(namespace: str) -> list[Document]:
-    """Where Argo's controller remembers what it memoized, and its right to do so: in its own namespace."""
+    """The ConfigMap in which Argo's controller keeps memoized results, and its rights on it, in its own namespace."""
     name = RESOLVE_CACHE
     rules = [
         {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["get", "update"]},

@@ -1,4 +1,4 @@
-"""A run's whole configuration, from ``configs/``, a file of the user's, and flags.
+"""A run's whole configuration, read from ``configs/``, a file of the user's, and flags.
 
 Precedence: ``configs/defaults.yaml`` < ``--config`` file < ``--set`` and the flags (or their environment variables).
 """
@@ -43,7 +43,7 @@ def load(
 
     Args:
         file: YAML with any part of ``configs/defaults.yaml``.
-        chosen: profile, workload or platform by name or path; None keeps what the files say.
+        chosen: profile, workload or platform, by name or path; None keeps what the files say.
         assignments: ``path.to.field=value`` with a YAML value.
 
     Raises:
@@ -76,15 +76,15 @@ def load(
     if wrong:
         raise ConfigError.of_many(wrong, f"the configuration{f' ({file})' if file else ''}")
     if config.workload.trace and (trace := Path(config.workload.trace)).is_file():
-        read_trace(trace)  # its mistakes now, rather than after hours of quantizing
+        read_trace(trace)  # show its mistakes now rather than after hours of quantizing
     return config
 
 
 def named(kind: str, value: Any, folder: Path) -> dict[str, Any]:
-    """A profile, workload or platform as data, from its name, a path, or as it stands.
+    """Read a profile, workload or platform by its name or path; a mapping is taken as it is.
 
     Raises:
-        UnknownName: neither a file nor a name in ``configs/``.
+        UnknownName: *value* is neither a file nor a name in ``configs/``.
     """
     if isinstance(value, dict):
         return {"name": "custom"} | value
@@ -102,7 +102,7 @@ def named(kind: str, value: Any, folder: Path) -> dict[str, Any]:
 
 
 def _platform(path: Path) -> dict[str, Any]:
-    """The file over the one that its ``extends`` names, in the same folder or in ``configs/platforms``.
+    """Merge the file over the one that its ``extends`` names, in the same folder or in ``configs/platforms``.
 
     Raises:
         UnknownName: there is no such file.
@@ -121,15 +121,15 @@ def _platform(path: Path) -> dict[str, Any]:
 
 
 def names(kind: str) -> list[str]:
-    """The names of a kind that ``configs/`` has."""
+    """The names that ``configs/`` has of a kind."""
     return sorted(path.stem for path in (CONFIGS / FOLDERS[kind]).glob("*.yaml"))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML mapping.
+    """Read a YAML mapping.
 
     Raises:
-        ConfigError: missing, unreadable, not YAML, or not a mapping.
+        ConfigError: the file is missing, unreadable, not YAML, or not a mapping.
     """
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -156,7 +156,7 @@ def assign(data: dict[str, Any], assignment: str) -> None:
     """Set one field of *data*, from ``path.to.field=value`` with a YAML value.
 
     Raises:
-        ConfigError: it is not of that form, or a part of the path is a value.
+        ConfigError: *assignment* is not of that form, or a part of the path is a value.
     """
     path, separator, text = assignment.partition("=")
     if not separator or not path:

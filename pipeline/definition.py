@@ -1,13 +1,13 @@
-"""The pipeline, once: a Hera WorkflowTemplate. Argo runs it on a cluster; the local engine runs the same compiled
-manifest on one machine.
+"""The pipeline as a Hera WorkflowTemplate. Argo runs it on a cluster; the local engine runs the same compiled manifest
+on one machine.
 
     resolve - acquire -+- optimize-fp16 - evaluate-fp16 -+
                        +- optimize-awq  - evaluate-awq  -+- select - serve      on exit: withdraw - report
                        +- optimize-gptq - evaluate-gptq -+
 
-Only fp16 has to succeed; a quantized variant that fails is left out of the selection and named in the report. Where
-the workload interleaves the variants and one machine measures them all, the evaluations are one task, ``evaluate``.
-On a cluster the rollout's steps are tasks of their own: deploy, canary-10, canary-50, approve, canary-100, serve.
+Only fp16 has to succeed; a quantized variant that fails is left out of the selection and named in the report. If the
+workload interleaves the variants and one machine measures them all, the evaluations are one task, ``evaluate``.
+On a cluster the steps of the rollout are separate tasks: deploy, canary-10, canary-50, approve, canary-100, serve.
 """
 
 from __future__ import annotations
@@ -108,20 +108,22 @@ def arguments(config: RunConfig, model: str, revision: str, *, serve: bool, refr
 
 
 def price(platform: Platform) -> str:
-    """What select computes costs with; empty where the platform names no price."""
+    """The price from which select computes costs, as JSON; empty if the platform names none."""
     if platform.price_per_hour is None:
         return ""
     return canonical_json({"per_hour": platform.price_per_hour, "currency": platform.currency})
 
 
 def _for_kserve(config: RunConfig) -> dict[str, str]:
-    """What only a platform that serves on KServe has."""
+    """The parameters that only a platform that serves on KServe has."""
     return {} if config.platform.serves_on == LOCAL else {"kserve": canonical_json(kserve_settings(config))}
 
 
 def resolve_key(model: str, revision: str, *, refresh: bool = False) -> str:
-    """The memoization key of resolve: a name and revision at one hub. A local directory can change at any time, and
-    *refresh* asks again on purpose: then the key is new."""
+    """The memoization key of resolve, which stands for a model and revision at one hub.
+
+    The key is new each time for a local directory, which can change at any time, and with *refresh*.
+    """
     if refresh or ModelName.parse(model).directory:
         return uuid.uuid4().hex
     hub = os.environ.get("HF_ENDPOINT", "")
@@ -143,9 +145,11 @@ def _parameters(config: RunConfig) -> list[Parameter]:
         Parameter(
             name="approval",
             value=str(config.rollout.approval).lower(),
-            description="true: wait for a person before all traffic goes to the new release",
+            description="true: wait for an approval before all traffic goes to the new release",
         ),
-        Parameter(name="price", value=price(config.platform), description="of an hour of the hardware, as JSON, or ''"),
+        Parameter(
+            name="price", value=price(config.platform), description="price of an hour of the hardware, as JSON, or ''"
+        ),
         *(
             Parameter(name=name, value=value, description="how KServe serves, as JSON")
             for name, value in _for_kserve(config).items()
@@ -154,7 +158,7 @@ def _parameters(config: RunConfig) -> list[Parameter]:
 
 
 def _results() -> list[Parameter]:
-    """The run's own outputs, which Argo's UI and ``argo get`` show first."""
+    """The outputs of the run, which Argo's UI and ``argo get`` show first."""
     return [
         Parameter(name=name, value_from=models.ValueFrom(parameter=f"{{{{tasks.select.outputs.parameters.{name}}}}}"))
         for name in RESULTS
@@ -162,7 +166,7 @@ def _results() -> list[Parameter]:
 
 
 def _said(title: str, description: str) -> dict[str, str]:
-    """What Argo's UI shows of a run, as Markdown."""
+    """The annotations that Argo's UI shows of a run, as Markdown."""
     return {"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": description}
 
 
@@ -188,7 +192,7 @@ def _tasks(variants: Sequence[str], optimizing: Mapping[str, Stage], *, together
 
 
 def _serving_tasks(platform: Platform, rollout: Rollout) -> None:
-    """The rollout as one task on one machine, whose tasks are processes; on a cluster, step by step in Argo's UI."""
+    """Add the rollout: one task on one machine; on a cluster, one task for each step."""
     serve = f"{workflow_parameter('serve')} == true"
     if platform.serves_on == LOCAL:
         Task(name="serve", template="serve", depends="select", when=serve)
@@ -207,14 +211,14 @@ def _serving_tasks(platform: Platform, rollout: Rollout) -> None:
 
 
 def _last_tasks() -> None:
-    """A run that did not end well leaves no canary behind; whatever comes of that, the report is written."""
+    """Add the exit handler's tasks: withdraw the canary of a run that failed, then write the report in any case."""
     Task(name="withdraw", template="withdraw", when="{{workflow.status}} != Succeeded")
     over = " || ".join(f"withdraw.{result}" for result in ("Succeeded", "Skipped", "Failed", "Errored"))
     Task(name="report", template="report", depends=over)
 
 
 def _all_over(stage: str, variants: Sequence[str]) -> str:
-    """That *stage* has ended for every variant, and well for the one that it has to."""
+    """The condition that *stage* has ended for every variant, and has succeeded for the required one."""
     return " && ".join(_over(f"{stage}-{variant}", variant) for variant in variants)
 
 

@@ -1,9 +1,9 @@
-"""What a cluster applies: the workflow, its volume, locks, rights and limits, for each platform.
+"""The manifests of each platform: the workflow, its volume, locks, rights and limits.
 
-``manifests/base`` is the platform ``cluster``: files that a person edits, and two that are made from
-``configs/platforms/cluster.yaml``. ``manifests/overlays/<platform>`` holds the differences alone, as patches, made from
-``configs/platforms/<platform>.yaml``. ``kubectl apply -k manifests/overlays/<platform>`` needs nothing of ours, and
-``documents`` gives the same without kubectl.
+``manifests/base`` is the platform ``cluster``: some files are written by hand, two are generated from
+``configs/platforms/cluster.yaml``. ``manifests/overlays/<platform>`` holds only the differences, as patches generated
+from ``configs/platforms/<platform>.yaml``. ``kubectl apply -k manifests/overlays/<platform>`` works without Slipway;
+``documents`` returns the same objects without kubectl.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MANIFESTS: Final = Path(__file__).parents[1] / "manifests"
 SHARED: Final = "cluster"
 """The platform that the others extend."""
 WRITTEN: Final = ("namespace.yaml", "accounts.yaml", "network.yaml", "nightly.yaml")
-"""Files of ``manifests/base`` that a person edits. Their namespace is ``NAMESPACE``."""
+"""Files of ``manifests/base`` that are written by hand. Their namespace is ``NAMESPACE``."""
 NAMESPACE: Final = "slipway"
 MADE: Final = "# Made from configs/platforms/{}.yaml by: make manifests\n"
 
@@ -33,19 +33,19 @@ Document = dict[str, Any]
 
 
 def documents(platform: str) -> list[Document]:
-    """All that a platform's cluster applies, in an order in which it can be.
+    """All objects of a platform's cluster, in an order in which they can be applied.
 
     Raises:
-        UnknownName, ConfigError: there is no such platform, or it is no cluster.
+        UnknownName, ConfigError: there is no such platform, or it is not a cluster.
     """
     return documents_of(load(chosen={"platform": platform}))
 
 
 def documents_of(config: RunConfig) -> list[Document]:
-    """As ``documents``, for a configuration with settings of one's own.
+    """All objects of a configuration's platform, as ``documents``.
 
     Raises:
-        ConfigError: its platform is no cluster.
+        ConfigError: its platform is not a cluster.
     """
     platform = config.platform
     if platform.cluster is None:
@@ -66,7 +66,7 @@ def clusters() -> list[str]:
 
 
 def files() -> dict[Path, str]:
-    """Every file that is made, by its path in ``manifests/``."""
+    """The contents of every generated file, by its path in ``manifests/``."""
     shared = load(chosen={"platform": SHARED})
     objects = cluster_objects.of(shared.platform, shared.platform.cluster) if shared.platform.cluster else []
     base = {"platform.yaml": objects, "workflow.yaml": [workflow_template(shared)]}
@@ -100,7 +100,7 @@ def _written(namespace: str) -> Iterator[Document]:
 
 
 def _placed(document: Document, namespace: str) -> Document:
-    """*document* in *namespace* instead of ``NAMESPACE``; what belongs to no namespace, or to another, stays."""
+    """Move *document* from ``NAMESPACE`` to *namespace*, unless it belongs to no namespace or to another one."""
     metadata = document["metadata"]
     if document["kind"] == "Namespace":
         metadata["name"] = namespace
@@ -111,10 +111,10 @@ def _placed(document: Document, namespace: str) -> Document:
 
 
 def _patches(base: Iterable[Document], other: Iterable[Document]) -> Iterator[Document]:
-    """Kustomize's patches that make *other* of *base*, for each document that differs.
+    """The Kustomize patches that turn *base* into *other*, one for each document that differs.
 
     Raises:
-        ConfigError: they are not the same objects, as with another namespace.
+        ConfigError: they are not the same objects, for instance because the namespace differs.
     """
     wanted = {_identity(each): each for each in other}
     known = {_identity(each): each for each in base}
@@ -133,7 +133,7 @@ def _identity(document: Document) -> tuple[str, str, str]:
 
 
 def _changes(before: Any, after: Any, path: str) -> Iterator[Document]:
-    """RFC 6902's operations that turn *before* into *after*. A list of another length is replaced as a whole."""
+    """The operations of RFC 6902 that turn *before* into *after*. A list of another length is replaced as a whole."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in [*before, *(key for key in after if key not in before)]:
             place = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
@@ -151,7 +151,7 @@ def _changes(before: Any, after: Any, path: str) -> Iterator[Document]:
 
 
 def _operations(operations: list[Document]) -> str:
-    """One line each, for a person to read."""
+    """Write each operation on one line, so that people can read them."""
     lines = (yaml.safe_dump(each, default_flow_style=True, sort_keys=False, width=10**6) for each in operations)
     return "".join(f"- {line}" for line in lines)
 
@@ -162,7 +162,7 @@ def _kustomization(resources: list[str], patches: list[Document] | None = None) 
 
 
 class _Dumper(yaml.SafeDumper):
-    """Long texts as blocks, and no anchors."""
+    """Writes texts of several lines as blocks, and no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True

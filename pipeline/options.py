@@ -52,11 +52,12 @@ EngineOption = Annotated[
     ),
 ]
 ContextOption = Annotated[
-    str | None, typer.Option("--context", help="Of the kubeconfig, with --engine argo. Default: its current one.")
+    str | None,
+    typer.Option("--context", help="Context of the kubeconfig, with --engine argo. Default: the current one."),
 ]
 NamespaceOption = Annotated[
     str | None,
-    typer.Option("--namespace", "-n", envvar="SLIPWAY_NAMESPACE", help="With --engine argo: where the runs are."),
+    typer.Option("--namespace", "-n", envvar="SLIPWAY_NAMESPACE", help="Namespace of the runs, with --engine argo."),
 ]
 
 
@@ -72,12 +73,12 @@ def load_config(
 
 
 def print_result(document: Any, text: Any, as_json: bool) -> None:
-    """The result on stdout: JSON for programs, or *text* (a string or anything rich can draw)."""
+    """Print the result to stdout: JSON for programs, or *text* (a string or anything that rich can draw)."""
     if as_json:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
     from rich.console import Console
 
-    # A pipe has no width: 80 columns would cut tables that a file can hold.
+    # A pipe has no width, and the default of 80 columns would cut tables.
     terminal = sys.stdout.isatty()
     Console(width=None if terminal else 200, highlight=False, soft_wrap=not terminal).print(text)

@@ -1,4 +1,4 @@
-"""Where a run takes place: what each stage asks for, and from which image and volume it runs."""
+"""Where a run takes place: the resources of each stage, its image, and the volume of the store."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def _quantity(value: str) -> str:
 
 Quantity = Annotated[str, AfterValidator(_quantity)]
 FAMILIES: Final = {"optimize": "optimize", "evaluate": "evaluate"}
-"""The stages whose image carries more than our own programs. Every other one runs on ``slim``."""
+"""The stages whose image holds more than our own programs. All others run on ``slim``."""
 
 
 class Nodes(Settings):
-    """Which nodes a pod may run on: their labels, and the taints it does not mind."""
+    """Which nodes a pod may run on: their labels, and the taints that it tolerates."""
 
     selector: dict[str, str] = Field(default={})
     tolerations: tuple[Toleration, ...] = ()
@@ -36,20 +36,20 @@ class Stage(Settings):
     """What one stage's pod (or process) asks for."""
 
     cpu: Quantity | Literal["all"]
-    """Cores. all: every core of the machine, so that nothing else runs beside it."""
+    """Cores. all: every core of the machine, so that nothing else runs at the same time."""
     memory: Quantity
     gpus: Annotated[int, Field(ge=0)] | Literal["any", "all"] = 0
-    """any: one if the machine has one; all: all that it has, which may be none."""
+    """any: one if the machine has one; all: all GPUs of the machine, which may be none."""
     deadline_s: Positive
-    """After this the task is stopped and failed. On a cluster the time without a node does not count."""
+    """After this time the task is stopped and fails. On a cluster, waiting for a node does not count."""
     shm: Quantity | None = None
-    """Shared memory of a pod, out of its memory: vLLM's processes and NCCL talk through it. None: the node's 64 MiB."""
+    """Shared memory of a pod, a part of its memory, used by vLLM's processes and NCCL. None: the node's 64 MiB."""
     spot: bool = False
-    """On cheap nodes that may vanish (``cluster.spot``). What is lost is retried."""
+    """Whether it runs on cheap nodes that may disappear (``cluster.spot``); lost work is retried."""
     gpu_node: bool = False
-    """On a node with GPUs, also without asking for one."""
+    """Whether it runs on a node with GPUs without asking for one."""
     nodes: Nodes = Nodes()
-    """Besides what GPUs and spot ask for."""
+    """Requirements besides those of GPUs and spot."""
 
 
 class Stages(Settings):
@@ -61,15 +61,15 @@ class Stages(Settings):
     serve: Stage
     report: Stage
     fp16: Stage | None = None
-    """optimize for the fp16 variant, which only rewrites weights and needs no GPU. None: as optimize."""
+    """Resources to optimize the fp16 variant, which only rewrites weights and needs no GPU. None: as optimize."""
 
 
 class Retries(Settings):
-    """Of a task that failed for a reason that may pass (exit code 75, eviction, preemption)."""
+    """Retries of a task that failed for a reason that may pass (exit code 75, eviction, preemption)."""
 
     limit: Annotated[int, Field(ge=0)] = 3
     backoff_s: Positive = 5
-    """Before the first new attempt; doubled before each further one."""
+    """Wait before the first retry; doubled before each further one."""
 
 
 class Storage(Settings):
@@ -83,38 +83,38 @@ class Storage(Settings):
 
 
 class ClusterSettings(Settings):
-    """What pods need, and processes of one machine have no use for."""
+    """What pods on a cluster need and processes on one machine do not."""
 
     storage: Storage = Storage()
     gpu: Nodes = Nodes()
-    """For stages that ask for GPUs. The label of one type of GPU: evaluations are compared with each other."""
+    """For stages that ask for GPUs. It selects one type of GPU, because evaluations are compared with each other."""
     spot: Nodes | None = None
     """For stages with ``spot``. None: there are no such nodes, and these stages run on the others."""
     gpu_pods: Positive
-    """Pods with GPUs at a time, over all runs: a semaphore, so that a queue of runs leaves GPUs to serving."""
+    """How many pods of all runs may have GPUs at a time: a semaphore that leaves GPUs to serving."""
     gpu_quota: Annotated[int, Field(ge=0)]
-    """GPUs that the namespace may have at a time, endpoints included."""
+    """GPUs that the namespace may use at a time, endpoints included."""
     api_server: tuple[str, ...] = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
-    """Networks in which the cluster's API server has its address, for the network policies."""
+    """Networks that hold the address of the cluster's API server, for the network policies."""
     priority_class: str | None = None
     queue: str | None = None
     """The Kueue LocalQueue that admits stages with GPUs. None: without Kueue."""
     artifact_repository: str | None = None
-    """A key of the ConfigMap ``artifact-repositories``: the report is kept there, and Argo's UI shows it. None: it
-    stays on the volume alone."""
+    """A key of the ConfigMap ``artifact-repositories``: the repository keeps the report, and Argo's UI shows it. None:
+    the report stays on the volume alone."""
     controller_namespace: str = "argo"
-    """Where Argo's workflow controller runs: that is where it keeps what is memoized."""
+    """The namespace of Argo's workflow controller, which keeps memoized results there."""
     deadline_s: Positive = 259_200
-    """Of a whole run, time in queues included."""
+    """Deadline of a whole run, time in queues included."""
     kept_s: Positive = 604_800
-    """How long an ended run is listed; a failed one twice as long. What it made stays in the store."""
+    """How long an ended run is listed; a failed one is listed twice as long. Its results stay in the store."""
 
 
 class Platform(Settings):
     name: str
     namespace: str
     image: str
-    """``{family}`` in it becomes slim, optimize or evaluate; on a cluster with ``-cpu`` where no GPU is asked for."""
+    """``{family}`` becomes slim, optimize or evaluate; the latter two with ``-cpu`` for stages without a GPU."""
     claim: str
     """The PersistentVolumeClaim that holds the store."""
     retries: Retries = Retries()
@@ -122,9 +122,9 @@ class Platform(Settings):
     serves_on: Literal["local", "kserve"] = "local"
     """Where releases are rolled out: vLLM behind a proxy on this machine, or KServe."""
     one_evaluation_at_a_time: bool = False
-    """True where evaluations share one machine: they would measure each other."""
+    """True where evaluations share one machine, because they would disturb each other's measurements."""
     price_per_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Of the hardware that one replica is served on, all its GPUs together. None: costs are not told."""
+    """Price of the hardware that serves one replica, all its GPUs together. None: no costs are reported."""
     currency: str = "USD"
     cluster: ClusterSettings | None = None
     """None: one machine."""
@@ -133,7 +133,7 @@ class Platform(Settings):
     def _literal_on_a_cluster(self) -> Self:
         unclear = [name for name, stage in self.stages if stage and (stage.cpu == "all" or isinstance(stage.gpus, str))]
         if self.cluster and unclear:
-            raise ValueError(f"'all' and 'any' mean something on one machine only: {', '.join(unclear)}")
+            raise ValueError(f"'all' and 'any' are for one machine only: {', '.join(unclear)}")
         return self
 
     def image_of(self, stage: str) -> str:
@@ -142,7 +142,7 @@ class Platform(Settings):
         return self.image.replace("{family}", family if family == "slim" or (asks and asks.gpus) else f"{family}-cpu")
 
     def nodes_of(self, stage: Stage) -> Nodes:
-        """All that a stage's pod asks of its node."""
+        """All requirements of a stage's pod on its node."""
         if self.cluster is None:
             return Nodes()
         asked = [stage.nodes]
@@ -154,7 +154,7 @@ class Platform(Settings):
         )
 
     def on(self, *, cores: int, gpus: int) -> Platform:
-        """The same with every 'all' and 'any' replaced by what a machine has."""
+        """The same platform with every 'all' and 'any' replaced by what a machine has."""
         counts = {"all": gpus, "any": min(1, gpus)}
         literal = {
             name: stage.model_copy(

@@ -1,4 +1,4 @@
-"""What a cluster has to know of a stage's pod beyond its program: node, identity, rights, scratch space, metrics.
+"""What a cluster needs to know about a stage's pod besides its program: node, identity, rights, scratch space, metrics.
 
 Everything here is empty for one machine.
 """
@@ -12,10 +12,10 @@ from hera.workflows import Env, models
 from pipeline.platform import ClusterSettings, Nodes, Platform, Stage
 
 USER: Final = 8737
-"""User and group of every image, and owner of what lies in the store."""
+"""User and group of every image, and owner of the files in the store."""
 CACHE_MOUNT: Final = "/cache"
 SCRATCH: Final = {"tmp": "/tmp", "cache": CACHE_MOUNT}  # noqa: S108
-"""Writable folders beside a read-only root file system."""
+"""Writable folders, since the root file system is read-only."""
 CACHES: Final = {
     "HOME": CACHE_MOUNT,
     "XDG_CACHE_HOME": CACHE_MOUNT,
@@ -28,14 +28,14 @@ LOCKS: Final = "slipway-locks"
 GPU_PODS: Final = "gpu-pods"
 """The semaphore: a key of the ConfigMap ``LOCKS``."""
 STAGES_ACCOUNT: Final = "slipway-stages"
-"""May do nothing, and has no token."""
+"""The service account of most stages: it has no rights and no token."""
 EXECUTOR_ACCOUNT: Final = "slipway-executor"
-"""Of Argo's own container in each pod: it reports the task's result."""
+"""The service account of Argo's own container in each pod, which reports the task's result."""
 ACCOUNTS: Final = {"rollout": "slipway-serve"}
-"""Stages that talk to the cluster, and as whom."""
+"""The service accounts of the stages that talk to the cluster."""
 KUEUE_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 STAY: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
-"""Hours of work are not moved so that a node can be saved."""
+"""Autoscalers must not evict hours of work to save a node."""
 STAGE_BUCKETS_S: Final = (1, 10, 60, 300, 900, 3600, 10_800, 43_200)
 RUN_BUCKETS_S: Final = (60, 600, 1800, 3600, 10_800, 43_200, 86_400, 259_200)
 
@@ -54,7 +54,7 @@ def of_workflow(platform: Platform) -> dict[str, Any]:
             run_as_user=USER,
             run_as_group=USER,
             fs_group=USER,
-            # Not every file of a terabyte anew for every pod.
+            # Changing the owner of every file of a terabyte for each pod would take too long.
             fs_group_change_policy="OnRootMismatch",
             seccomp_profile=models.SeccompProfile(type="RuntimeDefault"),
         ),
@@ -71,7 +71,7 @@ def of_workflow(platform: Platform) -> dict[str, Any]:
 
 
 def of_stage(name: str, asks: Stage, platform: Platform, *, variant: str | None) -> dict[str, Any]:
-    """Fields of a stage's container template, but for volumes and synchronization.
+    """Fields of a stage's container template except volumes and synchronization.
 
     Args:
         variant: a reference to the variant's name, for the metrics.
@@ -109,7 +109,7 @@ def scratch_mounts(asks: Stage, platform: Platform) -> list[models.VolumeMount]:
 
 
 def shared_memory(asks: Stage, platform: Platform) -> list[models.Volume] | None:
-    """The template's own volume, since its size is the stage's."""
+    """A volume of the template's own, because its size differs by stage."""
     if platform.cluster is None or asks.shm is None:
         return None
     return [models.Volume(name="shm", empty_dir=models.EmptyDirVolumeSource(medium="Memory", size_limit=asks.shm))]
@@ -133,7 +133,7 @@ def _identity(stage: str) -> dict[str, Any]:
 
 
 def _labels(stage: str, asks: Stage, cluster: ClusterSettings) -> dict[str, str]:
-    """By these the network policies know a pod."""
+    """The labels by which the network policies select a pod."""
     labels = {"app.kubernetes.io/part-of": "slipway", "app.kubernetes.io/component": stage}
     return labels | ({KUEUE_QUEUE: cluster.queue} if cluster.queue and asks.gpus else {})
 

@@ -17,10 +17,12 @@ SUFFIXES: Final[dict[str, Decimal]] = (
 
 
 def quantity(text: str) -> Decimal:
-    """A Kubernetes quantity ('500m', '2', '1.5Gi', '1e3') in its base unit: cores, bytes, devices.
+    """Read a Kubernetes quantity ('500m', '2', '1.5Gi', '1e3') in its base unit: cores, bytes, devices.
+
+    Source: Kubernetes' resource.Quantity.
 
     Raises:
-        ConfigError: it is none. Source: Kubernetes' resource.Quantity.
+        ConfigError: *text* is not a quantity.
     """
     match = QUANTITY.fullmatch(text)
     if not match:

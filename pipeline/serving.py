@@ -25,17 +25,18 @@ def target_of(config: RunConfig, store: ModelStore, source: str, serving: Servin
 
 
 def rendered(config: RunConfig, store: ModelStore, release: str, stable: str | None, mode: str) -> list[dict[str, Any]]:
-    """What the first step of rolling out *release* beside *stable* applies to the platform's cluster.
+    """The objects that the first step of a rollout of *release* beside *stable* applies to the platform's cluster.
 
     Raises:
-        ConfigError: the platform is no cluster, or it is not said how its KServe splits traffic.
+        ConfigError: the platform is not a cluster, or the mode of its KServe is not known.
     """
     from stages.rollout.kserve.objects import KServeEndpoint, Mode
     from stages.rollout.kserve.render import objects
 
     if config.platform.serves_on == LOCAL:
         raise ConfigError(
-            f"the platform {config.platform.name} serves on this machine: nothing is applied", hint="say --platform"
+            f"the platform {config.platform.name} serves on this machine: nothing is applied",
+            hint="choose another with --platform",
         )
     if mode not in (modes := get_args(Mode)):
         raise UnknownName("mode (no cluster is asked for its own)", mode, modes)
@@ -54,7 +55,7 @@ def kserve_settings(config: RunConfig) -> KServe:
         "claim": platform.claim,
         "namespace": settings.namespace or platform.namespace,
         "gpu": settings.gpu if on_gpu else None,
-        # vLLM's own image is for GPUs: without one, what measured serves too.
+        # vLLM's own image is for GPUs: without one, the image that measured the release also serves it.
         "image": settings.image if on_gpu or settings.image != KServe().image else platform.image_of("evaluate"),
         "node_selector": {**(nodes.selector if on_gpu else {}), **settings.node_selector},
         "tolerations": (

@@ -1,4 +1,4 @@
-"""The container templates of the workflow: one for each stage program, with what its pod or process asks for."""
+"""The container templates of the workflow: one for each stage program, with its resources."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RETRY_EXPRESSION: Final = (
     "lastRetry.status == 'Error' || lastRetry.exitCode == '75' || lastRetry.exitCode == '143'"
     " || lastRetry.message matches 'node shutdown|[Ee]vict|[Pp]reempt'"
 )
-"""75 is our TransientError; 143 and 'Error' are a pod that was deleted or lost. 137 may be out of memory: no retry."""
+"""75 is TransientError; 143 and 'Error' mean that a pod was deleted or lost. 137 may mean out of memory: no retry."""
 HUB_TOKEN: Final = SecretEnv(name="HF_TOKEN", secret_name="slipway-hub", secret_key="token", optional=True)  # noqa: S106
 API_KEY: Final = SecretEnv(name=API_KEY_VARIABLE, secret_name="slipway-api", secret_key="key", optional=True)  # noqa: S106
 RUN_DIRECTORY: Final = "{{workflow.parameters.model-directory}}/runs/{{workflow.name}}"
@@ -46,7 +46,7 @@ MODEL: Final = ("--model", "{{workflow.parameters.model}}")
 
 @dataclass(frozen=True)
 class StageTemplate:
-    """The template of one stage program, as far as it differs from the others."""
+    """What the template of one stage program adds to what all of them have."""
 
     stage: str
     asks: Stage
@@ -81,7 +81,7 @@ def add_templates(platform: Platform, variants: Sequence[str], *, together: bool
 
 
 def optimizing(platform: Platform) -> dict[str, Stage]:
-    """The templates of optimize, and what each asks for: fp16 may ask for less than the quantizers."""
+    """The templates of optimize and the resources of each: fp16 may need less than the quantizers."""
     stages = platform.stages
     return {"optimize": stages.optimize} | ({"optimize-fp16": stages.fp16} if stages.fp16 else {})
 
@@ -192,7 +192,7 @@ def _add_serving(platform: Platform) -> None:
         Suspend(name="approve")
     withdraw = StageTemplate(
         "rollout",
-        # The way back waits for servers, too.
+        # Withdrawing waits for servers, too.
         platform.stages.report.model_copy(update={"deadline_s": asks.deadline_s}),
         (*model, "--abort", "--status", "{{workflow.status}}"),
         name="withdraw",
@@ -261,7 +261,7 @@ def _synchronization(template: StageTemplate, platform: Platform) -> models.Sync
 
 
 def _report_artifact(platform: Platform) -> tuple[Artifact, ...]:
-    """The report's page, not packed, so that Argo's UI shows it. Only where the platform has a repository for it."""
+    """The report's page, not compressed so that Argo's UI shows it. None if the platform has no artifact repository."""
     if platform.cluster is None or platform.cluster.artifact_repository is None:
         return ()
     path = f"{STORE_MOUNT}/{RUN_DIRECTORY}/report.html"

@@ -1,4 +1,4 @@
-"""What a run on a cluster needs, checked one by one, each with how to get it. Changes nothing."""
+"""Checks whether a cluster has what a run needs, and says how to get what is missing. Changes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RIGHTS: Final = (
     ("", "pods", ("get", "list")),
     ("", "pods/log", ("get",)),
 )
-"""What submitting, following, stopping and reading logs takes; installing takes more."""
+"""The rights to submit, follow and stop runs and to read logs; to install takes more."""
 GPU: Final = "nvidia.com/gpu"
 CACHE_LABEL: Final = ("workflows.argoproj.io/configmap-type", "Cache")
 KSERVE: Final = "inferenceservices.serving.kserve.io"
@@ -37,10 +37,10 @@ KSERVE_CONFIG: Final = "inferenceservice-config"
 
 
 def check_cluster(cluster: Cluster, config: RunConfig) -> list[CheckResult]:
-    """Every check, in the order in which a person would mend them.
+    """Run every check, in the order in which one would fix them.
 
     Raises:
-        AccessDenied, ClusterUnavailable: there is no talking to this cluster.
+        AccessDenied, ClusterUnavailable: the cluster's API can't be used.
     """
     version = cluster.request("GET", "/version").get("gitVersion", "unknown")
     found = [CheckResult(what="Kubernetes", state="ok", found=f"{version} at {cluster.address}")]
@@ -53,7 +53,7 @@ def check_cluster(cluster: Cluster, config: RunConfig) -> list[CheckResult]:
 
 
 def _seen(what: str, check: Callable[[], CheckResult]) -> CheckResult:
-    """A check that the user has no rights for is a warning, not the end."""
+    """Run a check; where the user lacks the right to read something, it becomes a warning."""
     try:
         return check()
     except AccessDenied as error:
@@ -84,13 +84,13 @@ def _argo(definitions: dict[str, Object | SlipwayError | None]) -> CheckResult:
         hint = "the full CRDs let the cluster refuse a wrong workflow when it is applied"
         return CheckResult(what="Argo Workflows", state="warning", found="minimal CRDs: version unknown", hint=hint)
     if "schedule" in fields or "schedules" not in fields:
-        hint = "upgrade Argo Workflows to 4 or newer: what we apply has mutexes and schedules in lists"
+        hint = "upgrade Argo Workflows to 4 or newer: the manifests have mutexes and schedules in lists"
         return CheckResult(what="Argo Workflows", state="missing", found="older than 4.0", hint=hint)
     return CheckResult(what="Argo Workflows", state="ok", found="4.0 or newer")
 
 
 def _fields(definition: Object) -> set[str]:
-    """Of ``spec``, in the stored version; empty where the definition has no schema."""
+    """The fields of ``spec`` in the stored version; empty if the definition has no schema."""
     for version in definition["spec"]["versions"]:
         if version.get("storage"):
             schema = version.get("schema", {}).get("openAPIV3Schema", {})
@@ -124,7 +124,7 @@ def _claim(cluster: Cluster, config: RunConfig) -> CheckResult:
     asked = config.platform.cluster.storage.access if config.platform.cluster else "ReadWriteMany"
     found = f"{name}: {phase}, {', '.join(modes)}"
     if asked not in modes:
-        hint = f"stages on several nodes share it: it has to be {asked}; a claim can't be changed, only made anew"
+        hint = f"stages on several nodes share it, so it must be {asked}; a claim can't be changed, only recreated"
         return CheckResult(what="volume", state="missing", found=found, hint=hint)
     if phase != "Bound":
         hint = f"kubectl describe pvc {name}; a class that waits for the first pod binds it only then"
@@ -138,7 +138,7 @@ def _gpus(cluster: Cluster, config: RunConfig) -> CheckResult:
     wanted = max(stage.gpus if stage and isinstance(stage.gpus, int) else 0 for _, stage in config.platform.stages)
     found = f"{sum(counts)} on {sum(count > 0 for count in counts)} of {len(nodes)} nodes"
     if wanted > max(counts, default=0):
-        hint = "no node has enough now: fine where an autoscaler adds some, else install NVIDIA's GPU operator"
+        hint = "no node has enough now: fine if an autoscaler adds nodes, else install NVIDIA's GPU operator"
         return CheckResult(what="GPUs", state="warning", found=f"{found}; a stage asks for {wanted}", hint=hint)
     return CheckResult(what="GPUs", state="ok", found=found)
 
@@ -163,7 +163,7 @@ def _cache(cluster: Cluster, config: RunConfig) -> CheckResult:
     try:
         found = cluster.get(CONFIG_MAPS, RESOLVE_CACHE, controllers)
     except Absent:
-        hint = f"slipway install --platform {config.platform.name}; without it the commit is asked for in each run"
+        hint = f"slipway install --platform {config.platform.name}; without it each run asks the Hub for the commit"
         where = f"no ConfigMap {RESOLVE_CACHE} in {controllers}"
         return CheckResult(what="memoization", state="warning", found=where, hint=hint)
     key, value = CACHE_LABEL
@@ -175,7 +175,7 @@ def _cache(cluster: Cluster, config: RunConfig) -> CheckResult:
 
 def _kserve(cluster: Cluster, definition: Object | SlipwayError | None) -> CheckResult:
     if definition is None:
-        hint = "install KServe 0.21 or newer; without it: slipway run --no-serve"
+        hint = "install KServe 0.21 or newer, or run without it: slipway run --no-serve"
         return CheckResult(what="KServe", state="warning", found="not installed", hint=hint)
     try:
         settings = cluster.get(CONFIG_MAPS, KSERVE_CONFIG, KSERVE_NAMESPACE).get("data", {})

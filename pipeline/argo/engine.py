@@ -1,4 +1,4 @@
-"""One run on a cluster: submitted, followed to its end, and told as one on this machine is."""
+"""Runs a configuration on a cluster: submits it, follows it to its end, and reports it as a run on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def start(
     cluster: Cluster, config: RunConfig, model: str, revision: str, *, serve: bool, refresh: bool, force: bool
 ) -> ClusterRun:
-    """Submit a run, or find the active one of the same arguments; say on stderr which.
+    """Submit a run, or find the active one with the same arguments; say on stderr which.
 
     Raises:
         ConfigError: *model* is a directory of this machine.
@@ -33,7 +33,7 @@ def start(
     """
     if ModelName.parse(model).directory:
         raise ConfigError(
-            f"{model} is a directory of this machine, which the cluster does not see",
+            f"{model} is a directory of this machine, which the cluster can't read",
             hint="push it to a Hub that the cluster reaches, or run it here: --engine local",
         )
     given = arguments(config, model, revision, serve=serve, refresh=refresh)
@@ -46,29 +46,29 @@ def start(
 
 
 def announced(workflow: Object, new: bool) -> ClusterRun:
-    """A run that was submitted, and where to see it, on stderr."""
+    """Say on stderr that a run was submitted, and how to show it."""
     run = ClusterRun(workflow)
     said = "submitted" if new else "the same run is active already (--force starts another one):"
-    sys.stderr.write(f"{said} {run.id}; to see it: slipway show {run.reference}\n")
+    sys.stderr.write(f"{said} {run.id}; show it: slipway show {run.reference}\n")
     if run.link:
         sys.stderr.write(f"{run.link}\n")
     return run
 
 
 def to_its_end(cluster: Cluster, name: str) -> ClusterRun:
-    """Follow a run on stderr until it has ended well.
+    """Follow a run on stderr until it has succeeded.
 
     Raises:
         RunFailed: with the exit code of the task that failed first.
         MissingRun: it was deleted.
-        ClusterUnavailable: the API was silent for too long; the run goes on.
-        Interrupted: by Ctrl-C; the run goes on.
+        ClusterUnavailable: the API did not answer for too long; the run continues.
+        Interrupted: by Ctrl-C; the run continues.
     """
     try:
         run = ClusterRun(follow(cluster, name, observer_for(sys.stderr, Path(name))))
     except KeyboardInterrupt as error:
         raise Interrupted(
-            f"run {name} goes on in the cluster", hint=f"to end it: slipway stop {name} --namespace {cluster.namespace}"
+            f"run {name} continues in the cluster", hint=f"stop it: slipway stop {name} --namespace {cluster.namespace}"
         ) from error
     if run.state.phase != "Succeeded":
         raise failure(run.state, where=f" --namespace {cluster.namespace}")

@@ -1,4 +1,4 @@
-"""Following a Workflow until its end, through lost connections, expired watches and a busy API."""
+"""Follows a Workflow to its end, in spite of lost connections, expired watches and a busy API."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from stages.parts.cluster.kinds import WORKFLOWS, Kind, Object
 from stages.parts.cluster.refusals import Expired
 
 PATIENCE_S: Final = 600.0
-"""Without a word from the API."""
+"""How long the API may not answer."""
 PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 15.0
 
 
 def follow(cluster: Cluster, name: str, observer: RunObserver, *, patience_s: float = PATIENCE_S) -> Object:
-    """Tell *observer* what happens, until the workflow's phase is terminal; the workflow as it ended.
+    """Tell *observer* of every change until the workflow has ended. Returns the workflow in its last version.
 
     Raises:
         MissingRun: there is no such workflow, or it was deleted.
-        ClusterUnavailable: nothing was heard for *patience_s*. The run itself goes on.
+        ClusterUnavailable: the API did not answer for *patience_s*. The run itself continues.
     """
     state: RunState | None = None
 
@@ -41,7 +41,7 @@ def follow(cluster: Cluster, name: str, observer: RunObserver, *, patience_s: fl
                 observer.node_changed(state, node)
             observer.finished(state)
             return workflow
-        # Always, because a live view draws the state that it was told last.
+        # In any case, because a live view draws the last state that it was told.
         if before is None or (before.phase, before.message) != (state.phase, state.message):
             observer.run_changed(state)
         for node in changed(before, state):
@@ -57,14 +57,14 @@ def versions(
     lost: Callable[[ClusterUnavailable], None] = lambda _: None,
     patience_s: float = PATIENCE_S,
 ) -> Iterator[Object]:
-    """An object as it is, and again after each change. Some versions may be left out, the last one never is.
+    """Yield an object now and after each change. Versions may be left out, but never the last one.
 
     Args:
-        lost: told while the API does not answer.
+        lost: called while the API does not answer.
 
     Raises:
-        MissingRun: it is not there, or was deleted.
-        ClusterUnavailable: nothing was heard for *patience_s*.
+        MissingRun: the object does not exist, or was deleted.
+        ClusterUnavailable: the API did not answer for *patience_s*.
     """
     heard, pause_s = time.monotonic(), PAUSE_S
     while True:

@@ -1,4 +1,4 @@
-"""Applying the platform's manifests to a cluster, server-side, under our own field manager."""
+"""Applies the platform's manifests to a cluster: server-side, under a field manager of our own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipeline.config import RunConfig
 
 ORDER: Final = ("Namespace", "PriorityClass", "ResourceQuota", "ServiceAccount", "Secret", "ConfigMap")
-"""Applied first, in this order; what only Kubernetes itself defines comes next, custom resources last."""
+"""Kinds that are applied first, in this order; other kinds of Kubernetes itself come next, custom resources last."""
 BUILT_IN: Final = ("k8s.io",)
 
 
@@ -29,16 +29,16 @@ class Applied:
 
 
 def install(cluster: Cluster, config: RunConfig, *, dry_run: bool, force: bool) -> list[Applied]:
-    """Apply every document; nothing before all their kinds are known to be there.
+    """Apply every document, after checking that the cluster has all their kinds.
 
     Args:
         dry_run: the cluster checks everything and changes nothing.
         force: take over fields that another manager has changed.
 
     Raises:
-        NotInstalled: a custom resource's definition is missing: what brings it is said.
-        Conflict: somebody else has changed a field; it is named.
-        AccessDenied, ClusterRefused, ClusterUnavailable: by the first document that fails.
+        NotInstalled: the definition of a custom resource is missing; the hint says what brings it.
+        Conflict: another manager has changed a field, which is named.
+        AccessDenied, ClusterRefused, ClusterUnavailable: the first document that fails raises it.
     """
     from pipeline.manifests import documents_of
 
@@ -60,13 +60,13 @@ def table(applied: list[Applied]) -> Table:
 def _apply(cluster: Cluster, kind: Kind, body: Object, new: set[str], dry_run: bool, force: bool) -> Applied:
     name = str(body["metadata"]["name"])
     namespace = str(body["metadata"].get("namespace", cluster.namespace)) if kind.namespaced else ""
-    if namespace in new:  # a dry run can't look into a namespace that it only would create
+    if namespace in new:  # a dry run can't read a namespace that it would only create
         return Applied(kind.name, name, namespace, "would be created")
     before = _read(cluster, kind, name, namespace or None)
     try:
         after = cluster.apply(kind, body, namespace or None, force=force, dry_run=dry_run)
     except Conflict as error:
-        hint = "--force takes these fields over; or leave them to who changed them"
+        hint = "--force takes over these fields; or leave them to the other manager"
         raise Conflict(f"{kind.name} {name}: {error}", hint=hint) from error
     except ClusterRefused as error:
         raise ClusterRefused(f"{kind.name} {name}: {error}", hint=error.hint) from error

@@ -1,4 +1,4 @@
-"""Runs on a cluster: finding, showing, reading their logs, stopping them and starting them again."""
+"""Finds runs on a cluster, shows them, reads their logs, stops them and runs them again."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from stages.parts.cluster.kinds import PODS, WORKFLOWS, Object
 from stages.parts.cluster.refusals import Absent
 
 UI_VARIABLES: Final = ("ARGO_UI", "ARGO_SERVER")
-"""Where Argo's user interface is; the first that is set counts."""
+"""Environment variables with the address of Argo's user interface; the first that is set counts."""
 NODE_ID: Final = "workflows.argoproj.io/node-id"
 OF_WORKFLOW: Final = "workflows.argoproj.io/workflow"
 
 
 @dataclass(frozen=True)
 class ClusterRun:
-    """A Workflow as it was when it was read."""
+    """A run: a Workflow as it was when it was read."""
 
     workflow: Object
 
@@ -45,7 +45,7 @@ class ClusterRun:
 
     @property
     def reference(self) -> str:
-        """What commands take, whatever the kubeconfig's namespace is."""
+        """The run's id with its namespace, as arguments of a command."""
         return f"{self.id} --namespace {self.workflow['metadata']['namespace']}"
 
     @property
@@ -54,7 +54,7 @@ class ClusterRun:
 
     @property
     def link(self) -> str | None:
-        """To Argo's user interface, if its address is known."""
+        """The run's page in Argo's user interface, if its address is known."""
         base = next((os.environ[name] for name in UI_VARIABLES if os.environ.get(name)), None)
         if base is None:
             return None
@@ -75,7 +75,7 @@ class ClusterRun:
         }
 
     def summary(self) -> Any:
-        """For a person: why the winner won, as far as the workflow's outputs say, and where everything is."""
+        """The result for a terminal: the scores and the reason, if the workflow has them, and where everything is."""
         from rich.console import Group
 
         said = outputs(self.state)
@@ -85,7 +85,7 @@ class ClusterRun:
 
 
 def all_runs(cluster: Cluster) -> list[ClusterRun]:
-    """Every run of our template, however it was submitted, the newest first.
+    """All runs of our template, however they were submitted, the newest first.
 
     Raises:
         NotInstalled: the cluster has no Argo Workflows.
@@ -101,7 +101,7 @@ def all_runs(cluster: Cluster) -> list[ClusterRun]:
 
 
 def find(cluster: Cluster, name: str) -> ClusterRun:
-    """A run by its name, the beginning of its name, or 'latest'.
+    """Find a run by its name, the beginning of its name, or 'latest'.
 
     Raises:
         MissingRun: there is none, or more than one.
@@ -117,7 +117,7 @@ def find(cluster: Cluster, name: str) -> ClusterRun:
 
 
 def stop(cluster: Cluster, run: ClusterRun) -> bool:
-    """Ask Argo to end a run; its exit handler still runs. False if it has ended already."""
+    """Ask Argo to stop a run; its exit handler still runs. False if the run has ended."""
     if ended(run.workflow):
         return False
     cluster.merge(WORKFLOWS, run.id, {"spec": {"shutdown": "Stop"}})
@@ -125,7 +125,7 @@ def stop(cluster: Cluster, run: ClusterRun) -> bool:
 
 
 def again(cluster: Cluster, run: ClusterRun) -> tuple[Object, bool]:
-    """Submit a run's arguments once more: what was finished is in the store, and is used again."""
+    """Submit a run's arguments again; finished work is in the store and is reused."""
     given = arguments_of(run.workflow)
     if {"model", "revision"} <= given.keys():
         given["resolve-key"] = resolve_key(given["model"], given["revision"])
@@ -133,7 +133,7 @@ def again(cluster: Cluster, run: ClusterRun) -> tuple[Object, bool]:
 
 
 def read_logs(cluster: Cluster, run: ClusterRun, task: str | None, *, follow: bool) -> Iterator[str]:
-    """The lines of one task's pods, or of all tasks', each then led by its task's name.
+    """The lines of one task's pods; or of all tasks, each line led by its task's name.
 
     Raises:
         UnknownName: the run has no such task.
@@ -159,12 +159,12 @@ def read_logs(cluster: Cluster, run: ClusterRun, task: str | None, *, follow: bo
     if not lines:
         raise MissingRun(
             f"{task or 'no task'} of run {run.id} has a log: it has not started, was cached, or its pods are gone",
-            hint=run.link or "see Argo's user interface; set ARGO_UI for a link",
+            hint=run.link or "look into Argo's user interface; ARGO_UI set to its address gives a link",
         )
 
 
 def _followed(cluster: Cluster, run: ClusterRun, task: str) -> Iterator[str]:
-    """One task's pods, one after the other as they come, to the task's end."""
+    """Follow the pods of one task, one after the other, until the task ends."""
     read: set[str] = set()
     for workflow in versions(cluster, WORKFLOWS, run.id):
         for pod in _pods(cluster, workflow, task):
@@ -177,7 +177,7 @@ def _followed(cluster: Cluster, run: ClusterRun, task: str) -> Iterator[str]:
 
 
 def _to_its_end(cluster: Cluster, pod: str) -> Iterator[str]:
-    """A pod's log, gone on with where a lost connection cut it."""
+    """Follow a pod's log; after a lost connection, continue where it broke off."""
     shown = 0
     while True:
         try:
@@ -201,7 +201,7 @@ def _started(cluster: Cluster, pod: str) -> bool:
 
 
 def _pods(cluster: Cluster, workflow: Object, task: str) -> list[str]:
-    """The pods of a task that are still there, by attempt."""
+    """The pods of a task that still exist, in the order of the attempts."""
     name, nodes = workflow["metadata"]["name"], nodes_of(workflow.get("status", {}))
     node = nodes.get(f"{name}.{'onExit' if task == EXIT_NODE else task}")
     if node is None:

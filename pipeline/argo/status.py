@@ -1,4 +1,4 @@
-"""A Workflow's status as the state of a run: the same as the local engine's, for the same tables and progress."""
+"""Reads a Workflow's status as the state of a run, so that tables and progress are those of the local engine."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ TERMINATION_MESSAGE: Final = re.compile(r"\(exit code (?P<exit_code>\d+)\): (?P<
 
 
 def ended(workflow: Object) -> bool:
-    """Also a workflow without a phase, which the controller has not seen yet, goes on."""
+    """Whether the workflow has ended. One without a phase, which the controller has not seen yet, has not."""
     return workflow.get("status", {}).get("phase") in TERMINAL
 
 
 def run_state(workflow: Object) -> RunState:
-    """How far a Workflow is. Tasks that have not started are Pending, as far as the controller told which there are."""
+    """The state of a Workflow. Tasks that have not started are Pending, once the controller has read the template."""
     status, name = workflow.get("status", {}), str(workflow["metadata"]["name"])
     spec = status.get("storedWorkflowTemplateSpec") or workflow["spec"]
     nodes = nodes_of(status)
@@ -74,7 +74,7 @@ def tasks(spec: Object) -> list[Object]:
 
 
 def nodes_of(status: Object) -> dict[str, Object]:
-    """The status's nodes by their names, such as ``slipway-1.resolve(0)``; also of a status that Argo compressed."""
+    """The nodes of a status, by name, such as ``slipway-1.resolve(0)``; also those that Argo compressed."""
     nodes = status.get("nodes") or {}
     if not nodes and status.get("compressedNodes"):
         nodes = json.loads(gzip.decompress(base64.b64decode(status["compressedNodes"])))
@@ -82,7 +82,7 @@ def nodes_of(status: Object) -> dict[str, Object]:
 
 
 def attempts(node: Object, nodes: Mapping[str, Object]) -> list[Object]:
-    """The pods that a task has had: a Retry node's children, or the node itself."""
+    """The pod nodes of a task's attempts: the children of a Retry node, or the node itself."""
     if node["type"] != "Retry":
         return [node] if node["type"] == "Pod" else []
     by_id = {each["id"]: each for each in nodes.values()}
@@ -90,7 +90,7 @@ def attempts(node: Object, nodes: Mapping[str, Object]) -> list[Object]:
 
 
 def outputs(state: RunState) -> dict[str, str]:
-    """What the run came to: the outputs of select and serve."""
+    """The results of the run: the outputs of select and serve."""
     found: dict[str, str] = {}
     for node in state.nodes:
         if node.name in ("select", "serve"):
@@ -109,7 +109,7 @@ def _node(name: str, template: str, node: Object | None, nodes: Mapping[str, Obj
     own = node.get("message") or "" if last is not node else ""
     if phase == "Succeeded":
         message, hint = "", ""
-    elif phase not in FINISHED:  # a Retry node says that it waits; why stands at its last attempt
+    elif phase not in FINISHED:  # a Retry node says that it waits; its last attempt says why
         message = ": ".join(filter(None, (own, message)))
     message = message or own or (SUSPENDED if node["type"] == "Suspend" and phase == "Running" else "")
     made = (node.get("outputs") or {}).get("parameters") or (last.get("outputs") or {}).get("parameters") or []
@@ -134,12 +134,14 @@ def _said(message: str) -> tuple[str, str]:
     found = TERMINATION_MESSAGE.search(message)
     if found and (failure := StageFailure.parse(found["document"], int(found["exit_code"]))):
         return failure.message, failure.hint
-    hint = "give the stage more memory in the platform, then: slipway install" if OUT_OF_MEMORY in message else ""
+    hint = (
+        "give the stage more memory in the platform's file, then: slipway install" if OUT_OF_MEMORY in message else ""
+    )
     return message.strip(), hint
 
 
 def _add_inner(state: RunState, nodes: Mapping[str, Object]) -> None:
-    """What tasks hold themselves: the nodes of nested templates and of fan-outs."""
+    """Add the nodes within tasks: those of nested templates and of fan-outs."""
     by_id = {each["id"]: each for each in nodes.values()}
     known = {node.name for node in state.nodes}
     for name, each in nodes.items():
@@ -168,7 +170,7 @@ def _dag(spec: Object) -> dict[str, Any]:
 
 
 def _graph(spec: Object) -> Graph | None:
-    with contextlib.suppress(ConfigError):  # another one's template may use what we don't know
+    with contextlib.suppress(ConfigError):  # a template that is not ours may use what Graph does not know
         return Graph.of({each["name"]: each.get("depends", "") for each in _dag(spec).get("tasks", [])})
     return None
 
@@ -178,7 +180,7 @@ def _time(text: str | None) -> datetime | None:
 
 
 def changed(before: RunState | None, now: RunState) -> Iterator[Node]:
-    """The nodes of which there is something new to say."""
+    """The nodes that have changed since *before*."""
     known = {node.name: _shown(node) for node in before.nodes} if before else {}
     for node in now.nodes:
         new = node.name not in known and (node.phase != "Pending" or node.message)

@@ -1,4 +1,4 @@
-"""Submitting a run: a Workflow that names the installed template and gives it arguments, once."""
+"""Submits a run once: a Workflow that names the installed template and gives it arguments."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from stages.parts.cluster.refusals import Absent, AlreadyExists
 
 KEY_LABEL: Final = "slipway/key"
 SUBMISSION: Final = "slipway/submission"
-"""Tells our own workflow from one that another process submitted under the same name at the same moment."""
+"""Distinguishes our workflow from one that another process submitted under the same name at the same moment."""
 VOLATILE: Final = frozenset({"resolve-key"})
-"""Says nothing about what is run: with --refresh it is random."""
+"""Parameters that do not change what is run: with --refresh the key is random."""
 RUN_NAME: Final = re.compile(r"^slipway-[0-9a-f]{10}-\d{6}-(?P<number>\d+)$")
 
 
 def key_of(arguments: Mapping[str, str]) -> str:
-    """Of what is run: model, revision and every setting. 16 hex digits of their sha256."""
+    """A key of what is run: 16 hex digits of the sha256 of the model, the revision and every setting."""
     what = {name: value for name, value in arguments.items() if name not in VOLATILE}
     return hashlib.sha256(canonical_json(what).encode()).hexdigest()[:16]
 
@@ -53,13 +53,13 @@ def workflow(name: str, arguments: Mapping[str, str], *, submission: str = "") -
 
 
 def submit(cluster: Cluster, arguments: Mapping[str, str], *, force: bool = False) -> tuple[Object, bool]:
-    """The workflow of this run, and whether it is new: an active one of the same arguments is not started again.
+    """Submit a run, unless one with the same arguments is active. Returns the workflow, and whether it is new.
 
     Args:
-        force: start one in any case.
+        force: submit it in any case.
 
     Raises:
-        NotInstalled: the template is not there, or is another version's.
+        NotInstalled: the template is missing, or is another version's.
         AccessDenied: workflows may not be created here.
     """
     installed(cluster, arguments)
@@ -71,7 +71,7 @@ def submit(cluster: Cluster, arguments: Mapping[str, str], *, force: bool = Fals
     submission = uuid.uuid4().hex
     number = 1 + max((_number(each) for each in same), default=0)
     while True:
-        # The same name for the same run at the same time, so that only one of several submitters can have it.
+        # The same run gets the same name on a day, so that only one of several submitters can create it.
         name = f"{NAME}-{key[:10]}-{datetime.now(UTC):%y%m%d}-{number}"
         try:
             return cluster.create(WORKFLOWS, workflow(name, arguments, submission=submission)), True

@@ -1,4 +1,4 @@
-"""The installed WorkflowTemplate, against what this version and configuration would install."""
+"""Compares the installed WorkflowTemplate with the one that this version and configuration would install."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def installed(cluster: Cluster, arguments: Mapping[str, str]) -> Object:
-    """The installed template, which knows every one of *arguments*.
+    """The installed template, which has a parameter for each of *arguments*.
 
     Raises:
         NotInstalled: it is missing, or lacks a parameter, or Argo is missing.
@@ -40,7 +40,9 @@ def installed(cluster: Cluster, arguments: Mapping[str, str]) -> Object:
 
 
 def compare(template: Object, config: RunConfig) -> str:
-    """Where the installed template differs from what *config* means, but for arguments, which each run brings.
+    """The first field in which the installed template differs from that of *config*; empty if none does.
+
+    Arguments don't count: each run brings its own.
 
     Raises:
         NotInstalled: it has other tasks: the run would not do what the configuration says.
@@ -56,8 +58,7 @@ def compare(template: Object, config: RunConfig) -> str:
 
 
 def difference(wanted: Any, there: Any, path: str) -> str:
-    """The first field of *wanted* that is missing or other *there*; empty if none. Defaults that were added don't
-    count."""
+    """The first field of *wanted* that is missing or different *there*; empty if none. Added defaults don't count."""
     if isinstance(wanted, dict) and isinstance(there, dict):
         pairs = [(f"{path}.{key}", value, there.get(key)) for key, value in wanted.items()]
     elif isinstance(wanted, list) and isinstance(there, list) and len(wanted) == len(there):

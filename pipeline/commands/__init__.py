@@ -1,1 +1,1 @@
-"""The command line's further commands, a module each: ``register(app)`` adds them."""
+"""Groups of commands; ``register(app)`` of each module adds its commands to the command line."""

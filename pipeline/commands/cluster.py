@@ -1,4 +1,4 @@
-"""Commands for runs on a cluster, and for those that mean the same on both engines."""
+"""Commands for a cluster, and commands that work on runs of both engines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stages.parts.cluster.api import Cluster
 
 RUN_PREFIX: Final = "slipway-"
-"""Of runs on a cluster; those on this machine begin with a date."""
+"""Prefix of the names of runs on a cluster; ids of runs on this machine begin with a date."""
 
 
 def register(app: typer.Typer) -> None:
@@ -41,7 +41,7 @@ def register(app: typer.Typer) -> None:
 
 
 def is_there(name: str, engine: WorkflowEngine | None) -> bool:
-    """Whether a run's name, or the chosen engine, means a cluster."""
+    """Whether a run is on a cluster, judged by the chosen engine or the run's name."""
     return engine is WorkflowEngine.ARGO or (engine is None and name.startswith(RUN_PREFIX))
 
 
@@ -54,7 +54,11 @@ def connected(context: str | None, namespace: str | None) -> Cluster:
 def start(
     there: Cluster, config: RunConfig, model: str, revision: str, *, serve: bool, refresh: bool, force: bool
 ) -> ClusterRun:
-    """Raises: ConfigError: the platform is this machine."""
+    """Submit a run.
+
+    Raises:
+        ConfigError: the platform is this machine.
+    """
     from pipeline.argo.engine import start as submit
 
     _of_a_cluster(config)
@@ -62,7 +66,7 @@ def start(
 
 
 def print_started(there: Cluster, run: ClusterRun, *, follow: bool, as_json: bool) -> None:
-    """The result of a run that was submitted: how it ended, or, without *follow*, that it is on its way."""
+    """Print the result of a run that was submitted: how it ended, or, without *follow*, its id."""
     if follow:
         from pipeline.argo.engine import to_its_end
 
@@ -96,7 +100,11 @@ def logs(name: str, task: str | None, context: str | None, namespace: str | None
 
 
 def check(config: RunConfig, context: str | None, namespace: str | None) -> list[CheckResult]:
-    """Raises: ConfigError: the platform is this machine."""
+    """Check whether the cluster has what a run needs.
+
+    Raises:
+        ConfigError: the platform is this machine.
+    """
     from pipeline.argo.doctor import check_cluster
 
     _of_a_cluster(config)
@@ -110,7 +118,7 @@ def stop(
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """End a run: its tasks are stopped, and its report is written. What it finished is used again by the next run."""
+    """Stop a run: its tasks end, and its report is written. The next run reuses what it finished."""
     from pipeline.local import runs
 
     if is_there(name, engine):
@@ -132,10 +140,10 @@ def retry(
     engine: EngineOption = None,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
-    follow: Annotated[bool, typer.Option(help="On a cluster: stay until the run ends.")] = True,
+    follow: Annotated[bool, typer.Option(help="On a cluster: wait until the run ends.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Run again what a run was given: what it finished is used again, so that only the rest is done."""
+    """Run again with the arguments of a run. What the run finished is reused, so that only the rest is done."""
     from pipeline.local import runs
 
     if is_there(name, engine):
@@ -159,7 +167,7 @@ def report(
     namespace: NamespaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print where a run's report is; with --json, the report itself. On a cluster: what the run said of its result."""
+    """Print where a run's report is; with --json, the report itself. On a cluster: the run's results."""
     from pipeline.local import runs
 
     if is_there(name, engine):
@@ -180,14 +188,14 @@ def install(
     config: ConfigOption = None,
     context: ContextOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Have the cluster check everything, change nothing.")
+        bool, typer.Option("--dry-run", help="Let the cluster check everything, and change nothing.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Take over fields that somebody else has changed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Take over fields that another manager has changed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Apply what a cluster needs for runs: namespace, rights, network policies, volume, limits, workflow template.
 
-    May be repeated: only what differs is changed. Argo Workflows and KServe have to be there already.
+    It can be repeated: only what differs is changed. Argo Workflows and KServe must be installed already.
     """
     from pipeline.argo.install import install as apply
     from pipeline.argo.install import table

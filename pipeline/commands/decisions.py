@@ -1,4 +1,4 @@
-"""``slipway verify-decision``, ``score`` and ``compare``: a decision replayed, made otherwise, and beside another."""
+"""``slipway verify-decision``, ``score`` and ``compare``: verify a decision, change its weights, compare two."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 def verify_decision(name: RunArgument = "latest", store: StoreOption = STORE, as_json: JsonOption = False) -> None:
     """Recompute a run's metrics, scores and winner from its raw samples, and compare them with what was published.
 
-    A changed sample, file of weights, digest or number is named, all at once; then the exit code is 41.
+    Every changed sample, weights file, digest or number is named; the exit code is then 41.
     """
     from pipeline.local.runs import find
     from stages.parts.base.errors import VerificationFailed
@@ -47,7 +47,7 @@ def verify_decision(name: RunArgument = "latest", store: StoreOption = STORE, as
         lines = "".join(f"\n    {each}" for each in (*verdict.findings, *(f"note: {each}" for each in verdict.notes)))
         raise VerificationFailed(
             f"the decision of run {run.id} does not follow from what was measured: {count} not agree{lines}",
-            hint="what was changed since can be made again: remove it and run again",
+            hint="to make changed files again, remove them and run again",
         )
     print_result(document, _verified(run.id, verdict), as_json)
 
@@ -59,7 +59,7 @@ def score(
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Score a run's measurements by another profile or other weights: runs nothing and publishes nothing."""
+    """Score a run's measurements with another profile or other weights. Runs nothing and publishes nothing."""
     from pipeline.local.runs import find
     from stages.select.decision import decide
     from stages.select.stored import read_stored
@@ -85,7 +85,7 @@ def compare(
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """What changed from one run to another: settings, versions, hardware, metrics beyond noise, winner and why."""
+    """Compare two runs: settings, versions, hardware, metrics beyond noise, the winner and why."""
     from pipeline.local.runs import find
     from stages.select.comparison import compare as compared
     from stages.select.stored import read_stored
@@ -97,7 +97,7 @@ def compare(
 
 
 def _profile(published: dict[str, Any], name: str | None, assignments: list[str]) -> Profile:
-    """The named profile, or else the run's own, with fields set; ``profile.`` may lead a field's path.
+    """The named profile, else the run's own, with fields set. A field's path may begin with ``profile.``.
 
     Raises:
         UnknownName, ConfigError: every mistake at once.
@@ -113,9 +113,9 @@ def _profile(published: dict[str, Any], name: str | None, assignments: list[str]
 
 
 def _changes(published: Production | None, decision: Production) -> list[str]:
-    """What is otherwise than published, each as a line."""
+    """The differences from what was published, one line each."""
     if published is None:
-        return [f"nobody could be chosen; now {decision.winner} is"]
+        return [f"no variant could be chosen; now {decision.winner} is"]
     found = []
     if published.winner != decision.winner:
         found.append(f"winner: {published.winner} → {decision.winner}")
@@ -151,7 +151,7 @@ def _what_if(run: str, decision: Production, changed: list[str]) -> Any:
 
 
 def cost_lines(decision: Production) -> list[str]:
-    """What a million output tokens cost with each variant, and at which rate; none without a price."""
+    """The cost of a million output tokens with each variant, and the rate; none without a price."""
     from scoring.metrics import span
 
     basis = {"goodput": "at the goodput, within the latency targets", "throughput": "at the measured throughput"}
@@ -166,11 +166,11 @@ def cost_lines(decision: Production) -> list[str]:
 def _verified(run: str, verdict: Verdict) -> str:
     what = f"the decision of run {run} for {verdict.winner} follows"
     if verdict.nobody:
-        what = f"that run {run} could choose nobody ({verdict.nobody}) follows"
+        what = f"that run {run} could choose no variant ({verdict.nobody}) follows"
     said = f"verified: {what} from its samples; {len(verdict.compared)} files and documents agree"
     said += "".join(f"\nnote: {each}" for each in verdict.notes)
     if verdict.not_recomputed:
-        said += "\nnot recomputed, for lm-eval aggregates it: " + ", ".join(verdict.not_recomputed)
+        said += "\nnot recomputed, because lm-eval aggregates it: " + ", ".join(verdict.not_recomputed)
     return said
 
 

@@ -1,4 +1,4 @@
-"""slipway drill: try on the living endpoint what it must withstand."""
+"""``slipway drill``: test the running endpoint under load, with a rollback and with a crash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 UNBOUNDED_MS: Final = 1e9
 ModelArgument = Annotated[str, typer.Argument(help="A model that is being served.")]
 drill: Final = typer.Typer(
-    help="Try on the living endpoint what it must withstand: twice its load, a rollback, a crash.",
+    help="Test the running endpoint: with twice its load, a rollback, a crash.",
     epilog="Example: slipway drill rollback org/name",
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -55,7 +55,7 @@ def load(
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Send twice the expected peak; fails if a request fails or the latency targets are not kept."""
+    """Send twice the expected peak load. Fails if a request fails or a latency target is missed."""
     from pipeline.commands.releases import place_of
     from stages.parts.base.settings import Slo
     from stages.parts.endpoint.record import say
@@ -80,7 +80,7 @@ def load(
 @drill.command(epilog="Example: slipway drill rollback org/name --json")
 def rollback(
     model: ModelArgument,
-    limit_s: Annotated[float, typer.Option(min=0, help="Seconds that the way back may take.")] = 300,
+    limit_s: Annotated[float, typer.Option(min=0, help="Seconds that the rollback may take.")] = 300,
     platform: PlatformOption = None,
     workload: WorkloadOption = None,
     config: ConfigOption = None,
@@ -88,9 +88,9 @@ def rollback(
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Go back to the release before under load, and forward again; fails above the limit or if a request fails.
+    """Roll back to the previous release under load, and forward again. Fails if it takes too long or a request fails.
 
-    With a platform that serves on KServe, how long it takes there.
+    With a platform that serves on KServe, it is tested there.
     """
     from stages.parts.base.program import answer_sigterm
     from stages.parts.endpoint.record import say
@@ -114,7 +114,9 @@ def rollback(
 @drill.command(epilog="Example: slipway drill crash org/name")
 def crash(
     model: ModelArgument,
-    canary: Annotated[bool, typer.Option("--canary", help="The canary's server instead of the stable one's.")] = False,
+    canary: Annotated[
+        bool, typer.Option("--canary", help="Kill the canary's server instead of the stable one's.")
+    ] = False,
     platform: PlatformOption = None,
     workload: WorkloadOption = None,
     config: ConfigOption = None,
@@ -122,9 +124,9 @@ def crash(
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Kill a server under load; fails if it is not up again within five minutes. Counts the requests that fail.
+    """Kill a server under load. Fails if it does not answer again within five minutes. Counts failed requests.
 
-    With a platform that serves on KServe, one of the release's pods.
+    With a platform that serves on KServe, one of the release's pods is killed.
     """
     from stages.parts.endpoint.record import say
     from stages.rollout.drills import drill_crash
@@ -135,7 +137,7 @@ def crash(
 
 
 def _drilled(settings: RunConfig, store: Path, model: str) -> tuple[ModelStore, Target]:
-    """A model's place, and where it is being served.
+    """A model's folder in the store, and the target that serves it.
 
     Raises:
         NothingToServe: there is no endpoint on this machine.
@@ -152,10 +154,10 @@ def _drilled(settings: RunConfig, store: Path, model: str) -> tuple[ModelStore, 
 
 
 def _endpoint(settings: RunConfig, place: ModelStore, model: str) -> str:
-    """Base URL that clients use.
+    """The base URL that clients use.
 
     Raises:
-        NothingToServe: nothing is served.
+        NothingToServe: the model is not being served.
     """
     from pipeline.serving import target_of
     from stages.parts.base.errors import NothingToServe
@@ -171,14 +173,14 @@ def _endpoint(settings: RunConfig, place: ModelStore, model: str) -> str:
 
 
 def _via(settings: RunConfig) -> str:
-    """Where requests go instead, on a cluster whose names are not known here."""
+    """The address to send requests to, if this machine can't resolve the cluster's host names; else empty."""
     from stages.parts.records.rollout import LOCAL
 
     return "" if settings.platform.serves_on == LOCAL else settings.kserve.gateway_url or ""
 
 
 def _end(found: LoadDrill | RollbackDrill | CrashDrill, as_json: bool) -> None:
-    """Print it, held or not; then fail if it was not."""
+    """Print the result, and fail if the drill failed."""
     from stages.parts.base.errors import DrillFailed
     from stages.parts.endpoint.record import say
     from stages.rollout.drills import check
@@ -190,7 +192,7 @@ def _end(found: LoadDrill | RollbackDrill | CrashDrill, as_json: bool) -> None:
     except DrillFailed as error:
         if not as_json:
             raise
-        say(error.render())  # the document is the one result
+        say(error.render())  # stdout holds the document alone
         raise typer.Exit(error.exit_code) from error
 
 

@@ -1,4 +1,4 @@
-"""Commands for a run that is going on."""
+"""``slipway resume``: resumes a run that waits for approval."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def register(app: typer.Typer) -> None:
 
 def resume(
     name: RunArgument = "latest",
-    task: Annotated[str | None, typer.Option(help="One suspended task; without it, all of the run.")] = None,
+    task: Annotated[str | None, typer.Option(help="One suspended task. Default: all of the run.")] = None,
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Resume a run of this machine that waits for approval. (On Argo: argo resume.)"""
+    """Resume a run of this machine that waits for approval. On a cluster: argo resume."""
     from pipeline.local.runs import find
     from pipeline.local.suspension import resume as resume_tasks
 

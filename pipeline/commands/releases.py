@@ -1,4 +1,4 @@
-"""``slipway releases``, ``rollback`` and ``prune``: what was published, and the way back."""
+"""``slipway releases``, ``rollback`` and ``prune``: list releases, go back to one, remove old ones."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def releases(
     config: ConfigOption = None,
     store: StoreOption = STORE,
     as_json: JsonOption = False,
-    history: Annotated[bool, typer.Option("--history", help="Every move between releases instead.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="List every move between releases instead.")] = False,
 ) -> None:
-    """List a model's releases, the newest first: which one is in production, and which were tried."""
+    """List a model's releases, the newest first, with the state of each."""
     from stages.parts.releases.listing import catalogue, summarized_moves
 
     place = place_of(store, model)
@@ -53,14 +53,14 @@ def releases(
         print_result([each.model_dump(mode="json") for each in moves], said, as_json)
         return
     found = catalogue(place, served(place, load_config(config, None, None, platform, None), model))
-    text: Any = _table(found) if found else f"no release of {model} in {store}; make one with: slipway run {model}"
+    text: Any = _table(found) if found else f"no release of {model} in {store}; publish one with: slipway run {model}"
     print_result([each.model_dump(mode="json") for each in found], text, as_json)
 
 
 def rollback(
     model: ModelArgument,
     to: Annotated[
-        str | None, typer.Option(help="A release's number or name. Default: what was in production before.")
+        str | None, typer.Option(help="A release's number or name. Default: the previous one in production.")
     ] = None,
     platform: PlatformOption = None,
     config: ConfigOption = None,
@@ -68,9 +68,9 @@ def rollback(
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Go back to an earlier release: where it is served, all traffic goes to it as soon as it answers.
+    """Go back to an earlier release. If the model is being served, all traffic moves to it as soon as it answers.
 
-    No weights are copied. It works also when nothing is being served: then the next `serve` serves it.
+    No weights are copied. If nothing is being served, the next `serve` serves it.
     """
     from pipeline.serving import target_of
     from stages.parts.base.program import answer_sigterm
@@ -87,13 +87,13 @@ def rollback(
 
 def prune(
     model: ModelArgument,
-    keep: Annotated[int, typer.Option(help="How many of the newest releases stay.")] = KEPT,
+    keep: Annotated[int, typer.Option(help="How many of the newest releases to keep.")] = KEPT,
     platform: PlatformOption = None,
     config: ConfigOption = None,
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove old releases; never one in production, before it, in a rollout, or being served."""
+    """Remove old releases. Releases in production, before it, in a rollout, or being served are kept."""
     from stages.parts.releases.listing import prune as remove
     from stages.parts.releases.split import Split
 
@@ -104,7 +104,7 @@ def prune(
 
 
 def place_of(store: Any, model: str) -> ModelStore:
-    """A model's place in the store; the name must be one, the place need not exist.
+    """A model's folder in the store, which need not exist.
 
     Raises:
         InvalidName: *model* is neither a name on the Hub nor a local directory.
@@ -116,7 +116,7 @@ def place_of(store: Any, model: str) -> ModelStore:
 
 
 def serving_of(place: ModelStore, settings: RunConfig) -> Serving:
-    """Those of the living endpoint, so that nobody has to repeat them to move traffic on it; else the configured."""
+    """The settings of the running endpoint, so that commands need not repeat them; else the configured ones."""
     from stages.parts.base.settings import Serving, parse
     from stages.parts.endpoint.record import endpoint
 
@@ -125,7 +125,7 @@ def serving_of(place: ModelStore, settings: RunConfig) -> Serving:
 
 
 def served(place: ModelStore, settings: RunConfig, model: str) -> Split | None:
-    """What is served, without starting anything; None where nothing is."""
+    """What is being served; None if nothing is. Starts nothing."""
     from pipeline.serving import target_of
     from stages.parts.records.rollout import LOCAL
     from stages.parts.releases.split import Split
@@ -189,7 +189,9 @@ def _said(pruned: Pruned) -> str:
         return f"nothing to remove: all {len(pruned.kept)} releases are kept"
     said = f"removed {', '.join(pruned.removed)}; {_size(pruned.freed_bytes)} freed"
     shared = pruned.removed_bytes - pruned.freed_bytes
-    return said + (f", {_size(shared)} stay: variants or other releases link to the same files" if shared else "")
+    return said + (
+        f", {_size(shared)} remain, because variants or other releases link to the same files" if shared else ""
+    )
 
 
 def _size(count: int) -> str:

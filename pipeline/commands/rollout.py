@@ -1,4 +1,4 @@
-"""``slipway rollout``: watch a new release being tried, let it through, or give it up."""
+"""``slipway rollout``: start, watch, approve or abort the rollout of a release."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Try a new release beside the stable one, step by step.")
+    group = typer.Typer(no_args_is_help=True, help="Roll out a new release beside the stable one, step by step.")
     group.command("start", epilog="Example: slipway rollout start org/name")(start)
     group.command("status", epilog="Example: slipway rollout status org/name --json")(status)
     group.command("promote", epilog="Example: slipway rollout promote org/name")(promote)
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 def start(
     model: ModelArgument,
     release: Annotated[
-        str | None, typer.Option(help="A release's number or name. Default: what select chose last.")
+        str | None, typer.Option(help="A release's number or name. Default: the last that select chose.")
     ] = None,
     platform: PlatformOption = None,
     config: ConfigOption = None,
@@ -47,7 +47,7 @@ def start(
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Roll out a published release, or go on with the rollout under way."""
+    """Roll out a published release, or continue the rollout in progress."""
     from pipeline.serving import target_of
     from stages.parts.base.program import answer_sigterm
     from stages.parts.releases.release import find
@@ -70,7 +70,7 @@ def status(
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the rollout under way, or the last one: its state, who gets which traffic, and the figures."""
+    """Show the current or the last rollout: its state, the split of traffic, and the measurements."""
     from stages.parts.records.rollout import read_journal, summary
 
     place = place_of(store, model)
@@ -88,7 +88,7 @@ def promote(
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Approve the rollout under way, and do not wait for time to pass. What a canary must show stays the same."""
+    """Approve the rollout in progress, and skip its waiting times. The checks of the canary stay the same."""
     from stages.parts.base.program import answer_sigterm
     from stages.rollout import commands
 
@@ -109,19 +109,19 @@ def abort(
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Give up the rollout under way: all traffic back to the stable release."""
+    """Abort the rollout in progress: all traffic goes back to the stable release."""
     from stages.rollout import commands
 
     place = place_of(store, model)
     given_up = commands.abort(place, _target(place, model, load_config(config, None, None, platform, assignments)))
-    said = f"gave up {given_up}" if given_up else f"no rollout of {model} is under way"
+    said = f"aborted the rollout of {given_up}" if given_up else f"no rollout of {model} is in progress"
     print_result({"model": model, "given_up": given_up}, said, as_json)
 
 
 def render(
     model: ModelArgument,
     release: Annotated[
-        str | None, typer.Option(help="A release's number or name. Default: what select chose last.")
+        str | None, typer.Option(help="A release's number or name. Default: the last that select chose.")
     ] = None,
     mode: Annotated[
         str | None, typer.Option(help="How KServe splits traffic: standard, knative or route. Default: kserve.mode.")
@@ -131,9 +131,9 @@ def render(
     assignments: SetOption = None,
     store: StoreOption = STORE,
 ) -> None:
-    """Print what a rollout's first step applies to a cluster, as YAML; no cluster is asked.
+    """Print as YAML what a rollout's first step applies to a cluster. Needs no cluster.
 
-    Beside the release in production; where that is the same one, or there is none, as a first release.
+    The release is rolled out beside the one in production, or as the first one if there is no other.
     """
     import sys
 
@@ -149,10 +149,10 @@ def render(
 
 
 def _target(place: ModelStore, model: str, settings: RunConfig) -> Target:
-    """The platform of the rollout under way.
+    """Where the rollout in progress takes place.
 
     Raises:
-        ConfigError: it is another one than *settings* name.
+        ConfigError: *settings* name another platform.
     """
     from pipeline.serving import target_of
     from stages.parts.base.errors import ConfigError
@@ -160,7 +160,9 @@ def _target(place: ModelStore, model: str, settings: RunConfig) -> Target:
 
     journal, serves_on = under_way(place), settings.platform.serves_on
     if journal and journal.target != serves_on:
-        raise ConfigError(f"this rollout is under way on {journal.target}, not {serves_on}", hint="say --platform")
+        raise ConfigError(
+            f"this rollout is in progress on {journal.target}, not {serves_on}", hint="choose it with --platform"
+        )
     return target_of(settings, place, model, serving_of(place, settings))
 
 
@@ -169,7 +171,7 @@ def _print(model: str, journal: Journal, as_json: bool) -> None:
 
     said = f"{journal.release}: {journal.state}" + (f", {journal.reason}" if journal.reason else "")
     if journal.state == "awaiting approval":
-        said += f" at {journal.percent} %; go on: slipway rollout promote {model}"
+        said += f" at {journal.percent} %; approve it: slipway rollout promote {model}"
     print_result(summary(journal), said, as_json)
 
 
@@ -190,7 +192,7 @@ def _view(model: str, journal: Journal | None, split: Split | None) -> Any:
         last = journal.analyses[-1]
         lines += ["", f"last look, at {last.percent} %: {last.verdict}", _figures(last)]
     if journal.state == "awaiting approval":
-        lines += ["", f"go on: slipway rollout promote {model}", f"give up: slipway rollout abort {model}"]
+        lines += ["", f"approve: slipway rollout promote {model}", f"abort: slipway rollout abort {model}"]
     return Group(*lines)
 
 

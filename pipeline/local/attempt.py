@@ -1,4 +1,4 @@
-"""One try of a task: a contained process, its folders and log, and what it left."""
+"""One attempt of a task: a contained process, its folders, its log and its results."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SIGNALS: Final = {137: "killed (SIGKILL): perhaps the machine ran out of memory"
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """What a task runs, every reference resolved; paths are still the container's."""
+    """What a task runs, with every reference resolved. Paths are still those of the container."""
 
     command: tuple[str, ...]
     environment: dict[str, str]
     outputs: dict[str, str]
-    """The file of each, by name."""
+    """The file of each output, by name."""
     fresh: dict[str, str]
-    """Mount path of each emptyDir, and the volume's name."""
+    """The emptyDirs: the volume's name, by mount path."""
     fixed: dict[str, Path]
-    """Mount path of each claim, and the local folder that stands for it."""
+    """The claims: the local folder that stands for each, by mount path."""
 
     @classmethod
     def of(
@@ -66,14 +66,14 @@ class Ended:
     message: str = ""
     hint: str = ""
     outputs: dict[str, str] | None = None
-    """None: one that was promised is missing."""
+    """None if a promised output is missing."""
 
 
 class Attempt:
-    """Starts at once; calls *ended* from its own thread when nothing of it is left.
+    """A process that starts at once. Its thread calls *ended* when no process of it is left.
 
     Raises:
-        NotEnoughSpace, ConfigError: its log or a folder can't be made.
+        NotEnoughSpace, ConfigError: its log or a folder can't be created.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Attempt:
         ended: Callable[[Ended], None],
     ) -> None:
         self.reason = ""
-        """Why we stopped it, if we did."""
+        """Why the engine stopped it, if it did."""
         self._task, self._ended = task, ended
         self._scratch = folder / SCRATCH / f"{safe(task)}-{number}"
         folders = dict(what.fixed)
@@ -108,13 +108,13 @@ class Attempt:
         self._thread.start()
 
     def stop(self, reason: str) -> None:
-        """Ask it to end, and kill it after a while; return at once. The first reason counts."""
+        """Ask it to end, and kill it after a while; returns at once. The first reason counts."""
         if not self.reason:
             self.reason = reason
             self._process.terminate()
 
     def join(self) -> None:
-        """Wait until nothing of it is left."""
+        """Wait until no process of it is left."""
         self._thread.join()
 
     def _wait(self) -> None:
@@ -123,19 +123,19 @@ class Attempt:
         status = status if status >= 0 else 128 - status
         try:
             ended = self._read(status)
-        except Exception as error:  # whatever it is, the engine waits for an end
+        except Exception as error:  # whatever the error is, the engine must learn of the end
             ended = Ended(self._task, status, f"its outputs can't be read: {error}")
-        shutil.rmtree(self._scratch, ignore_errors=True)  # before the engine, which may exit once it knows of the end
+        shutil.rmtree(self._scratch, ignore_errors=True)  # before the engine is told, because it may exit then
         self._ended(ended)
 
     def _read(self, status: int) -> Ended:
         outputs = {}
         for name, path in self._outputs.items():
             if path.is_file():
-                # Argo trims one newline too.
+                # Argo removes one newline, too.
                 outputs[name] = path.read_text(encoding="utf-8").removesuffix("\n")
             elif status == 0:
-                return Ended(self._task, status, f"it ended well, but wrote no output {name!r} to {path}")
+                return Ended(self._task, status, f"it succeeded, but wrote no output {name!r} to {path}")
         if status == 0:
             return Ended(self._task, status, outputs=outputs)
         said = StageFailure.parse(self._failure.read_bytes(), status) if self._failure.is_file() else None
@@ -158,7 +158,7 @@ def unexplained(log: str, status: int) -> str:
 
 
 def translated(value: str, folders: Mapping[str, Path]) -> str:
-    """A path on a mounted volume as the local path; any other text as it is."""
+    """Translate a path on a mounted volume to the local path; any other text stays as it is."""
     for mount in sorted(folders, key=len, reverse=True):
         if value == mount or value.startswith(mount.rstrip("/") + "/"):
             return str(folders[mount] / value[len(mount) :].strip("/"))
@@ -166,12 +166,12 @@ def translated(value: str, folders: Mapping[str, Path]) -> str:
 
 
 def interpreted(command: tuple[str, ...]) -> list[str]:
-    """``python`` is this interpreter. -P: modules in the user's working directory don't hide installed ones."""
+    """Replace ``python`` by this interpreter. With -P, modules in the working directory don't hide installed ones."""
     return [sys.executable, "-P", *command[1:]] if command[0] == "python" else list(command)
 
 
 def code_path(environment: Mapping[str, str]) -> dict[str, str]:
-    """PYTHONPATH such that a task finds the same ``stages`` as this process, installed or not."""
+    """A PYTHONPATH with which a task finds the same ``stages`` as this process, installed or not."""
     root = str(Path(stages.__file__ or "").parents[1])
     if root in (*site.getsitepackages(), site.getusersitepackages()):
         return {}

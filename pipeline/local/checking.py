@@ -1,4 +1,4 @@
-"""What a manifest of the right form can still get wrong: names, references, expressions, fields in the wrong place."""
+"""Checks a manifest whose form is right: its names, references and expressions, and where its fields stand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ONLY_ON: Final[dict[str, tuple[str, ...]]] = {
 }
 """The kinds of templates on which a field is supported."""
 SOURCES: Final = {"container": "path", "dag": "parameter"}
-"""Where the outputs of a kind of template come from."""
+"""The source of the outputs of each kind of template."""
 
 
 class ManifestCheck:
@@ -71,7 +71,7 @@ class ManifestCheck:
             self.unsupported.append(f"spec.templates[{error.args[1][0]}]: it runs itself: {circle}")
 
     def _reached(self, name: str | None, seen: set[str]) -> Iterator[str]:
-        """A template and all that it calls."""
+        """The names of a template and of all that it calls."""
         if name in self.known and name not in seen:
             seen.add(name)
             yield name
@@ -119,7 +119,7 @@ class ManifestCheck:
             self.wrong.append(f"{path}.container.resources: {error}")
 
     def _inputs(self, template: Template) -> set[str]:
-        """What every reference in a template may name."""
+        """The references that are valid everywhere in a template."""
         own = {f"inputs.parameters.{parameter.name}" for parameter in template.inputs.parameters}
         return self.of_workflow | own | (EXIT_ONLY if template.name in self.at_exit else frozenset())
 
@@ -176,7 +176,7 @@ class ManifestCheck:
     def _task(self, path: str, task: Task, scope: set[str]) -> None:
         template = self.known.get(task.template)
         if template is None:
-            self.unsupported.append(f"{path}.template: {task.template!r} is no template of this workflow")
+            self.unsupported.append(f"{path}.template: {task.template!r} is not a template of this workflow")
             return
         texts = {f"arguments.parameters[{each.name}]": each.value for each in task.arguments.parameters}
         texts["when"] = task.when

@@ -1,4 +1,4 @@
-"""What a run on this machine needs, checked one by one, each with how to get it."""
+"""Checks whether this machine has what a run needs, and says how to get what is missing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HUB_TIMEOUT_S: Final = 5.0
 
 
 def check_machine(config: RunConfig, store: Path) -> list[CheckResult]:
-    """Every check, in the order in which a person would mend them. Starts nothing, changes nothing."""
+    """Run every check, in the order in which one would fix them. Starts nothing and changes nothing."""
     return [
         _python(),
         *(_tool(name, hint) for name, hint in TOOLS.items()),
@@ -71,7 +71,7 @@ def _capacity(capacity: Capacity) -> list[CheckResult]:
             what="GPUs",
             state="ok" if capacity.gpus else "warning",
             found=", ".join(capacity.gpus) or "none",
-            hint="" if capacity.gpus else "small models only: everything runs on the CPU",
+            hint="" if capacity.gpus else "everything runs on the CPU: suitable for small models only",
         ),
     ]
 
@@ -116,6 +116,6 @@ def _hub() -> CheckResult:
     try:
         httpx.head(endpoint, timeout=HUB_TIMEOUT_S)
     except httpx.HTTPError as error:
-        hint = "check the network, or set HF_ENDPOINT; local directories work without"
+        hint = "check the network, or set HF_ENDPOINT; local directories work without it"
         return CheckResult(what="hub", state="warning", found=f"{endpoint}: {type(error).__name__}", hint=hint)
     return CheckResult(what="hub", state="ok", found=endpoint)

@@ -1,4 +1,4 @@
-"""The engine: one run of a workflow from its lock to its exit handler."""
+"""The engine: runs a workflow from its lock to its exit handler."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def execute(
     observer: RunObserver,
     environment: Mapping[str, str] | None = None,
 ) -> RunState:
-    """Run a compiled WorkflowTemplate or Workflow to its end, and its exit handler.
+    """Run a compiled WorkflowTemplate or Workflow to its end, including its exit handler.
 
     Args:
         arguments: values of the workflow's parameters.
@@ -42,7 +42,7 @@ def execute(
         environment: what tasks inherit, and where secrets come from. Default: this process's own.
 
     Returns:
-        The run as it ended, well or not: see ``phase``, ``culprit`` and ``message``.
+        The state at the end, after a success or a failure: see ``phase``, ``culprit`` and ``message``.
 
     Raises:
         UnsupportedField, ConfigError: the workflow can't run here; nothing was started.
@@ -69,7 +69,7 @@ class _Run:
         self.scheduler, self.state, self.workflow = scheduler, scheduler.state, scheduler.workflow
 
     def run(self) -> None:
-        """To the end, with the last word on disk and on screen, also after an error of our own."""
+        """Run to the end; save and show the last state also after an error of the engine itself."""
         try:
             with _signals_to(self.scheduler.events), contextlib.ExitStack() as locks:
                 if self._lock(locks):
@@ -106,7 +106,7 @@ class _Run:
         state.phase, state.message, state.started_at = "Running", "", datetime.now(UTC)
         scheduler.deadline = time.monotonic() + limit_s if limit_s is not None else NEVER
         scheduler.run_changed()
-        save(scheduler.folders.run, state)  # before a task is there to be stopped or resumed
+        save(scheduler.folders.run, state)  # before there is a task that can be stopped or resumed
         culprit = scheduler.complete(growth.entrypoint(self.workflow, state, self._values()))
         phase, message = self._verdict(culprit)
         if on_exit := self.workflow.spec.on_exit:
@@ -139,11 +139,11 @@ class _Run:
 
 @contextlib.contextmanager
 def _signals_to(events: queue.SimpleQueue[Event]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM become events. Only the main thread may ask for that; elsewhere its caller decides."""
+    """Turn Ctrl-C and SIGTERM into events. Only possible in the main thread; elsewhere the caller handles signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # SimpleQueue.put is reentrant: made to be called from a signal handler.
+    # SimpleQueue.put is reentrant, so that a signal handler may call it.
     before = {
         number: signal.signal(number, lambda *_: events.put(Signal())) for number in (signal.SIGINT, signal.SIGTERM)
     }

@@ -1,7 +1,7 @@
 """A run's folder: ``run.json`` (how far it is), ``workflow.json`` (what is executed), ``logs/``.
 
 The engine holds a lock on ``.lock`` while it lives. If a run says that it is running and its lock is free, the engine
-was killed: ``read_run`` tells.
+was killed; ``read_run`` then reports the run as interrupted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RunFolders:
     run: Path
     """The run's own folder; see the module."""
     shared: Path
-    """What the runs of a store share."""
+    """The folder that all runs of a store share."""
 
     @property
     def locks(self) -> Path:
@@ -49,11 +49,11 @@ class RunFolders:
 
 @contextlib.contextmanager
 def opened(folder: Path, manifest: Mapping[str, Any], state: RunState) -> Iterator[None]:
-    """Make the folder of a new run and hold its lock.
+    """Create the folder of a new run and hold its lock.
 
     Raises:
         Busy: another engine runs in it.
-        ConfigError: there is a run in it already, or it can't be written.
+        ConfigError: it holds a run already, or can't be written.
         NotEnoughSpace: the disk is full.
     """
     with writable(folder):
@@ -71,20 +71,24 @@ def opened(folder: Path, manifest: Mapping[str, Any], state: RunState) -> Iterat
 
 
 def save(folder: Path, state: RunState) -> None:
-    """Raises: NotEnoughSpace, ConfigError: the folder can't be written; run.json is as it was."""
+    """Write run.json.
+
+    Raises:
+        NotEnoughSpace, ConfigError: the folder can't be written; run.json is unchanged.
+    """
     with writable(folder):
         write_json(folder / STATE, state)
 
 
 def read_run(folder: Path) -> RunState:
-    """The run in *folder* as it is now, from any process.
+    """Read the current state of the run in *folder*; works in any process.
 
     Raises:
         MissingRun: there is none, or it can't be read.
     """
     state = _read(folder)
     if state.finished_at is None and not _alive(folder):
-        state = _read(folder)  # the engine may have had its last word in between
+        state = _read(folder)  # the engine may have written the last state in between
         if state.finished_at is None:
             state.phase, state.message = "Interrupted", "the engine ended before the run did"
             for node in state.nodes:
@@ -98,7 +102,7 @@ def _read(folder: Path) -> RunState:
         return RunState.model_validate_json((folder / STATE).read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValidationError) as error:
         raise MissingRun(
-            f"there is no run in {folder}", hint="runs lie in the model's folder of the store, under runs/"
+            f"there is no run in {folder}", hint="runs are in the model's folder of the store, under runs/"
         ) from error
 
 
@@ -115,7 +119,7 @@ def _alive(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def writable(folder: Path) -> Iterator[None]:
-    """Turn the system's refusals to write below *folder* into NotEnoughSpace and ConfigError."""
+    """Turn errors of writing below *folder* into NotEnoughSpace and ConfigError."""
     try:
         with full_disk_as_error(folder):
             yield

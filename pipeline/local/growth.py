@@ -1,4 +1,4 @@
-"""Nodes and jobs that come to be while a run goes on: the tasks of a DAG, and the items of a fanned-out task."""
+"""Creates nodes and jobs during a run: those of a DAG's tasks, and of the items of a fanned-out task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stages.parts.base.errors import ConfigError
 
 
 def outermost(workflow: Workflow) -> list[Node]:
-    """The nodes that are there from the beginning: the entrypoint's tasks and the exit handler."""
+    """The nodes of a new run: the entrypoint's tasks and the exit handler."""
     tasks = {task.name: task for task in workflow.templates[workflow.spec.entrypoint].tasks}
     nodes = [_node(tasks[name], workflow, "") for name in workflow.graphs[workflow.spec.entrypoint].depends]
     if workflow.spec.on_exit:
@@ -46,7 +46,7 @@ def members(state: RunState, job: Job) -> list[Job]:
     """One job for each item of a fanned-out task.
 
     Raises:
-        Unresolved, ConfigError: the items can't be made out.
+        Unresolved, ConfigError: the items can't be read.
     """
     made = []
     for index, item in enumerate(_items(job)):
@@ -71,7 +71,7 @@ def _active(
     *,
     parent: str = "",
 ) -> ActiveDag:
-    """A dag with its jobs; their nodes are added to the run, unless they are there."""
+    """A dag with its jobs; nodes that the run lacks are added to it."""
     dag = ActiveDag(template, workflow.graphs[template.name], base, inputs or {})
     tasks, there = {task.name: task for task in template.tasks}, {node.name: node for node in state.nodes}
     for name in dag.graph.depends:
@@ -90,7 +90,7 @@ def _items(job: Job) -> list[Any]:
     except ValueError:
         found = None
     if not isinstance(found, list):
-        raise ConfigError(f"withParam is no JSON list: {text.strip()[:200]}")
+        raise ConfigError(f"withParam is not a JSON list: {text.strip()[:200]}")
     return found
 
 

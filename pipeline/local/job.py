@@ -1,4 +1,4 @@
-"""A task under way: from references to values, to a call, to its attempts; or to the tasks within it."""
+"""The state of a task during a run: its inputs, its attempts, or the tasks within it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a container's task does, with every reference resolved."""
+    """What a task with a container runs and needs, with every reference resolved."""
 
     call: ProcessSpec
     request: ResourceRequest
@@ -36,7 +36,7 @@ class Prepared:
 
 @dataclass
 class Job:
-    """One task: of a container, of a DAG within (``inner``), fanned out (``members``), or suspended."""
+    """One task: it runs a container or an inner DAG, is fanned out, or is suspended."""
 
     task: Task
     template: Template
@@ -44,15 +44,15 @@ class Job:
     dag: ActiveDag
     """The DAG that it is a task of."""
     item: Mapping[str, str] = field(default_factory=dict)
-    """What ``{{item}}`` stands for, if it is one of a fanned-out task's."""
+    """The value of ``{{item}}`` and its keys, if the job is an item of a fanned-out task."""
     memo: Path | None = None
-    """Where its outputs are kept for other runs, once its inputs are known."""
+    """The file that keeps its outputs for other runs, once its inputs are known."""
     prepared: Prepared | None = None
-    """A container's, from the moment on that its dependencies are met and its ``when`` holds."""
+    """For a container: set once its dependencies are met and its ``when`` holds."""
     inner: ActiveDag | None = None
-    """The DAG that it runs, from the same moment on."""
+    """For a dag template: the DAG, from the same moment."""
     members: list[Job] = field(default_factory=list)
-    """A fanned-out task's, one for each item, from the same moment on."""
+    """For a fanned-out task: one job for each item, from the same moment."""
     running: Running | None = None
     locks: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     not_before: float = 0.0
@@ -72,7 +72,7 @@ class Job:
         return self.dag.scope(self.item)
 
     def deadline(self) -> tuple[float, str] | None:
-        """When its attempt is ended, as time.monotonic(), and what is said then."""
+        """The time at which its attempt is stopped, as time.monotonic(), and the message."""
         limit_s = self.template.active_deadline_seconds
         if limit_s is None or self.running is None or self.running.attempt.reason:
             return None
@@ -90,10 +90,10 @@ class Job:
         }
 
     def skipped_by(self) -> str:
-        """Its ``when`` with values, if that is false; else empty.
+        """Its ``when`` with values, if it is false; else empty.
 
         Raises:
-            ConfigError: with its values it is no condition.
+            ConfigError: with its values it is not a condition.
         """
         text = substitute(self.task.when, self.scope)
         if not text or expressions.holds(expressions.parse(text, "when"), str):
@@ -101,25 +101,25 @@ class Job:
         return text
 
     def origin(self) -> Job:
-        """The failed task within it that made it fail, or itself."""
+        """The innermost task that made it fail; itself if it holds none."""
         failed = [each for each in self.members if each.node.phase in FAILED]
         within = failed[0] if failed else self.inner.culprit() if self.inner else None
         return within.origin() if within else self
 
     def release(self) -> None:
-        """Give back its locks; nothing of it runs any more."""
+        """Release its locks; it no longer runs."""
         self.locks.close()
         self.running = None
 
 
 @dataclass
 class ActiveDag:
-    """One dag under way: the entrypoint's, or one within a task of another."""
+    """A dag during a run: the entrypoint's, or one that a task of another runs."""
 
     template: Template
     graph: Graph
     base: Mapping[str, str]
-    """What references to the workflow stand for."""
+    """The values of references to the workflow."""
     inputs: Mapping[str, str]
     jobs: dict[str, Job] = field(default_factory=dict)
     """By task, in DAG order."""
@@ -135,7 +135,7 @@ class ActiveDag:
         return self.graph.may_run(task, self.phases())
 
     def culprit(self) -> Job | None:
-        """The failed task because of which it failed; None if it did not."""
+        """The failed task that made it fail; None if it did not fail."""
         name = self.graph.culprit(self.phases())
         return self.jobs[name] if name else None
 
@@ -143,7 +143,7 @@ class ActiveDag:
         return Scope({**self.base, **self.inputs, **(item or {})}, self.jobs)
 
     def outputs(self) -> dict[str, str]:
-        """The outputs of its template; its tasks have ended.
+        """The outputs of its template, once its tasks have ended.
 
         Raises:
             Unresolved: one has no value.
@@ -154,7 +154,7 @@ class ActiveDag:
 
 @dataclass(frozen=True)
 class Scope:
-    """What references stand for: values by reference, and the outputs of the tasks of the same DAG."""
+    """The values of references: those known by name, and the outputs of the tasks of the same DAG."""
 
     values: Mapping[str, str]
     jobs: Mapping[str, Job] = field(default_factory=dict)
@@ -175,7 +175,7 @@ class Scope:
 
 
 def members_outcome(members: list[Job]) -> tuple[Phase, str]:
-    """How a fanned-out task ended: as the last of its failed items, if any (executeDAGTask); and what to say."""
+    """The phase and message of a fanned-out task: those of its last failed item, if any (Argo's executeDAGTask)."""
     failed = [member for member in members if member.node.phase in FAILED]
     if not failed:
         return "Succeeded", ""

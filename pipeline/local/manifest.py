@@ -1,10 +1,10 @@
-"""The part of an Argo manifest that runs here, as closed models: a field outside it is an error that names it.
+"""The part of an Argo manifest that runs here, as closed models: any other field is an error that names the field.
 
 Kinds: ``WorkflowTemplate``, ``Workflow`` (argoproj.io/v1alpha1, Argo 4).
 
     spec                      entrypoint and onExit (dag templates), arguments.parameters, templates, volumes,
                               activeDeadlineSeconds, synchronization
-    …volumes[]                name, persistentVolumeClaim.claimName (a local folder stands for it), emptyDir (a fresh
+    …volumes[]                name, persistentVolumeClaim.claimName (replaced by a local folder), emptyDir (a fresh
                               folder for each attempt)
     …templates[]              name; one of container, dag, suspend; inputs.parameters, outputs.parameters
       of a container          volumes, memoize, retryStrategy, synchronization, activeDeadlineSeconds (of one attempt)
@@ -20,8 +20,8 @@ Kinds: ``WorkflowTemplate``, ``Workflow`` (argoproj.io/v1alpha1, Argo 4).
                               {{tasks.T.outputs.parameters.P}}, {{item}} and {{item.KEY}} (with withParam); in the exit
                               handler also {{workflow.status}}
 
-docs/local-engine.md has every field of Argo's, and what becomes of it.
-``CLUSTER_ONLY`` lists what is accepted and means nothing on one machine.
+docs/local-engine.md lists every field of Argo and how it is treated.
+``CLUSTER_ONLY`` lists the fields that are accepted and mean nothing on one machine.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ CLUSTER_ONLY: Final[dict[str, frozenset[str]]] = {
     "RetryStrategy": frozenset({"affinity"}),
     "Metadata": frozenset({"namespace", "labels", "annotations", "generateName"}),
 }
-"""Fields, by model, that say only where and how a pod runs, or what a cluster keeps of it.
+"""Fields, by model, that only say where and how a pod runs, or what a cluster keeps of it.
 
-A template's own failFast (its dag has one too) counts only beside parallelism, which is refused.
+A template's own failFast (its dag has one, too) counts only with parallelism, which is refused.
 """
 
 DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
@@ -93,7 +93,7 @@ SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def seconds(text: str) -> float:
-    """A Go duration ('90s', '1h30m') or a plain number of seconds, in seconds."""
+    """Read a Go duration ('90s', '1h30m') or a plain number of seconds, in seconds."""
     if re.fullmatch(r"\d+(\.\d+)?", text):
         return float(text)
     if not text or DURATION_PART.sub("", text):
@@ -110,7 +110,7 @@ def _seconds(value: object) -> object:
 
 
 Text = Annotated[str, BeforeValidator(_text)]
-"""Numbers and booleans stand for their JSON text, as in Argo's parameters."""
+"""A text; numbers and booleans become their JSON text, as in Argo's parameters."""
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
 TaskName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][-a-zA-Z0-9]*$", max_length=128)]
 ParameterName = Annotated[str, Field(pattern=r"^[-a-zA-Z0-9_]+$")]
@@ -204,7 +204,7 @@ class Container(Closed):
     volume_mounts: tuple[VolumeMount, ...] = ()
 
     def secrets(self) -> dict[str, bool]:
-        """The variables that hold secrets, and whether each may be missing."""
+        """Whether each secret may be missing, by environment variable."""
         return {each.name: each.value_from.secret_key_ref.optional for each in self.env if each.value_from}
 
 
@@ -235,7 +235,7 @@ class Task(Closed):
 class Dag(Closed):
     tasks: tuple[Task, ...] = Field(min_length=1)
     fail_fast: Literal[False]
-    """Needed: Argo's default is true, and here other branches always go on after a failure."""
+    """Required, because Argo's default is true, and here other branches always continue after a failure."""
 
 
 class Backoff(Closed):
@@ -245,9 +245,9 @@ class Backoff(Closed):
 
 class RetryStrategy(Closed):
     limit: Annotated[int, Field(ge=0)]
-    """Needed: without it Argo never stops and skips the backoff."""
+    """Required: without it Argo never stops, and skips the backoff."""
     retry_policy: Literal["Always"]
-    """Needed: Argo's default is OnFailure. What is retried is the expression's to say."""
+    """Required, because Argo's default is OnFailure. The expression decides what is retried."""
     expression: str = ""
     backoff: Backoff = Backoff()
 
@@ -303,14 +303,14 @@ class Template(Closed):
 
     @property
     def program(self) -> Container:
-        """Its container. Only templates that have one are ever run: parse sees to it."""
+        """Its container, which every template that is run as a process has."""
         if self.container is None:
             raise TypeError(f"template {self.name!r} has no container")
         return self.container
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """The tasks of its dag; none if it is no dag."""
+        """The tasks of its dag; none if it is not a dag."""
         return self.dag.tasks if self.dag else ()
 
 

@@ -1,6 +1,6 @@
-"""Memoization: the outputs of a succeeded task, kept under its key for other runs. One small JSON file per key.
+"""Memoization: the outputs of a succeeded task, kept for other runs in one small JSON file for each key.
 
-A hit says nothing of the files that the task once wrote: memoize what is only a value.
+A hit does not restore files that the task wrote: memoize only tasks that compute values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stages.parts.base.errors import ConfigError
 from stages.parts.base.store import write_json
 
 KEY: Final = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
-"""Argo's own rule (workflow/controller/cache)."""
+"""Argo's rule for keys (workflow/controller/cache)."""
 
 
 class Entry(BaseModel):
@@ -24,13 +24,17 @@ class Entry(BaseModel):
 
     template: str
     run: str
-    """Which run computed it."""
+    """The run that computed it."""
     created_at: datetime
     outputs: dict[str, str]
 
 
 def path_of(folder: Path, cache: str, key: str) -> Path:
-    """Raises: ConfigError: *key* is not one that Argo would take."""
+    """The file of an entry.
+
+    Raises:
+        ConfigError: Argo would not accept *key*.
+    """
     if not KEY.fullmatch(key):
         raise ConfigError(
             f"memoize.key {key!r} must be letters, digits and '-'", hint="pass a sha256 as hex instead of the text"
@@ -39,7 +43,7 @@ def path_of(folder: Path, cache: str, key: str) -> Path:
 
 
 def load(path: Path, max_age_s: float | None) -> Entry | None:
-    """The entry, unless there is none, it is older than *max_age_s* (counted from its creation), or damaged."""
+    """Read the entry; None if there is none, it was created more than *max_age_s* ago, or it is damaged."""
     try:
         entry = Entry.model_validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):
@@ -49,5 +53,9 @@ def load(path: Path, max_age_s: float | None) -> Entry | None:
 
 
 def save(path: Path, *, template: str, run: str, outputs: dict[str, str]) -> None:
-    """Raises: NotEnoughSpace."""
+    """Write an entry.
+
+    Raises:
+        NotEnoughSpace: the disk is full.
+    """
     write_json(path, Entry(template=template, run=run, created_at=datetime.now(UTC), outputs=outputs))

@@ -1,9 +1,9 @@
-"""``synchronization`` on one machine: locks on files, shared by every engine with the same state folder.
+"""``synchronization`` on one machine: locks on files, shared by all runs of a store.
 
-A semaphore is as many locks, of which one is held. Its limit is a number in a ConfigMap on a cluster; one machine
-has none, so it is the number of GPUs, which is what our semaphores count, and at least 1.
+A semaphore is a set of locks, of which a task holds one. On a cluster its limit is a number in a ConfigMap. One machine
+has no ConfigMap: the limit is the number of GPUs, which is what our semaphores count, and at least 1.
 
-The kernel releases them when the engine ends, however it ends.
+The kernel releases the locks when the engine ends, however it ends.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ from stages.parts.base.store import exclusive
 @dataclass(frozen=True)
 class Lock:
     said: str
-    """For messages: ``mutex gpu``."""
+    """Its name in messages: ``mutex gpu``."""
     files: tuple[str, ...]
     """Whoever holds one of them has the lock."""
 
 
 def locks_of(asked: Synchronization, gpus: int, lookup: Callable[[str], str]) -> tuple[Lock, ...]:
-    """Raises: Unresolved: by *lookup*."""
+    """The locks of a template or workflow.
+
+    Raises:
+        Unresolved: by *lookup*.
+    """
     mutexes = [substitute(each.name, lookup) for each in asked.mutexes]
     found = [Lock(f"mutex {name}", (quote(name, safe=""),)) for name in mutexes]
     for semaphore in asked.semaphores:
@@ -41,7 +45,7 @@ def locks_of(asked: Synchronization, gpus: int, lookup: Callable[[str], str]) ->
 
 
 def hold(locks: contextlib.ExitStack, folder: Path, wanted: Iterable[Lock]) -> str | None:
-    """Have all of them until *locks* is closed, or none: then what is held elsewhere. Never waits."""
+    """Hold all locks until *locks* is closed. If one is held elsewhere, hold none and return its name. Never waits."""
     for lock in wanted:
         if not any(_held(locks, folder / file, lock.said) for file in lock.files):
             locks.close()

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 SAFE: Final = "()[]{}:,= +@"
 LONGEST: Final = 150
-"""Bytes; file systems take 255, and suffixes come after it."""
+"""Bytes. File systems allow 255, and a suffix is added."""
 
 
 def inside(outer: str, name: str) -> str:
@@ -23,21 +23,21 @@ def inside(outer: str, name: str) -> str:
 
 
 def of_item(task: str, index: int, item: Any) -> str:
-    """``task(0:item)``; of a map its sorted ``key:value`` pairs (Argo: ``processItem``)."""
+    """The name of an item's node: ``task(0:item)``, or a map's sorted ``key:value`` pairs (Argo's ``processItem``)."""
     if isinstance(item, dict):
         item = ",".join(sorted(f"{key}:{plain(value)}" for key, value in item.items()))
     return f"{task}({index}:{plain(item)})"
 
 
 def plain(value: Any) -> str:
-    """A text as it is; anything else as compact JSON, keys sorted, as Go writes it."""
+    """A text as it is; any other value as compact JSON with sorted keys, as Go writes it."""
     if isinstance(value, str):
         return value
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def log_file(node: str) -> str:
-    """The file name of a node's log: no slash, not too long, different for different nodes."""
+    """The file name of a node's log: without slashes, not too long, and different for each node."""
     return f"{safe(node)}.log"
 
 

@@ -1,4 +1,4 @@
-"""From plain data to models; every field that can't run here is named by its full path."""
+"""Reads a manifest into models, and names every field that can't run here by its full path."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from stages.parts.base.errors import ConfigError, UnsupportedField
 
 
 def read(manifest: Mapping[str, Any]) -> Manifest:
-    """The manifest's form: every unsupported, wrong or missing field at once, each by its full path.
+    """Read a manifest; report every unsupported, wrong or missing field at once, each by its full path.
 
     Raises:
-        UnsupportedField: a field (or a value of one) that only a cluster's Argo understands.
-        ConfigError: nothing is unsupported, but fields are wrong or missing.
+        UnsupportedField: a field that the local engine does not support.
+        ConfigError: every field is supported, but some are wrong or missing.
     """
     try:
         return Manifest.model_validate(dict(manifest))
@@ -35,12 +35,12 @@ def refused(kind: type[UnsupportedField] | type[ConfigError], lines: Sequence[st
     count = f"{len(lines)} fields" if len(lines) > 1 else "a field"
     return kind(
         f"the local engine can't run this workflow: {count} refused\n" + "\n".join(f"    {line}" for line in lines),
-        hint="run it on Argo, or take the fields out; docs/local-engine.md lists what runs here",
+        hint="run it on Argo, or remove the fields; docs/local-engine.md lists what runs here",
     )
 
 
 def path_of(location: Sequence[int | str], manifest: object) -> str:
-    """``spec.templates[optimize].container.env[HOME]``: list entries by their name where they have one."""
+    """A field's path, such as ``spec.templates[optimize].container.env[HOME]``; list entries appear by their name."""
     path, here = "", manifest
     for part in location:
         if isinstance(here, Mapping):
@@ -53,7 +53,7 @@ def path_of(location: Sequence[int | str], manifest: object) -> str:
 
 
 def models(base: type[Closed] = Closed) -> Iterator[type[Closed]]:
-    """Every model of the manifest."""
+    """All models of the manifest."""
     for model in base.__subclasses__():
         yield model
         yield from models(model)

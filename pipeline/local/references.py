@@ -1,6 +1,6 @@
 """``{{…}}``: references to parameters, outputs and the workflow itself.
 
-One pass: a value that itself holds ``{{`` is not looked into again. ``{{=…}}`` (expression templates) is refused.
+References are replaced once: a ``{{`` in a value stays as it is. ``{{=…}}`` (expression templates) is refused.
 """
 
 from __future__ import annotations
@@ -27,5 +27,5 @@ def references(text: str) -> Iterator[str]:
 
 
 def substitute(text: str, lookup: Callable[[str], str]) -> str:
-    """*text* with each reference replaced by what *lookup* gives for it."""
+    """Replace each reference in *text* by the value that *lookup* returns for it."""
     return REFERENCE.sub(lambda match: lookup(match[1].strip()), text)

@@ -1,4 +1,4 @@
-"""What a workflow needs of this machine, checked before anything starts."""
+"""Checks whether this machine has what a workflow needs, before anything starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from stages.parts.base.errors import ConfigError
 
 
 def check(workflow: Workflow, mounts: Mapping[str, Path], capacity: Capacity, environment: Mapping[str, str]) -> None:
-    """Raises: ConfigError: naming each task and the GPU, folder or secret that it lacks."""
+    """Check GPUs, folders and secrets.
+
+    Raises:
+        ConfigError: names each task and what it lacks.
+    """
     lines = [
         f"{task} {lack}"
         for task, template in workflow.used()
@@ -25,7 +29,7 @@ def check(workflow: Workflow, mounts: Mapping[str, Path], capacity: Capacity, en
     if lines:
         raise ConfigError(
             "this machine can't run the workflow\n" + "\n".join(f"    {line}" for line in lines),
-            hint="change what the platform's configuration asks for, or run it where there is more",
+            hint="change what the platform's configuration asks for, or run it on a larger machine",
         )
 
 

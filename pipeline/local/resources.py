@@ -1,7 +1,7 @@
-"""What this machine has, what a task asks for, and who has what at the moment.
+"""The resources of this machine, the requests of tasks, and the shares of running tasks.
 
-The shares of CPU and memory decide what runs beside what; they are not enforced on a running process, except that
-OMP_NUM_THREADS follows the cores and CUDA_VISIBLE_DEVICES the GPUs. Two engines don't know of each other.
+The shares of CPU and memory decide which tasks run at the same time. They are not enforced on a running process, except
+that OMP_NUM_THREADS follows the cores and CUDA_VISIBLE_DEVICES the GPUs. Two engines do not know each other's shares.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GIB: Final = 1 << 30
 
 @dataclass(frozen=True)
 class ResourceRequest:
-    """What one task asks for. Nothing asked is nothing reserved, as in a cluster."""
+    """What one task asks for. What it does not ask for is not reserved, as on a cluster."""
 
     cores: float = 0.0
     memory_bytes: int = 0
@@ -36,7 +36,7 @@ class ResourceRequest:
 
 @dataclass(frozen=True)
 class Share:
-    """What one running task has."""
+    """The share of one running task."""
 
     cores: float
     memory_bytes: int
@@ -45,7 +45,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What there is to share. ``gpus`` are CUDA device numbers (of CUDA_DEVICE_ORDER=PCI_BUS_ID, nvidia-smi's)."""
+    """The resources to share. ``gpus`` are CUDA device numbers as in nvidia-smi (CUDA_DEVICE_ORDER=PCI_BUS_ID)."""
 
     cores: float
     memory_bytes: int
@@ -53,13 +53,13 @@ class Capacity:
 
     @classmethod
     def of_this_machine(cls, environment: Mapping[str, str] = os.environ) -> Capacity:
-        """Cores and memory that this process may use (affinity and cgroup limits count), and the visible GPUs."""
+        """The cores and memory that this process may use (within affinity and cgroup limits), and the visible GPUs."""
         return cls(cores=_cores(), memory_bytes=_memory_bytes(), gpus=_gpus(environment))
 
 
 @dataclass
 class Pool:
-    """The capacity, minus what running tasks have."""
+    """The capacity that running tasks leave."""
 
     capacity: Capacity
     cores: float = field(init=False)
@@ -71,7 +71,7 @@ class Pool:
         self.gpus = list(self.capacity.gpus)
 
     def take(self, request: ResourceRequest) -> Share | str:
-        """A share, or what is missing for now. More CPU or memory than the machine has means all of it."""
+        """Take a share, or return what is missing now. A request above the machine's CPU or memory takes all of it."""
         cores = min(request.cores, self.capacity.cores)
         memory = min(request.memory_bytes, self.capacity.memory_bytes)
         whole = self.capacity
@@ -93,10 +93,10 @@ class Pool:
 
 
 def request(requests: Mapping[str, str], limits: Mapping[str, str]) -> ResourceRequest:
-    """From a container's ``resources``: a limit without a request is one, as in Kubernetes.
+    """The request of a container's ``resources``. A limit without a request is also the request, as in Kubernetes.
 
     Raises:
-        ConfigError: a quantity that is none, or a resource that a machine doesn't share out.
+        ConfigError: a wrong quantity, or a resource other than CPU, memory, storage and GPUs.
     """
     asked = {**limits, **requests}
     gpus = 0
@@ -104,14 +104,14 @@ def request(requests: Mapping[str, str], limits: Mapping[str, str]) -> ResourceR
         if GPU_RESOURCE.fullmatch(name):
             gpus += int(quantity(text))
         elif name not in ("cpu", "memory", "ephemeral-storage"):
-            raise ConfigError(f"{name!r} is a resource that the local engine can't share out")
+            raise ConfigError(f"{name!r} is a resource that the local engine does not know")
     return ResourceRequest(
         cores=float(quantity(asked.get("cpu", "0"))), memory_bytes=int(quantity(asked.get("memory", "0"))), gpus=gpus
     )
 
 
 def environment_of(share: Share, capacity: Capacity) -> dict[str, str]:
-    """The variables that keep a task to its share. On a machine with GPUs, a task that asks for none sees none."""
+    """The environment variables that keep a task to its share. A task that asks for no GPU sees none."""
     variables = {}
     if share.cores:
         variables["OMP_NUM_THREADS"] = str(max(1, math.floor(share.cores)))
@@ -140,7 +140,7 @@ def _cgroup(name: str) -> str:
 
 
 def _gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The device numbers that the user lets us see, else all that ``nvidia-smi -L`` lists; none without a driver."""
+    """The device numbers in CUDA_VISIBLE_DEVICES, else all that ``nvidia-smi -L`` lists; none without a driver."""
     if VISIBLE_DEVICES in environment:
         listed = (part.strip() for part in environment[VISIBLE_DEVICES].split(","))
         return tuple(itertools.takewhile(lambda device: device and device != "-1", listed))  # as CUDA reads it

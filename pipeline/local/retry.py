@@ -12,14 +12,14 @@ from pipeline.runs.state import Phase
 
 @dataclass(frozen=True)
 class FailedAttempt:
-    """One attempt that ended badly."""
+    """How an attempt failed."""
 
     phase: Phase
-    """Failed, or Error: the program ended well, but what it promised is missing."""
+    """Failed, or Error if the program succeeded and a promised output is missing."""
     message: str
     hint: str
     exit_code: str
-    """As Argo shows it (docs/retries.md): a text; '-1' if it says nothing, because we ended the attempt."""
+    """A text, as in Argo (docs/retries.md); '-1' if the engine stopped the attempt."""
 
     def variables(self) -> Mapping[str, str]:
         return {
@@ -30,7 +30,7 @@ class FailedAttempt:
 
 
 def backoff_s(strategy: RetryStrategy | None, failure: FailedAttempt, attempts: int) -> float | None:
-    """Seconds until the next attempt after *attempts* of them; None if there is none."""
+    """Seconds until the next attempt, after *attempts* of them; None if there is no next one."""
     if strategy is None or attempts > strategy.limit:
         return None
     if strategy.expression:

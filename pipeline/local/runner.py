@@ -1,4 +1,4 @@
-"""Starts attempts and takes in what becomes of them; tells the observer of every change.
+"""Starts attempts, handles their ends, and tells the observer of every change.
 
 One thread decides; each running attempt has a thread that waits for its process. They and the signal handler talk
 to the deciding thread through one queue, so that it sleeps until something ends or is due.
@@ -26,7 +26,7 @@ from pipeline.runs.progress import RunObserver
 from pipeline.runs.state import Node, Phase, RunState
 
 POLL_S: Final = 0.05
-"""How often a lock that another process holds is tried."""
+"""The interval at which a lock that another process holds is tried."""
 INTERRUPTED: Final = "interrupted"
 NEVER: Final = float("inf")
 
@@ -40,7 +40,7 @@ Event: TypeAlias = Ended | Signal
 
 
 class Runner:
-    """What every node of a run shares: the machine, the queue of events, the run's state."""
+    """What all nodes of a run share: the machine, the queue of events, and the run's state."""
 
     def __init__(
         self,
@@ -58,18 +58,18 @@ class Runner:
         self.secrets = {name: value for name, value in environment.items() if name in secret}
         self.environment = {name: value for name, value in environment.items() if name not in secret}
         self.environment |= code_path(environment)
-        if pool.capacity.gpus:  # nvidia-smi's numbers, not fastest first
+        if pool.capacity.gpus:  # the numbers of nvidia-smi; CUDA's default is fastest first
             self.environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.jobs: dict[str, Job] = {}
         self.signals = 0
         self.stopping = ""
-        """Why nothing starts any more and what runs is ended; empty while all is well."""
+        """Why the run is being stopped: nothing starts, and running tasks are ended. Empty otherwise."""
         self.deadline = NEVER
-        """The whole workflow's, as time.monotonic()."""
+        """The deadline of the whole workflow, as time.monotonic()."""
         self.waits_for_lock = False
         self.changed = False
-        """Something happened after which other tasks may go on."""
+        """Something happened after which other tasks may start."""
         self.unsaved = False
 
     def know(self, jobs: Iterable[Job]) -> None:
@@ -77,13 +77,13 @@ class Runner:
         self.changed = True
 
     def begin(self, job: Job, message: str) -> None:
-        """Note that something without a process of its own has begun: a DAG, a fan-out, a suspension."""
+        """Mark a DAG, a fan-out or a suspension, which has no process, as running."""
         job.node.phase, job.node.message, job.node.started_at = "Running", message, datetime.now(UTC)
         self._node_changed(job.node)
         self.changed = True
 
     def start(self, job: Job, prepared: Prepared) -> None:
-        """Start an attempt, unless its result is known or something has to be waited for."""
+        """Start an attempt, unless its result is known or it has to wait."""
         if busy := mutex.hold(job.locks, self.folders.locks, prepared.locks):
             self.waits_for_lock = True
             self.wait_for(job, f"waiting for {busy}")
@@ -98,7 +98,7 @@ class Runner:
         self._launch(job, prepared, share)
 
     def ended_by_memo(self, job: Job) -> bool:
-        """End a task whose outputs another run has kept; False if there are none."""
+        """End a task whose outputs an earlier run has kept; False if none has."""
         memoize = job.template.memoize
         entry = memo.load(job.memo, memoize.max_age) if memoize and job.memo else None
         if entry is None:
@@ -109,7 +109,7 @@ class Runner:
         return True
 
     def succeed(self, job: Job, outputs: dict[str, str]) -> None:
-        """End a task that worked, and keep its outputs for other runs if it is memoized."""
+        """End a task that succeeded, and keep its outputs for other runs if it is memoized."""
         job.node.outputs = outputs
         if job.memo:
             memo.save(job.memo, template=job.node.template, run=self.state.name, outputs=outputs)
@@ -128,7 +128,7 @@ class Runner:
         self._node_changed(node)
 
     def await_events(self) -> None:
-        """Sleep until something ends, is due, or is asked for; then take in all that happened."""
+        """Sleep until an attempt ends, something is due, or a signal comes; then handle all that happened."""
         with contextlib.suppress(queue.Empty):
             self.take_in(self.events.get(timeout=self._until_next()))
             while True:
@@ -145,7 +145,7 @@ class Runner:
                     self.end(self.jobs[name], "Succeeded", "resumed")
 
     def _until_next(self) -> float | None:
-        """Seconds until the next deadline, retry or look at a lock; None if only an event can change anything."""
+        """Seconds until the next deadline, retry or look at a lock; None if only an event can change something."""
         now, jobs = time.monotonic(), self.jobs.values()
         due = [NEVER if self.stopping else self.deadline]
         due += [deadline[0] for job in jobs if (deadline := job.deadline())]
@@ -155,7 +155,7 @@ class Runner:
         return None if min(due) == NEVER else max(0.0, min(due) - now)
 
     def take_in(self, event: Event) -> None:
-        """A signal stops everything; an attempt's end is the end of its task, or a reason to try again."""
+        """Handle a signal, which stops everything, or the end of an attempt, which ends its task or is retried."""
         if isinstance(event, Signal):
             self.signals += 1
             self._stop(INTERRUPTED)
@@ -212,7 +212,7 @@ class Runner:
         self.observer.run_changed(self.state)
 
     def leave_nothing_running(self) -> None:
-        """After an error of our own (a full disk): end every attempt before the error is shown."""
+        """End every attempt after an error of the engine itself, such as a full disk, before the error is shown."""
         self.stopping = self.stopping or "the engine failed"
         left = [(job, job.running) for job in self.jobs.values() if job.running]
         for _, running in left:
@@ -221,5 +221,5 @@ class Runner:
             running.attempt.join()
             self.end(job, "Error", "the engine failed")
         for job in self.jobs.values():
-            if job.node.phase == "Running":  # it held others, or waited
+            if job.node.phase == "Running":  # it held other nodes, or waited
                 self.end(job, "Error", "the engine failed")

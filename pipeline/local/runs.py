@@ -1,4 +1,4 @@
-"""Finding runs in the store, and reading what they left."""
+"""Finds runs in the store, reads their logs and results, and stops them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOLLOW_S: Final = 0.2
 
 @dataclass(frozen=True)
 class Run:
-    """One run's folder and what it says."""
+    """One run: its folder and its state."""
 
     path: Path
     state: RunState
@@ -41,7 +41,7 @@ class Run:
         return self.state.arguments.get("model", "")
 
     def report(self) -> RunReport | None:
-        """What the run's exit handler wrote; None while it runs, or if it was killed before."""
+        """The report that the exit handler wrote; None while the run goes on, or if it was killed before."""
         return RunReport.read(self.path / JSON)
 
     @property
@@ -50,7 +50,7 @@ class Run:
         return report.decision.winner if report and report.decision else None
 
     def log(self, task: str) -> Path:
-        """A task's log.
+        """The file of a task's log.
 
         Raises:
             UnknownName: the run has no such task.
@@ -66,17 +66,17 @@ class Run:
 
 
 def new_id(now: datetime) -> str:
-    """Sorts by start; the four random digits tell apart what starts in one second."""
+    """A new run's id. Ids sort by start; four random digits distinguish runs that start in the same second."""
     return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def all_runs(store: Path) -> list[Run]:
-    """Every run of every model, the newest first."""
+    """All runs of all models, the newest first."""
     return sorted(_found(store), key=lambda run: run.id, reverse=True)
 
 
 def find(store: Path, name: str) -> Run:
-    """A run by its id, the beginning of its id, or 'latest'.
+    """Find a run by its id, the beginning of its id, or 'latest'.
 
     Raises:
         MissingRun: there is none, or more than one.
@@ -91,16 +91,16 @@ def find(store: Path, name: str) -> Run:
 
 
 def read_workflow(run: Path) -> dict[str, Any]:
-    """What a run executed: its ``manifest`` and its ``arguments``."""
+    """Read what a run executed: its ``manifest`` and its ``arguments``."""
     kept: dict[str, Any] = json.loads((run / WORKFLOW).read_text(encoding="utf-8"))
     return kept
 
 
 def stop(run: Run) -> bool:
-    """Ask the engine of a run to stop what runs and to write its report, and wait for that; False if it has ended.
+    """Ask the engine of a run to stop its tasks and write its report, and wait; False if the run has ended.
 
     Raises:
-        ConfigError: it is another user's.
+        ConfigError: the run belongs to another user.
     """
     lock = run.path / LOCK
     engine = _engine(lock)
@@ -109,7 +109,7 @@ def stop(run: Run) -> bool:
     try:
         os.kill(engine, signal.SIGTERM)
     except PermissionError as error:
-        raise ConfigError(f"run {run.id} is another user's (process {engine})") from error
+        raise ConfigError(f"run {run.id} belongs to another user (process {engine})") from error
     except ProcessLookupError:  # it has just ended
         return False
     while _engine(lock) == engine:
@@ -118,7 +118,7 @@ def stop(run: Run) -> bool:
 
 
 def _engine(lock: Path) -> int | None:
-    """The process that holds a run's lock: the kernel knows, whatever was written down."""
+    """The process that holds a run's lock, as the kernel reports it."""
     import psutil
 
     try:
@@ -128,7 +128,7 @@ def _engine(lock: Path) -> int | None:
         return None
     for entry in entries:
         if entry[1] == "FLOCK" and entry[5].rpartition(":")[2] == str(inode):
-            with contextlib.suppress(psutil.Error):  # inodes are unique within one file system only: look closer
+            with contextlib.suppress(psutil.Error):  # inodes are unique only within one file system: check the path
                 if any(Path(file.path) == lock.resolve() for file in psutil.Process(int(entry[4])).open_files()):
                     return int(entry[4])
     return None
@@ -142,9 +142,10 @@ def _found(store: Path) -> Iterator[Run]:
 
 
 def read_logs(run: Run, task: str | None, *, follow: bool) -> Iterator[str]:
-    """The lines of one task's log, or of all that have started, each then led by its task's name.
+    """The lines of one task's log; or of all tasks that have started, each line led by its task's name.
 
-    With *follow*, waits for more until the run has ended.
+    Args:
+        follow: wait for more lines until the run has ended.
     """
     if task is not None:
         run.log(task)

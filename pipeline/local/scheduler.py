@@ -1,4 +1,4 @@
-"""Completes a DAG: starts what may run, closes what is over, until every task is finished, inner ones too."""
+"""Runs a DAG to its end: starts tasks that may run and ends those that are over, in inner DAGs, too."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from stages.parts.base.errors import ConfigError
 
 class Scheduler(Runner):
     def complete(self, dag: ActiveDag) -> str | None:
-        """Run a DAG until each of its tasks is finished; the node for which it failed, if it did."""
+        """Run a DAG until each of its tasks is finished. Returns the node that made it fail, if it failed."""
         self.jobs = {}
         self.know(dag.jobs.values())
         while True:
             self._advance_as_far_as_possible(dag)
-            if self.unsaved:  # after the starts, so that the disk's time is not theirs
+            if self.unsaved:  # after the starts, so that they do not wait for the disk
                 save(self.folders.run, self.state)
                 self.unsaved = False
             if dag.finished:
@@ -31,7 +31,7 @@ class Scheduler(Runner):
             self.await_events()
 
     def _advance_as_far_as_possible(self, dag: ActiveDag) -> None:
-        """Until nothing more follows from what is known; the end of an inner dag can let others start."""
+        """Advance until nothing more changes: the end of an inner dag can let other tasks start."""
         self.changed = True
         while self.changed:
             self.changed = self.waits_for_lock = False
@@ -39,7 +39,7 @@ class Scheduler(Runner):
         self._tell_what_is_suspended()
 
     def _advance(self, dag: ActiveDag) -> None:
-        """Start or finish every task that can be, parents first."""
+        """Start or finish every task that is ready, parents first."""
         for name, job in dag.jobs.items():
             if job.node.finished:
                 continue
@@ -51,7 +51,7 @@ class Scheduler(Runner):
                 self._step(job)
 
     def _step(self, job: Job) -> None:
-        """One step further with a task whose turn it is, or which can't have one any more."""
+        """Advance a task that may run, or end it if the run is being stopped."""
         if job.running:
             return
         if job.inner:
@@ -70,7 +70,7 @@ class Scheduler(Runner):
             self._go(job)
 
     def _go(self, job: Job) -> None:
-        """One step further with a task whose dependencies are met: skipped, cached, started, or told why it waits."""
+        """Advance a task whose dependencies are met: skip it, reuse its outputs, start it, or say why it waits."""
         try:
             if job.task.with_param and not job.item:
                 self._fan_out(job)
@@ -82,14 +82,18 @@ class Scheduler(Runner):
                 self._enter(job)
             else:
                 job.prepared = job.prepared or self._prepared(job)
-        except ConfigError as error:  # known only now: a reference without a value, a bad memo key
+        except ConfigError as error:  # known only now: a reference without a value, or a wrong memo key
             self.end(job, "Error", str(error), error.hint)
             return
         if job.prepared and time.monotonic() >= job.not_before:
             self.start(job, job.prepared)
 
     def _prepared(self, job: Job) -> Prepared:
-        """Raises: Unresolved, ConfigError: a reference without a value; a memo key that can't be one."""
+        """Resolve every reference of a task with a container.
+
+        Raises:
+            Unresolved, ConfigError: a reference without a value, or a wrong memo key.
+        """
         template, resources = job.template, job.template.program.resources
         scope = self._resolved(job)
         return Prepared(
@@ -99,7 +103,7 @@ class Scheduler(Runner):
         )
 
     def _resolved(self, job: Job) -> Scope:
-        """What the references of a task's template stand for; with them, where its outputs are kept."""
+        """The values of the references in a task's template; also sets the file that keeps its outputs."""
         scope, memoize = Scope({**job.dag.base, **job.inputs()}), job.template.memoize
         if memoize:
             job.memo = memo.path_of(self.folders.memo, memoize.cache.config_map.name, substitute(memoize.key, scope))
@@ -122,7 +126,7 @@ class Scheduler(Runner):
         self.begin(job, "")
 
     def _close(self, job: Job, inner: ActiveDag) -> None:
-        """A dag is over: its phase is that of its leaves."""
+        """End a task whose dag has ended: its phase is that of the dag's leaves."""
         culprit = inner.culprit()
         if self.stopping:
             self.end(job, "Failed", self.stopping)

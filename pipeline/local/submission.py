@@ -1,4 +1,4 @@
-"""From a configuration to a finished run on this machine: compile the definition, execute it, say what came of it."""
+"""Runs a configuration on this machine: compiles the definition, executes it, and reports the result."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from stages.parts.endpoint.record import Endpoint
 
 ENGINE_STATE: Final = ".engine"
-"""Beside the models in the store: memoized results and mutexes, shared by all runs of this store."""
+"""The folder of memoized results and locks in the store, shared by all its runs."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that reached its end: the winner is published and, unless told not to, served."""
+    """A run that succeeded: the winner is published and, if that was asked for, served."""
 
     run: Run
     store: ModelStore
@@ -49,13 +49,13 @@ class Finished:
         }
 
     def reused(self) -> bool:
-        """Whether no stage had anything to do."""
+        """Whether every stage reused its result."""
         from stages.parts.base.program import outcomes
 
         return all(each.result == "reused" for each in outcomes(self.run.path) if each.stage != "resolve")
 
     def summary(self) -> Any:
-        """For a person: the score table, the sentence, and where everything is."""
+        """The result for a terminal: the score table, the reason, and where everything is."""
         from rich.console import Group
 
         from pipeline.runs.tables import score_table
@@ -65,7 +65,7 @@ class Finished:
         if self.endpoint:
             where += [f"endpoint  {self.endpoint.url}/v1 serves {self.endpoint.model}"]
             where += [f"          stop it: slipway serve {self.run.model} --stop"]
-        again = ["Nothing had changed: every result was used again.", ""] if self.reused() else []
+        again = ["Nothing had changed: every result was reused.", ""] if self.reused() else []
         return Group(*again, score_table(self.decision), "", self.decision.reason, *self.decision.notes, "", *where)
 
 
@@ -74,7 +74,7 @@ def run(config: RunConfig, model: str, revision: str, *, store: Path, serve: boo
 
     Raises:
         ConfigError: the model's name, the settings or the store can't be used; nothing was started.
-        PortInUse: the endpoint could not be served in the end; nothing was started.
+        PortInUse: the endpoint could not be served at the end; nothing was started.
         RunFailed: with the exit code of the task that failed first.
         Interrupted: by Ctrl-C; everything that was started has ended.
     """
@@ -88,7 +88,7 @@ def run(config: RunConfig, model: str, revision: str, *, store: Path, serve: boo
 
 
 def again(run: Run, store: Path) -> Finished:
-    """Run exactly what *run* was, arguments and workflow: what it finished is used again.
+    """Run the workflow of *run* again with the same arguments; finished work is reused.
 
     Raises: as ``run``.
     """
@@ -129,7 +129,7 @@ def _execute(manifest: dict[str, Any], given: dict[str, str], store: Path) -> Fi
 
 
 def render(config: RunConfig) -> dict[str, Any]:
-    """The WorkflowTemplate exactly as it would be executed."""
+    """The WorkflowTemplate as it would be executed."""
     from pipeline.definition import workflow_template
 
     capacity = Capacity.of_this_machine()
@@ -144,7 +144,11 @@ def _endpoint(store: ModelStore) -> Endpoint | None:
 
 
 def _check_port(store: ModelStore, serving: Serving) -> None:
-    """Raises: PortInUse: now, rather than after an hour of work. The model's own endpoint may hold the port."""
+    """Check the port now rather than after an hour of work. The model's own endpoint may hold it.
+
+    Raises:
+        PortInUse: another program listens on the port.
+    """
     from stages.parts.endpoint.record import endpoint
     from stages.parts.engine.server import reserved_port
 
@@ -154,7 +158,11 @@ def _check_port(store: ModelStore, serving: Serving) -> None:
 
 
 def _make_usable(store: Path) -> None:
-    """Raises: ConfigError: the store can't be created or written."""
+    """Create the store if needed.
+
+    Raises:
+        ConfigError: the store can't be created or written.
+    """
     try:
         with full_disk_as_error(store):
             store.mkdir(parents=True, exist_ok=True)

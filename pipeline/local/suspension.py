@@ -20,7 +20,7 @@ from stages.parts.base.store import write_json
 
 REQUESTS: Final = "resume"
 LOOK_S: Final = 0.2
-"""How often the engine looks for requests while something is suspended."""
+"""The interval at which the engine looks for requests while something is suspended."""
 SUSPENDED: Final = "suspended"
 
 
@@ -34,14 +34,14 @@ def resume(run_dir: Path, task: str | None = None) -> list[str]:
     """Resume suspended tasks of a run: *task*, or all. Returns their names; does not wait for them.
 
     Raises:
-        MissingRun: there is no run, or it runs no more.
+        MissingRun: there is no run, or it has ended.
         UnknownName: *task* is not suspended.
         ConfigError: nothing is suspended.
     """
     state = read_run(run_dir)
     if state.phase != "Running":
         raise MissingRun(
-            f"run {state.name} does not run: it is {state.phase}", hint="only a running run can be resumed"
+            f"run {state.name} is not running: it is {state.phase}", hint="only a running run can be resumed"
         )
     waiting = [node.name for node in state.nodes if _is_suspended(node)]
     if not waiting:
@@ -56,8 +56,8 @@ def resume(run_dir: Path, task: str | None = None) -> list[str]:
 
 
 def message(run: str) -> str:
-    """What a suspended task says."""
-    return f"{SUSPENDED}; to go on: slipway resume {run}"
+    """The message of a suspended task."""
+    return f"{SUSPENDED}; to continue: slipway resume {run}"
 
 
 def requested(run_dir: Path) -> list[str]:

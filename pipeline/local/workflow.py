@@ -1,6 +1,6 @@
-"""A workflow that is known to be runnable: every name it uses exists, every expression can be read.
+"""A workflow that was checked: every name that it uses exists, and every expression can be read.
 
-``parse`` finds all mistakes of a manifest before anything runs; ``Workflow.bind`` adds the arguments of one run.
+``parse`` reports all mistakes of a manifest before anything runs. ``Workflow.bind`` adds the arguments of one run.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Workflow:
     """The graphs of the dag templates, by template."""
 
     def bind(self, arguments: Mapping[str, str]) -> dict[str, str]:
-        """The workflow's parameters for one run: *arguments* over the manifest's own values.
+        """The values of the workflow's parameters for one run: *arguments*, else the manifest's own values.
 
         Raises:
-            UnknownName: an argument that the workflow has no parameter for.
-            ConfigError: parameters without a value; all at once.
+            UnknownName: an argument for which the workflow has no parameter.
+            ConfigError: parameters without a value; all are named.
         """
         parameters = {parameter.name: parameter for parameter in self.spec.arguments.parameters}
         for name in arguments:
@@ -47,7 +47,7 @@ class Workflow:
         return {volume.name: volume for volume in (*self.spec.volumes, *template.volumes)}
 
     def used(self) -> Iterator[tuple[str, Template]]:
-        """Every container that may run, by the name of its node (without items), the exit handler last."""
+        """Every container that may run, with the name of its node (without items); the exit handler comes last."""
         yield from self._within("", self.templates[self.spec.entrypoint])
         if self.spec.on_exit:
             yield from self._within(EXIT_NODE, self.templates[self.spec.on_exit])
@@ -60,11 +60,11 @@ class Workflow:
 
 
 def parse(manifest: Mapping[str, Any]) -> Workflow:
-    """The workflow of a compiled WorkflowTemplate or Workflow.
+    """Read and check a compiled WorkflowTemplate or Workflow.
 
     Raises:
-        UnsupportedField: it uses what the local engine does not know; every such field is named.
-        ConfigError: it contradicts itself; every mistake found is named.
+        UnsupportedField: it uses fields that the local engine does not support; each is named.
+        ConfigError: it contradicts itself; each mistake is named.
     """
     shape = read(manifest)
     check = ManifestCheck(shape)

@@ -1,1 +1,1 @@
-"""What both engines say of a run: its state, its graph, its progress on a terminal, its tables."""
+"""What both engines share about a run: its state, its graph, its progress on a terminal, its tables."""

@@ -1,11 +1,11 @@
 """The conditions of ``depends``, ``when`` and ``retryStrategy.expression``.
 
-Argo evaluates these with two libraries (expr-lang and govaluate). One grammar covers what they share and we use:
+Argo evaluates these with two libraries (expr-lang and govaluate). This grammar covers the part of both that we use:
 ``&&`` and ``||``, parentheses, and in a ``when`` and a retry expression the comparisons ``== != matches`` of two
-operands. A text in quotes stands for itself; what a word stands for is up to the field:
+operands. A text in quotes stands for itself. A word stands for:
 
-    depends     a task, or a task and its result: ``optimize-awq.Succeeded``; a condition by itself
-    when        its own text, since references are replaced before: ``{{x}} == awq`` needs no quotes
+    depends     a task, or a task and its result: ``optimize-awq.Succeeded``; it is a condition by itself
+    when        itself, because references are replaced before: ``{{x}} == awq`` needs no quotes
     retry       a variable: ``lastRetry.exitCode``
 """
 
@@ -51,7 +51,11 @@ QUOTED: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 
 
 def parse(text: str, dialect: Dialect) -> Condition:
-    """Raises: ConfigError: *text* is no condition of the dialect; says where."""
+    """Read a condition.
+
+    Raises:
+        ConfigError: *text* is not a condition of the dialect; the message says where.
+    """
     return _Parser(text, dialect).whole()
 
 
@@ -68,7 +72,7 @@ def names(condition: Condition) -> Iterator[str]:
 
 
 def holds(condition: Condition, lookup: Callable[[str], str | bool]) -> bool:
-    """Whether it is true. *lookup* gives the value of a word: a truth in ``depends``, a text elsewhere."""
+    """Whether the condition is true. *lookup* returns the value of a word: a bool in ``depends``, a text elsewhere."""
     match condition:
         case Operand(text):
             return lookup(text) is True
@@ -150,7 +154,7 @@ class _Parser:
         try:
             re.compile(operand.text)
         except re.error as error:
-            raise self._mistake(f"{operand.text!r} is no regular expression: {error}") from error
+            raise self._mistake(f"{operand.text!r} is not a regular expression: {error}") from error
 
     def _take(self, symbol: str) -> bool:
         if self.tokens and self.tokens[0] == symbol:

@@ -1,4 +1,4 @@
-"""What follows from the phases of a DAG's tasks: which may start, which never will, whether the DAG failed.
+"""A DAG of tasks: which tasks may start, which never will, and whether the DAG failed, given the phases so far.
 
 As in Argo (workflow/controller/dag.go, ``evaluateDependsLogic`` and ``assessDAGPhase``): a task is decided once all
 that it depends on is finished; the DAG is judged by its leaves; a leaf that did not run inherits the failure of
@@ -30,7 +30,7 @@ RESULTS: Final[dict[str, Phase]] = {
 @dataclass(frozen=True)
 class Graph:
     depends: dict[str, Condition | None]
-    """In DAG order: what a task depends on comes before it, otherwise as in the manifest."""
+    """In DAG order: a task comes after those that it depends on; otherwise the order is that of the manifest."""
 
     @classmethod
     def of(cls, tasks: Mapping[str, str]) -> Graph:
@@ -49,7 +49,7 @@ class Graph:
         return set(self.parents(task)).union(*(self.ancestors(parent) for parent in self.parents(task)))
 
     def may_run(self, task: str, phases: Phases) -> bool | None:
-        """None while something that it depends on is not finished."""
+        """Whether the task may run; None while a task that it depends on is not finished."""
         if any(parent not in phases for parent in self.parents(task)):
             return None
         return self._allowed(task, phases)
@@ -74,7 +74,7 @@ class Graph:
         if phases[task] == "Succeeded":
             return None
         guilty = [parent for parent in self.parents(task) if parent in blamed]
-        # Without the failure of the first of these, the task might have run; others may be failures it tolerates.
+        # The task tolerates the other failures: it might have run if the first of these had succeeded.
         decisive = (parent for parent in guilty if self._allowed(task, {**phases, parent: "Succeeded"}))
         chosen = next(decisive, guilty[0] if guilty else None)
         return blamed[chosen] if chosen else None
@@ -87,7 +87,7 @@ def _read(task: str, depends: str, known: Mapping[str, str]) -> Condition | None
     for name in names(condition):
         dependency, _, result = name.partition(".")
         if dependency not in known:
-            raise ConfigError(f"task {task!r} depends on {dependency!r}, which is no task of the dag")
+            raise ConfigError(f"task {task!r} depends on {dependency!r}, which is not a task of the dag")
         if result and result not in RESULTS:
             raise ConfigError(f"depends of task {task!r}: {name!r}: known results are {', '.join(RESULTS)}")
     return condition

@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on, on stderr: a live tree on a terminal, plain lines elsewhere."""
+"""The progress of a run on stderr: a live tree on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MARKS: Final[dict[Phase, tuple[str, str]]] = {
 
 
 class RunObserver(Protocol):
-    """Told of every change; must not block. The states are the engine's own: look, don't touch."""
+    """Is told of every change. It must not block, and must not change the states, which are the engine's own."""
 
     def run_changed(self, run: RunState) -> None: ...
 
     def node_changed(self, run: RunState, node: Node) -> None: ...
 
     def finished(self, run: RunState) -> None:
-        """The last word, also after an error of the engine."""
+        """Called once at the end, also after an error of the engine."""
 
 
 class Lines:
@@ -80,7 +80,7 @@ class Tree:
             self._live.start()
 
     def node_changed(self, run: RunState, node: Node) -> None:
-        """The tree is drawn anew several times a second anyway."""
+        """Nothing to do: the tree is drawn several times a second."""
 
     def finished(self, run: RunState) -> None:
         self._run = run
@@ -125,7 +125,7 @@ class Tree:
 
 
 def observer_for(stream: TextIO, run_dir: Path) -> RunObserver:
-    """The live tree if *stream* is a terminal, else lines."""
+    """The live tree if *stream* is a terminal, else plain lines."""
     if not stream.isatty():
         return Lines(stream)
     from rich.console import Console
@@ -134,7 +134,7 @@ def observer_for(stream: TextIO, run_dir: Path) -> RunObserver:
 
 
 def duration(seconds: float) -> str:
-    """'0.4 s', '41.2 s', '3:07', '1:02:11'."""
+    """A duration as text: '0.4 s', '41.2 s', '3:07', '1:02:11'."""
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, whole = divmod(round(seconds), 60)
@@ -143,7 +143,7 @@ def duration(seconds: float) -> str:
 
 
 def last_line(log: Path) -> str:
-    """What a program said last, without control sequences; progress bars rewrite their line with carriage returns."""
+    """The last line of a log without control sequences. Progress bars rewrite their line with carriage returns."""
     from rich.text import Text
 
     try:

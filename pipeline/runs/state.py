@@ -28,7 +28,7 @@ class _Timed(BaseModel):
 
     @property
     def seconds(self) -> float | None:
-        """From start to end, or to now; None before the start."""
+        """Seconds from the start to the end, or to now; None before the start."""
         if self.started_at is None:
             return None
         return ((self.finished_at or datetime.now(UTC)) - self.started_at).total_seconds()
@@ -38,26 +38,26 @@ class Node(_Timed):
     """One task of a run."""
 
     name: str
-    """As in Argo below the workflow's name; see ``pipeline.local.names``."""
+    """Its path below the workflow's name, as in Argo; see ``pipeline.local.names``."""
     template: str
     kind: Kind = "Pod"
-    """What it is: a program, or what holds other nodes. Argo's node type."""
+    """Argo's node type: a program (Pod), a suspension, or a node that holds others."""
     display_name: str = ""
     """Its name within its parent, as in Argo."""
     parent: str = ""
     """The node that holds it; empty for the entrypoint's own tasks and the exit handler."""
     phase: Phase = "Pending"
     message: str = ""
-    """While it waits: for what. After a failure: its error. Else why it did not run."""
+    """What it waits for; after a failure its error; or why it did not run."""
     hint: str = ""
-    """What its error said to do."""
+    """What the error suggests to do."""
     attempts: int = 0
     exit_code: int | None = None
-    """Of the last attempt; 128 + the signal if one ended it."""
+    """The exit code of the last attempt; 128 + the signal if a signal ended it."""
     cached: bool = False
     outputs: dict[str, str] = {}
     log: str | None = None
-    """Relative to the run's folder."""
+    """Its log, relative to the run's folder."""
 
     @property
     def finished(self) -> bool:
@@ -76,16 +76,16 @@ class RunState(_Timed):
     phase: RunPhase = "Pending"
     message: str = ""
     culprit: str | None = None
-    """The task for which the run failed."""
+    """The task because of which the run failed."""
     arguments: dict[str, str]
     nodes: list[Node]
-    """In DAG order, the exit handler last; what a node holds follows it, from the moment on that it starts."""
+    """In DAG order, the exit handler last. The nodes that a node holds follow it, once it has started."""
 
     def node(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)
 
     def add(self, node: Node) -> None:
-        """Below its parent, after what is there already."""
+        """Insert *node* below its parent, after the nodes that are there already."""
         holders, at = {node.parent}, len(self.nodes)
         for index, each in enumerate(self.nodes):
             if each.name in holders or each.parent in holders:
@@ -95,7 +95,7 @@ class RunState(_Timed):
 
 
 def failure(state: RunState, where: str = "") -> RunFailed:
-    """The error of a run that failed: the message, hint and exit code of the task because of which it did.
+    """The error of a run that failed: the message, hint and exit code of the task that made it fail.
 
     Args:
         where: options that let a command find the run.

@@ -1,4 +1,4 @@
-"""What the CLI prints about runs and decisions: rich tables on a terminal, the same as plain text when piped."""
+"""Tables of runs and decisions: rich tables on a terminal, plain text in a pipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stages.parts.records.production import Candidate, Production
 
 
 class Shown(Protocol):
-    """A run, wherever it is."""
+    """A run of either engine."""
 
     @property
     def id(self) -> str: ...
@@ -36,13 +36,13 @@ PHASE_STYLES = {"Succeeded": "green", "Failed": "red", "Error": "red", "Interrup
 
 
 def score_table(decision: Production) -> Table:
-    """One row per variant by score, the winner starred; then what chance explains of a difference. 80 columns wide."""
+    """One row for each variant by score, the winner with a star; then the noise of each metric. 80 columns wide."""
     sure = "separated from the others" if decision.separated else "not separated from the others"
     if sum(not each.excluded for each in decision.candidates) < 2:
         sure = "the only choice" if decision.separated else "the only choice, but near a limit"
     title = f"profile {decision.profile['name']}: {decision.winner} is {sure}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
-    table.add_column("Variant", overflow="fold", max_width=24)  # the one that gives way where it gets narrow
+    table.add_column("Variant", overflow="fold", max_width=24)  # the column that shrinks on a narrow terminal
     table.add_column("Score\n95 %", justify="right", no_wrap=True)
     table.add_column("Wins\nagain", justify="right", no_wrap=True)
     for name, heading in METRIC_HEADINGS.items():
@@ -71,7 +71,7 @@ def score_table(decision: Production) -> Table:
 
 
 def _raw(metric: str, value: float) -> str:
-    """Without the unit, which the heading has; thousands need no decimals."""
+    """A value without its unit, which is in the heading; thousands have no decimals."""
     if metric not in METRIC_DIGITS:
         return shown(metric, value)
     return f"{value:,.{METRIC_DIGITS[metric] if abs(value) < 1000 else 0}f}"
@@ -84,7 +84,7 @@ def _score(candidate: Candidate) -> str:
 
 
 def runs_table(runs: Sequence[Shown]) -> Table:
-    """Runs, the newest first."""
+    """A table of runs, in the given order."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("Run", "Model", "Phase", "Winner", "Started", "Took"):
         table.add_column(heading, justify="right" if heading == "Took" else "left")
@@ -96,7 +96,7 @@ def runs_table(runs: Sequence[Shown]) -> Table:
 
 
 def tasks_table(run: Shown) -> Table:
-    """A run's tasks with how each ended and why."""
+    """A table of a run's tasks: how each ended, and why."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("Task", "Phase", "Took", "Message"):
         table.add_column(heading, justify="right" if heading == "Took" else "left", overflow="fold")

@@ -224,7 +224,7 @@ def test_a_second_run_reuses_everything_and_says_so(pipeline, finished):
     before = {path: path.stat().st_mtime_ns for path in pipeline.store.path.glob("*/*/*.safetensors")}
     ended = pipeline.run(PYTHONPROFILEIMPORTTIME="1")
     assert ended.returncode == 0, ended.stderr
-    assert "every result was used again" in ended.stdout
+    assert "every result was reused" in ended.stdout
     assert finished["decision"]["reason"] in " ".join(ended.stdout.split())
     assert {path: path.stat().st_mtime_ns for path in pipeline.store.path.glob("*/*/*.safetensors")} == before
     again = endpoint(pipeline.store)

@@ -132,7 +132,7 @@ def test_a_run_in_which_nobody_could_be_chosen_is_verified_in_a_sentence_of_its_
     end(store, FIRST, "Failed")
     said = slipway("verify-decision", store=store.root)
     assert said.returncode == 0, said.stderr
-    assert f"verified: that run {FIRST} could choose nobody (" in said.stdout
+    assert f"verified: that run {FIRST} could choose no variant (" in said.stdout
     assert "None" not in said.stdout
 
 

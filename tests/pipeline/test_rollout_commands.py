@@ -111,7 +111,7 @@ def test_the_status_shows_state_figures_and_how_to_go_on(stage: Stage) -> None:
         "state     awaiting approval",
         "steps     10 % [50 %] 100 %",
         "last look, at 50 %: promote",
-        f"go on: slipway rollout promote {MODEL}",
+        f"approve: slipway rollout promote {MODEL}",
     ):
         assert line in shown
     assert [line.split()[0] for line in shown.splitlines() if line.rstrip().endswith(" pass")] == [
@@ -155,7 +155,7 @@ def test_what_cannot_be_done_is_said_with_the_way_out(stage: Stage) -> None:
     promoted = slipway(stage.store, "rollout", "promote", MODEL)
     assert promoted.returncode == 33
     assert f"slipway rollout start {MODEL}" in promoted.stderr
-    assert slipway(stage.store, "rollout", "abort", MODEL).stdout == f"no rollout of {MODEL} is under way\n"
+    assert slipway(stage.store, "rollout", "abort", MODEL).stdout == f"no rollout of {MODEL} is in progress\n"
     assert slipway(stage.store, "rollout", "start", MODEL).returncode == 33
     unknown = slipway(stage.store, "prune", MODEL, "--platform", "lokal")
     assert unknown.returncode == 2

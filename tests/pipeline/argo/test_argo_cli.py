@@ -74,7 +74,7 @@ def test_ctrl_c_ends_the_following_and_not_the_run(argo, config, tmp_path: Path)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "goes on in the cluster" in said
+    assert "continues in the cluster" in said
     (workflow,) = argo.server.all("Workflow")
     assert workflow["status"]["phase"] == "Running"
 
@@ -83,7 +83,7 @@ def test_ctrl_c_ends_the_following_and_not_the_run(argo, config, tmp_path: Path)
 def test_a_local_directory_and_a_local_platform_are_refused(installed, slipway):
     ended = slipway("run", "./my-model", "--engine", "argo")
     assert ended.returncode == 2
-    assert "which the cluster does not see" in ended.stderr
+    assert "which the cluster can't read" in ended.stderr
     ended = slipway("run", "org/name", "--engine", "argo", "--platform", "local")
     assert ended.returncode == 2
     assert "is one machine, not a cluster" in ended.stderr

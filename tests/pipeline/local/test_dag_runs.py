@@ -246,7 +246,7 @@ def test_outputs_reach_the_tasks_that_name_them(bench: Bench) -> None:
 def test_an_output_that_was_promised_and_not_written_is_an_error(bench: Bench) -> None:
     state = one_after(bench, BREAK)
     assert (state.phase, state.culprit) == ("Error", "a")
-    assert "it ended well, but wrote no output 'promised'" in state.node("a").message
+    assert "it succeeded, but wrote no output 'promised'" in state.node("a").message
 
 
 def test_a_task_that_needs_the_output_of_a_skipped_task_is_an_error(bench: Bench) -> None:

@@ -64,11 +64,11 @@ def test_words_in_a_when_need_no_quotes(text: str, expected: bool) -> None:
         ("awq", "a comparison (==, !=, matches) is missing after 'awq'"),
         ("'open == a", "can't be read"),
         ("", "ends too early"),
-        ("a matches '['", "no regular expression"),
+        ("a matches '['", "not a regular expression"),
         ("a matches b", "needs a pattern in quotes"),
     ],
 )
-def test_what_is_no_expression_is_refused_and_shown(text: str, says: str) -> None:
+def test_a_text_that_is_not_an_expression_is_refused_and_shown(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match="when") as caught:
         parse(text, "when")
     assert says in str(caught.value)

@@ -113,7 +113,7 @@ def test_no_items_are_a_skipped_task(bench: Bench) -> None:
 @pytest.mark.parametrize("text", ["nonsense", '{"a": 1}'])
 def test_what_is_no_list_is_an_error(bench: Bench, text: str) -> None:
     state = fanned(bench, text)
-    assert (state.phase, state.message) == ("Error", f"many: withParam is no JSON list: {text}")
+    assert (state.phase, state.message) == ("Error", f"many: withParam is not a JSON list: {text}")
 
 
 def test_a_key_that_an_item_lacks_is_an_error(bench: Bench) -> None:

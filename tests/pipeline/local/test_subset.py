@@ -199,9 +199,9 @@ def put(made: dict[str, Any], path: list[str | int], value: Any) -> None:
 @pytest.mark.parametrize(
     ("task", "says"),
     [
-        ({"template": "missing"}, r"tasks\[a\]\.template: 'missing' is no template"),
+        ({"template": "missing"}, r"tasks\[a\]\.template: 'missing' is not a template"),
         ({"template": "main"}, r"spec\.templates\[main\]: it runs itself: main → main"),
-        ({"depends": "b"}, "'a' depends on 'b', which is no task"),
+        ({"depends": "b"}, "'a' depends on 'b', which is not a task"),
         ({"depends": "a"}, "in a circle: a → a"),
         ({"depends": "z.AnySucceeded"}, r"'z\.AnySucceeded': known results are Succeeded, .*, Omitted"),
         ({"depends": "z &&"}, "ends too early"),
@@ -262,7 +262,7 @@ def test_a_circle_of_tasks_is_shown(bench: Bench) -> None:
             {"requests": {"cpu": "two"}},
             "'two' is not a Kubernetes quantity",
         ),
-        (["templates", 0, "container", "resources"], {"requests": {"x.io/fpga": "1"}}, "can't share out"),
+        (["templates", 0, "container", "resources"], {"requests": {"x.io/fpga": "1"}}, "does not know"),
         (
             ["templates", 0, "container", "volumeMounts"],
             [{"name": "no", "mountPath": "/x"}],

@@ -48,7 +48,7 @@ def test_a_suspended_run_waits_until_it_is_told_to_go_on(bench: Bench) -> None:
     state = suspended(bench.run_dir)
     node = state.node("approval")
     assert (state.phase, node.phase, node.kind) == ("Running", "Running", "Suspend")
-    assert node.message == "suspended; to go on: slipway resume run-1"
+    assert node.message == "suspended; to continue: slipway resume run-1"
     assert bench.lines("order") == ["canary"]
     with pytest.raises(UnknownName, match="unknown suspended task 'release'"):
         resume(bench.run_dir, "release")
@@ -58,7 +58,7 @@ def test_a_suspended_run_waits_until_it_is_told_to_go_on(bench: Bench) -> None:
     state = read_run(bench.run_dir)
     assert (state.node("approval").phase, state.node("approval").message, state.message) == ("Succeeded", "resumed", "")
     assert bench.lines("order") == ["canary", "released"]
-    with pytest.raises(MissingRun, match="run run-1 does not run: it is Succeeded"):
+    with pytest.raises(MissingRun, match="run run-1 is not running: it is Succeeded"):
         resume(bench.run_dir)
 
 
