@@ -66,7 +66,7 @@ def test_errors_are_json_too_when_asked(tmp_path):
     assert document["hint"]
 
 
-def test_a_store_that_cannot_be_made_is_a_clear_error(tmp_path):
+def test_a_store_that_cannot_be_created_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     ended = slipway("run", "org/name", store=tmp_path / "file" / "store")
     assert ended.returncode == 2
@@ -99,12 +99,12 @@ def test_render_prints_the_workflow_that_run_would_execute():
     assert names == [*stages, "pipeline", "ending"]
 
 
-def test_render_config_shows_what_is_in_force():
+def test_render_config_shows_the_settings_that_apply():
     rendered = yaml.safe_load(slipway("render", "config", "--set", "serving.port=9").stdout)
     assert rendered["serving"]["port"] == 9
 
 
-def test_render_of_something_else_names_what_there_is():
+def test_render_of_something_else_names_the_known_documents():
     ended = slipway("render", "workflw")
     assert ended.returncode == 2
     assert "did you mean 'workflow'?" in ended.stderr

@@ -114,7 +114,7 @@ def test_a_verified_decision_says_so(store):
     assert (told["run"], told["winner"], told["findings"]) == (FIRST, "awq", [])
 
 
-def test_a_variant_that_a_later_run_made_anew_is_noted_and_verified_all_the_same(store):
+def test_a_variant_that_a_later_run_made_again_is_noted_and_still_verified(store):
     shutil.rmtree(store.optimized("awq"))
     base = Acquired.read(store.base / ACQUIRED)
     assert base is not None
@@ -124,7 +124,7 @@ def test_a_variant_that_a_later_run_made_anew_is_noted_and_verified_all_the_same
     assert "note: the weights that were measured are no longer in optimized/awq" in ended.stdout
 
 
-def test_a_run_in_which_nobody_could_be_chosen_is_verified_in_a_sentence_of_its_own(tmp_path, monkeypatch):
+def test_a_run_without_a_winner_is_verified_with_a_message_of_its_own(tmp_path, monkeypatch):
     store = measured_store(tmp_path, FIRST)
     impossible = {"name": "strict", "constraints": {"ttft_p95_ms": {"max": 0.001}}}
     with pytest.raises(NoWinner):
@@ -170,7 +170,7 @@ def test_a_named_profile_is_scored_with_its_own_normalization(store):
     assert told["published"]["winner"] == "awq"
 
 
-def test_the_same_profile_comes_to_what_was_published(store):
+def test_the_same_profile_gives_the_published_result(store):
     told = json.loads(slipway("score", "--json", store=store.root).stdout)
     assert told["changes"] == []
     elsewhere = {"run", "release", "decided_at"}
@@ -187,13 +187,13 @@ def test_the_same_profile_comes_to_what_was_published(store):
         (["--set", "weights.latency=-1"], "greater than or equal to 0"),
     ],
 )
-def test_a_profile_that_means_nothing_is_refused(store, arguments, said):
+def test_a_contradictory_profile_is_refused(store, arguments, said):
     ended = slipway("score", *arguments, store=store.root)
     assert ended.returncode == 2
     assert said in ended.stderr
 
 
-def test_what_changed_between_two_runs_is_told_and_what_did_not_is_left_out(two_runs):
+def test_compare_lists_only_what_changed_between_two_runs(two_runs):
     ended = slipway("compare", FIRST, SECOND, "--json", store=two_runs.root)
     assert ended.returncode == 0, ended.stderr
     told = json.loads(ended.stdout)
@@ -227,12 +227,12 @@ def compared(store: ModelStore) -> dict[str, Any]:
     return found
 
 
-def test_settings_that_are_the_same_are_no_change_in_a_run_of_fewer_variants(store, monkeypatch):
+def test_equal_settings_are_not_a_change_in_a_run_of_fewer_variants(store, monkeypatch):
     again(store, monkeypatch, ["fp16"])
     assert [(each["what"], each["after"]) for each in compared(store)["settings"]] == [("measured", "fp16")]
 
 
-def test_a_setting_that_changed_for_all_stands_once_and_one_that_did_for_some_by_their_names(store, monkeypatch):
+def test_a_setting_that_changed_for_all_variants_is_listed_once_and_others_by_variant(store, monkeypatch):
     path = store.evaluation("awq")
     document = json.loads(path.read_text())
     document["engine"]["kernel"] = "MarlinKernel"
@@ -243,7 +243,7 @@ def test_a_setting_that_changed_for_all_stands_once_and_one_that_did_for_some_by
 
 
 @pytest.mark.parametrize(("gpus", "beyond"), [((), set()), (("NVIDIA H100, 81559 MiB",), {"latency", "throughput"})])
-def test_what_a_slower_machine_explains_is_not_beyond_noise_unless_it_is_a_gpus(tmp_path, monkeypatch, gpus, beyond):
+def test_a_slower_machine_explains_changes_unless_they_are_a_gpus(tmp_path, monkeypatch, gpus, beyond):
     """All is slower by 5 % in the second run, and the machine's processor by 10 %."""
     store = measured_store(tmp_path, FIRST)
     hardware = Hardware(cpu="a cpu", cores=2, memory_bytes=8 << 30, gpus=gpus)

@@ -33,7 +33,7 @@ def tasks(compiled):
     return {each["name"]: each for each in templates(compiled)["pipeline"]["dag"]["tasks"]}
 
 
-def test_the_dag_is_the_one_of_the_design(compiled):
+def test_the_tasks_depend_on_each_other_as_designed(compiled):
     depends = {name: task.get("depends", "") for name, task in tasks(compiled).items()}
     assert depends["resolve"] == ""
     assert depends["acquire"] == "resolve"
@@ -52,7 +52,7 @@ def test_only_fp16_has_to_succeed(compiled):
     assert "evaluate-gptq.Omitted" in depends
 
 
-def test_variants_that_take_turns_are_measured_by_one_task_once_all_are_made():
+def test_interleaved_variants_are_measured_by_one_task_once_all_are_made():
     compiled = on_this_machine("workload.interleave=true")
     depends = {name: task.get("depends", "") for name, task in tasks(compiled).items()}
     assert [name for name in depends if name.startswith("evaluate")] == ["evaluate"]
@@ -65,7 +65,7 @@ def test_variants_that_take_turns_are_measured_by_one_task_once_all_are_made():
     assert template["container"]["resources"]["requests"]["cpu"] == "4"
 
 
-def test_where_each_evaluation_has_a_machine_of_its_own_none_waits_for_the_others():
+def test_evaluations_on_machines_of_their_own_do_not_wait_for_each_other():
     config = load(assignments=["workload.interleave=true", "platform.one_evaluation_at_a_time=false"])
     names = tasks(workflow_template(config.model_copy(update={"platform": config.platform.on(cores=4, gpus=1)})))
     assert {"evaluate-fp16", "evaluate-awq", "evaluate-gptq"} < set(names)
@@ -112,7 +112,7 @@ def test_gpus_are_literal_numbers_as_the_crd_demands(compiled):
     assert "nvidia.com/gpu" not in templates(compiled)["select"]["container"]["resources"]["limits"]
 
 
-def test_resolve_is_remembered_for_a_day_and_nothing_else_is(compiled):
+def test_only_resolve_is_memoized_for_a_day(compiled):
     memoized = {name: each["memoize"] for name, each in templates(compiled).items() if "memoize" in each}
     assert set(memoized) == {"resolve"}
     assert memoized["resolve"]["maxAge"] == "24h"
@@ -153,7 +153,7 @@ def test_fewer_variants_make_a_smaller_dag():
 
 
 @pytest.mark.parametrize("name", ["a/b/c", "org/../etc", "org/na me", "", "org/", "-x/--y", "a" * 97])
-def test_a_name_that_is_none_is_refused(name):
+def test_an_invalid_model_name_is_refused(name):
     with pytest.raises(InvalidName):
         arguments(load(), name, "main", serve=False)
 
@@ -166,7 +166,7 @@ def test_the_local_engine_knows_every_field_of_every_platforms_workflow(platform
     assert workflow.bind(arguments(load(), "org/name", "main", serve=True))["revision"] == "main"
 
 
-def test_one_machines_workflow_has_nothing_of_a_cluster(compiled):
+def test_the_workflow_of_one_machine_has_no_field_of_a_cluster(compiled):
     spec = compiled["spec"]
     assert not {"securityContext", "serviceAccountName", "metrics", "ttlStrategy", "podGC"} & spec.keys()
     for template in templates(compiled).values():
@@ -200,7 +200,7 @@ def test_metrics_of_one_name_have_labels_of_one_kind():
     assert labels["slipway_runs_total"] == ["status"]
 
 
-def test_on_a_cluster_the_rollouts_steps_are_tasks_and_a_person_may_have_to_agree():
+def test_on_a_cluster_the_rollouts_steps_are_tasks_with_an_optional_approval():
     compiled = render(load(chosen={"platform": "gke"}, assignments=["rollout.steps=[5, 100]"]))
     chain = ["select", "deploy", "canary-5", "approve", "canary-100", "serve"]
     found = tasks(compiled)
@@ -224,7 +224,7 @@ def test_a_run_that_fails_leaves_no_canary_and_always_a_report(compiled):
         assert f"withdraw.{result}" in report["depends"]
 
 
-def test_the_way_back_has_as_much_time_as_the_way_forward(compiled):
+def test_withdrawing_has_as_much_time_as_rolling_out(compiled):
     found = templates(compiled)
     forward = found["rollout" if "rollout" in found else "serve"]
     assert found["withdraw"]["activeDeadlineSeconds"] == forward["activeDeadlineSeconds"]

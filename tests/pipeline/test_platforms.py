@@ -23,7 +23,7 @@ def platform(folder, text):
     return load(chosen={"platform": str(file)}).platform
 
 
-def test_a_platform_of_ones_own_extends_one_of_ours_field_by_field(tmp_path):
+def test_a_users_platform_extends_a_shipped_one_field_by_field(tmp_path):
     ours, mine = load(chosen={"platform": "cluster"}).platform, platform(tmp_path, MINE.format(base="cluster"))
     assert (mine.name, mine.claim, mine.namespace) == ("mine", "mine", ours.namespace)
     assert mine.stages.evaluate == ours.stages.evaluate.model_copy(update={"memory": "96Gi"})
@@ -31,7 +31,7 @@ def test_a_platform_of_ones_own_extends_one_of_ours_field_by_field(tmp_path):
     assert mine.cluster == ours.cluster.model_copy(update={"gpu_pods": 1})
 
 
-def test_a_platform_may_extend_its_neighbour(tmp_path):
+def test_a_platform_can_extend_a_file_beside_it(tmp_path):
     (tmp_path / "near.yaml").write_text(
         "namespace: near\nimage: x\nclaim: y\nstages:\n"
         + "".join(
@@ -42,13 +42,13 @@ def test_a_platform_may_extend_its_neighbour(tmp_path):
     assert platform(tmp_path, "extends: near\nclaim: mine\n").namespace == "near"
 
 
-def test_what_is_extended_has_to_be_there(tmp_path):
+def test_an_extended_platform_must_exist(tmp_path):
     with pytest.raises(ConfigError, match="platform to extend 'clutser'") as error:
         platform(tmp_path, MINE.format(base="clutser"))
     assert "cluster" in str(error.value)
 
 
-def test_all_cores_mean_nothing_on_a_cluster(tmp_path):
+def test_all_cores_are_refused_on_a_cluster(tmp_path):
     with pytest.raises(ConfigError, match="one machine only: evaluate"):
         platform(tmp_path, "extends: cluster\nstages:\n  evaluate: {cpu: all}\n")
 

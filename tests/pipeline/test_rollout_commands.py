@@ -90,7 +90,7 @@ def test_a_rollback_without_an_earlier_release_is_a_clear_error(stage: Stage) ->
     assert "unknown release '9'" in slipway(stage.store, "rollback", MODEL, "--to", "9").stderr
 
 
-def test_prune_says_what_went_and_what_it_freed(stage: Stage) -> None:
+def test_prune_says_what_it_removed_and_freed(stage: Stage) -> None:
     names = [f"{number:04d}-awq-{number:012x}" for number in range(1, 6)]
     published(stage, *names)
     said = slipway(stage.store, "prune", MODEL, "--keep", "2")
@@ -100,7 +100,7 @@ def test_prune_says_what_went_and_what_it_freed(stage: Stage) -> None:
     assert slipway(stage.store, "prune", MODEL, "--keep", "0").returncode == 2
 
 
-def test_the_status_shows_state_figures_and_how_to_go_on(stage: Stage) -> None:
+def test_the_status_shows_state_figures_and_the_next_commands(stage: Stage) -> None:
     assert slipway(stage.store, "rollout", "status", MODEL).stdout == f"there was no rollout of {MODEL} yet\n"
     stage.served()
     stage.make(NEXT)
@@ -124,7 +124,7 @@ def test_the_status_shows_state_figures_and_how_to_go_on(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("mode", ["standard", "knative", "route"])
-def test_what_a_rollout_applies_is_shown_without_a_cluster(stage: Stage, mode: str) -> None:
+def test_render_shows_what_a_rollout_applies_without_a_cluster(stage: Stage, mode: str) -> None:
     published(stage, GOOD)
     shown = slipway(stage.store, "rollout", "render", MODEL, "--platform", "gke", "--mode", mode).stdout
     first = list(yaml.safe_load_all(shown))
@@ -141,7 +141,7 @@ def test_what_a_rollout_applies_is_shown_without_a_cluster(stage: Stage, mode: s
     assert "10" in said.stdout
 
 
-def test_what_applies_nothing_or_names_no_mode_shows_nothing(stage: Stage) -> None:
+def test_render_refuses_a_local_platform_and_an_unknown_mode(stage: Stage) -> None:
     published(stage, GOOD)
     local = slipway(stage.store, "rollout", "render", MODEL, "--mode", "route")
     assert (local.returncode, local.stdout) == (2, "")
@@ -151,7 +151,7 @@ def test_what_applies_nothing_or_names_no_mode_shows_nothing(stage: Stage) -> No
     assert "known: knative, route, standard" in asked.stderr
 
 
-def test_what_cannot_be_done_is_said_with_the_way_out(stage: Stage) -> None:
+def test_an_impossible_command_says_what_to_do_instead(stage: Stage) -> None:
     promoted = slipway(stage.store, "rollout", "promote", MODEL)
     assert promoted.returncode == 33
     assert f"slipway rollout start {MODEL}" in promoted.stderr

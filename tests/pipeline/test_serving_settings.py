@@ -26,7 +26,7 @@ def test_releases_are_served_on_the_gpu_that_was_measured_on() -> None:
     assert (settings.claim, settings.namespace, settings.gpu) == ("slipway-models", "slipway", "nvidia.com/gpu")
 
 
-def test_without_gpus_the_image_that_measured_serves() -> None:
+def test_without_gpus_the_image_that_measured_also_serves() -> None:
     config = load(chosen={"platform": "kind"})
     settings = kserve_settings(config)
     assert (settings.gpu, settings.node_selector, settings.tolerations) == (None, {}, ())

@@ -32,7 +32,7 @@ def drawn(decision: Production, width: int = 80) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
-def test_the_winner_is_starred_with_its_score_and_how_sure_that_is(decision):
+def test_the_winner_has_a_star_its_score_and_its_certainty(decision):
     (row,) = [line for line in drawn(decision) if "★" in line]
     best = decision.candidates[0]
     assert row.split()[:2] == ["★", decision.winner]
@@ -42,7 +42,7 @@ def test_the_winner_is_starred_with_its_score_and_how_sure_that_is(decision):
 @pytest.mark.parametrize(
     ("separated", "said"), [(True, "is separated from the others"), (False, "is not separated from the others")]
 )
-def test_it_is_said_whether_the_choice_is_separated(decision, separated, said):
+def test_the_table_says_whether_the_choice_is_separated(decision, separated, said):
     assert said in drawn(decision.model_copy(update={"separated": separated}))[0]
 
 
@@ -57,7 +57,7 @@ def test_an_only_choice_near_a_limit_is_not_called_sure(decision):
 
 
 @pytest.mark.parametrize("basis", ["goodput", "throughput"])
-def test_it_is_said_at_which_rate_tokens_cost_so_much(decision, basis):
+def test_the_cost_of_tokens_names_its_rate(decision, basis):
     candidates = [
         each.model_copy(update={"cost": each.cost and each.cost.model_copy(update={"basis": basis, "high": None})})
         for each in decision.candidates
@@ -76,7 +76,7 @@ def test_a_variant_that_is_out_has_no_numbers(decision):
     assert row.split() == ["gptq", "out", *["–"] * 6]
 
 
-def test_the_noise_stands_below_what_it_is_of(decision):
+def test_the_noise_is_below_its_metric(decision):
     noise = next(line for line in drawn(decision) if "noise" in line)
     assert f"±{decision.noise['quality']:.4f}" in noise
 

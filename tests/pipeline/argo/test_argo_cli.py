@@ -62,7 +62,7 @@ def test_a_run_that_is_not_followed_is_stopped_and_retried(argo, slipway):
     assert json.loads(retried.stdout)["run"] != run
 
 
-def test_ctrl_c_ends_the_following_and_not_the_run(argo, config, tmp_path: Path):
+def test_ctrl_c_ends_the_command_but_not_the_run(argo, config, tmp_path: Path):
     argo.script["acquire"] = [Outcome(until=threading.Event())]
     command = [sys.executable, "-m", "pipeline", "run", "org/name", "--engine", "argo"]
     process = subprocess.Popen(
@@ -91,7 +91,7 @@ def test_a_local_directory_and_a_local_platform_are_refused(installed, slipway):
 
 
 @pytest.mark.slow
-def test_a_template_with_other_tasks_is_refused_and_one_with_other_details_is_told(argo, slipway):
+def test_a_template_with_other_tasks_is_refused_and_one_with_other_details_is_reported(argo, slipway):
     fewer = slipway("run", "org/name", "--engine", "argo", "--set", "optimize.variants=[fp16]")
     assert fewer.returncode == 61
     assert "has other tasks than this configuration" in fewer.stderr

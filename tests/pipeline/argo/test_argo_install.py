@@ -91,7 +91,7 @@ def test_without_argo_nothing_is_applied(server, there, platform):
     assert server.objects.version == before
 
 
-def test_what_may_not_be_applied_is_said(server, there, platform):
+def test_a_forbidden_object_is_reported(server, there, platform):
     server.forbidden.add(("patch", "workflowtemplates"))
     with pytest.raises(AccessDenied, match="cannot patch resource"):
         install(there, platform, dry_run=False, force=False)
@@ -139,7 +139,7 @@ def test_an_installed_cluster_has_everything(server, there, platform):
     assert "enableGatewayApi" in checks(there, platform)["KServe"][2]
 
 
-def test_an_old_argo_a_changed_template_and_a_missing_right_are_told(server, there, platform):
+def test_an_old_argo_a_changed_template_and_a_missing_right_are_reported(server, there, platform):
     argo_definitions(server, "schedule")
     install(there, platform, dry_run=False, force=False)
     template = server.find("WorkflowTemplate", NAME, there.namespace)
@@ -155,7 +155,7 @@ def test_an_old_argo_a_changed_template_and_a_missing_right_are_told(server, the
     assert "may not be seen" in found["GPUs"][1]
 
 
-def test_a_cache_without_its_label_is_told(there, platform):
+def test_a_cache_without_its_label_is_reported(there, platform):
     install(there, platform, dry_run=False, force=False)
     controllers = platform.platform.cluster.controller_namespace
     label = {"workflows.argoproj.io/configmap-type": None}

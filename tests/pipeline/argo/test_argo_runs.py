@@ -69,7 +69,7 @@ def test_a_run_is_followed_task_by_task_to_its_winner(argo: WorkflowController, 
     assert argo.server.mistakes == []
 
 
-def test_what_is_submitted_names_the_installed_template_and_carries_every_argument(argo, cluster, given):
+def test_the_submitted_workflow_names_the_installed_template_and_carries_every_argument(argo, cluster, given):
     workflow = argo.server.find("Workflow", started(cluster, given))
     assert workflow["spec"]["workflowTemplateRef"] == {"name": "slipway"}
     parameters = {each["name"]: each["value"] for each in workflow["spec"]["arguments"]["parameters"]}
@@ -97,7 +97,7 @@ def test_an_error_longer_than_a_termination_message_is_cut_and_keeps_its_hint(ar
     assert (node.hint, node.exit_code) == ("write less", 2)
 
 
-def test_a_program_that_leaves_no_document_is_told_from_argos_message_and_its_log(argo, cluster, given, seen):
+def test_a_program_without_a_failure_document_is_explained_by_argos_message_and_its_log(argo, cluster, given, seen):
     argo.script["acquire"] = [Outcome.crashed(139, "loading", "Segmentation fault")]
     node = ended(cluster, given, seen).state.node("acquire")
     assert node.message == "Error (exit code 139): loading\nSegmentation fault"
@@ -113,7 +113,7 @@ def test_a_failed_variant_does_not_fail_the_run(argo, cluster, given, seen):
 
 
 @pytest.mark.parametrize("outcome", [Outcome.killed(), Outcome.preempted(), Outcome.failed(75, "busy")])
-def test_a_pod_that_is_killed_preempted_or_ends_with_75_is_tried_again(argo, cluster, given, seen, outcome):
+def test_a_pod_that_is_killed_preempted_or_ends_with_75_is_retried(argo, cluster, given, seen, outcome):
     argo.script["optimize-awq"] = [outcome, Outcome()]
     run = ended(cluster, given, seen)
     assert run.state.phase == "Succeeded"
@@ -131,7 +131,7 @@ def test_a_pod_that_is_preempted_too_often_fails_the_run_with_the_reason(argo, c
     assert error.exit_code == 1
 
 
-def test_out_of_memory_is_not_tried_again_and_says_what_to_do(argo, cluster, given, seen):
+def test_out_of_memory_is_not_retried_and_says_what_to_do(argo, cluster, given, seen):
     argo.script["optimize-fp16"] = [Outcome.out_of_memory()]
     run = ended(cluster, given, seen)
     error = failure(run.state)
@@ -141,7 +141,7 @@ def test_out_of_memory_is_not_tried_again_and_says_what_to_do(argo, cluster, giv
     assert "more memory" in error.hint
 
 
-def test_a_run_in_the_queue_is_pending_with_the_reason_and_not_taken_for_an_end(argo, cluster, given, seen):
+def test_a_queued_run_is_pending_with_the_reason(argo, cluster, given, seen):
     argo.held["model-org--name"] = "another run"
     name = started(cluster, given)
     results: list[ClusterRun] = []
@@ -172,7 +172,7 @@ def test_a_lost_connection_is_survived(argo, cluster, given, seen):
     assert seen.of("acquire")[-1] == ("Succeeded", "")
 
 
-def test_an_api_that_never_comes_back_ends_the_following_and_not_the_run(argo, tmp_path: Path, given, seen):
+def test_an_api_that_never_comes_back_ends_the_command_but_not_the_run(argo, tmp_path: Path, given, seen):
     cluster = connected(argo.server, tmp_path, patience_s=0.5)
     argo.script["acquire"] = [Outcome(until=threading.Event())]
     name = started(cluster, given)
@@ -182,7 +182,7 @@ def test_an_api_that_never_comes_back_ends_the_following_and_not_the_run(argo, t
     assert argo.server.find("Workflow", name)["status"]["phase"] == "Running"
 
 
-def test_an_expired_watch_is_listed_anew(argo, cluster, given, seen):
+def test_after_an_expired_watch_the_workflow_is_listed_again(argo, cluster, given, seen):
     go_on = threading.Event()
     argo.script["acquire"] = [Outcome(until=go_on)]
     name = started(cluster, given)
@@ -214,7 +214,7 @@ def test_a_busy_api_while_following_is_survived(argo, cluster, given, seen):
     assert len(argo.server.requests_for("watch", "*/workflows")) >= 3
 
 
-def test_a_deleted_workflow_is_said(argo, cluster, given, seen):
+def test_a_deleted_workflow_is_reported(argo, cluster, given, seen):
     argo.script["acquire"] = [Outcome(until=threading.Event())]
     name = started(cluster, given)
     once_acquire_runs(seen, lambda: argo.server.remove("Workflow", name))
@@ -239,14 +239,14 @@ def test_force_starts_another_one_and_so_does_another_argument(argo, cluster, gi
     assert len(names) == 3
 
 
-def test_an_ended_run_is_started_anew_under_a_new_name(argo, cluster, given, seen):
+def test_an_ended_run_is_started_again_under_a_new_name(argo, cluster, given, seen):
     first = ended(cluster, given, seen)
     second, new = submit(cluster, given)
     assert new
     assert second["metadata"]["name"] == first.id.removesuffix("-1") + "-2"
 
 
-def test_a_lost_answer_to_the_submission_makes_no_second_workflow(argo, cluster, given):
+def test_a_lost_response_to_the_submission_creates_no_second_workflow(argo, cluster, given):
     argo.server.lose_answer("create", "*/workflows")
     workflow, new = submit(cluster, given)
     assert new
@@ -254,7 +254,7 @@ def test_a_lost_answer_to_the_submission_makes_no_second_workflow(argo, cluster,
     assert len(argo.server.requests_for("create", "*/workflows")) == 2
 
 
-def test_of_many_submitters_at_once_one_wins_and_the_others_follow_its_run(argo, tmp_path, given):
+def test_many_simultaneous_submitters_create_one_run_and_all_follow_it(argo, tmp_path, given):
     argo.script["acquire"] = [Outcome(until=threading.Event())]
     results: list[tuple[str, bool]] = []
     together = threading.Barrier(4, timeout=60)
@@ -275,7 +275,7 @@ def test_of_many_submitters_at_once_one_wins_and_the_others_follow_its_run(argo,
     assert [new for _, new in results].count(True) == 1
 
 
-def test_what_is_forbidden_is_said_and_nothing_started(argo, cluster, given):
+def test_a_forbidden_submission_is_reported_and_starts_nothing(argo, cluster, given):
     argo.server.forbidden.add(("create", "workflows"))
     with pytest.raises(AccessDenied, match=r"cannot create resource .workflows.") as refused:
         submit(cluster, given)
@@ -283,7 +283,7 @@ def test_what_is_forbidden_is_said_and_nothing_started(argo, cluster, given):
     assert argo.server.all("Workflow") == []
 
 
-def test_a_login_that_is_not_accepted_is_said(argo, tmp_path, given):
+def test_a_login_that_is_not_accepted_is_reported(argo, tmp_path, given):
     with pytest.raises(AccessDenied, match="does not accept this login"):
         submit(connected(argo.server, tmp_path, patience_s=5.0, token="wrong"), given)
 
@@ -328,7 +328,7 @@ def test_a_retried_run_has_the_same_arguments(argo, cluster, given, seen):
     assert ClusterRun(follow(cluster, workflow["metadata"]["name"], seen)).state.phase == "Succeeded"
 
 
-def test_a_change_by_somebody_else_in_between_is_a_conflict_that_says_so(argo, cluster, given):
+def test_a_change_by_another_client_in_between_is_a_conflict(argo, cluster, given):
     from stages.parts.base.errors import Conflict
     from stages.parts.cluster.kinds import WORKFLOWS
 
@@ -350,7 +350,7 @@ def test_logs_are_read_from_every_attempt(argo, cluster, given, seen):
         next(read_logs(cluster, run, None, follow=True))
 
 
-def test_followed_logs_go_on_after_a_lost_connection_without_repeating(argo, cluster, given):
+def test_followed_logs_continue_after_a_lost_connection_without_repetition(argo, cluster, given):
     go_on = threading.Event()
     argo.script["acquire"] = [Outcome(until=go_on, log=("one",))]
     run = find(cluster, started(cluster, given))

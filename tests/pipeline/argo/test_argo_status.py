@@ -87,7 +87,7 @@ def test_a_compressed_status_is_read_too():
     assert state.node("first").phase == "Succeeded"
 
 
-def test_what_a_task_holds_follows_it():
+def test_nodes_within_a_task_follow_it():
     state = run_state(
         workflow(
             node("", "Running", "DAG"),
@@ -113,7 +113,7 @@ def test_what_a_task_holds_follows_it():
         ("The node was low on resource: memory.", "The node was low on resource: memory.", ""),
     ],
 )
-def test_a_stages_own_error_is_taken_out_of_what_argo_puts_around_it(said, message, hint):
+def test_a_stages_own_error_is_extracted_from_argos_message(said, message, hint):
     tried = node("first(0)", "Failed", message=said, outputs={"exitCode": "12"}, nodeFlag={"retried": True})
     retry = node("first", "Failed", "Retry", message="No more retries left", children=["id-first(0)"])
     state = run_state(workflow(retry, tried, phase="Failed"))

@@ -59,7 +59,7 @@ def many(bench: Bench, code: str, names: tuple[str, ...], **settings: Any) -> Ru
     return bench.run(workflow)
 
 
-def test_what_fits_runs_side_by_side(bench: Bench) -> None:
+def test_tasks_that_fit_run_side_by_side(bench: Bench) -> None:
     bench.capacity = Capacity(cores=2, memory_bytes=4 << 30)
     state = many(bench, MEET, ("a", "b"), resources=Resources(cpu_request=1, memory_request="2Gi"))
     assert phases(state) == {"a": "Succeeded", "b": "Succeeded"}
@@ -74,7 +74,7 @@ def test_what_fits_runs_side_by_side(bench: Bench) -> None:
         (Resources(gpus=1), "waiting for 1 of 1 GPUs"),
     ],
 )
-def test_what_does_not_fit_waits_and_says_for_what(bench: Bench, resources: Resources, reason: str) -> None:
+def test_a_task_that_does_not_fit_waits_and_says_for_what(bench: Bench, resources: Resources, reason: str) -> None:
     bench.capacity = Capacity(cores=2, memory_bytes=4 << 30, gpus=("0",))
     state = many(bench, ONE_AT_A_TIME, ("a", "b", "c"), resources=resources)
     assert state.phase == "Succeeded"
@@ -197,7 +197,7 @@ def test_after_a_failure_other_branches_go_on(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("failing", [[], ["evaluate-awq"], ["optimize-awq"], ["evaluate-fp16"], ["optimize-fp16"]])
-def test_a_failure_that_depends_allows_for_is_no_failure_of_the_run(bench: Bench, failing: list[str]) -> None:
+def test_a_failure_that_depends_tolerates_does_not_fail_the_run(bench: Bench, failing: list[str]) -> None:
     with bench.workflow() as workflow:
         program = bench.program(
             "work",
@@ -341,7 +341,7 @@ def test_a_missing_secret_is_an_error_unless_it_is_optional(bench: Bench) -> Non
         bench.run(secret_workflow(bench, optional=False), environment={})
 
 
-def test_what_is_executed_is_kept(bench: Bench) -> None:
+def test_the_executed_workflow_is_kept(bench: Bench) -> None:
     with bench.workflow(arguments=[Parameter(name="model", value="a")]) as workflow:
         program = bench.program("say")
         with dag(name="main"):

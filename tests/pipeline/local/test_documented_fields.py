@@ -141,7 +141,7 @@ def test_every_model_is_in_the_table() -> None:
     assert {ours for ours, _ in PLACES.values()} == {model.__name__ for model in models()} - NOT_MODELS_OF_ARGO
 
 
-def test_what_is_supported_and_what_is_ignored_are_fields_of_argo_and_never_the_same() -> None:
+def test_supported_and_ignored_fields_are_fields_of_argo_and_disjoint() -> None:
     for ours, theirs in PLACES.values():
         supported, ignored = fields(getattr(manifest, ours)), manifest.CLUSTER_ONLY.get(ours, frozenset())
         assert supported | ignored <= argos(ours, theirs), ours
@@ -170,7 +170,7 @@ def test_a_workflow_with_a_field_outside_the_subset_is_refused_with_the_fields_p
 
 
 @pytest.mark.parametrize("place", list(PLACES))
-def test_a_field_that_means_nothing_here_is_accepted_whatever_it_holds(place: str) -> None:
+def test_a_field_that_means_nothing_here_is_accepted_with_any_value(place: str) -> None:
     ours, _ = PLACES[place]
     made = copy.deepcopy(WHOLE)
     here = made

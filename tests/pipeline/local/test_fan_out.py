@@ -104,14 +104,14 @@ def test_a_failed_item_fails_its_group_and_is_named(bench: Bench, depends: str, 
         assert state.phase == "Succeeded"
 
 
-def test_no_items_are_a_skipped_task(bench: Bench) -> None:
+def test_a_task_without_items_is_skipped(bench: Bench) -> None:
     state = fanned(bench, [], "many.Skipped")
     assert (state.node("many").phase, state.node("many").message) == ("Skipped", "there are no items")
     assert state.node("after").phase == "Succeeded"
 
 
 @pytest.mark.parametrize("text", ["nonsense", '{"a": 1}'])
-def test_what_is_no_list_is_an_error(bench: Bench, text: str) -> None:
+def test_a_value_that_is_not_a_list_is_an_error(bench: Bench, text: str) -> None:
     state = fanned(bench, text)
     assert (state.phase, state.message) == ("Error", f"many: withParam is not a JSON list: {text}")
 

@@ -198,7 +198,7 @@ def test_the_state_can_be_read_at_any_moment(bench: Bench) -> None:
     assert {state.phase for state in seen} <= {"Pending", "Running", "Succeeded"}
 
 
-def test_a_folder_without_a_run_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"name": "x"')
     for folder in (tmp_path, tmp_path / "missing", tmp_path / "run.json"):
         with pytest.raises(MissingRun, match="there is no run in"):
@@ -220,7 +220,7 @@ def test_a_runs_folder_is_not_used_twice(bench: Bench) -> None:
         bench.run(small(bench, ""))
 
 
-def test_a_folder_that_can_not_be_written_is_a_clear_error(bench: Bench) -> None:
+def test_a_folder_that_cannot_be_written_is_a_clear_error(bench: Bench) -> None:
     (bench.folder / "runs").write_text("a file where the folder should be")
     with pytest.raises(ConfigError, match=r"the run's folder .*run-1 can't be written: (Not a directory|File exists)"):
         bench.run(small(bench, ""))

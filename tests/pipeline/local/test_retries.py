@@ -34,7 +34,7 @@ def attempts(bench: Bench, succeeds_at: int, code: int, *, main: str = FAIL_UNTI
     return bench.run(workflow)
 
 
-def test_exit_code_75_is_tried_again(bench: Bench) -> None:
+def test_exit_code_75_is_retried(bench: Bench) -> None:
     state = attempts(bench, 3, 75, retry_strategy=retries(limit=3, expression=TRANSIENT))
     node = state.node("work")
     assert (state.phase, node.attempts, node.exit_code, node.message) == ("Succeeded", 3, 0, "")
@@ -60,7 +60,7 @@ def test_a_promised_output_that_is_missing_is_an_error_that_an_expression_can_as
         assert (broken.phase, broken.node("work").attempts) == ("Error", attempts_made)
 
 
-def test_without_an_expression_every_failure_is_tried_again(bench: Bench) -> None:
+def test_without_an_expression_every_failure_is_retried(bench: Bench) -> None:
     assert attempts(bench, 2, 1, retry_strategy=retries(limit=1)).phase == "Succeeded"
 
 
@@ -124,7 +124,7 @@ except SystemExit:
         ("print('x' * 10**6); print('late'); sys.exit(4)", "exit code 4: late"),
     ],
 )
-def test_a_task_that_leaves_no_document_is_told_from_its_exit_status_and_the_end_of_its_log(
+def test_a_task_without_a_failure_document_is_explained_by_its_exit_status_and_the_end_of_its_log(
     bench: Bench, code: str, message: str
 ) -> None:
     state = attempts(bench, 0, 0, main=code)

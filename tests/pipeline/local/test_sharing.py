@@ -39,12 +39,12 @@ def test_quantities_are_kubernetes_own(text: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "two", "1 Gi", "1GiB", "-1", "1K", "1Mib", "1.2.3", "{{inputs.parameters.gpus}}"])
-def test_what_is_no_quantity_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_quantity_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not a Kubernetes quantity"):
         quantity(text)
 
 
-def test_a_limit_without_a_request_is_a_request() -> None:
+def test_a_limit_without_a_request_counts_as_a_request() -> None:
     limits = {"memory": "2Gi", "nvidia.com/gpu": "2", "cpu": "8"}
     assert request({"cpu": "500m"}, limits) == ResourceRequest(cores=0.5, memory_bytes=2 << 30, gpus=2)
     assert request({"amd.com/gpu": "1", "ephemeral-storage": "1Gi"}, {}) == ResourceRequest(gpus=1)
@@ -83,7 +83,7 @@ def test_this_machine_has_cores_and_memory() -> None:
     ("visible", "gpus"),
     [("", ()), ("-1", ()), ("1,3", ("1", "3")), (" 2 , 0 ", ("2", "0")), ("0,-1,1", ("0",)), ("GPU-8a", ("GPU-8a",))],
 )
-def test_gpus_are_those_that_the_user_lets_us_see(visible: str, gpus: tuple[str, ...]) -> None:
+def test_gpus_are_those_in_cuda_visible_devices(visible: str, gpus: tuple[str, ...]) -> None:
     assert Capacity.of_this_machine({"CUDA_VISIBLE_DEVICES": visible}).gpus == gpus
 
 

@@ -94,7 +94,7 @@ def test_locks_in_databases_and_of_argo_3_are_refused(bench: Bench, field: str, 
         parse(made)
 
 
-def test_what_only_a_cluster_needs_is_accepted(bench: Bench) -> None:
+def test_fields_that_only_a_cluster_needs_are_accepted(bench: Bench) -> None:
     with bench.workflow(
         service_account_name="slipway",
         pod_gc=models.PodGC(strategy="OnPodSuccess"),

@@ -43,7 +43,7 @@ def suspended(run_dir: Path) -> RunState:
     return read_run(run_dir)
 
 
-def test_a_suspended_run_waits_until_it_is_told_to_go_on(bench: Bench) -> None:
+def test_a_suspended_run_waits_until_it_is_resumed(bench: Bench) -> None:
     engine = bench.start(approval(bench))
     state = suspended(bench.run_dir)
     node = state.node("approval")
