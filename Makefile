@@ -81,6 +81,7 @@ check: $(INSTALLED) ## format, lint, types, import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.13
 	$(BIN)/lint-imports
 
 format: $(INSTALLED) ## mend what ruff can

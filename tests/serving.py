@@ -23,7 +23,7 @@ REPOSITORY: Final = Path(__file__).parent.parent
 DEMO: Final = REPOSITORY / "tests" / "demo"
 STAND_IN: Final = REPOSITORY / "tests" / "stages" / "standin"
 MODEL: Final = "org/name"
-SERVING: Final = {"max_model_len": 1024, "kv_cache_mib": 64, "enforce_eager": True, "port": 0}
+SERVING: Final[dict[str, Any]] = {"max_model_len": 1024, "kv_cache_mib": 64, "enforce_eager": True, "port": 0}
 ROLLOUT: Final = {
     "steps": [50, 100],
     "step_s": 0,

@@ -161,7 +161,7 @@ def test_each_stage_tells_its_progress_its_outcome_and_a_summary(pipeline, finis
     assert positions == sorted(positions)
     summary = json.loads(text.splitlines()[-1])
     assert summary["e2el_p95_ms"] == evaluation.load.e2el_ms.p95
-    assert summary["quality"] == pytest.approx(sum(each.score for each in evaluation.quality) / 2)
+    assert summary["quality"] == pytest.approx(math.fsum(each.score for each in evaluation.quality) / 2)
     told = {(each.stage, each.variant): each for each in outcomes(pipeline.store.run(finished["run"]))}
     outcome = told["evaluate", name]
     assert (outcome.result, outcome.key) == ("done", evaluation.key)
@@ -181,7 +181,7 @@ def test_the_best_score_is_in_production(pipeline, finished):
     assert {each.variant for each in decision.candidates} == set(VARIANTS)
     # One item more or less, which a processor's rounding may decide, and a 4-bit variant is below the recovery asked.
     assert all("quality_recovery" in each.excluded for each in decision.candidates if each.excluded)
-    scores = {each.variant: each.score for each in decision.candidates if not each.excluded}
+    scores: dict[str | None, Any] = {each.variant: each.score for each in decision.candidates if not each.excluded}
     assert not decision.separated or scores[decision.winner] == max(scores.values())
     assert decision.winner in decision.reason
     release = pipeline.store.production.resolve()
@@ -202,7 +202,7 @@ def test_the_report_names_the_winner_and_needs_no_network(pipeline, finished):
 
 def test_the_endpoint_answers_the_official_client_plain_and_streamed(pipeline, finished):
     client = openai.OpenAI(base_url=f"{finished['endpoint']}/v1", api_key=API_KEY)
-    messages = [{"role": "user", "content": "What is a list?"}]
+    messages: Any = [{"role": "user", "content": "What is a list?"}]
     plain = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=16, temperature=0)
     text = plain.choices[0].message.content
     assert text

@@ -75,7 +75,7 @@ class Stages:
         return self.store / model.replace("/", "--") / "base"
 
     def start(
-        self, stage: str, *arguments: str, terminal: int = subprocess.PIPE, **environment: str
+        self, stage: str, *arguments: str, terminal: Any = subprocess.PIPE, **environment: str
     ) -> subprocess.Popen[str]:
         """*terminal*: a file descriptor for stderr."""
         variables = {

@@ -195,7 +195,7 @@ class Handler(BaseHTTPRequestHandler):
         return body
 
     def _write(self, verb: str, resource: Resource, namespace: str, name: str, part: str) -> None:
-        objects, manager = self.cluster.objects, self.query.get("fieldManager") or self.headers.get("User-Agent", "?")
+        objects, manager = self.cluster.objects, self.query.get("fieldManager") or self.headers.get("User-Agent") or "?"
         applies = self.headers.get("Content-Type", "").startswith("application/apply-patch+yaml")
         self._asks(WRITES | ({"force"} if applies else {"gracePeriodSeconds"} if verb == "delete" else set()))
         if self.query.get("dryRun", "All") != "All":

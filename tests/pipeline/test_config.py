@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.config import CONFIGS, load, names, read_yaml
+from pipeline.config import load, names, read_yaml
 from pipeline.platform import Platform
 from scoring.profile import DEFAULT
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Optimize, Rollout, Serving
+from stages.parts.base.settings import CONFIGS, Optimize, Rollout, Serving
 
 
 def test_the_defaults_file_says_what_the_code_says():

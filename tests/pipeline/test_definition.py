@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -190,7 +191,7 @@ def test_a_run_is_listed_under_its_model_with_where_its_report_is(compiled):
 
 def test_metrics_of_one_name_have_labels_of_one_kind():
     compiled = render(load(chosen={"platform": "gke"}))
-    labels = {}
+    labels: dict[str, Any] = {}
     for part in [compiled["spec"], *(each for each in templates(compiled).values() if "metrics" in each)]:
         for metric in part["metrics"]["prometheus"]:
             keys = [each["key"] for each in metric["labels"]]

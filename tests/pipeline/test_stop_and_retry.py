@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.hub import HubServer
 from tests.hub.models import tiny_model
@@ -23,7 +24,7 @@ def slipway(*arguments: str, store: Path, **environment: str) -> subprocess.Comp
     )
 
 
-def runs(store: Path) -> list[dict[str, str]]:
+def runs(store: Path) -> list[dict[str, Any]]:
     return json.loads(slipway("runs", "--json", store=store).stdout)
 
 

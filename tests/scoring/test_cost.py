@@ -15,7 +15,7 @@ def test_a_million_tokens_at_a_thousand_a_second_take_a_thousand_seconds():
 
 
 def test_a_faster_rate_is_the_lower_end():
-    found = per_million(3.6, 1000.0, np.linspace(500, 2000, 3001))
+    found = per_million(3.6, 1000.0, np.linspace(500, 2000, 3001, dtype=np.float64))
     assert found is not None
     assert found.low == pytest.approx(1000 / (500 + 0.975 * 1500))
     assert found.high == pytest.approx(1000 / (500 + 0.025 * 1500))

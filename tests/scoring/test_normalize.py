@@ -77,7 +77,7 @@ def test_who_is_within_noise_of_the_best_counts_as_the_best_and_the_others_keep_
 def test_relative_counts_a_percent_as_a_percent_around_the_reference():
     rows = {"fp16": row(), "awq": row(quality=0.505, latency=10.1, throughput=99, memory=500)}
     found = normalize(frame(rows), "relative")
-    assert found.loc["fp16"].to_list() == [0.5] * 4
+    assert list(found.loc["fp16"]) == [0.5] * 4
     assert found.loc["awq"].to_dict() == pytest.approx(
         {"quality": 0.51, "latency": 0.49, "throughput": 0.49, "memory": 16 / 17}, abs=3e-4
     )
@@ -94,7 +94,7 @@ def test_relative_takes_the_noise_out_before_it_compares():
 def test_without_its_reference_relative_relates_to_the_highest_quality():
     rows = {"gptq": row(quality=0.7), "awq": row(quality=0.8, latency=20)}
     assert reference_of(frame(rows)) == "awq"
-    assert normalize(frame(rows), "relative").loc["awq"].to_list() == [0.5] * 4
+    assert list(normalize(frame(rows), "relative").loc["awq"]) == [0.5] * 4
     assert reference_of(frame({"fp16": row(quality=float("nan"))})) is None
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from argo_bench import Seen, connected, environment_of
 
 from pipeline.config import RunConfig, load
 from pipeline.definition import arguments, workflow_template
 from stages.parts.cluster.api import Cluster
 from tests.kubernetes import KubernetesServer, WorkflowController
+from tests.pipeline.argo.argo_bench import Seen, connected, environment_of
 
 LIKE = "kind"
 """The platform that the tests' own is made from."""

@@ -11,9 +11,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from argo_bench import environment_of
 
 from tests.kubernetes import KubernetesServer, Outcome
+from tests.pipeline.argo.argo_bench import environment_of
 
 
 def test_a_run_is_followed_shown_listed_and_its_logs_and_report_read(argo, slipway):

@@ -6,7 +6,6 @@ import os
 import uuid
 
 import pytest
-from argo_bench import Seen
 
 from pipeline.argo.follow import follow
 from pipeline.argo.runs import ClusterRun, find, stop
@@ -15,6 +14,7 @@ from pipeline.argo.template import installed
 from stages.parts.base.errors import MissingRun
 from stages.parts.cluster.api import Cluster, connect
 from stages.parts.cluster.kinds import WORKFLOWS
+from tests.pipeline.argo.argo_bench import Seen
 
 pytestmark = [
     pytest.mark.cluster,

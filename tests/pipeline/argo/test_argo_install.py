@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def namespace(name: str) -> dict[str, object]:
 
 
 def definition(name: str, *fields: str) -> dict[str, object]:
-    properties = {"spec": {"properties": {field: {} for field in fields}}}
+    properties: dict[str, Any] = {"spec": {"properties": {field: {} for field in fields}}}
     version = {"name": "v1", "storage": True, "schema": {"openAPIV3Schema": {"properties": properties}}}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from argo_bench import Seen, connected
 
 from pipeline.argo.follow import follow
 from pipeline.argo.runs import ClusterRun, again, find, read_logs, stop
@@ -24,6 +23,7 @@ from stages.parts.base.errors import (
 )
 from stages.parts.cluster.api import Cluster
 from tests.kubernetes import KubernetesServer, Outcome, WorkflowController
+from tests.pipeline.argo.argo_bench import Seen, connected
 
 
 def started(cluster: Cluster, given: dict[str, str]) -> str:

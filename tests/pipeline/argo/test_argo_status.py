@@ -62,12 +62,13 @@ def test_the_live_view_shows_a_run_whose_tasks_are_not_known_yet():
 
     from pipeline.runs.progress import Tree
 
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
     queued = run_state({"metadata": {"name": "run"}, "spec": {}, "status": {"message": "waiting for a lock"}})
     tree = Tree(console, Path("run"))
     tree.run_changed(queued)
     tree.finished(queued)
-    assert "waiting for a lock" in console.file.getvalue()
+    assert "waiting for a lock" in screen.getvalue()
 
 
 def test_tasks_stand_in_dag_order_with_the_exit_handler_last_before_they_start():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from receiving import COMMIT, HARBOR_PUSH, IGNORED, PUSH, WEBHOOKS, changed, normalized, push
 
 from pipeline.argo.status import arguments_of
 from pipeline.config import load
@@ -13,6 +12,7 @@ from pipeline.definition import arguments, workflow_template
 from pipeline.events.providers import PROVIDERS, push_of
 from pipeline.events.starting import workflow
 from stages.parts.base.errors import EventRefused, UnknownName
+from tests.pipeline.events.receiving import COMMIT, HARBOR_PUSH, IGNORED, PUSH, WEBHOOKS, changed, normalized, push
 
 
 @pytest.mark.parametrize("provider", WEBHOOKS)

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from receiving import (
+
+from pipeline.events.providers import PROVIDERS
+from pipeline.events.receiver import BODY_S
+from tests.pipeline.events.receiving import (
     COMMIT,
     HARBOR_PUSH,
     HARBOR_TOKEN,
@@ -30,9 +33,6 @@ from receiving import (
     push,
     receiver,
 )
-
-from pipeline.events.providers import PROVIDERS
-from pipeline.events.receiver import BODY_S
 
 
 def commit(number: int) -> str:
@@ -279,7 +279,7 @@ def test_a_request_in_progress_is_finished_before_the_end(source: EventSource, n
 
 
 def test_secrets_can_come_from_files(source: EventSource, tmp_path: Path):
-    variables = {}
+    variables: dict[str, str] = {}
     for name in ("SLIPWAY_WEBHOOK_SECRET", "SLIPWAY_HARBOR_TOKEN", "SLIPWAY_EVENTS_TOKEN"):
         (tmp_path / name).write_text(environment()[name] + "\n")
         variables |= {name: "", f"{name}_FILE": str(tmp_path / name)}

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from receiving import COMMIT, PUSH, WEBHOOKS, changed, environment, normalized, push, written
 
 from pipeline.config import load
 from pipeline.definition import workflow_template
@@ -18,6 +17,16 @@ from stages.parts.records.acquired import ACQUIRED, Acquired
 from tests.hub import HubServer
 from tests.hub.models import tiny_model
 from tests.kubernetes import KubernetesServer
+from tests.pipeline.events.receiving import (
+    COMMIT,
+    PUSH,
+    WEBHOOKS,
+    changed,
+    environment,
+    normalized,
+    push,
+    written,
+)
 
 Trigger = Callable[..., "subprocess.CompletedProcess[str]"]
 

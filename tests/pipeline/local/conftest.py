@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from local_bench import Bench, processes_with
+
+from tests.pipeline.local.local_bench import Bench, processes_with
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from hera.workflows import Env, Parameter, Resources, SecretEnv, Task
-from local_bench import Bench, dag, retries
 
 from pipeline.local.resources import Capacity
 from pipeline.runs.state import RunState
 from stages.parts.base.errors import ConfigError
+from tests.pipeline.local.local_bench import Bench, dag, retries
 
 ONE_AT_A_TIME = """
 busy = os.open(os.path.join(store, "busy"), os.O_CREAT | os.O_EXCL)  # fails if another task is inside

@@ -158,7 +158,8 @@ def test_a_workflow_with_a_field_outside_the_subset_is_refused_with_the_fields_p
     ignored = manifest.CLUSTER_ONLY.get(ours, frozenset())
     for field in [*sorted(argos(ours, theirs) - fields(getattr(manifest, ours)) - ignored), "fieldOfNobody"]:
         made = copy.deepcopy(WHOLE)
-        here, path = made, ""
+        here: Any = made
+        path = ""
         for name, index in re.findall(r"(\w+)|\[(\d)\]", place):
             here = here[int(index) if index else name]
             title = here.get("name", index) if index and isinstance(here, dict) else index
@@ -173,7 +174,7 @@ def test_a_workflow_with_a_field_outside_the_subset_is_refused_with_the_fields_p
 def test_a_field_that_means_nothing_here_is_accepted_with_any_value(place: str) -> None:
     ours, _ = PLACES[place]
     made = copy.deepcopy(WHOLE)
-    here = made
+    here: Any = made
     for name, index in re.findall(r"(\w+)|\[(\d)\]", place):
         here = here[int(index) if index else name]
     here |= {field: {"any": "thing"} for field in manifest.CLUSTER_ONLY.get(ours, frozenset())}

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from hera.workflows import Parameter, Task
-from local_bench import Bench, dag
 
 from pipeline.local import names
 from pipeline.local.runs import Run, read_logs
 from pipeline.runs.state import RunState
+from tests.pipeline.local.local_bench import Bench, dag
 
 SAY = "print('said', sys.argv[1]); add('got', sys.argv[1]); sys.exit(3) if 'bad' in sys.argv[1] else None"
 

@@ -15,11 +15,11 @@ from uuid import uuid4
 
 import pytest
 from hera.workflows import Resources, Task, WorkflowTemplate, models
-from local_bench import Bench, dag, eventually, retries
 
 from pipeline.local.folder import read_run
 from pipeline.runs.state import RunState
 from stages.parts.base.errors import ConfigError, MissingRun
+from tests.pipeline.local.local_bench import Bench, dag, eventually, retries
 
 FAMILY = """
 import subprocess

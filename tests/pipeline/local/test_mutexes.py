@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hera.workflows import Parameter, Task, WorkflowTemplate, models
-from local_bench import Bench, dag, eventually
 
 from pipeline.local.resources import Capacity
+from tests.pipeline.local.local_bench import Bench, dag, eventually
 
 ALONE = """
 try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from hera.workflows import Parameter, Task, WorkflowTemplate, models
-from local_bench import Bench, dag
 
 from pipeline.runs.state import RunState
+from tests.pipeline.local.local_bench import Bench, dag
 
 SAY = "add('order', sys.argv[1]); output('digest', sys.argv[1] + '!'); sys.exit('bad' in sys.argv[1])"
 

@@ -6,9 +6,9 @@ import re
 
 import pytest
 from hera.workflows import Task
-from local_bench import Bench, dag
 
 from pipeline.runs.progress import duration
+from tests.pipeline.local.local_bench import Bench, dag
 
 TIME = r"\d\d:\d\d:\d\d"
 TOOK = r"\d+\.\d s"

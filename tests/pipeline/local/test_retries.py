@@ -10,9 +10,9 @@ from uuid import uuid4
 
 import pytest
 from hera.workflows import Parameter, Task, models
-from local_bench import OUTPUTS, Bench, dag, retries
 
 from pipeline.runs.state import RunState
+from tests.pipeline.local.local_bench import OUTPUTS, Bench, dag, retries
 
 TRANSIENT = "lastRetry.status == 'Error' || lastRetry.exitCode == '75' || lastRetry.message matches 'evicted'"
 DEADLINE_S = 5  # a program is up and has noted it by then, on a busy machine too

@@ -15,11 +15,11 @@ from hera.workflows import (
     WorkflowTemplate,
     models,
 )
-from local_bench import Bench, dag, retries
 
 from pipeline.local.manifest import CLUSTER_ONLY
 from pipeline.local.workflow import parse
 from stages.parts.base.errors import ConfigError, UnknownName, UnsupportedField
+from tests.pipeline.local.local_bench import Bench, dag, retries
 
 RETRY = {"limit": 1, "retryPolicy": "Always"}
 MEMOIZE = {"key": "k", "cache": {"configMap": {"name": "x"}}}

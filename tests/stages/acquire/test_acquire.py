@@ -64,7 +64,13 @@ def wait_for_some_bytes(stages: Stages, process: subprocess.Popen[str]) -> None:
 
 
 def test_only_the_files_that_serving_needs_are_downloaded(hub: HubServer, stages: Stages) -> None:
-    others = ("pytorch_model.bin", "model.fp16.safetensors", "consolidated.safetensors", "modeling_tiny.py", "tf.h5")
+    others: tuple[str, ...] = (
+        "pytorch_model.bin",
+        "model.fp16.safetensors",
+        "consolidated.safetensors",
+        "modeling_tiny.py",
+        "tf.h5",
+    )
     others += ("original/model.safetensors", "onnx/model.onnx", "tiny.gguf", "training_args.bin", ".gitattributes")
     needed = sharded_model() | {"LICENSE": b"free", "additional_chat_templates/tools.jinja": b"{{ tools }}"}
     commit = hub.add_repo("org/tiny", needed | dict.fromkeys(others, b"not served"))

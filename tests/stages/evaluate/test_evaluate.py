@@ -48,7 +48,8 @@ WORKLOAD: dict[str, Any] = {
     "quality_limit": 12,
     "tasks_path": str(DEMO / "tasks"),
 }
-HANGING, FAILING = {"prompt_tokens": 2}, {"prompt_tokens": 3}
+HANGING: dict[str, Any] = {"prompt_tokens": 2}
+FAILING: dict[str, Any] = {"prompt_tokens": 3}
 """Loads that the stand-in never ends, and fails at."""
 
 

@@ -271,7 +271,7 @@ def test_where_a_gpu_serves_the_processors_drift_is_recorded_and_nothing_more(st
 def test_a_trace_is_asked_for_round_by_round_and_another_one_is_another_evaluation(store: ModelStore) -> None:
     stand_in_variant(store, "fp16")
     (store.root / "trace.jsonl").write_text('{"prompt_tokens": 4}\n')
-    workload = {"trace": str(store.root / "trace.jsonl"), "prompt_tokens": None, "output_tokens": None}
+    workload: dict[str, Any] = {"trace": str(store.root / "trace.jsonl"), "prompt_tokens": None, "output_tokens": None}
     said = evaluate(store, "fp16", **workload)
     assert said.returncode == 2
     assert "line 1: not of the form" in said.stderr

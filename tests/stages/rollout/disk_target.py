@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,10 @@ class DiskTarget:
 
     def client_url(self) -> str:
         return self.url(self._read()["stable"])
+
+    def kill(self, release: str) -> Callable[[], bool]:
+        self.stop(release)
+        return lambda: False  # nothing starts another one
 
     def calls(self) -> list[str]:
         """The calls that changed something, in order."""

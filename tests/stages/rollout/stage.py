@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.parts.base.settings import Rollout
-from stages.parts.base.store import ModelStore, write_json
+from stages.parts.base.store import ModelStore, swap_link, write_json
 from stages.parts.releases import release as releases
 from stages.rollout.state_machine import roll_out
 from tests.serving import REPOSITORY
@@ -42,7 +42,7 @@ class Stage:
         return name
 
     def nominate(self, name: str) -> None:
-        releases.swap_link(self.store.path / releases.CANDIDATE, Path("releases") / name)
+        swap_link(self.store.path / releases.CANDIDATE, Path("releases") / name)
 
     def served(self, name: str = GOOD, **behaviour: Any) -> str:
         """The first release, in production and served."""

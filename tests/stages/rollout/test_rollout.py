@@ -131,7 +131,7 @@ def test_a_worse_canary_is_rolled_back_and_the_reason_is_named(
 
 
 @pytest.mark.parametrize("behaviour", [{"garbage": True}, {"never_ready": True}])
-def test_a_canary_that_never_answers_well_gets_no_traffic(stage: Stage, behaviour: dict[str, object]) -> None:
+def test_a_canary_that_never_answers_well_gets_no_traffic(stage: Stage, behaviour: dict[str, bool]) -> None:
     stage.served()
     stage.make(NEXT, **behaviour)
     with pytest.raises(RolledBack):

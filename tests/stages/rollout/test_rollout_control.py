@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -126,7 +127,7 @@ def test_a_rollout_whose_canary_hangs_can_be_given_up_during_a_look(stage: Stage
     assert abort(stage.store, stage.target) == NEXT
     thread.join(60)
     assert ended == [f"{NEXT} was rolled back: given up by a person"]
-    assert read_journal(stage.store).window.to_canary.sent < BURST  # type: ignore[union-attr]
+    assert read_journal(stage.store).window.to_canary.sent < BURST
 
 
 def test_a_canary_that_somebody_promotes_while_it_is_observed_stays_promoted(stage: Stage) -> None:
@@ -273,7 +274,7 @@ def test_rollback_compares_nothing_and_needs_no_recorded_answers(stage: Stage) -
     stage.make(NEXT)
     roll_out(stage.store, stage.target, NEXT, SETTINGS)
     assert roll_back(stage.store, stage.target, SETTINGS) == (GOOD, True)
-    assert read_journal(stage.store).analyses == ()  # type: ignore[union-attr]
+    assert read_journal(stage.store).analyses == ()
 
 
 def test_rollback_to_a_release_that_cannot_be_served_leaves_the_one_that_is(stage: Stage) -> None:
@@ -338,7 +339,7 @@ def test_a_resubmitted_run_takes_the_rollout_over(stage: Stage, monkeypatch: pyt
     for run, until in (("run-1", "deploy"), ("run-2", "deploy")):
         monkeypatch.setenv("SLIPWAY_RUN", run)
         roll_out(stage.store, stage.target, NEXT, SETTINGS, until=until)
-        assert read_journal(stage.store).run == run  # type: ignore[union-attr]
+        assert read_journal(stage.store).run == run
     monkeypatch.delenv("SLIPWAY_RUN")
     assert promote(stage.store, stage.target).run == "run-2"
 
@@ -375,7 +376,8 @@ def test_one_restart_of_a_server_begins_the_step_again_and_two_count_as_crashing
         wait_until(lambda: (found := read_journal(stage.store)) and found.window, "the step's beginning")
         stage.target.stop(NEXT)
         stage.target._start(NEXT)
-        wait_until(lambda count=count: _restarts(stage) == count or not thread.is_alive(), "the restart to be noticed")
+        noticed = partial(lambda times: _restarts(stage) == times or not thread.is_alive(), count)
+        wait_until(noticed, "the restart to be noticed")
     thread.join(60)
     assert ended == [f"{NEXT} was rolled back: at 10 %: its server was restarted 2 times"]
     assert stage.target.split() == Split(stable=GOOD)

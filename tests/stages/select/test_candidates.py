@@ -43,6 +43,7 @@ def test_without_targets_the_cost_is_at_the_measured_throughput(store):
     assert (costs["fp16"].value, costs["fp16"].currency, costs["fp16"].basis) == (10.0, "EUR", "throughput")
     assert costs["awq"] is not None
     assert costs["awq"].value == pytest.approx(10 * 100 / 120)
+    assert costs["awq"].high is not None
     assert costs["awq"].low <= costs["awq"].value <= costs["awq"].high
 
 

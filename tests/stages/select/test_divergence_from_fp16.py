@@ -24,8 +24,8 @@ from stages.select.selection import select
 from tests.samples import MODEL, base, evaluation, held_out, samples_path, variant
 
 BALANCED = CONFIGS / "profiles" / "balanced.yaml"
-PLAIN = {"latency_ms": 10.0, "throughput": 100.0, "weights_bytes": 1000}
-BETTER = {"latency_ms": 5.0, "throughput": 200.0, "weights_bytes": 400}
+PLAIN: dict[str, Any] = {"latency_ms": 10.0, "throughput": 100.0, "weights_bytes": 1000}
+BETTER: dict[str, Any] = {"latency_ms": 5.0, "throughput": 200.0, "weights_bytes": 400}
 VARIANTS = ["fp16", "awq", "gptq"]
 
 

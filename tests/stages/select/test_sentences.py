@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -111,7 +112,7 @@ def test_the_winner_and_the_sentence_agree_with_the_numbers(path):
         told += 1
         kinds.add((len(found.eligible) > 1, found.separated))
         excluded = {name: "; ".join(reasons) for name, reasons in found.excluded.items()}
-        rows = raw.to_dict(orient="index")
+        rows: dict[Any, Any] = raw.to_dict(orient="index")
         moved = {}
         if found.winner != "fp16":
             moved = changes(rows[found.winner], rows["fp16"], samples[found.winner], samples["fp16"])
@@ -131,7 +132,7 @@ def test_noise_that_only_another_pair_has_is_not_said_of_the_winner():
         for name, latency in (("fp16", 100.0), ("awq", 97.0), ("gptq", 98.0))
     }
     shaky = np.random.default_rng(0).normal(0, 20, DRAWS)
-    samples = {name: {"latency": np.full(DRAWS, row["latency"])} for name, row in rows.items()}
+    samples: dict[str, Any] = {name: {"latency": np.full(DRAWS, row["latency"])} for name, row in rows.items()}
     samples["gptq"] = {"latency": 98.0 + shaky}
     found = decide(pd.DataFrame.from_dict(rows, orient="index"), Profile(name="own"), samples)
     assert found.noise["latency"] > 30

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -48,7 +49,7 @@ API_KEY = "key-that-nobody-may-see"
 HASTY = RestartPolicy(health_interval_s=0.3, unhealthy_checks=2, crashes=2, stable_s=60, first_pause_s=0.1)
 
 
-def serve(store: ModelStore, *arguments: str, serving: dict[str, object] | None = None, **variables: str) -> Said:
+def serve(store: ModelStore, *arguments: str, serving: Any = None, **variables: str) -> Said:
     flags = ["--serving", json.dumps(SERVING | (serving or {})), "--rollout", json.dumps(ROLLOUT), *arguments]
     return stage("serve", *flags, variables=environment(store, stand_in=True, **variables))
 

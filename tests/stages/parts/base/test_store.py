@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -313,7 +314,7 @@ def test_a_reader_never_finds_a_mixture_of_old_and_new(store: ModelStore) -> Non
     build("0")
     writer = threading.Thread(target=rebuild)
     writer.start()
-    seen = []
+    seen: list[Any] = []
     try:
         while len(seen) < 30:
             with contextlib.suppress(FileNotFoundError), opened(store.base) as directory:

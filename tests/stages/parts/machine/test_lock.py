@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     with contextlib.ExitStack() as started:
 
         def process(how: str, what: str) -> subprocess.Popen[str]:
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             made = subprocess.Popen([sys.executable, "-c", HOLD.format(how=how, what=what)], text=True, **pipes)
             started.enter_context(made)
             started.callback(made.kill)

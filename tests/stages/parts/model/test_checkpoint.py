@@ -102,6 +102,7 @@ def test_an_index_counts_only_if_its_shards_exist(tmp_path: Path) -> None:
         shards({"x": "../a.safetensors"}, {"../a.safetensors"})
     with pytest.raises(UnusableModel, match="is not a safetensors file"):
         shards({"x": "a.bin"}, {"a.bin"})
+    nothing: object
     for nothing in ({}, [], {"x": 1}, None):
         with pytest.raises(DamagedModel, match="has no weight_map"):
             shards(nothing, set())

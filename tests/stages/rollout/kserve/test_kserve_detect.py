@@ -83,7 +83,7 @@ def test_a_version_that_cannot_be_read_is_not_guessed(serve: Serve) -> None:
     kserve = serve(version="latest")
     with pytest.raises(ConfigError, match="KServe's version can't be read"):
         mode(kserve)
-    schema = {"properties": {"spec": {"properties": {"predictor": {}}}}}
+    schema: dict[str, Any] = {"properties": {"spec": {"properties": {"predictor": {}}}}}
     versions = [{"name": "v1beta1", "schema": {"openAPIV3Schema": schema}}]
     metadata = {"name": "inferenceservices.serving.kserve.io"}
     definition = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": metadata}
@@ -99,7 +99,8 @@ def test_a_namespace_without_the_runtime_says_how_to_get_it(standard: OnKServe) 
 
 
 def test_the_program_names_every_mistake_in_its_environment_variable_at_once(standard: OnKServe) -> None:
-    variables = environment(standard.store, **{VARIABLE: '{"clain": "models", "scaling": {"minimum": 4}}'})
+    settings = {VARIABLE: '{"clain": "models", "scaling": {"minimum": 4}}'}
+    variables = environment(standard.store) | settings
     said = stage("rollout", "--target", "kserve", variables=variables)
     assert said.returncode == ConfigError.exit_code
     assert "2 mistakes in SLIPWAY_KSERVE" in said.stderr

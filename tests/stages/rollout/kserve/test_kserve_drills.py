@@ -34,7 +34,7 @@ from tests.stages.rollout.kserve.test_kserve_rollout import MODES
 from tests.stages.rollout.stage import GOOD, MODEL, NEXT, SETTINGS
 
 Serve = Callable[..., OnKServe]
-PACE = {"first_s": 0.02, "token_s": 0.01}
+PACE: dict[str, Any] = {"first_s": 0.02, "token_s": 0.01}
 ERRING, SLOW, BETTER = "0002-awq-000000000002", "0003-gptq-000000000003", "0004-fp16-000000000004"
 OTHERS = ["knative", "route"]
 LOADS_S = 1.5
@@ -106,7 +106,7 @@ def test_clients_decide_what_is_promoted_and_notice_only_the_errors_of_a_canary(
     kserve.make(ERRING, fails_every=2, **PACE)
     kserve.make(SLOW, first_s=0.1, token_s=0.02)
     kserve.make(BETTER, **PACE)
-    by_clients = {"synthetic": False, "steps": (50, 100), "poll_s": 0.1}
+    by_clients: dict[str, Any] = {"synthetic": False, "steps": (50, 100), "poll_s": 0.1}
     with clients(kserve) as load:
         with pytest.raises(RolledBack, match=r"at 50 %: .*requests failed"):
             kserve.roll(ERRING, **by_clients)
@@ -195,7 +195,8 @@ def test_a_load_drill_sends_requests_through_the_gateway(serve: Serve) -> None:
 
 
 def test_no_traffic_is_moved_if_no_request_is_answered(serve: Serve) -> None:
-    kserve, said = serve(), []
+    said: list[str] = []
+    kserve = serve()
     kserve.first()
     kserve.make(NEXT)
     kserve.roll(NEXT)

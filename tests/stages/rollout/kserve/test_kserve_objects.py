@@ -18,6 +18,7 @@ from stages.rollout.kserve.objects import (
     RUNTIME,
     USER,
     KServeEndpoint,
+    Mode,
     canary,
     disruption_budget,
     inference_service,
@@ -29,7 +30,7 @@ from stages.rollout.kserve.settings import KServe
 from tests.serving import REPOSITORY
 
 FIRST, SECOND = "0001-fp16-aaaaaaaaaaaa", "0002-awq-bbbbbbbbbbbb"
-MODES = ("standard", "knative", "route")
+MODES: tuple[Mode, ...] = ("standard", "knative", "route")
 
 
 def endpoint(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.serving import wait_until
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS
 
-MODES = {
+MODES: dict[str, dict[str, Any]] = {
     "standard": {"mode": "Standard"},
     "knative": {"mode": "Serverless"},
     "route": {"mode": "RawDeployment", "version": "v0.19.0", "gateway_api": False},
