@@ -1,9 +1,9 @@
-"""What the orchestration costs: the demo's pipeline by ``slipway run`` beside the same stage programs run by hand.
+"""The overhead of the orchestration: the demo's pipeline by ``slipway run``, compared with its programs run by hand.
 
     make bench
 
-Prints seconds and ratios from one session on one machine; only the ratios carry over to another. By hand means
-the same commands, in a fresh store, one after another.
+Prints seconds and ratios of one session on one machine; only the ratios are valid for other machines. "By hand" means
+the same commands in a fresh store, one after another.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def run_by_hand(config: RunConfig, environment: Mapping[str, str]) -> dict[str, float]:
-    """Seconds of each stage program, one after another, by the task's name."""
+    """The seconds of each stage program by the task's name, run one after another."""
     given = arguments(config, MODEL, "main", serve=False)
     model = ["--model", MODEL]
     steps = {"resolve": ["resolve", *model, "--revision", "main"]}
@@ -78,7 +78,7 @@ def run_by_slipway(environment: Mapping[str, str], store: Path) -> float:
 
 
 def stages_of(store: Path) -> tuple[dict[str, float], float]:
-    """Seconds of each task of the latest run, and the seconds of the run in which none was running."""
+    """The seconds of each task of the latest run, and the seconds during which no task was running."""
     run = json.loads((find(store, LATEST).path / "run.json").read_text())
     spans = {each["name"]: span(each) for each in run["nodes"] if each["started_at"] and each["finished_at"]}
     begin, end = span(run)

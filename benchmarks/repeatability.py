@@ -1,12 +1,12 @@
-"""Would the decision be the same if everything were measured again? It is, several times, and the decisions compared.
+"""Whether a decision is the same if everything is measured again: repeat the measurements and compare the decisions.
 
     python -m benchmarks.repeatability --store .slipway --model org/name --config tests/demo/slipway.yaml --times 10
     python -m benchmarks.repeatability --from .repeatability
 
-Each repeat evaluates the same variants on servers started anew, in a store of its own that nothing can be reused from,
-and is then decided under each profile. What was measured stays in a folder (``--folder``), a repeat in each of its own:
-killed after the sixth, it goes on with the seventh, if the conditions are still the same. ``--from`` decides by what a
-folder holds and measures nothing.
+Each repeat evaluates the same variants on new servers, in its own store so that nothing is reused, and is then decided
+under each profile. The measurements stay in a folder (``--folder``), one subfolder per repeat: a benchmark that was
+killed after the sixth repeat continues with the seventh, if the conditions are still the same. ``--from`` decides from
+the measurements of a folder and measures nothing.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from stages.select.selection import gather
 
 FOLDER: Final = Path(".repeatability")
 UNFINISHED: Final = ".unfinished"
+NOBODY: Final = "none"
 Decisions = list[Production | None]
-"""Of one profile, by repeat; None where nobody could be chosen."""
+"""The decisions under one profile, by repeat; None if no variant could be chosen."""
 
 
 def main() -> None:
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def measured(arguments: argparse.Namespace) -> list[ModelStore]:
-    """The repeats, those that are missing measured first."""
+    """The repeats; missing ones are measured first."""
     if not arguments.store or not arguments.model:
         raise ConfigError("--store and --model say what is measured", hint="or --from a folder of what was")
     source = ModelStore(arguments.store.absolute(), ModelName.parse(arguments.model).id)
@@ -73,23 +74,23 @@ def measured(arguments: argparse.Namespace) -> list[ModelStore]:
 
 
 def conditions(source: ModelStore, config: RunConfig) -> dict[str, Conditions]:
-    """By variant that the source has, what a measurement would follow from now."""
+    """The current conditions of each variant that the source has."""
     names = [name for name in config.optimize.variants if Variant.read(source.optimized(name) / VARIANT)]
     return {name: conditions_of(read_variant(source, name), config.workload, config.serving) for name in names}
 
 
 def check_conditions(repeats: Sequence[ModelStore], now: Mapping[str, Conditions]) -> None:
-    """Raises: ConfigError: what was measured earlier followed from something else, which is named."""
+    """Raises: ConfigError: earlier repeats were measured under other conditions, which are named."""
     other = [f"{store.root.name}: {name}, {what}" for store in repeats for name, what in changed(store, now)]
     if other:
         raise ConfigError(
             f"earlier repeats were measured under other conditions than now ({'; '.join(other)})",
-            hint="--folder names a new folder, --from decides by what this one holds",
+            hint="give a new folder with --folder, or decide from this one with --from",
         )
 
 
 def changed(repeat: ModelStore, now: Mapping[str, Conditions]) -> Iterator[tuple[str, str]]:
-    """The variants that were measured otherwise, and what is not the same."""
+    """The variants that were measured under other conditions, and which conditions differ."""
     measured = {path.stem for path in repeat.evaluation("any").parent.glob("*.json")}
     for name in sorted(measured | now.keys()):
         evaluation = Evaluation.read(repeat.evaluation(name))
@@ -107,7 +108,7 @@ def changed(repeat: ModelStore, now: Mapping[str, Conditions]) -> Iterator[tuple
 
 
 def repeat(source: ModelStore, config: RunConfig, target: Path) -> None:
-    """Evaluate every variant in a store of its own, which appears at *target* once it is complete.
+    """Evaluate every variant in a separate store, which appears at *target* once it is complete.
 
     Raises:
         RunFailed: the evaluation failed.
@@ -133,7 +134,7 @@ def repeat(source: ModelStore, config: RunConfig, target: Path) -> None:
 
 
 def borrow(source: ModelStore, scratch: ModelStore, name: str) -> bool:
-    """Hard links to the files of a variant; whether there is one."""
+    """Link the files of a variant into *scratch*; return whether the source has this variant."""
     variant = Variant.read(source.optimized(name) / VARIANT)
     if variant is None:
         return False
@@ -156,7 +157,7 @@ def finished(folder: Path) -> list[ModelStore]:
     if not found:
         raise MissingRun(f"{folder} holds no repeats")
     if len({directory_name(each.model) for each in found}) > 1:
-        raise ConfigError(f"{folder} holds repeats of several models", hint="one folder each: --folder")
+        raise ConfigError(f"{folder} holds repeats of several models", hint="use a folder for each model: --folder")
     return found
 
 
@@ -165,7 +166,7 @@ def decisions(repeats: Sequence[ModelStore], profile: Profile) -> Decisions:
 
 
 def decision(store: ModelStore, profile: Profile) -> Production | None:
-    """As select would decide; publishes nothing."""
+    """The decision that select would make; nothing is published."""
     made = [path.name for path in sorted(store.optimized("any").parent.iterdir())]
     try:
         basis, measured = gather(store, profile, made)
@@ -196,30 +197,30 @@ def tell(by_profile: Mapping[str, Decisions]) -> int:
 
 
 def verdict(made: Decisions) -> tuple[bool, str]:
-    """Whether a repeated measurement comes to the same decision: the same winner each time, or undecided each time."""
-    winners = [each.winner if each else "nobody" for each in made]
+    """Whether repeated measurements give the same decision: the same winner each time, or undecided each time."""
+    winners = [each.winner if each else NOBODY for each in made]
     separated = sum(bool(each and each.separated) for each in made)
     counts = ", ".join(f"{name} {winners.count(name)}" for name in sorted(set(winners)))
-    if set(winners) <= {"nobody"}:
-        return False, "nobody could be chosen, so nothing was repeated"
+    if set(winners) <= {NOBODY}:
+        return False, "no variant could be chosen, so nothing was repeated"
     if len(set(winners)) == 1:
         how = "separated" if separated == len(made) else "undecided" if not separated else "undecided at times"
         return True, f"same winner each time: {winners[0]}, {how} ({separated} of {len(made)} separated)"
-    if not separated and "nobody" not in winners:
+    if not separated and NOBODY not in winners:
         return True, f"undecided each time; preferred: {counts}"
     return False, f"differs: {counts} ({separated} of {len(made)} separated)"
 
 
 def _line(made: Production | None) -> str:
     if made is None:
-        return "nobody"
+        return NOBODY
     return f"{made.winner:8}{'yes' if made.separated else 'no':11}" + ", ".join(_scores(made))
 
 
 def _scores(made: Production) -> Iterator[str]:
     for each in made.candidates:
         if each.score is None or each.win_probability is None:
-            yield f"{each.variant} out"
+            yield f"{each.variant} excluded"
         else:
             yield f"{each.variant} {each.score:.3f} ({odds(each.win_probability)})"
 
@@ -228,13 +229,15 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.repeatability", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--store", type=Path, help="with the variants of a finished run")
+    parser.add_argument("--store", type=Path, help="the store with the variants of a finished run")
     parser.add_argument("--model", help="name on the Hub, or a local directory")
-    parser.add_argument("--config", type=Path, help="the run's settings, as for slipway run: workload and serving")
-    parser.add_argument("--times", type=int, default=10, help="how often (default: %(default)s)")
-    parser.add_argument("--profiles", default="all", help="names with commas between them (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="of what is measured (default: %(default)s)")
-    parser.add_argument("--from", dest="replayed", type=Path, help="decide by this folder, and measure nothing")
+    parser.add_argument("--config", type=Path, help="the settings as for slipway run: workload and serving")
+    parser.add_argument("--times", type=int, default=10, help="the number of repeats (default: %(default)s)")
+    parser.add_argument("--profiles", default="all", help="names separated by commas (default: %(default)s)")
+    parser.add_argument(
+        "--folder", type=Path, default=FOLDER, help="the folder of the measurements (default: %(default)s)"
+    )
+    parser.add_argument("--from", dest="replayed", type=Path, help="decide from this folder and measure nothing")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
-"""Whether a canary is worse than the stable release, from what both did in the same stretch of time.
+"""Whether a canary is worse than the stable release, judged by the requests of both in the same period of time.
 
-Every answer is one of three: *pass*, *fail*, or *unclear* when the requests are too few to tell. Unclear is no pass.
+The verdict is *pass*, *fail*, or *unclear* if there are too few requests to tell. Unclear does not count as a pass.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ Verdict = Literal["pass", "fail", "unclear"]
 TAIL: Final = 0.95
 """Latencies are compared at their 95th percentile."""
 SUSPICIOUS: Final = 0.1
-"""The p-value below which more failures than the stable release has ask for more requests, before they pass."""
+"""The p-value below which more failures than those of the stable release are unclear, so more requests are needed."""
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[float], q: float) -> float:
-    """A histogram's *q*-quantile, linear within a bucket, as Prometheus' ``histogram_quantile`` has it.
+    """A histogram's *q*-quantile, linear within a bucket, like Prometheus' ``histogram_quantile``.
 
     Args:
         bounds: upper bounds, ascending, the last one infinite.
-        counts: cumulative. Where the quantile lies beyond the last finite bound, that bound is returned.
+        counts: cumulative. If the quantile is beyond the last finite bound, that bound is returned.
 
     Returns:
         NaN for a histogram without observations.
@@ -39,7 +39,7 @@ def quantile(bounds: Sequence[float], counts: Sequence[float], q: float) -> floa
 def share_above(bounds: Sequence[float], counts: Sequence[float], limit: float) -> float:
     """The share of a histogram's observations above *limit*, linear within a bucket; NaN without observations.
 
-    What lies beyond the last finite bound counts as above it, whatever the limit: nobody knows how far.
+    Observations beyond the last finite bound count as above any limit, because their values are not known.
     """
     if not counts or not counts[-1] > 0:
         return math.nan
@@ -53,8 +53,8 @@ def share_above(bounds: Sequence[float], counts: Sequence[float], limit: float) 
 
 
 def increase(failed: int, of: int, reference_failed: int, reference_of: int) -> float:
-    """The p-value of Fisher's exact test, one-sided: that as many failures (*failed* of *of*) or more happen by chance,
-    if both fail equally often. 1 where nothing was asked."""
+    """The p-value of Fisher's exact test, one-sided: the probability of *failed* or more failures among *of* requests,
+    if both releases fail equally often. 1 if there were no requests."""
     total, failures = of + reference_of, failed + reference_failed
     if not of or not reference_of or not failed:
         return 1.0
@@ -69,9 +69,9 @@ def increase(failed: int, of: int, reference_failed: int, reference_of: int) -> 
 
 
 def exceeds(above: float, of: float, share: float = 1 - TAIL) -> float:
-    """The p-value of the exact binomial test, one-sided: that *above* or more of *of* lie above a limit by chance, if
-    no more than *share* of all do."""
-    if not (of >= 1 and above >= 1):  # nor where they are NaN
+    """The p-value of the exact binomial test, one-sided: the probability that *above* or more of *of* observations are
+    above a limit if the true share above it is *share*."""
+    if not (of >= 1 and above >= 1):  # also if they are NaN
         return 1.0
     n, least = math.floor(of), math.floor(above)
     terms = [
@@ -83,10 +83,10 @@ def exceeds(above: float, of: float, share: float = 1 - TAIL) -> float:
 def failures(
     failed: int, of: int, reference_failed: int, reference_of: int, *, slack: float, significance: float
 ) -> Verdict:
-    """Whether requests fail more often: by more than *slack* (a difference of shares, 0–1), and not by chance.
+    """Whether requests fail more often, by more than *slack* (a difference of shares, 0–1) and beyond chance.
 
-    One error of three says nothing against a stable release with the same; five of five against none of five does.
-    What chance explains passes, or a release that fails now and then could never be replaced.
+    One failure in three requests is no evidence; five in five, with none on the stable release, is. A difference that
+    chance explains passes, because otherwise a release that fails occasionally could never be replaced.
     """
     if not of or not reference_of:
         return "unclear"
@@ -101,8 +101,8 @@ def latency(
 ) -> Verdict:
     """Whether the 95th percentile is at most *limit*, from at least *least* observations.
 
-    It fails only when more observations lie above the limit than chance explains: a percentile of few requests is
-    noise. Over the limit without being sure of it is unclear.
+    It fails only if more observations are above the limit than chance explains, because a percentile of few requests is
+    noise. A percentile above the limit that chance explains is unclear.
     """
     if not counts or not counts[-1] >= least or not math.isfinite(limit):
         return "unclear"
@@ -113,7 +113,7 @@ def latency(
 
 
 def mostly(worse: int, of: int, *, significance: float) -> Verdict:
-    """Whether no more than half of *of* comparisons were worse; it fails only when more were than chance explains."""
+    """Whether at most half of *of* comparisons were worse; it fails only if more were worse than chance explains."""
     if not of:
         return "unclear"
     if 2 * worse <= of:

@@ -1,6 +1,6 @@
-"""How sure a ranking is: it is made again from every bootstrap draw of the measurements.
+"""How certain a ranking is: it is repeated in every bootstrap draw of the measurements.
 
-What has no draws is taken as exact, as the bytes of weights are.
+A metric without draws is exact, such as the bytes of the weights.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Z_95: Final = 1.959964
 
 
 def joint(raw: pd.DataFrame, samples: Draws) -> Floats:
-    """All draws as one array (draws, variants in *raw*'s order, ``METRICS``).
+    """All draws as one array of shape (draws, variants in the order of *raw*, ``METRICS``).
 
     Raises:
-        ValueError: not the same number of draws everywhere, or none.
+        ValueError: the numbers of draws differ, or one is 0.
     """
     given = {
         (variant, metric): draws
@@ -34,7 +34,7 @@ def joint(raw: pd.DataFrame, samples: Draws) -> Floats:
     }
     counts = {len(draws) for draws in given.values()}
     if len(counts) > 1 or 0 in counts:
-        raise ValueError(f"not the same number of draws everywhere: {sorted(counts)}")
+        raise ValueError(f"different numbers of draws: {sorted(counts)}")
     values = np.repeat(raw[list(METRICS)].to_numpy(dtype=float)[None], counts.pop() if counts else 1, axis=0)
     for (variant, metric), draws in given.items():
         values[:, list(raw.index).index(variant), list(METRICS).index(metric)] = draws
@@ -42,10 +42,10 @@ def joint(raw: pd.DataFrame, samples: Draws) -> Floats:
 
 
 def noise_of(raw: pd.DataFrame, samples: Draws) -> dict[str, float]:
-    """By metric the largest difference between two variants that chance explains, in the metric's unit.
+    """By metric, the largest difference between two variants that chance explains, in the metric's unit.
 
-    1.96 standard deviations of the drawn difference, for the pair of the largest; paired draws keep it small. The
-    largest pair's, so that no pair is told apart by less than its own noise.
+    It is 1.96 standard deviations of the drawn difference, for the pair where this is largest, so that no pair is
+    separated by less than its own noise. Paired draws keep it small.
     """
     values = joint(raw, samples)
     pairs = [(values[:, a] - values[:, b]).std(axis=0) for a, b in combinations(range(len(raw)), 2)]
@@ -65,8 +65,7 @@ def score_draws(
     """The score of each variant (columns) in each draw (rows). Every variant of *raw* must be measurable.
 
     Args:
-        among: which variants (columns) set the scale of each draw (rows), so that only their scores say something.
-            None: all do.
+        among: which variants (columns) set the scale of each draw (rows); only their scores are meaningful. None: all.
     """
     row = list(raw.index).index(reference_of(raw, reference) or reference)
     setting = None if among is None else among[list(raw.index)].to_numpy()
@@ -75,8 +74,8 @@ def score_draws(
 
 
 def win_probabilities(scores: pd.DataFrame, able: pd.DataFrame | None = None) -> dict[str, float]:
-    """The share of draws in which each variant has the highest score of those that are *able* (None: all); k that are
-    level get 1/k each. A draw in which nobody is able is won by nobody, so that the sum may be below 1."""
+    """The share of draws in which each variant has the highest score among the variants *able* to win the draw (None:
+    all); k equal ones get 1/k each. A draw without an able variant has no winner, so the sum may be below 1."""
     given = scores.to_numpy() if able is None else np.where(able[scores.columns], scores, -np.inf)
     best = (given == given.max(axis=1, keepdims=True)) & np.isfinite(given)
     won = (best / np.maximum(best.sum(axis=1, keepdims=True), 1)).mean(axis=0)
@@ -84,6 +83,6 @@ def win_probabilities(scores: pd.DataFrame, able: pd.DataFrame | None = None) ->
 
 
 def intervals(scores: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """The 95 % interval of each variant's score: the percentiles 2.5 and 97.5 of its draws (Efron 1979)."""
+    """The 95 % interval of each variant's score: percentiles 2.5 and 97.5 of its draws (Efron 1979)."""
     low, high = np.percentile(scores.to_numpy(), [2.5, 97.5], axis=0)
     return {str(name): (float(a), float(b)) for name, a, b in zip(scores.columns, low, high, strict=True)}

@@ -1,4 +1,4 @@
-"""Hard constraints: what a variant must keep to be chosen at all, however good its score. Imports no pandas."""
+"""Hard constraints: limits that a variant must meet to be chosen at all, however good its score. Imports no pandas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from scoring.metrics import Metric
 
 MEASURES: Final[dict[str, Metric]] = {
     "quality_recovery": Metric("× fp16", True, "quality divided by fp16's quality"),
-    "top1_agreement": Metric("0–1", True, "share of tokens for which variant and fp16 hold the same one likeliest"),
+    "top1_agreement": Metric(
+        "0–1", True, "share of positions at which variant and fp16 give the same token the highest probability"
+    ),
     "kl_divergence": Metric(
         "nats/token", False, "mean KL divergence of the variant's next-token distribution from fp16's"
     ),
@@ -21,9 +23,9 @@ MEASURES: Final[dict[str, Metric]] = {
     "tpot_p95_ms": Metric("ms", False, "95th percentile of the time per output token after the first"),
     "e2el_p95_ms": Metric("ms", False, "95th percentile of a request's end-to-end time"),
     "goodput_share": Metric("0–1", True, "share of requests that meet the workload's latency targets"),
-    "memory_gib": Metric("GiB", False, "weights that have to be loaded"),
+    "memory_gib": Metric("GiB", False, "size of the weights to load"),
 }
-"""What can be constrained: by ``min`` where higher is better, by ``max`` where lower is."""
+"""What can be constrained: by ``min`` if higher is better, by ``max`` if lower is better."""
 
 
 class _Closed(BaseModel):
@@ -40,7 +42,7 @@ class AtMost(_Closed):
 
 
 class Constraints(_Closed):
-    """Limits by measure (see ``MEASURES`` for units and meanings); None: no limit. A limit itself is allowed."""
+    """Limits by measure (see ``MEASURES`` for units and meanings); None: no limit. A value at its limit meets it."""
 
     quality_recovery: AtLeast | None = None
     top1_agreement: AtLeast | None = None
@@ -62,8 +64,8 @@ class Constraints(_Closed):
 
 
 @dataclass(frozen=True)
-class Broken:
-    """A constraint that one variant does not keep."""
+class Violation:
+    """A constraint that a variant does not meet."""
 
     name: str
     limit: float
@@ -73,21 +75,21 @@ class Broken:
     """For a person, with the numbers: 'quality_recovery 0.91 is below the minimum of 0.95'."""
 
 
-def broken(values: Mapping[str, float | None], constraints: Constraints) -> list[Broken]:
-    """The constraints that *values* (one variant's, by measure, in its unit) do not keep, in ``MEASURES``' order.
+def violations(values: Mapping[str, float | None], constraints: Constraints) -> list[Violation]:
+    """The constraints that a variant's *values* (by measure, in its unit) do not meet, in the order of ``MEASURES``.
 
-    A value that is missing, NaN or infinite was not measured, and what was not measured keeps no constraint.
+    A value that is missing, NaN or infinite was not measured, and meets no constraint.
     """
     found = []
     for name, limit in constraints.limits().items():
         value, is_minimum = values.get(name), MEASURES[name].higher_is_better
         bound = f"the {'minimum' if is_minimum else 'maximum'} of "
         if value is None or not math.isfinite(value):
-            text = f"{name} was not measured, so it does not keep {bound}{limit:.12g}"
-            found.append(Broken(name, limit, None, text))
+            text = f"{name} was not measured, so it does not meet {bound}{limit:.12g}"
+            found.append(Violation(name, limit, None, text))
         elif value < limit if is_minimum else value > limit:
-            # With all its digits where it would read like the limit that it breaks.
+            # With all its digits if it would otherwise read like the limit that it violates.
             number = short if (short := f"{value:.4g}") != f"{limit:.4g}" else repr(float(value))
             text = f"{name} {number} is {'below' if is_minimum else 'above'} {bound}{limit:.12g}"
-            found.append(Broken(name, limit, value, text))
+            found.append(Violation(name, limit, value, text))
     return found

@@ -1,4 +1,4 @@
-"""What output tokens cost, from the price of an hour of the hardware and the rate at which it makes them."""
+"""The cost of output tokens, from the hourly price of the hardware and the rate at which it generates them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ class PerMillion:
     value: float
     low: float
     high: float
-    """95 % interval: percentiles 2.5 and 97.5 over the draws of the rate (Efron 1979). Infinite where a rate of 0 is
-    among them."""
+    """95 % interval: percentiles 2.5 and 97.5 of the draws of the rate (Efron 1979). Infinite if that rate is 0."""
 
 
 def per_million(price_per_hour: float, tokens_per_s: float, draws: Floats | None = None) -> PerMillion | None:
-    """price / (3600 · rate) · 10⁶; None where the rate is 0 or was not measured, for then no price is high enough.
+    """price / (3600 · rate) · 10⁶; None if the rate is 0 or was not measured.
 
     Args:
-        price_per_hour: of all that the rate was measured on.
+        price_per_hour: the price of all the hardware that the rate was measured on.
         tokens_per_s: output tokens per second.
-        draws: bootstrap draws of the same rate, finite and not negative. None: it is taken as exact.
+        draws: bootstrap draws of the same rate, finite and not negative. None: the rate is exact.
 
     Raises:
         ValueError: the price is not a positive number.
@@ -44,7 +43,7 @@ def per_million(price_per_hour: float, tokens_per_s: float, draws: Floats | None
     if draws is None:
         return PerMillion(value, value, value)
     slow, fast = np.percentile(draws, [2.5, 97.5])
-    # The value itself is always inside: percentiles of few rounds can lie to one side of it.
+    # The interval always includes the value: percentiles of few rounds can both be on one side of it.
     low, high = _cost(price_per_hour, float(fast)), _cost(price_per_hour, float(slow))
     return PerMillion(value, min(low, value), max(high, value))
 

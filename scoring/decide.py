@@ -1,10 +1,10 @@
 """The decision: a choice that a repeated measurement would make again.
 
-1. Variants that lack a metric or break a constraint are excluded. Only the others set the scale (and fp16, for
+1. Variants that lack a metric or violate a constraint are excluded. Only the others set the scale (and fp16, for
    ``relative``).
 2. The others are ranked by score, after the noise is taken out of every metric (``scoring.normalize``).
-3. The ranking is repeated in every bootstrap draw, among the variants that keep the constraints in that draw, whether
-   or not they are excluded now; a draw in which no variant keeps them has no winner. If the first of the ranking wins
+3. The ranking is repeated in every bootstrap draw, among the variants that meet the constraints in that draw, whether
+   or not they are excluded now; a draw in which no variant meets them has no winner. If the first of the ranking wins
    at least ``decision.confidence`` of the draws, it is *separated* from the others, and it is the winner.
 4. Otherwise the *contenders* are the likeliest winners that together reach that probability, and every variant that
    ranks among them. A contender whose quality is below that of another contender by more than the noise cannot be
@@ -154,15 +154,15 @@ class Contest:
         """The scores of the eligible variants (columns) in each draw (rows), on the scale of ``compared``."""
         return self._score_draws(self.compared)[list(eligible)]
 
-    def kept(self) -> pd.DataFrame:
-        """In which draws (rows) each variant (columns) keeps every limit."""
-        return self.limits.kept(list(map(str, self.able.index)), len(joint(self.able, self.samples)))
+    def met(self) -> pd.DataFrame:
+        """In which draws (rows) each variant (columns) meets every limit."""
+        return self.limits.met(list(map(str, self.able.index)), len(joint(self.able, self.samples)))
 
-    def win_probabilities(self, kept: pd.DataFrame) -> dict[str, float]:
-        """The share of draws that each variant wins among those that keep every limit in the draw."""
+    def win_probabilities(self, met: pd.DataFrame) -> dict[str, float]:
+        """The share of draws that each variant wins among those that meet every limit in the draw."""
         relative = self.profile.normalization == "relative"
-        among = kept.assign(**{self.reference: True}) if relative else kept
-        return win_probabilities(self._score_draws(self.able, among), kept)
+        among = met.assign(**{self.reference: True}) if relative else met
+        return win_probabilities(self._score_draws(self.able, among), met)
 
     def without_noise(self, eligible: Sequence[str]) -> list[str]:
         """The weighted metrics whose noise was not measured for every eligible variant."""
@@ -180,8 +180,8 @@ def _choose(contest: Contest, digests: Mapping[str, str]) -> Decision:
         why = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in contest.excluded.items())
         verdict = "No variant can be chosen" + (f": {why}." if why else ": there is none.")
         return Decision(None, False, verdict, ranking, contest.excluded)
-    eligible, kept = list(map(str, ranking.index)), contest.kept()
-    again = contest.win_probabilities(kept)
+    eligible, met = list(map(str, ranking.index)), contest.met()
+    again = contest.win_probabilities(met)
     chances = {name: again[name] for name in eligible}
     contenders = with_twins(contenders_of(chances, confidence), eligible, digests)
     winner = most_reproducible(contenders, contest.compared, ranking, contest.shares, contest.noise["quality"])
@@ -189,7 +189,7 @@ def _choose(contest: Contest, digests: Mapping[str, str]) -> Decision:
     scores, near_weights = contest.scores(eligible), shares_near(ranking, contest.shares)
     quality = {str(name): float(each) for name, each in contest.compared["quality"].items()}
     ranked = Ranked(winner, contenders, chances, separated, near_weights[winner])
-    may_return = [name for name in contest.excluded if name in kept and kept[name].any()]
+    may_return = [name for name in contest.excluded if name in met and met[name].any()]
     return Decision(
         winner=winner,
         separated=separated,

@@ -1,7 +1,7 @@
-"""Bootstrap draws of the metrics from what was measured: starts of a server, rounds of load on each, requests in a
+"""Bootstrap draws of the metrics from the measurements: starts of a server, rounds of load on each start, requests in a
 round, items of a task.
 
-The draws of a variant depend on the seed and its name alone, not on which others are drawn, nor on their order.
+The draws of a variant depend only on the seed and its name, not on the other variants or their order.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from scoring.normalize import Floats
 
 Indices = npt.NDArray[np.int64]
 Draws = Mapping[str, Mapping[str, Floats]]
-"""By variant and metric: draws of the metric, in its unit. Draw i of all of them belongs together."""
+"""By variant and metric: draws of the metric, in its unit. The draws with the same index belong together."""
 
 DRAWS: Final = 2000
-"""A probability of 0.9 is then known to ±0.013 (95 %)."""
+"""This determines a probability of 0.9 to ±0.013 (95 %)."""
 SEED: Final = 0
 Z_95: Final = 1.959964
 STUDENT_95: Final = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 """t(0.975, ν) for ν = 1, 2, …"""
 LATENCY_PERCENTILE: Final = 95.0
 SHARES: Final = frozenset({"goodput_share"})
-"""Of what is limited, what is a share of requests and no percentile over them."""
+"""The constrained measures that are a share of requests; the others are percentiles over them."""
 BLOCK_CELLS: Final = 4_000_000
-"""Draws × items at a time: 32 MB of indices."""
+"""Draws × items computed at a time: 32 MB of indices."""
 
 
 @dataclass(frozen=True)
@@ -37,36 +37,36 @@ class Round:
     """One run of the load against one server."""
 
     latencies_ms: Floats
-    """A request's end-to-end time, one per request; not empty."""
+    """The end-to-end time of each request; not empty."""
     output_tokens_per_s: float
     start: int = 0
-    """Which start of the server."""
+    """The start of the server."""
     good_tokens_per_s: float | None = None
     """Output tokens per second of the requests that met the latency targets; None without targets."""
     others: Mapping[str, Floats] = field(default_factory=dict)
-    """What else is limited, by its name in ``scoring.constraints.MEASURES``: a number for each request, in the order of
-    ``latencies_ms``. The same names in every round."""
+    """Other constrained measures by their names in ``scoring.constraints.MEASURES``: a number for each request, in the
+    order of ``latencies_ms``. The same names in every round."""
 
 
 @dataclass(frozen=True)
 class Items:
-    """What was measured of each item of one task."""
+    """The measured values of the items of one task."""
 
     values: Floats
-    """Accuracy: 1 right, 0 wrong. Perplexity: log-likelihoods in nats. Shape (items,), or (starts, items) where every
-    start of the server was asked."""
+    """Accuracy: 1 right, 0 wrong. Perplexity: log-likelihoods in nats. Shape (items,), or (starts, items) if every
+    start of the server was measured."""
     sizes: Floats | None = None
-    """Perplexity: bytes of each text. None for accuracy."""
+    """Perplexity: the bytes of each text. None for accuracy."""
     weights: Floats | None = None
-    """Accuracy: how much each item counts, where not all count alike, as in a group of tasks of different sizes."""
+    """Accuracy: how much each item counts; None if all count equally, unlike in a group of tasks of different sizes."""
     names: tuple[str, ...] | None = None
-    """Which question each item is: those of one name are paired. None: their places in the order are their names."""
+    """Identifies the question of each item: items of the same name are paired. None: items are paired by position."""
 
     def named(self) -> tuple[str, ...]:
         return tuple(map(str, range(self.values.shape[-1]))) if self.names is None else self.names
 
     def at(self, places: Indices) -> Items:
-        """The items at these places."""
+        """The items at these positions."""
         sizes, weights = (each if each is None else each[places] for each in (self.sizes, self.weights))
         names = self.named()
         return Items(self.values[..., places], sizes, weights, tuple(names[place] for place in places))
@@ -75,27 +75,27 @@ class Items:
 def load_draws(
     rounds: Mapping[str, Sequence[Round]], *, paired: bool = False, draws: int = DRAWS, seed: int = SEED
 ) -> dict[str, dict[str, Floats]]:
-    """Draws of latency (95th percentile over the requests of all rounds) and throughput (mean of the rounds); of
-    ``goodput``, the mean of the rounds' good tokens per second, where every round has it; and of ``Round.others``, the
-    95th percentile, or the mean of a share.
+    """Draws of latency (95th percentile over the requests of all rounds), throughput (mean over rounds), ``goodput``
+    (mean over rounds, if every round has it), and ``Round.others`` (95th percentile, or the mean of a share).
 
-    Hierarchical: n−1 of n starts of the server with replacement, rounds within each, then requests within each. Of a
-    single start, n−1 of n rounds. n−1, not n: the variance of a mean of few is otherwise too small by (n−1)/n, a
-    third at three (Rao & Wu 1988, JASA 83, 231–241). All metrics of a draw come from the same rounds.
+    The bootstrap is hierarchical: n−1 of n starts of the server with replacement, then rounds within each start, then
+    requests within each round; with a single start, n−1 of n rounds. With n instead of n−1, the variance of the mean of
+    a few values would be too small by (n−1)/n, which is a third for three (Rao & Wu 1988, JASA 83, 231–241). All
+    metrics of a draw come from the same rounds.
 
-    A single round says nothing about the noise between rounds: throughput is then left out, and latency has the
-    noise between requests alone, which is too little.
+    A single round says nothing about the noise between rounds: throughput is then left out, and latency only has the
+    noise between requests, which is too small.
 
     Args:
-        rounds: by variant, each at least one.
-        paired: the variants took turns, round by round: the same rounds are drawn for all of them, so that what a
-            round had in common (a busy machine) cancels out. False if each was measured in one go.
+        rounds: by variant, at least one each.
+        paired: the variants took turns, round by round. The same rounds are then drawn for all of them, so that what
+            they have in common (a busy machine) cancels out.
 
     Raises:
-        ValueError: *paired*, but the variants have not the same rounds of the same starts.
+        ValueError: *paired*, but the variants do not have the same rounds of the same starts.
     """
     if paired and len({tuple(each.start for each in measured) for measured in rounds.values()}) > 1:
-        raise ValueError("paired rounds, but not the same rounds of the same starts for every variant")
+        raise ValueError("paired rounds, but the variants do not have the same rounds of the same starts")
     found: dict[str, dict[str, Floats]] = {}
     for variant, measured in rounds.items():
         starts = [each.start for each in measured]
@@ -118,11 +118,12 @@ def load_draws(
 def allowing_for_few(
     drawn: Mapping[str, Mapping[str, Floats]], rounds: Mapping[str, Sequence[Round]], *, paired: bool = False
 ) -> dict[str, dict[str, Floats]]:
-    """Draws of ``load_draws``, spread by how badly a standard deviation is known from a handful of rounds.
+    """The draws of ``load_draws``, widened because a few rounds determine a standard deviation only roughly.
 
-    By Student's factor t(0.975, ν) / 1.96 around their geometric mean. ν is pooled over the variants, for what moves
-    the rounds is the machine, which is the same for all: Σ(n−1) over n starts of the server, or n rounds of a single
-    one; (variants − 1)·(n − 1) if *paired*. Without it, equal variants are told apart too often.
+    They are widened around their geometric mean by Student's factor t(0.975, ν) / 1.96; otherwise equal variants would
+    be separated too often. ν is pooled over the variants, because the variation of the rounds comes from the machine,
+    which is the same for all: Σ(n−1) over n starts of the server, or n rounds of a single start;
+    (variants − 1)·(n − 1) if *paired*.
     """
     counts = [len({each.start for each in measured}) for measured in rounds.values()]
     units = [starts if starts > 1 else len(measured) for starts, measured in zip(counts, rounds.values(), strict=True)]
@@ -136,7 +137,8 @@ def allowing_for_few(
 
 
 def student_95(degrees: int) -> float:
-    """The 97.5th percentile of Student's t: by table, from 10 degrees on by its expansion in 1/ν (within 0.003)."""
+    """The 97.5th percentile of Student's t: from a table, or for 10 degrees and more from its expansion in 1/ν (error
+    below 0.003)."""
     if degrees <= len(STUDENT_95):
         return STUDENT_95[degrees - 1]
     return Z_95 + (Z_95**3 + Z_95) / (4 * degrees) + (5 * Z_95**5 + 16 * Z_95**3 + 3 * Z_95) / (96 * degrees**2)
@@ -145,17 +147,17 @@ def student_95(degrees: int) -> float:
 def quality_draws(
     tasks: Mapping[str, Mapping[str, Items]], *, draws: int = DRAWS, seed: int = SEED
 ) -> dict[str, dict[str, Floats]]:
-    """Draws of quality: the mean over tasks of the accuracy, or of 2^(−bits per byte), over resampled items.
+    """Draws of quality: the mean over tasks of the accuracy, or of 2^(−bits per byte), of resampled items.
 
-    Paired: the same items are drawn for every variant, so that how hard they happen to be cancels out. Of what not all
-    were asked, whoever was not has nothing in its score: different questions are chance. Of several starts, n−1 of n
-    are drawn with replacement for each variant, and their answers averaged.
+    The items are paired: the same ones are drawn for every variant, so that their difficulty cancels out. An item that
+    a variant was not asked does not count in its score, so different questions add noise. With several starts, n−1 of n
+    are drawn with replacement for each variant, and their answers are averaged.
 
     Args:
         tasks: by variant, then by task.
 
     Raises:
-        ValueError: the variants have not the same tasks, with at least one item each.
+        ValueError: the variants do not have the same tasks with at least one item each.
     """
     names = {tuple(sorted(each)) for each in tasks.values()}
     shape = names.pop() if len(names) == 1 else ()
@@ -174,7 +176,8 @@ def quality_draws(
 
 
 def aligned(items: Mapping[str, Items]) -> dict[str, Items]:
-    """One task's items in one order for all variants; what a variant was not asked stands there and counts nothing."""
+    """One task's items in the same order for all variants; an item that a variant was not asked counts nothing for
+    it."""
     if len({each.named() for each in items.values()}) == 1:
         return dict(items)
     names = sorted({name for each in items.values() for name in each.named()})
@@ -183,7 +186,7 @@ def aligned(items: Mapping[str, Items]) -> dict[str, Items]:
 
 
 def common(first: Items, second: Items) -> tuple[Items, Items]:
-    """What both were asked, in one order."""
+    """The items that both were asked, in the same order."""
     places = {name: place for place, name in enumerate(second.named())}
     both = [(place, places[name]) for place, name in enumerate(first.named()) if name in places]
     ours, theirs = np.array(both, dtype=np.int64).reshape(-1, 2).T
@@ -196,7 +199,7 @@ def resampled(
     """Blocks of (first draw, indices of shape (draws of the block, size)), drawn with replacement.
 
     Args:
-        cells: draws × items of a block, which do not change what is drawn.
+        cells: draws × items of a block; they do not affect what is drawn.
     """
     block = max(1, cells // size)
     for start in range(0, draws, block):
@@ -206,7 +209,7 @@ def resampled(
 def _spread(values: Floats, factor: float) -> Floats:
     if values.min() == values.max():
         return values
-    if not (values > 0).all():  # goodput may be 0 in a round; a logarithm of it is not
+    if not (values > 0).all():  # goodput may be 0 in a round, which has no logarithm
         around: Floats = np.clip(values.mean() + factor * (values - values.mean()), 0, None)
         return around
     logarithms = np.log(values)
@@ -215,7 +218,7 @@ def _spread(values: Floats, factor: float) -> Floats:
 
 
 def _rounds(starts: Sequence[int], draws: int, generator: np.random.Generator) -> Indices:
-    """The places of the rounds of each draw."""
+    """The positions of the rounds of each draw."""
     names = sorted(set(starts))
     if len(names) < 2:
         return generator.integers(len(starts), size=(draws, max(1, len(starts) - 1)))
@@ -230,14 +233,14 @@ def _rounds(starts: Sequence[int], draws: int, generator: np.random.Generator) -
 
 
 def _requests(rounds: Sequence[Floats], chosen: Indices, generator: np.random.Generator) -> Indices:
-    """Per draw and chosen round the places of the requests resampled within it; every round counts equally."""
+    """The positions of the resampled requests by draw and chosen round; every round counts equally."""
     sizes = np.array([len(each) for each in rounds])
     drawn: Floats = generator.random((*chosen.shape, sizes.max())) * sizes[chosen][..., None]
     return drawn.astype(np.int64)
 
 
 def _at(rounds: Sequence[Floats], chosen: Indices, places: Indices) -> Floats:
-    """Per draw the values at those places of the chosen rounds."""
+    """The values at those positions of the chosen rounds, by draw."""
     padded = np.zeros((len(rounds), max(map(len, rounds))))
     for row, each in zip(padded, rounds, strict=True):
         row[: len(each)] = each
@@ -251,7 +254,7 @@ def _percentiles(drawn: Floats) -> Floats:
 
 
 def _start_shares(items: Items, draws: int, seed: int, variant: str) -> Floats:
-    """By draw, the share of each start in the answers, with sum 1. The same for every task of a variant."""
+    """The share of each start in the answers by draw, with sum 1; the same for every task of a variant."""
     starts = len(np.atleast_2d(items.values))
     picked = _generator(seed, f"starts of {variant}").integers(starts, size=(draws, max(1, starts - 1)))
     shares: Floats = (picked[..., None] == np.arange(starts)).mean(axis=1)
@@ -259,7 +262,7 @@ def _start_shares(items: Items, draws: int, seed: int, variant: str) -> Floats:
 
 
 def _spaced(items: Items, places: Mapping[str, int]) -> Items:
-    """*items* at the *places* of their names; elsewhere without a value, a size or a weight."""
+    """*items* at the *places* of their names; 0 elsewhere."""
     at = np.array([places[name] for name in items.named()])
 
     def spaced(given: Floats) -> Floats:
@@ -280,7 +283,7 @@ def _task_score(items: Items, chosen: Indices, shares: Floats) -> Floats:
     if counted is None:
         return total / chosen.shape[1]
     counts = counted[chosen].sum(axis=1)
-    mean: Floats = shares @ values.sum(axis=1) / counted.sum()  # stays where a draw has none of the variant's items
+    mean: Floats = shares @ values.sum(axis=1) / counted.sum()  # for draws without any of the variant's items
     np.divide(total, counts, out=mean, where=counts > 0)
     score: Floats = mean if items.sizes is None else np.exp2(mean / np.log(2))
     return score

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from scoring.constraints import MEASURES, Constraints, broken
+from scoring.constraints import MEASURES, Constraints, violations
 from scoring.draws import Draws
 from scoring.metrics import METRICS
 from scoring.normalize import REFERENCE, Floats
@@ -32,18 +32,18 @@ class Limits:
     drawn: Draws
     """By variant and measure; what has no draws is exact."""
 
-    def kept(self, names: Sequence[str], draws: int) -> pd.DataFrame:
-        """In which draws (rows) each variant (columns) keeps every limit."""
-        kept = pd.DataFrame(True, index=range(draws), columns=list(names))
+    def met(self, names: Sequence[str], draws: int) -> pd.DataFrame:
+        """In which draws (rows) each variant (columns) meets every limit."""
+        met = pd.DataFrame(True, index=range(draws), columns=list(names))
         for name in names:
             for measure, limit in self.limits.items():
                 value = self.values[name].get(measure)
                 given = self.drawn[name].get(measure, np.array(math.nan if value is None else value))
-                kept[name] &= np.broadcast_to(keeps(measure, limit, given), draws)
-        return kept
+                met[name] &= np.broadcast_to(meets(measure, limit, given), draws)
+        return met
 
     def near(self, names: Iterable[str]) -> list[str]:
-        """A sentence for each of these variants and each limit that its 95 % interval reaches across."""
+        """A sentence for each of these variants and each limit that its 95 % interval crosses."""
         return [said for name in names for measure in self.limits if (said := self._near(name, measure))]
 
     def _near(self, name: str, measure: str) -> str | None:
@@ -52,13 +52,13 @@ class Limits:
             return None
         low, high = np.percentile(self.drawn[name][measure], [2.5, 97.5])
         low, high = min(low, value), max(high, value)
-        if keeps(measure, limit, np.array(low)) == keeps(measure, limit, np.array(high)):
+        if meets(measure, limit, np.array(low)) == meets(measure, limit, np.array(high)):
             return None
         bound = "minimum" if MEASURES[measure].higher_is_better else "maximum"
         return (
-            f"{name} {'keeps' if keeps(measure, limit, np.array(value)) else 'breaks'} the {bound} of "
+            f"{name} {'meets' if meets(measure, limit, np.array(value)) else 'violates'} the {bound} of "
             f"{limit:.12g} for {measure} with {value:.4g}, but its 95 % interval of {low:.4g} to {high:.4g} "
-            "reaches across the limit."
+            "crosses the limit."
         )
 
 
@@ -82,21 +82,21 @@ def exclusions(
     """The variants that cannot be chosen, each with every reason."""
     found: dict[str, tuple[str, ...]] = {}
     for name in map(str, raw.index):
-        limits = broken(values[name], constraints)
-        if reasons := (*unusable(raw, samples, name), *(each.text for each in limits)):
+        violated = violations(values[name], constraints)
+        if reasons := (*unusable(raw, samples, name), *(each.text for each in violated)):
             found[name] = reasons
     return found
 
 
 def unusable(raw: pd.DataFrame, samples: Draws, name: str) -> list[str]:
-    """Why a variant's metrics cannot be scored: one was not measured, or has draws that are not finite or negative.
+    """Why a variant's metrics cannot be scored: one was not measured, or has draws that are negative or not finite.
 
     Such values must not pass as a low or high score.
     """
     missing = [f"{metric} was not measured" for metric in METRICS if not 0 <= raw[metric][name] < math.inf]
     given = samples.get(name, {})
     return missing + [
-        f"{metric} has draws that are not finite or negative"
+        f"{metric} has draws that are negative or not finite"
         for metric in METRICS
         if metric in given and not (np.isfinite(given[metric]) & (given[metric] >= 0)).all()
     ]
@@ -116,13 +116,13 @@ def drawn_values(raw: pd.DataFrame, samples: Draws, reference: str = REFERENCE) 
         found[name] = {each: np.minimum(d, 1.0) if MEASURES[each].unit == "0–1" else d for each, d in limited.items()}
         if "latency" in given:
             found[name]["e2el_p95_ms"] = given["latency"]
-        with np.errstate(over="ignore"):  # an infinite value keeps no limit
+        with np.errstate(over="ignore"):  # an infinite value meets no limit
             found[name]["quality_recovery"] = quality[name] / np.where(whole > 0, whole, math.nan)
     return found
 
 
-def keeps(measure: str, limit: float, values: Floats) -> Booleans:
-    """Which *values* of a measure keep its *limit*; a value that is not finite was not measured, and keeps none."""
+def meets(measure: str, limit: float, values: Floats) -> Booleans:
+    """Which *values* of a measure meet its *limit*; a value that is not finite was not measured, and meets none."""
     within: Booleans = values >= limit if MEASURES[measure].higher_is_better else values <= limit
     within &= np.isfinite(values)
     return within

@@ -1,9 +1,9 @@
-"""The machine's own speed, which is no variant's merit.
+"""The speed of the machine itself, which must not be credited to a variant.
 
-Variants that are measured one after another meet a machine that is not always equally fast: its clock, its neighbours.
-Probes around each measurement tell by how much. How far the load feels a slower machine depends on what binds it, so
-nothing is scaled by the probes: the measured values stay as they are, and what the machine differed between two
-variants is added to what chance explains. A difference in speed then has to exceed that of the machine as well.
+If variants are measured one after another, the machine is not equally fast for all of them, because of its clock or its
+neighbours. Probes around each measurement show the difference. How much a slower machine affects the load depends on
+what limits the load, so measured values are not scaled by the probes; instead, the difference between the machine's
+speeds is added to what chance explains. A difference between two variants must then exceed that of the machine as well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scoring.normalize import Floats
 
 Z_95: Final = 1.959964
 NOTED: Final = 0.05
-"""A machine that was slower by this share for one variant is told to the reader; it counts from the first per mille."""
+"""A note says if the machine was slower by more than this share for a variant; smaller differences count as well."""
 FELT: Final = {
     **dict.fromkeys(("latency", "ttft_p95_ms", "tpot_p95_ms"), -1.0),
     **dict.fromkeys(("throughput", "goodput", "goodput_share"), 1.0),
@@ -29,7 +29,7 @@ FELT: Final = {
 
 
 def deviations(speeds: Mapping[str, float]) -> dict[str, float]:
-    """By variant, the logarithm of the machine's speed over the median of all: −0.1 is about 10 % slower."""
+    """By variant, the logarithm of the machine's speed relative to the median: −0.1 is about 10 % slower."""
     if len(speeds) < 2:
         return dict.fromkeys(speeds, 0.0)
     middle = median(speeds.values())
@@ -39,14 +39,14 @@ def deviations(speeds: Mapping[str, float]) -> dict[str, float]:
 def widened(
     samples: Mapping[str, Mapping[str, Floats]], speeds: Mapping[str, float], *, draws: int = DRAWS, seed: int = SEED
 ) -> dict[str, dict[str, Floats]]:
-    """The draws, each moved by a share of what the machine's speed would explain of it.
+    """The draws, each shifted by a random share of what the machine's speed would explain.
 
-    In each draw one share z is taken for all variants from a normal distribution around 0 with 95 % within ±1, and
-    what depends on speed is multiplied by exp(±z · deviation). The noise of two variants' difference
-    (``scoring.confidence.noise_of``) then holds the whole difference between their machines.
+    Each draw has one share z for all variants, from a normal distribution around 0 with 95 % within ±1. The metrics
+    that depend on speed are multiplied by exp(±z · deviation). The noise of the difference between two variants
+    (``scoring.confidence.noise_of``) then includes the whole difference between their machines.
 
     Args:
-        speeds: of the machine, by variant, in any unit; a variant that is not named is left as it is.
+        speeds: the speed of the machine by variant, in any unit; variants that are missing are not changed.
     """
     by = deviations(speeds)
     share = np.random.default_rng([seed, *b"machine"]).normal(0.0, 1 / Z_95, draws)
@@ -62,7 +62,7 @@ def widened(
 
 
 def notes(speeds: Mapping[str, float]) -> list[str]:
-    """What a reader has to know of a machine that was not equally fast for all; empty if it was."""
+    """A note if the machine was not equally fast for all variants."""
     if not speeds:
         return []
     fastest = max(speeds, key=lambda name: speeds[name])
@@ -71,6 +71,6 @@ def notes(speeds: Mapping[str, float]) -> list[str]:
     if not told:
         return []
     return [
-        f"The machine itself was {told} than for {fastest}: differences in latency and throughput have to exceed that "
-        "as well, and are told as they were measured."
+        f"The machine itself was {told} than for {fastest}: differences in latency and throughput must exceed that as "
+        "well to count; they are reported as measured."
     ]

@@ -1,4 +1,4 @@
-"""The four metrics that decide, and how a person reads them. Imports nothing, so that a report starts quickly."""
+"""The four metrics of a decision, and their text for people. Imports nothing, so that a report starts quickly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METRICS: Final[dict[str, Metric]] = {
     "quality": Metric("0–1", True, "mean over the workload's tasks: accuracy, or probability per byte of text"),
     "latency": Metric("ms", False, "95th percentile of a request's end-to-end time"),
     "throughput": Metric("tokens/s", True, "output tokens per second over all requests in flight"),
-    "memory": Metric("bytes", False, "bytes of weights that have to be loaded"),
+    "memory": Metric("bytes", False, "bytes of weights to load"),
 }
 
 
@@ -37,12 +37,12 @@ def si(value: float) -> str:
 
 
 def span(low: float, high: float | None, to: str = " to ") -> str:
-    """An interval with three digits; *high* None: without an upper bound."""
+    """An interval with three digits; without an upper bound if *high* is None."""
     return f"≥ {low:.3g}" if high is None else f"{low:.3g}{to}{high:.3g}"
 
 
 def odds(probability: float) -> str:
-    """An estimated probability: never certain, because it comes from draws."""
+    """An estimated probability; never certain, because it comes from draws."""
     if probability > 0.99:
         return ">99%"
     return "<1%" if probability < 0.01 else f"{probability:.0%}"

@@ -1,21 +1,21 @@
-"""From raw metrics to numbers in [0, 1] that can be weighed, so that noise decides nothing.
+"""Normalize raw metrics to numbers in [0, 1] that can be weighted, so that noise does not decide.
 
-Both methods first give every variant the benefit of the noise. With δ the largest difference between two variants
-that chance explains (one per metric, in its unit; ``scoring.confidence.noise_of``) and v oriented so that higher is
-better:
+Both methods first take the noise out of every metric. With δ the largest difference between two variants that chance
+explains (one per metric, in its unit; ``scoring.confidence.noise_of``) and v oriented so that higher is better:
 
     v' = min(v + δ, best)
 
-Whoever is within δ of the best counts as the best; the others keep the part of their gap that is beyond noise.
-δ is common to the variants: with one of its own, a noisier variant could overtake a better one.
+A variant within δ of the best counts as the best; the others keep the part of their gap that exceeds the noise. δ is
+the same for all variants: otherwise a noisier variant could overtake a better one.
 
-min-max:   1 − (best − v') / (best − worst). Without noise the plain min–max. The worst of a metric gets
-           δ / (best − worst), not 0: as a difference sinks into the noise, its say fades to none without a jump.
+min-max:   1 − (best − v') / (best − worst); without noise the plain min–max. The worst value of a metric gets
+           δ / (best − worst), not 0: as a difference approaches the noise, its effect fades out without a jump.
 relative:  r⁴ / (1 + r⁴) with r = v' / reference' (inverted where lower is better), the logistic function of
-           4·ln r. The reference sits at 0.5, 1 % better at 0.51, 2 % worse at 0.48 (the slope at r = 1 is 1), double
-           at 0.94 and half, its mirror image, at 0.06.
+           4·ln r. The reference gets 0.5, 1 % better 0.51, 2 % worse 0.48 (the slope at r = 1 is 1), double 0.94 and
+           half, symmetrically, 0.06.
 
-Where all are within noise, or equal, everyone gets the same: 1 (min-max), or 0.5, the reference's place (relative).
+If all variants are equal, or within the noise, they get the same value: 1 (min-max), or 0.5 like the reference
+(relative).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Method = Literal["min-max", "relative"]
 
 REFERENCE: Final = "fp16"
 STEEPNESS: Final = 4.0
-"""Of the logistic function of ln r: its slope at r = 1 is a quarter of this, so 1 % counts as 0.01."""
+"""The factor of ln r in the logistic function: its slope at r = 1 is a quarter of this, so 1 % counts as 0.01."""
 _SIGNS: Final = np.array([1.0 if metric.higher_is_better else -1.0 for metric in METRICS.values()])
 PREFERENCE: Final = {"quality": False, "memory": True, "latency": True, "throughput": False}
-"""The order in which raw metrics break ties, and whether the smaller comes first: quality is the safest to prefer."""
+"""The order in which raw metrics break ties, and whether the smaller value comes first."""
 
 
 def measurable(raw: pd.DataFrame) -> pd.Series[bool]:
-    """Which variants may be chosen: those with every metric measured, finite and not negative."""
+    """Which variants can be scored: those whose metrics were all measured, are finite and not negative."""
     frame = raw.reindex(columns=list(METRICS)).astype(float)
     return (frame.ge(0) & frame.lt(float("inf"))).all(axis=1)
 
@@ -52,14 +52,14 @@ def normalize(
     noise: Mapping[str, float] | None = None,
     reference: str = REFERENCE,
 ) -> pd.DataFrame:
-    """The measurable variants' metrics in [0, 1], higher is better, whatever the units.
+    """The metrics of the measurable variants in [0, 1], where higher is better.
 
-    Rows with a missing or infinite metric are left out: they must not stretch the scale of the others.
+    Rows with a missing or infinite metric are left out, so that they do not affect the scale of the others.
 
     Args:
         raw: one row per variant, columns ``METRICS`` in their units.
-        noise: δ by metric, in its unit; a metric that is not named has none.
-        reference: for ``relative``; if it is not measurable, ``reference_of`` names its stand-in.
+        noise: δ by metric, in its unit; metrics that are missing have none.
+        reference: for ``relative``; if it is not measurable, ``reference_of`` gives its substitute.
     """
     frame = raw.reindex(columns=list(METRICS)).astype(float)[measurable(raw)]
     if frame.empty:
@@ -71,7 +71,7 @@ def normalize(
 
 
 def reference_of(raw: pd.DataFrame, wanted: str = REFERENCE) -> str | None:
-    """*wanted*, or if it is not measurable the measurable variant of the highest quality, or None if there is none."""
+    """*wanted*, or if it is not measurable the measurable variant with the highest quality; None if there is none."""
     rows = raw[measurable(raw)]
     if wanted in rows.index:
         return wanted
@@ -79,7 +79,7 @@ def reference_of(raw: pd.DataFrame, wanted: str = REFERENCE) -> str | None:
 
 
 def preferred(raw: pd.DataFrame) -> pd.DataFrame:
-    """The rows by ``PREFERENCE``, then by name: an order that never depends on the order of input."""
+    """The rows by ``PREFERENCE``, then by name, independent of the order of the input."""
     named = raw.assign(name=raw.index)
     return named.sort_values([*PREFERENCE, "name"], ascending=[*PREFERENCE.values(), True]).drop(columns="name")
 
@@ -96,21 +96,21 @@ def normalized(
 
     Args:
         values: finite, not negative, metrics in the order of ``METRICS``.
-        deltas: infinite where nothing tells the variants apart.
-        reference: the reference's place among the variants.
-        among: which variants set the scale, shape (…, variants); None: all. What the others get says nothing.
+        deltas: δ by metric; infinite if the metric is not comparable.
+        reference: the position of the reference among the variants.
+        among: which variants set the scale, shape (…, variants); only their results are meaningful. None: all.
     """
     oriented = values * _SIGNS
     setting = True if among is None else among[..., None]
     best = oriented.max(axis=-2, keepdims=True, initial=-np.inf, where=setting)
     lifted = np.minimum(oriented + deltas, best)
-    # Zero in the denominator is met on purpose: nothing differs, or a metric is 0.
+    # Division by zero is expected where nothing differs, or a metric is 0.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if method == "min-max":
             spread = best - oriented.min(axis=-2, keepdims=True, initial=np.inf, where=setting)
             scaled = 1.0 - np.where(spread > 0, (best - lifted) / spread, 0.0)
         else:
             ratio = (np.abs(lifted) / np.abs(lifted[..., reference : reference + 1, :])) ** _SIGNS
-            # 0/0: both are 0, so they are equal.
+            # 0/0 is NaN: both are 0, so they are equal.
             scaled = 1.0 / (1.0 + np.where(np.isnan(ratio), 1.0, ratio) ** -STEEPNESS)
     return np.clip(scaled, 0.0, 1.0)

@@ -1,4 +1,4 @@
-"""A variant against fp16 on the same items: how many answers flipped, and by how much a mean moved."""
+"""A variant compared with fp16 on the same items: how many answers flipped, and how much the mean changed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from scoring.normalize import Floats
 @dataclass(frozen=True)
 class Flips:
     lost: int
-    """Items that the reference has right and the variant wrong."""
+    """Items that the reference answers correctly and the variant does not."""
     gained: int
     p_value: float
-    """Of the hypothesis that a flip is as likely one way as the other."""
+    """For the hypothesis that flips in both directions are equally likely."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class Difference:
     mean: float
     low: float
     high: float
-    """95 % interval: what excludes 0 is a difference beyond noise."""
+    """95 % interval; a difference is beyond noise if it excludes 0."""
     draws: Floats = field(compare=False, repr=False)
-    """That the interval is of."""
+    """The draws that the interval is computed from."""
 
 
 def flips(reference: npt.NDArray[np.bool_], variant: npt.NDArray[np.bool_]) -> Flips:
-    """Compare which items are right.
+    """Compare which items are correct.
 
     Raises:
-        ValueError: not the same number of items.
+        ValueError: the numbers of items differ.
     """
     _check_pairs(len(reference), len(variant))
     lost, gained = int((reference & ~variant).sum()), int((~reference & variant).sum())
@@ -46,7 +46,7 @@ def flips(reference: npt.NDArray[np.bool_], variant: npt.NDArray[np.bool_]) -> F
 def mcnemar(lost: int, gained: int) -> float:
     """McNemar's exact two-sided p-value: 2·P(X ≤ min(lost, gained)), X ~ Binomial(lost + gained, ½), at most 1.
 
-    McNemar 1947, Psychometrika 12, 153–157. Without a flip: 1.
+    McNemar 1947, Psychometrika 12, 153–157. 1 if there are no flips.
     """
     flipped = lost + gained
     term = total = 1
@@ -60,13 +60,13 @@ def mcnemar(lost: int, gained: int) -> float:
 def mean_difference(
     reference: Floats, variant: Floats, weights: Floats | None = None, *, draws: int = DRAWS, seed: int = SEED
 ) -> Difference:
-    """How much the (weighted) mean over items moved, with its paired percentile-bootstrap interval (Efron 1979).
+    """The change of the (weighted) mean over items, with its paired percentile-bootstrap interval (Efron 1979).
 
-    For bits per byte of a corpus: each text's bits per byte, weighted by its bytes. For a KL divergence, which is a
-    difference already, *reference* is zeros.
+    For the bits per byte of a corpus, the values are each text's bits per byte, weighted by its bytes. For a KL
+    divergence, which already is a difference, *reference* is zeros.
 
     Raises:
-        ValueError: not the same number of items, or none.
+        ValueError: the numbers of items differ, or are 0.
     """
     _check_pairs(len(reference), len(variant))
     if not len(variant):
@@ -82,4 +82,4 @@ def mean_difference(
 
 def _check_pairs(reference: int, variant: int) -> None:
     if reference != variant:
-        raise ValueError(f"{reference} items of the reference and {variant} of the variant are no pairs")
+        raise ValueError(f"{reference} items of the reference and {variant} of the variant are not pairs")

@@ -1,4 +1,4 @@
-"""The Pareto front: what remains when everything goes that another variant beats without giving anything up."""
+"""The Pareto front: the variants that no other variant improves on without a loss."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from scoring.normalize import Floats
 
 
 def pareto_front(raw: pd.DataFrame) -> pd.Series[bool]:
-    """Which variants no other dominates: at least as good in all metrics and better in one.
+    """Which variants are not dominated: no other is at least as good in all metrics and better in one.
 
-    Equal variants stay together. A variant with a missing or infinite metric is never on the front and dominates
-    nobody.
+    Equal variants do not dominate each other. A variant with a missing or infinite metric is never on the front and
+    dominates no other.
     """
     signs = [1.0 if each.higher_is_better else -1.0 for each in METRICS.values()]
     values: Floats = raw.reindex(columns=list(METRICS)).to_numpy(dtype=float) * signs

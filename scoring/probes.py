@@ -1,17 +1,18 @@
-"""Whether a server still answers as it did when it was measured, from the probabilities that it gives to tokens.
+"""Whether a server still answers as it did when it was measured, judged by its token probabilities.
 
-Free-running text is no measure: two runs of the same weights differ as soon as one near-tie falls the other way
-(batching and kernels change the last bits), and everything after that token is another text. Probabilities are
-compared instead, token by token on a given text ("teacher forcing"), so that one flip is one small difference:
+Generated text cannot be compared: two runs of the same weights differ as soon as one near-tie is decided differently
+(batching and kernels change the last bits), and every later token belongs to another text. Instead, probabilities are
+compared token by token on a given text ("teacher forcing"), so that one flip is one small difference:
 
-likeness     how alike the recorded and the new probabilities of the *recorded* answer's tokens are: the geometric mean
-             over tokens of min(p, q) / max(p, q). Other weights fail here, also those that are merely sure of
-             something else; and another tokenization of the prompt, which makes it another question.
-consistency  whether what the server *says* freely is what it holds likeliest when it reads it: the geometric mean over
-             the new answer's tokens of p(token) / p(likeliest). Broken decoding over sound weights fails here (a
-             corrupt cache, a wrong kernel, a sampler that ignores the temperature): reading a text takes another path.
+likeness     how similar the recorded and the new probabilities of the *recorded* answer's tokens are: the geometric
+             mean over tokens of min(p, q) / max(p, q). Other weights fail here, even if they are just as certain of
+             other tokens, and so does another tokenization of the prompt.
+consistency  whether the tokens that the server *generates* are the likeliest ones when it scores the same text: the
+             geometric mean over the new answer's tokens of p(token) / p(likeliest). Broken decoding with correct
+             weights fails here (a corrupt cache, a wrong kernel, a sampler that ignores the temperature), because
+             scoring takes another code path.
 
-Both are 1 for the same server without noise and close to it with noise: a token near a tie costs its gap, not a text.
+Both are 1 for the same server without noise, and close to 1 with noise: a flip near a tie costs only the small gap.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from statistics import fmean
 
 @dataclass(frozen=True)
 class Compared:
-    """One prompt's answer, recorded and now."""
+    """The answer to one prompt, compared with the recorded one."""
 
     likeness: float
     consistency: float
     same_tokens: int
-    """How many of the first tokens are those recorded: for a person to read, not for a verdict."""
+    """The number of first tokens that equal the recorded ones; for people, not for a verdict."""
 
     @property
     def agreement(self) -> float:
@@ -43,16 +44,16 @@ def compared(
     likeliest: Sequence[float],
     same_tokens: int = 0,
 ) -> Compared:
-    """All are natural logarithms of probabilities, one per token.
+    """Compare natural logarithms of probabilities, one per token.
 
     Args:
         recorded: of the recorded answer's tokens, when they were recorded.
         again: of the same tokens, now.
-        answered: of the tokens that the server now says by itself.
-        likeliest: of the likeliest token at each of those places.
+        answered: of the tokens that the server generates now.
+        likeliest: of the likeliest token at each of those positions.
 
     Raises:
-        ValueError: not as many on both sides, none at all, or not finite.
+        ValueError: the numbers of values differ, are 0, or a value is not finite.
     """
     likeness = math.exp(-fmean(abs(new - old) for old, new in _pairs(recorded, again)))
     consistency = math.exp(-fmean(max(0.0, best - said) for said, best in _pairs(answered, likeliest)))
@@ -60,12 +61,12 @@ def compared(
 
 
 def agreement(probes: Sequence[Compared]) -> float:
-    """The mean over probes, 0–1; 1 is the same. No probe agrees with nothing: 0."""
+    """The mean agreement over probes, 0–1, where 1 is the same; 0 without probes."""
     return fmean(each.agreement for each in probes) if probes else 0.0
 
 
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """How many of the first tokens are the same."""
+    """The number of first tokens that are the same."""
     return next(
         (place for place, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
     )

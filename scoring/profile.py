@@ -1,4 +1,4 @@
-"""A scoring profile: how much each metric matters to a user, what must hold, and how sure a choice has to be."""
+"""A scoring profile: how much each metric matters, which limits hold, and how certain a choice has to be."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Weights(BaseModel):
-    """Non-negative, at least one above zero. They are divided by their sum, so 50/20/20/10 and 5/2/2/1 are equal."""
+    """Weights are not negative, and at least one is above zero. They are divided by their sum, so 50/20/20/10 and
+    5/2/2/1 are equal."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -24,7 +25,7 @@ class Weights(BaseModel):
     @model_validator(mode="after")
     def _one_above_zero(self) -> Weights:
         if not any(self.model_dump().values()):
-            raise ValueError("all weights are zero, so nothing could be chosen")
+            raise ValueError("all weights are zero, so no variant can be chosen")
         return self
 
     def shares(self) -> dict[str, float]:
@@ -38,14 +39,14 @@ DEFAULT: Final = Weights(quality=0.5, latency=0.2, throughput=0.2, memory=0.1)
 
 
 class Thresholds(BaseModel):
-    """When the evidence is enough to follow the score."""
+    """When the evidence is sufficient to follow the score."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     confidence: Annotated[float, Field(ge=0.6, le=1)] = 0.9
-    """Probability that the best-scored variant wins again if the measurement is repeated. Below it, one of those that
-    are not separated is preferred by quality and memory (``scoring.decide``). At 0.5 equal variants would pass, and
-    just above it they would by the luck of the draws; hence at least 0.6."""
+    """The probability with which the variant of the highest score must win again if the measurement is repeated. Below
+    it, the choice among the variants that are not separated is by quality and memory (``scoring.decide``). At least
+    0.6, because at 0.5, or just above it by the chance of the draws, equal variants would be separated."""
 
 
 class Profile(BaseModel):
@@ -55,8 +56,8 @@ class Profile(BaseModel):
     description: str = ""
     weights: Weights = DEFAULT
     normalization: Literal["min-max", "relative"] = "min-max"
-    """min-max: the best variant 1, the worst 0, so every difference beyond noise counts fully. relative: by the
-    ratio to fp16, so a difference counts by its size. Formulas: ``scoring.normalize``."""
+    """min-max: the best variant gets 1 and the worst 0, so every difference beyond noise counts fully. relative: by the
+    ratio to fp16, so that a difference counts by its size. Formulas: ``scoring.normalize``."""
     constraints: Constraints = Constraints()
-    """What a variant must keep to be chosen at all."""
+    """The limits that a variant must meet to be chosen at all."""
     decision: Thresholds = Thresholds()

@@ -1,6 +1,6 @@
-"""From raw metrics to a ranking: pure functions over a pandas frame, one row per variant.
+"""Rank variants by their raw metrics: pure functions over a pandas frame with one row per variant.
 
-Columns are the four metrics of ``METRICS`` in their own units. Nothing here reads a file or knows a model.
+The columns are the four metrics of ``METRICS`` in their own units.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from scoring.metrics import METRICS
 from scoring.normalize import REFERENCE, Floats, Method, normalize, preferred
 
 DIGITS: Final = 9
-"""Of a score. Beyond them a difference is the arithmetic's, not the variants'."""
+"""Decimals of a score; smaller differences come from the arithmetic, not from the variants."""
 
 
 def weigh(normalized: Floats, shares: Mapping[str, float]) -> Floats:
-    """The weighted sum over the last axis (``METRICS``), in [0, 1] when *shares* add up to 1."""
+    """The weighted sum over the last axis (``METRICS``), in [0, 1] if the *shares* add up to 1."""
     weights = np.array([shares[name] for name in METRICS])
     scores: Floats = np.clip((normalized * weights).sum(axis=-1), 0.0, 1.0).round(DIGITS)
     return scores
@@ -34,8 +34,8 @@ def rank(
 ) -> pd.DataFrame:
     """The measurable variants, best first: the normalized metrics and ``score``.
 
-    Ties go to the higher raw quality, then to less memory, lower latency, higher throughput, then by name: never to
-    the order of input, and never to a variant that is worse in one metric and better in none.
+    Ties are broken by higher raw quality, then less memory, lower latency, higher throughput, then by name: never by
+    the order of the input, and never in favor of a variant that is worse in one metric and better in none.
     """
     scaled = normalize(raw, method, noise, reference)
     scored = scaled.assign(score=weigh(scaled.to_numpy(), shares))

@@ -1,6 +1,6 @@
-"""How much a choice hangs on the exact weights: it is made again under many others.
+"""How much a choice depends on the exact weights: it is repeated under many other weightings.
 
-Weights are a person's will, not a measurement, so this is told and does not decide.
+Weights express what a user wants and are not measured, so this is reported and does not affect the decision.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from scoring.score import DIGITS
 
 WEIGHTINGS: Final = 4000
 CONCENTRATION: Final = 50.0
-"""Of the Dirichlet distribution around the profile's weights w: each has standard deviation √(w(1−w)/51), so who says
-0.5 means 0.36–0.64 (95 %), and who says 0.1, 0.03–0.19."""
+"""The concentration of the Dirichlet distribution around the profile's weights w: the standard deviation of each is
+√(w(1−w)/51), so a weight of 0.5 stands for 0.36–0.64 (95 %), and one of 0.1 for 0.03–0.19."""
 SEED: Final = 0
 
 
 def shares_near(normalized: pd.DataFrame, shares: Mapping[str, float]) -> dict[str, float]:
     """By variant, the share of weightings near *shares* under which it wins; ties are split.
 
-    Weights are drawn from Dirichlet(50·shares). A weight of zero stays zero: it says that the metric does not matter.
+    Weights are drawn from Dirichlet(50·shares). A weight of zero stays zero, because the metric does not matter.
     """
     given = np.array([shares[name] for name in METRICS])
     weights = np.zeros((WEIGHTINGS, len(METRICS)))
@@ -35,7 +35,7 @@ def shares_near(normalized: pd.DataFrame, shares: Mapping[str, float]) -> dict[s
 
 
 def shares_anywhere(normalized: pd.DataFrame) -> dict[str, float]:
-    """By variant, the share of all weightings there are (Dirichlet(1, 1, 1, 1)) under which it wins; ties split."""
+    """By variant, the share of all weightings (Dirichlet(1, 1, 1, 1)) under which it wins; ties are split."""
     return _won(normalized, np.random.default_rng(SEED).dirichlet(np.ones(len(METRICS)), WEIGHTINGS))
 
 

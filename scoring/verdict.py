@@ -34,31 +34,31 @@ def verdict_of(ranked: Ranked, quality: Mapping[str, float], noise: float, unkno
     """
     winner, chances = ranked.winner, ranked.chances
     again = odds(chances[winner])
-    edge = "." if ranked.separated else ": the evidence does not tell who keeps the constraints."
+    unsure = "" if ranked.separated else ": the evidence does not show which variants meet the constraints"
     if len(chances) == 1:
-        likely = "" if ranked.separated else f", with a probability of {again} to be chosen again"
-        return f"{winner} is the only variant that can be chosen{likely}{edge}"
+        likely = "" if ranked.separated else f", with a probability of {again} of being chosen again"
+        return f"{winner} is the only variant that can be chosen{likely}{unsure}."
     if len(ranked.contenders) == 1:
-        said = f"{winner} has the highest score, with a probability of {again} to have it again{edge}"
+        said = f"{winner} has the highest score, with a probability of {again} of having it again{unsure}."
     else:
         listed = _listed([f"{name} ({odds(chances[name])})" for name in ranked.contenders])
         said = f"{listed} could each score highest: the evidence does not separate them. {winner} is preferred: "
         said += _preference(ranked, quality, noise)
     if unknown:
-        said += f" The noise of {_listed(unknown)} was not measured, so differences are taken as they are."
+        said += f" The noise of {_listed(unknown)} was not measured, so differences are taken at face value."
     if len(ranked.contenders) == 1 and ranked.near_weights < FRAGILE:
-        near = f"{ranked.near_weights:.0%}"
-        said += f" It hangs on the weights: among weightings near the profile's it is first under {near}."
+        near = f"{ranked.near_weights:.0%} of the weightings near the profile's"
+        said += f" The choice depends on the weights: {winner} ranks first under {near}."
     return said
 
 
 def _preference(ranked: Ranked, quality: Mapping[str, float], noise: float) -> str:
     winner, contenders = ranked.winner, list(ranked.contenders)
     if winner == contenders[0]:
-        return "it is first in the ranking, and none of them has a higher quality beyond noise."
+        return "it ranks first, and none of the others has a quality that is higher beyond noise."
     if all(quality[winner] > quality[name] + noise for name in contenders[: contenders.index(winner)]):
-        return "its quality is higher beyond noise than that of those who rank before it."
-    return "it is the best of them by what a repeated measurement would not move, quality and memory."
+        return "its quality is higher, beyond noise, than that of every variant ranked before it."
+    return "it is the best of them by quality and memory, which a repeated measurement would not change."
 
 
 def _listed(words: Sequence[str]) -> str:

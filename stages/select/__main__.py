@@ -1,4 +1,4 @@
-"""select: score what this run measured, publish the winner, and say why."""
+"""select: score what this run measured, publish the winner, and explain the choice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def main() -> None:
         decision = selection.decision
         if selection.reused:
             where = "in production" if current_release(store) == decision.release else "published"
-            report.reused(f"{decision.winner} is {where} already, by the same measurements", key=decision.key)
+            report.reused(f"{decision.winner} is {where} already, from the same measurements", key=decision.key)
         else:
             published = f"Published as {decision.release} ({selection.placement})."
             report.done(f"{decision.reason} {published}", key=decision.key)
@@ -44,12 +44,16 @@ def _arguments() -> argparse.Namespace:
         description="Score the measured variants and publish the winner.",
         epilog='example: python -m stages.select --model org/name --profile \'{"name": "balanced"}\'',
     )
-    parser.add_argument("--model", required=True, help="name on the Hub, or a local directory")
+    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
     parser.add_argument("--profile", required=True, help="the scoring profile as JSON")
-    parser.add_argument("--price", default="", help="of an hour of the hardware as JSON; without it no costs are told")
-    parser.add_argument("--variants", default="fp16,awq,gptq", help="which to choose from (default: %(default)s)")
     parser.add_argument(
-        "--serve", choices=["true", "false"], default="false", help="true: a rollout follows, and promotes the winner"
+        "--price", default="", help="the hourly price of the hardware as JSON; without it no costs are computed"
+    )
+    parser.add_argument(
+        "--variants", default="fp16,awq,gptq", help="the variants to choose from (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--serve", choices=["true", "false"], default="false", help="true: a rollout follows that promotes the winner"
     )
     return parser.parse_args()
 

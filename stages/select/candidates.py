@@ -1,4 +1,4 @@
-"""The candidates of a decision: every variant with its scores, and with what was measured of it."""
+"""The candidates of a decision: every variant with its scores and measurements."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def paired_with_reference(evidence: Evidence, name: str) -> tuple[Paired, ...]:
 
 
 def paired(reference: Mapping[str, Items], variant: Mapping[str, Items]) -> tuple[Paired, ...]:
-    """The variant beside the reference on the items that both were asked, task by task; a task without such is left
-    out."""
+    """The variant compared with the reference on the items that both were asked, task by task; without tasks that have
+    no such items."""
     import numpy as np
 
     from scoring.draws import common
@@ -96,7 +96,7 @@ def paired(reference: Mapping[str, Items], variant: Mapping[str, Items]) -> tupl
         ours, theirs = common(reference[task], variant[task])
         if not ours.values.size:
             continue
-        # Of several starts an item counts with its mean; it is right if it was so more often than not.
+        # With several starts, an item counts with its mean, and is correct if it was correct in most starts.
         mine, other = (np.atleast_2d(each.values).mean(axis=0) for each in (ours, theirs))
         if ours.sizes is None:
             moved, flipped = mean_difference(mine, other, ours.weights), flips(mine > 0.5, other > 0.5)
@@ -136,7 +136,7 @@ def changes(
     drawn: Mapping[str, Floats],
     drawn_reference: Mapping[str, Floats],
 ) -> dict[str, Change]:
-    """Each metric beside the reference's, as a share of it; exact where neither has draws."""
+    """The change of each metric from the reference's, as a share of it; exact if neither has draws."""
     import numpy as np
 
     found = {}
@@ -152,8 +152,8 @@ def changes(
 
 
 def cost_of(evaluation: Evaluation, price: Price | None, drawn: Mapping[str, Floats]) -> Cost | None:
-    """What a million output tokens cost: at the goodput if the workload has targets, else at the measured throughput.
-    None without a price or a rate, as where no request met the targets."""
+    """The cost of a million output tokens: at the goodput if the workload has targets, otherwise at the measured
+    throughput. None without a price, or if the rate is 0 because no request met the targets."""
     from scoring.cost import per_million
 
     if price is None:

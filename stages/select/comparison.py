@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 from scoring.metrics import METRICS
 from stages.parts.base.record import Record
 from stages.parts.records.evaluation import Evaluation
+from stages.select.differences import differences
 from stages.select.draws import Questions, machine_speeds, metric_draws, questions
 from stages.select.notes import different_questions
 from stages.select.stored import StoredDecision
-from stages.select.verify import differences
 
 if TYPE_CHECKING:
     from scoring.draws import Draws
@@ -162,22 +162,22 @@ def notes(runs: Runs) -> Iterator[str]:
     once = [name for name in runs.asked if min(map(_starts, runs.evaluations(name))) < 2]
     if once:
         yield (
-            f"A run started the server of {', '.join(once)} only once: what another start alone moves is not in the "
-            "noise (the protocol thorough measures it)."
+            f"One of the runs started the server of {', '.join(once)} only once: the noise does not include the "
+            "variation between starts (the protocol thorough measures it)."
         )
     slower = {name: runs.slower_share(name) for name in runs.asked}
-    for why, gpus in (("it was not recorded", False), ("a GPU's is not probed", True)):
+    for why, gpus in (("it was not recorded", False), ("that of a GPU is not probed", True)):
         unknown = [
             name
             for name, share in slower.items()
             if share is None and any(each.hardware.gpus for each in runs.evaluations(name)) == gpus
         ]
         if unknown:
-            yield f"The machine's own speed for {', '.join(unknown)} is not in the noise: {why}."
+            yield f"The noise of {', '.join(unknown)} does not include the speed of the machine: {why}."
     if told := ", ".join(f"{share:.0%} slower for {name}" for name, share in slower.items() if (share or 0) > NOTED):
         yield (
-            f"The machine itself was {told} in one of the runs: differences in latency and throughput have to exceed "
-            "that as well."
+            f"The machine itself was {told} in one of the runs: differences in latency and throughput must exceed that "
+            "as well to count."
         )
     yield from {note: None for asked in runs.asked.values() for note in different_questions(asked)}
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 DECISION_VERSION: Final = 5
 """Raised when the same measurements would be scored in another way, so that old decisions are not used again."""
+WORDING: Final = 2
+"""Raised when sentences of the document are reworded: ``verify`` does not compare them with those of other versions."""
 METRIC_WORDS: Final = {"quality": "quality", "latency": "p95 latency", "throughput": "throughput", "memory": "memory"}
 
 
@@ -88,6 +90,7 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
         winner=winner.variant,
         release=release,
         reason=reason_of(decision, change, choice.excluded),
+        wording=WORDING,
         notes=(*decision.near_limits, *notes_of(evaluations, price, choice.evidence.questions)),
         separated=decision.separated,
         margin=Margin.model_validate(vars(decision.margin)) if decision.margin else None,
@@ -124,7 +127,7 @@ def reason_of(decision: Decision, change: Mapping[str, Change], excluded: Mappin
     if change:
         said += f" Against {REFERENCE}: {', '.join(_change(name, change.get(name)) for name in METRICS)}."
     if excluded:
-        said += " Out: " + "; ".join(f"{name}: {why}" for name, why in excluded.items()) + "."
+        said += " Excluded: " + "; ".join(f"{name}: {why}" for name, why in excluded.items()) + "."
     return said
 
 

@@ -47,7 +47,7 @@ def divergence_draws(computed: Computed) -> dict[str, Floats]:
 def divergence_record(computed: Computed) -> Divergence:
     return Divergence(
         documents=computed.documents,
-        tokens=computed.places,
+        tokens=computed.positions,
         kl=computed.kl.mean,
         kl_low=computed.kl.low,
         kl_high=computed.kl.high,

@@ -47,7 +47,7 @@ def metric_draws(
 
 
 def rounds(samples: Samples, evaluation: Evaluation, limits: Collection[str] = ()) -> list[Round]:
-    """What was measured in each round, with what *limits* need of each request."""
+    """The measurements of each round, with the times of requests that the *limits* apply to."""
     import numpy as np
 
     from scoring.draws import Round
@@ -75,14 +75,14 @@ def rounds(samples: Samples, evaluation: Evaluation, limits: Collection[str] = (
 
 
 def took_turns(evaluations: Mapping[str, Evaluation]) -> bool:
-    """Whether all were measured side by side, round by round: what the machine did then met all alike."""
+    """Whether all variants were measured side by side, round by round, so that the machine affected all equally."""
     names = set(evaluations)
     return len(names) > 1 and all({name, *each.interleaved_with} >= names for name, each in evaluations.items())
 
 
 def machine_speeds(evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
-    """By variant, how fast the machine itself was around its measurement: the geometric mean of its probes. Not where
-    there are GPUs, of which the probes say nothing."""
+    """The speed of the machine when each variant was measured: the geometric mean of its probes. Variants measured on
+    GPUs are missing, because GPUs are not probed."""
     found = {}
     for name, each in evaluations.items():
         if each.drift and not each.hardware.gpus:
@@ -92,8 +92,8 @@ def machine_speeds(evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
 
 
 def questions(evaluations: Mapping[str, Evaluation], samples: Mapping[str, Samples]) -> dict[str, dict[str, Items]]:
-    """By variant, ``items_of``. Two items are the same question where task, doc_id and doc_hash agree; where samples
-    have no hashes, by task and doc_id alone."""
+    """``items_of`` by variant. Two items are the same question if task, doc_id and doc_hash agree; if samples have no
+    hashes, if task and doc_id do."""
     hashed = all(item.doc_hash is not None for each in samples.values() for item in each.items)
     return {name: items_of(each, evaluations[name], hashed=hashed) for name, each in samples.items()}
 

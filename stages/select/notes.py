@@ -1,4 +1,4 @@
-"""What else a reader of a decision has to know of the measurement."""
+"""The notes of a decision: what else its reader has to know about the measurement."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def different_hardware(evaluations: Mapping[str, Evaluation]) -> list[str]:
         return []
     told = "; ".join(f"{', '.join(names)} on {hardware}" for hardware, names in found.items())
     return [
-        f"The variants were measured on different hardware ({told}): latency and throughput do not compare, and have "
-        "no say in the score."
+        f"The variants were measured on different hardware ({told}): latency and throughput are not "
+        "comparable and do not count in the score."
     ]
 
 
@@ -43,8 +43,8 @@ def single_rounds(evaluations: Mapping[str, Evaluation]) -> list[str]:
     if not names:
         return []
     return [
-        f"The load of {', '.join(names)} was measured in a single round: how much latency and throughput move between "
-        "rounds is not known, so their differences may be chance."
+        f"The load of {', '.join(names)} was measured in a single round: the variation of latency and throughput "
+        "between rounds is not known, so their differences may be due to chance."
     ]
 
 
@@ -55,10 +55,10 @@ def changed_speed(evaluations: Mapping[str, Evaluation]) -> list[str]:
     for name, each in sorted(evaluations.items()):
         limit = each.workload.get("drift_limit") or NOTED
         if each.drift and not each.hardware.gpus and each.drift.largest_change > limit:
-            again = ", though it was measured once more for that" if each.drift.measured_again else ""
+            again = ", also when it was measured again" if each.drift.measured_again else ""
             moved[f"{each.drift.largest_change:.0%}", again].append(name)
     return [
-        f"While the load of {', '.join(names)} was measured, the machine changed its own speed by {change}{again}."
+        f"The speed of the machine changed by {change} while the load of {', '.join(names)} was measured{again}."
         for (change, again), names in moved.items()
     ]
 
@@ -77,7 +77,7 @@ def without_cost(evaluations: Mapping[str, Evaluation]) -> list[str]:
     names = [name for name, each in evaluations.items() if each.goodput and not each.goodput.output_tokens_per_s]
     if not names:
         return []
-    return [f"No request of {', '.join(names)} met the latency targets, so there is no cost of tokens that do."]
+    return [f"No request of {', '.join(names)} met the latency targets, so there is no cost of tokens within them."]
 
 
 def different_questions(asked: Questions) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ def different_questions(asked: Questions) -> tuple[str, ...]:
         common, most = len(set.intersection(*names)), max(map(len, names))
         if common < len(set.union(*names)):
             found.append(
-                f"Of {task} {common} of {most} questions are the same for all: the others count as different ones, and "
-                "are not compared in pairs."
+                f"Only {common} of {most} questions of {task} are the same for all variants: the others count as "
+                "different questions and are not compared in pairs."
             )
     return tuple(found)

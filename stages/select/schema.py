@@ -18,13 +18,13 @@ from stages.parts.records.production import Production
 PATH: Final = Path(__file__).parents[2] / "docs" / "production_metrics.schema.json"
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 IDENTIFIER: Final = "urn:slipway:production_metrics:1"
-"""Its last part is ``schema_version``."""
+"""The last part is ``schema_version``."""
 MODULES: Final = (production, evaluation, hardware)
-"""Where the records of the document are."""
+"""The modules that define the records of the document."""
 
 
 def schema() -> dict[str, Any]:
-    """Draft 2020-12. Closed, as the record is: a field that it does not know is an error."""
+    """The schema, draft 2020-12. Like the record, it does not allow unknown fields."""
     generated = Production.model_json_schema(mode="serialization")
     described = _descriptions()
     for name, definition in [*generated.get("$defs", {}).items(), (Production.__name__, generated)]:
@@ -49,7 +49,7 @@ def _descriptions() -> dict[str, dict[str, str]]:
 
 
 def _untitle(definition: dict[str, Any]) -> None:
-    """Titles that only repeat a field's name say nothing."""
+    """Drop titles, which only repeat the names of the fields."""
     definition.pop("title", None)
     for each in definition.get("properties", {}).values():
         each.pop("title", None)

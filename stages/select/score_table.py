@@ -1,4 +1,4 @@
-"""A decision as a Markdown table: an output of select, which Argo's UI shows beside the run."""
+"""A decision as a Markdown table, which is an output of select and shown by Argo's UI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEADINGS: Final = {"quality": "Quality", "latency": "p95 latency", "throughput":
 
 
 def markdown(decision: Production) -> str:
-    """One row per variant by score, the winner in bold; one that is out with its reason."""
+    """One row per variant by score, with the winner in bold; excluded variants have their reason."""
     metrics = [f"{heading} {decision.weights[name]:.0%}" for name, heading in HEADINGS.items()]
     head = ["Variant", "Score", "Wins again", *metrics]
     rows = [head, ["---", *["---:"] * (len(head) - 1)], *(_row(each, decision) for each in decision.candidates)]
@@ -21,7 +21,7 @@ def markdown(decision: Production) -> str:
 def _row(candidate: Candidate, decision: Production) -> list[str]:
     name = f"**{candidate.variant}**" if candidate.variant == decision.winner else candidate.variant
     if candidate.excluded:
-        return [name, f"out: {_cell(candidate.excluded)}", "–", *["–"] * len(HEADINGS)]
+        return [name, f"excluded: {_cell(candidate.excluded)}", "–", *["–"] * len(HEADINGS)]
     again = odds(candidate.win_probability) if candidate.win_probability is not None else "–"
     values = [f"{shown(metric, candidate.raw[metric])} → {candidate.normalized[metric]:.2f}" for metric in HEADINGS]
     score = f"{candidate.score:.3f}"

@@ -34,7 +34,7 @@ def measured_anew(store: ModelStore, name: str, quality: float, latency_ms: floa
     evaluation(store, made, quality=quality, latency_ms=latency_ms, throughput=100.0, weights_bytes=1000)
 
 
-def test_repeats_that_come_to_the_same_say_so(folder, capsys):
+def test_repeats_with_the_same_decision_are_repeatable(folder, capsys):
     made = decisions(finished(folder), BALANCED)
     assert len(made) == 3
     assert verdict(made) == (True, "same winner each time: awq, separated (3 of 3 separated)")
@@ -51,10 +51,10 @@ def test_a_repeat_that_comes_to_another_winner_is_a_difference(folder, capsys):
     assert tell({"balanced": made}) == 1
 
 
-def test_nobody_is_no_winner_and_nothing_that_was_repeated(folder):
+def test_a_decision_without_a_winner_is_not_repeatable(folder):
     strict = Profile.model_validate({"name": "strict", "constraints": {"e2el_p95_ms": {"max": 1}}})
     made = decisions(finished(folder), strict)
-    assert verdict(made) == (False, "nobody could be chosen, so nothing was repeated")
+    assert verdict(made) == (False, "no variant could be chosen, so nothing was repeated")
     assert tell({"strict": made}) == 1
 
 
@@ -65,7 +65,7 @@ def test_one_winner_that_is_undecided_at_times_is_repeatable(folder):
     assert verdict(made) == (True, "same winner each time: awq, undecided at times (2 of 3 separated)")
 
 
-def test_repeats_of_an_older_record_are_decided_all_the_same(folder):
+def test_repeats_of_an_older_record_are_still_decided(folder):
     path = finished(folder)[0].evaluation("awq")
     document = json.loads(path.read_text())
     for each in (document["load"], *document["rounds"]):

@@ -206,7 +206,7 @@ def test_compare_lists_only_what_changed_between_two_runs(two_runs):
     assert moved["awq", "latency"]["change"] == pytest.approx(1.0)
     assert told["same_winner"] is False
     assert told["winners"][1].startswith(f"{SECOND}: fp16 has the highest score")
-    assert told["notes"][0].startswith("A run started the server of awq, fp16, gptq only once: what another start")
+    assert told["notes"][0].startswith("One of the runs started the server of awq, fp16, gptq only once: the noise")
 
 
 def again(store: ModelStore, monkeypatch: pytest.MonkeyPatch, names: list[str] = VARIANTS, **changed: Any) -> None:
@@ -266,7 +266,7 @@ def test_a_slower_machine_explains_changes_unless_they_are_a_gpus(tmp_path, monk
     assert {each["metric"] for each in told["metrics"] if each["beyond_noise"]} == beyond
     said = " ".join(told["notes"])
     assert ("10% slower for awq" in said) == (not gpus)
-    assert ("a GPU's is not probed" in said) == bool(gpus)
+    assert ("that of a GPU is not probed" in said) == bool(gpus)
 
 
 def test_the_comparison_is_a_table_for_people(two_runs):

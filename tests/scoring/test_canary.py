@@ -56,7 +56,7 @@ def test_fishers_exact_test_by_hand():
     assert increase(1, 5, 0, 0) == 1.0
 
 
-def test_large_counts_are_no_trouble():
+def test_large_counts_do_not_overflow():
     assert increase(100, 100_000, 100, 1_000_000) < 1e-30
     assert increase(100, 100_000, 1000, 1_000_000) == pytest.approx(0.5, abs=0.05)
 
@@ -112,5 +112,5 @@ def test_a_slower_half_fails_only_when_chance_does_not_explain_it(worse, of, ver
     assert mostly(worse, of, significance=0.01) == verdict
 
 
-def test_a_limit_that_nobody_knows_is_unclear():
+def test_an_unknown_limit_is_unclear():
     assert latency(BOUNDS, (100, 100, 100, 100), math.nan, least=50, significance=0.01) == "unclear"

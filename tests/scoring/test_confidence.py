@@ -36,7 +36,7 @@ def test_paired_draws_have_less_noise():
     assert noise_of(raw(fp16=0.8, awq=0.8), samples)["quality"] == pytest.approx(0, abs=1e-9)
 
 
-def test_one_variant_has_no_noise_to_be_told_apart_by():
+def test_a_single_variant_has_no_noise():
     assert set(noise_of(raw(fp16=0.8), {"fp16": {"quality": normal(0.8, 0.01, 0)}}).values()) == {0.0}
 
 
@@ -52,13 +52,13 @@ def test_level_scores_share_the_win():
     assert win_probabilities(scores) == pytest.approx({"a": 4 / 9, "b": 5 / 18, "c": 5 / 18})
 
 
-def test_who_is_not_able_wins_no_draw_and_nobody_may():
+def test_only_able_variants_win_a_draw_and_a_draw_may_have_no_winner():
     scores = pd.DataFrame({"a": [1.0, 0.5, 1.0, 1.0], "b": [0.5, 0.7, 0.0, 0.5]})
     able = pd.DataFrame({"a": [False, True, True, False], "b": [True, True, True, False]})
     assert win_probabilities(scores, able) == {"a": 0.25, "b": 0.5}
 
 
-def test_only_those_among_whom_is_chosen_set_the_scale_of_a_draw():
+def test_only_the_variants_to_choose_from_set_the_scale_of_a_draw():
     samples = {name: {"quality": np.full(2, each)} for name, each in (("a", 0.8), ("b", 0.7), ("c", 0.2))}
     among = pd.DataFrame({"a": [True, True], "b": [True, True], "c": [True, False]})
     found = score_draws(raw(a=0.8, b=0.7, c=0.2), samples, QUALITY_ONLY, among=among)
@@ -75,7 +75,7 @@ def test_the_interval_holds_95_percent_of_the_draws():
 @pytest.mark.parametrize("counts", [(10, 20), (0, 0)])
 def test_draws_that_do_not_belong_together_are_refused(counts):
     samples = {name: {"quality": np.ones(count)} for name, count in zip(("fp16", "awq"), counts, strict=True)}
-    with pytest.raises(ValueError, match="number of draws"):
+    with pytest.raises(ValueError, match="numbers of draws"):
         noise_of(raw(fp16=0.8, awq=0.8), samples)
 
 
@@ -93,7 +93,7 @@ def test_a_choice_that_hangs_on_the_weights_shows():
     assert shares_near(narrow, SHARES) == shares_near(narrow, SHARES)
 
 
-def test_a_metric_of_no_weight_stays_without_any_nearby():
+def test_a_weight_of_zero_stays_zero_in_the_weightings_nearby():
     only_latency_differs = normalized(fp16=[1, 0, 1, 1], awq=[1, 1, 1, 1])
     ignored = {"quality": 0.4, "latency": 0.0, "throughput": 0.5, "memory": 0.1}
     assert shares_near(only_latency_differs, ignored) == {"fp16": 0.5, "awq": 0.5}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from scoring.constraints import MEASURES, Constraints, broken
+from scoring.constraints import MEASURES, Constraints, violations
 
 STRICT = Constraints.model_validate(
     {name: {"min": 0.5} if each.higher_is_better else {"max": 0.5} for name, each in MEASURES.items()}
@@ -27,7 +27,7 @@ def test_all_mistakes_show_at_once():
     assert {str(each["loc"][0]) for each in caught.value.errors()} == set(given)
 
 
-def test_only_what_is_set_is_written():
+def test_only_set_limits_are_written():
     constraints = Constraints.model_validate({"memory_gib": {"max": 20}, "quality_recovery": None})
     assert constraints.model_dump() == {"memory_gib": {"max": 20.0}}
     assert Constraints.model_validate_json(constraints.model_dump_json()) == constraints
@@ -35,29 +35,29 @@ def test_only_what_is_set_is_written():
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("name", sorted(MEASURES))
-def test_what_was_not_measured_keeps_no_constraint(name, value):
+def test_an_unmeasured_value_meets_no_constraint(name, value):
     kept = dict.fromkeys(MEASURES, 0.5)
-    assert broken(kept, STRICT) == []
-    (found,) = broken({**kept, name: value}, STRICT)
+    assert violations(kept, STRICT) == []
+    (found,) = violations({**kept, name: value}, STRICT)
     assert (found.name, found.value) == (name, None)
     assert "was not measured" in found.text
-    assert broken({}, STRICT)[0].text.startswith("quality_recovery was not measured")
+    assert violations({}, STRICT)[0].text.startswith("quality_recovery was not measured")
 
 
 @given(st.sampled_from(sorted(MEASURES)), st.floats(0, 1), st.floats(0, 1))
 def test_a_limit_is_broken_beyond_it_and_not_at_it(name, limit, value):
     side = "min" if MEASURES[name].higher_is_better else "max"
-    found = broken({name: value}, Constraints.model_validate({name: {side: limit}}))
+    found = violations({name: value}, Constraints.model_validate({name: {side: limit}}))
     assert bool(found) == (value < limit if side == "min" else value > limit)
 
 
-def test_what_is_broken_is_told_with_its_numbers():
+def test_a_violation_has_its_numbers():
     limits = Constraints.model_validate({"quality_recovery": {"min": 0.95}, "ttft_p95_ms": {"max": 500}})
-    assert [each.text for each in broken({"quality_recovery": 0.9499999, "ttft_p95_ms": 612.25}, limits)] == [
+    assert [each.text for each in violations({"quality_recovery": 0.9499999, "ttft_p95_ms": 612.25}, limits)] == [
         "quality_recovery 0.9499999 is below the minimum of 0.95",
         "ttft_p95_ms 612.2 is above the maximum of 500",
     ]
 
 
 def test_without_constraints_nothing_is_broken():
-    assert broken({}, Constraints()) == []
+    assert violations({}, Constraints()) == []

@@ -140,7 +140,7 @@ def test_identical_twins_are_never_separated(rows, wanted, method, spread):
 
 @quick
 @given(variants, weights, methods, spreads, st.floats(0.5, 2))
-def test_a_variant_that_breaks_a_constraint_never_wins(rows, wanted, method, spread, limit):
+def test_a_variant_that_violates_a_constraint_never_wins(rows, wanted, method, spread, limit):
     limit = limit * np.median([each["latency"] for each in rows.values()])
     mine = profile(weights=wanted, normalization=method, constraints={"e2el_p95_ms": {"max": limit}})
     found = decide(frame(rows), mine, noisy(rows, spread))
@@ -217,11 +217,11 @@ def test_without_separation_the_higher_quality_is_preferred():
     assert found.eligible == ("awq", "fp16")
     assert (found.winner, found.separated) == ("fp16", False)
     assert found.verdict.endswith(
-        "fp16 is preferred: its quality is higher beyond noise than that of those who rank before it."
+        "fp16 is preferred: its quality is higher, beyond noise, than that of every variant ranked before it."
     )
 
 
-def test_quality_within_noise_excludes_nobody():
+def test_quality_within_noise_excludes_no_variant():
     rows = {"fp16": row(quality=0.801, latency=9.5), "awq": row(quality=0.800, memory=0.5e9)}
     wanted = only("latency") | {"memory": 0.01}
     found = decide(frame(rows), profile(weights=wanted), noisy(rows, 0.03))
@@ -230,7 +230,7 @@ def test_quality_within_noise_excludes_nobody():
     assert found.winner == "awq"
 
 
-def test_what_speed_did_not_separate_is_decided_by_what_a_repeated_measurement_finds_again():
+def test_variants_that_speed_does_not_separate_are_chosen_by_quality_and_memory():
     faster = {"awq": row(quality=0.800, memory=1e9), "gptq": row(quality=0.801, memory=1e9, latency=9.8)}
     slower = {"awq": row(quality=0.800, memory=1e9, latency=9.8), "gptq": row(quality=0.801, memory=1e9)}
     found = [decide(frame(rows), profile(weights=only("latency")), noisy(rows, 0.03)) for rows in (faster, slower)]
@@ -250,7 +250,7 @@ def test_a_profile_that_asks_for_more_confidence_is_harder_to_satisfy():
     assert not asked[0.999].separated
 
 
-def test_without_draws_a_lead_is_taken_as_it_is_and_said_to_be():
+def test_without_draws_a_lead_is_taken_at_face_value_and_the_verdict_says_so():
     found = decide(frame({"fp16": row(), "awq": row(throughput=101)}), profile())
     assert (found.winner, found.separated) == ("awq", True)
     assert "The noise of quality, latency and throughput was not measured" in found.verdict
@@ -269,7 +269,7 @@ def test_one_variant_is_the_choice():
 
 
 @pytest.mark.parametrize("method", ["min-max", "relative"])
-def test_nobody_wins_where_all_are_out(method):
+def test_there_is_no_winner_if_all_variants_are_excluded(method):
     rows = {"fp16": row(quality=float("nan")), "awq": row(latency=900)}
     found = decide(frame(rows), profile(normalization=method, constraints={"e2el_p95_ms": {"max": 500}}))
     assert (found.winner, found.separated, found.eligible) == (None, False, ())
@@ -306,13 +306,15 @@ def test_the_only_choice_is_not_sure_where_its_noise_reaches_across_a_limit():
     assert found.win_probability["awq"] == pytest.approx((latency <= 97.5).mean())
     assert 0.8 < found.win_probability["awq"] < 0.9
     assert "with a probability of 8" in found.verdict
-    assert found.verdict.endswith("to be chosen again: the evidence does not tell who keeps the constraints.")
+    assert found.verdict.endswith(
+        "of being chosen again: the evidence does not show which variants meet the constraints."
+    )
     (note,) = found.near_limits
-    assert note.startswith("awq keeps the maximum of 97.5 for e2el_p95_ms with 97, but its 95 % interval of 96.")
-    assert note.endswith("reaches across the limit.")
+    assert note.startswith("awq meets the maximum of 97.5 for e2el_p95_ms with 97, but its 95 % interval of 96.")
+    assert note.endswith("crosses the limit.")
 
 
-def test_who_is_out_by_less_than_its_noise_may_win_again():
+def test_a_variant_excluded_by_less_than_its_noise_may_win_draws():
     rows = {"fp16": row(latency=90), "awq": row(latency=98, throughput=300, memory=0.3e9)}
     mine = within().model_copy(update={"weights": profile(weights=only("throughput")).weights})
     latency = around(98, 1.0)
@@ -320,7 +322,7 @@ def test_who_is_out_by_less_than_its_noise_may_win_again():
     found = decide(frame(rows), mine, samples)
     assert (found.winner, found.separated) == ("fp16", False)
     assert found.win_probability == {"fp16": pytest.approx((latency > 97.5).mean())}
-    assert found.near_limits[0].startswith("awq breaks the maximum of 97.5 for e2el_p95_ms with 98, but its 95 %")
+    assert found.near_limits[0].startswith("awq violates the maximum of 97.5 for e2el_p95_ms with 98, but its 95 %")
     far = decide(
         frame(rows | {"awq": rows["awq"] | {"latency": 198}}), mine, samples | {"awq": {"latency": latency + 100}}
     )
@@ -328,7 +330,7 @@ def test_who_is_out_by_less_than_its_noise_may_win_again():
     assert far.win_probability == {"fp16": 1.0}
 
 
-def test_a_draw_in_which_nobody_keeps_the_constraints_is_won_by_nobody():
+def test_a_draw_in_which_no_variant_meets_the_constraints_has_no_winner():
     rows = {"fp16": row(latency=97), "awq": row(latency=97, throughput=200)}
     latency = around(97, 0.5)
     found = decide(frame(rows), within(), {name: {"latency": latency} for name in rows})
@@ -336,17 +338,17 @@ def test_a_draw_in_which_nobody_keeps_the_constraints_is_won_by_nobody():
     assert found.win_probability == pytest.approx({"awq": kept, "fp16": 0.0})
     assert (found.winner, found.separated) == ("awq", False)
     assert found.verdict.startswith("awq has the highest score, with a probability of 8")
-    assert "the evidence does not tell who keeps the constraints." in found.verdict
+    assert "the evidence does not show which variants meet the constraints." in found.verdict
 
 
-def test_what_both_have_in_common_does_not_move_the_recovery():
+def test_common_variation_does_not_affect_the_recovery():
     rows = {"fp16": row(quality=0.8), "awq": row(quality=0.768, throughput=300, latency=5)}
     whole = around(0.8, 0.04)
     mine = profile(weights=only("throughput"), constraints={"quality_recovery": {"min": 0.95}})
     found = decide(frame(rows), mine, {"fp16": {"quality": whole}, "awq": {"quality": 0.96 * whole}})
     assert (found.near_limits, sum(found.win_probability.values())) == ((), pytest.approx(1))
     apart = decide(frame(rows), mine, {"fp16": {"quality": whole}, "awq": {"quality": 0.96 * around(0.8, 0.04, 1)}})
-    assert apart.near_limits[0].startswith("awq keeps the minimum of 0.95 for quality_recovery with 0.96, but")
+    assert apart.near_limits[0].startswith("awq meets the minimum of 0.95 for quality_recovery with 0.96, but")
 
 
 def test_whatever_is_limited_can_have_draws():
@@ -369,7 +371,7 @@ def test_fp16_without_a_metric_still_tells_the_recovery_of_the_others():
 
 
 @pytest.mark.parametrize("method", ["min-max", "relative"])
-def test_what_does_not_compare_has_no_say(method):
+def test_an_incomparable_metric_does_not_count(method):
     rows = {"fp16": row(quality=0.81), "awq": row(quality=0.80, latency=1, throughput=1e5)}
     asked = profile(normalization=method, weights={"quality": 0.3, "latency": 0.4, "throughput": 0.2, "memory": 0.1})
     samples = noisy(rows, 0.001)
@@ -403,22 +405,22 @@ def test_a_winner_that_ranks_behind_has_a_margin_below_zero():
     assert found.margin.low < found.margin.value < 0
 
 
-def test_what_a_constraint_needs_and_nobody_measured_excludes_everyone():
+def test_a_constraint_on_an_unmeasured_value_excludes_every_variant():
     found = decide(frame({"fp16": row(), "awq": row()}), profile(constraints={"kl_divergence": {"max": 0.1}}))
     assert found.winner is None
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
-def test_draws_that_are_no_measurements_exclude_their_variant(wrong):
+def test_invalid_draws_exclude_their_variant(wrong):
     rows = {"fp16": row(), "awq": row(throughput=200)}
     samples = noisy(rows, 0.01)
     samples["awq"]["latency"][7] = wrong
     found = decide(frame(rows), profile(), samples)
     assert found.winner == "fp16"
-    assert found.excluded["awq"] == ("latency has draws that are not finite or negative",)
+    assert found.excluded["awq"] == ("latency has draws that are negative or not finite",)
 
 
-def test_who_is_out_does_not_set_the_scale_of_the_others():
+def test_an_excluded_variant_does_not_affect_the_scale_of_the_others():
     rows = {"fp16": row(), "awq": row(throughput=120, quality=0.79)}
     limited = profile(constraints={"e2el_p95_ms": {"max": 500}})
     alone = decide(frame(rows), limited)
@@ -450,7 +452,7 @@ def test_a_choice_that_hangs_on_the_weights_says_so():
     found = decide(frame(rows), profile(weights=wanted), noisy(rows, 0.001))
     assert (found.winner, found.separated) == ("fp16", True)
     assert found.near_weights["fp16"] < 0.7
-    assert "hangs on the weights" in found.verdict
+    assert "depends on the weights" in found.verdict
 
 
 @pytest.mark.parametrize(
@@ -463,7 +465,7 @@ def test_a_choice_that_hangs_on_the_weights_says_so():
         ({}, ("a",)),
     ],
 )
-def test_what_is_the_same_file_by_file_is_never_separated(digests, expected):
+def test_variants_that_are_identical_file_by_file_are_never_separated(digests, expected):
     assert with_twins(("a",), ["a", "b", "c"], digests) == expected
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scoring.divergence import Distributions, divergence, place_divergences
+from scoring.divergence import Distributions, divergence, position_divergences
 
 
 def told(full: np.ndarray, listed: int) -> Distributions:
@@ -30,20 +30,20 @@ def true_kl(reference: np.ndarray, variant: np.ndarray) -> np.ndarray:
 def test_the_divergence_is_never_more_than_the_true_one(noise, listed):
     for seed in range(20):
         reference, variant = pair(seed, vocabulary=60, noise=noise)
-        found = place_divergences(told(reference, listed), told(variant, listed))
+        found = position_divergences(told(reference, listed), told(variant, listed))
         assert (found >= 0).all()
         assert (found <= true_kl(reference, variant) + 1e-5).all()
 
 
 def test_with_all_tokens_listed_it_is_the_true_one():
     reference, variant = pair(1, vocabulary=20, noise=0.5)
-    found = place_divergences(told(reference, 20), told(variant, 20))
+    found = position_divergences(told(reference, 20), told(variant, 20))
     assert found == pytest.approx(true_kl(reference, variant), abs=1e-4)
 
 
 def test_of_a_few_tokens_it_is_most_of_the_true_one_for_a_slight_disturbance():
     reference, variant = pair(2, vocabulary=2000, noise=0.1, concentration=0.005)
-    found = place_divergences(told(reference, 20), told(variant, 20)).mean()
+    found = position_divergences(told(reference, 20), told(variant, 20)).mean()
     assert 0.7 < found / true_kl(reference, variant).mean() <= 1
 
 
@@ -51,21 +51,21 @@ def test_distributions_without_a_common_token_are_far_apart():
     logprobs = np.log([[0.6, 0.3]])
     one, other = Distributions(np.array([[1, 2]]), logprobs), Distributions(np.array([[3, 4]]), logprobs)
     # The other's rest is 0.1, so at most 0.1 of it can be on this one's tokens, which hold 0.9.
-    assert place_divergences(one, other)[0] > 0.9 * np.log(0.9 / 0.1) - 0.5
+    assert position_divergences(one, other)[0] > 0.9 * np.log(0.9 / 0.1) - 0.5
 
 
-def test_a_certain_token_and_rounding_make_no_divergence():
+def test_certain_tokens_and_rounding_cause_no_divergence():
     certain = Distributions(np.array([[7, 8]]), np.array([[0.0, -30.0]]))
     nearly = Distributions(np.array([[7, 9]]), np.array([[-0.000001, -9999.0]]))
     for ours, theirs in ((certain, certain), (certain, nearly), (nearly, certain)):
-        assert 0 <= place_divergences(ours, theirs)[0] < 1e-4
+        assert 0 <= position_divergences(ours, theirs)[0] < 1e-4
 
 
 def test_a_distribution_is_not_apart_from_itself():
     reference = [told(each, 20) for each in (pair(3, 60, 0.1)[0], pair(4, 60, 0.1)[0])]
     found = divergence(reference, reference)
     assert (found.kl.mean, found.kl.high, found.top1.mean, found.top1.low) == (0.0, 0.0, 1.0, 1.0)
-    assert (found.documents, found.places) == (2, 80)
+    assert (found.documents, found.positions) == (2, 80)
 
 
 def test_means_are_over_places_and_intervals_over_documents():
@@ -96,14 +96,14 @@ GOOD = Distributions(np.array([[1, 2]]), np.log([[0.5, 0.2]]))
     [
         (Distributions(np.array([[1, 2]]), np.array([[np.nan, -1.0]])), "not finite"),
         (Distributions(np.array([[1, 2]]), np.array([[-0.1, -0.1]])), "more than 1"),
-        (Distributions(np.array([[1, 2]]), np.array([[-3.0, -1.0]])), "best first"),
-        (Distributions(np.array([[1, 2]]), np.array([[-1.0]])), "no one shape"),
-        (Distributions(np.array([1, 2]), np.array([-1.0, -2.0])), "no one shape"),
-        (Distributions(np.zeros((0, 2), dtype=int), np.zeros((0, 2))), "no one shape"),
-        (Distributions(np.array([[1, 2]] * 2), np.log([[0.5, 0.2]] * 2)), "1 places of the reference, 2"),
+        (Distributions(np.array([[1, 2]]), np.array([[-3.0, -1.0]])), "in descending order"),
+        (Distributions(np.array([[1, 2]]), np.array([[-1.0]])), "need one shape"),
+        (Distributions(np.array([1, 2]), np.array([-1.0, -2.0])), "need one shape"),
+        (Distributions(np.zeros((0, 2), dtype=int), np.zeros((0, 2))), "need one shape"),
+        (Distributions(np.array([[1, 2]] * 2), np.log([[0.5, 0.2]] * 2)), "1 positions of the reference, 2"),
     ],
 )
-def test_what_is_no_pair_of_distributions_is_refused(variant, message):
+def test_invalid_or_unpaired_distributions_are_refused(variant, message):
     with pytest.raises(ValueError, match=message):
         divergence([GOOD], [variant])
 

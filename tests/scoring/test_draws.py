@@ -19,7 +19,7 @@ def right(share: float, items: int = 500, seed: int = 0) -> Items:
     return Items((np.random.default_rng(seed).random(items) < share).astype(float))
 
 
-def test_the_same_seed_gives_the_same_draws_whoever_else_is_drawn():
+def test_the_same_seed_gives_the_same_draws_whatever_the_other_variants():
     rounds = {name: rounds_of([90, 100, 110], seed=place) for place, name in enumerate(VARIANTS)}
     alone, all_three = load_draws({"awq": rounds["awq"]}), load_draws(rounds)
     assert np.array_equal(alone["awq"]["latency"], all_three["awq"]["latency"])
@@ -54,13 +54,13 @@ def test_rounds_may_have_different_numbers_of_requests():
     assert set(load_draws({"fp16": rounds})["fp16"]["latency"]) == {5.0, 7.0}
 
 
-def test_one_round_tells_no_noise_of_throughput():
+def test_one_round_does_not_show_the_noise_of_throughput():
     drawn = load_draws({"fp16": rounds_of([100])})["fp16"]
     assert set(drawn) == {"latency"}
     assert drawn["latency"].std() > 0
 
 
-def test_what_paired_rounds_have_in_common_cancels_out():
+def test_common_variation_of_paired_rounds_cancels_out():
     busy = {"fp16": rounds_of([50, 100, 150]), "awq": rounds_of([51, 102, 153])}
     apart, together = load_draws(busy), load_draws(busy, paired=True)
     difference = {
@@ -165,7 +165,7 @@ def starts_of(speeds: list[list[float]]) -> list[Round]:
     return [Round(np.full(4, 1000 / speed), speed, start) for start, each in enumerate(speeds) for speed in each]
 
 
-def test_what_differs_between_starts_of_the_server_is_noise_though_its_rounds_agree():
+def test_a_difference_between_starts_of_the_server_is_noise_even_if_the_rounds_agree():
     starts = starts_of([[90, 90, 90, 90], [110, 110, 110, 110], [100, 100, 100, 100]])
     one = [Round(each.latencies_ms, each.output_tokens_per_s) for each in starts]
     by_start, by_round = (load_draws({"fp16": each}, draws=20_000)["fp16"]["throughput"] for each in (starts, one))
@@ -189,7 +189,7 @@ def test_goodput_is_drawn_from_the_same_rounds():
     assert np.allclose(drawn["goodput"], drawn["throughput"] / 2)
 
 
-def test_what_is_limited_is_drawn_from_the_same_requests():
+def test_constrained_measures_are_drawn_from_the_same_requests():
     rounds = [
         Round(each.latencies_ms, 100.0, others={"ttft_p95_ms": each.latencies_ms / 4, "goodput_share": good})
         for each in rounds_of([90, 100, 110])
@@ -220,7 +220,7 @@ def test_few_rounds_spread_the_draws_and_many_hardly_do():
         assert np.log(wider).mean() == pytest.approx(np.log(drawn["fp16"]["throughput"]).mean())
 
 
-def test_variants_share_what_is_known_of_the_noise():
+def test_the_degrees_of_freedom_are_pooled_over_the_variants():
     rounds = {name: rounds_of([90, 100, 110]) for name in ("fp16", "awq", "gptq")}
     drawn = load_draws(rounds)
     alone, together = (

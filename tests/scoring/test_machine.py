@@ -39,7 +39,7 @@ def test_a_machine_that_was_equally_fast_changes_nothing():
     assert notes({"fp16": 50.0, "awq": 50.0}) == []
 
 
-def test_the_noise_holds_what_the_machine_differed():
+def test_the_noise_includes_the_difference_between_the_machines():
     noise = noise_of(raw(), widened(steady(), {"fp16": 40.0, "awq": 50.0}))
     # ln(50/40) = 22 % of about 100 ms and of about 100 tokens/s.
     assert noise["latency"] == pytest.approx(0.223 * 92, rel=0.1)
@@ -57,13 +57,13 @@ def test_a_variant_is_not_faster_for_a_faster_machine():
     assert found.ranking["score"].to_list() == [1.0, 1.0]
 
 
-def test_a_variant_that_was_not_probed_is_left_as_it_is():
+def test_a_variant_without_probes_is_not_changed():
     samples = steady()
     found = widened(samples, {"fp16": 40.0})
     assert np.array_equal(found["awq"]["latency"], samples["awq"]["latency"])
 
 
-def test_what_the_machine_differed_is_told_with_its_number():
+def test_the_difference_between_the_machines_is_noted_with_its_number():
     (note,) = notes({"fp16": 50.0, "awq": 44.0, "gptq": 49.0})
     assert note.startswith("The machine itself was 12% slower for awq than for fp16")
     assert notes({}) == []

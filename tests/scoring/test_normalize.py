@@ -68,7 +68,7 @@ def test_a_difference_fades_into_the_noise_without_a_jump():
     assert worth == pytest.approx([0, 0.5, 0.999, 1])
 
 
-def test_who_is_within_noise_of_the_best_counts_as_the_best_and_the_others_keep_their_gap():
+def test_a_variant_within_noise_of_the_best_counts_as_the_best_and_the_others_keep_their_gap():
     rows = {"fp16": row(quality=0.80), "awq": row(quality=0.79), "gptq": row(quality=0.70), "fp8": row(quality=0.60)}
     found = normalize(frame(rows), noise={"quality": 0.02})["quality"]
     assert found.to_dict() == pytest.approx({"fp16": 1, "awq": 1, "gptq": 0.6, "fp8": 0.1})
@@ -114,7 +114,7 @@ def test_relative_to_a_reference_of_zero_is_defined():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, None])
 @pytest.mark.parametrize("name", sorted(METRICS))
-def test_a_variant_with_a_metric_that_is_no_measurement_is_out(name, value):
+def test_a_variant_with_an_invalid_metric_is_excluded(name, value):
     rows = {"fp16": row(), "awq": {**row(), name: value}}
     assert measurable(frame(rows)).to_dict() == {"fp16": True, "awq": False}
     assert list(normalize(frame(rows)).index) == ["fp16"]

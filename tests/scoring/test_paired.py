@@ -51,10 +51,10 @@ def test_a_weighted_difference_is_that_of_the_corpus():
     assert 1 <= found.low <= found.high <= 2
 
 
-def test_what_is_no_pair_is_refused():
-    with pytest.raises(ValueError, match="no pairs"):
+def test_unpaired_items_are_refused():
+    with pytest.raises(ValueError, match="not pairs"):
         flips(np.ones(3, dtype=bool), np.ones(4, dtype=bool))
-    with pytest.raises(ValueError, match="no pairs"):
+    with pytest.raises(ValueError, match="not pairs"):
         mean_difference(np.zeros(3), np.zeros(4))
     with pytest.raises(ValueError, match="no items"):
         mean_difference(np.zeros(0), np.zeros(0))

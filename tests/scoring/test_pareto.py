@@ -21,7 +21,7 @@ def dominates(one: pd.Series, other: pd.Series) -> bool:
 
 
 @given(rows)
-def test_on_the_front_is_exactly_who_is_dominated_by_nobody(values):
+def test_the_front_has_exactly_the_variants_that_are_not_dominated(values):
     raw = frame(values)
     expected = [not any(dominates(other, each) for _, other in raw.iterrows()) for _, each in raw.iterrows()]
     assert pareto_front(raw).to_list() == expected
@@ -32,7 +32,7 @@ def test_equal_variants_stay_on_the_front_together():
     assert pareto_front(frame([(1, 1, 1, 1), (1, 1, 1, 1)])).to_list() == [True, True]
 
 
-def test_what_was_not_measured_is_not_on_the_front_and_dominates_nobody():
+def test_a_variant_that_was_not_measured_is_not_on_the_front_and_dominates_no_other():
     raw = frame([(0.5, 10, 100, 1000), (0.9, float("nan"), 200, 10)])
     assert pareto_front(raw).to_list() == [True, False]
     assert pareto_front(raw.drop(columns="memory")).to_list() == [False, False]

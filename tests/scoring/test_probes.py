@@ -28,19 +28,19 @@ def test_other_weights_fail_whatever_they_say_and_however_sure_they_are():
     assert compared([math.log(0.3)] * 16, SURE, SURE, SURE, 16).agreement == pytest.approx(1 / 3)
 
 
-def test_what_is_said_against_what_is_read_fails_over_sound_weights():
+def test_broken_decoding_with_correct_weights_fails_by_its_consistency():
     said = [SURE[0], *[math.log(0.001)] * 15]
     found = compared(SURE, SURE, said, SURE, 1)
     assert found.likeness == 1.0
     assert found.agreement < 0.01
 
 
-def test_the_agreement_of_no_probe_is_none():
+def test_without_probes_the_agreement_is_zero():
     assert agreement([]) == 0.0
 
 
 @pytest.mark.parametrize("again", [[], [math.nan] * 16, [-math.inf] * 16, SURE[:-1]])
-def test_probabilities_that_are_missing_or_no_numbers_are_refused(again):
+def test_missing_or_infinite_probabilities_are_refused(again):
     with pytest.raises(ValueError, match=r"argument|missing or not finite"):
         compared(SURE, again, SURE, SURE, 0)
 

@@ -83,7 +83,7 @@ def test_one_variant_scores_one():
     assert rank(frame({"fp16": row()}), SHARES)["score"].to_dict() == {"fp16": 1.0}
 
 
-def test_a_missing_metric_is_no_measurement():
+def test_a_missing_metric_counts_as_not_measured():
     raw = frame({"fp16": row()}).drop(columns="latency")
     assert rank(raw, SHARES).empty
 

@@ -1,4 +1,4 @@
-"""``evaluations/<variant>.json``: everything measured of one variant under one workload."""
+"""``evaluations/<variant>.json``: everything that was measured of one variant under one workload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stages.parts.base.record import Record
 from stages.parts.machine.hardware import Hardware
 
 SAMPLES_SUFFIX: Final = ".samples.jsonl"
-"""Beside an evaluation: what was measured of each request and item, so that all else can be computed again."""
+"""The raw samples beside an evaluation, from which everything else can be computed again."""
 
 
 class TaskScore(Record):
@@ -22,20 +22,20 @@ class TaskScore(Record):
     task: str
     kind: Literal["accuracy", "perplexity"]
     value: float
-    """accuracy: share of items right, 0–1. perplexity: bits per byte of text."""
+    """accuracy: share of correct items, 0–1. perplexity: bits per byte of text."""
     low: float
     high: float
     """95 % interval: lm-eval's standard error for accuracy, bootstrap over documents for perplexity."""
     score: float
-    """What scoring uses, 0–1, higher is better: the accuracy, or 2^(-bits per byte), the geometric-mean
+    """The value used for scoring, 0–1, higher is better: the accuracy, or 2^(−bits per byte), the geometric mean of the
     probability that the model gives to each byte of the text."""
     items: int
     metrics: dict[str, float]
-    """Everything lm-eval returned, by its own names."""
+    """Everything that lm-eval reported, by its own names."""
 
 
 class Probe(Record):
-    """How a variant answered a fixed prompt, greedily: what shows later whether a server still gives the same."""
+    """A variant's greedy answer to a fixed prompt, to check later whether a server still gives the same answer."""
 
     prompt: str
     prompt_ids: tuple[int, ...]
@@ -43,7 +43,7 @@ class Probe(Record):
     tokens: tuple[str, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Of each token, given what stands before it; natural logarithm."""
+    """Natural logarithm of each token's probability, given the tokens before it."""
 
 
 class Percentiles(Record):
@@ -54,10 +54,10 @@ class Percentiles(Record):
 
 
 class Load(Record):
-    """Load on the server: one round, or all together (percentiles over all requests, the rounds' mean rates)."""
+    """Load on the server: one round, or all together (percentiles over all requests, mean rates of the rounds)."""
 
     concurrency: int
-    """Requests in flight at a time; where they arrive at a rate of their own, the most that there were."""
+    """Requests in flight at a time; where requests arrive at a given rate, the highest number observed."""
     requests: int
     duration_s: float
     prompt_tokens: int
@@ -72,74 +72,74 @@ class Load(Record):
     @model_validator(mode="before")
     @classmethod
     def _as_once_recorded(cls, data: Any) -> Any:
-        """Without two counts that could say nothing: a load with a failed request is not recorded."""
+        """Drop two counts of older records that say nothing: a load with a failed request is not recorded."""
         counts = ("requests_completed", "requests_failed")
         return {name: each for name, each in data.items() if name not in counts} if isinstance(data, dict) else data
 
 
 class Goodput(Record):
-    """What met the workload's latency targets, request by request: all rounds together, rates as in ``Load``."""
+    """The requests that met the workload's latency targets, in all rounds together; rates as in ``Load``."""
 
     ttft_ms: float
-    """The targets: at most."""
+    """The targets: the highest times allowed."""
     tpot_ms: float
     share: float
-    """Of all requests, 0–1."""
+    """The share of all requests, 0–1."""
     requests_per_s: float
     output_tokens_per_s: float
 
 
 class Speed(Record):
-    """How fast the machine itself is, by short probes while no server has work."""
+    """The speed of the machine itself, by short probes while no server has work."""
 
     compute_gflop_per_s: float
     memory_gib_per_s: float
 
 
 class Drift(Record):
-    """The machine's processor and memory around the load; a GPU is not probed. Compare ``before`` between variants too:
-    it should be the same for all."""
+    """The speed of the machine's CPU and memory before and after the load; a GPU is not probed. ``before`` should also
+    be the same for all variants."""
 
     before: Speed
     """Before the load of the first start of the server."""
     between: tuple[Speed, ...] = ()
-    """After the load of each start but the last, and before that of the next, in turn."""
+    """After the load of each start but the last, and before the load of the next, alternately."""
     after: Speed
-    """After the load of the last."""
+    """After the load of the last start."""
     largest_change: float
-    """Relative, during the load of any one start: 0.2 is a fifth faster or slower."""
+    """The largest relative change during the load of one start: 0.2 is a fifth faster or slower."""
     measured_again: int
-    """Starts whose load was measured once more, because the change exceeded the workload's ``drift_limit``."""
+    """Starts whose load was measured again, because the change exceeded the workload's ``drift_limit``."""
 
     def probes(self) -> tuple[Speed, ...]:
-        """All, in order: one before and one after the load of each start."""
+        """All probes in order: one before and one after the load of each start."""
         return (self.before, *self.between, self.after)
 
 
 class Memory(Record):
     weights_bytes: int
     peak_resident_bytes: int
-    """Highest sum of the resident sets of the server's processes while it was measured."""
+    """The highest sum of the resident sets of the server's processes while it was measured."""
     peak_gpu_bytes: int | None
-    """None also where servers stood side by side: the driver tells a GPU's memory, not whose it is."""
+    """None also if servers ran side by side: the driver reports the memory of the GPU, not of each server."""
     kv_cache_tokens: int
 
 
 class Engine(Record):
-    """The serving engine as it ran: enough to start it again the same way."""
+    """The serving engine as it ran, with what is needed to start it again the same way."""
 
     name: str
     version: str
     arguments: tuple[str, ...]
     dtype: str
     quantization: str | None
-    """What vLLM itself recognized (its log), None for plain weights."""
+    """The quantization that vLLM recognized, by its log; None for plain weights."""
     kernel: str | None
-    """The kernel vLLM chose for the quantized layers, as it logged it."""
+    """The kernel that vLLM chose for the quantized layers, by its log."""
     fallbacks: tuple[str, ...] = ()
-    """What vLLM logged of a slower path that it took instead of a better one."""
+    """vLLM's log lines about slower paths that it fell back to."""
     cores: tuple[int, ...] = ()
-    """That its threads were bound to, as it logged it; none on a GPU."""
+    """The CPU cores that its threads were bound to, by its log; none on a GPU."""
     ready_s: float
 
 
@@ -155,26 +155,26 @@ class Evaluation(Record):
     key: str
     """``digest_of`` variant digest, workload, serving settings, tool versions and hardware."""
     samples_sha256: str
-    """Of the raw samples beside it: every number that follows from them can be computed again."""
+    """The digest of the raw samples beside it, from which every figure can be computed again."""
     tool_versions: dict[str, str]
     quality: tuple[TaskScore, ...]
     """The mean over all starts of the server."""
     load: Load
     """All rounds together."""
     rounds: tuple[Load, ...]
-    """Of all starts, in the order of the samples' ``round``."""
+    """The rounds of all starts, in the order of their numbers in the samples."""
     sweep: tuple[Load, ...] = ()
-    """One round at each further concurrency of the workload's."""
+    """One round at each further concurrency of the workload."""
     goodput: Goodput | None = None
     """None if the workload has no ``slo``."""
     interleaved_with: tuple[str, ...] = ()
-    """Variants whose servers stood beside and took turns with this one's."""
+    """Variants whose servers ran side by side with this one's and took turns with it."""
     drift: Drift | None = None
     probes: tuple[Probe, ...] = ()
-    """``stages.parts.engine.probes``; empty: none were recorded."""
+    """See ``stages.parts.engine.probes``; empty if none were recorded."""
     memory: Memory
     beside: tuple[str, ...]
-    """Models that were being served on the same machine meanwhile: the figures are those of a shared machine."""
+    """Models that were served on the same machine meanwhile, so that the figures are those of a shared machine."""
     started_at: datetime
     seconds: float
 
@@ -199,13 +199,13 @@ class Evaluation(Record):
 
 
 def machine_of(evaluation: Evaluation) -> str:
-    """The hardware by what speed depends on: memory only has to suffice."""
+    """The hardware that speed depends on, in words; memory only has to suffice."""
     hardware = evaluation.hardware
     return ", ".join([f"{hardware.cores} × {hardware.cpu}", *hardware.gpus])
 
 
 def by_machine(evaluations: Mapping[str, Evaluation]) -> dict[str, list[str]]:
-    """The variants that were measured on each hardware."""
+    """The variants by the hardware that they were measured on."""
     found: dict[str, list[str]] = defaultdict(list)
     for name, each in evaluations.items():
         found[machine_of(each)].append(name)

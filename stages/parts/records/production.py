@@ -13,7 +13,7 @@ from stages.parts.records.evaluation import Engine
 
 
 class Paired(Record):
-    """A variant beside fp16 on the very same items of one task."""
+    """A variant compared with fp16 on the same items of one task."""
 
     task: str
     kind: Literal["accuracy", "perplexity"]
@@ -23,36 +23,36 @@ class Paired(Record):
     high: float
     """95 % interval, bootstrap over the items."""
     lost: int | None
-    """Items that fp16 gets right and the variant wrong; None for perplexity."""
+    """Items that fp16 answers correctly and the variant does not; None for perplexity."""
     gained: int | None
     p_value: float | None
     """McNemar's exact test of lost against gained."""
 
 
 class Price(Record):
-    """What an hour of the serving hardware costs: of one replica, with all its GPUs."""
+    """The price of the serving hardware per hour: of one replica, with all its GPUs."""
 
     per_hour: float = Field(gt=0, allow_inf_nan=False)
     currency: str = "USD"
 
 
 class Cost(Record):
-    """What a million output tokens cost."""
+    """The cost of a million output tokens."""
 
     value: float
     low: float
     high: float | None
-    """95 % interval, from the noise of the rate; None: no bound, because the rate may be 0."""
+    """95 % interval, from the noise of the rate; None: no upper bound, because the rate may be 0."""
     currency: str
     tokens_per_s: float
-    """The output tokens per second that it is computed from."""
+    """The output tokens per second that the cost is computed from."""
     basis: Literal["goodput", "throughput"]
-    """goodput: the rate at which the workload's latency targets are met. throughput: the measured rate, because the
+    """goodput: the rate of tokens within the workload's latency targets. throughput: the measured rate, because the
     workload sets no targets."""
 
 
 class Divergence(Record):
-    """How far a variant's next-token distributions are from fp16's, on the same positions of held-out text."""
+    """How far a variant's next-token distributions are from fp16's, at the same positions of held-out text."""
 
     documents: int
     tokens: int
@@ -63,7 +63,7 @@ class Divergence(Record):
     kl_high: float
     """95 % interval, bootstrap over documents."""
     top1_agreement: float
-    """Share of positions at which both hold the same token likeliest."""
+    """Share of positions at which both give the same token the highest probability."""
     top1_low: float
     top1_high: float
 
@@ -83,19 +83,19 @@ def divergence_measures(divergence: Divergence | None, *, is_reference: bool) ->
 
 
 class Interval(Record):
-    """Of 95 %, from the draws that the decision is made of; the value itself always lies in it."""
+    """A 95 % interval from the draws that the decision is based on; it always includes the value itself."""
 
     low: float
     high: float
 
 
 class Change(Record):
-    """A metric beside fp16's, as a share of fp16's: −0.1 is ten percent less."""
+    """A metric's difference from fp16's, as a share of fp16's: −0.1 is ten percent less."""
 
     value: float
     low: float
     high: float
-    """95 % interval, from the same draws of both, so that what moves both alike cancels out."""
+    """95 % interval, from the same draws of both, so that common variation cancels out."""
 
 
 class Candidate(Record):
@@ -105,53 +105,53 @@ class Candidate(Record):
     digest: str | None
     evaluation_key: str | None
     evaluation_digest: str | None
-    """``digest_of`` the whole evaluation, which holds the digest of its samples."""
+    """``digest_of`` the whole evaluation, which includes the digest of its samples."""
     excluded: str | None
     """Why it could not win, or None if it could."""
     raw: dict[str, float]
     """By metric, in the units of ``scoring.metrics.METRICS``; empty if it was not measured."""
     intervals: dict[str, Interval] = Field(default_factory=dict)
-    """By metric, of ``raw``; without those that are counted (memory), or whose noise is not known."""
+    """By metric, of ``raw``; without metrics that are counted (memory), or whose noise is not known."""
     change: dict[str, Change] = Field(default_factory=dict)
-    """By metric; empty for fp16 itself, and where fp16 was not measured."""
+    """By metric; empty for fp16 itself, and if fp16 was not measured."""
     normalized: dict[str, float]
-    """By metric, 0–1, 1 is best."""
+    """By metric, 0–1, where 1 is best."""
     score: float | None
     score_low: float | None
     score_high: float | None
-    """95 % interval of the score, from the noise of what was measured."""
+    """95 % interval of the score, from the noise of the measurements."""
     win_probability: float | None
-    """That it keeps every constraint and scores highest if the measurement is repeated."""
+    """The probability that it meets every constraint and scores highest if the measurement is repeated."""
     weights_share: float | None
-    """Share of the weightings near the profile's under which it scores highest."""
+    """The share of the weightings near the profile's under which it scores highest."""
     any_weights_share: float | None = None
-    """The same over all weightings there are."""
+    """The same over all possible weightings."""
     pareto: bool | None
     """Whether no other variant is at least as good in every metric and better in one."""
     against_fp16: tuple[Paired, ...]
-    """Task by task; empty for fp16 itself, and where the items can't be paired."""
+    """Task by task; empty for fp16 itself, and if no items can be paired."""
     recovery: dict[str, float] = Field(default_factory=dict)
     """By task, the variant's score divided by fp16's (``TaskScore.score``: for perplexity tasks the probability per
-    byte); above 1 is better than fp16. Empty where fp16 was not measured."""
+    byte); above 1 is better than fp16. Empty if fp16 was not measured."""
     divergence: Divergence | None = None
-    """None for fp16 itself, and where it was not measured."""
+    """None for fp16 itself, and if it was not measured."""
     cost: Cost | None
-    """Where the platform has a price, and the variant was measured and met the latency targets, if there are any."""
+    """None if the platform has no price, the variant was not measured, or no request met the latency targets."""
 
 
 class Margin(Record):
-    """The winner's score beside that of the best of the others."""
+    """The winner's score compared with that of the best other variant."""
 
     over: str
     value: float
-    """The difference; negative where the winner ranks behind, because the evidence does not separate them."""
+    """The difference; negative if the winner ranks behind, because the evidence does not separate them."""
     low: float
     high: float
     """95 % interval, from the same draws of both."""
 
 
 class Production(Record):
-    """``production_metrics.json``: which variant is in production, and exactly why."""
+    """``production_metrics.json``: which variant is in production, and why in detail."""
 
     schema_version: Literal[1] = 1
     model: str
@@ -161,30 +161,32 @@ class Production(Record):
     run: str | None
     winner: str
     release: str
-    """The directory's name under ``releases/``."""
+    """The directory's name under ``releases/``; empty if the decision was not published."""
     reason: str
     notes: tuple[str, ...]
-    """What else a reader has to know of the measurement, such as a machine that drifted."""
+    """What else a reader has to know about the measurement, such as a machine that drifted."""
+    wording: int = 1
+    """The version of the sentences in ``reason``, ``notes`` and ``excluded``; only that version verifies them."""
     separated: bool
     """Whether the evidence separates the best score from the others; if not, quality and memory decided."""
     margin: Margin | None = None
-    """None where nobody else could be chosen."""
+    """None if no other variant could be chosen."""
     profile: dict[str, Any]
     weights: dict[str, float]
     """Shares with sum 1."""
     noise: dict[str, float]
-    """By metric, in its unit: the largest difference between two variants that chance explains. Without those that were
-    measured on different hardware, and do not compare."""
+    """By metric, in its unit: the largest difference between two variants that chance explains. Without metrics that
+    are not comparable, because the variants were measured on different hardware."""
     units: dict[str, str]
     """Of the raw metrics."""
     price: Price | None
-    """What the costs are computed with; None where the platform names no price."""
+    """What the costs are computed from; None if the platform has no price."""
     candidates: tuple[Candidate, ...]
-    """By score, best first; those that could not win last."""
+    """By score, best first, then those that could not win."""
     workload: dict[str, Any]
     engine: Engine
-    """The winner's, as it was measured."""
+    """The engine of the winner, as it was measured."""
     hardware: Hardware
     key: str
-    """``digest_of`` what the decision follows from: same key, same decision."""
+    """``digest_of`` everything that the decision follows from: the same key means the same decision."""
     decided_at: datetime

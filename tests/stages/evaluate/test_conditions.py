@@ -29,7 +29,7 @@ def tasks(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_changes_no_figure_changes_no_key(variant: Variant) -> None:
+def test_a_setting_without_effect_on_a_figure_does_not_change_the_key(variant: Variant) -> None:
     here, elsewhere = Serving(), Serving(host="0.0.0.0", port=9000, startup_timeout_s=5)  # noqa: S104
     assert conditions_of(variant, WORKLOAD, here).key == conditions_of(variant, WORKLOAD, elsewhere).key
 
@@ -47,7 +47,7 @@ def test_what_changes_no_figure_changes_no_key(variant: Variant) -> None:
         ({}, {"kv_cache_mib": 5}),
     ],
 )
-def test_what_changes_a_figure_changes_the_key(
+def test_a_setting_with_an_effect_on_a_figure_changes_the_key(
     variant: Variant, workload: dict[str, int], serving: dict[str, int]
 ) -> None:
     changed = conditions_of(variant, WORKLOAD.model_copy(update=workload), Serving.model_validate(serving))
@@ -69,7 +69,7 @@ def test_tasks_are_known_by_their_content_and_not_by_where_they_lie(tasks: Path,
     assert tasks_digest(str(moved)) != before
 
 
-def test_no_folder_of_tasks_is_no_digest_and_a_missing_one_is_a_mistake() -> None:
+def test_without_a_folder_of_tasks_there_is_no_digest_and_a_missing_folder_is_an_error() -> None:
     assert tasks_digest(None) is None
     with pytest.raises(ConfigError, match="'/no/such' is not a folder"):
         tasks_digest("/no/such")

@@ -21,7 +21,7 @@ def test_the_probe_measures_arithmetic_and_memory() -> None:
 @pytest.mark.parametrize(
     ("after", "expected"), [((100, 10), 0), ((90, 10), 0.1), ((100, 13), 0.3), ((120, 9), 0.2), ((50, 5), 0.5)]
 )
-def test_the_change_is_that_of_what_changed_more(after: tuple[float, float], expected: float) -> None:
+def test_the_change_is_the_larger_of_the_two(after: tuple[float, float], expected: float) -> None:
     assert change(speed(100, 10), speed(*after)) == pytest.approx(expected)
 
 

@@ -157,7 +157,7 @@ def test_a_server_that_dies_under_load_ends_the_load_too(store: ModelStore) -> N
         ({}, "7 of 8 requests failed: TimeoutError: slow"),
     ],
 )
-def test_a_failed_load_is_no_measurement(store: ModelStore, workload: dict[str, Any], message: str) -> None:
+def test_a_failed_load_fails_the_measurement(store: ModelStore, workload: dict[str, Any], message: str) -> None:
     stand_in_variant(store, "fp16")
     said = evaluate(store, "fp16", **workload)
     assert said.returncode == 31

@@ -34,7 +34,7 @@ def test_the_generator_s_figures_are_kept_with_their_units() -> None:
     assert (load.ttft_ms.p95, load.tpot_ms.p95, load.itl_ms.mean, load.e2el_ms.p99) == pytest.approx((100, 10, 10, 290))
 
 
-def test_every_request_is_told_with_its_restart_and_round() -> None:
+def test_every_request_has_its_restart_and_round() -> None:
     samples = samples_of(generated(), WORKLOAD, planned_rounds(WORKLOAD, 1)[0], None)
     label: dict[str, Any] = {"restart": 1, "phase": "round", "number": WORKLOAD.rounds}
     assert samples.run == LoadRun(**label, concurrency=2, duration_s=1.5)
@@ -50,14 +50,14 @@ def test_every_request_is_told_with_its_restart_and_round() -> None:
     )
 
 
-def test_failed_requests_are_no_measurement_and_their_reason_is_told() -> None:
+def test_failed_requests_fail_the_measurement_with_their_reason() -> None:
     failed = generated(completed=1, failed=2, errors=["", "Traceback\n  ...\nTimeoutError: too slow", "x"])
     with pytest.raises(MeasurementFailed, match="2 of 3 requests failed: TimeoutError: too slow"):
         samples_of(failed, WORKLOAD, FIRST, None)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_figure_that_is_not_a_number_is_no_measurement(value: float) -> None:
+def test_a_figure_that_is_not_a_number_fails_the_measurement(value: float) -> None:
     with pytest.raises(MeasurementFailed, match=f"ttft is {value}"):
         samples_of(generated(ttfts=[0.1, value, 0.1]), WORKLOAD, FIRST, None)
     with pytest.raises(MeasurementFailed, match=f"duration is {value}"):
@@ -65,12 +65,12 @@ def test_a_figure_that_is_not_a_number_is_no_measurement(value: float) -> None:
 
 
 @pytest.mark.parametrize("missing", [{"ttfts": []}, {"itls": [[0.01] * 19] * 2}, {"output_lens": None}])
-def test_requests_that_were_not_told_are_no_measurement(missing: dict[str, Any]) -> None:
+def test_missing_requests_fail_the_measurement(missing: dict[str, Any]) -> None:
     with pytest.raises(MeasurementFailed, match="not usable"):
         samples_of(generated(**missing), WORKLOAD, FIRST, None)
 
 
-def test_an_answer_shorter_than_asked_for_is_no_measurement() -> None:
+def test_an_answer_shorter_than_requested_fails_the_measurement() -> None:
     with pytest.raises(MeasurementFailed, match="gave 19 tokens, not the 20 asked for"):
         samples_of(generated(output_lens=[20, 19, 20]), WORKLOAD, FIRST, None)
 
@@ -134,7 +134,7 @@ def test_rounds_are_numbered_over_all_starts_and_each_has_prompts_of_its_own() -
     ]
 
 
-def test_users_that_arrive_at_a_rate_are_counted_as_they_came() -> None:
+def test_with_a_request_rate_the_observed_concurrency_counts() -> None:
     at_a_rate = WORKLOAD.model_copy(update={"request_rate_per_s": 4.0, "sweep": (3,)})
     assert samples_of(generated(), at_a_rate, FIRST, None).run.concurrency == 7
     sweep = planned_sweep(at_a_rate.model_copy(update={"requests": 3}))[0]

@@ -120,7 +120,7 @@ def test_two_stores_on_one_machine_take_turns(store: ModelStore, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_a_second_call_measures_only_what_is_missing(store: ModelStore) -> None:
+def test_a_second_call_measures_only_missing_variants(store: ModelStore) -> None:
     for name in "abc":
         stand_in_variant(store, name)
     assert evaluate(store).returncode == 0
@@ -136,7 +136,7 @@ def test_a_second_call_measures_only_what_is_missing(store: ModelStore) -> None:
 
 
 @pytest.mark.slow
-def test_every_restart_measures_all_again_and_the_mean_of_quality_counts(store: ModelStore) -> None:
+def test_every_restart_repeats_all_measurements_and_quality_is_their_mean(store: ModelStore) -> None:
     for name in "ab":
         stand_in_variant(store, name)
     said = evaluate(store, "a,b", rounds=2, restarts=2, sweep=[3], slo={"ttft_ms": 100, "tpot_ms": 10})
@@ -207,7 +207,7 @@ def test_a_damaged_variant_is_left_out(store: ModelStore) -> None:
     assert reason == "the b variant is damaged: config.json is missing"
 
 
-def test_what_this_run_did_not_make_is_not_measured_in_an_older_state(store: ModelStore) -> None:
+def test_a_variant_that_this_run_failed_to_make_is_not_measured_in_an_older_state(store: ModelStore) -> None:
     for name in ("fp16", "b", "c"):
         stand_in_variant(store, name)
     outcome(store, RUN, "optimize", "fp16", "done")
@@ -232,7 +232,7 @@ def test_without_room_side_by_side_the_variants_are_measured_one_after_the_other
     assert evaluation(store, "a").interleaved_with == ()
 
 
-def test_a_machine_that_drifts_is_measured_once_more_on_new_servers_and_that_is_said(store: ModelStore) -> None:
+def test_after_a_drift_the_load_is_measured_again_on_new_servers_and_a_message_says_so(store: ModelStore) -> None:
     for name in "ab":
         stand_in_variant(store, name)
     said = evaluate(store, "a,b", drift_limit=1e-9)  # no two probes agree as closely

@@ -20,7 +20,7 @@ WAITS = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep
 CHILD = f"held = bytearray(100 * 2**20)\n{WAITS}"
 
 
-def test_the_peak_counts_children_and_what_is_gone_again(tmp_path: Path) -> None:
+def test_the_peak_counts_children_and_memory_freed_later(tmp_path: Path) -> None:
     go_on, done = tmp_path / "go-on", tmp_path / "done"
     command = [sys.executable, "-c", PARENT, CHILD, str(go_on), str(done)]
     with contained(command) as process, PeakMemory(process.pid) as memory:

@@ -142,7 +142,7 @@ def test_the_items_of_a_group_are_those_of_its_tasks_by_the_group_s_metric() -> 
     assert sum(each.correct for each in items) / len(items) == pytest.approx(6 / 8)
 
 
-def test_where_a_group_s_tasks_count_alike_their_items_do_not() -> None:
+def test_items_are_weighted_if_the_tasks_of_a_group_count_equally() -> None:
     items = accuracy_items(grouped(by_items=False))
     assert sum(each.weight for each in items) == pytest.approx(len(items))
     mean = sum(each.correct * each.weight for each in items) / len(items)
@@ -164,20 +164,20 @@ def test_a_group_of_texts_has_lm_eval_s_mean_of_theirs_and_an_interval() -> None
     assert bits == pytest.approx(score.value)
 
 
-def test_a_group_s_score_that_is_no_mean_of_its_tasks_leaves_it_without_items() -> None:
+def test_a_group_whose_score_is_not_a_mean_of_its_tasks_has_no_items() -> None:
     found = grouped(by_items=True)
     found["results"]["group"] = {"acc_norm,none": 0.123}
     assert list(items_of(found)) == []
     assert group_shares({"a": 0.5}, {"a": 0}, 0.5) == {}
 
 
-def test_a_task_that_cannot_be_scored_is_refused_with_what_can() -> None:
+def test_a_task_that_cannot_be_scored_is_refused_with_the_supported_metrics() -> None:
     with pytest.raises(ConfigError, match="'sum' has only rouge1") as raised:
         scores_of(harness(sum=({"rouge1,none": 0.3}, [])))
     assert "bits_per_byte" in raised.value.hint
 
 
-def test_a_score_that_is_not_a_number_is_no_measurement() -> None:
+def test_a_score_that_is_not_a_number_fails_the_measurement() -> None:
     with pytest.raises(MeasurementFailed, match="bits_per_byte,none is nan"):
         scores_of(harness(text=({"bits_per_byte,none": math.nan}, [])))
 

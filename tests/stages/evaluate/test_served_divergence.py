@@ -48,7 +48,7 @@ def measured(server: Answering, tmp_path: Path, texts: list[str], **changed: Any
     return measure_distributions(server.url, "m", "", workload(divergence_text=str(path), **changed), 1024)
 
 
-def test_each_document_s_likeliest_tokens_are_kept_best_first_and_no_others(tmp_path: Path) -> None:
+def test_the_likeliest_tokens_of_each_position_are_kept_in_order(tmp_path: Path) -> None:
     with Answering(answer) as server:
         documents = measured(server, tmp_path, ["one text", "zz"])
     assert [each.document for each in documents] == [0, 1]
@@ -65,14 +65,14 @@ def test_as_many_documents_and_tokens_are_asked_for_as_the_workload_says(tmp_pat
     assert [len(each["prompt"]) for each in server.asked if "max_tokens" in each] == [8, 8, 4]
 
 
-def test_documents_shorter_than_asked_count_with_what_they_have_and_single_tokens_not(tmp_path: Path) -> None:
+def test_short_documents_count_but_single_tokens_do_not(tmp_path: Path) -> None:
     with Answering(answer) as server:
         assert [len(each.tokens) for each in measured(server, tmp_path, ["abc", "x", "ab"])] == [3, 2]
         with pytest.raises(ConfigError, match="no document of two tokens"):
             measured(server, tmp_path, ["x"])
 
 
-def test_no_documents_ask_nothing(tmp_path: Path) -> None:
+def test_without_documents_nothing_is_requested(tmp_path: Path) -> None:
     with Answering(answer) as server:
         assert measured(server, tmp_path, ["text"], divergence_documents=0) == []
     assert not server.asked
@@ -106,7 +106,7 @@ def test_a_missing_text_is_named_before_anything_is_measured() -> None:
         held_out_digest(workload(divergence_text="/no/such.txt"))
 
 
-def test_the_text_that_ships_has_nothing_of_what_quantizers_are_calibrated_on() -> None:
+def test_the_held_out_text_shares_nothing_with_the_calibration_text() -> None:
     held_out = read_documents(text_path("python-docs", "held-out"), "held-out")
     calibration = read_documents(text_path("python-docs", "calibration"), "calibration")
     seen = {gram for text in calibration for gram in ngrams(text)}

@@ -47,7 +47,7 @@ def test_without_targets_the_cost_is_at_the_measured_throughput(store):
     assert costs["awq"].low <= costs["awq"].value <= costs["awq"].high
 
 
-def test_with_targets_the_cost_is_at_what_met_them(store):
+def test_with_targets_the_cost_is_at_the_goodput(store):
     change(
         store,
         "fp16",
@@ -59,7 +59,7 @@ def test_with_targets_the_cost_is_at_what_met_them(store):
     assert (costs["fp16"].basis, costs["fp16"].tokens_per_s) == ("goodput", 100.0)
 
 
-def test_a_rate_that_may_be_zero_costs_at_least_so_much(store):
+def test_a_rate_that_may_be_zero_has_a_cost_without_upper_bound(store):
     good = Goodput(ttft_ms=50, tpot_ms=50, share=0.5, requests_per_s=3.75, output_tokens_per_s=30.0)
     evaluation = read(store, "awq").model_copy(update={"goodput": good})
     cost = cost_of(evaluation, Price(per_hour=3.6), {"goodput": np.repeat([0.0, 30.0, 60.0], 100)})
@@ -86,14 +86,14 @@ def test_an_interval_holds_its_value_and_95_percent_of_the_draws():
     assert found.keys() == {"latency", "throughput"}
 
 
-def test_what_moves_both_alike_is_no_change_and_what_is_counted_is_exact():
+def test_common_variation_is_no_change_and_counted_metrics_are_exact():
     drawn = np.array([90.0, 100.0, 110.0])
     values, whole = {"latency": 200.0, "memory": 40.0}, {"latency": 100.0, "memory": 100.0, "quality": 0.0}
     found = changes(values, whole, {"latency": 2 * drawn}, {"latency": drawn})
     assert [(each.value, each.low, each.high) for each in found.values()] == [(1, 1, 1), (-0.6, -0.6, -0.6)]
 
 
-def test_recovery_is_told_task_by_task(store):
+def test_recovery_is_computed_task_by_task(store):
     whole = read(store, "fp16")
     bits = whole.quality[0].model_copy(update={"task": "text", "kind": "perplexity", "value": 1.0, "score": 0.5})
     whole = whole.model_copy(update={"quality": (*whole.quality, bits)})
@@ -105,7 +105,7 @@ def test_recovery_is_told_task_by_task(store):
     assert recovery(other, None) == recovery(None, whole) == {}
 
 
-def test_a_reference_without_any_quality_gives_no_recovery_to_divide_by(store):
+def test_a_reference_score_of_zero_gives_no_recovery(store):
     whole = read(store, "fp16")
     nothing = whole.quality[0].model_copy(update={"score": 0.0})
     assert recovery(read(store, "awq"), whole.model_copy(update={"quality": (nothing,)})) == {}

@@ -76,14 +76,14 @@ def test_without_the_reference_or_on_another_text_nothing_is_known(store: ModelS
 
 
 @pytest.mark.parametrize("logprobs", [(), ((-1.0,), (-1.0,)), ((-1.0,), (-1.0, -2.0)), ((-2.0, -1.0),) * 2])
-def test_samples_that_are_no_distributions_are_damage(store: ModelStore, logprobs: Any) -> None:
+def test_invalid_distributions_are_damage(store: ModelStore, logprobs: Any) -> None:
     given = samples(store, measured(store, awq=0.6))
     broken = with_documents(given["awq"], logprobs=logprobs)
     with pytest.raises(DamagedModel, match="awq"):
         divergences(given | {"awq": broken}, "fp16")
 
 
-def test_a_damaged_variant_cannot_win_under_balanced_though_no_task_notices(store: ModelStore) -> None:
+def test_a_damaged_variant_cannot_win_under_balanced_even_if_no_task_shows_it(store: ModelStore) -> None:
     measured(store, awq=0.2, gptq=0.68)
     profile = Profile.model_validate({"name": "balanced"} | yaml.safe_load(BALANCED.read_text()))
     _, decision, _ = select(store, profile, VARIANTS)
@@ -98,7 +98,7 @@ def test_a_damaged_variant_cannot_win_under_balanced_though_no_task_notices(stor
     assert by_name["fp16"].divergence is None
 
 
-def test_who_cannot_win_dominates_nobody(store: ModelStore) -> None:
+def test_a_variant_that_cannot_win_dominates_no_other(store: ModelStore) -> None:
     evaluations = measured(store, awq=0.2, gptq=0.68)
     made = Variant.read(store.optimized("awq") / VARIANT)
     assert made is not None
@@ -118,7 +118,7 @@ def test_who_cannot_win_dominates_nobody(store: ModelStore) -> None:
     assert {each.variant: each.pareto for each in decision.candidates} == {"gptq": True, "fp16": False, "awq": None}
 
 
-def test_a_divergence_that_may_be_beyond_the_limit_makes_the_choice_unsure(store: ModelStore) -> None:
+def test_a_divergence_that_may_exceed_its_limit_makes_the_choice_uncertain(store: ModelStore) -> None:
     evaluations = measured(store, awq=0.6)
     given = samples(store, evaluations)["awq"]
     half = tuple(held_out(each.document, 0.7) for each in given.held_out[:2])  # like fp16's
@@ -132,7 +132,7 @@ def test_a_divergence_that_may_be_beyond_the_limit_makes_the_choice_unsure(store
     (awq,) = [each for each in decision.candidates if each.variant == "awq"]
     assert awq.win_probability == pytest.approx((apart.draws <= limit).mean())
     assert not decision.separated
-    assert decision.notes[0].startswith(f"awq keeps the maximum of {limit:.12g} for kl_divergence with")
+    assert decision.notes[0].startswith(f"awq meets the maximum of {limit:.12g} for kl_divergence with")
 
 
 def test_the_decision_is_kept_with_divergence_and_recovery(store: ModelStore) -> None:

@@ -47,7 +47,7 @@ def drift(speed: float, change: float = 0.0) -> Drift:
     return Drift(before=before, after=before, largest_change=change, measured_again=0)
 
 
-def test_a_machine_that_was_slower_for_one_variant_is_told_and_is_noise(store):
+def test_a_machine_that_was_slower_for_one_variant_is_noted_and_counts_as_noise(store):
     _, before, _ = select(store, BALANCED, VARIANTS)
     assert before.notes == ()
     for name, speed in (("fp16", 40.0), ("awq", 50.0), ("gptq", 50.0)):
@@ -61,7 +61,7 @@ def test_a_machine_that_was_slower_for_one_variant_is_told_and_is_noise(store):
     assert {each.variant: each.raw["latency"] for each in after.candidates} == {"fp16": 10.0, "awq": 8.0, "gptq": 9.0}
 
 
-def test_variants_that_took_turns_met_the_same_machine(store):
+def test_for_variants_that_took_turns_the_machine_is_no_noise(store):
     for name in VARIANTS:
         others = tuple(other for other in VARIANTS if other != name)
         change(store, name, drift=drift(40.0 if name == "fp16" else 50.0), interleaved_with=others)
@@ -71,7 +71,7 @@ def test_variants_that_took_turns_met_the_same_machine(store):
     assert decision.noise["latency"] == pytest.approx(0, abs=1e-9)
 
 
-def test_who_took_turns_with_some_alone_did_not_with_all(store):
+def test_variants_took_turns_only_if_all_of_them_did(store):
     change(store, "fp16", interleaved_with=("awq",))
     change(store, "awq", interleaved_with=("fp16",))
     assert not took_turns({name: read(store, name) for name in VARIANTS})
@@ -79,17 +79,17 @@ def test_who_took_turns_with_some_alone_did_not_with_all(store):
     assert not took_turns({"fp16": read(store, "fp16")})
 
 
-def test_a_machine_that_changed_while_it_measured_and_one_that_was_shared_are_told(store):
+def test_a_drifting_machine_and_a_shared_one_are_noted(store):
     change(store, "awq", drift=drift(50.0, change=0.31), beside=("org/other",))
     change(store, "gptq", drift=drift(50.0, change=0.31))
     _, decision, _ = select(store, BALANCED, VARIANTS)
     assert decision.notes == (
-        "While the load of awq, gptq was measured, the machine changed its own speed by 31%.",
+        "The speed of the machine changed by 31% while the load of awq, gptq was measured.",
         "The machine was serving org/other while awq was measured.",
     )
 
 
-def test_what_a_profile_limits_is_drawn_from_the_samples(store):
+def test_constrained_measures_are_drawn_from_the_samples(store):
     evaluation = read(store, "awq").model_copy(update={"goodput": Goodput.model_validate(GOODPUT)})
     samples = samples_of(store, "awq")
     assert [each.others for each in rounds(samples, evaluation)] == [{}] * ROUNDS
@@ -100,7 +100,7 @@ def test_what_a_profile_limits_is_drawn_from_the_samples(store):
     assert set(drawn["awq"]) == {"latency", "throughput", "goodput", "quality", "ttft_p95_ms"}
 
 
-def test_a_constraint_that_the_noise_reaches_across_is_told_and_makes_the_choice_unsure(store):
+def test_a_limit_that_the_noise_crosses_is_noted_and_makes_the_choice_uncertain(store):
     samples = samples_of(store, "awq")
     first, *others = samples.rounds
     slow = tuple(each.model_copy(update={"ttft_ms": 20.0}) for each in first.requests[:2])
@@ -118,7 +118,7 @@ def test_a_constraint_that_the_noise_reaches_across_is_told_and_makes_the_choice
     assert confidence < 0.9
 
 
-def test_items_of_several_starts_stand_side_by_side(store):
+def test_items_of_several_starts_are_rows_of_one_array(store):
     evaluation, samples = read(store, "awq"), samples_of(store, "awq")
     items = [answer(item, correct=(item + start) % 2 == 1, restart=start) for start in (1, 0) for item in (2, 0, 1)]
     found = items_of(replace(samples, accuracy=tuple(items)), evaluation, hashed=False)["arc"]
@@ -149,7 +149,9 @@ def test_items_of_the_same_number_but_of_another_document_are_different_question
     assert by_number.noise == by_hash.noise
     assert by_hash.notes == by_number.notes
     assert apart.noise["quality"] > 1.5 * by_hash.noise["quality"]
-    assert any(each.startswith("Of arc 1000 of 4000 questions are the same for all") for each in apart.notes)
+    assert any(
+        each.startswith("Only 1000 of 4000 questions of arc are the same for all variants") for each in apart.notes
+    )
     # fp16 is right in the first 3200 of 4000, awq in the first 3120; both are asked the last 1000.
     (lost,) = [each.against_fp16[0].lost for each in apart.candidates if each.variant == "awq"]
     assert lost == 80
@@ -165,7 +167,7 @@ def test_samples_without_hashes_are_paired_by_number_with_those_that_have_them(s
     assert (after.noise, after.notes) == (before.noise, before.notes)
 
 
-def test_the_processors_speed_is_no_noise_of_what_a_gpu_measured(store):
+def test_the_speed_of_the_cpu_is_no_noise_of_measurements_on_a_gpu(store):
     hardware = Hardware(cpu="a cpu", cores=2, memory_bytes=8 << 30, gpus=("NVIDIA H100, 81559 MiB",))
     for name, speed in (("fp16", 40.0), ("awq", 50.0), ("gptq", 50.0)):
         change(store, name, drift=drift(speed, change=0.4), hardware=hardware)

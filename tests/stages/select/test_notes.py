@@ -44,7 +44,7 @@ def decided(store: ModelStore, profile: Profile | None = None, price: Price | No
     return select(store, profile or Profile(name="balanced"), VARIANTS, price=price)[1]
 
 
-def test_on_different_hardware_speed_has_no_say_and_the_report_names_it(store):
+def test_on_different_hardware_speed_does_not_count_and_the_report_names_the_hardware(store):
     fastest = Profile(name="own", weights=Weights(quality=0.1, latency=1, throughput=1, memory=0))
     assert decided(store, fastest).winner == "awq"
     change(store, "awq", hardware=LARGER)
@@ -52,7 +52,7 @@ def test_on_different_hardware_speed_has_no_say_and_the_report_names_it(store):
     assert decision.winner == "fp16"
     assert decision.notes == (
         "The variants were measured on different hardware (awq on 4 × a cpu; fp16, gptq on 2 × a cpu): latency and "
-        "throughput do not compare, and have no say in the score.",
+        "throughput are not comparable and do not count in the score.",
     )
     by_name = {each.variant: each for each in decision.candidates}
     assert set(by_name["awq"].change) == {"quality", "memory"}
@@ -75,7 +75,7 @@ def test_a_winner_on_other_hardware_than_fp16_is_not_compared_with_it_in_speed(s
     assert "p95 latency not comparable, throughput not comparable, memory -60.0%" in decision.reason
 
 
-def test_more_memory_of_the_same_machine_is_no_other_hardware(store):
+def test_the_same_machine_with_more_memory_is_the_same_hardware(store):
     before = decided(store)
     change(store, "awq", hardware=LARGER.model_copy(update={"cores": 2}))
     after = decided(store)
@@ -83,7 +83,7 @@ def test_more_memory_of_the_same_machine_is_no_other_hardware(store):
     assert len(machines([read(store, name) for name in VARIANTS])) == 1
 
 
-def test_a_single_round_says_nothing_of_the_noise_between_rounds(store):
+def test_a_note_says_that_a_single_round_does_not_show_the_noise_between_rounds(store):
     evaluations = {name: read(store, name) for name in VARIANTS}
     assert single_rounds(evaluations) == []
     evaluations |= {
@@ -92,19 +92,21 @@ def test_a_single_round_says_nothing_of_the_noise_between_rounds(store):
         if name != "fp16"
     }
     (note,) = single_rounds(evaluations)
-    assert note.startswith("The load of awq, gptq was measured in a single round: how much latency and throughput move")
+    assert note.startswith(
+        "The load of awq, gptq was measured in a single round: the variation of latency and throughput"
+    )
 
 
 def goodput(share: float, rate: float) -> Goodput:
     return Goodput(ttft_ms=9.5, tpot_ms=9.5, share=share, requests_per_s=rate / 8, output_tokens_per_s=rate)
 
 
-def test_who_met_no_target_has_no_cost_and_that_is_said(store):
+def test_a_variant_that_met_no_target_has_no_cost_and_a_note_says_so(store):
     for name, share, rate in (("fp16", 0.0, 0.0), ("awq", 1.0, 120.0), ("gptq", 1.0, 110.0)):
         change(store, name, goodput=goodput(share, rate))
     decision = decided(store, price=Price(per_hour=3.6))
     costs = {each.variant: each.cost for each in decision.candidates}
     assert costs["fp16"] is None
     assert {each.basis for each in costs.values() if each} == {"goodput"}
-    assert decision.notes == ("No request of fp16 met the latency targets, so there is no cost of tokens that do.",)
+    assert decision.notes == ("No request of fp16 met the latency targets, so there is no cost of tokens within them.",)
     assert decided(store).notes == ()

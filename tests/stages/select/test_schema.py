@@ -29,14 +29,14 @@ def validator() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(committed)
 
 
-def test_the_committed_schema_is_what_the_record_gives():
+def test_the_committed_schema_matches_the_record():
     assert PATH.read_text(encoding="utf-8") == text(), f"python -m stages.select.schema > {PATH.name}"
 
 
 def test_every_field_of_a_candidate_with_a_docstring_is_described():
     fields = schema()["$defs"]["Candidate"]["properties"]
     assert fields["win_probability"]["description"] == (
-        "That it keeps every constraint and scores highest if the measurement is repeated."
+        "The probability that it meets every constraint and scores highest if the measurement is repeated."
     )
     assert set(fields) == set(Production.model_fields["candidates"].annotation.__args__[0].model_fields)
 
@@ -44,7 +44,7 @@ def test_every_field_of_a_candidate_with_a_docstring_is_described():
 @pytest.mark.parametrize("price", [None, Price(per_hour=2.5)])
 @pytest.mark.parametrize("failed", [(), ("awq",), ("awq", "gptq")])
 @pytest.mark.parametrize("normalization", ["min-max", "relative"])
-def test_what_select_publishes_is_valid(store, price, failed, normalization):
+def test_a_published_decision_is_valid(store, price, failed, normalization):
     for name in failed:
         outcome(store, RUN, "evaluate", name, "failed", why="vLLM did not start")
     profile = Profile.model_validate({"name": "own", "normalization": normalization})

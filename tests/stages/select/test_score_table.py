@@ -22,7 +22,7 @@ def cells(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
 
 
-def test_the_table_has_a_row_for_each_variant_and_the_winner_stands_out(store):
+def test_the_table_has_a_row_for_each_variant_with_the_winner_in_bold(store):
     _, decision, _ = select(store, PROFILE, ["fp16", "awq", "gptq"])
     head, rule, *rows = cells(markdown(decision))
     assert head[:2] == ["Variant", "Score"]
@@ -33,9 +33,9 @@ def test_the_table_has_a_row_for_each_variant_and_the_winner_stands_out(store):
     assert [row[0] for row in rows if row[0].startswith("**")] == [f"**{decision.winner}**"]
 
 
-def test_a_variant_that_is_out_says_why_in_one_cell(store):
+def test_an_excluded_variant_has_its_reason_in_one_cell(store):
     outcome(store, "run-1", "optimize", "awq", "failed", why="no | kernel for\nthis")
     _, decision, _ = select(store, PROFILE, ["fp16", "awq", "gptq"])
     (row,) = [line for line in markdown(decision).splitlines() if line.startswith("| awq")]
-    assert "out: optimize failed: no \\| kernel" in row
+    assert "excluded: optimize failed: no \\| kernel" in row
     assert row.count(" | ") == 2 + len(HEADINGS)

@@ -52,7 +52,7 @@ def test_the_sentence_agrees_with_the_numbers(store):
     assert [each.variant for each in decision.candidates] == ["awq", "fp16", "gptq"]
     assert decision.separated
     assert decision.reason == (
-        "awq has the highest score, with a probability of >99% to have it again. "
+        "awq has the highest score, with a probability of >99% of having it again. "
         "Against fp16: quality -2.5%, p95 latency -20.0%, throughput +20.0%, memory -60.0%."
     )
 
@@ -103,7 +103,7 @@ def test_a_failed_variant_cannot_win_and_is_named(store):
     assert decision.winner != "awq"
     assert decision.candidates[-1].variant == "awq"
     assert decision.candidates[-1].excluded == "optimize failed: awq cannot quantize LlamaForCausalLM"
-    assert decision.reason.endswith("Out: awq: optimize failed: awq cannot quantize LlamaForCausalLM.")
+    assert decision.reason.endswith("Excluded: awq: optimize failed: awq cannot quantize LlamaForCausalLM.")
 
 
 def test_if_only_fp16_is_left_it_wins_and_the_report_says_why(store):
@@ -113,7 +113,7 @@ def test_if_only_fp16_is_left_it_wins_and_the_report_says_why(store):
     assert decision.winner == "fp16"
     assert decision.reason == (
         "fp16 is the only variant that can be chosen. "
-        "Out: awq: evaluate failed: vLLM did not start; gptq: evaluate failed: vLLM did not start."
+        "Excluded: awq: evaluate failed: vLLM did not start; gptq: evaluate failed: vLLM did not start."
     )
 
 
@@ -163,13 +163,13 @@ def test_a_variant_that_breaks_a_constraint_cannot_win_and_the_limit_is_named(st
     assert "awq: quality_recovery 0.975 is below the minimum of 0.99" in decision.reason
 
 
-def test_a_variant_that_never_finished_is_out(store):
+def test_a_variant_that_never_finished_is_excluded(store):
     (store.run(RUN) / "outcomes" / "evaluate-gptq.json").unlink()
     _, decision, _ = select(store, BALANCED, VARIANTS)
     assert decision.candidates[-1].excluded == "evaluate did not finish"
 
 
-def test_nothing_measured_is_no_winner_and_production_stays(store):
+def test_without_a_measurement_there_is_no_winner_and_production_stays(store):
     _, first, _ = select(store, BALANCED, VARIANTS)
     for name in VARIANTS:
         outcome(store, RUN, "evaluate", name, "failed", why="no")

@@ -60,14 +60,14 @@ def frame(seed: int) -> tuple[pd.DataFrame, dict[str, dict[str, np.ndarray]], di
 def check(said: str, winner: str, found: Decision | Production, moved: Mapping[str, Change]) -> None:
     """*said* against the record's numbers; every sentence of it is one of those known here."""
     chances = _chances(found)
-    edge = r"(\.|: the evidence does not tell who keeps the constraints\.)"
+    edge = r"(\.|: the evidence does not show which variants meet the constraints\.)"
     only, best = " is the only variant that can be chosen", " has the highest score"
-    if match := re.match(rf"(\S+){only}(?:, with a probability of (\S+) to be chosen again)?{edge}", said):
+    if match := re.match(rf"(\S+){only}(?:, with a probability of (\S+) of being chosen again)?{edge}", said):
         assert match[1] == winner
         assert len(chances) == 1
         assert found.separated == (match[2] is None) == (match[3] == ".")
         assert match[2] in (None, odds(chances[winner]))
-    elif match := re.match(rf"(\S+){best}, with a probability of (\S+) to have it again{edge}", said):
+    elif match := re.match(rf"(\S+){best}, with a probability of (\S+) of having it again{edge}", said):
         assert match[1] == winner == max(chances, key=lambda name: chances[name])
         assert match[2] == odds(chances[winner])
         assert found.separated == (match[3] == ".")
@@ -80,7 +80,7 @@ def check(said: str, winner: str, found: Decision | Production, moved: Mapping[s
         assert winner in listed
         assert len(listed) > 1
         assert not found.separated
-    if match := re.search(r"Against fp16: (.+?)\.( Out:|$)", said):
+    if match := re.search(r"Against fp16: (.+?)\.( Excluded:|$)", said):
         told = re.findall(r"([\w ]+?) ([+-][\d.]+)%( \(within noise\))?", match[1])
         assert [word.strip() for word, _, _ in told] == list(METRIC_WORDS.values())
         assert moved
@@ -119,14 +119,14 @@ def test_the_winner_and_the_sentence_agree_with_the_numbers(path):
         said = reason_of(found, moved, excluded)
         check(said, found.winner, found, moved)
         for name, reasons in excluded.items():
-            assert f"{name}: {reasons}" in said.partition(" Out: ")[2]
-        if match := re.search(r"it is first under (\d+)%", said):
+            assert f"{name}: {reasons}" in said.partition(" Excluded: ")[2]
+        if match := re.search(r"ranks first under (\d+)%", said):
             assert match[1] == f"{100 * found.near_weights[found.winner]:.0f}"
     assert told > FRAMES / 2
     assert {(True, True), (True, False)} <= kinds
 
 
-def test_noise_that_only_another_pair_has_is_not_said_of_the_winner():
+def test_noise_of_another_pair_is_not_attributed_to_the_winner():
     rows = {
         name: {"quality": 0.8, "latency": latency, "throughput": 100.0, "memory": 1e9}
         for name, latency in (("fp16", 100.0), ("awq", 97.0), ("gptq", 98.0))
@@ -142,7 +142,7 @@ def test_noise_that_only_another_pair_has_is_not_said_of_the_winner():
 
 
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
-def test_what_is_published_agrees_with_its_sentence(path, tmp_path, monkeypatch):
+def test_a_published_decision_agrees_with_its_sentence(path, tmp_path, monkeypatch):
     monkeypatch.setenv("SLIPWAY_RUN", "run-1")
     store: ModelStore = measured_store(tmp_path)
     outcome(store, "run-1", "evaluate", "gptq", "failed", why="vLLM did not start")

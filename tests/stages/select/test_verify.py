@@ -91,11 +91,11 @@ def test_a_changed_weight_is_named_by_its_file(store):
 def test_a_changed_digest_is_found(store):
     change(store.optimized("gptq") / VARIANT, "digest", to="0" * 64)
     (finding,) = found(store)
-    assert finding.startswith("optimized/gptq/variant.json is of another variant than the one that was measured")
+    assert finding.startswith("optimized/gptq/variant.json belongs to another variant than the one that was measured")
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq"], ids=["the winner", "another"])
-def test_a_variant_that_was_made_anew_since_is_no_fault_and_its_release_is_checked(store, name):
+def test_a_variant_that_was_made_again_later_is_noted_and_its_release_is_checked(store, name):
     shutil.rmtree(store.optimized(name))
     base = Acquired.read(store.base / ACQUIRED)
     assert base is not None
@@ -103,7 +103,9 @@ def test_a_variant_that_was_made_anew_since_is_no_fault_and_its_release_is_check
     verdict = verify(store.run(RUN))
     assert verdict.findings == []
     (note,) = verdict.notes
-    assert note.startswith(f"the weights that were measured are no longer in optimized/{name}: it was made anew on ")
+    assert note.startswith(
+        f"the weights that were measured are no longer in optimized/{name}: the variant was made again on "
+    )
     assert f"optimized/{name}" not in verdict.compared
     released = [each for each in verdict.compared if each.startswith("releases/0001-awq-")]
     assert ("checked in releases/0001-awq-" in note) == (name == "awq")
@@ -125,7 +127,7 @@ def test_a_variant_that_was_made_anew_since_is_no_fault_and_its_release_is_check
         (("candidates", 1, "evaluation_digest"), "0" * 64, "candidates.fp16.evaluation_digest"),
     ],
 )
-def test_a_changed_number_is_named_where_it_stands(store, keys, value, named):
+def test_a_changed_number_is_named_with_its_place(store, keys, value, named):
     places = ["production_metrics.json", f"runs/{RUN}/decision.json"]
     for where in places:
         change(store.path / where, *keys, to=value)
@@ -133,6 +135,42 @@ def test_a_changed_number_is_named_where_it_stands(store, keys, value, named):
     for where in places:
         assert any(each.startswith(f"{where}: {named}") for each in findings), findings
     assert all(each.split(": ")[0] in places for each in findings)
+
+
+def reword(store: ModelStore, **changed: Any) -> None:
+    """Every document of the decision as another version would have worded it."""
+    told = json.loads(store.production_metrics.read_text())
+    told["candidates"][-1] |= {"excluded": changed.pop("excluded", told["candidates"][-1]["excluded"])}
+    told |= {"wording": 1, "reason": "It is the best.", "notes": ["Mind the machine."]} | changed
+    released = store.releases / told["release"] / store.production_metrics.name
+    for path in (store.production_metrics, released, store.run(RUN) / "decision.json"):
+        write_json(path, told)
+    report = store.run(RUN) / "report.json"
+    write_json(report, json.loads(report.read_text()) | {"decision": told})
+
+
+def test_a_decision_that_another_version_worded_is_compared_by_its_figures(store):
+    reword(store)
+    assert found(store) == []
+    reword(store, separated=False)
+    assert all(each.endswith("separated is false, recomputed true") for each in found(store))
+    assert len(found(store)) == 4
+
+
+def test_whether_a_candidate_is_excluded_is_compared_whatever_the_wording(store):
+    reword(store, excluded="It is slow.")
+    assert all("candidates.gptq.excluded is true, recomputed false" in each for each in found(store))
+    assert len(found(store)) == 4
+
+
+def test_a_decision_of_a_version_before_wordings_had_numbers_is_verified(store):
+    reword(store)
+    for path in store.path.rglob("*.json"):
+        document = json.loads(path.read_text())
+        if path.name in ("production_metrics.json", "decision.json"):
+            del document["wording"]
+            write_json(path, document)
+    assert found(store) == []
 
 
 def test_a_changed_report_is_found(store):
@@ -153,7 +191,7 @@ def test_a_changed_figure_of_an_evaluation_is_found_by_the_samples_and_by_its_di
     assert any("candidates.awq.evaluation_digest" in each for each in findings)
 
 
-def test_everything_that_was_changed_is_told_at_once(store):
+def test_all_changes_are_named_at_once(store):
     (store.optimized("fp16") / "config.json").write_text("[]")
     change(store.production_metrics, "winner", to="fp16")
     kept = store.run(RUN) / "measurements" / f"gptq{SAMPLES_SUFFIX}"
@@ -163,7 +201,7 @@ def test_everything_that_was_changed_is_told_at_once(store):
         assert any(part in each for each in findings), part
 
 
-def test_samples_that_are_gone_or_no_samples_are_findings(store):
+def test_missing_or_invalid_samples_are_findings(store):
     (store.run(RUN) / "measurements" / f"awq{SAMPLES_SUFFIX}").unlink()
     kept = store.run(RUN) / "measurements" / f"gptq{SAMPLES_SUFFIX}"
     kept.write_text(kept.read_text().replace('"duration_s"', '"duration"'))
@@ -190,7 +228,7 @@ def test_a_decision_stays_verifiable_after_a_second_measurement_under_the_same_c
     assert found(store) == []
 
 
-def test_a_run_in_which_nobody_could_be_chosen_is_verified_too(tmp_path, monkeypatch):
+def test_a_run_in_which_no_variant_could_be_chosen_is_verified_too(tmp_path, monkeypatch):
     monkeypatch.setenv("SLIPWAY_RUN", RUN)
     store = measured_store(tmp_path, RUN)
     impossible = Profile.model_validate({"name": "strict", "constraints": {"ttft_p95_ms": {"max": 0.001}}})
@@ -202,6 +240,6 @@ def test_a_run_in_which_nobody_could_be_chosen_is_verified_too(tmp_path, monkeyp
     assert "ttft_p95_ms" in verdict.nobody
 
 
-def test_a_run_that_came_to_no_decision_can_not_be_verified(tmp_path):
+def test_a_run_without_a_decision_cannot_be_verified(tmp_path):
     with pytest.raises(MissingRun, match="has no measurements"):
         verify(tmp_path / "org--name" / "runs" / RUN)

@@ -70,7 +70,7 @@ def test_rates_of_all_rounds_are_their_mean_and_percentiles_are_over_all_request
     assert load.e2el_ms.p50 == pytest.approx(np.percentile([120, 360, 120, 140], 50))
 
 
-def test_goodput_counts_what_met_both_targets():
+def test_goodput_counts_requests_that_met_both_targets():
     found = goodput_of([SLOW, FAST], ttft_ms=200, tpot_ms=15)
     assert found.share == 0.5
     # One of 3 tokens in 2 s, and one in 1 s.

@@ -142,7 +142,7 @@ def test_rounds_are_read_in_the_order_of_their_numbers_and_each_with_its_own_req
         (7, {"logprobs": [["a", "b"]]}, r"line 8: held_out\.logprobs\.0\.0"),
     ],
 )
-def test_a_line_that_is_none_of_ours_is_damage_and_named(
+def test_an_invalid_line_is_damage_and_named(
     measured: Evaluation, path: Path, line: int, changed: dict[str, object], named: str
 ) -> None:
     write_samples(path, measured.key, SAMPLES)
@@ -167,7 +167,7 @@ def test_a_line_that_is_none_of_ours_is_damage_and_named(
         ),
     ],
 )
-def test_a_file_without_what_was_measured_is_damage(measured: Evaluation, path: Path, content: str, named: str) -> None:
+def test_an_incomplete_file_is_damage(measured: Evaluation, path: Path, content: str, named: str) -> None:
     path.write_text(content.replace("KEY", measured.key))
     with pytest.raises(DamagedModel, match=named):
         read_samples(path, measured)

@@ -1,0 +1,47 @@
+"""Where two documents differ."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, Final
+
+TOLERANCE: Final = 1e-9
+"""Relative: sums in another order differ in their last digits."""
+ABSENT: Final = object()
+
+
+def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
+    """Every place where two documents differ: its path, and both values as text. Numbers are equal within
+    ``TOLERANCE``. The entries of a list are named by their variant or task, if they have one."""
+    if isinstance(before, list) and isinstance(after, list):
+        before, after = _by_name(before), _by_name(after)
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in [*before, *(key for key in after if key not in before)]:
+            inner = f"{path}.{key}" if path else str(key)
+            yield from differences(before.get(key, ABSENT), after.get(key, ABSENT), inner)
+    elif not _equal(before, after):
+        yield path, _text_of(before), _text_of(after)
+
+
+def _by_name(entries: list[Any]) -> dict[str, Any]:
+    names = [
+        str(each.get("variant") or each.get("task") or number) if isinstance(each, dict) else str(number)
+        for number, each in enumerate(entries)
+    ]
+    unique = len(set(names)) == len(names)
+    return {
+        name if unique else str(number): entry for number, (name, entry) in enumerate(zip(names, entries, strict=True))
+    }
+
+
+def _equal(before: Any, after: Any) -> bool:
+    numbers = (int, float)
+    if isinstance(before, numbers) and isinstance(after, numbers) and not isinstance(before, bool):
+        return math.isclose(before, after, rel_tol=TOLERANCE, abs_tol=1e-12)
+    return bool(before == after)
+
+
+def _text_of(value: Any) -> str:
+    return "absent" if value is ABSENT else json.dumps(value, ensure_ascii=False)
