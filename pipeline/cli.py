@@ -45,14 +45,27 @@ app: Final = typer.Typer(
 debug: bool = False
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def options(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version; with --json those of vLLM and the machine too.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", hidden=True)] = False,
     debug_: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     global debug
     debug = debug_
     if debug_:
         os.environ["SLIPWAY_DEBUG"] = "1"
+    if version:
+        from pipeline.local.doctor import versions
+
+        found = versions()
+        print_result(found, f"slipway {found['slipway']}", as_json)
+        raise typer.Exit
+    if as_json or context.invoked_subcommand is None:
+        context.fail("--json belongs after the command." if as_json else "Missing command.")
 
 
 @app.command(epilog="Example: slipway run org/name --revision main --profile chatbot --no-serve")

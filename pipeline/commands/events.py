@@ -78,14 +78,8 @@ def trigger(
         from pipeline.local import submission
 
         settings = load_config(config, profile, None, "local", assignments)
-        finished = submission.run(
-            settings,
-            push.model,
-            push.commit,
-            store=store.absolute(),
-            serve=True,
-            refresh=False,
-        )
+        place = store.absolute()
+        finished = submission.run(settings, push.model, push.commit, store=place, serve=True, refresh=False)
         print_result(finished.document(), finished.summary(), as_json)
 
 

@@ -8,11 +8,12 @@ import socket
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pipeline.checks import CheckResult
 from pipeline.config import RunConfig
 from pipeline.local.resources import GIB, Capacity
+from stages.parts.machine.hardware import hardware
 
 MINIMUM_PYTHON: Final = (3, 11)
 MINIMUM_MEMORY_BYTES: Final = 8 * GIB
@@ -40,6 +41,15 @@ def check_machine(config: RunConfig, store: Path) -> list[CheckResult]:
         _port(config.serving.host, config.serving.port),
         _hub(),
     ]
+
+
+def versions() -> dict[str, Any]:
+    """This program's version, vLLM's (None if it is not installed), and the hardware that they run on."""
+    try:
+        vllm = metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        vllm = None
+    return {"slipway": metadata.version("slipway"), "vllm": vllm, "hardware": hardware().model_dump(mode="json")}
 
 
 def _python() -> CheckResult:

@@ -7,11 +7,13 @@ import os
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
+ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "vllm", "transformers", "kubernetes", "hera", "pandas", "huggingface_hub")
 
 
@@ -33,6 +35,25 @@ def test_the_command_line_starts_without_heavy_imports():
     code = "import sys, pipeline.cli; print([name for name in sys.argv[1:] if name in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", code, *HEAVY], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"
+
+
+def test_the_version_is_one_line_and_as_json_names_vllm_and_the_processor_too():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert slipway("--version").stdout == f"slipway {project['version']}\n"
+    told = json.loads(slipway("--version", "--json").stdout)
+    assert told["slipway"] == project["version"]
+    assert told["vllm"].startswith("0.")
+    assert told["hardware"]["cpu"] in Path("/proc/cpuinfo").read_text()
+
+
+def test_what_asks_for_nothing_is_a_mistake():
+    for arguments, said in (
+        (("--debug",), "Missing command"),
+        (("--json", "runs"), "--json belongs after the command"),
+    ):
+        ended = slipway(*arguments)
+        assert ended.returncode == 2
+        assert said in ended.stderr
 
 
 def test_a_mistyped_command_gets_a_suggestion():
