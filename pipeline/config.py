@@ -58,12 +58,7 @@ def load(
     for kind, value in (chosen or {}).items():
         if value is not None:
             data[kind], folders[kind] = value, Path()
-    for kind in FOLDERS:
-        try:
-            data[kind] = named(kind, data[kind], folders[kind])
-        except ConfigError as error:
-            wrong.append(f"{kind}: {error}" + (f" ({error.hint})" if error.hint else ""))
-            data[kind] = named(kind, read_yaml(CONFIGS / "defaults.yaml")[kind], Path())
+    wrong.extend(_read_named(data, folders))
     for assignment in assignments:
         try:
             assign(data, assignment)
@@ -78,6 +73,18 @@ def load(
     if config.workload.trace and (trace := Path(config.workload.trace)).is_file():
         read_trace(trace)  # show its mistakes now rather than after hours of quantizing
     return config
+
+
+def _read_named(data: dict[str, Any], folders: Mapping[str, Path]) -> list[str]:
+    """Replace each name in *data* by what it names, an unknown one by the default's; return the mistakes."""
+    wrong = []
+    for kind in FOLDERS:
+        try:
+            data[kind] = named(kind, data[kind], folders[kind])
+        except ConfigError as error:
+            wrong.append(f"{kind}: {error}" + (f" ({error.hint})" if error.hint else ""))
+            data[kind] = named(kind, read_yaml(CONFIGS / "defaults.yaml")[kind], Path())
+    return wrong
 
 
 def named(kind: str, value: Any, folder: Path) -> dict[str, Any]:

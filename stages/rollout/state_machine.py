@@ -235,7 +235,7 @@ class StateMachine:
 
     def _observe(self) -> None:
         """Look once at a step, or at a canary that waits for a person."""
-        journal, settings = self.journal, self.journal.settings
+        journal = self.journal
         try:
             split = self.target.split()
             if split.stable == journal.release:
@@ -253,10 +253,19 @@ class StateMachine:
         if look.verdict == "rollback":
             return self._start_rollback(f"at {journal.percent} %: {look.reason}")
         if journal.state == "awaiting approval":
-            # A window of many good hours would hide that it has been bad for a minute.
-            if self._elapsed_s() >= (settings.step_s if look.verdict == "promote" else settings.step_timeout_s):
-                self._keep(window=None, entered_at=datetime.now(UTC))
-            return self._pause()
+            return self._await_approval(look)
+        return self._end_step(look)
+
+    def _await_approval(self, look: Look) -> None:
+        # A window of many good hours would hide that it has been bad for a minute.
+        settings = self.journal.settings
+        if self._elapsed_s() >= (settings.step_s if look.verdict == "promote" else settings.step_timeout_s):
+            self._keep(window=None, entered_at=datetime.now(UTC))
+        self._pause()
+
+    def _end_step(self, look: Look) -> None:
+        """Go to the next step, to the promotion or back, once the evidence is sufficient; else wait."""
+        journal, settings = self.journal, self.journal.settings
         if look.verdict == "promote" and (journal.hurried or self._elapsed_s() >= settings.step_s):
             self._say(f"{journal.percent} %: {look.reason}")
             if journal.step + 1 < len(journal.steps):

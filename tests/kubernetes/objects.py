@@ -161,7 +161,7 @@ class Objects:
                 said = "\n".join(f"- {cause['message']}: {cause['field']}" for cause in causes)
                 count = "1 conflict" if len(causes) == 1 else f"{len(causes)} conflicts"
                 raise Refused(409, "Conflict", f"Apply failed with {count}:\n{said}", causes=causes)
-            return self._update(resource, namespace, self.kept[key], new, manager, "", dry_run, owned=True)
+            return self._update(resource, namespace, self.kept[key], new, None, "", dry_run)
 
     def delete(self, resource: Resource, namespace: str, name: str) -> Object:
         with self.changed:
@@ -197,12 +197,11 @@ class Objects:
         namespace: str,
         old: Object,
         new: Object,
-        manager: str,
+        manager: str | None,
         part: str,
         dry_run: bool,
-        *,
-        owned: bool = False,
     ) -> Object:
+        """*manager* claims what changed; None: *new* names its managers already."""
         if part == "status":
             new = old | {"status": new.get("status", {})}
         elif resource.status:
@@ -214,7 +213,7 @@ class Objects:
         self._check(resource, namespace, new)
         if new.get("spec") != old.get("spec"):
             new["metadata"]["generation"] = old["metadata"]["generation"] + 1
-        if not owned:
+        if manager is not None:
             new["metadata"]["managedFields"] = old["metadata"].get("managedFields", [])
             claim(new, old, manager, "Update")
         if _without_version(new) == _without_version(old):
