@@ -42,7 +42,7 @@ def joint(raw: pd.DataFrame, samples: Draws) -> Floats:
 
 
 def noise_of(raw: pd.DataFrame, samples: Draws) -> dict[str, float]:
-    """By metric, the largest difference between two variants that chance explains, in the metric's unit.
+    """The largest difference between two variants that chance explains, for each metric in its unit.
 
     It is 1.96 standard deviations of the drawn difference, for the pair where this is largest, so that no pair is
     separated by less than its own noise. Paired draws keep it small.

@@ -69,16 +69,15 @@ class Decision:
     margin: Margin | None = None
     """None if no other variant can be chosen."""
     win_probability: dict[str, float] = field(default_factory=dict)
-    """By eligible variant; the sum is below 1 if an excluded variant, or none, may win."""
+    """The probability of each eligible variant; the sum is below 1 if an excluded variant, or none, may win."""
     score_interval: dict[str, tuple[float, float]] = field(default_factory=dict)
     """95 % interval by eligible variant, on the scale of the eligible variants."""
     noise: dict[str, float] = field(default_factory=dict)
-    """By metric, in its unit: the largest difference between two variants that chance explains; without incomparable
-    metrics."""
+    """The largest difference between two variants that chance explains, for each comparable metric in its unit."""
     near_limits: tuple[str, ...] = ()
     """Sentences naming the contenders and excluded variants that may be on the other side of a limit."""
     near_weights: dict[str, float] = field(default_factory=dict)
-    """By variant, the share of weightings near the profile's that rank it first (``scoring.sensitivity``)."""
+    """The share of weightings near the profile's that rank each variant first (``scoring.sensitivity``)."""
     any_weights: dict[str, float] = field(default_factory=dict)
     """The same over all weightings."""
 

@@ -17,7 +17,7 @@ from scoring.normalize import Floats
 
 Indices = npt.NDArray[np.int64]
 Draws = Mapping[str, Mapping[str, Floats]]
-"""By variant and metric: draws of the metric, in its unit. The draws with the same index belong together."""
+"""Draws of each metric in its unit, for each variant. The draws with the same index belong together."""
 
 DRAWS: Final = 2000
 """This determines a probability of 0.9 to ±0.013 (95 %)."""

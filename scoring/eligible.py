@@ -27,10 +27,10 @@ class Limits:
     """A profile's limits, and the values and draws of what they limit."""
 
     limits: Mapping[str, float]
-    """By measure, see ``Constraints.limits``."""
+    """The limit of each measure, see ``Constraints.limits``."""
     values: Values
     drawn: Draws
-    """By variant and measure; what has no draws is exact."""
+    """The draws of each variant and measure; a value without draws is exact."""
 
     def met(self, names: Sequence[str], draws: int) -> pd.DataFrame:
         """In which draws (rows) each variant (columns) meets every limit."""

@@ -29,7 +29,7 @@ FELT: Final = {
 
 
 def deviations(speeds: Mapping[str, float]) -> dict[str, float]:
-    """By variant, the logarithm of the machine's speed relative to the median: −0.1 is about 10 % slower."""
+    """The logarithm of the machine's speed relative to the median, for each variant: −0.1 is about 10 % slower."""
     if len(speeds) < 2:
         return dict.fromkeys(speeds, 0.0)
     middle = median(speeds.values())

@@ -24,7 +24,7 @@ SEED: Final = 0
 
 
 def shares_near(normalized: pd.DataFrame, shares: Mapping[str, float]) -> dict[str, float]:
-    """By variant, the share of weightings near *shares* under which it wins; ties are split.
+    """The share of weightings near *shares* under which each variant wins; ties are split.
 
     Weights are drawn from Dirichlet(50·shares). A weight of zero stays zero, because the metric does not matter.
     """
@@ -35,7 +35,7 @@ def shares_near(normalized: pd.DataFrame, shares: Mapping[str, float]) -> dict[s
 
 
 def shares_anywhere(normalized: pd.DataFrame) -> dict[str, float]:
-    """By variant, the share of all weightings (Dirichlet(1, 1, 1, 1)) under which it wins; ties are split."""
+    """The share of all weightings (Dirichlet(1, 1, 1, 1)) under which each variant wins; ties are split."""
     return _won(normalized, np.random.default_rng(SEED).dirichlet(np.ones(len(METRICS)), WEIGHTINGS))
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ("pipeline", "stages", "scoring", "benchmarks")
 LONGEST_FUNCTION = 45
 LONGEST_TEMPLATE_LINE = 160
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
@@ -23,12 +28,21 @@ def test_no_function_is_longer_than_a_screen() -> None:
     assert {name: lines for name, lines in found.items() if lines > LONGEST_FUNCTION} == {}
 
 
+def test_docstrings_begin_with_what_a_thing_is_or_does() -> None:
+    folders = (*PROGRAM, "tests")
+    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    begins = re.compile(r'"""(Of|By) ')
+    found = [f"{path.relative_to(ROOT)}: {line}" for path in files for line in lines_of(path) if begins.search(line)]
+    assert len(files) > 300
+    assert found == []
+
+
 def test_no_line_of_a_template_holds_a_whole_table() -> None:
     templates = sorted((ROOT / "stages").rglob("*.jinja"))
     lines = {
         f"{path.relative_to(ROOT)}:{number}": len(line)
         for path in templates
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        for number, line in enumerate(lines_of(path), start=1)
     }
     assert templates
     assert {place: length for place, length in lines.items() if length > LONGEST_TEMPLATE_LINE} == {}

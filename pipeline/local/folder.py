@@ -32,7 +32,7 @@ class RunFolders:
     """The folders of one run."""
 
     mounts: Mapping[str, Path]
-    """By mount path, such as ``/mnt/models``: the local folder that stands for the claim mounted there."""
+    """The local folder that stands for the claim mounted at a path such as ``/mnt/models``, for each such path."""
     run: Path
     """The run's own folder; see the module."""
     shared: Path

@@ -22,7 +22,7 @@ class Running:
     attempt: Attempt
     share: Share
     since: float
-    """As time.monotonic()."""
+    """On the clock of ``time.monotonic()``."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class ActiveDag:
     """The values of references to the workflow."""
     inputs: Mapping[str, str]
     jobs: dict[str, Job] = field(default_factory=dict)
-    """By task, in DAG order."""
+    """The key is the task; in the order of the DAG."""
 
     @property
     def finished(self) -> bool:

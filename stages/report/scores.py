@@ -35,7 +35,7 @@ class Scores:
     confidence: str
     """The probability from which a choice counts as clear."""
     price: str
-    """Of an hour; empty without one."""
+    """The price of an hour; empty without one."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class MetricChange(Record):
 class Comparison(Record):
     settings: tuple[Setting, ...]
     metrics: tuple[MetricChange, ...]
-    """Of the variants that both runs measured."""
+    """The changes of the variants that both runs measured."""
     notes: tuple[str, ...]
     """What the noise does not include, and other differences between the measurements."""
     winners: tuple[str, ...]
@@ -135,8 +135,8 @@ def changes(runs: Runs, variant: str) -> Iterator[MetricChange]:
 
 
 def noise_of(runs: Runs, variant: str) -> dict[str, float]:
-    """By metric, the change that noise explains: 1.96 standard deviations of chance, and the difference in the speed of
-    the machine. The runs' rounds are independent of each other; quality is compared on the items that both were asked.
+    """The change that noise explains, for each metric: 1.96 standard deviations of chance, and the difference in
+    the machine's speed. The runs' rounds are independent of each other; quality is compared on the items that both were asked.
     """
     from scoring.draws import quality_draws
 

@@ -34,7 +34,7 @@ class Verdict:
     """What was compared, and what does not agree."""
 
     winner: str | None = None
-    """As recomputed."""
+    """The recomputed decision."""
     nobody: str | None = None
     """Why no variant can be chosen, as recomputed."""
     compared: list[str] = field(default_factory=list)

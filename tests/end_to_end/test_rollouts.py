@@ -180,7 +180,7 @@ def slow(pipeline: Pipeline, garbage: Tried) -> Tried:
 
 @pytest.fixture(scope="module")
 def good(pipeline: Pipeline, slow: Tried, finished: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Tried:
-    """By a run of the pipeline that measures nothing anew, and chooses the smallest of the variants not served yet."""
+    """Release the smallest of the variants not served yet, by a run of the pipeline that measures nothing anew."""
     profile = tmp_path_factory.mktemp("profile") / "small.yaml"
     profile.write_text(SMALL)
     served = finished["decision"]["winner"]

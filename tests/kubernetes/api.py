@@ -97,7 +97,7 @@ class KubernetesServer:
             self.objects.changed.notify_all()
 
     def unregister(self, api_version: str, plural: str) -> None:
-        """As if its CustomResourceDefinition were not installed."""
+        """Remove a resource as if its CustomResourceDefinition were not installed."""
         del self.objects.resources[api_version, plural]
 
     def resource(self, kind: str, api_version: str = "") -> Resource:

@@ -98,7 +98,7 @@ class WorkflowController:
     def __init__(self, server: KubernetesServer, script: Mapping[str, Sequence[Outcome]] | None = None) -> None:
         self.server = server
         self.script = {task: list(outcomes) for task, outcomes in (script or {}).items()}
-        """By task: one outcome for each attempt; the last one counts for all further ones."""
+        """One outcome for each attempt of a task; the last one counts for all further ones."""
         self.held: dict[str, str] = {}
         """Mutexes by name, and who holds them. A test may hold one too."""
         self.lock = threading.Lock()
@@ -391,7 +391,7 @@ class _Run:
         self._change(self.status, phase=phase, message=message, finishedAt=_now())
 
     def _change(self, part: Object, **changed: object) -> None:
-        """Of the status or one of its nodes."""
+        """Change a part of the status or of one of its nodes."""
         with self.changing:
             part |= changed
         self._save()

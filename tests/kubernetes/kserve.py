@@ -44,7 +44,7 @@ NOT_ON_A_CANARY: Final = ("maxReplicas", "scaleTarget", "scaleMetric", "autoScal
 MODE: Final = "serving.kserve.io/deploymentMode"
 CRASHES: Final = 5
 KNATIVE_DRAIN_S: Final = 2.0
-"""Of its queue-proxy, from the end of new requests to the server's SIGTERM; 30 s there."""
+"""Time of the queue-proxy from the end of new requests to the server's SIGTERM; 30 s in Knative."""
 
 
 @dataclass
@@ -334,7 +334,7 @@ class KServeController:
             self.server.set_status(kind, self.namespace, now["metadata"]["name"], status)
 
     def _put(self, body: Object) -> None:
-        """As ``server.put``, if it is not so already."""
+        """Put *body*, unless the object is so already."""
         key = (body["kind"], body["metadata"]["name"])
         if self._made.get(key) != body:
             self.server.put(body, manager="kserve")
@@ -478,7 +478,7 @@ def _pre_stop_s(predictor: Object) -> float:
 
 
 def _overlaid(stable: Any, canary: Any) -> Any:
-    """As mergo.Merge with override: mappings are merged, lists replaced, empty values change nothing."""
+    """Merge as mergo.Merge does with override: mappings are merged, lists replaced, empty values change nothing."""
     if not isinstance(stable, dict) or not isinstance(canary, dict):
         return canary if canary not in ("", 0, None, [], {}, False) else stable
     return {key: _overlaid(stable.get(key), canary.get(key)) for key in {**stable, **canary}}

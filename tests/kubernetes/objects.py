@@ -71,7 +71,7 @@ class Objects:
     """Every method is atomic; ``changed`` is notified after each change."""
 
     resources: dict[tuple[str, str], Resource] = field(default_factory=dict)
-    """By apiVersion and plural."""
+    """The key is apiVersion and plural."""
     kept: dict[Key, Object] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
     version: int = 1000
@@ -186,7 +186,7 @@ class Objects:
             return found()
 
     def forget(self) -> None:
-        """As etcd's compaction does: a watch from before now has expired."""
+        """Compact the history as etcd does: a watch from before now has expired."""
         with self.changed:
             self.version += 1
             self.forgotten = self.version

@@ -51,7 +51,7 @@ WORKFLOW_FIELDS: Final = frozenset(
         "workflowTemplateRef",
     ]
 )
-"""Of WorkflowSpec in Argo Workflows 4.1."""
+"""The fields of WorkflowSpec in Argo Workflows 4.1."""
 
 
 def _workflow(each: dict[str, Any]) -> str:

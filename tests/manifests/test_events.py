@@ -138,7 +138,7 @@ def filters() -> dict[str, str]:
 
 
 def passes(event: dict[str, str]) -> bool:
-    """As in Go, where $ matches at the end alone."""
+    """Whether the filters match as in Go, where $ matches at the end alone."""
     return all(re.fullmatch(pattern, event[name], re.ASCII) for name, pattern in filters().items())
 
 

@@ -25,7 +25,7 @@ MONITORING = MANIFESTS / "monitoring"
 NAME = re.compile(r"\b(?:vllm:|DCGM_|http_)\w+")
 SUFFIX = re.compile(r"_(bucket|sum|count|total)$")
 OTHERS = {"http_requests_total", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_POWER_USAGE"}
-"""Of vLLM's HTTP server (prometheus-fastapi-instrumentator) and of the DCGM exporter's default set."""
+"""Metrics of vLLM's HTTP server (prometheus-fastapi-instrumentator) and the DCGM exporter's default set."""
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ def expressions() -> list[str]:
 
 
 def vllms_metrics() -> set[str]:
-    """As the installed vLLM registers them, read from its source: importing it takes long."""
+    """The metrics that the installed vLLM registers, read from its source: importing it takes long."""
     found = importlib.util.find_spec("vllm")
     if found is None or found.origin is None or not (Path(found.origin).parent / "v1" / "metrics").is_dir():
         pytest.skip("needs vLLM: pip install 'slipway[evaluate]'")

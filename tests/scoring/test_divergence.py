@@ -7,7 +7,7 @@ from scoring.divergence import Distributions, divergence, position_divergences
 
 
 def told(full: np.ndarray, listed: int) -> Distributions:
-    """Of full distributions (places, vocabulary) the likeliest so many, as a server tells them."""
+    """The likeliest tokens of full distributions (places, vocabulary), as a server reports them."""
     order = np.argsort(-full, axis=1)[:, :listed]
     return Distributions(order, np.log(np.take_along_axis(full, order, axis=1)).round(6))
 

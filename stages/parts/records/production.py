@@ -109,13 +109,13 @@ class Candidate(Record):
     excluded: str | None
     """Why it could not win, or None if it could."""
     raw: dict[str, float]
-    """By metric, in the units of ``scoring.metrics.METRICS``; empty if it was not measured."""
+    """The measured value of each metric, in the units of ``scoring.metrics.METRICS``; empty if it was not measured."""
     intervals: dict[str, Interval] = Field(default_factory=dict)
-    """By metric, of ``raw``; without metrics that are counted (memory), or whose noise is not known."""
+    """The interval of each metric in ``raw``, except counted metrics (memory) and metrics whose noise is not known."""
     change: dict[str, Change] = Field(default_factory=dict)
-    """By metric; empty for fp16 itself, and if fp16 was not measured."""
+    """The change of each metric; empty for fp16 itself, and if fp16 was not measured."""
     normalized: dict[str, float]
-    """By metric, 0–1, where 1 is best."""
+    """Each metric on a scale from 0 to 1, where 1 is best."""
     score: float | None
     score_low: float | None
     score_high: float | None
@@ -131,8 +131,8 @@ class Candidate(Record):
     against_fp16: tuple[Paired, ...]
     """Task by task; empty for fp16 itself, and if no items can be paired."""
     recovery: dict[str, float] = Field(default_factory=dict)
-    """By task, the variant's score divided by fp16's (``TaskScore.score``: for perplexity tasks the probability per
-    byte); above 1 is better than fp16. Empty if fp16 was not measured."""
+    """The variant's score divided by fp16's, for each task (``TaskScore.score``: for perplexity tasks the
+    probability per byte); above 1 is better than fp16. Empty if fp16 was not measured."""
     divergence: Divergence | None = None
     """None for fp16 itself, and if it was not measured."""
     cost: Cost | None
@@ -175,14 +175,14 @@ class Production(Record):
     weights: dict[str, float]
     """Shares with sum 1."""
     noise: dict[str, float]
-    """By metric, in its unit: the largest difference between two variants that chance explains. Without metrics that
-    are not comparable, because the variants were measured on different hardware."""
+    """The largest difference between two variants that chance explains, for each metric in its unit. Without metrics
+    that are not comparable, because the variants were measured on different hardware."""
     units: dict[str, str]
-    """Of the raw metrics."""
+    """The unit of each raw metric."""
     price: Price | None
     """What the costs are computed from; None if the platform has no price."""
     candidates: tuple[Candidate, ...]
-    """By score, best first, then those that could not win."""
+    """Sorted by score, the best first, followed by those that could not win."""
     workload: dict[str, Any]
     engine: Engine
     """The engine of the winner, as it was measured."""

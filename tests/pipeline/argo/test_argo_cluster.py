@@ -30,7 +30,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def arguments(given: dict[str, str]) -> dict[str, str]:
-    """Of a model that does not exist: acquiring it fails within seconds, at no cost."""
+    """The arguments of a run of a model that does not exist: acquiring it fails within seconds."""
     name = f"slipway-test/{uuid.uuid4().hex[:12]}"
     return given | {"model": name, "model-directory": name.replace("/", "--"), "resolve-key": uuid.uuid4().hex}
 

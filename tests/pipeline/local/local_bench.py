@@ -121,7 +121,7 @@ class Bench:
 
     @property
     def run_dir(self) -> Path:
-        """Of the last run."""
+        """The folder of the last run."""
         return self.folder / "runs" / f"run-{self.runs}"
 
     def run(

@@ -1,4 +1,4 @@
-"""By real vLLM: a model with 5 % of its weights set to zero, which divergence and probes tell from the sound one."""
+"""Real vLLM: divergence and probes tell a model with 5 % of its weights set to zero from the sound one."""
 
 from __future__ import annotations
 

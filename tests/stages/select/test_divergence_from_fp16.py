@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> ModelStore:
 
 
 def measured(store: ModelStore, **likeliest: float) -> dict[str, Evaluation]:
-    """By variant: how likely one token is (fp16: 0.7). All scores are alike, and 4-bit is faster and smaller."""
+    """The probability of one token for each variant (fp16: 0.7). All scores are alike; 4-bit is faster and smaller."""
     acquired = base(store)
     return {
         name: evaluation(

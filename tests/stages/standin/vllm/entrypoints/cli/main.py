@@ -148,7 +148,7 @@ def told(number: int) -> dict[str, object]:
 
 
 def metrics(server: Server) -> str:
-    """As vLLM tells them, the few that a rollout reads."""
+    """The few metrics that a rollout reads, in vLLM's format."""
     with server.lock:
         lines = [
             f'http_requests_total{{handler="/v1/completions",method="POST",status="{kind}"}} {count}'
@@ -191,7 +191,7 @@ def serve(arguments: argparse.Namespace) -> None:
 
 
 def take(share: float, gpu: Path) -> None:
-    """Of a GPU's memory: the folder *gpu* says who has which share. Ends where that is not free, as vLLM does."""
+    """Take a share of a GPU's memory; the folder *gpu* says who has which. If it is not free, end as vLLM does."""
     gpu.mkdir(exist_ok=True)
     taken = sum(float(each.read_text()) for each in gpu.iterdir() if Path("/proc", each.name).exists())
     if taken + share > 1:
