@@ -136,7 +136,8 @@ def changes(runs: Runs, variant: str) -> Iterator[MetricChange]:
 
 def noise_of(runs: Runs, variant: str) -> dict[str, float]:
     """The change that noise explains, for each metric: 1.96 standard deviations of chance, and the difference in
-    the machine's speed. The runs' rounds are independent of each other; quality is compared on the items that both were asked.
+    the machine's speed. The runs' rounds are independent of each other; quality is compared on the items that both were
+    asked.
     """
     from scoring.draws import quality_draws
 
