@@ -224,7 +224,7 @@ def test_without_room_side_by_side_the_variants_are_measured_one_after_the_other
         stand_in_variant(store, name)
     said = evaluate(store, "a,b", serving={"kv_cache_mib": 10**8}, restarts=2)
     assert said.returncode == 0, said.stderr
-    assert "can't stand side by side (they need about" in said.stderr
+    assert "cannot run side by side (they need about" in said.stderr
     # Side by side or not, what comes first changes from start to start.
     assert [line for line in done(store) if line.startswith(("start", "quality"))] == [
         *("start a", "quality a", "start b", "quality b", "start b", "quality b", "start a", "quality a")
