@@ -24,8 +24,7 @@ from pipeline.config import RunConfig, load
 from pipeline.definition import arguments
 from pipeline.local.runs import find
 from pipeline.runs.state import LATEST
-from tests.demo.__main__ import HERE as DEMO
-from tests.demo.__main__ import MODEL
+from tests.demo import DEMO, MODEL
 from tests.hub.server import HubServer
 
 CONFIG: Final = DEMO / "slipway.yaml"

@@ -138,7 +138,7 @@ class Attempt:
                 return Ended(self._task, status, f"it succeeded, but wrote no output {name!r} to {path}")
         if status == 0:
             return Ended(self._task, status, outputs=outputs)
-        said = StageFailure.parse(self._failure.read_bytes(), status) if self._failure.is_file() else None
+        said = StageFailure.read(self._failure, status)
         if said is None:
             return Ended(self._task, status, unexplained(self._tail(), status), outputs=outputs)
         return Ended(self._task, status, said.message, said.hint, outputs)

@@ -16,10 +16,9 @@ import httpx
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.record import endpoint
 from stages.parts.machine.process import contained
+from tests.demo import DEMO, MODEL
 from tests.hub.server import HubServer
 
-HERE: Final = Path(__file__).parent
-MODEL: Final = "slipway/demo-llama"
 STORE: Final = Path(".slipway")
 QUESTION: Final = "What is a list?"
 ANSWER_TOKENS: Final = 48
@@ -27,11 +26,11 @@ ANSWER_TOKENS: Final = 48
 
 def main() -> int:
     with HubServer() as hub:
-        hub.add_repo(MODEL, HERE / "model")
+        hub.add_repo(MODEL, DEMO / "model")
         environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
         environment.pop("HF_HUB_OFFLINE", None)
         command = [sys.executable, "-m", "pipeline", "run", MODEL]
-        command += ["--config", str(HERE / "slipway.yaml"), "--store", str(STORE)]
+        command += ["--config", str(DEMO / "slipway.yaml"), "--store", str(STORE)]
         with contained(command, environment=environment) as run:
             status = run.wait()
     if status != 0:

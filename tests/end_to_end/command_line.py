@@ -14,8 +14,8 @@ import pytest
 
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.process import contained
-from tests.demo.__main__ import HERE as DEMO
-from tests.demo.__main__ import MODEL as MODEL
+from tests.demo import DEMO
+from tests.demo import MODEL as MODEL
 from tests.hub.server import HubServer
 
 VARIANTS: Final = ("fp16", "awq", "gptq")

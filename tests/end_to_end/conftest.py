@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.demo.__main__ import HERE as DEMO
-from tests.demo.__main__ import MODEL
+from tests.demo import DEMO, MODEL
 from tests.end_to_end.command_line import TOKEN, Pipeline, processes_naming, wait_until_gone
 from tests.hub.server import HubServer
 

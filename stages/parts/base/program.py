@@ -89,6 +89,11 @@ class StageFailure(BaseModel):
             return None
         return found if found.exit_code == exit_code else None
 
+    @classmethod
+    def read(cls, path: Path, exit_code: int) -> StageFailure | None:
+        """As ``parse``, from a file that need not be there."""
+        return cls.parse(path.read_bytes(), exit_code) if path.is_file() else None
+
     def line(self) -> str:
         """One line of JSON of at most ``TERMINATION_BYTES``; the message, then the hint, is cut if needed."""
         shown = self

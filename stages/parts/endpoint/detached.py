@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Final
 
 from stages.parts.base import program
@@ -18,6 +17,7 @@ from stages.parts.endpoint.record import (
     API_KEY_VARIABLE,
     LOG,
     RECORD,
+    SERVERS,
     STOP_TIMEOUT_S,
     WANTED,
     Endpoint,
@@ -28,8 +28,6 @@ from stages.parts.engine.log import ServerLog
 from stages.parts.engine.server import POLL_S, reserved_port
 
 PREVIOUS_LOG: Final = "endpoint.previous.log"
-ERROR_PREFIX: Final = "error: "
-HINT_PREFIX: Final = "  hint: "
 
 
 def start(store: ModelStore, source: str, serving: Serving, wanted: Wanted, *, key: str | None = None) -> Endpoint:
@@ -50,9 +48,10 @@ def start(store: ModelStore, source: str, serving: Serving, wanted: Wanted, *, k
         log.replace(log.with_name(PREVIOUS_LOG))
     (store.path / RECORD).unlink(missing_ok=True)
     wanted.write(store.path / WANTED)
-    environment = {**os.environ, STORE_VARIABLE: str(store.root)}
-    for variable in (program.RUN_VARIABLE, program.OUTPUTS_VARIABLE):  # they belong to this stage, which ends
-        environment.pop(variable, None)
+    failure = store.path / SERVERS / program.FAILURE
+    failure.unlink(missing_ok=True)
+    environment = {**os.environ, STORE_VARIABLE: str(store.root), program.OUTPUTS_VARIABLE: str(failure.parent)}
+    environment.pop(program.RUN_VARIABLE, None)  # the run ends before the endpoint does
     if key is not None:
         environment[API_KEY_VARIABLE] = key
     command = [sys.executable, "-m", "stages.serve", "--foreground", "--resume", "--model", source]
@@ -74,8 +73,9 @@ def start(store: ModelStore, source: str, serving: Serving, wanted: Wanted, *, k
         child.terminate()
         child.wait()
         raise
-    message, hint = last_error(log)
-    raise ServerFailed(message or f"the endpoint ended: {ServerLog(log).cause()}", hint=hint or f"see {log}")
+    said = program.StageFailure.read(failure, child.returncode)
+    message, hint = (said.message, said.hint) if said else (f"the endpoint ended: {ServerLog(log).cause()}", "")
+    raise ServerFailed(message, hint=hint or f"see {log}")
 
 
 def _wait_for_port(serving: Serving, timeout_s: float) -> None:
@@ -89,14 +89,3 @@ def _wait_for_port(serving: Serving, timeout_s: float) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(POLL_S)
-
-
-def last_error(log: Path) -> tuple[str, str]:
-    """The last error that the supervisor printed and its hint (see ``program.main``); empty if it printed none."""
-    lines = log.read_text(errors="replace").splitlines()
-    for number in reversed(range(len(lines))):
-        if lines[number].startswith(ERROR_PREFIX):
-            after = lines[number + 1] if number + 1 < len(lines) else ""
-            hint = after.removeprefix(HINT_PREFIX) if after.startswith(HINT_PREFIX) else ""
-            return lines[number].removeprefix(ERROR_PREFIX), hint
-    return "", ""
