@@ -268,13 +268,14 @@ class Handler(BaseHTTPRequestHandler):
                     raise _HungUp
                 if watched.expired or seen < self.cluster.objects.forgotten:
                     raise Refused(410, "Expired", f"too old resource version: {seen}")  # noqa: TRY301
+                sent = self.cluster.objects.version  # read first: a later change may not be in what follows
                 for change in self.cluster.objects.since(resource, namespace, seen, wait_s=POLL_S):
                     seen = change.version
                     if matches(resource, change.object, labels, fields):
                         self._chunk(_event(change.type, change.object))
                 if self.query.get("allowWatchBookmarks") == "true" and time.monotonic() > bookmark:
                     bookmark = time.monotonic() + BOOKMARK_S
-                    seen = max(seen, self.cluster.objects.version)
+                    seen = max(seen, sent)
                     place = {"resourceVersion": str(seen)}
                     self._chunk(
                         _event(
