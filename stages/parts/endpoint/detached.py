@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Final
 
 from stages.parts.base import program
@@ -73,9 +74,14 @@ def start(store: ModelStore, source: str, serving: Serving, wanted: Wanted, *, k
         child.terminate()
         child.wait()
         raise
-    said = program.StageFailure.read(failure, child.returncode)
-    message, hint = (said.message, said.hint) if said else (f"the endpoint ended: {ServerLog(log).cause()}", "")
-    raise ServerFailed(message, hint=hint or f"see {log}")
+    raise _cause(program.StageFailure.read(failure, child.returncode), log)
+
+
+def _cause(said: program.StageFailure | None, log: Path) -> ServerFailed:
+    """The supervisor's own error; if it was killed, what its log says."""
+    if said is None:
+        return ServerFailed(f"the endpoint ended: {ServerLog(log).cause()}", hint=f"see {log}")
+    return ServerFailed(said.message, hint=said.hint or f"see {log}")
 
 
 def _wait_for_port(serving: Serving, timeout_s: float) -> None:

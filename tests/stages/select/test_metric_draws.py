@@ -112,7 +112,7 @@ def test_a_limit_that_the_noise_crosses_is_noted_and_makes_the_choice_uncertain(
     profile = Profile.model_validate({"name": "own", "weights": speed, "constraints": {"ttft_p95_ms": {"max": limit}}})
     _, decision, _ = select(store, profile, VARIANTS)
     assert (decision.winner, decision.separated) == ("awq", False)
-    assert decision.notes[0].startswith(f"awq keeps the maximum of {limit:.12g} for ttft_p95_ms with")
+    assert decision.notes[0].startswith(f"awq meets the maximum of {limit:.12g} for ttft_p95_ms with")
     confidence = decision.candidates[0].win_probability
     assert confidence is not None
     assert confidence < 0.9
