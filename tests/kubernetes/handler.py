@@ -303,14 +303,14 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self._stream("text/plain")
             while True:
-                lines = self.cluster.logs.get((namespace, name), [])
-                ended = self.cluster.objects.find(resource, namespace, name)["status"]["phase"] != "Running"
+                phase = self.cluster.objects.find(resource, namespace, name)["status"]["phase"]
+                lines = list(self.cluster.logs.get((namespace, name), ()))  # last: an ended pod writes no more
                 for line in lines[sent:]:
                     self._chunk(line.encode() + b"\n")
                 sent = len(lines)
                 if watched.cut:
                     raise _HungUp
-                if ended or self.query.get("follow") != "true":
+                if phase != "Running" or self.query.get("follow") != "true":
                     self._chunk(b"")
                     return
                 time.sleep(POLL_S)
