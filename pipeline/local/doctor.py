@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import socket
 import sys
@@ -14,6 +15,7 @@ from pipeline.checks import CheckResult
 from pipeline.config import RunConfig
 from pipeline.local.resources import GIB, Capacity
 from stages.parts.machine.hardware import hardware
+from stages.parts.machine.processor import Processor, cpu_dtype, processor
 
 MINIMUM_PYTHON: Final = (3, 11)
 MINIMUM_MEMORY_BYTES: Final = 8 * GIB
@@ -35,6 +37,7 @@ def check_machine(config: RunConfig, store: Path) -> list[CheckResult]:
     return [
         _python(),
         *(_tool(name, hint) for name, hint in TOOLS.items()),
+        describe(processor()),
         *_capacity(Capacity.of_this_machine()),
         _compiler(config.serving.enforce_eager),
         _disk(store),
@@ -50,6 +53,19 @@ def versions() -> dict[str, Any]:
     except metadata.PackageNotFoundError:
         vllm = None
     return {"slipway": metadata.version("slipway"), "vllm": vllm, "hardware": hardware().model_dump(mode="json")}
+
+
+def describe(found: Processor | None) -> CheckResult:
+    """What the processor can do, and what follows from it where no GPU serves."""
+    if found is None:
+        return CheckResult(what="processor", state="ok", found=platform.machine())
+    if not found.avx2:
+        hint = "vLLM's CPU build needs AVX2: serve on a GPU"
+        return CheckResult(what="processor", state="warning", found=found.name, hint=hint)
+    name = found.name if found.bf16 else f"{found.name} without {'bf16' if found.avx512 else 'AVX-512'}"
+    kernels = "int8 and 4-bit weights" if found.avx512 else "int8 weights, but none for 4-bit weights"
+    told = f"{name}: {cpu_dtype(found)} arithmetic; vLLM's CPU build has kernels for {kernels}"
+    return CheckResult(what="processor", state="ok", found=told)
 
 
 def _python() -> CheckResult:

@@ -42,7 +42,8 @@ def _hardware(evaluations: Sequence[Evaluation]) -> list[Fact]:
     for group in groups:
         names = f" of {', '.join(each.variant for each in group)}" if len(groups) > 1 else ""
         machine = group[0].hardware
-        parts = [f"{machine.cores} × {machine.cpu}", gib(machine.memory_bytes), *machine.gpus]
+        able = [machine.processor.name] if machine.processor else []
+        parts = [f"{machine.cores} × {machine.cpu}", *able, gib(machine.memory_bytes), *machine.gpus]
         facts.append(Fact(f"Hardware{names}", ", ".join(parts)))
     return facts
 

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from stages.parts.machine import hardware
+from stages.parts.machine import hardware, processor
 from stages.parts.records import evaluation, production
 from stages.parts.records.production import Production
 
@@ -19,7 +19,7 @@ PATH: Final = Path(__file__).parents[2] / "docs" / "production_metrics.schema.js
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 IDENTIFIER: Final = "urn:slipway:production_metrics:1"
 """The last part is ``schema_version``."""
-MODULES: Final = (production, evaluation, hardware)
+MODULES: Final = (production, evaluation, hardware, processor)
 """The modules that define the records of the document."""
 
 

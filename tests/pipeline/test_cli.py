@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from pipeline.local.doctor import describe
+from stages.parts.machine.processor import Processor, processor
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "vllm", "transformers", "kubernetes", "hera", "pandas", "huggingface_hub")
@@ -44,6 +48,8 @@ def test_the_version_is_one_line_and_as_json_names_vllm_and_the_processor_too():
     assert told["slipway"] == project["version"]
     assert told["vllm"].startswith("0.")
     assert told["hardware"]["cpu"] in Path("/proc/cpuinfo").read_text()
+    found = processor()
+    assert told["hardware"].get("processor") == (found.model_dump() if found else None)
 
 
 def test_what_asks_for_nothing_is_a_mistake():
@@ -172,11 +178,38 @@ def test_no_network_is_tried_again_and_then_said(tmp_path):
     assert "127.0.0.1:9" in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (
+            Processor(avx2=True, avx512=False, bf16=False, amx=False),
+            "AVX2 without AVX-512: float32 arithmetic; vLLM's CPU build has kernels for int8 weights, but none for "
+            "4-bit weights",
+        ),
+        (
+            Processor(avx2=True, avx512=True, bf16=False, amx=False),
+            "AVX-512 without bf16: float32 arithmetic; vLLM's CPU build has kernels for int8 and 4-bit weights",
+        ),
+        (
+            Processor(avx2=True, avx512=True, bf16=True, amx=True),
+            "AMX: bfloat16 arithmetic; vLLM's CPU build has kernels for int8 and 4-bit weights",
+        ),
+        (Processor(avx2=False, avx512=False, bf16=False, amx=False), "no AVX2"),
+        (None, platform.machine()),
+    ],
+)
+def test_the_doctor_says_what_follows_from_the_processor(found, told):
+    check = describe(found)
+    assert check.found == told
+    assert (check.state, bool(check.hint)) == (("warning", True) if told == "no AVX2" else ("ok", False))
+
+
 def test_the_doctor_names_what_is_there_and_what_is_not(tmp_path):
     ended = slipway("doctor", "--json", store=tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
     checks = {each["what"]: each for each in json.loads(ended.stdout)}
     assert checks["Python"]["state"] == "ok"
     assert checks["vllm"]["state"] == "ok"
+    assert checks["processor"] == describe(processor()).model_dump()
     assert checks["hub"]["state"] == "warning"
     assert "HF_ENDPOINT" in checks["hub"]["hint"]
     assert ended.returncode == 0

@@ -9,7 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from pydantic import Field
+
 from stages.parts.base.record import Record
+from stages.parts.machine.processor import CPUINFO, Processor, processor
 
 NVIDIA_SMI_TIMEOUT_S: Final = 30
 CPUS: Final = Path("/sys/devices/system/cpu")
@@ -21,12 +24,18 @@ class Hardware(Record):
     cores: int
     memory_bytes: int
     gpus: tuple[str, ...]
+    processor: Processor | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Absent if it is not known, as on ARM and in records of older versions, whose digests are without it."""
 
 
 def hardware() -> Hardware:
     """What this process may use of the machine: cores (affinity), memory (cgroup limit) and GPUs."""
     return Hardware(
-        cpu=_cpu_model(), cores=len(os.sched_getaffinity(0)), memory_bytes=_memory_bytes(), gpus=tuple(gpus())
+        cpu=_cpu_model(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=_memory_bytes(),
+        gpus=tuple(gpus()),
+        processor=processor(),
     )
 
 
@@ -93,7 +102,7 @@ def _siblings(cpus: Path, cpu: int) -> set[int]:
 
 def _cpu_model() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        found = re.search(r"^model name\s*:\s*(.+)$", CPUINFO.read_text(), re.MULTILINE)
     except OSError:
         found = None
     return found[1].strip() if found else platform.machine()  # cpuinfo on ARM names no model

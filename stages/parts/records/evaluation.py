@@ -201,7 +201,8 @@ class Evaluation(Record):
 def machine_of(evaluation: Evaluation) -> str:
     """The hardware that speed depends on, in words; memory only has to suffice."""
     hardware = evaluation.hardware
-    return ", ".join([f"{hardware.cores} × {hardware.cpu}", *hardware.gpus])
+    able = [hardware.processor.name] if hardware.processor else []
+    return ", ".join([f"{hardware.cores} × {hardware.cpu}", *able, *hardware.gpus])
 
 
 def by_machine(evaluations: Mapping[str, Evaluation]) -> dict[str, list[str]]:

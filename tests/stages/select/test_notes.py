@@ -10,6 +10,7 @@ import pytest
 from scoring.profile import Profile, Weights
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.hardware import Hardware
+from stages.parts.machine.processor import Processor
 from stages.parts.records.evaluation import Evaluation, Goodput
 from stages.parts.records.production import Price, Production
 from stages.report.collect import collect
@@ -22,6 +23,13 @@ from tests.samples import measured_store, outcome
 RUN = "run-1"
 VARIANTS = ["fp16", "awq", "gptq"]
 LARGER = Hardware(cpu="a cpu", cores=4, memory_bytes=16 << 30, gpus=())
+LIMITED = Hardware(
+    cpu="a cpu",
+    cores=2,
+    memory_bytes=8 << 30,
+    gpus=(),
+    processor=Processor(avx2=True, avx512=False, bf16=False, amx=False),
+)
 
 
 @pytest.fixture
@@ -64,6 +72,14 @@ def test_on_different_hardware_speed_does_not_count_and_the_report_names_the_har
     assert decision.notes[0] in page
     assert "<dt>Hardware of fp16, gptq</dt><dd>2 × a cpu" in page
     assert "<dt>Hardware of awq</dt><dd>4 × a cpu, 16.00 GiB</dd>" in page
+
+
+def test_a_processor_that_can_do_something_else_is_other_hardware(store):
+    change(store, "awq", hardware=LIMITED)
+    decision = decided(store)
+    assert "awq on 2 × a cpu, AVX2; fp16, gptq on 2 × a cpu" in decision.notes[0]
+    outcome(store, RUN, "select", "", "done", key=decision.key)
+    assert "<dt>Hardware of awq</dt><dd>2 × a cpu, AVX2, 8.00 GiB</dd>" in render(collect(store, RUN, "Succeeded"))
 
 
 def test_a_winner_on_other_hardware_than_fp16_is_not_compared_with_it_in_speed(store):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.parts.machine.hardware import core_halves, gpu_memory_used_bytes, gpus, hardware
+from stages.parts.machine.hardware import Hardware, core_halves, gpu_memory_used_bytes, gpus, hardware
+from stages.parts.machine.processor import Processor, processor
 
 NVIDIA_SMI = """#!/bin/sh
 case "$*" in
@@ -30,7 +31,21 @@ def test_this_machine_has_a_processor_cores_and_memory() -> None:
     found = hardware()
     assert found.cpu
     assert found.cores == len(os.sched_getaffinity(0))
+    assert found.processor == processor()
     assert 1 << 28 < found.memory_bytes <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_record_without_a_processor_stays_as_it_is() -> None:
+    stored = '{"cpu":"a cpu","cores":2,"memory_bytes":1024,"gpus":[]}'
+    assert Hardware.model_validate_json(stored).model_dump_json() == stored
+    known = Hardware(
+        cpu="a cpu",
+        cores=2,
+        memory_bytes=1024,
+        gpus=(),
+        processor=Processor(avx2=True, avx512=False, bf16=False, amx=False),
+    )
+    assert Hardware.model_validate_json(known.model_dump_json()) == known
 
 
 @pytest.mark.parametrize(
