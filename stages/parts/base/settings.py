@@ -67,8 +67,10 @@ class Optimize(Settings):
 class Serving(Settings):
     """How vLLM serves. Evaluation and production use the same settings, so that the measurements hold in production."""
 
-    dtype: Literal["auto", "float16", "bfloat16"] = "auto"
-    """auto: float16 on a GPU; bfloat16 on a CPU, which has no native float16 arithmetic."""
+    dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
+    """auto: float16 on a GPU. Without one, bfloat16 if the processor has bf16 arithmetic, otherwise float32, which is
+    faster there and takes twice the memory; awq and gptq are served in bfloat16 there too, since vLLM computes 4-bit
+    weights in 16 bit only."""
     max_model_len: Positive | None = None
     """Tokens of prompt and answer together. None: the maximum in the model's config."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import sys
 from pathlib import Path
@@ -11,18 +12,23 @@ from typing import Final
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Serving
 from stages.parts.machine.hardware import core_halves, gpus
+from stages.parts.machine.processor import cpu_dtype, processor
+from stages.parts.model.checkpoint import CONFIG
 
 VLLM: Final = (sys.executable, "-m", "vllm.entrypoints.cli.main")
 """The ``vllm`` command of this Python environment, whether or not it is on PATH."""
 BINDING: Final = "VLLM_CPU_OMP_THREADS_BIND"
 CPU_KV_CACHE_MIB: Final = 1024
+ONLY_16_BIT: Final = {"awq", "gptq"}
+"""Quantization methods whose layers vLLM does not compute in float32."""
 MIB: Final = 1 << 20
 
 
-def engine_arguments(settings: Serving, *, on_gpu: bool | None = None) -> list[str]:
+def engine_arguments(settings: Serving, model: Path, *, on_gpu: bool | None = None) -> list[str]:
     """The arguments of ``vllm serve`` that decide how it serves.
 
     Args:
+        model: the directory that it will serve.
         on_gpu: whether it will serve on a GPU; None: as this machine does.
 
     Raises:
@@ -33,8 +39,7 @@ def engine_arguments(settings: Serving, *, on_gpu: bool | None = None) -> list[s
             "an API key in serving.extra_arguments would be visible in the process list", hint="set SLIPWAY_API_KEY"
         )
     on_gpu = serves_on_gpu() if on_gpu is None else on_gpu
-    dtype = settings.dtype if settings.dtype != "auto" else "float16" if on_gpu else "bfloat16"
-    arguments = ["--dtype", dtype]
+    arguments = ["--dtype", served_dtype(settings, model, on_gpu=on_gpu)]
     if settings.max_model_len:
         arguments += ["--max-model-len", str(settings.max_model_len)]
     if on_gpu:
@@ -47,6 +52,24 @@ def engine_arguments(settings: Serving, *, on_gpu: bool | None = None) -> list[s
     if settings.enforce_eager:
         arguments.append("--enforce-eager")
     return [*arguments, *settings.extra_arguments]
+
+
+def served_dtype(settings: Serving, model: Path, *, on_gpu: bool) -> str:
+    """``settings.dtype``, and what *auto* means for the checkpoint in the directory *model* on this machine."""
+    if settings.dtype != "auto":
+        return settings.dtype
+    if on_gpu:
+        return "float16"
+    return "bfloat16" if _quantization_method(model) in ONLY_16_BIT else cpu_dtype(processor())
+
+
+def _quantization_method(model: Path) -> str:
+    """What ``config.json`` says; empty for plain weights, and if it is not there: vLLM says then what is wrong."""
+    try:
+        config = json.loads((model / CONFIG).read_bytes())
+    except (OSError, ValueError):
+        return ""
+    return str(config.get("quantization_config", {}).get("quant_method", ""))
 
 
 def serves_on_gpu() -> bool:

@@ -127,7 +127,7 @@ def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Itera
     if serves_on_gpu():
         check_room(spec.directory, spec.settings)
     started = time.monotonic()
-    arguments = engine_arguments(spec.settings)
+    arguments = engine_arguments(spec.settings, spec.directory)
     spec.log.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         with reserved_port(spec.host, spec.port) as port, spec.log.open("ab") as output:

@@ -18,6 +18,8 @@ from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore, digest_of, directory_name
 from stages.parts.endpoint.record import API_KEY_VARIABLE
 from stages.parts.engine.arguments import engine_arguments
+from stages.parts.records.production import Production
+from stages.parts.releases.release import METRICS
 from stages.rollout.kserve.settings import KServe
 
 Object = dict[str, Any]
@@ -74,6 +76,14 @@ class KServeEndpoint:
         slug = slug if slug[:1].isalpha() else f"m-{slug}"
         digest = hashlib.sha256(self.store.model.encode()).hexdigest()[:HASH_CHARACTERS]
         return f"{slug[: NAME_CHARACTERS - HASH_CHARACTERS - 1].strip('-')}-{digest}"
+
+    def serving_of(self, release: str) -> Serving:
+        """The settings, with the dtype that the release was measured in where they leave it open: the pod that renders
+        this may run on another processor than the one that serves."""
+        decision = Production.read(self.store.releases / release / METRICS)
+        if self.serving.dtype != "auto" or self.settings.gpu or decision is None:
+            return self.serving
+        return self.serving.model_copy(update={"dtype": decision.engine.dtype})
 
     def weights_bytes(self, release: str) -> int:
         return sum(path.stat().st_size for path in (self.store.releases / release).glob("*.safetensors"))
@@ -258,7 +268,8 @@ def _container(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
 def _arguments(endpoint: KServeEndpoint, release: str) -> list[str]:
     """The arguments that it was measured with, its address, and a fingerprint that tells clients the release: a gateway
     does not tell them."""
-    measured = engine_arguments(endpoint.serving, on_gpu=endpoint.settings.gpu is not None)
+    on_gpu = endpoint.settings.gpu is not None
+    measured = engine_arguments(endpoint.serving_of(release), endpoint.store.releases / release, on_gpu=on_gpu)
     template = [each for each in measured if "{{" in each]
     if template:
         raise ConfigError(

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from stages.evaluate.room import no_room
+from stages.evaluate.room import GIB, no_room
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore
 from tests.serving import MODEL, stand_in_variant
@@ -20,3 +22,9 @@ def test_small_servers_stand_side_by_side_and_huge_ones_do_not(tmp_path: Path, m
     assert no_room([variant], Serving(kv_cache_mib=1)) == ""
     assert "GiB are free" in no_room([variant, huge], Serving(kv_cache_mib=1))
     assert "GiB are free" in no_room([variant], Serving(kv_cache_mib=10**9))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=6 * GIB))
+    large = variant.model_copy(update={"weights_bytes": 2 * GIB})
+    served_in = {dtype: Serving(kv_cache_mib=1, dtype=dtype) for dtype in ("bfloat16", "float32")}
+    assert no_room([large], served_in["bfloat16"]) == ""
+    assert "they need about 7 GiB" in no_room([large], served_in["float32"])
+    assert no_room([large.model_copy(update={"bits": 4})], served_in["float32"]) == ""

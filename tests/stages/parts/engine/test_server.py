@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -16,6 +17,7 @@ from stages.parts.base.store import ModelStore
 from stages.parts.engine.arguments import BINDING, core_binding, engine_arguments, environment, serves_on_gpu
 from stages.parts.engine.client import answer, healthy
 from stages.parts.engine.server import ServerSpec, reserved_port, running
+from stages.parts.machine.processor import LIMIT, cpu_dtype, processor
 from tests.serving import DEMO, MODEL, SERVING, STAND_IN, living, processes_with, stand_in_variant, variant_of
 
 NAME = "served-by-this-test"
@@ -64,23 +66,23 @@ def test_a_host_that_is_not_this_machine_is_an_error_in_the_settings(host: str) 
         pass
 
 
-def test_an_api_key_never_becomes_an_argument() -> None:
+def test_an_api_key_never_becomes_an_argument(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="visible in the process list") as raised:
-        engine_arguments(Serving(extra_arguments=("--api_key=secret",)))
+        engine_arguments(Serving(extra_arguments=("--api_key=secret",)), tmp_path)
     assert "SLIPWAY_API_KEY" in raised.value.hint
     assert environment("secret")["VLLM_API_KEY"] == "secret"
 
 
 @pytest.mark.usefixtures("stand_in")
 def test_settings_become_arguments_and_variables_that_override_them_are_removed(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
     monkeypatch.setenv("VLLM_API_KEY", "from outside")
     settings = Serving(max_model_len=512, kv_cache_mib=64, tensor_parallel_size=2, enforce_eager=True)
     on_gpu = ["--gpu-memory-utilization", "0.9"] if serves_on_gpu() else []
-    assert engine_arguments(settings) == [
-        *("--dtype", "float16" if on_gpu else "bfloat16"),
+    assert engine_arguments(settings, tmp_path) == [
+        *("--dtype", "float16" if on_gpu else cpu_dtype(processor())),
         *("--max-model-len", "512"),
         *on_gpu,
         *("--kv-cache-memory-bytes", str(64 << 20)),
@@ -88,6 +90,29 @@ def test_settings_become_arguments_and_variables_that_override_them_are_removed(
         "--enforce-eager",
     ]
     assert not {"VLLM_CPU_KVCACHE_SPACE", "VLLM_API_KEY"} & environment().keys()
+
+
+@pytest.mark.skipif(processor() is None, reason="the arithmetic is chosen on x86 processors alone")
+@pytest.mark.parametrize(
+    ("limit", "quantization", "dtype"),
+    [
+        ("AVX2", None, "float32"),
+        ("AVX2", "compressed-tensors", "float32"),
+        ("AVX2", "gptq", "bfloat16"),
+        ("AVX512_CORE", "awq", "bfloat16"),
+        ("AVX512_CORE", None, "float32"),
+    ],
+)
+def test_without_bf16_arithmetic_vllm_serves_float32_where_the_format_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, quantization: str | None, dtype: str
+) -> None:
+    monkeypatch.setenv(LIMIT, limit)
+    told = {"quantization_config": {"quant_method": quantization}} if quantization else {}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    assert engine_arguments(Serving(), tmp_path, on_gpu=False)[:2] == ["--dtype", dtype]
+    assert engine_arguments(Serving(), tmp_path, on_gpu=True)[:2] == ["--dtype", "float16"]
+    for chosen in ("bfloat16", "float32"):
+        assert engine_arguments(Serving(dtype=chosen), tmp_path, on_gpu=True)[:2] == ["--dtype", chosen]
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from scoring.profile import Profile
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.engine.arguments import engine_arguments
+from stages.parts.machine.processor import LIMIT
 from stages.rollout.kserve.autoscaling import scaled_object
 from stages.rollout.kserve.objects import (
     ISVC,
@@ -27,6 +31,8 @@ from stages.rollout.kserve.objects import (
     startup_s,
 )
 from stages.rollout.kserve.settings import KServe
+from stages.select.selection import select
+from tests.samples import measured_store
 from tests.serving import REPOSITORY
 
 FIRST, SECOND = "0001-fp16-aaaaaaaaaaaa", "0002-awq-bbbbbbbbbbbb"
@@ -52,7 +58,8 @@ def test_a_release_is_served_from_its_own_directory_with_what_was_measured(tmp_p
     model = predictor(endpoint(tmp_path, serving=serving, drain_s=60), SECOND, mode)["model"]
     assert model["storageUri"] == f"pvc://slipway-models/org--name/releases/{SECOND}"
     assert model["runtime"] == RUNTIME == runtime()["metadata"]["name"]
-    assert model["args"][-len(engine_arguments(serving, on_gpu=True)) :] == engine_arguments(serving, on_gpu=True)
+    measured = engine_arguments(serving, tmp_path, on_gpu=True)
+    assert model["args"][-len(measured) :] == measured
     assert model["args"][:2] == ["--served-model-name", "org/name"]
     assert model["resources"]["limits"]["nvidia.com/gpu"] == "2"
     assert "--tensor-parallel-size" in model["args"]
@@ -64,10 +71,26 @@ def test_a_release_is_served_from_its_own_directory_with_what_was_measured(tmp_p
     ]
 
 
-def test_without_a_gpu_a_release_is_served_as_it_was_measured(tmp_path: Path) -> None:
-    model = predictor(endpoint(tmp_path, gpu=None), FIRST, "standard")["model"]
-    assert not any("gpu" in each for each in model["resources"]["limits"])
-    assert model["args"][model["args"].index("--dtype") + 1] == "bfloat16"
+@pytest.mark.parametrize("measured", ["bfloat16", "float32"])
+def test_without_a_gpu_a_release_is_served_as_it_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: str
+) -> None:
+    """Whatever the processor of the pod that renders it."""
+    store = measured_store(tmp_path)
+    for path in (store.evaluation(name) for name in ("fp16", "awq", "gptq")):
+        told = json.loads(path.read_text())
+        told["engine"]["dtype"] = measured
+        path.write_text(json.dumps(told))
+    _, decision, _ = select(store, Profile(name="balanced"), ["fp16", "awq", "gptq"])
+    at = KServeEndpoint(store, Serving(), KServe(gpu=None), "slipway")
+    for limit in ("AVX2", "AVX512_CORE_BF16"):
+        monkeypatch.setenv(LIMIT, limit)
+        model = predictor(at, decision.release, "standard")["model"]
+        assert not any("gpu" in each for each in model["resources"]["limits"])
+        assert model["args"][model["args"].index("--dtype") + 1] == measured
+    chosen = dataclasses.replace(at, serving=Serving(dtype="float16"))
+    model = predictor(chosen, decision.release, "standard")["model"]
+    assert model["args"][model["args"].index("--dtype") + 1] == "float16"
 
 
 def test_the_version_of_vllm_is_that_of_the_evaluation() -> None:
