@@ -23,7 +23,9 @@ from stages.optimize.quantizer import Peak
 from stages.parts.base.errors import ConfigError, QuantizationFailed
 from stages.parts.base.settings import Calibration, Optimize
 from stages.parts.base.store import write_json
+from stages.parts.machine.hardware import gpus
 from stages.parts.machine.process import contained
+from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.checkpoint import CONFIG
 
 GROUP_SIZES: Final = (128, 64, 32)
@@ -58,6 +60,7 @@ class FourBit:
             "sequence_length": sequence_length(settings, base),
             "seed": calibration.seed,
             "recipe": RECIPE,
+            **({"linear_layers_computed_in": "float32"} if linear_in_float32() else {}),
         }
 
     def check(self, settings: Optimize, base: Base) -> None:
@@ -80,6 +83,7 @@ class FourBit:
                 folder=folder.absolute(),
                 symmetric=self.symmetric,
                 dtype=quantized_dtype(base),
+                linear_in_float32=linear_in_float32(),
                 group_size=settings.group_size,
                 calibration=with_absolute_path(settings.calibration),
                 sequence_length=sequence_length(settings, base),
@@ -112,6 +116,11 @@ def first_misfit(base: Base, group_size: int) -> str:
 def quantized_dtype(base: Base) -> str:
     """The type of the tensors that stay in 16 bit: the base's own 16-bit type, or bfloat16 for a wider base."""
     return base.dtype if base.dtype in ("float16", "bfloat16") else "bfloat16"
+
+
+def linear_in_float32() -> bool:
+    """Whether quantizing computes linear layers in float32: without a GPU, on a processor that has no bf16."""
+    return cpu_dtype(processor()) == "float32" and not gpus()
 
 
 def sequence_length(settings: Optimize, base: Base) -> int:

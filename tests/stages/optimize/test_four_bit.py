@@ -20,10 +20,13 @@ from stages.optimize.verify import verify
 from stages.parts.base.errors import ConfigError, QuantizationFailed
 from stages.parts.base.settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of
+from stages.parts.machine.processor import LIMIT, Processor
 from tests.stages.optimize.tiny import ROOT, acquire, command, environment, llama, optimize, publish, variant
 
 LAYERS = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
 LAYERS += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+WITH_BF16 = Processor(avx2=True, avx512=True, bf16=True, amx=False)
+WITHOUT_BF16 = Processor(avx2=True, avx512=True, bf16=False, amx=False)
 CARRIED = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", "LICENSE"}
 
 
@@ -67,6 +70,47 @@ def test_gptq_makes_what_vllm_reads(gptq: ModelStore) -> None:
 
 def test_awq_makes_what_vllm_reads(awq: ModelStore) -> None:
     check(awq, "awq", (256, 128 // 8))
+
+
+@pytest.mark.parametrize("method", ["awq", pytest.param("gptq", marks=pytest.mark.slow)])
+def test_without_bf16_arithmetic_linear_layers_compute_in_float32_and_16_bit_is_stored(
+    method: str, tiny: Path, settings: Any, tmp_path: Path
+) -> None:
+    store = acquire(tiny, tmp_path)
+    ended = optimize(store, method, settings, **{LIMIT: "AVX2", "CUDA_VISIBLE_DEVICES": ""})
+    assert ended.status == 0, ended.stderr
+    check(store, method, (256, 128 // 8) if method == "awq" else (256 // 8, 128))
+    assert variant(store, method).parameters["linear_layers_computed_in"] == "float32"
+    tensors = load_file(store.optimized(method) / "model.safetensors")
+    assert {each.dtype for each in tensors.values()} <= {torch.int32, torch.float16, torch.bfloat16}
+    if method == "awq":
+        assert error_of_awq(tensors, tiny, "model.layers.1.mlp.gate_proj", "post_attention_layernorm") < 0.2
+
+
+def error_of_awq(tensors: dict[str, torch.Tensor], base: Path, layer: str, norm: str) -> float:
+    """How far a layer with its norm, which takes the scales of its inputs, is from the base's, as a share."""
+    from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
+
+    parts = {part: tensors[f"{layer}.{part}"] for part in ("qweight", "qzeros", "scales")}
+    norm = f"{layer.rpartition('.mlp')[0]}.{norm}.weight"
+    original = {name: each for path in base.glob("*.safetensors") for name, each in load_file(path).items()}
+    made = dequantize_gemm(**parts, bits=4, group_size=128).float() * tensors[norm].float()[:, None]
+    wanted = original[f"{layer}.weight"].float().T * original[norm].float()[:, None]
+    return float((made - wanted).norm() / wanted.norm())
+
+
+def test_only_a_processor_without_bf16_changes_the_key(
+    tiny: Path, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = read_base(acquire(tiny, tmp_path))
+    asked = Optimize.model_validate(settings)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    told = {}
+    for found in (None, WITH_BF16, WITHOUT_BF16):
+        monkeypatch.setattr("stages.optimize.four_bit.processor", lambda found=found: found)
+        told[found] = identify("awq", QUANTIZERS["awq"], base, asked)["parameters"]
+    assert told[None] == told[WITH_BF16]
+    assert told[WITHOUT_BF16] == told[WITH_BF16] | {"linear_layers_computed_in": "float32"}
 
 
 def test_all_files_but_weights_and_config_are_the_publishers(gptq: ModelStore, tiny: Path) -> None:
