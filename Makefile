@@ -29,10 +29,10 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install lock demo demo-stop test test-all check format bench bench-decision manifests clean
+.PHONY: help install lock demo demo-stop test test-all test-avx2 check format bench bench-decision bench-arithmetic manifests clean
 
 help: ## list these targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 install: $(INSTALLED) ## create .venv with the locked versions
 
@@ -77,6 +77,12 @@ test: check ## checks, then the tests, real servers included
 test-all: check ## those too that show the same once more in another way
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
+# The same on a machine with AVX-512 as if it had none; what it sets works before any other command, too.
+test-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
+test-avx2: export ATEN_CPU_CAPABILITY := avx2
+test-avx2: export PYTHONPATH := $(CURDIR)/tests/processor$(addprefix :,$(PYTHONPATH))
+test-avx2: test ## the same tests as if the processor had no AVX-512
+
 check: $(INSTALLED) ## format, lint, types, import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -93,6 +99,9 @@ bench: $(INSTALLED) ## what the orchestration costs, beside the same steps by ha
 
 bench-decision: $(INSTALLED) ## whether ten repeated measurements of the demo's variants give the same decision
 	$(BIN)/python -m benchmarks.repeatability --store .slipway --model slipway/demo-llama --config benchmarks/repeatability.yaml
+
+bench-arithmetic: $(INSTALLED) ## bfloat16 beside float32, for each set of instructions that this processor has
+	$(BIN)/python -m benchmarks.arithmetic
 
 manifests: $(INSTALLED) ## what a cluster applies, made anew from configs/ and the definition
 	$(BIN)/python -m pipeline.manifests
