@@ -62,12 +62,12 @@ def run_by_hand(config: RunConfig, environment: Mapping[str, str]) -> dict[str, 
     steps = {"resolve": ["resolve", *model, "--revision", "main"]}
     commit = subprocess.run(stage(steps["resolve"]), env=environment, capture_output=True, text=True, check=True)
     steps["acquire"] = ["acquire", *model, "--revision", "main", "--commit", commit.stdout.strip()]
+    steps["check"] = ["check", *model, "--settings", given["optimize"]]
     for variant in config.optimize.variants:
         steps[f"optimize-{variant}"] = ["optimize", *model, "--method", variant, "--settings", given["optimize"]]
-    for variant in config.optimize.variants:
-        measured = ["--workload", given["workload"], "--serving", given["serving"]]
-        steps[f"evaluate-{variant}"] = ["evaluate", *model, "--variant", variant, *measured]
-    steps["select"] = ["select", *model, "--profile", given["profile"]]
+    measured = ["--workload", given["workload"], "--serving", given["serving"]]
+    steps["evaluate"] = ["evaluate", *model, "--variants", ",".join(config.optimize.variants), *measured]
+    steps["select"] = ["select", *model, "--profile", given["profile"], "--optimize", given["optimize"]]
     return {name: timed(stage(step), environment) for name, step in steps.items()}
 
 

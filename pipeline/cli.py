@@ -195,7 +195,7 @@ def show(
     print_result(document, Group(*parts), as_json)
 
 
-@app.command(epilog="Example: slipway logs latest evaluate-awq")
+@app.command(epilog="Example: slipway logs latest optimize-awq")
 def logs(
     name: RunArgument = "latest",
     task: Annotated[str | None, typer.Argument(help="One task. Default: all that have started.")] = None,

@@ -1,12 +1,14 @@
 """The pipeline as a Hera WorkflowTemplate. Argo runs it on a cluster; the local engine runs the same compiled manifest
 on one machine.
 
-    resolve - acquire -+- optimize-fp16 - evaluate-fp16 -+
-                       +- optimize-awq  - evaluate-awq  -+- select - serve      on exit: withdraw - report
-                       +- optimize-gptq - evaluate-gptq -+
+    resolve -+- acquire -+- optimize-fp16 -+
+             +- check ---+- optimize-awq  -+- evaluate - select - serve         on exit: withdraw - report
+                         +- optimize-gptq -+
+                         +- optimize-int8 -+
 
-Only fp16 has to succeed; a quantized variant that fails is left out of the selection and named in the report. If the
-workload interleaves the variants and one machine measures them all, the evaluations are one task, ``evaluate``.
+The template is the same for every configuration of variants and workload: those are parameters of a run. ``check``
+says which variants were asked for and can be served where ``evaluate`` runs; the others are skipped. Only fp16 has to
+succeed; a quantized variant that fails is left out of the selection and named in the report.
 On a cluster the steps of the rollout are separate tasks: deploy, canary-10, canary-50, approve, canary-100, serve.
 """
 
@@ -15,26 +17,32 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from hera.workflows import DAG, Parameter, Task, WorkflowTemplate, models
 
 from pipeline import pods
 from pipeline.config import RunConfig
-from pipeline.platform import Platform, Stage
+from pipeline.platform import Platform
 from pipeline.serving import kserve_settings
-from pipeline.stage_templates import RESULTS, RUN_DIRECTORY, add_templates, optimizing, workflow_parameter
-from stages.parts.base.settings import Rollout
+from pipeline.stage_templates import (
+    QUANTIZED,
+    RESULTS,
+    RUN_DIRECTORY,
+    SERVED,
+    add_templates,
+    optimizing,
+    workflow_parameter,
+)
+from stages.parts.base.settings import REFERENCE, Rollout
 from stages.parts.base.store import canonical_json, directory_name
 from stages.parts.model.name import ModelName
 from stages.parts.records.rollout import LOCAL
 from stages.rollout.plan import DEPLOY, PROMOTE
 
 NAME: Final = "slipway"
-REQUIRED_VARIANT: Final = "fp16"
 DESCRIPTION: Final = (
-    "Takes a model's name to a production endpoint: acquires it, makes FP16, AWQ and GPTQ variants, "
+    "Takes a model's name to a production endpoint: acquires it, makes FP16, AWQ, GPTQ and INT8 variants, "
     "measures each on vLLM, publishes the best one and serves it."
 )
 RUN_DESCRIPTION: Final = (
@@ -45,9 +53,8 @@ RUN_DESCRIPTION: Final = (
 
 
 def workflow_template(config: RunConfig) -> dict[str, Any]:
-    """The compiled WorkflowTemplate for the configuration's variants and platform, as plain data."""
-    platform, variants = config.platform, config.optimize.variants
-    together = config.workload.interleave and platform.one_evaluation_at_a_time
+    """The compiled WorkflowTemplate for the configuration's platform and rollout, as plain data."""
+    platform = config.platform
     with WorkflowTemplate(
         name=NAME,
         namespace=platform.namespace,
@@ -74,9 +81,9 @@ def workflow_template(config: RunConfig) -> dict[str, Any]:
         ),
         **pods.of_workflow(platform),
     ) as template:
-        add_templates(platform, variants, together=together)
+        add_templates(platform)
         with DAG(name="pipeline", fail_fast=False, outputs=_results()):
-            _tasks(variants, optimizing(platform), together=together)
+            _tasks(platform)
             _serving_tasks(platform, config.rollout)
         with DAG(name="ending", fail_fast=False):
             _last_tasks()
@@ -170,25 +177,28 @@ def _said(title: str, description: str) -> dict[str, str]:
     return {"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": description}
 
 
-def _tasks(variants: Sequence[str], optimizing: Mapping[str, Stage], *, together: bool) -> None:
+def _tasks(platform: Platform) -> None:
     Task(name="resolve", template="resolve")
     commit = "{{tasks.resolve.outputs.parameters.commit}}"
     Task(name="acquire", template="acquire", arguments={"commit": commit}, depends="resolve")
-    for variant in variants:
+    Task(name="check", template="check", depends="resolve")
+    for variant in (REFERENCE, *QUANTIZED):
         name = f"optimize-{variant}"
-        template = name if name in optimizing else "optimize"
-        Task(name=name, template=template, arguments={"method": variant}, depends="acquire")
-        if not together:
-            Task(
-                name=f"evaluate-{variant}",
-                template="evaluate",
-                arguments={"variant": variant},
-                depends=f"optimize-{variant}",
-            )
-    if together:
-        Task(name="evaluate", template="evaluate", depends=_all_over("optimize", variants))
-    measured = "evaluate.Succeeded" if together else _all_over("evaluate", variants)
-    Task(name="select", template="select", depends=measured)
+        Task(
+            name=name,
+            template=name if name in optimizing(platform) else "optimize",
+            arguments={"method": variant},
+            depends="acquire" if variant == REFERENCE else "acquire && check",
+            when=None if variant == REFERENCE else f"{_checked(variant)} == true",
+        )
+    tried = " && ".join(_over(f"optimize-{variant}") for variant in QUANTIZED)
+    Task(
+        name="evaluate",
+        template="evaluate",
+        arguments={"variants": _checked(SERVED)},
+        depends=f"check && optimize-{REFERENCE} && {tried}",
+    )
+    Task(name="select", template="select", depends="evaluate")
 
 
 def _serving_tasks(platform: Platform, rollout: Rollout) -> None:
@@ -213,16 +223,14 @@ def _serving_tasks(platform: Platform, rollout: Rollout) -> None:
 def _last_tasks() -> None:
     """Add the exit handler's tasks: withdraw the canary of a run that failed, then write the report in any case."""
     Task(name="withdraw", template="withdraw", when="{{workflow.status}} != Succeeded")
-    over = " || ".join(f"withdraw.{result}" for result in ("Succeeded", "Skipped", "Failed", "Errored"))
-    Task(name="report", template="report", depends=over)
+    Task(name="report", template="report", depends=_over("withdraw"))
 
 
-def _all_over(stage: str, variants: Sequence[str]) -> str:
-    """The condition that *stage* has ended for every variant, and has succeeded for the required one."""
-    return " && ".join(_over(f"{stage}-{variant}", variant) for variant in variants)
+def _checked(output: str) -> str:
+    return f"{{{{tasks.check.outputs.parameters.{output}}}}}"
 
 
-def _over(task: str, variant: str) -> str:
-    if variant == REQUIRED_VARIANT:
-        return f"{task}.Succeeded"
-    return f"({task}.Succeeded || {task}.Failed || {task}.Errored || {task}.Omitted)"
+def _over(task: str) -> str:
+    """The condition that *task* has ended, however it did."""
+    results = ("Succeeded", "Skipped", "Failed", "Errored", "Omitted")
+    return "(" + " || ".join(f"{task}.{result}" for result in results) + ")"

@@ -21,8 +21,11 @@ def _quantity(value: str) -> str:
 
 
 Quantity = Annotated[str, AfterValidator(_quantity)]
-FAMILIES: Final = {"optimize": "optimize", "evaluate": "evaluate"}
+FAMILIES: Final = {"optimize": "optimize", "check": "evaluate", "evaluate": "evaluate"}
 """The stages whose image holds more than our own programs. All others run on ``slim``."""
+
+CHECK_DEADLINE_S: Final = 1800
+"""Seconds; most of them are for pulling the image."""
 
 
 class Nodes(Settings):
@@ -62,6 +65,11 @@ class Stages(Settings):
     report: Stage
     fp16: Stage | None = None
     """Resources to optimize the fp16 variant, which only rewrites weights and needs no GPU. None: as optimize."""
+
+    @property
+    def check(self) -> Stage:
+        """A short look at the node and the GPUs on which evaluate will run."""
+        return self.evaluate.model_copy(update={"cpu": "1", "memory": "4Gi", "deadline_s": CHECK_DEADLINE_S})
 
 
 class Retries(Settings):

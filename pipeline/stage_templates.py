@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
 from hera.workflows import (
     Artifact,
@@ -22,6 +21,7 @@ from hera.workflows import (
 from pipeline import pods
 from pipeline.platform import Platform, Stage
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE
+from stages.parts.base.settings import REFERENCE, VariantName
 from stages.parts.base.store import STORE_VARIABLE
 from stages.parts.endpoint.record import API_KEY_VARIABLE
 from stages.parts.records.rollout import LOCAL
@@ -41,6 +41,10 @@ RUN_DIRECTORY: Final = "{{workflow.parameters.model-directory}}/runs/{{workflow.
 """The run's folder, relative to the store."""
 RESULTS: Final = ("winner", "release", "reason", "table")
 """The outputs of select, which are also the outputs of the whole run."""
+QUANTIZED: Final = tuple(name for name in get_args(VariantName) if name != REFERENCE)
+"""Every variant that check may leave out. Its outputs of these names are ``true`` for those to make."""
+SERVED: Final = "variants"
+"""The output of check with the variants to measure, separated by commas."""
 MODEL: Final = ("--model", "{{workflow.parameters.model}}")
 
 
@@ -62,18 +66,15 @@ class StageTemplate:
     artifacts: tuple[Artifact, ...] = ()
 
 
-def add_templates(platform: Platform, variants: Sequence[str], *, together: bool) -> None:
-    """Add the templates of all stages to the workflow that is being defined.
-
-    Args:
-        together: one task measures all variants.
-    """
+def add_templates(platform: Platform) -> None:
+    """Add the templates of all stages to the workflow that is being defined."""
     for template in (
         _resolve(platform),
         _acquire(platform),
+        _check(platform),
         *_optimize(platform),
-        _evaluate(platform, variants, together=together),
-        _select(platform, variants),
+        _evaluate(platform),
+        _select(platform),
     ):
         _add(template, platform)
     _add_serving(platform)
@@ -112,6 +113,15 @@ def _acquire(platform: Platform) -> StageTemplate:
     )
 
 
+def _check(platform: Platform) -> StageTemplate:
+    return StageTemplate(
+        "check",
+        platform.stages.check,
+        (*MODEL, "--settings", workflow_parameter("optimize")),
+        outputs=(*QUANTIZED, SERVED, "left-out"),
+    )
+
+
 def _optimize(platform: Platform) -> list[StageTemplate]:
     return [
         StageTemplate(
@@ -126,29 +136,28 @@ def _optimize(platform: Platform) -> list[StageTemplate]:
     ]
 
 
-def _evaluate(platform: Platform, variants: Sequence[str], *, together: bool) -> StageTemplate:
+def _evaluate(platform: Platform) -> StageTemplate:
     return StageTemplate(
         "evaluate",
         platform.stages.evaluate,
         (
-            *MODEL,
-            *(("--variants", ",".join(variants)) if together else ("--variant", _input("variant"))),
+            *(*MODEL, "--variants", _input("variants")),
             *("--workload", workflow_parameter("workload"), "--serving", workflow_parameter("serving")),
         ),
-        inputs=() if together else ("variant",),
+        inputs=("variants",),
         outputs=("summary",),
         secrets=(HUB_TOKEN,),
         mutex="slipway-evaluation" if platform.one_evaluation_at_a_time else None,
     )
 
 
-def _select(platform: Platform, variants: Sequence[str]) -> StageTemplate:
+def _select(platform: Platform) -> StageTemplate:
     return StageTemplate(
         "select",
         platform.stages.select,
         (
             *(*MODEL, "--profile", workflow_parameter("profile")),
-            *("--price", workflow_parameter("price"), "--variants", ",".join(variants)),
+            *("--price", workflow_parameter("price"), "--optimize", workflow_parameter("optimize")),
             *("--serve", workflow_parameter("serve")),
         ),
         outputs=RESULTS,
@@ -204,7 +213,7 @@ def _add_serving(platform: Platform) -> None:
 
 def _add(template: StageTemplate, platform: Platform) -> None:
     stage, asks = template.stage, template.asks
-    variant = next((_input(name) for name in template.inputs if name in ("method", "variant")), None)
+    variant = next((_input(name) for name in template.inputs if name == "method"), None)
     Container(
         name=template.name or stage,
         image=platform.image_of(stage),

@@ -38,7 +38,7 @@ class RunObserver(Protocol):
 
 
 class Lines:
-    """One line for each change: ``12:01:33 evaluate-awq  Succeeded  41.2 s``."""
+    """One line for each change: ``12:01:33 optimize-awq  Succeeded  41.2 s``."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -50,7 +50,7 @@ class Lines:
 
     def node_changed(self, run: RunState, node: Node) -> None:
         phase = "Cached" if node.cached else node.phase
-        self._say(run, node.name, phase, node.message, node.seconds if node.finished else None)
+        self._say(run, node.name, phase, run.said(node), node.seconds if node.finished else None)
         if node.hint:
             self._stream.write(f"         hint: {node.hint}\n")
             self._stream.flush()
@@ -102,10 +102,10 @@ class Tree:
         width = max((len(node.title) for node in run.nodes), default=0)
         branches = {"": tree}
         for node in run.nodes:
-            branches[node.name] = branches[node.parent].add(self._line(node, width))
+            branches[node.name] = branches[node.parent].add(self._line(run, node, width))
         return tree
 
-    def _line(self, node: Node, width: int) -> Text:
+    def _line(self, run: RunState, node: Node, width: int) -> Text:
         from rich.text import Text
 
         mark, style = MARKS[node.phase]
@@ -114,9 +114,9 @@ class Tree:
         line.overflow = "ellipsis"
         if node.cached:
             line.append("cached ", "green")
-        if node.message:
+        if message := run.said(node):
             failed = node.phase in ("Failed", "Error")
-            line.append(node.message.splitlines()[0], "red" if failed else "yellow" if not node.finished else "dim")
+            line.append(message.splitlines()[0], "red" if failed else "yellow" if not node.finished else "dim")
         elif node.phase == "Running" and node.log:
             line.append(last_line(self._run_dir / node.log), "dim")
         if node.hint:

@@ -16,6 +16,8 @@ FINISHED: Final[frozenset[Phase]] = frozenset({"Succeeded", "Failed", "Error", "
 FAILED: Final[frozenset[Phase]] = frozenset({"Failed", "Error"})
 EXIT_NODE: Final = "onExit"
 """The name of the exit handler's node, as in Argo."""
+LEFT_OUT: Final = "left-out"
+"""The output of the task check with a line for each variant that can't be served: its name, a colon, and why."""
 LATEST: Final = "latest"
 """What commands take for the newest run."""
 
@@ -83,6 +85,15 @@ class RunState(_Timed):
 
     def node(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)
+
+    def said(self, node: Node) -> str:
+        """The node's message; for a variant that is not made, the reason instead of the condition that was false."""
+        task, _, variant = node.name.partition("-")
+        if node.phase != "Skipped" or task != "optimize":
+            return node.message
+        lines = next((each.outputs.get(LEFT_OUT, "") for each in self.nodes if each.name == "check"), "").splitlines()
+        why = next((line.partition(": ")[2] for line in lines if line.startswith(f"{variant}: ")), "")
+        return f"left out: {why}" if why else "not among optimize.variants"
 
     def add(self, node: Node) -> None:
         """Insert *node* below its parent, after the nodes that are there already."""

@@ -102,7 +102,8 @@ def tasks_table(run: Shown) -> Table:
         table.add_column(heading, justify="right" if heading == "Took" else "left", overflow="fold")
     for node in run.state.nodes:
         phase = Text("Cached" if node.cached else node.phase, style=PHASE_STYLES.get(node.phase, ""))
-        message = f"{node.message}\nhint: {node.hint}" if node.hint else node.message
+        said = run.state.said(node)
+        message = f"{said}\nhint: {node.hint}" if node.hint else said
         table.add_row(node.name, phase, _took(node.seconds), message)
     return table
 

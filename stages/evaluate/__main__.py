@@ -12,17 +12,15 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
 
 from stages.evaluate.conditions import Conditions, conditions_of, read_variant
 from stages.parts.base import program
 from stages.parts.base.errors import DamagedModel, InvalidName, SlipwayError, TransientError
-from stages.parts.base.settings import Serving, Workload, parse_json
+from stages.parts.base.settings import REFERENCE, Serving, Workload, parse_json
 from stages.parts.base.store import NAME, ModelStore, exclusive, store_root
 from stages.parts.model.name import ModelName
 from stages.parts.records.evaluation import Evaluation
 
-REFERENCE: Final = "fp16"
 Found = tuple[str, Evaluation | SlipwayError, bool]
 """A variant, its evaluation or the error that ended it, and whether it was measured now."""
 
@@ -30,16 +28,13 @@ Found = tuple[str, Evaluation | SlipwayError, bool]
 def main() -> None:
     arguments = _arguments()
     store = ModelStore(store_root(), ModelName.parse(arguments.model).id)
-    names = [arguments.variant] if arguments.variant else list(dict.fromkeys(arguments.variants.split(",")))
+    names = list(dict.fromkeys(arguments.variants.split(",")))
     for name in names:
         if not NAME.match(name):
-            raise InvalidName(f"{name!r} is not a variant's name", hint="fp16, awq or gptq")
+            raise InvalidName(f"{name!r} is not a variant's name", hint="such as fp16,gptq")
     workload = parse_json(Workload, arguments.workload, "--workload")
     serving = parse_json(Serving, arguments.serving, "--serving")
-    if arguments.variants:
-        names = made_by_this_run(store, names)
-    summaries = evaluate(store, names, workload, serving)
-    summary = json.dumps(summaries[arguments.variant] if arguments.variant else summaries)
+    summary = json.dumps(evaluate(store, made_by_this_run(store, names), workload, serving))
     program.write_output("summary", summary)
     print(summary)
 
@@ -177,9 +172,7 @@ If a machine without GPUs drifts beyond drift_limit (not in quick), the start an
 Only one evaluation measures on a machine at a time, and no variant is optimized meanwhile; others wait.""",
     )
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--variant", help="fp16, awq or gptq")
-    which.add_argument("--variants", help="several, separated by commas: measured one by one, or in turns")
+    parser.add_argument("--variants", required=True, help="separated by commas: measured one by one, or in turns")
     parser.add_argument("--workload", required=True, help="JSON: see Workload in stages/parts/base/settings.py")
     parser.add_argument("--serving", default="{}", help="JSON: see Serving in stages/parts/base/settings.py")
     return parser.parse_args()

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from scoring.metrics import METRICS, odds, shown, span
+from stages.parts.base.settings import REFERENCE
 from stages.parts.records.production import Candidate, Change, Production
 from stages.report.cells import percent, signed
 
-REFERENCE: Final = "fp16"
 TITLES: Final = {"quality": "Quality", "latency": "p95 latency", "throughput": "Throughput", "memory": "Weights"}
 
 

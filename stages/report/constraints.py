@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from scoring.constraints import MEASURES, Constraints
+from stages.parts.base.settings import REFERENCE
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Candidate, Production, divergence_measures
 from stages.report.cells import ABSENT, Cell, Table, Variants, cell, heads, row
-from stages.report.choice import REFERENCE
 
 
 def constraints(decision: Production, evaluations: Mapping[str, Evaluation], variants: Variants) -> Table | None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from scoring.metrics import METRICS
+from stages.parts.base.settings import REFERENCE
 from stages.report.cells import Fact, Table, Variants
-from stages.report.choice import REFERENCE, Choice, choice
+from stages.report.choice import Choice, choice
 from stages.report.constraints import constraints
 from stages.report.load import Speed, speed
 from stages.report.provenance import setup, stage_name, stages_run, variants_made

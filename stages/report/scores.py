@@ -9,10 +9,11 @@ from typing import Final
 from markupsafe import Markup
 
 from scoring.metrics import METRICS, odds, shown, si, span
+from stages.parts.base.settings import REFERENCE
 from stages.parts.records.production import Candidate, Production
 from stages.report import plots
 from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, heads, interval, percent, row
-from stages.report.choice import REFERENCE, TITLES, changed
+from stages.report.choice import TITLES, changed
 from stages.report.svg import WIDTH
 
 SCALING: Final = {

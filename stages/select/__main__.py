@@ -7,7 +7,7 @@ import sys
 
 from scoring.profile import Profile
 from stages.parts.base import program
-from stages.parts.base.settings import parse_json
+from stages.parts.base.settings import Optimize, parse_json
 from stages.parts.base.store import ModelStore, store_root
 from stages.parts.model.name import ModelName
 from stages.parts.records.production import Price
@@ -20,10 +20,11 @@ def main() -> None:
     arguments = _arguments()
     store = ModelStore(store_root(), ModelName.parse(arguments.model).id)
     profile = parse_json(Profile, arguments.profile, "--profile")
+    optimize = parse_json(Optimize, arguments.optimize, "--optimize")
     price = parse_json(Price, arguments.price, "--price") if arguments.price else None
     with program.outcome(store, "select") as report:
         serve = arguments.serve == "true"
-        selection = select(store, profile, arguments.variants.split(","), price=price, serve=serve)
+        selection = select(store, profile, list(optimize.variants), price=price, serve=serve)
         decision = selection.decision
         if selection.reused:
             where = "in production" if current_release(store) == decision.release else "published"
@@ -49,9 +50,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--price", default="", help="the hourly price of the hardware as JSON; without it no costs are computed"
     )
-    parser.add_argument(
-        "--variants", default="fp16,awq,gptq", help="the variants to choose from (default: %(default)s)"
-    )
+    parser.add_argument("--optimize", default="{}", help="JSON with the variants to choose from: see Optimize")
     parser.add_argument(
         "--serve", choices=["true", "false"], default="false", help="true: a rollout follows that promotes the winner"
     )

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from scoring.metrics import METRICS
+from stages.parts.base.settings import REFERENCE
 from stages.parts.base.store import digest_of
 from stages.parts.records.evaluation import Evaluation, machine_of
 from stages.parts.records.production import Candidate, Change, Cost, Interval, Paired, Price
-from stages.select.evidence import REFERENCE, SPEED, Evidence
+from stages.select.evidence import SPEED, Evidence
 
 if TYPE_CHECKING:
     from scoring.decide import Decision

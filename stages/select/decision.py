@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 from scoring.metrics import METRICS
 from scoring.profile import Profile
 from stages.parts.base.errors import NoWinner
-from stages.parts.base.settings import parse
+from stages.parts.base.settings import REFERENCE, parse
 from stages.parts.base.store import digest_of
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Candidate, Change, Margin, Production
 from stages.parts.samples.lines import Samples
 from stages.select.candidates import candidates_of
-from stages.select.evidence import REFERENCE, Evidence, evidence_of
+from stages.select.evidence import Evidence, evidence_of
 from stages.select.notes import notes_of
 from stages.select.stored import Basis
 

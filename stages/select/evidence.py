@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from stages.parts.base.settings import REFERENCE
 from stages.parts.records.evaluation import Evaluation, by_machine
 from stages.parts.records.production import Divergence, divergence_measures
 from stages.parts.samples.lines import Samples
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from scoring.draws import Draws
 
-REFERENCE: Final = "fp16"
 SPEED: Final = ("latency", "throughput")
 """The metrics that depend on the machine."""
 

@@ -132,6 +132,8 @@ def _failure(outcomes: dict[str, program.Outcome] | None, variant: str) -> str |
     """Why this run has no measurement of *variant*, or None if it has one (or there is no run to ask)."""
     if outcomes is None:
         return None
+    if (check := outcomes.get(f"check-{variant}")) and check.result == "left out":
+        return check.reason
     for stage in ("optimize", "evaluate"):
         each = outcomes.get(f"{stage}-{variant}")
         if each is None:

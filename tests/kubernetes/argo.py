@@ -318,6 +318,8 @@ class _Run:
             code = {} if outcome.exit_code is None else {"exitCode": str(outcome.exit_code)}
             made = [{"name": name, "value": value} for name, value in outputs.items()]
             end["outputs"] = code | ({"parameters": made} if outcome.phase == "Succeeded" else {})
+            task = node["displayName"].partition("(")[0]
+            self.values |= {f"tasks.{task}.outputs.parameters.{name}": value for name, value in outputs.items()}
         if not outcome.cached and end["message"] != "pod deleted":
             self._pod(node, template, "Succeeded" if end["phase"] == "Succeeded" else "Failed", ended=outcome)
         elif not outcome.cached:

@@ -18,7 +18,7 @@ from pipeline.pods import USER
 IMAGES = MANIFESTS / "images"
 ROOT = MANIFESTS.parent
 FAMILIES = ("slim", "optimize", "evaluate")
-STAGES = ("resolve", "acquire", "optimize", "evaluate", "select", "serve", "report")
+STAGES = ("resolve", "acquire", "check", "optimize", "evaluate", "select", "serve", "report")
 LOCKS = ("requirements.lock", "requirements-build.lock", "requirements-dev.lock", "requirements-torch.lock")
 
 

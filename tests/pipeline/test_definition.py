@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.config import load
-from pipeline.definition import REQUIRED_VARIANT, arguments, resolve_key, workflow_template
+from pipeline.definition import arguments, resolve_key, workflow_template
 from pipeline.local.submission import render
 from pipeline.local.workflow import parse
 from scoring.profile import Profile
@@ -17,8 +17,7 @@ from stages.parts.base.settings import Optimize, Serving, Workload
 
 @pytest.fixture(scope="module")
 def compiled():
-    """Each variant measured by a task of its own."""
-    return on_this_machine("workload.interleave=false")
+    return on_this_machine()
 
 
 def on_this_machine(*assignments):
@@ -37,39 +36,48 @@ def tasks(compiled):
 def test_the_tasks_depend_on_each_other_as_designed(compiled):
     depends = {name: task.get("depends", "") for name, task in tasks(compiled).items()}
     assert depends["resolve"] == ""
-    assert depends["acquire"] == "resolve"
-    for variant in ("fp16", "awq", "gptq"):
-        assert depends[f"optimize-{variant}"] == "acquire"
-        assert depends[f"evaluate-{variant}"] == f"optimize-{variant}"
+    assert depends["acquire"] == depends["check"] == "resolve"
+    assert depends["optimize-fp16"] == "acquire"
+    for variant in ("awq", "gptq", "int8"):
+        assert depends[f"optimize-{variant}"] == "acquire && check"
+    assert depends["select"] == "evaluate"
     assert depends["serve"] == "select"
 
 
 def test_only_fp16_has_to_succeed(compiled):
-    depends = tasks(compiled)["select"]["depends"]
-    assert REQUIRED_VARIANT == "fp16"
-    assert "evaluate-fp16.Succeeded &&" in depends
-    assert "evaluate-fp16.Failed" not in depends
-    assert "evaluate-awq.Failed" in depends
-    assert "evaluate-gptq.Omitted" in depends
+    depends = tasks(compiled)["evaluate"]["depends"]
+    assert depends.startswith("check && optimize-fp16 && (")
+    assert "optimize-awq.Failed" in depends
+    assert "optimize-gptq.Omitted" in depends
 
 
-def test_interleaved_variants_are_measured_by_one_task_once_all_are_made():
-    compiled = on_this_machine("workload.interleave=true")
-    depends = {name: task.get("depends", "") for name, task in tasks(compiled).items()}
-    assert [name for name in depends if name.startswith("evaluate")] == ["evaluate"]
-    assert "optimize-fp16.Succeeded &&" in depends["evaluate"]
-    assert "optimize-gptq.Omitted" in depends["evaluate"]
-    assert depends["select"] == "evaluate.Succeeded"
+def test_a_variant_is_made_and_measured_as_check_says(compiled):
+    assert "when" not in tasks(compiled)["optimize-fp16"]
+    assert tasks(compiled)["optimize-int8"]["when"] == "{{tasks.check.outputs.parameters.int8}} == true"
+    (variants,) = tasks(compiled)["evaluate"]["arguments"]["parameters"]
+    assert variants["value"] == "{{tasks.check.outputs.parameters.variants}}"
+    check, evaluate = (templates(compiled)[name] for name in ("check", "evaluate"))
+    assert check["container"]["image"] == evaluate["container"]["image"]
+
+
+def test_one_template_fits_every_choice_of_variants_and_workload(compiled):
+    others = [
+        "optimize.variants=[fp16]",
+        "optimize.variants=[fp16, int8]",
+        "workload.interleave=false",
+        "workload.protocol=quick",
+        "optimize.make_unservable=true",
+    ]
+    for assignment in others:
+        other = on_this_machine(assignment)["spec"]
+        assert other.pop("arguments") != compiled["spec"]["arguments"]
+        assert other == {name: value for name, value in compiled["spec"].items() if name != "arguments"}
+
+
+def test_evaluations_on_one_machine_wait_for_each_other(compiled):
     template = templates(compiled)["evaluate"]
-    assert template["container"]["args"][2:4] == ["--variants", "fp16,awq,gptq"]
     assert template["synchronization"]["mutexes"] == [{"name": "slipway-evaluation"}]
     assert template["container"]["resources"]["requests"]["cpu"] == "4"
-
-
-def test_evaluations_on_machines_of_their_own_do_not_wait_for_each_other():
-    config = load(assignments=["workload.interleave=true", "platform.one_evaluation_at_a_time=false"])
-    names = tasks(workflow_template(config.model_copy(update={"platform": config.platform.on(cores=4, gpus=1)})))
-    assert {"evaluate-fp16", "evaluate-awq", "evaluate-gptq"} < set(names)
 
 
 def test_one_variants_failure_does_not_stop_its_siblings(compiled):
@@ -145,12 +153,6 @@ def test_the_arguments_are_what_the_stages_parse():
     assert Workload.model_validate(json.loads(given["workload"])) == config.workload
     assert Serving.model_validate(json.loads(given["serving"])) == config.serving
     assert Profile.model_validate(json.loads(given["profile"])) == config.profile
-
-
-def test_fewer_variants_make_a_smaller_dag():
-    compiled = render(load(assignments=["optimize.variants=[fp16, gptq]"]))
-    assert not [name for name in tasks(compiled) if name.endswith("-awq")]
-    assert "awq" not in tasks(compiled)["select"]["depends"]
 
 
 @pytest.mark.parametrize("name", ["a/b/c", "org/../etc", "org/na me", "", "org/", "-x/--y", "a" * 97])

@@ -36,7 +36,7 @@ TERMINATION_LOG: Final = Path("/dev/termination-log")
 TERMINATION_BYTES: Final = 4096
 """Kubernetes cuts a longer termination message."""
 
-Result = Literal["done", "reused", "failed"]
+Result = Literal["done", "reused", "failed", "left out"]
 
 
 class Outcome(BaseModel):
@@ -62,6 +62,7 @@ class Report:
     def __init__(self) -> None:
         self.result: Result = "done"
         self.reason = ""
+        self.hint = ""
         self.key = ""
 
     def reused(self, reason: str, *, key: str = "") -> None:
@@ -69,6 +70,9 @@ class Report:
 
     def done(self, reason: str, *, key: str = "") -> None:
         self.result, self.reason, self.key = "done", reason, key
+
+    def left_out(self, reason: str, *, hint: str) -> None:
+        self.result, self.reason, self.hint = "left out", reason, hint
 
 
 class StageFailure(BaseModel):
@@ -144,13 +148,12 @@ def answer_sigterm() -> None:
 def outcome(store: ModelStore, stage: str, variant: str = "") -> Iterator[Report]:
     """Record in the run's folder how the block ended, also when it failed. Outside a run, only print it."""
     started_at, started, report = datetime.now(UTC), time.monotonic(), Report()
-    hint = ""
     try:
         yield report
     except BaseException as error:
         report.result = "failed"
         report.reason = str(error).strip() or type(error).__name__
-        hint = getattr(error, "hint", "")
+        report.hint = getattr(error, "hint", "")
         raise
     finally:
         record = Outcome(
@@ -158,13 +161,14 @@ def outcome(store: ModelStore, stage: str, variant: str = "") -> Iterator[Report
             variant=variant,
             result=report.result,
             reason=report.reason,
-            hint=hint,
+            hint=report.hint,
             key=report.key,
             started_at=started_at,
             seconds=round(time.monotonic() - started, 3),
         )
         if record.result != "failed":
-            print(f"{record.result}: {record.reason}", file=sys.stderr, flush=True)
+            about = f"{variant} " if record.result == "left out" else ""
+            print(f"{about}{record.result}: {record.reason}", file=sys.stderr, flush=True)
         if run_id := os.environ.get(RUN_VARIABLE):
             name = f"{stage}-{variant}.json" if variant else f"{stage}.json"
             write_json(store.run(run_id) / "outcomes" / name, record)

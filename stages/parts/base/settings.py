@@ -27,6 +27,11 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Ratio = Annotated[float, Field(ge=1)]
 
 
+VariantName = Literal["fp16", "awq", "gptq", "int8"]
+REFERENCE: Final = "fp16"
+"""The variant with which the others are compared; every run makes and measures it."""
+
+
 class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -48,17 +53,20 @@ class Calibration(Settings):
 class Optimize(Settings):
     """Which variants are made, and how."""
 
-    variants: tuple[Literal["fp16", "awq", "gptq"], ...] = ("fp16", "awq", "gptq")
+    variants: tuple[VariantName, ...] = ("fp16", "awq", "gptq")
     """fp16 is the reference with which the others are compared, so it can't be left out."""
     group_size: Literal[32, 64, 128] = 128
     """Weights that share one scale. It must divide the input widths of the layers. 32 is the most exact and largest."""
     calibration: Calibration = Calibration()
+    make_unservable: bool = False
+    """True: make a variant that vLLM can't serve where it would be measured, for another machine. It is not measured
+    and can't win. False: it is left out before it is made."""
 
     @field_validator("variants")
     @classmethod
     def _with_the_reference_once(cls, variants: tuple[str, ...]) -> tuple[str, ...]:
-        if "fp16" not in variants:
-            raise ValueError("fp16 is the reference and can't be left out")
+        if REFERENCE not in variants:
+            raise ValueError(f"{REFERENCE} is the reference and can't be left out")
         if len(set(variants)) < len(variants):
             raise ValueError("variants names a variant twice")
         return variants

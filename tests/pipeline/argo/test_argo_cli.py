@@ -92,10 +92,12 @@ def test_a_local_directory_and_a_local_platform_are_refused(installed, slipway):
 
 @pytest.mark.slow
 def test_a_template_with_other_tasks_is_refused_and_one_with_other_details_is_reported(argo, slipway):
-    fewer = slipway("run", "org/name", "--engine", "argo", "--set", "optimize.variants=[fp16]")
+    fewer = slipway("run", "org/name", "--engine", "argo", "--set", "rollout.steps=[100]")
     assert fewer.returncode == 61
     assert "has other tasks than this configuration" in fewer.stderr
     assert argo.server.all("Workflow") == []
+    other = ("--set", "optimize.variants=[fp16, int8]", "--set", "workload.protocol=thorough")
+    assert slipway("run", "org/name", "--engine", "argo", "--no-follow", *other).returncode == 0
     bigger = slipway("run", "org/name", "--engine", "argo", "--no-follow", "--set", "platform.retries.limit=7")
     assert bigger.returncode == 0, bigger.stderr
     assert "warning: the installed template is not what this configuration renders" in bigger.stderr

@@ -112,6 +112,17 @@ def test_a_failed_variant_does_not_fail_the_run(argo, cluster, given, seen):
     assert run.state.node("optimize-awq").message == "this architecture is not known"
 
 
+def test_a_variant_that_is_not_made_says_why(argo, cluster, given, seen):
+    why = "vLLM's CPU build has no 4-bit kernel for processors without AVX-512"
+    outputs = {"awq": "false", "gptq": "true", "int8": "false", "variants": "fp16,gptq", "left-out": f"awq: {why}"}
+    argo.script["check"] = [Outcome(outputs=outputs)]
+    state = ended(cluster, given, seen).state
+    assert state.phase == "Succeeded"
+    assert state.said(state.node("optimize-awq")) == f"left out: {why}"
+    assert state.said(state.node("optimize-int8")) == "not among optimize.variants"
+    assert state.said(state.node("optimize-gptq")) == ""
+
+
 @pytest.mark.parametrize("outcome", [Outcome.killed(), Outcome.preempted(), Outcome.failed(75, "busy")])
 def test_a_pod_that_is_killed_preempted_or_ends_with_75_is_retried(argo, cluster, given, seen, outcome):
     argo.script["optimize-awq"] = [outcome, Outcome()]

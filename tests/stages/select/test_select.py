@@ -106,6 +106,12 @@ def test_a_failed_variant_cannot_win_and_is_named(store):
     assert decision.reason.endswith("Excluded: awq: optimize failed: awq cannot quantize LlamaForCausalLM.")
 
 
+def test_a_variant_that_cannot_be_served_here_is_named_with_the_cause_though_an_older_one_was_measured(store):
+    outcome(store, RUN, "check", "awq", "left out", why="vLLM has no 4-bit kernel for this GPU")
+    _, decision, _ = select(store, BALANCED, VARIANTS)
+    assert decision.candidates[-1].excluded == "vLLM has no 4-bit kernel for this GPU"
+
+
 def test_if_only_fp16_is_left_it_wins_and_the_report_says_why(store):
     for name in ("awq", "gptq"):
         outcome(store, RUN, "evaluate", name, "failed", why="vLLM did not start")
