@@ -20,7 +20,6 @@ from stages.parts.cluster.kinds import Object
 TERMINAL: Final = frozenset({"Succeeded", "Failed", "Error"})
 HOLDERS: Final[dict[str, Kind]] = {
     "DAG": "DAG",
-    "TaskGroup": "TaskGroup",
     "Suspend": "Suspend",
 }
 SUSPENDED: Final = "waits for an approval: in Argo's user interface, or with argo resume"

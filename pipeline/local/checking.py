@@ -180,10 +180,6 @@ class ManifestCheck:
             return
         texts = {f"arguments.parameters[{each.name}]": each.value for each in task.arguments.parameters}
         texts["when"] = task.when
-        if task.with_param:
-            self._references(f"{path}.withParam", scope, task.with_param)
-            items = (each for text in texts.values() for each in references(text) if each.startswith("item."))
-            scope = scope | {"item", *items}
         for field, text in texts.items():
             self._references(f"{path}.{field}", scope, text)
         self._arguments(path, task, template)
@@ -194,11 +190,11 @@ class ManifestCheck:
                 self.wrong.append(f"{path}.when: {error}")
 
     def _results(self, tasks: Iterable[Task]) -> set[str]:
-        """The outputs that later tasks may refer to; a task that is run once for each item has none."""
+        """The outputs that later tasks may refer to."""
         return {
             f"tasks.{task.name}.outputs.parameters.{output.name}"
             for task in tasks
-            if task.template in self.known and not task.with_param
+            if task.template in self.known
             for output in self.known[task.template].outputs.parameters
         }
 

@@ -1,19 +1,15 @@
-"""Creates nodes and jobs during a run: those of a DAG's tasks, and of the items of a fanned-out task."""
+"""Creates the nodes and jobs of a DAG's tasks during a run."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any
 
 from pipeline.local import names
 from pipeline.local.job import ActiveDag, Job
 from pipeline.local.manifest import Task, Template
-from pipeline.local.references import substitute
 from pipeline.local.workflow import Workflow
 from pipeline.runs.graph import Graph
 from pipeline.runs.state import EXIT_NODE, Kind, Node, RunState
-from stages.parts.base.errors import ConfigError
 
 
 def outermost(workflow: Workflow) -> list[Node]:
@@ -42,26 +38,6 @@ def inner(workflow: Workflow, state: RunState, job: Job) -> ActiveDag:
     return _active(workflow, state, job.template, job.dag.base, job.inputs(), parent=job.node.name)
 
 
-def members(state: RunState, job: Job) -> list[Job]:
-    """One job for each item of a fanned-out task.
-
-    Raises:
-        Unresolved, ConfigError: the items can't be read.
-    """
-    made = []
-    for index, item in enumerate(_items(job)):
-        node = Node(
-            name=names.of_item(job.node.name, index, item),
-            display_name=names.of_item(job.task.name, index, item),
-            template=job.template.name,
-            kind=_kind(job.template),
-            parent=job.node.name,
-        )
-        state.add(node)
-        made.append(Job(job.task, job.template, node, job.dag, item=_item_values(item)))
-    return made
-
-
 def _active(
     workflow: Workflow,
     state: RunState,
@@ -83,30 +59,13 @@ def _active(
     return dag
 
 
-def _items(job: Job) -> list[Any]:
-    text = substitute(job.task.with_param, job.scope)
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, list):
-        raise ConfigError(f"withParam is not a JSON list: {text.strip()[:200]}")
-    return found
-
-
-def _item_values(item: Any) -> dict[str, str]:
-    """What ``{{item}}`` and, for a map, ``{{item.KEY}}`` stand for."""
-    keys = {f"item.{key}": names.plain(value) for key, value in item.items()} if isinstance(item, dict) else {}
-    return {"item": names.plain(item)} | keys
-
-
 def _node(task: Task, workflow: Workflow, parent: str) -> Node:
     template = workflow.templates[task.template]
     return Node(
         name=names.inside(parent, task.name),
         display_name=task.name,
         template=template.name,
-        kind="TaskGroup" if task.with_param else _kind(template),
+        kind=_kind(template),
         parent=parent,
     )
 

@@ -14,7 +14,7 @@ from pipeline.local.references import Unresolved, substitute
 from pipeline.local.resources import ResourceRequest, Share
 from pipeline.runs import expressions
 from pipeline.runs.graph import Graph
-from pipeline.runs.state import FAILED, Node, Phase
+from pipeline.runs.state import Node, Phase
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,19 @@ class Prepared:
 
 @dataclass
 class Job:
-    """One task: it runs a container or an inner DAG, is fanned out, or is suspended."""
+    """One task: it runs a container or an inner DAG, or is suspended."""
 
     task: Task
     template: Template
     node: Node
     dag: ActiveDag
     """The DAG that it is a task of."""
-    item: Mapping[str, str] = field(default_factory=dict)
-    """The value of ``{{item}}`` and its keys, if the job is an item of a fanned-out task."""
     memo: Path | None = None
     """The file that keeps its outputs for other runs, once its inputs are known."""
     prepared: Prepared | None = None
     """For a container: set once its dependencies are met and its ``when`` holds."""
     inner: ActiveDag | None = None
     """For a dag template: the DAG, from the same moment."""
-    members: list[Job] = field(default_factory=list)
-    """For a fanned-out task: one job for each item, from the same moment."""
     running: Running | None = None
     locks: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     not_before: float = 0.0
@@ -65,11 +61,11 @@ class Job:
     @property
     def entered(self) -> bool:
         """Whether its dependencies were met and its ``when`` held."""
-        return bool(self.prepared or self.inner or self.members) or self.suspended
+        return bool(self.prepared or self.inner) or self.suspended
 
     @property
     def scope(self) -> Scope:
-        return self.dag.scope(self.item)
+        return self.dag.scope()
 
     def deadline(self) -> tuple[float, str] | None:
         """The time at which its attempt is stopped, as time.monotonic(), and the message."""
@@ -102,8 +98,7 @@ class Job:
 
     def origin(self) -> Job:
         """The innermost task that made it fail; itself if it holds none."""
-        failed = [each for each in self.members if each.node.phase in FAILED]
-        within = failed[0] if failed else self.inner.culprit() if self.inner else None
+        within = self.inner.culprit() if self.inner else None
         return within.origin() if within else self
 
     def release(self) -> None:
@@ -139,8 +134,8 @@ class ActiveDag:
         name = self.graph.culprit(self.phases())
         return self.jobs[name] if name else None
 
-    def scope(self, item: Mapping[str, str] | None = None) -> Scope:
-        return Scope({**self.base, **self.inputs, **(item or {})}, self.jobs)
+    def scope(self) -> Scope:
+        return Scope({**self.base, **self.inputs}, self.jobs)
 
     def outputs(self) -> dict[str, str]:
         """The outputs of its template, once its tasks have ended.
@@ -169,15 +164,4 @@ class Scope:
                 if name not in node.outputs:
                     raise Unresolved(reference, f"{task} is {node.phase}")
                 return node.outputs[name]
-            case ["item", *_]:
-                raise Unresolved(reference, "the item has no such key")
         raise Unresolved(reference, "it is known only in the exit handler")
-
-
-def members_outcome(members: list[Job]) -> tuple[Phase, str]:
-    """The phase and message of a fanned-out task: those of its last failed item, if any (Argo's executeDAGTask)."""
-    failed = [member for member in members if member.node.phase in FAILED]
-    if not failed:
-        return "Succeeded", ""
-    first = failed[0].node
-    return failed[-1].node.phase, f"{len(failed)} of {len(members)} failed: {first.name}: {first.message}"

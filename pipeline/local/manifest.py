@@ -12,13 +12,12 @@ Kinds: ``WorkflowTemplate``, ``Workflow`` (argoproj.io/v1alpha1, Argo 4).
     …outputs.parameters[]     name, valueFrom: path (of a container, below a mounted volume) or parameter (of a dag)
     …container                command (``python`` is this interpreter), args, env (value, or valueFrom.secretKeyRef:
                               the environment variable of the same name), resources (cpu, memory, */gpu), volumeMounts
-    …dag                      failFast (false), tasks[]: name, template, arguments.parameters, depends, when, withParam
+    …dag                      failFast (false), tasks[]: name, template, arguments.parameters, depends, when
     …retryStrategy            limit, retryPolicy (Always), expression, backoff (duration, factor)
     …memoize                  key, maxAge, cache.configMap.name
     …synchronization          mutexes[].name, semaphores[].configMapKeyRef
     references                {{inputs.parameters.P}}, {{workflow.parameters.P}}, {{workflow.name}},
-                              {{tasks.T.outputs.parameters.P}}, {{item}} and {{item.KEY}} (with withParam); in the exit
-                              handler also {{workflow.status}}
+                              {{tasks.T.outputs.parameters.P}}; in the exit handler also {{workflow.status}}
 
 docs/local-engine.md lists every field of Argo and how it is treated.
 ``CLUSTER_ONLY`` lists the fields that are accepted and mean nothing on one machine.
@@ -228,8 +227,6 @@ class Task(Closed):
     arguments: Arguments = Arguments()
     depends: str = ""
     when: str = ""
-    with_param: str = ""
-    """A JSON list: the task is run once for each of its items."""
 
 
 class Dag(Closed):

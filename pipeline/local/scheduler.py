@@ -7,7 +7,7 @@ import time
 from pipeline.local import growth, memo, mutex, suspension
 from pipeline.local.attempt import ProcessSpec
 from pipeline.local.folder import save
-from pipeline.local.job import ActiveDag, Job, Prepared, Scope, members_outcome
+from pipeline.local.job import ActiveDag, Job, Prepared, Scope
 from pipeline.local.references import substitute
 from pipeline.local.resources import request
 from pipeline.local.runner import Runner
@@ -58,12 +58,6 @@ class Scheduler(Runner):
             self._advance(job.inner)
             if job.inner.finished:
                 self._close(job, job.inner)
-        elif job.members:
-            for member in job.members:
-                if not member.node.finished:
-                    self._step(member)
-            if all(member.node.finished for member in job.members):
-                self.end(job, *members_outcome(job.members))
         elif self.stopping:
             self.end(job, "Failed" if job.node.attempts or job.suspended else "Omitted", self.stopping)
         elif not job.suspended:
@@ -72,9 +66,7 @@ class Scheduler(Runner):
     def _go(self, job: Job) -> None:
         """Advance a task whose dependencies are met: skip it, reuse its outputs, start it, or say why it waits."""
         try:
-            if job.task.with_param and not job.item:
-                self._fan_out(job)
-            elif not job.prepared and (condition := job.skipped_by()):
+            if not job.prepared and (condition := job.skipped_by()):
                 self.end(job, "Skipped", f"when {condition!r} is false")
             elif job.template.suspend:
                 self.begin(job, suspension.message(self.state.name))
@@ -115,14 +107,6 @@ class Scheduler(Runner):
             return
         job.inner = growth.inner(self.workflow, self.state, job)
         self.know(job.inner.jobs.values())
-        self.begin(job, "")
-
-    def _fan_out(self, job: Job) -> None:
-        job.members = growth.members(self.state, job)
-        if not job.members:
-            self.end(job, "Skipped", "there are no items")
-            return
-        self.know(job.members)
         self.begin(job, "")
 
     def _close(self, job: Job, inner: ActiveDag) -> None:

@@ -47,7 +47,7 @@ class Workflow:
         return {volume.name: volume for volume in (*self.spec.volumes, *template.volumes)}
 
     def used(self) -> Iterator[tuple[str, Template]]:
-        """Every container that may run, with the name of its node (without items); the exit handler comes last."""
+        """Every container that may run, with the name of its node; the exit handler comes last."""
         yield from self._within("", self.templates[self.spec.entrypoint])
         if self.spec.on_exit:
             yield from self._within(EXIT_NODE, self.templates[self.spec.on_exit])

@@ -11,7 +11,7 @@ from stages.parts.base.errors import RunFailed
 
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Skipped", "Omitted"]
 RunPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Interrupted"]
-Kind = Literal["Pod", "DAG", "TaskGroup", "Suspend"]
+Kind = Literal["Pod", "DAG", "Suspend"]
 FINISHED: Final[frozenset[Phase]] = frozenset({"Succeeded", "Failed", "Error", "Skipped", "Omitted"})
 FAILED: Final[frozenset[Phase]] = frozenset({"Failed", "Error"})
 EXIT_NODE: Final = "onExit"

@@ -20,8 +20,7 @@ from stages.parts.base.errors import UnsupportedField
 DOCUMENT: Final = Path(__file__).parents[3] / "docs" / "local-engine.md"
 TASK: Final = {
     "template": "work",
-    "arguments": {"parameters": [{"name": "in", "value": "{{item}}"}]},
-    "withParam": "[]",
+    "arguments": {"parameters": [{"name": "in", "value": "x"}]},
 }
 SEMAPHORE: Final = {"configMapKeyRef": {"name": "gpus", "key": "limit"}}
 CLAIM: Final = {"name": "store", "persistentVolumeClaim": {"claimName": "c"}}

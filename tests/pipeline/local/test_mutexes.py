@@ -88,7 +88,8 @@ os.unlink(os.path.join(store, f"inside-{sys.argv[2]}-{sys.argv[1]}"))
             active_deadline_seconds=60,
         )
         with dag(name="main"):
-            Task(name="each", template=program, with_param="[1, 2, 3, 4]", arguments={"n": "{{item}}"})
+            for number in range(4):
+                Task(name=f"evaluate-{number}", template=program, arguments={"n": str(number)})
     for gpus, limit in (((), 1), (("0", "1"), 2)):
         bench.capacity = Capacity(cores=4, memory_bytes=8 << 30, gpus=gpus)
         assert bench.run(workflow, {"limit": str(limit)}).phase == "Succeeded"

@@ -133,6 +133,7 @@ REFUSED = [
     ("spec.parallelism", ["parallelism"], 2),
     ("spec.templates[main].parallelism", ["templates", 1, "parallelism"], 1),
     ("spec.templates[main].steps", ["templates", 1, "steps"], [[{"name": "a", "template": "optimize"}]]),
+    ("spec.templates[main].dag.tasks[second].withParam", ["templates", 1, "dag", "tasks", 1, "withParam"], "[1]"),
     ("spec.templates[main].dag.tasks[second].withItems", ["templates", 1, "dag", "tasks", 1, "withItems"], [1]),
     (
         "spec.templates[main].dag.tasks[second].withSequence",
@@ -205,7 +206,6 @@ def put(made: dict[str, Any], path: list[str | int], value: Any) -> None:
         ({"depends": "a"}, "in a circle: a → a"),
         ({"depends": "z.AnySucceeded"}, r"'z\.AnySucceeded': known results are Succeeded, .*, Omitted"),
         ({"depends": "z &&"}, "ends too early"),
-        ({"withParam": "{{tasks.z.outputs.parameters.digest}}"}, r"tasks\[a\]\.withParam: {{tasks\.z"),
         ({"when": "{{item}} == 1"}, r"tasks\[a\]\.when: {{item}} refers to nothing"),
         ({"when": "{{tasks.z.outputs.parameters.digest}} == x"}, r"tasks\[a\]\.when: {{tasks\.z\.outputs"),
         ({"when": "{{workflow.name}} ="}, r"tasks\[a\]\.when: when"),
