@@ -91,7 +91,7 @@ def last_line(text: str) -> str:
 
 def facts(text: str) -> Facts:
     """Raises: LookupError: it names what the log does not contain."""
-    quantization = _first(r"\bquantization=(\w+)", text)
+    quantization = _first(r"\bquantization=([\w-]+)", text)
     kernels = dict.fromkeys(re.findall(r"(?:Using|Selected) (\w+Kernel) for ", text))
     return Facts(
         version=_required("version", r"LLM engine \(v([^)]+)\)", text),

@@ -59,6 +59,11 @@ def test_dtype_quantization_kernel_cache_and_cores_are_read_from_the_log() -> No
     assert (found.kernel, found.kv_cache_tokens, found.cores) == ("CPUWNA16LinearKernel", 131_072, (4, 5))
 
 
+def test_a_quantization_whose_name_has_a_hyphen_is_read_whole() -> None:
+    log = QUANTIZED.replace("quantization=auto_gptq", "quantization=compressed-tensors")
+    assert facts(log).quantization == "compressed-tensors"
+
+
 def test_unquantized_weights_have_no_quantization_and_no_kernel() -> None:
     plain = "\n".join(line for line in QUANTIZED.splitlines() if "Kernel" not in line)
     found = facts(plain.replace("quantization=auto_gptq", "quantization=None"))
