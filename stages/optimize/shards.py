@@ -1,0 +1,86 @@
+"""Rewrite the base's shards in blocks, so that memory stays small for any size of shard or tensor.
+
+The safetensors library can only write a whole shard from memory, so this module writes the files (format: see
+stages/parts/model/safetensors.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+from stages.optimize.base_model import FLOATS, Base
+from stages.parts.model.checkpoint import CONFIG, INDEX
+from stages.parts.model.safetensors import BITS, Tensor, read_header
+
+if TYPE_CHECKING:
+    import numpy as np
+
+BLOCK_BYTES: Final = 64 << 20
+"""Block size: a multiple of the size of every type."""
+HEADER_ALIGNMENT: Final = 8
+
+Entry = tuple[str, str, tuple[int, ...]]
+"""Name, type and shape of a tensor in a new file."""
+
+
+def layout(entries: Iterable[Entry]) -> tuple[bytes, dict[str, int]]:
+    """The safetensors header for the tensors in this order, and the position in the file where each one starts."""
+    fields: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    starts: dict[str, int] = {}
+    position = 0
+    for name, dtype, shape in entries:
+        end = position + math.prod(shape) * BITS[dtype] // 8
+        fields[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        starts[name] = position
+        position = end
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % HEADER_ALIGNMENT)
+    data = 8 + len(text)
+    return len(text).to_bytes(8, "little") + text, {name: data + start for name, start in starts.items()}
+
+
+def raw_blocks(tensor: Tensor, file: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+    file.seek(tensor.start)
+    for start in range(tensor.start, tensor.end, block_bytes):
+        yield file.read(min(block_bytes, tensor.end - start))
+
+
+def blocks(tensor: Tensor, file: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[np.ndarray[Any, Any]]:
+    """The values of *tensor* in flat blocks: bfloat16 as float32, and types that are not floating-point as bytes."""
+    import numpy as np
+
+    for raw in raw_blocks(tensor, file, block_bytes):
+        if tensor.dtype == "BF16":
+            # bfloat16 is the upper half of a float32.
+            yield (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            yield np.frombuffer(raw, FLOATS.get(tensor.dtype, "uint8"))
+
+
+def write_index(base: Base, target: Path) -> None:
+    """Write the base's index with the tensors and the total size of the shards in *target*."""
+    index = json.loads((base.directory / INDEX).read_bytes())
+    headers = {name: read_header(target / name) for name in base.weights}
+    total = sum(tensor.end - tensor.start for header in headers.values() for tensor in header.values())
+    index["metadata"] = {**index.get("metadata", {}), "total_size": total}
+    index["weight_map"] |= {tensor: name for name, header in headers.items() for tensor in header}
+    (target / INDEX).write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_config(base: Base, target: Path, dtype: str, **more: Any) -> None:
+    """Write the base's ``config.json`` with another dtype and with *more* fields."""
+    config = with_dtype(base.config, dtype)
+    if not {"dtype", "torch_dtype"} & config.keys():
+        config["dtype"] = dtype
+    (target / CONFIG).write_text(json.dumps(config | more, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """*config* with another dtype wherever it has one (``dtype`` in transformers 5, ``torch_dtype`` before)."""
+    changed = {key: with_dtype(value, dtype) if isinstance(value, dict) else value for key, value in config.items()}
+    stated = [key for key in ("dtype", "torch_dtype") if isinstance(config.get(key), str)]
+    return {**changed, **dict.fromkeys(stated, dtype)}
