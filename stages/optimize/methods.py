@@ -6,6 +6,7 @@ from typing import Final
 
 from stages.optimize.four_bit import FourBit
 from stages.optimize.fp16 import Fp16
+from stages.optimize.int8 import Int8
 from stages.optimize.quantizer import Quantizer
 from stages.parts.base.errors import UnknownName
 
@@ -13,6 +14,7 @@ QUANTIZERS: Final[dict[str, Quantizer]] = {
     "fp16": Fp16(),
     "awq": FourBit("awq", symmetric=False),
     "gptq": FourBit("gptq", symmetric=True),
+    "int8": Int8(),
 }
 
 

@@ -53,10 +53,11 @@ class Calibration(Settings):
 class Optimize(Settings):
     """Which variants are made, and how."""
 
-    variants: tuple[VariantName, ...] = ("fp16", "awq", "gptq")
+    variants: tuple[VariantName, ...] = ("fp16", "awq", "gptq", "int8")
     """fp16 is the reference with which the others are compared, so it can't be left out."""
     group_size: Literal[32, 64, 128] = 128
-    """Weights that share one scale. It must divide the input widths of the layers. 32 is the most exact and largest."""
+    """Weights that share one scale in awq and gptq. It must divide the input widths of the layers. 32 is the most exact
+    and largest."""
     calibration: Calibration = Calibration()
     make_unservable: bool = False
     """True: make a variant that vLLM can't serve where it would be measured, for another machine. It is not measured

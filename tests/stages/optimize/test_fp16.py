@@ -230,7 +230,7 @@ def test_a_model_that_is_already_quantized_is_refused(tiny: Path, tmp_path: Path
 def test_the_error_for_an_unknown_method_lists_the_known_methods(tiny: Path, tmp_path: Path) -> None:
     ended = optimize(acquire(tiny, tmp_path), "gtpq", {})
     assert ended.status == UnknownName.exit_code
-    assert ended.error == "error: unknown method 'gtpq'\n  hint: did you mean 'gptq'? known: awq, fp16, gptq"
+    assert ended.error == "error: unknown method 'gtpq'\n  hint: did you mean 'gptq'? known: awq, fp16, gptq, int8"
 
 
 def test_the_error_names_all_wrong_settings(tiny: Path, tmp_path: Path) -> None:

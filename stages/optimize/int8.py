@@ -1,0 +1,222 @@
+"""int8: 8-bit weights with one scale per output channel, served with 8-bit activations with one scale per token (W8A8).
+
+The arithmetic and the configuration are those of compressed-tensors (https://github.com/vllm-project/compressed-tensors).
+Its converter loads each file as a whole, so this module reads and writes blocks of rows. Weights are rounded to
+nearest in float32, without a calibration text, so the same base always gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
+
+from stages.optimize.base_model import BLOCK_WEIGHT, FLOATS, Base
+from stages.optimize.four_bit import quantized_dtype
+from stages.optimize.quantizer import Peak, peak_resident_bytes
+from stages.optimize.shards import Entry, blocks, layout, raw_blocks, write_config, write_index
+from stages.parts.base.errors import QuantizationFailed
+from stages.parts.base.settings import Optimize
+from stages.parts.model.safetensors import BITS, Tensor, read_header
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SCALE: Final = "weight_scale"
+FORMAT: Final = "int-quantized"
+SCHEME: Final = "W8A8"
+"""The scheme's name in compressed-tensors."""
+BLOCK_BYTES: Final = 1 << 20
+"""Block size: it fits the processor's cache, and then one thread is faster than several, which wait for each other."""
+ROUTER: Final = re.compile(r"(^|\.)(gate|\w+_gate|\w*router\w*)\.")
+"""Layers that choose or weigh experts. They are small and sensitive, and vLLM serves most of them in 16 bit only."""
+MAX_LEFT_SHARE: Final = 0.1
+"""Share of the decoder's weights that may stay in 16 bit."""
+RECIPE: Final = 1
+"""Increased when the same base gives other files, so that older variants are made again."""
+
+
+class Int8:
+    tools: ClassVar[tuple[str, ...]] = ("compressed-tensors", "torch")
+    calibrated: ClassVar[bool] = False
+
+    def parameters(self, settings: Optimize, base: Base) -> dict[str, Any]:  # noqa: ARG002
+        return {"bits": 8, "scheme": SCHEME, "dtype": quantized_dtype(base), "recipe": RECIPE}
+
+    def check(self, settings: Optimize, base: Base) -> None:  # noqa: ARG002
+        """Check that vLLM can serve the decoder's layers in this format, from the headers of the files."""
+        if wrong := obstacle(base):
+            raise QuantizationFailed(
+                f"int8 cannot quantize {base.architecture}: {wrong}", hint="the other variants continue without it"
+            )
+
+    def quantize(self, settings: Optimize, base: Base, target: Path) -> Peak:  # noqa: ARG002
+        import torch
+
+        chosen = quantized_weights(base)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            for number, name in enumerate(base.weights, 1):
+                print(f"int8: {name} ({number} of {len(base.weights)})", file=sys.stderr, flush=True)
+                quantize_file(base, base.directory / name, target / name, chosen)
+        finally:
+            torch.set_num_threads(threads)
+        if len(base.weights) > 1:
+            write_index(base, target)
+        write_config(base, target, quantized_dtype(base), quantization_config=quantization_config(base))
+        return Peak(peak_resident_bytes())
+
+
+def quantized_weights(base: Base) -> dict[str, Tensor]:
+    """The weights of the decoder's linear layers that become int8, by name. Shape: (outputs, inputs).
+
+    Routers stay in 16 bit, and so do Mamba's first-generation mixers (known by ``x_proj``), for which vLLM has no
+    quantized layers.
+    """
+    mixers = {name.removesuffix("x_proj.weight") for name in base.linear_weights if name.endswith(".x_proj.weight")}
+    return {
+        name: tensor
+        for name, tensor in base.linear_weights.items()
+        if tensor.count and not ROUTER.search(name) and not name.startswith(tuple(mixers))
+    }
+
+
+def obstacle(base: Base) -> str:
+    """Why int8 can't be made from the base; empty if it can."""
+    chosen = quantized_weights(base)
+    if not chosen:
+        return "it has no linear layers that vLLM serves in int8"
+    for name, tensor in chosen.items():
+        bias = base.tensors.get(f"{name.removesuffix('weight')}bias")
+        if bias and bias.shape != tensor.shape[:1]:
+            return f"{name} is stored as (inputs, outputs), as its bias of {bias.count} shows"
+    decoder = f"{BLOCK_WEIGHT.match(next(iter(chosen)))[1]}."  # type: ignore[index]
+    matrices = {
+        name: tensor.count
+        for name, tensor in base.tensors.items()
+        if name.startswith(decoder) and len(tensor.shape) > 1 and tensor.dtype in FLOATS
+    }
+    left = {name: count for name, count in matrices.items() if name not in chosen}
+    if sum(left.values()) <= MAX_LEFT_SHARE * sum(matrices.values()):
+        return ""
+    largest = max(left, key=left.__getitem__)
+    return (
+        f"{largest} {list(base.tensors[largest].shape)} is no linear layer that vLLM serves in int8, and "
+        f"{sum(left.values()) / sum(matrices.values()):.0%} of the decoder's weights would stay in 16 bit"
+    )
+
+
+def unquantized_layers(base: Base) -> list[str]:
+    """The head, and every other layer with a matrix that stays in 16 bit."""
+    chosen = quantized_weights(base)
+    matrices = [name for name, tensor in base.tensors.items() if name.endswith(".weight") and len(tensor.shape) > 1]
+    return sorted({"lm_head", *(name.removesuffix(".weight") for name in matrices if name not in chosen)})
+
+
+def quantization_config(base: Base) -> dict[str, Any]:
+    """``quantization_config`` of ``config.json``."""
+    import compressed_tensors
+    from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
+
+    config = QuantizationConfig(
+        config_groups={"group_0": preset_name_to_scheme(SCHEME, ["Linear"])},
+        format=FORMAT,
+        quantization_status="compressed",
+        ignore=unquantized_layers(base),
+    )
+    written: dict[str, Any] = json.loads(config.model_dump_json())
+    return written | {"version": compressed_tensors.__version__}
+
+
+def quantize_file(base: Base, source: Path, target: Path, chosen: Collection[str]) -> None:
+    """Write the shard *source* to *target*, the *chosen* weights in int8 with their scales in float32.
+
+    Raises:
+        QuantizationFailed: a weight holds NaN or infinity.
+    """
+    tensors = read_header(source).values()
+    # Wider types come first, as in the library, so that each tensor begins at a multiple of its type's size.
+    written = sorted(entries(base, tensors, chosen), key=lambda each: (-BITS[each[1]], each[0]))
+    header, starts = layout(written)
+    types = {name: dtype for name, dtype, _ in written}
+    with source.open("rb") as reader, target.open("wb") as writer:
+        writer.write(header)
+        for tensor in tensors:
+            writer.seek(starts[tensor.name])
+            if tensor.name in chosen:
+                scales = quantize_tensor(tensor, reader, writer)
+                writer.seek(starts[scale_name(tensor.name)])
+                writer.write(scales)
+            else:
+                copy_tensor(tensor, types[tensor.name], reader, writer)
+
+
+def entries(base: Base, tensors: Iterable[Tensor], chosen: Collection[str]) -> Iterable[Entry]:
+    """What is written for *tensors*."""
+    for tensor in tensors:
+        if tensor.name in chosen:
+            yield tensor.name, "I8", tensor.shape
+            yield scale_name(tensor.name), "F32", (tensor.shape[0], 1)
+        else:
+            yield tensor.name, kept_dtype(base, tensor), tensor.shape
+
+
+def kept_dtype(base: Base, tensor: Tensor) -> str:
+    """The type of a tensor that is not quantized: its own, or bfloat16 if the whole base is wider than 16 bit."""
+    wide = base.dtype in ("float32", "float64")
+    return "BF16" if wide and tensor.dtype in ("F32", "F64") else tensor.dtype
+
+
+def scale_name(weight: str) -> str:
+    return f"{weight.removesuffix('weight')}{SCALE}"
+
+
+def quantize_tensor(tensor: Tensor, reader: BinaryIO, writer: BinaryIO) -> bytes:
+    """Write the values of *tensor* in int8, in blocks of rows. Returns its scales in float32, one per row.
+
+    Raises:
+        QuantizationFailed: it holds NaN or infinity.
+    """
+    import numpy as np
+
+    row_bytes = tensor.shape[1] * BITS[tensor.dtype] // 8
+    scales = []
+    for block in blocks(tensor, reader, max(1, BLOCK_BYTES // row_bytes) * row_bytes):
+        values, scale = quantize_rows(block.reshape(-1, tensor.shape[1]))
+        if not np.isfinite(scale).all():
+            raise QuantizationFailed(
+                f"int8 cannot quantize {tensor.name}: it holds NaN or infinity",
+                hint="the publisher's file is damaged: try another --revision, or tell the publisher",
+            )
+        writer.write(values.tobytes())
+        scales.append(scale.tobytes())
+    return b"".join(scales)
+
+
+def quantize_rows(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The int8 values of *rows*, rounded to nearest, and the scale of each row in float32."""
+    import numpy as np
+    import torch
+    from compressed_tensors.quantization import preset_name_to_scheme, quantize
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    arguments = preset_name_to_scheme(SCHEME, ["Linear"]).weights
+    values = torch.from_numpy(rows.astype(np.float32))
+    scale, zero = calculate_qparams(values.amin(1, keepdim=True), values.amax(1, keepdim=True), arguments)
+    return quantize(values, scale, zero, arguments, dtype=torch.int8).numpy(), scale.numpy()
+
+
+def copy_tensor(tensor: Tensor, dtype: str, reader: BinaryIO, writer: BinaryIO) -> None:
+    """Write *tensor* unchanged, or in bfloat16."""
+    import torch
+
+    if dtype == tensor.dtype:
+        for raw in raw_blocks(tensor, reader):
+            writer.write(raw)
+        return
+    for block in blocks(tensor, reader, BLOCK_BYTES):
+        writer.write(torch.from_numpy(block.copy()).bfloat16().view(torch.uint8).numpy().tobytes())
