@@ -63,7 +63,7 @@ class Base:
                 blocks.setdefault(match[1], {})[name] = tensor
         return max(blocks.values(), key=lambda each: sum(tensor.count for tensor in each.values()), default={})
 
-    @property
+    @cached_property
     def dtype(self) -> str:
         """The floating-point type of most bytes: 'bfloat16', 'float32', …"""
         return main_dtype(self.tensors.values())
