@@ -18,7 +18,7 @@ from tests.demo import DEMO
 from tests.demo import MODEL as MODEL
 from tests.hub.server import HubServer
 
-VARIANTS: Final = ("fp16", "int8", "awq", "gptq")
+VARIANTS: Final = ("fp16", "awq", "gptq", "int8")
 SETTINGS: Final = DEMO / "slipway.yaml"
 ROUNDS, REQUESTS = 2, 16
 PROMPT_TOKENS, OUTPUT_TOKENS, SPREAD = 64, 32, 0.5
