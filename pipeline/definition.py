@@ -28,10 +28,11 @@ from pipeline.serving import kserve_settings
 from pipeline.stage_templates import (
     QUANTIZED,
     RESULTS,
+    REWRITING,
+    REWRITTEN,
     RUN_DIRECTORY,
     SERVED,
     add_templates,
-    optimizing,
     workflow_parameter,
 )
 from stages.parts.base.settings import REFERENCE, Rollout
@@ -183,10 +184,9 @@ def _tasks(platform: Platform) -> None:
     Task(name="acquire", template="acquire", arguments={"commit": commit}, depends="resolve")
     Task(name="check", template="check", depends="resolve")
     for variant in (REFERENCE, *QUANTIZED):
-        name = f"optimize-{variant}"
         Task(
-            name=name,
-            template=name if name in optimizing(platform) else "optimize",
+            name=f"optimize-{variant}",
+            template=REWRITING if variant in REWRITTEN and platform.stages.rewrite else "optimize",
             arguments={"method": variant},
             depends="acquire" if variant == REFERENCE else "acquire && check",
             when=None if variant == REFERENCE else f"{_checked(variant)} == true",

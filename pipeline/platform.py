@@ -63,8 +63,8 @@ class Stages(Settings):
     select: Stage
     serve: Stage
     report: Stage
-    fp16: Stage | None = None
-    """Resources to optimize the fp16 variant, which only rewrites weights and needs no GPU. None: as optimize."""
+    rewrite: Stage | None = None
+    """Resources to make fp16 and int8, which only rewrite weights and need no GPU. None: as optimize."""
 
     @property
     def check(self) -> Stage:

@@ -43,6 +43,10 @@ RESULTS: Final = ("winner", "release", "reason", "table")
 """The outputs of select, which are also the outputs of the whole run."""
 QUANTIZED: Final = tuple(name for name in get_args(VariantName) if name != REFERENCE)
 """Every variant that check may leave out. Its outputs of these names are ``true`` for those to make."""
+REWRITTEN: Final = (REFERENCE, "int8")
+"""The variants that are made without calibration, one block of the weights after another."""
+REWRITING: Final = "optimize-rewrite"
+"""Their template, on a platform that gives them resources of their own."""
 SERVED: Final = "variants"
 """The output of check with the variants to measure, separated by commas."""
 MODEL: Final = ("--model", "{{workflow.parameters.model}}")
@@ -82,9 +86,9 @@ def add_templates(platform: Platform) -> None:
 
 
 def optimizing(platform: Platform) -> dict[str, Stage]:
-    """The templates of optimize and the resources of each: fp16 may need less than the quantizers."""
+    """The templates of optimize and the resources of each: rewriting weights may need less than calibrating."""
     stages = platform.stages
-    return {"optimize": stages.optimize} | ({"optimize-fp16": stages.fp16} if stages.fp16 else {})
+    return {"optimize": stages.optimize} | ({REWRITING: stages.rewrite} if stages.rewrite else {})
 
 
 def _resolve(platform: Platform) -> StageTemplate:

@@ -227,11 +227,11 @@ def test_gpu_stages_get_gpu_nodes_of_one_type_and_no_other_stage_does(platform):
     assert gpu == {"optimize", "check", "evaluate"}
     spot = SPOT.get(platform, {})
     for name, stage in found.items():
-        assert ("nodeSelector" in stage) == (name in gpu | {"optimize-fp16"})
-        assert ("tolerations" in stage) == (name in gpu | {"optimize-fp16"})
+        assert ("nodeSelector" in stage) == (name in gpu | {"optimize-rewrite"})
+        assert ("tolerations" in stage) == (name in gpu | {"optimize-rewrite"})
         assert bool(stage.get("synchronization", {}).get("semaphores")) == (name in gpu)
     assert found["evaluate"]["nodeSelector"] == found["check"]["nodeSelector"]
-    for name in ("optimize", "optimize-fp16"):
+    for name in ("optimize", "optimize-rewrite"):
         assert found[name]["nodeSelector"] == {**found["evaluate"]["nodeSelector"], **spot}
     assert not spot.items() & found["evaluate"]["nodeSelector"].items()
     assert found["optimize"]["container"]["image"].endswith("/slipway-optimize:0.1.0")
@@ -256,13 +256,14 @@ def test_images_are_of_the_projects_version():
             assert stage["container"]["image"].endswith(f":{version}")
 
 
-def test_fp16_is_made_beside_the_others_and_takes_no_gpu_from_them():
+def test_what_only_rewrites_weights_is_made_beside_the_others_and_takes_no_gpu_from_them():
     template = workflow("gke")
     (dag,) = (each["dag"] for each in template["spec"]["templates"] if each["name"] == "pipeline")
     made = {task["name"]: task["template"] for task in dag["tasks"] if task["name"].startswith("optimize-")}
-    assert made.pop("optimize-fp16") == "optimize-fp16"
-    assert set(made.values()) == {"optimize"}
-    plain, quantizing = (stages(template)[name]["container"] for name in ("optimize-fp16", "optimize"))
+    light = {"optimize-fp16", "optimize-int8"}
+    assert {name for name, template in made.items() if template == "optimize-rewrite"} == light
+    assert {made[name] for name in made.keys() - light} == {"optimize"}
+    plain, quantizing = (stages(template)[name]["container"] for name in ("optimize-rewrite", "optimize"))
     assert plain["command"] == quantizing["command"]
     assert plain["image"] == quantizing["image"]
     assert plain["resources"]["limits"] == {"memory": "4Gi"}

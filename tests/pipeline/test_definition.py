@@ -91,7 +91,7 @@ def test_every_stage_has_a_limit_a_deadline_the_store_and_its_last_words(compile
         assert template["activeDeadlineSeconds"] > 0
         assert template["retryStrategy"]["limit"] == 3
         container = template["container"]
-        program = {"withdraw": "rollout"}.get(name, name)
+        program = {"withdraw": "rollout", "optimize-rewrite": "optimize"}.get(name, name)
         assert container["command"] == ["python", "-m", f"stages.{program}"]
         assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
         mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
