@@ -49,10 +49,12 @@ class Finished:
         }
 
     def reused(self) -> bool:
-        """Whether every stage reused its result."""
+        """Whether every stage that makes something reused what was there."""
         from stages.parts.base.program import outcomes
 
-        return all(each.result == "reused" for each in outcomes(self.run.path) if each.stage != "resolve")
+        return all(
+            each.result == "reused" for each in outcomes(self.run.path) if each.stage not in ("resolve", "check")
+        )
 
     def summary(self) -> Any:
         """The result for a terminal: the score table, the reason, and where everything is."""

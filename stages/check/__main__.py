@@ -13,7 +13,7 @@ from typing import Final
 from stages.parts.base import program
 from stages.parts.base.settings import Optimize, parse_json
 from stages.parts.base.store import ModelStore, store_root
-from stages.parts.engine.kernels import FORMATS, missing_kernel
+from stages.parts.engine.kernels import FORMATS, missing_kernels
 from stages.parts.model.name import ModelName
 
 HINT: Final = (
@@ -27,7 +27,7 @@ def main() -> None:
     store = ModelStore(store_root(), ModelName.parse(arguments.model).id)
     settings = parse_json(Optimize, arguments.settings, "--settings")
     with program.outcome(store, "check") as report:
-        missing: dict[str, str] = {name: why for name in settings.variants if (why := missing_kernel(name))}
+        missing = {name: why for name, why in missing_kernels().items() if name in settings.variants}
         served = [name for name in settings.variants if name not in missing]
         report.done(f"vLLM serves {', '.join(served)} here")
     for name, why in missing.items():

@@ -14,11 +14,14 @@ import pytest
 
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.process import contained
+from stages.parts.machine.processor import processor
 from tests.demo import DEMO
 from tests.demo import MODEL as MODEL
 from tests.hub.server import HubServer
 
-VARIANTS: Final = ("fp16", "awq", "gptq", "int8")
+FOUR_BIT: Final = ("awq", "gptq") if (here := processor()) and here.avx512 else ()
+"""The 4-bit variants, where vLLM can serve them."""
+VARIANTS: Final = ("fp16", *FOUR_BIT, "int8")
 SETTINGS: Final = DEMO / "slipway.yaml"
 ROUNDS, REQUESTS = 2, 16
 PROMPT_TOKENS, OUTPUT_TOKENS, SPREAD = 64, 32, 0.5

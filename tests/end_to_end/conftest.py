@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.demo import DEMO, MODEL
-from tests.end_to_end.command_line import TOKEN, Pipeline, processes_naming, wait_until_gone
+from tests.end_to_end.command_line import TOKEN, VARIANTS, Pipeline, processes_naming, wait_until_gone
 from tests.hub.server import HubServer
 
 
@@ -30,7 +30,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, demo_hub: HubServer) -> I
 @pytest.fixture(scope="session")
 def finished(pipeline: Pipeline) -> dict[str, Any]:
     """What ``slipway run --json`` printed, after two runs that were killed: while quantizing, and while vLLM starts."""
-    pipeline.killed_when("optimize-awq", "")
+    pipeline.killed_when(f"optimize-{VARIANTS[1]}", "")
     wait_until_gone(str(pipeline.root))
     pipeline.killed_when("evaluate-fp16.vllm", "INFO")
     wait_until_gone(str(pipeline.root))

@@ -37,6 +37,7 @@ from stages.select.divergence import distributions
 from tests.end_to_end.command_line import (
     API_KEY,
     CHANGED,
+    FOUR_BIT,
     MODEL,
     OUTPUT_TOKENS,
     PROMPT_TOKENS,
@@ -158,11 +159,11 @@ def test_what_is_published_follows_from_the_samples_that_are_kept(pipeline, fini
 @pytest.mark.parametrize("name", VARIANTS)
 def test_each_stage_tells_its_progress_its_outcome_and_a_summary(pipeline, finished, name):
     evaluation = Evaluation.read(pipeline.store.evaluation(name))
-    text = (pipeline.store.run(finished["run"]) / "logs" / f"evaluate-{name}.log").read_text()
+    text = (pipeline.store.run(finished["run"]) / "logs" / "evaluate.log").read_text()
     lines = (f"serving {name}: ready in ", f"load of {name}: round 2", f"quality of {name}: ", f"done: {name}: ")
     positions = [text.index(line) for line in lines]
     assert positions == sorted(positions)
-    summary = json.loads(text.splitlines()[-1])
+    summary = json.loads(text.splitlines()[-1])[name]
     assert summary["e2el_p95_ms"] == evaluation.load.e2el_ms.p95
     assert summary["quality"] == pytest.approx(math.fsum(each.score for each in evaluation.quality) / 2)
     told = {(each.stage, each.variant): each for each in outcomes(pipeline.store.run(finished["run"]))}
@@ -172,18 +173,23 @@ def test_each_stage_tells_its_progress_its_outcome_and_a_summary(pipeline, finis
 
 def test_the_variants_differ_in_quality_as_quantized_ones_do(pipeline, finished):
     bits = {name: bits_by_document(pipeline, name) for name in VARIANTS}
-    for name in ("awq", "gptq"):
+    for name in FOUR_BIT:
         low, high = paired_interval(bits["fp16"], bits[name])
         assert 0 < low < high, f"{name}: more bits per byte than fp16 by {low:.4f} to {high:.4f}"
-    assert not np.array_equal(bits["awq"], bits["gptq"])
+    assert len({each.tobytes() for each in bits.values()}) == len(VARIANTS)
 
 
 def test_the_best_score_is_in_production(pipeline, finished):
     decision = Production.read(pipeline.store.production_metrics)
     assert decision is not None
-    assert {each.variant for each in decision.candidates} == set(VARIANTS)
+    without_kernel = {each.variant for each in decision.candidates if "no 4-bit kernel" in (each.excluded or "")}
+    assert {each.variant for each in decision.candidates} - without_kernel == set(VARIANTS)
     # One item more or less, which a processor's rounding may decide, and a 4-bit variant is below the recovery asked.
-    assert all("quality_recovery" in each.excluded for each in decision.candidates if each.excluded)
+    assert all(
+        "quality_recovery" in each.excluded
+        for each in decision.candidates
+        if each.excluded and each.variant in VARIANTS
+    )
     scores: dict[str | None, Any] = {each.variant: each.score for each in decision.candidates if not each.excluded}
     assert not decision.separated or scores[decision.winner] == max(scores.values())
     assert decision.winner in decision.reason
@@ -234,7 +240,7 @@ def test_a_second_run_reuses_everything_and_says_so(pipeline, finished):
     assert again is not None
     assert again.url == finished["endpoint"]
     latest = max(pipeline.store.runs.glob("2*"))  # by the time in its name
-    log = (latest / "logs" / "evaluate-fp16.log").read_text().splitlines()
+    log = (latest / "logs" / "evaluate.log").read_text().splitlines()
     imported = {line.rpartition("|")[2].strip() for line in log if line.startswith("import time:")}
     assert "stages.evaluate" in imported
     assert not imported & {"torch", "vllm", "transformers", "lm_eval", "datasets", "numpy"}
@@ -255,7 +261,8 @@ def test_a_clusters_workflow_with_its_volume_here_gives_the_same_store(pipeline,
     )
     assert state.phase == "Succeeded", state.message
     results = {path.stem: json.loads(path.read_text())["result"] for path in outcome_files(pipeline, run.name)}
-    assert {result for stage, result in results.items() if stage != "resolve"} == {"reused"}
+    made = {result for stage, result in results.items() if stage != "resolve" and not stage.startswith("check")}
+    assert made == {"reused"}
     assert contents(pipeline) == before
     assert (run / "report.html").is_file()
 

@@ -168,7 +168,7 @@ def stable(pipeline: Pipeline, finished: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def garbage(pipeline: Pipeline, stable: str) -> Tried:
-    name = imitation(pipeline.store, 101, "gptq", damage)
+    name = imitation(pipeline.store, 101, "int8", damage)
     return tried(pipeline, "rollout", "start", MODEL, "--release", name, *SETTINGS)
 
 

@@ -114,7 +114,7 @@ def environment(api_key: str = "", binding: str = "") -> dict[str, str]:
         "VLLM_CONFIGURE_LOGGING": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    variables.setdefault("VLLM_CACHE_ROOT", str(_cache()))
+    variables.setdefault("VLLM_CACHE_ROOT", str(cache_folder()))
     if api_key:
         variables["VLLM_API_KEY"] = api_key
     if binding:
@@ -122,6 +122,7 @@ def environment(api_key: str = "", binding: str = "") -> dict[str, str]:
     return variables
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """The folder for what is kept for the installed version of vLLM, in the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return Path(home) / "slipway" / f"vllm-{installed_version('vllm')}"

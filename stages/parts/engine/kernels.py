@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stages.parts.engine.arguments import serves_on_gpu
+from stages.parts.base.store import digest_of, write_json
+from stages.parts.engine.arguments import cache_folder, serves_on_gpu
+from stages.parts.machine.hardware import hardware
 from stages.parts.machine.processor import processor
 
 GROUP_SIZE: Final = 128
@@ -63,11 +66,21 @@ FORMATS: Final = {
 """The variants whose weights need a kernel of their own."""
 
 
-def missing_kernel(variant: str) -> str | None:
-    """One sentence that says why vLLM can't serve *variant* here; None if it can."""
-    form = FORMATS.get(variant)
-    if form is None:
-        return None
+def missing_kernels() -> dict[str, str]:
+    """The variants that vLLM can't serve here, each with one sentence that says why.
+
+    vLLM takes seconds to import, so its answer is kept in the user's cache, for this version and this hardware.
+    """
+    kept = cache_folder() / f"kernels-{digest_of(hardware())}.json"
+    try:
+        found: dict[str, str] = json.loads(kept.read_text())
+    except (OSError, ValueError):
+        found = {name: why for name, form in FORMATS.items() if (why := _missing(form))}
+        write_json(kept, found)
+    return found
+
+
+def _missing(form: Format) -> str | None:
     with contextlib.redirect_stdout(sys.stderr):  # vLLM logs to stdout
         return _missing_on_gpu(form) if serves_on_gpu() else _missing_on_cpu(form)
 
