@@ -18,6 +18,7 @@ HELD_OUT_TEXTS: Final = 80
 CONTINUATIONS: Final = 200
 CONTINUATION_WORDS: Final = 8
 SHORTEST_CONTEXT_WORDS: Final = 30
+LONGEST_CONTEXT_WORDS: Final = 40
 CUT_EVERY_WORDS: Final = 50
 # Wrong choices are drawn from so many that are about as likely, by their words alone, as the right one.
 NEAREST: Final = 8
@@ -25,7 +26,7 @@ NEAREST: Final = 8
 
 @dataclass(frozen=True)
 class Span:
-    """Words of a held-out document, with all that comes before them in their passage."""
+    """Words of a held-out document, with those that come before them in their passage."""
 
     document: str
     context: str
@@ -85,4 +86,5 @@ def cut_spans(corpus: Corpus) -> Iterator[Span]:
             for first in range(SHORTEST_CONTEXT_WORDS, len(found) - CONTINUATION_WORDS, CUT_EVERY_WORDS):
                 span = " ".join(match.group() for match in found[first : first + CONTINUATION_WORDS])
                 frequency = sum(math.log((counts[word] + 1) / total) for word in words(span))
-                yield Span(document, text[: found[first].start()].rstrip(), span, frequency)
+                start = found[max(0, first - LONGEST_CONTEXT_WORDS)].start()
+                yield Span(document, text[start : found[first].start()].rstrip(), span, frequency)
