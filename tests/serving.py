@@ -23,6 +23,7 @@ REPOSITORY: Final = Path(__file__).parent.parent
 DEMO: Final = REPOSITORY / "tests" / "demo"
 STAND_IN: Final = REPOSITORY / "tests" / "stages" / "standin"
 MODEL: Final = "org/name"
+ARCHITECTURE: Final = "StandInForCausalLM"
 SERVING: Final[dict[str, Any]] = {"max_model_len": 1024, "kv_cache_mib": 64, "enforce_eager": True, "port": 0}
 ROLLOUT: Final = {
     "steps": [50, 100],
@@ -75,7 +76,8 @@ def stand_in_variant(store: ModelStore, name: str, **behaviour: Any) -> Variant:
     """A variant for the stand-in, which serves it as *behaviour* says."""
     source = store.root / f"source-{name}"
     source.mkdir(parents=True)
-    (source / "config.json").write_text(json.dumps({"max_position_embeddings": 1024}))
+    config = {"architectures": [ARCHITECTURE], "max_position_embeddings": 1024}
+    (source / "config.json").write_text(json.dumps(config))
     (source / "behaviour.json").write_text(json.dumps(behaviour))
     return variant_of(store, name, source)
 

@@ -40,7 +40,7 @@ class Generator:
         """Run ``vllm`` with *arguments* against *server*, and return its exit status.
 
         Raises:
-            ServerFailed: the server ended first; the call is ended too.
+            ServerFailed, ServerKilled: the server ended first; the call is ended too.
         """
         try:
             with tempfile.TemporaryDirectory(prefix="slipway-load-") as folder:

@@ -30,6 +30,7 @@
     ├── TransientError         75   EX_TEMPFAIL: the retry expression of Argo and of the local engine reads it
     │   ├── HubUnavailable     75
     │   ├── ClusterUnavailable 75   the Kubernetes API does not answer
+    │   ├── ServerKilled       75   something else ended vLLM, such as the kernel for want of memory
     │   └── Busy               75   another process holds the lock
     └── Interrupted           130   Ctrl-C or SIGTERM
 
@@ -194,6 +195,10 @@ class HubUnavailable(TransientError):
 
 
 class ClusterUnavailable(TransientError):
+    pass
+
+
+class ServerKilled(TransientError):
     pass
 
 

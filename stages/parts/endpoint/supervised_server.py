@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal, NoReturn
 from urllib.parse import urlsplit
 
-from stages.parts.base.errors import Interrupted, ServerFailed, SlipwayError
+from stages.parts.base.errors import Interrupted, ServerFailed, ServerKilled, SlipwayError
 from stages.parts.endpoint.envoy_config import Backend
 from stages.parts.endpoint.record import ServerState, say
 from stages.parts.engine.client import healthy
@@ -91,7 +91,7 @@ class SupervisedServer:
         """Serve, and restart the server after each failure.
 
         Raises:
-            SlipwayError: it did not come up the first time (a second try would end alike), or failed too often in a
+            SlipwayError: it failed before it was up the first time (a second try would end alike), or too often in a
                 row.
             Interrupted: it was asked to stop.
         """
@@ -102,8 +102,8 @@ class SupervisedServer:
                     ready_at = time.monotonic()
                     self._up(server)
                     self._watch(server)
-            except ServerFailed as error:
-                if ready_at is None and failures == 0:
+            except (ServerFailed, ServerKilled) as error:
+                if ready_at is None and failures == 0 and isinstance(error, ServerFailed):
                     raise
                 stable = ready_at is not None and time.monotonic() - ready_at > self._policy.stable_s
                 failures, ready_at = 1 if stable else failures + 1, None
@@ -120,7 +120,8 @@ class SupervisedServer:
         """Check the server's health as long as it is well.
 
         Raises:
-            ServerFailed: it ended, or hangs.
+            ServerFailed: it failed, or hangs.
+            ServerKilled: something else ended it.
             Interrupted: it was asked to stop.
         """
         unhealthy = 0

@@ -113,6 +113,7 @@ def environment(api_key: str = "", binding: str = "") -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "INFO",  # log.py reads it
         "VLLM_CONFIGURE_LOGGING": "1",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",  # the log tells a crash from a kill
     }
     variables.setdefault("VLLM_CACHE_ROOT", str(cache_folder()))
     if api_key:

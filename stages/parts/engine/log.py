@@ -6,6 +6,7 @@ There is no other source: its HTTP interface reports neither the kernel nor the 
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,11 +20,31 @@ CAUSE_CHARACTERS: Final = 300
 # (EngineCore pid=1) ERROR 11-21 03:41:09 [core.py:1510] ValueError: …
 PREFIX: Final = re.compile(r"^(?:\([^)]* pid=\d+\) )*(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] )?")
 EXCEPTION: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Failure|Interrupt)): (.+)$")
+TRACEBACK: Final = "Traceback (most recent call last):"
+RAISED: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*(\w*[a-z]\w*)(?:: (.+))?$")
+"""An exception of any name, which ends a traceback."""
+CRASHES: Final = {
+    "Segfault": signal.SIGSEGV,
+    "Segmentation fault": signal.SIGSEGV,
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Illegal instruction": signal.SIGILL,
+    "Floating point exception": signal.SIGFPE,
+}
+"""Signals that a program's own fault raises, as its handlers name them."""
+CRASH: Final = re.compile(rf"^(?:Fatal Python error: |!+ )({'|'.join(CRASHES)})\b")
+"""Python's faulthandler writes it, which ``environment`` turns on, or TVM's handler, which may replace it."""
 PYDANTIC: Final = re.compile(r"^  (?:Value|Assertion) error, (.+)$")
 USAGE: Final = re.compile(r"^\S.*: (error: .+)$")
 FALLBACK: Final = re.compile(r"\bfall(?:s|ing)?[ -]?back\b|not fully optimized|slow and unoptimized", re.IGNORECASE)
-CONSEQUENCES: Final = ("Engine core initialization failed", "Engine process failed", "Worker failed", "WorkerProc")
-"""Raised by a parent process because a child failed: the child's own error is above it."""
+CONSEQUENCES: Final = (
+    *("Engine core initialization failed", "Engine process failed", "EngineCore encountered an issue"),
+    *("Worker failed", "WorkerProc", "Executor failed", "cancelled", "[Errno 32] Broken pipe"),
+)
+"""Raised because another process failed, whose own error is above it, or was ended by a signal."""
+ENDED_BY: Final = re.compile(
+    r"died unexpectedly \(exit code: -(\d+)\)|Failed core proc\(s\): \{'\w+': -(\d+)|trigger received signal=(SIG\w+)"
+)
 
 
 @dataclass(frozen=True)
@@ -76,12 +97,30 @@ def error_in(text: str) -> str | None:
     """The line of a log that says why a program failed: that of the first exception, which causes the later ones, or
     else of a usage error. None if the log has neither."""
     lines = [PREFIX.sub("", line).rstrip() for line in text.splitlines()]
+    in_traceback = False
     for index, line in enumerate(lines):
-        if not (found := EXCEPTION.match(line)) or found[2].startswith(CONSEQUENCES):
+        if CRASH.match(line):
+            return _shortened(line)
+        found = EXCEPTION.match(line)
+        if line == TRACEBACK:
+            in_traceback = True
+        elif in_traceback and line and not line[0].isspace():
+            found, in_traceback = found or RAISED.match(line), False
+        if not found or (found[2] or "").startswith(CONSEQUENCES):
             continue
         detail = PYDANTIC.match(lines[index + 1]) if index + 1 < len(lines) else None
-        return _shortened(detail[1] if detail else f"{found[1]}: {found[2]}")
+        return _shortened(detail[1] if detail else ": ".join(filter(None, found.groups())))
     return next((_shortened(found[1]) for line in lines if (found := USAGE.match(line))), None)
+
+
+def signal_in(text: str) -> signal.Signals | None:
+    """The signal that ended one of the server's processes, if the log says so."""
+    if crash := next(filter(None, map(CRASH.match, text.splitlines())), None):
+        return CRASHES[crash[1]]
+    if not (said := ENDED_BY.search(text)):
+        return None
+    number, name = said[1] or said[2], said[3]
+    return signal.Signals(int(number)) if number else signal.Signals[name]
 
 
 def last_line(text: str) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +21,7 @@ from typing import Final
 
 import httpx
 
-from stages.parts.base.errors import ConfigError, Interrupted, PortInUse, ServerFailed
+from stages.parts.base.errors import ConfigError, Interrupted, PortInUse, ServerFailed, ServerKilled, SlipwayError
 from stages.parts.base.settings import Serving
 from stages.parts.engine.arguments import VLLM, core_binding, engine_arguments, environment, serves_on_gpu
 from stages.parts.engine.client import (
@@ -32,13 +34,20 @@ from stages.parts.engine.client import (
     http,
     reachable,
 )
-from stages.parts.engine.log import ServerLog, last_line
+from stages.parts.engine.log import CRASH, CRASHES, ServerLog, error_in, last_line, signal_in
 from stages.parts.engine.room import check_room
+from stages.parts.engine.watch import EngineWatch
 from stages.parts.machine.process import GRACE_S, Contained, contained
 
 POLL_S: Final = 0.25
+SETTLE_S: Final = 2.0
+"""Time for vLLM to write what it still has to say once its engine is dead."""
 SIGNALLED: Final = 128
 """Plus a signal's number: the exit status of a program that the signal ended."""
+API: Final = "APIServer"
+"""The name in vLLM's log of the process that was started, whose children the engine's processes are."""
+FAILED_CHILD: Final = "Failed core proc(s)"
+"""In vLLM's log, without any error, if the engine was killed before it wrote a line."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,10 @@ class Server:
     url: str
     port: int
     name: str
+    architecture: str
+    """The model's, from its configuration."""
     process: Contained
+    watch: EngineWatch
     arguments: tuple[str, ...]
     """The arguments that decide how it serves; not the model, the address or the name."""
     startup_log: ServerLog
@@ -89,14 +101,40 @@ class Server:
     api_key: str = ""
 
     def check_alive(self) -> None:
-        """Raises: ServerFailed: the server has ended; the reason is from its log."""
-        status = self.process.poll()
-        if status is None:
+        """Check that its processes run. An API process without an engine, which may never end by itself, has failed.
+
+        Raises:
+            ServerFailed: it failed; the reason is from its log.
+            ServerKilled: something else ended one of its processes.
+        """
+        if self.process.poll() is None and not self.watch.dead():
             return
-        hint = f"see {self.log.path}"
-        if status == SIGNALLED + signal.SIGKILL:
-            raise ServerFailed("vLLM was killed", hint=f"the machine may have run out of memory; {hint}")
-        raise ServerFailed(f"vLLM ended: {self.log.cause()}", hint=hint)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(SETTLE_S)
+        raise self._failure()
+
+    def _failure(self) -> SlipwayError:
+        text, hint = self.log.text(), f"see {self.log.path}"
+        cause = error_in(text)
+        if cause and not CRASH.match(cause):
+            return ServerFailed(f"vLLM ended: {cause}", hint=hint)
+        number, lost = signal_in(text) or self._signal(), self.watch.lost
+        if number is None and lost is None and FAILED_CHILD not in text:
+            return ServerFailed(f"vLLM ended: {last_line(text)}", hint=hint)
+        process = "API server" if lost is None or lost.name == API else lost.name
+        ended = f"was ended by {number.name}" if number else "ended without an error in its log"
+        doing = "loaded" if self.log == self.startup_log else "served"
+        message = f"vLLM's {process} {ended} while it {doing} {self.architecture}"
+        if number in CRASHES.values():
+            return ServerFailed(message, hint=hint)
+        return ServerKilled(message, hint=f"the machine may have run out of memory; {hint}")
+
+    def _signal(self) -> signal.Signals | None:
+        """The signal that ended one of its processes, as far as an exit status shows it."""
+        if self.watch.lost and self.watch.lost.signal:
+            return self.watch.lost.signal
+        status = self.process.poll() or 0
+        return signal.Signals(status - SIGNALLED) if status - SIGNALLED in set(signal.Signals) else None
 
     def max_model_len(self) -> int:
         """Tokens of prompt and answer together, as the server itself reports.
@@ -121,7 +159,8 @@ def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Itera
     Raises:
         ConfigError: the host is not an address of this machine, an argument is not allowed, or the weights do not fit.
         PortInUse: something listens on the port; nothing was started.
-        ServerFailed: it ended, or did not answer within ``settings.startup_timeout_s``.
+        ServerFailed: it failed, or did not answer within ``settings.startup_timeout_s``.
+        ServerKilled: something else ended it while it started.
         Interrupted: it was cancelled.
     """
     if serves_on_gpu():
@@ -142,6 +181,8 @@ def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Itera
                 url=f"http://{reachable(spec.host)}:{port}",
                 port=port,
                 name=spec.name,
+                architecture=_architecture(spec.directory),
+                watch=EngineWatch(spec.log, output.tell()),
                 process=stack.enter_context(command),
                 arguments=tuple(arguments),
                 startup_log=startup_log,
@@ -152,6 +193,13 @@ def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Itera
                 ready_at = _wait_until_it_answers(server, spec.settings.startup_timeout_s)
         ready_s = round(time.monotonic() - started, 3)
         yield replace(server, log=ServerLog(spec.log, ready_at), ready_s=ready_s)
+
+
+def _architecture(directory: Path) -> str:
+    """The model's class, such as ``LlamaForCausalLM``."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        return str(json.loads((directory / "config.json").read_text(encoding="utf-8"))["architectures"][0])
+    return "the model"
 
 
 @contextlib.contextmanager
@@ -187,7 +235,7 @@ def run_against(server: Server, command: Sequence[str], log: Path, variables: Ma
     """Run a client of *server* to its end and return its exit status. If the server fails, the client is ended, too.
 
     Raises:
-        ServerFailed: the server ended first.
+        ServerFailed, ServerKilled: the server ended first.
     """
     with log.open("wb") as output, contained(command, output=output, environment=beside_server(variables)) as process:
         while (status := process.poll()) is None:
@@ -219,7 +267,7 @@ def _ended_when(cancelled: threading.Event | None, process: Contained) -> Iterat
     watcher.start()
     try:
         yield
-    except ServerFailed as error:
+    except (ServerFailed, ServerKilled) as error:
         if cancelled.is_set():
             raise Interrupted("cancelled while it started") from error
         raise

@@ -150,6 +150,16 @@ def test_a_server_that_dies_under_load_ends_the_load_too(store: ModelStore) -> N
 
 
 @pytest.mark.usefixtures("_lm_eval")
+def test_a_server_that_is_killed_under_load_is_worth_another_try(store: ModelStore) -> None:
+    stand_in_variant(store, "fp16", engine="sleep 3; kill -KILL $$")
+    said = evaluate(store, "fp16", **HANGING)
+    assert said.returncode == 75
+    assert "error: vLLM's EngineCore was ended by SIGKILL while it served StandInForCausalLM" in said.stderr
+    assert not store.evaluation("fp16").exists()
+    assert not processes_with(str(store.root))
+
+
+@pytest.mark.usefixtures("_lm_eval")
 @pytest.mark.parametrize(
     ("workload", "message"),
     [

@@ -186,6 +186,18 @@ def test_a_load_that_fails_in_its_second_round_ends_only_that_variant(store: Mod
     assert not store.evaluation("b").exists()
 
 
+def test_a_variant_whose_server_is_killed_is_not_left_out_but_tried_again(store: ModelStore) -> None:
+    stand_in_variant(store, "fp16")
+    stand_in_variant(store, "b", engine="kill -KILL $$")
+    said = evaluate(store, "fp16,b")
+    assert said.returncode == 75
+    assert "ended by SIGKILL" in said.stderr
+    assert "left out" not in said.stderr
+    assert store.evaluation("fp16").exists()
+    results = {each.variant: each.result for each in outcomes(store.run(RUN))}
+    assert results == {"fp16": "done", "b": "failed"}
+
+
 def test_when_the_reference_fails_the_stage_does_once_the_others_are_measured(store: ModelStore) -> None:
     stand_in_variant(store, "fp16", refuses="out of kernels")
     stand_in_variant(store, "b")

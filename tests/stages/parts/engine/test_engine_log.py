@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from stages.parts.base.errors import MeasurementFailed
-from stages.parts.engine.log import ServerLog, error_in, facts, fallbacks, last_line
+from stages.parts.engine.log import ServerLog, error_in, facts, fallbacks, last_line, signal_in
+
+DEATHS = Path(__file__).with_name("deaths")
 
 QUANTIZED = """\
 (APIServer pid=6424) INFO 11-21 03:28:38 [model.py:733] Resolved architecture: LlamaForCausalLM
@@ -91,6 +94,45 @@ def test_what_the_log_lacks_is_named(tmp_path: Path) -> None:
 )
 def test_the_root_cause_is_found_and_not_its_consequences(log: str, expected: str | None) -> None:
     assert error_in(log) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "ended_by"),
+    [
+        ("missing_kernel", "AttributeError: '_OpNamespace' '_C' object has no attribute 'cpu_gemm_wna16'", None),
+        ("no_kv_cache", "ValueError: No available memory for the cache blocks. Try increasing", None),
+        ("worker_crashed", "!!!!!!! Segfault encountered !!!!!!!", signal.SIGSEGV),
+        ("worker_killed", None, signal.SIGKILL),
+        ("engine_killed", None, None),
+        ("engine_killed_at_once", None, None),
+    ],
+)
+def test_the_log_of_a_dead_server_tells_an_error_from_a_signal(
+    name: str, cause: str | None, ended_by: signal.Signals | None
+) -> None:
+    log = (DEATHS / f"{name}.log").read_text()
+    assert (error_in(log) or "").startswith(cause or "")
+    assert (error_in(log) is None) == (cause is None)
+    assert signal_in(log) == ended_by
+
+
+def test_an_exception_counts_whatever_its_name_and_without_a_message() -> None:
+    traceback = "Traceback (most recent call last):\n  File 'a.py', line 1, in load\n"
+    assert error_in(traceback + "AssertionError\n") == "AssertionError"
+    assert error_in(traceback + "triton.errors.OutOfResources: shared memory") == "OutOfResources: shared memory"
+    assert error_in("OutOfResources: said without a traceback") is None
+
+
+@pytest.mark.parametrize(
+    ("said", "ended_by"),
+    [
+        ("Fatal Python error: Aborted\n", signal.SIGABRT),
+        ("RuntimeError: … Failed core proc(s): {'EngineCore': -9}\n", signal.SIGKILL),
+        ("(EngineCore pid=1) INFO [core.py:1] [shutdown] EngineCore: trigger received signal=SIGTERM", signal.SIGTERM),
+    ],
+)
+def test_a_signal_is_named_as_the_log_names_it(said: str, ended_by: signal.Signals) -> None:
+    assert signal_in(said) is ended_by
 
 
 def test_a_cause_is_short_however_long_the_line() -> None:

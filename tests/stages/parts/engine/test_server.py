@@ -2,26 +2,41 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from stages.parts.base.errors import ConfigError, PortInUse, ServerFailed
+from stages.parts.base.errors import ConfigError, PortInUse, ServerFailed, ServerKilled, SlipwayError
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.engine.arguments import BINDING, core_binding, engine_arguments, environment, serves_on_gpu
 from stages.parts.engine.client import answer, healthy
 from stages.parts.engine.server import ServerSpec, reserved_port, running
 from stages.parts.machine.processor import LIMIT, cpu_dtype, processor
-from tests.serving import DEMO, MODEL, SERVING, STAND_IN, living, processes_with, stand_in_variant, variant_of
+from tests.serving import (
+    DEMO,
+    MODEL,
+    SERVING,
+    STAND_IN,
+    living,
+    processes_with,
+    stand_in_variant,
+    variant_of,
+    wait_until,
+)
+from tests.stages.parts.engine.test_engine_log import DEATHS
 
 NAME = "served-by-this-test"
 QUICK = Serving(startup_timeout_s=60)
+DEAD_WITHIN_S = 15.0
 
 
 @pytest.fixture
@@ -214,9 +229,96 @@ def test_a_server_that_is_killed_is_distinguished_from_one_that_failed(store: Mo
     with running(ServerSpec(store.optimized("fp16"), NAME, QUICK, tmp_path / "vllm.log")) as server:
         processes_with(NAME)[-1].kill()
         server.process.wait(60)
-        with pytest.raises(ServerFailed, match="vLLM was killed") as raised:
+        with pytest.raises(ServerKilled, match="API server was ended by SIGKILL while it served StandIn") as raised:
             server.check_alive()
     assert "memory" in raised.value.hint
+
+
+DIES_IN_LOADING = {
+    "killed": (
+        "kill -KILL $$",
+        ServerKilled,
+        "vLLM's EngineCore was ended by SIGKILL while it loaded StandInForCausalLM",
+    ),
+    "crashed": (
+        "kill -SEGV $$",
+        ServerFailed,
+        "vLLM's EngineCore was ended by SIGSEGV while it loaded StandInForCausalLM",
+    ),
+    "failed": ("echo 'ValueError: no kernel'; exit 1", ServerFailed, "vLLM ended: ValueError: no kernel"),
+    "ended without a word": (
+        "exit 1",
+        ServerKilled,
+        "vLLM's EngineCore ended without an error in its log while it loaded StandInForCausalLM",
+    ),
+}
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(("engine", "kind", "message"), DIES_IN_LOADING.values(), ids=DIES_IN_LOADING)
+def test_a_server_whose_engine_dies_while_it_loads_is_not_waited_for(
+    store: ModelStore, tmp_path: Path, engine: str, kind: type[SlipwayError], message: str
+) -> None:
+    stand_in_variant(store, "fp16", never_ready=True, engine=f"sleep 1; {engine}")
+    started = time.monotonic()
+    with (
+        pytest.raises(kind) as raised,
+        running(ServerSpec(store.optimized("fp16"), NAME, QUICK, tmp_path / "vllm.log")),
+    ):
+        pass
+    assert str(raised.value) == message
+    assert time.monotonic() - started < DEAD_WITHIN_S
+    assert not processes_with(NAME)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_server_whose_engine_is_killed_later_has_failed_although_its_api_answers(
+    store: ModelStore, tmp_path: Path
+) -> None:
+    stand_in_variant(store, "fp16", engine="sleep 1000")
+    with running(ServerSpec(store.optimized("fp16"), NAME, QUICK, tmp_path / "vllm.log")) as server:
+        server.check_alive()
+        (engine,) = [each for each in processes_with(NAME) if "sleep 1000" in each.cmdline()]
+        engine.kill()
+        with pytest.raises(ServerKilled, match="EngineCore was ended by SIGKILL while it served StandIn"):
+            wait_until(server.check_alive, "the death")
+        assert healthy(server.url)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_refusal_of_a_dead_engine_is_explained_by_its_log(store: ModelStore, tmp_path: Path) -> None:
+    said = (DEATHS / "missing_kernel.log").read_text()
+    log = tmp_path / "vllm.log"
+    stand_in_variant(store, "fp16", refuses="EngineCore encountered an issue", says=said)
+    with (
+        pytest.raises(ServerFailed, match=r"^vLLM ended: AttributeError: .* no attribute 'cpu_gemm_wna16'$"),
+        running(ServerSpec(store.optimized("fp16"), NAME, QUICK, log)),
+    ):
+        pass
+
+
+@pytest.mark.e2e
+def test_a_vllm_whose_engine_is_killed_while_it_starts_is_not_waited_for(store: ModelStore, tmp_path: Path) -> None:
+    variant_of(store, "fp16", DEMO / "model")
+    log = tmp_path / "vllm.log"
+    killed_at: list[float] = []
+
+    def kill_the_engine() -> None:
+        engine = re.compile(r"^\(EngineCore pid=(\d+)\)", re.MULTILINE)
+        (pid,) = wait_until(lambda: log.exists() and engine.findall(log.read_text())[:1], "the engine's first line")
+        os.kill(int(pid), signal.SIGKILL)
+        killed_at.append(time.monotonic())
+
+    with ThreadPoolExecutor() as threads:
+        killing = threads.submit(kill_the_engine)
+        with (
+            pytest.raises(ServerKilled, match=r"^vLLM's EngineCore .*ended .* while it loaded LlamaForCausalLM$"),
+            running(ServerSpec(store.optimized("fp16"), NAME, Serving(**SERVING), log)),
+        ):
+            pass
+        killing.result()
+    assert time.monotonic() - killed_at[0] < DEAD_WITHIN_S
+    assert not processes_with(NAME)
 
 
 @pytest.mark.slow

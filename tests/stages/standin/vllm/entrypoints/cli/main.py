@@ -1,11 +1,13 @@
 """A program that can be started in vLLM's place and fails as a test wants it to, in a fraction of a second.
 
-``behaviour.json`` in the model's directory says how. Tests of what vLLM itself does start the real one.
+``behaviour.json`` in the model's directory says how; its ``engine`` is a shell command that is run as vLLM's engine.
+Tests of what vLLM itself does start the real one.
 """
 
 import argparse
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -28,7 +30,8 @@ BOUNDS = (0.001, 0.01, 0.1, 1.0, 10.0, float("inf"))
 
 class Server(ThreadingHTTPServer):
     """Behaves as told: ``token_s`` (seconds per token), ``fails_every`` (each so many-th request gets a 500),
-    ``refuses_chats`` (with a 400), ``ends_when_checked`` (for its health, once it has answered)."""
+    ``refuses`` (with a 500, after it ``says`` something in its log), ``refuses_chats`` (with a 400),
+    ``ends_when_checked`` (for its health, once it has answered)."""
 
     daemon_threads = True
     name: str
@@ -68,6 +71,7 @@ class Handler(BaseHTTPRequestHandler):
     def respond(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
         if error := self.server.behaviour.get("refuses"):
+            print(self.server.behaviour.get("says", ""), flush=True)
             return self.reply(500, {"error": {"message": error}})
         with self.server.lock:
             self.server.answers += 1
@@ -173,6 +177,9 @@ def serve(arguments: argparse.Namespace) -> None:
     behaviour = json.loads(path.read_text()) if path.exists() else {}
     while "starts_after" in behaviour and not Path(behaviour["starts_after"]).exists():
         time.sleep(0.02)
+    if "engine" in behaviour:
+        engine = subprocess.Popen(["sh", "-c", behaviour["engine"]])
+        print(f"(EngineCore pid={engine.pid}) INFO 01-02 03:04:05 [core.py:133] starting", flush=True)
     if behaviour.get("never_ready"):
         print("still loading", flush=True)
         time.sleep(1000)
