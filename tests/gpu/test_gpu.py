@@ -1,0 +1,121 @@
+"""What only a machine with a GPU shows (``make test-gpu``): each variant made by the GPU's quantizers, served by vLLM's
+CUDA build, measured with its kernels, and released. Prints the table of ``tests.gpu.table``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pipeline.config import load
+from stages.optimize.methods import QUANTIZERS
+from stages.parts.base.store import STORE_VARIABLE, ModelStore, place_tree
+from stages.parts.endpoint.record import endpoint
+from stages.parts.engine.arguments import installed_version
+from stages.parts.machine.hardware import gpus
+from stages.parts.machine.lock import LOCK_VARIABLE
+from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.production import Production
+from stages.parts.records.variant import VARIANT, Variant
+from tests.demo import DEMO, MODEL
+from tests.end_to_end.command_line import API_KEY, CHANGED, SETTINGS, TOKEN, Pipeline
+from tests.gpu.conftest import TABLE
+from tests.gpu.table import markdown
+from tests.hub.server import HubServer
+
+VARIANTS = tuple(QUANTIZERS)
+QUANTIZED = tuple(name for name in VARIANTS if name != "fp16")
+CALIBRATED = ("awq", "gptq")
+"""The methods that compute with the model; the others only convert its tensors."""
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.e2e,
+    pytest.mark.skipif(not gpus(), reason="needs a GPU (nvidia-smi shows none)"),
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ModelStore]:
+    """The store of one run with every variant, whose winner is being served."""
+    assert not installed_version("vllm").endswith("+cpu"), "vLLM's CPU build is installed here: make test-gpu"
+    with HubServer() as hub:
+        hub.tokens[TOKEN] = {MODEL}
+        hub.add_repo(MODEL, DEMO / "model", private=True)
+        pipeline = Pipeline(tmp_path_factory.mktemp("store"), hub)
+        try:
+            ended = pipeline.run("--set", f"optimize.variants=[{','.join(VARIANTS)}]", "--json")
+            assert ended.returncode == 0, ended.stderr
+            request.config.stash[TABLE] = markdown(pipeline.store, VARIANTS)
+            yield pipeline.store
+        finally:
+            pipeline.call("serve", MODEL, "--stop")
+
+
+def evaluation(store: ModelStore, name: str) -> Evaluation:
+    found = Evaluation.read(store.evaluation(name))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", CALIBRATED)
+def test_the_gpu_quantizes(store: ModelStore, name: str) -> None:
+    variant = Variant.read(store.optimized(name) / VARIANT)
+    assert variant is not None
+    assert (variant.peak_gpu_memory_bytes or 0) > 0
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_is_served_by_the_gpu(store: ModelStore, name: str) -> None:
+    found = evaluation(store, name)
+    assert found.hardware.gpus == tuple(gpus())
+    assert not found.tool_versions["vllm"].endswith("+cpu")
+    assert found.engine.cores == ()
+    assert (found.memory.peak_gpu_bytes or 0) > found.memory.weights_bytes
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_a_quantized_variant_is_measured_with_a_kernel_of_the_gpu(store: ModelStore, name: str) -> None:
+    engine = evaluation(store, name).engine
+    assert engine.quantization
+    assert engine.kernel
+    assert "CPU" not in engine.kernel
+    assert engine.fallbacks == ()
+
+
+def test_the_best_variant_is_released_and_answers(store: ModelStore) -> None:
+    decision = Production.read(store.production_metrics)
+    assert decision is not None
+    assert {each.variant for each in decision.candidates} == set(VARIANTS)
+    served = endpoint(store)
+    assert served is not None
+    body = {"model": MODEL, "prompt": "A list", "max_tokens": 8}
+    reply = httpx.post(f"{served.url}/v1/completions", json=body, headers={"Authorization": f"Bearer {API_KEY}"})
+    assert reply.json()["usage"]["completion_tokens"] > 0
+
+
+@pytest.mark.skipif(len(gpus()) < 2, reason="needs two GPUs")
+def test_two_evaluations_run_side_by_side_each_on_its_own_gpu(store: ModelStore, tmp_path: Path) -> None:
+    config = load(SETTINGS, assignments=CHANGED)
+    names, found = ("fp16", CALIBRATED[0]), ModelStore(tmp_path, MODEL)
+    started: list[subprocess.Popen[Any]] = []
+    for gpu, name in enumerate(names):
+        files = [path.name for path in store.optimized(name).iterdir()]
+        place_tree(store.optimized(name), found.optimized(name), files)
+        command = [sys.executable, "-m", "stages.evaluate", "--model", MODEL, "--variant", name]
+        command += ["--workload", config.workload.model_dump_json(), "--serving", config.serving.model_dump_json()]
+        own = {"CUDA_VISIBLE_DEVICES": str(gpu), LOCK_VARIABLE: str(tmp_path / f"lock-{gpu}")}
+        started.append(subprocess.Popen(command, env=os.environ | {STORE_VARIABLE: str(tmp_path)} | own))
+    assert [each.wait() for each in started] == [0, 0]
+    first, second = (evaluation(found, name) for name in names)
+    assert [len(each.hardware.gpus) for each in (first, second)] == [1, 1]
+    assert first.started_at.timestamp() < second.started_at.timestamp() + second.seconds
+    assert second.started_at.timestamp() < first.started_at.timestamp() + first.seconds
+    assert json.loads(found.evaluation(names[0]).read_text())["hardware"]["gpus"] == [gpus()[0]]
