@@ -29,7 +29,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install lock demo demo-stop test test-all test-avx2 check format bench bench-decision bench-arithmetic manifests clean
+.PHONY: help install lock demo demo-stop test test-all test-avx2 test-gpu check format bench bench-decision bench-arithmetic manifests clean
 
 help: ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18

@@ -289,9 +289,14 @@ def test_in_the_foreground_ctrl_c_ends_successfully(store: ModelStore) -> None:
             replace(HASTY, unhealthy_checks=1000),
             "vLLM failed 3 times in a row; the last failure: vLLM ended: RuntimeError: out of luck",
         ),
+        (
+            {"ends_when_checked": "engine", "engine": "sleep 1000"},
+            replace(HASTY, unhealthy_checks=1000),
+            "vLLM failed 3 times in a row; the last failure: vLLM's EngineCore was ended by SIGKILL while it served",
+        ),
         ({"unhealthy": True}, HASTY, "vLLM failed 3 times in a row; .* failed 2 health checks in a row"),
     ],
-    ids=["dies", "hangs"],
+    ids=["dies", "loses its engine", "hangs"],
 )
 def test_a_server_that_dies_or_hangs_is_restarted_but_not_for_ever(
     store: ModelStore,

@@ -31,11 +31,12 @@ BOUNDS = (0.001, 0.01, 0.1, 1.0, 10.0, float("inf"))
 class Server(ThreadingHTTPServer):
     """Behaves as told: ``token_s`` (seconds per token), ``fails_every`` (each so many-th request gets a 500),
     ``refuses`` (with a 500, after it ``says`` something in its log), ``refuses_chats`` (with a 400),
-    ``ends_when_checked`` (for its health, once it has answered)."""
+    ``ends_when_checked`` (for its health, once it has answered; or only its ``"engine"`` ends)."""
 
     daemon_threads = True
     name: str
     behaviour: dict[str, object]
+    engine: subprocess.Popen[bytes] | None = None
     answers = 0
 
     def __init__(self, *arguments: Any) -> None:
@@ -55,8 +56,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/health":
-            if self.server.behaviour.get("ends_when_checked") and self.server.answers:
-                self.end()
+            if (ends := self.server.behaviour.get("ends_when_checked")) and self.server.answers:
+                if ends == "engine" and self.server.engine:
+                    self.server.engine.kill()
+                else:
+                    self.end()
             hung = self.server.behaviour.get("unhealthy") and self.server.answers
             return self.reply(503 if hung else 200, {})
         if self.path == "/metrics":
@@ -177,6 +181,7 @@ def serve(arguments: argparse.Namespace) -> None:
     behaviour = json.loads(path.read_text()) if path.exists() else {}
     while "starts_after" in behaviour and not Path(behaviour["starts_after"]).exists():
         time.sleep(0.02)
+    engine = None
     if "engine" in behaviour:
         engine = subprocess.Popen(["sh", "-c", behaviour["engine"]])
         print(f"(EngineCore pid={engine.pid}) INFO 01-02 03:04:05 [core.py:133] starting", flush=True)
@@ -191,7 +196,7 @@ def serve(arguments: argparse.Namespace) -> None:
         take(arguments.gpu_memory_utilization, Path(os.environ["STANDIN_GPU"]))
     print(LOG, flush=True)
     with Server((arguments.host, arguments.port), Handler) as server:
-        server.name, server.behaviour = arguments.served_model_name, behaviour
+        server.name, server.behaviour, server.engine = arguments.served_model_name, behaviour, engine
         if "STANDIN_JOURNAL" in os.environ:
             note("start", server.name)
         server.serve_forever()
