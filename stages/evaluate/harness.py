@@ -1,22 +1,31 @@
 """Run lm-eval against a running server in a separate process, which can be ended at any moment and keeps lm-eval's
-imports and output out of ours.
-
-    python -m stages.evaluate.harness REQUEST.json RESULT.json
+imports and output out of ours. A call is the request of ``quality.run_tasks``; its ``result`` names the file to write.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from stages.evaluate.preloaded import answer_calls
 from stages.parts.base.store import write_json
+
+MODULE: Final = "stages.evaluate.harness"
+VARIABLES: Final[dict[str, str]] = {}
 
 
 def main() -> None:
-    request = json.loads(Path(sys.argv[1]).read_text())
-    write_json(Path(sys.argv[2]), evaluate(request))
+    answer_calls(prepare, run)
+
+
+def prepare() -> None:
+    """Import what lm-eval imports only when it is used."""
+    from transformers import AutoTokenizer  # noqa: F401
+
+
+def run(request: dict[str, Any]) -> int:
+    write_json(Path(request["result"]), evaluate(request))
+    return 0
 
 
 def evaluate(request: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stages.evaluate.generator import Generator
+from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import ConfigError, MeasurementFailed
 from stages.parts.base.settings import Serving, Workload
@@ -107,7 +107,7 @@ def planned_sweep(workload: Workload) -> list[PlannedRun]:
 
 
 def run_load(
-    generator: Generator,
+    generator: Preloaded,
     server: Server,
     directory: Path,
     workload: Workload,
@@ -128,7 +128,8 @@ def run_load(
     with tempfile.TemporaryDirectory(prefix="slipway-load-") as folder:
         work = Path(folder)
         lengths = trace.write(work / TRACE, planned.start, planned.requests) if trace else None
-        status = generator.call(server, command(server, directory, workload, planned, work), log)
+        call = {"arguments": command(server, directory, workload, planned, work)}
+        status = generator.call(server, call, log)
         try:
             result = json.loads((work / RESULT).read_text())
         except (OSError, ValueError) as error:

@@ -7,19 +7,23 @@ machine is probed before and after the load.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from stages.evaluate import generator, harness
 from stages.evaluate.conditions import Conditions
 from stages.evaluate.drift import change, probe
-from stages.evaluate.generator import Generator
 from stages.evaluate.load import PlannedRun, check_lengths, planned_rounds, planned_sweep
+from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.quality import check_tasks
 from stages.evaluate.room import no_room
 from stages.evaluate.subject import Subject
@@ -48,7 +52,8 @@ class Session:
     include_defaults: bool
     """Whether lm-eval's own tasks are needed."""
     beside: tuple[str, ...]
-    generator: Generator
+    generator: Preloaded
+    harness: Preloaded
 
 
 def measure(store: ModelStore, wanted: Mapping[str, Conditions], workload: Workload, serving: Serving) -> Measured:
@@ -67,13 +72,18 @@ def measure(store: ModelStore, wanted: Mapping[str, Conditions], workload: Workl
     check_lengths(first, workload, serving, trace)
     if trace and len(trace.requests) < workload.rounds * workload.requests:
         say(f"note: the trace has {len(trace.requests)} requests and is repeated: repeated prompts may be cached")
-    with alone(f"evaluate {', '.join(wanted)} of {store.model}"), Generator() as generator:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(alone(f"evaluate {', '.join(wanted)} of {store.model}"))
         folder = logs_folder(store)
+        preloaded = (
+            stack.enter_context(Preloaded(each.MODULE, folder / f"evaluate.{name}.log", each.VARIABLES))
+            for name, each in (("generator", generator), ("harness", harness))
+        )
         subjects = [Subject(name, directories[name], wanted[name], folder) for name in wanted]
         beside = tuple(each.model for each in serving_here(store.root))
         for model in beside:
             say(f"note: {model} is being served on this machine and shares it with this measurement")
-        session = Session(store, workload, serving, trace, include_defaults, beside, generator)
+        session = Session(store, workload, serving, trace, include_defaults, beside, *preloaded)
         measured = measure_all(session, subjects)
     if not os.environ.get(RUN_VARIABLE) and not any(each.failure for each in subjects):
         shutil.rmtree(folder)
@@ -82,14 +92,16 @@ def measure(store: ModelStore, wanted: Mapping[str, Conditions], workload: Workl
 
 def measure_all(session: Session, subjects: Sequence[Subject]) -> Measured:
     """Measure at every start of every server. The groups take turns too: the order is reversed at the next start."""
-    groups = grouped(session, subjects)
+    groups, restarts = grouped(session, subjects), session.workload.restarts
     found: Measured = {}
-    for restart in range(session.workload.restarts):
-        for group in in_turn(groups, restart):
-            going = [each for each in group if each.failure is None]
-            if going:
-                one_start(session, going, restart)
-            if restart + 1 == session.workload.restarts:
+    starts = [(restart, group) for restart in range(restarts) for group in in_turn(groups, restart)]
+    with contextlib.ExitStack() as standing:
+        for each in subjects:
+            standing.callback(each.stop)
+        for (restart, group), (_, following) in itertools.zip_longest(starts, starts[1:], fillvalue=(0, [])):
+            if going := [each for each in group if each.failure is None]:
+                one_start(session, going, restart, following)
+            if restart + 1 == restarts:
                 found |= {each.name: each.failure or finish(session, each, group) for each in group}
     return found
 
@@ -108,8 +120,11 @@ def in_turn(each: Sequence[T], number: int) -> list[T]:
     return list(each if number % 2 == 0 else reversed(each))
 
 
-def one_start(session: Session, group: Sequence[Subject], restart: int, *, again: bool = False) -> None:
-    """Start the servers, measure, stop them.
+def one_start(
+    session: Session, group: Sequence[Subject], restart: int, following: Sequence[Subject], *, again: bool = False
+) -> None:
+    """Start the servers unless they stand already, measure, stop them. Those of *following* start while the quality
+    tasks are asked, whose result does not depend on the machine's speed.
 
     If the machine drifts beyond the workload's limit, everything is repeated once on new servers, which have not cached
     the same prompts. With GPUs nothing is repeated, because only the CPU is probed.
@@ -119,9 +134,7 @@ def one_start(session: Session, group: Sequence[Subject], restart: int, *, again
     with contextlib.ExitStack() as standing:
         for each in group:
             standing.callback(each.stop)
-            with each.turn():
-                ready_s = each.start(workload, session.serving, session.trace)
-                say(f"serving {each.name}: ready in {ready_s:.0f} s")
+            stand(session, each)
         before = probe()
         rounds = in_turns(session, group, planned_rounds(workload, restart))
         after = probe()
@@ -136,11 +149,42 @@ def one_start(session: Session, group: Sequence[Subject], restart: int, *, again
                 each.sweep += sweep[each.name]
                 each.speeds.append((before, after))
                 each.measured_again += again
-                ask(session, each, restart)
+            with ahead(session, group, following):
+                for each in group:
+                    ask(session, each, restart)
             return
     if going := [each for each in group if each.failure is None]:
         say("measuring the load once more")
-        one_start(session, going, restart, again=True)
+        one_start(session, going, restart, following, again=True)
+
+
+def stand(session: Session, subject: Subject, cancelled: threading.Event | None = None) -> None:
+    """Start the server of *subject* if it does not stand."""
+    if not subject.standing and subject.failure is None:
+        with subject.turn():
+            ready_s = subject.start(session.workload, session.serving, session.trace, cancelled)
+            say(f"serving {subject.name}: ready in {ready_s:.0f} s")
+
+
+@contextlib.contextmanager
+def ahead(session: Session, group: Sequence[Subject], following: Sequence[Subject]) -> Iterator[None]:
+    """Start the servers of *following* during the block if they have room beside those of *group*. A GPU has none: vLLM
+    counts on what it finds free."""
+    others = [each for each in following if each not in group]
+    if group[0].conditions.hardware.gpus or no_room(
+        [each.conditions.variant for each in (*group, *others)], session.serving
+    ):
+        others = []
+    cancelled = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        starting = [pool.submit(stand, session, each, cancelled) for each in others]
+        try:
+            yield
+        except BaseException:
+            cancelled.set()
+            raise
+    for each in starting:
+        each.result()
 
 
 def in_turns(session: Session, group: Sequence[Subject], plan: Sequence[PlannedRun]) -> dict[str, list[LoadSamples]]:
@@ -164,7 +208,7 @@ def ask(session: Session, subject: Subject, restart: int) -> None:
         return
     with subject.turn(), tempfile.TemporaryDirectory(prefix="slipway-quality-") as work:
         scores = subject.measure_quality(
-            session.workload, restart, Path(work), include_defaults=session.include_defaults
+            session.harness, session.workload, restart, Path(work), include_defaults=session.include_defaults
         )
         for score in scores:
             say(f"quality of {subject.name}: {score.task} {score.value:.3f} ({score.low:.3f} to {score.high:.3f})")

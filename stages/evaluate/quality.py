@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import logging
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from stages.evaluate.items import ACCURACIES, BITS_PER_BYTE, leaves, metric_of, scored, task_items
+from stages.evaluate.preloaded import Preloaded
 from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
 from stages.parts.base.settings import Workload
-from stages.parts.base.store import write_json
 from stages.parts.engine.log import ServerLog
-from stages.parts.engine.server import Server, run_against
+from stages.parts.engine.server import Server
 from stages.parts.records.evaluation import TaskScore
 from stages.parts.samples.figures import bits_per_byte_interval
 from stages.parts.samples.lines import PerplexityItem
@@ -63,12 +62,19 @@ def check_tasks(workload: Workload) -> bool:
 
 
 def run_tasks(
-    server: Server, directory: Path, workload: Workload, work: Path, log: Path, *, include_defaults: bool
+    harness: Preloaded,
+    server: Server,
+    directory: Path,
+    workload: Workload,
+    work: Path,
+    log: Path,
+    *,
+    include_defaults: bool,
 ) -> dict[str, Any]:
     """Run the workload's tasks against the server.
 
     Args:
-        work: the folder for the harness's request and result.
+        work: the folder for the harness's result.
 
     Returns:
         What the harness reported, for ``scores_of`` and ``items_of``.
@@ -78,7 +84,9 @@ def run_tasks(
         MeasurementFailed: lm-eval failed.
         ServerFailed: the server ended.
     """
+    result = work / "quality.json"
     request = {
+        "result": str(result),
         "url": server.url,
         "model": server.name,
         "tokenizer": str(directory),
@@ -89,10 +97,7 @@ def run_tasks(
         "limit": workload.quality_limit,
         "concurrency": CONCURRENCY,
     }
-    write_json(work / "quality-request.json", request)
-    result = work / "quality.json"
-    command = [sys.executable, "-m", "stages.evaluate.harness", str(work / "quality-request.json"), str(result)]
-    if run_against(server, command, log, {"TOKENIZERS_PARALLELISM": "false"}) != 0:
+    if harness.call(server, request, log) != 0:
         said = ServerLog(log)
         why = said.cause()
         if any(name in why for name in OFFLINE):

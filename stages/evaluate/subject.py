@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -12,10 +13,10 @@ from statistics import fmean
 from stages.evaluate.conditions import Conditions
 from stages.evaluate.divergence import measure_distributions
 from stages.evaluate.drift import drift_of
-from stages.evaluate.generator import Generator
 from stages.evaluate.items import items_of
 from stages.evaluate.load import PlannedRun, check_fits, run_load
 from stages.evaluate.memory import PeakMemory
+from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.quality import run_tasks, scores_of
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import Interrupted, ServerFailed, SlipwayError
@@ -63,15 +64,25 @@ class Subject:
         finally:
             self._seconds += time.monotonic() - started
 
-    def start(self, workload: Workload, serving: Serving, trace: Trace | None) -> float:
+    @property
+    def standing(self) -> bool:
+        return self._server is not None
+
+    def start(
+        self, workload: Workload, serving: Serving, trace: Trace | None, cancelled: threading.Event | None = None
+    ) -> float:
         """Start the server; return the seconds until it answered.
+
+        Args:
+            cancelled: ends the start, for a thread.
 
         Raises:
             ServerFailed, MeasurementFailed, ConfigError.
         """
         self._started_at = self._started_at or datetime.now(UTC)
         log = self._logs / f"evaluate-{self.name}.vllm.log"
-        server = self._running.enter_context(running(ServerSpec(self.directory, self.served_name, serving, log)))
+        spec = ServerSpec(self.directory, self.served_name, serving, log)
+        server = self._running.enter_context(running(spec, cancelled))
         check_fits(workload, trace, server.max_model_len())
         facts = server.startup_log.facts()
         engine = Engine(
@@ -89,7 +100,7 @@ class Subject:
         self._engines.append((engine, facts.kv_cache_tokens))
         return server.ready_s
 
-    def load(self, generator: Generator, workload: Workload, planned: PlannedRun, trace: Trace | None) -> LoadSamples:
+    def load(self, generator: Preloaded, workload: Workload, planned: PlannedRun, trace: Trace | None) -> LoadSamples:
         """Raises: ServerFailed, MeasurementFailed."""
         which = f"load-{planned.number + 1}" if planned.phase == "round" else f"sweep-{planned.number}"
         log = self._logs / f"evaluate-{self.name}.{which}.log"
@@ -97,7 +108,7 @@ class Subject:
             return run_load(generator, server, self.directory, workload, planned, trace, log)
 
     def measure_quality(
-        self, workload: Workload, restart: int, work: Path, *, include_defaults: bool
+        self, harness: Preloaded, workload: Workload, restart: int, work: Path, *, include_defaults: bool
     ) -> list[TaskScore]:
         """Measure quality at one start of the server, and at the first one also distributions and probes.
 
@@ -106,7 +117,7 @@ class Subject:
         """
         log = self._logs / f"evaluate-{self.name}.quality{f'-{restart + 1}' if restart else ''}.log"
         with self._watched() as server:
-            found = run_tasks(server, self.directory, workload, work, log, include_defaults=include_defaults)
+            found = run_tasks(harness, server, self.directory, workload, work, log, include_defaults=include_defaults)
         server.check_alive()
         scores = scores_of(found)
         self._quality.append(scores)

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -28,7 +28,6 @@ from stages.parts.engine.client import (
     HEALTH_TIMEOUT_S,
     LOOPBACK,
     answer,
-    beside_server,
     credentials,
     healthy,
     http,
@@ -229,20 +228,6 @@ def reserved_port(host: str, port: int) -> Iterator[int]:
                 ) from error
             raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror}", hint="see serving.host") from error
         yield int(held.getsockname()[1])
-
-
-def run_against(server: Server, command: Sequence[str], log: Path, variables: Mapping[str, str]) -> int:
-    """Run a client of *server* to its end and return its exit status. If the server fails, the client is ended, too.
-
-    Raises:
-        ServerFailed, ServerKilled: the server ended first.
-    """
-    with log.open("wb") as output, contained(command, output=output, environment=beside_server(variables)) as process:
-        while (status := process.poll()) is None:
-            server.check_alive()
-            time.sleep(POLL_S)
-    server.check_alive()
-    return status
 
 
 @contextlib.contextmanager

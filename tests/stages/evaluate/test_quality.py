@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from stages.evaluate.harness import MODULE
 from stages.evaluate.items import group_shares, items_of
+from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.quality import check_tasks, run_tasks, scores_of
 from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
 from stages.parts.base.settings import Serving, Workload
@@ -225,8 +227,9 @@ def test_data_that_cannot_be_downloaded_may_pass_and_data_that_is_missing_will_n
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "own.yaml").write_text(UNREACHABLE.format(path=path, file=tmp_path / "missing.jsonl"))
     expected, reason = (HubUnavailable, "could not be downloaded") if "/" in path else (MeasurementFailed, "missing")
-    with pytest.raises(expected, match=reason) as raised:
+    with Preloaded(MODULE, tmp_path / "harness.log") as harness, pytest.raises(expected, match=reason) as raised:
         run_tasks(
+            harness,
             server,
             DEMO / "model",
             workload("own", tasks_path=tmp_path / "tasks"),
