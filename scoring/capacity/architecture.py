@@ -1,0 +1,223 @@
+"""The shape of a decoder-only language model: what each layer computes with and what it keeps per sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Kind = Literal["attention", "mlp", "experts", "state space"]
+VariantName = Literal["fp16", "awq", "gptq", "int8"]
+VARIANTS: Final[tuple[VariantName, ...]] = ("fp16", "awq", "gptq", "int8")
+
+
+class NotSizeable(ValueError):
+    """The model has a part whose size can't be calculated; the message names it."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Weights of a linear layer that are multiplied with each token: ``count`` matrices of *outputs* × *inputs*."""
+
+    kind: Kind
+    inputs: int
+    outputs: int
+    split: Literal["columns", "rows", "none"]
+    """How tensor parallelism divides it: by outputs, by inputs, or not at all (each GPU has all of it)."""
+    count: int = 1
+    """The experts of a layer are so many equal matrices."""
+    tensors: int = 1
+    """How many tensors a checkpoint stores it as: 3 for queries, keys and values, 2 for the gate and up projections."""
+    quantized: tuple[VariantName, ...] = ("awq", "gptq", "int8")
+    """The variants that store it in fewer bits."""
+
+    @property
+    def parameters(self) -> int:
+        return self.count * self.inputs * self.outputs
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Multi-head, grouped-query or multi-query attention with separate keys and values."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    window: int | None = None
+    """Tokens that a sliding window reaches back; None: all."""
+    gated: bool = False
+    """Whether the query projection also makes a gate for the output, as wide as the queries."""
+
+    def values_per_token(self, tensor_parallel_size: int) -> int:
+        """Cached values of one token on one GPU: a key and a value per KV head, of which each GPU has at least one."""
+        return 2 * max(1, self.kv_heads // tensor_parallel_size) * self.head_size
+
+    def matrices(self, hidden: int) -> tuple[Matrix, ...]:
+        queries = self.heads * self.head_size
+        fused = queries * (2 if self.gated else 1) + 2 * self.kv_heads * self.head_size
+        return (
+            Matrix("attention", hidden, fused, "columns", tensors=3),
+            Matrix("attention", queries, hidden, "rows"),
+        )
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention (MLA): one compressed vector per token for all heads (DeepSeek-V2, section 2.1)."""
+
+    heads: int
+    query_rank: int | None
+    kv_rank: int
+    rope_size: int
+    nope_size: int
+    value_size: int
+    window: None = None
+
+    def values_per_token(self, tensor_parallel_size: int) -> int:
+        """Cached values of one token: the latent vector and the rotary key, complete on each GPU."""
+        del tensor_parallel_size
+        return self.kv_rank + self.rope_size
+
+    def matrices(self, hidden: int) -> tuple[Matrix, ...]:
+        queries = self.heads * (self.nope_size + self.rope_size)
+        down = (Matrix("attention", hidden, self.query_rank, "none"),) if self.query_rank else ()
+        return (
+            *down,
+            Matrix("attention", self.query_rank or hidden, queries, "columns"),
+            Matrix("attention", hidden, self.kv_rank + self.rope_size, "none"),
+            Matrix("attention", self.kv_rank, self.heads * (self.nope_size + self.value_size), "columns"),
+            Matrix("attention", self.heads * self.value_size, hidden, "rows"),
+        )
+
+
+@dataclass(frozen=True)
+class StateSpace:
+    """A state-space or linear-attention layer, whose state has the same size for any length of the sequence."""
+
+    form: Literal["mamba", "mamba2", "gated delta net"]
+    inner: int
+    """Channels of the convolution apart from the groups."""
+    groups: int
+    group_width: int
+    """Channels of the convolution per group: B and C of Mamba-2, queries and keys of linear attention."""
+    kernel: int
+    """Taps of the convolution; the state keeps one input fewer."""
+    heads: int
+    values_per_head: int
+    """Values of the recurrent state per head."""
+    projections: tuple[tuple[int, int], ...]
+    """Inputs and outputs of each linear layer."""
+    vectors: int
+    """Further parameters: convolution, norms and biases."""
+
+    def state_bytes(self, tensor_parallel_size: int, convolution_bytes: int, recurrent_bytes: int) -> int:
+        """Bytes of one sequence's state on one GPU, as vLLM's ``MambaStateShapeCalculator`` shapes it.
+
+        Args:
+            tensor_parallel_size: GPUs that share the layer.
+            convolution_bytes: bytes of a value in the state of the convolution.
+            recurrent_bytes: bytes of a value in the recurrent state.
+        """
+        groups = self.groups
+        if self.form == "mamba2" and groups % tensor_parallel_size:
+            groups = tensor_parallel_size  # each GPU has a copy of the only group
+        channels = (self.inner + groups * self.group_width) // tensor_parallel_size
+        recurrent = self.heads // tensor_parallel_size * self.values_per_head
+        return channels * (self.kernel - 1) * convolution_bytes + recurrent * recurrent_bytes
+
+    def divides(self, tensor_parallel_size: int) -> bool:
+        groups = self.groups % tensor_parallel_size == 0 or (self.form == "mamba2" and self.groups == 1)
+        return groups and not (self.heads % tensor_parallel_size or self.inner % tensor_parallel_size)
+
+    def matrices(self) -> tuple[Matrix, ...]:
+        # GPTQModel's recipes leave these layers in 16 bit, and vLLM has no quantized form of the first Mamba.
+        quantized: tuple[VariantName, ...] = () if self.form == "mamba" else ("int8",)
+        return tuple(
+            Matrix("state space", inputs, outputs, "columns", quantized=quantized)
+            for inputs, outputs in self.projections
+        )
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """A gated MLP, a mixture of such experts, or both; each has a gate, an up and a down projection."""
+
+    width: int = 0
+    """Width of the MLP that every token passes, shared experts included; 0: none."""
+    experts: int = 0
+    active: int = 0
+    """Experts that one token passes."""
+    expert_width: int = 0
+
+    def matrices(self, hidden: int) -> tuple[Matrix, ...]:
+        found: list[Matrix] = []
+        if self.width:
+            found += [
+                Matrix("mlp", hidden, 2 * self.width, "columns", tensors=2),
+                Matrix("mlp", self.width, hidden, "rows"),
+            ]
+        if self.experts:
+            found += [
+                Matrix("experts", hidden, 2 * self.expert_width, "columns", self.experts, tensors=2),
+                Matrix("experts", self.expert_width, hidden, "rows", self.experts),
+            ]
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A decoder layer. A few models have attention and a state-space part side by side in one layer."""
+
+    attention: Attention | LatentAttention | None
+    state_space: StateSpace | None
+    feed_forward: FeedForward
+    vectors: int
+    """Norms and biases."""
+    router: int = 0
+    """Parameters that choose the experts."""
+
+    def matrices(self, hidden: int) -> tuple[Matrix, ...]:
+        attention = self.attention.matrices(hidden) if self.attention else ()
+        state_space = self.state_space.matrices() if self.state_space else ()
+        return attention + state_space + self.feed_forward.matrices(hidden)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model's layers and vocabulary."""
+
+    model_type: str
+    hidden: int
+    vocabulary: int
+    tied: bool
+    """Whether the output head is the embedding."""
+    longest_context: int
+    """Tokens of prompt and answer together that the model was made for."""
+    layers: tuple[Layer, ...]
+    recurrent_bytes: int | None = None
+    """Bytes of a value in the recurrent state if the model prescribes them; None: as the model's own type."""
+
+    @property
+    def heads(self) -> int:
+        """Attention heads of a layer; 1 if no layer has attention."""
+        return max((layer.attention.heads for layer in self.layers if layer.attention), default=1)
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads of a layer; 1 with MLA, whose cache is not divided."""
+        found = (layer.attention.kv_heads for layer in self.layers if isinstance(layer.attention, Attention))
+        return max(found, default=1)
+
+    def kv_bytes_per_token(self, value_bytes: int = 2) -> int:
+        """Bytes that one more token adds to the cache while no window is full: keys and values over all layers."""
+        return sum(layer.attention.values_per_token(1) * value_bytes for layer in self.layers if layer.attention)
+
+    def cache_bytes(self, tokens: int, value_bytes: int = 2, recurrent_bytes: int | None = None) -> int:
+        """Bytes of the cache of one sequence, without the rounding to blocks: windows keep at most their length."""
+        total = 0
+        for layer in self.layers:
+            if layer.attention:
+                kept = min(tokens, layer.attention.window or tokens)
+                total += kept * layer.attention.values_per_token(1) * value_bytes
+            if layer.state_space:
+                total += layer.state_space.state_bytes(1, value_bytes, recurrent_bytes or value_bytes)
+        return total

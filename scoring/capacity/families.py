@@ -1,0 +1,292 @@
+"""Reads the architecture of a model from its config.json, for the families whose sizes are known.
+
+The field names and defaults are those of Transformers' configuration classes, and which layers have a window or a state
+follows vLLM's model files. A model of another type is refused, because a guess would be wrong without notice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from scoring.capacity.architecture import (
+    Architecture,
+    Attention,
+    FeedForward,
+    LatentAttention,
+    Layer,
+    NotSizeable,
+    StateSpace,
+)
+
+Config = Mapping[str, Any]
+
+NORMS: Final = {"gemma2": 4, "gemma3_text": 4}
+"""Norms over the hidden size in each layer; otherwise 2."""
+HEAD_NORMS: Final = {"qwen3", "qwen3_moe", "gemma3_text", "exaone4", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+"""Families that normalize each query and key head."""
+WIDE_NORMS: Final = {"olmo2", "olmo3"}
+"""Families that normalize all queries, and all keys, together."""
+QKV_BIAS: Final = {"qwen2", "qwen2_moe"}
+WINDOW: Final = dict.fromkeys(("mistral", "gemma2", "gemma3_text", "olmo3", "exaone4"), 4096)
+"""The window in tokens if config.json does not mention it; null means none."""
+WINDOW_PATTERN: Final = {"gemma2": 2, "gemma3_text": 6, "olmo3": 4, "exaone4": 4}
+"""Every so many layers one has full attention and the others a window, if config.json does not list them."""
+TIED: Final = {"gemma", "gemma2", "gemma3_text"}
+"""Families whose output head is the embedding unless config.json says otherwise."""
+
+
+def read_architecture(config: Config) -> Architecture:
+    """The architecture that a config.json describes; the text model's, if it has parts for images or sound.
+
+    Raises:
+        NotSizeable: the family is not known, or a field is missing or has an unusable value; the message names it.
+    """
+    text = config.get("text_config", config)
+    if not isinstance(text, Mapping):
+        raise NotSizeable("text_config is not an object")
+    family = str(text.get("model_type", config.get("model_type", "")))
+    if family not in FAMILIES:
+        raise NotSizeable(
+            f"model type {family or 'unknown'!r}: its layers are not known (known: {', '.join(FAMILIES)})"
+        )
+    reader = _Reader(text, family)
+    try:
+        layers = tuple(FAMILIES[family](reader, index) for index in range(reader.count("num_hidden_layers")))
+        return Architecture(
+            model_type=family,
+            hidden=reader.count("hidden_size"),
+            vocabulary=reader.count("vocab_size"),
+            tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", family in TIED))),
+            longest_context=reader.count("max_position_embeddings"),
+            layers=layers,
+            recurrent_bytes={"float32": 4, "bfloat16": 2, "float16": 2}.get(str(text.get("mamba_ssm_dtype"))),
+        )
+    except (TypeError, AttributeError, IndexError, ZeroDivisionError) as error:
+        raise NotSizeable(f"a field of config.json of type {family} has an unusable value ({error})") from error
+
+
+class _Reader:
+    """The fields of one configuration."""
+
+    def __init__(self, config: Config, family: str) -> None:
+        self.config, self.family = config, family
+        self.hidden = self.count("hidden_size")
+
+    def count(self, name: str, default: int | None = None) -> int:
+        value = self.config.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise NotSizeable(f"config.json of type {self.family} has no usable {name} ({value!r})")
+        return value
+
+    def kind(self, index: int) -> str:
+        """The layer's entry in ``layer_types``; empty if config.json has no such list."""
+        kinds = self.config.get("layer_types") or self.config.get("layers_block_type")
+        return str(kinds[index]) if kinds else ""
+
+    def attention(self, index: int, *, gated: bool = False) -> Attention:
+        heads = self.count("num_attention_heads")
+        return Attention(
+            heads=heads,
+            kv_heads=self.count("num_key_value_heads", heads),
+            head_size=self.count("head_dim", self.hidden // heads),
+            window=self.window(index),
+            gated=gated,
+        )
+
+    def window(self, index: int) -> int | None:
+        """The layer's sliding window in tokens; None if it has none."""
+        window = WINDOW.get(self.family)
+        if "sliding_window" in self.config:
+            window = self.config["sliding_window"] and self.count("sliding_window")
+        if not (window and self.config.get("use_sliding_window", not self.family.startswith("qwen"))):
+            return None
+        if kind := self.kind(index):
+            return window if kind == "sliding_attention" else None
+        if self.family.startswith("qwen"):
+            return window if index >= self.count("max_window_layers", 28) else None
+        if isinstance(self.config.get("sliding_window_pattern"), str):
+            raise NotSizeable("sliding_window_pattern is not a number, and config.json has no layer_types")
+        pattern = self.count("sliding_window_pattern", WINDOW_PATTERN.get(self.family, 0))
+        return None if pattern and (index + 1) % pattern == 0 else window
+
+    def vectors(self, attention: Attention | LatentAttention | None) -> int:
+        """Norms and biases of a layer, without a state-space part's."""
+        total = NORMS.get(self.family, 2) * self.hidden
+        if isinstance(attention, LatentAttention):
+            return total + (attention.query_rank or 0) + attention.kv_rank
+        if attention and self.family in HEAD_NORMS:
+            total += 2 * attention.head_size
+        if attention and self.family in WIDE_NORMS:
+            total += (attention.heads + attention.kv_heads) * attention.head_size
+        if attention and (self.family in QKV_BIAS or self.config.get("attention_bias")):
+            total += (attention.heads + 2 * attention.kv_heads) * attention.head_size
+        return total
+
+    def layer(
+        self,
+        attention: Attention | LatentAttention | None,
+        feed_forward: FeedForward,
+        state_space: StateSpace | None = None,
+        router: int = 0,
+    ) -> Layer:
+        return Layer(attention, state_space, feed_forward, self.vectors(attention), router)
+
+
+def _dense(read: _Reader, index: int) -> Layer:
+    return read.layer(read.attention(index), FeedForward(read.count("intermediate_size")))
+
+
+def _mixtral(read: _Reader, index: int) -> Layer:
+    experts = read.count("num_local_experts")
+    feed_forward = FeedForward(0, experts, read.count("num_experts_per_tok"), read.count("intermediate_size"))
+    return read.layer(read.attention(index), feed_forward, router=experts * read.hidden)
+
+
+def _qwen_moe(read: _Reader, index: int) -> Layer:
+    feed_forward, router = _qwen_experts(read, index)
+    return read.layer(read.attention(index), feed_forward, router=router)
+
+
+def _qwen_experts(read: _Reader, index: int) -> tuple[FeedForward, int]:
+    sparse = index not in (read.config.get("mlp_only_layers") or ())
+    if not (sparse and read.count("num_experts") and (index + 1) % read.count("decoder_sparse_step", 1) == 0):
+        return FeedForward(read.count("intermediate_size")), 0
+    shared, experts = read.count("shared_expert_intermediate_size", 0), read.count("num_experts")
+    router = experts * read.hidden + (read.hidden if shared else 0)  # the shared expert has a gate of its own
+    active, width = read.count("num_experts_per_tok"), read.count("moe_intermediate_size")
+    return FeedForward(shared, experts, active, width), router
+
+
+def _deepseek(read: _Reader, index: int) -> Layer:
+    attention = LatentAttention(
+        heads=read.count("num_attention_heads"),
+        query_rank=read.config.get("q_lora_rank"),
+        kv_rank=read.count("kv_lora_rank"),
+        rope_size=read.count("qk_rope_head_dim"),
+        nope_size=read.count("qk_nope_head_dim"),
+        value_size=read.count("v_head_dim"),
+    )
+    experts = read.count("n_routed_experts", 0)
+    if not experts or index < read.count("first_k_dense_replace", 0) or index % read.count("moe_layer_freq", 1):
+        return read.layer(attention, FeedForward(read.count("intermediate_size")))
+    width = read.count("moe_intermediate_size")
+    shared = width * read.count("n_shared_experts", 0)
+    bias = experts if read.config.get("topk_method") == "noaux_tc" else 0
+    feed_forward = FeedForward(shared, experts, read.count("num_experts_per_tok"), width)
+    return read.layer(attention, feed_forward, router=experts * read.hidden + bias)
+
+
+def _qwen_next(read: _Reader, index: int) -> Layer:
+    kind = read.kind(index)
+    linear = kind == "linear_attention" if kind else (index + 1) % read.count("full_attention_interval", 4) != 0
+    feed_forward, router = _qwen_experts(read, index) if read.config.get("num_experts") else (_width(read), 0)
+    if not linear:
+        return read.layer(read.attention(index, gated=True), feed_forward, router=router)
+    return read.layer(None, feed_forward, _gated_delta_net(read), router)
+
+
+def _width(read: _Reader) -> FeedForward:
+    return FeedForward(read.count("intermediate_size"))
+
+
+def _gated_delta_net(read: _Reader) -> StateSpace:
+    keys, key_size = read.count("linear_num_key_heads"), read.count("linear_key_head_dim")
+    values, value_size = read.count("linear_num_value_heads"), read.count("linear_value_head_dim")
+    kernel, inner = read.count("linear_conv_kernel_dim"), values * value_size
+    channels = inner + 2 * keys * key_size
+    return StateSpace(
+        form="gated delta net",
+        inner=inner,
+        groups=keys,
+        group_width=2 * key_size,
+        kernel=kernel,
+        heads=values,
+        values_per_head=value_size * key_size,
+        projections=((read.hidden, channels + inner), (read.hidden, 2 * values), (inner, read.hidden)),
+        vectors=channels * kernel + 2 * values + value_size,
+    )
+
+
+def _granite_hybrid(read: _Reader, index: int) -> Layer:
+    experts, shared = read.count("num_local_experts", 0), read.count("shared_intermediate_size")
+    feed_forward = FeedForward(shared)
+    if experts:
+        active = read.count("num_experts_per_tok")
+        feed_forward = FeedForward(shared, experts, active, read.count("intermediate_size"))
+    if read.kind(index) == "attention":
+        return read.layer(read.attention(index), feed_forward, router=experts * read.hidden)
+    inner = read.count("mamba_expand", 2) * read.hidden
+    return read.layer(None, feed_forward, _mamba2(read, inner, gate_norm=True), experts * read.hidden)
+
+
+def _falcon_hybrid(read: _Reader, index: int) -> Layer:
+    inner = read.count("mamba_d_ssm", read.count("mamba_expand", 2) * read.hidden)
+    state_space = _mamba2(read, inner, gate_norm=bool(read.config.get("mamba_rms_norm")))
+    return read.layer(read.attention(index), _width(read), state_space)
+
+
+def _mamba2(read: _Reader, inner: int, *, gate_norm: bool) -> StateSpace:
+    heads, groups, state = read.count("mamba_n_heads"), read.count("mamba_n_groups"), read.count("mamba_d_state")
+    kernel, channels = read.count("mamba_d_conv"), inner + 2 * groups * state
+    bias = channels if read.config.get("mamba_conv_bias", True) else 0
+    return StateSpace(
+        form="mamba2",
+        inner=inner,
+        groups=groups,
+        group_width=2 * state,
+        kernel=kernel,
+        heads=heads,
+        values_per_head=read.count("mamba_d_head", inner // heads) * state,
+        projections=((read.hidden, inner + channels + heads), (inner, read.hidden)),
+        vectors=channels * kernel + bias + 3 * heads + (inner if gate_norm else 0),
+    )
+
+
+def _jamba(read: _Reader, index: int) -> Layer:
+    feed_forward, router = _width(read), 0
+    experts = read.count("num_experts", 16)
+    if experts > 1 and index % read.count("expert_layer_period", 2) == read.count("expert_layer_offset", 1):
+        feed_forward = FeedForward(0, experts, read.count("num_experts_per_tok", 2), feed_forward.width)
+        router = experts * read.hidden
+    if index % read.count("attn_layer_period", 8) == read.count("attn_layer_offset", 4):
+        return read.layer(read.attention(index), feed_forward, router=router)
+    return read.layer(None, feed_forward, _mamba(read), router)
+
+
+def _mamba(read: _Reader) -> StateSpace:
+    inner, state = read.count("mamba_expand", 2) * read.hidden, read.count("mamba_d_state", 16)
+    kernel, rank = read.count("mamba_d_conv", 4), read.config.get("mamba_dt_rank", "auto")
+    rank = math.ceil(read.hidden / 16) if rank == "auto" else read.count("mamba_dt_rank")
+    # The step's bias, A, D, the convolution with its bias, and norms of the step, B and C.
+    vectors = inner + inner * state + inner + inner * (kernel + 1) + rank + 2 * state
+    return StateSpace(
+        form="mamba",
+        inner=inner,
+        groups=0,
+        group_width=0,
+        kernel=kernel,
+        heads=inner,
+        values_per_head=state,
+        projections=((read.hidden, 2 * inner), (inner, rank + 2 * state), (rank, inner), (inner, read.hidden)),
+        vectors=vectors,
+    )
+
+
+_Layer = Callable[[_Reader, int], Layer]
+DENSE: Final = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite", "smollm3"),
+    *("olmo2", "olmo3", "exaone4"),
+)
+FAMILIES: Final[Mapping[str, _Layer]] = {
+    **dict.fromkeys(DENSE, _dense),
+    "mixtral": _mixtral,
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _qwen_moe),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _deepseek),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _qwen_next),
+    "granitemoehybrid": _granite_hybrid,
+    "falcon_h1": _falcon_hybrid,
+    "jamba": _jamba,
+}

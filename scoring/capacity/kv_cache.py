@@ -1,0 +1,172 @@
+"""How many tokens vLLM's KV cache holds, and the longest context for which it starts.
+
+vLLM (0.32; ``vllm/v1/core/kv_cache_utils.py``) divides the memory for the cache into blocks that all layers of a
+*group* share. Layers of one kind make one group. In a model with several kinds the groups have equally many layers, so
+that a block has the same size for each group, and one pool of blocks serves all of them. A sequence takes blocks of
+each group: for all of its tokens in full attention, for a window and the tokens in flight with sliding windows, and a
+fixed number in state-space layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from scoring.capacity.architecture import Architecture, LatentAttention, NotSizeable
+
+PADDED_GROUPS: Final = 1.5
+"""If the kind with most layers has fewer than so many times those of the kind with fewest, groups have its size."""
+STATE_BLOCKS: Final = {"mamba": 2, "mamba2": 3, "gated delta net": 2}
+"""Blocks of state per sequence with prefix caching, vLLM's default: the current state and the last at the end of a
+block; Mamba-2 keeps one more during a prefill."""
+
+
+@dataclass(frozen=True)
+class CacheRules:
+    """What decides the cache besides the model."""
+
+    block_tokens: int
+    """Tokens of a block before a hybrid model enlarges it."""
+    tokens_in_flight: int
+    """Tokens that may be computed and not yet settled: the batch's limit times the batches at a time."""
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    value_bytes: int = 2
+    recurrent_bytes: int | None = None
+    """Bytes of a value in a recurrent state. None: as the model says, or else as ``value_bytes``."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What decides whether layers can be in one group."""
+
+    window: int | None
+    state_blocks: int
+    """0: attention."""
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """The groups of one model's layers, as vLLM makes them."""
+
+    block_tokens: int
+    block_bytes: int
+    """Bytes of one block in the memory of each GPU."""
+    groups: tuple[_Kind, ...]
+    tokens_in_flight: int
+    longest_context: int
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that a sequence of so many tokens takes at most, from all groups together."""
+        return sum(self._blocks(group, tokens) for group in self.groups)
+
+    def _blocks(self, group: _Kind, tokens: int) -> int:
+        if group.state_blocks:
+            return group.state_blocks
+        if group.window is None:
+            return _divided_up(tokens, self.block_tokens)
+        # A window may begin in the middle of a block, hence one more.
+        return _divided_up(min(group.window - 1 + self.tokens_in_flight, tokens), self.block_tokens) + 1
+
+    def capacity_blocks(self, available_bytes: int) -> int:
+        return max(0, available_bytes) // self.block_bytes
+
+    def tokens(self, available_bytes: int, max_model_len: int) -> int:
+        """The size of the KV cache in tokens that vLLM logs: what sequences of *max_model_len* tokens can fill."""
+        # The same two steps in floating point as vLLM's get_kv_cache_capacity, because it rounds down at the end.
+        sequences = self.capacity_blocks(available_bytes) / self.blocks(max_model_len)
+        return int(sequences * max_model_len)
+
+    def sequences(self, available_bytes: int, tokens: int) -> int:
+        """How many sequences of so many tokens are in the cache at once; vLLM keeps one block for itself."""
+        return max(0, self.capacity_blocks(available_bytes) - 1) // self.blocks(tokens)
+
+    def longest(self, available_bytes: int) -> int:
+        """The longest max_model_len for which vLLM starts; 0 if there is none, at most the model's own."""
+        low, high = 0, self.longest_context
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.sequences(available_bytes, middle):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def cache_layout(model: Architecture, rules: CacheRules) -> CacheLayout:
+    """The groups and blocks of a model's cache.
+
+    Raises:
+        NotSizeable: the layers need different numbers of bytes per token, or none of them has attention.
+    """
+    size = rules.tensor_parallel_size
+    widths = {layer.attention.values_per_token(size) for layer in model.layers if layer.attention}
+    if len(widths) != 1:
+        what = "different KV widths" if widths else "no attention in any layer"
+        raise NotSizeable(f"type {model.model_type} with {what}")
+    token_bytes = widths.pop() * rules.value_bytes
+    block_tokens = rules.block_tokens
+    recurrent_bytes = rules.recurrent_bytes or model.recurrent_bytes or rules.value_bytes
+    states = [layer.state_space for layer in model.layers if layer.state_space]
+    if states:
+        state_bytes = max(each.state_bytes(size, rules.value_bytes, recurrent_bytes) for each in states)
+        # A block of attention must not be smaller than a state, which is then padded to it.
+        aligned = max(rules.block_tokens, 128) if _latent(model) else rules.block_tokens
+        block_tokens = max(block_tokens, aligned * _divided_up(state_bytes, aligned * token_bytes))
+    groups = _groups(_kinds(model))
+    stages = _stages(len(model.layers), rules.pipeline_parallel_size)
+    widest = max(sum(layer in stage for layer in layers) for stage in stages for _, layers in groups)
+    return CacheLayout(
+        block_tokens=block_tokens,
+        block_bytes=widest * block_tokens * token_bytes,
+        groups=tuple(kind for kind, _ in groups),
+        tokens_in_flight=rules.tokens_in_flight,
+        longest_context=model.longest_context,
+    )
+
+
+def pipeline_stages(layers: int, stages: int) -> list[int]:
+    """How many layers each pipeline stage gets. The last stages but the very last get the rest (``get_pp_indices``)."""
+    counts = [layers // stages] * stages
+    for index in range(2, layers % stages + 2):
+        counts[-index] += 1
+    return counts
+
+
+def _stages(layers: int, stages: int) -> list[range]:
+    ends, start = [], 0
+    for count in pipeline_stages(layers, stages):
+        ends.append(range(start, start + count))
+        start += count
+    return ends
+
+
+def _latent(model: Architecture) -> bool:
+    return any(isinstance(layer.attention, LatentAttention) for layer in model.layers)
+
+
+def _kinds(model: Architecture) -> dict[_Kind, list[int]]:
+    """The indices of the layers of each kind, in the order of the first; a parallel hybrid layer is in two."""
+    kinds: dict[_Kind, list[int]] = {}
+    for index, layer in enumerate(model.layers):
+        if layer.attention:
+            kinds.setdefault(_Kind(layer.attention.window, 0), []).append(index)
+        if layer.state_space:
+            kinds.setdefault(_Kind(None, STATE_BLOCKS[layer.state_space.form]), []).append(index)
+    return kinds
+
+
+def _groups(kinds: dict[_Kind, list[int]]) -> list[tuple[_Kind, Sequence[int]]]:
+    """The groups with the indices of their layers, as vLLM's ``_get_kv_cache_groups_uniform_page_size`` makes them."""
+    fewest, most = min(map(len, kinds.values())), max(map(len, kinds.values()))
+    size = most if most < fewest * PADDED_GROUPS else fewest
+    found: list[tuple[_Kind, Sequence[int]]] = []
+    for kind, layers in kinds.items():
+        count = _divided_up(len(layers), size)
+        found += [(kind, layers[start::count]) for start in range(count)]
+    return found
+
+
+def _divided_up(value: int, divisor: int) -> int:
+    return -(-value // divisor)

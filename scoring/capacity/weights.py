@@ -1,0 +1,155 @@
+"""How many parameters a model has, by kind, and how many bytes each variant stores and loads for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from scoring.capacity.architecture import Architecture, Layer, Matrix, NotSizeable, VariantName
+
+HALF: Final = 2
+"""Bytes of a weight in 16 bits. Everything that a variant does not quantize stays in 16 bits."""
+SCALE_BYTES: Final = 2
+"""A scale of AWQ or GPTQ, one per group of inputs and output."""
+ZERO_POINT_BITS: Final = 4
+INT8_SCALE_BYTES: Final = 4
+"""A scale of int8, one per output; float32 at most."""
+GROUP_INDEX_BYTES: Final = 4
+"""GPTQ stores the number of the group of each input (``g_idx``); vLLM drops it after loading."""
+UNEXPLAINED: Final = 0.01
+"""The checkpoint may lack at most this share of the parameters that config.json describes (biases, other norms)."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Counts of parameters by kind."""
+
+    embedding: int
+    head: int
+    """The output head; 0 if it is the embedding."""
+    attention: int
+    mlp: int
+    experts: int
+    routers: int
+    state_space: int
+    vectors: int
+    """Norms, biases and convolutions."""
+    other: int
+    """In the checkpoint, but not described by the fields read: parts for images or sound, or layers for speculation."""
+    inactive: int
+    """Parameters of the experts that a token does not pass."""
+
+    @property
+    def total(self) -> int:
+        kinds = (self.attention, self.mlp, self.experts, self.routers, self.state_space, self.vectors, self.other)
+        return self.embedding + self.head + sum(kinds)
+
+    @property
+    def active(self) -> int:
+        """Those that one token passes, in the usual count: the embedding is included."""
+        return self.total - self.inactive
+
+    @property
+    def multiplied(self) -> int:
+        """Those that one token is multiplied with: the active ones without the embedding's lookup and other parts."""
+        return self.active - self.other - (self.embedding if self.head else 0)
+
+
+def count_parameters(model: Architecture, stored: int | None = None) -> Parameters:
+    """The parameters of a model by kind.
+
+    Args:
+        model: its architecture.
+        stored: the count in the checkpoint, if it is known; what config.json does not explain is ``other``.
+
+    Raises:
+        NotSizeable: the checkpoint has fewer parameters than config.json describes.
+    """
+    by_kind = dict.fromkeys(("attention", "mlp", "experts", "state space"), 0)
+    inactive = 0
+    for layer in model.layers:
+        for matrix in layer.matrices(model.hidden):
+            by_kind[matrix.kind] += matrix.parameters
+            if matrix.kind == "experts":
+                inactive += matrix.parameters // matrix.count * (matrix.count - layer.feed_forward.active)
+    embedding = model.vocabulary * model.hidden
+    vectors = model.hidden + sum(map(_vectors, model.layers))
+    described = Parameters(
+        embedding=embedding,
+        head=0 if model.tied else embedding,
+        attention=by_kind["attention"],
+        mlp=by_kind["mlp"],
+        experts=by_kind["experts"],
+        routers=sum(layer.router for layer in model.layers),
+        state_space=by_kind["state space"],
+        vectors=vectors,
+        other=0,
+        inactive=inactive,
+    )
+    if stored is None:
+        return described
+    if stored < described.total * (1 - UNEXPLAINED):
+        raise NotSizeable(
+            f"config.json describes {described.total:,} parameters, but the checkpoint has {stored:,}: "
+            f"type {model.model_type} has another form here"
+        )
+    return Parameters(**(vars(described) | {"other": max(0, stored - described.total)}))
+
+
+def stored_bytes(model: Architecture, parameters: Parameters, variant: VariantName, group_size: int) -> int:
+    """Bytes of a variant's safetensors files, without their headers.
+
+    Args:
+        model: the architecture.
+        parameters: its parameters.
+        variant: how the weights are stored.
+        group_size: inputs that share one scale of AWQ or GPTQ.
+    """
+    matrices = [matrix for layer in model.layers for matrix in layer.matrices(model.hidden)]
+    quantized = [matrix for matrix in matrices if variant in matrix.quantized]
+    rest = (parameters.total - sum(matrix.parameters for matrix in quantized)) * HALF
+    return rest + sum(_stored(matrix, variant, group_size) for matrix in quantized)
+
+
+def loaded_bytes(
+    model: Architecture, parameters: Parameters, variant: VariantName, group_size: int, tensor_parallel_size: int
+) -> tuple[int, ...]:
+    """Bytes that one GPU holds of each layer, followed by those of the embedding, the head and the rest.
+
+    Tensor parallelism divides matrices, embedding and head. Norms, routers and what is not divided are on every GPU.
+    More GPUs than KV heads hold copies of these, which are not counted: they are below one percent.
+    """
+    size = tensor_parallel_size
+    layers = tuple(_loaded_layer(model, layer, variant, group_size, size) for layer in model.layers)
+    rest = (parameters.other + model.hidden) * HALF  # vLLM loads the other parts, or most of them
+    return (*layers, parameters.embedding * HALF // size, parameters.head * HALF // size, rest)
+
+
+def _loaded_layer(model: Architecture, layer: Layer, variant: VariantName, group_size: int, size: int) -> int:
+    matrices = sum(_loaded(each, variant, group_size, size) for each in layer.matrices(model.hidden))
+    return matrices + (_vectors(layer) + layer.router) * HALF
+
+
+def _vectors(layer: Layer) -> int:
+    return layer.vectors + (layer.state_space.vectors if layer.state_space else 0)
+
+
+def _stored(matrix: Matrix, variant: VariantName, group_size: int) -> int:
+    index = matrix.count * matrix.tensors * matrix.inputs * GROUP_INDEX_BYTES if variant == "gptq" else 0
+    return _packed(matrix, variant, group_size) + index
+
+
+def _loaded(matrix: Matrix, variant: VariantName, group_size: int, size: int) -> int:
+    whole = _packed(matrix, variant if variant in matrix.quantized else "fp16", group_size)
+    return whole if matrix.split == "none" else whole // size
+
+
+def _packed(matrix: Matrix, variant: VariantName, group_size: int) -> int:
+    """Bytes of the weights with their scales and zero points."""
+    if variant == "fp16":
+        return matrix.parameters * HALF
+    outputs = matrix.count * matrix.outputs
+    if variant == "int8":
+        return matrix.parameters + outputs * INT8_SCALE_BYTES
+    groups = -(-matrix.inputs // group_size)
+    return matrix.parameters // 2 + groups * outputs * (8 * SCALE_BYTES + ZERO_POINT_BITS) // 8
