@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
-from pipeline.commands import cluster, decisions, drill, engine, events, releases, rollout
+from pipeline.commands import cluster, decisions, drill, engine, events, plan, releases, rollout
 from pipeline.options import (
     STORE,
     ConfigOption,
@@ -269,6 +269,7 @@ def doctor(
 
 cluster.register(app)
 engine.register(app)
+plan.register(app)
 releases.register(app)
 rollout.register(app)
 drill.register(app)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from scoring.normalize import Floats
+if TYPE_CHECKING:
+    from scoring.normalize import Floats  # imports pandas, which a plan can do without
 
 MILLION: Final = 1e6
 SECONDS_PER_HOUR: Final = 3600

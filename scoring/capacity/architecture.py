@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Literal
 
 Kind = Literal["attention", "mlp", "experts", "state space"]
@@ -148,6 +151,11 @@ class FeedForward:
     """Experts that one token passes."""
     expert_width: int = 0
 
+    @property
+    def passed_width(self) -> int:
+        """Width that one token passes."""
+        return self.width + self.active * self.expert_width
+
     def matrices(self, hidden: int) -> tuple[Matrix, ...]:
         found: list[Matrix] = []
         if self.width:
@@ -196,16 +204,10 @@ class Architecture:
     recurrent_bytes: int | None = None
     """Bytes of a value in the recurrent state if the model prescribes them; None: as the model's own type."""
 
-    @property
-    def heads(self) -> int:
-        """Attention heads of a layer; 1 if no layer has attention."""
-        return max((layer.attention.heads for layer in self.layers if layer.attention), default=1)
-
-    @property
-    def kv_heads(self) -> int:
-        """KV heads of a layer; 1 with MLA, whose cache is not divided."""
-        found = (layer.attention.kv_heads for layer in self.layers if isinstance(layer.attention, Attention))
-        return max(found, default=1)
+    @cached_property
+    def counted(self) -> Mapping[Layer, int]:
+        """The different layers, and how many there are of each."""
+        return Counter(self.layers)
 
     def kv_bytes_per_token(self, value_bytes: int = 2) -> int:
         """Bytes that one more token adds to the cache while no window is full: keys and values over all layers."""

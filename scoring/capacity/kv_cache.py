@@ -101,14 +101,14 @@ def cache_layout(model: Architecture, rules: CacheRules) -> CacheLayout:
         NotSizeable: the layers need different numbers of bytes per token, or none of them has attention.
     """
     size = rules.tensor_parallel_size
-    widths = {layer.attention.values_per_token(size) for layer in model.layers if layer.attention}
+    widths = {layer.attention.values_per_token(size) for layer in model.counted if layer.attention}
     if len(widths) != 1:
         what = "different KV widths" if widths else "no attention in any layer"
         raise NotSizeable(f"type {model.model_type} with {what}")
     token_bytes = widths.pop() * rules.value_bytes
     block_tokens = rules.block_tokens
     recurrent_bytes = rules.recurrent_bytes or model.recurrent_bytes or rules.value_bytes
-    states = [layer.state_space for layer in model.layers if layer.state_space]
+    states = [layer.state_space for layer in model.counted if layer.state_space]
     if states:
         state_bytes = max(each.state_bytes(size, rules.value_bytes, recurrent_bytes) for each in states)
         # A block of attention must not be smaller than a state, which is then padded to it.
@@ -143,7 +143,7 @@ def _stages(layers: int, stages: int) -> list[range]:
 
 
 def _latent(model: Architecture) -> bool:
-    return any(isinstance(layer.attention, LatentAttention) for layer in model.layers)
+    return any(isinstance(layer.attention, LatentAttention) for layer in model.counted)
 
 
 def _kinds(model: Architecture) -> dict[_Kind, list[int]]:

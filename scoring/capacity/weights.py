@@ -67,13 +67,14 @@ def count_parameters(model: Architecture, stored: int | None = None) -> Paramete
     """
     by_kind = dict.fromkeys(("attention", "mlp", "experts", "state space"), 0)
     inactive = 0
-    for layer in model.layers:
+    for layer, layers in model.counted.items():
         for matrix in layer.matrices(model.hidden):
-            by_kind[matrix.kind] += matrix.parameters
+            by_kind[matrix.kind] += layers * matrix.parameters
             if matrix.kind == "experts":
-                inactive += matrix.parameters // matrix.count * (matrix.count - layer.feed_forward.active)
+                idle = matrix.count - layer.feed_forward.active
+                inactive += layers * matrix.parameters // matrix.count * idle
     embedding = model.vocabulary * model.hidden
-    vectors = model.hidden + sum(map(_vectors, model.layers))
+    vectors = model.hidden + sum(layers * _vectors(layer) for layer, layers in model.counted.items())
     described = Parameters(
         embedding=embedding,
         head=0 if model.tied else embedding,
@@ -105,10 +106,12 @@ def stored_bytes(model: Architecture, parameters: Parameters, variant: VariantNa
         variant: how the weights are stored.
         group_size: inputs that share one scale of AWQ or GPTQ.
     """
-    matrices = [matrix for layer in model.layers for matrix in layer.matrices(model.hidden)]
-    quantized = [matrix for matrix in matrices if variant in matrix.quantized]
-    rest = (parameters.total - sum(matrix.parameters for matrix in quantized)) * HALF
-    return rest + sum(_stored(matrix, variant, group_size) for matrix in quantized)
+    total = parameters.total * HALF
+    for layer, layers in model.counted.items():
+        for matrix in layer.matrices(model.hidden):
+            if variant in matrix.quantized:
+                total += layers * (_stored(matrix, variant, group_size) - matrix.parameters * HALF)
+    return total
 
 
 def loaded_bytes(
@@ -120,7 +123,8 @@ def loaded_bytes(
     More GPUs than KV heads hold copies of these, which are not counted: they are below one percent.
     """
     size = tensor_parallel_size
-    layers = tuple(_loaded_layer(model, layer, variant, group_size, size) for layer in model.layers)
+    each = {layer: _loaded_layer(model, layer, variant, group_size, size) for layer in model.counted}
+    layers = map(each.__getitem__, model.layers)
     rest = (parameters.other + model.hidden) * HALF  # vLLM loads the other parts, or most of them
     return (*layers, parameters.embedding * HALF // size, parameters.head * HALF // size, rest)
 

@@ -28,7 +28,7 @@ def slipway(*arguments: str, store: Path | None = None, **environment: str) -> s
     )
 
 
-@pytest.mark.parametrize("command", ["run", "serve", "runs", "show", "logs", "render", "doctor"])
+@pytest.mark.parametrize("command", ["run", "plan", "serve", "runs", "show", "logs", "render", "doctor"])
 def test_every_command_has_help_with_an_example(command):
     ended = slipway(command, "--help")
     assert ended.returncode == 0

@@ -126,17 +126,22 @@ def check_configuration(directory: Path) -> str:
                 f"the model needs its own code to load ('auto_map' in {name}), and slipway never runs a model's code",
                 hint="name a model that Transformers supports without further code",
             )
-    if quantization := config.get("quantization_config") or config.get("compression_config"):
-        method = quantization.get("quant_method", "method unknown") if isinstance(quantization, dict) else "?"
-        raise UnusableModel(
-            f"the model is already quantized ({method})", hint="name the model from which it was made, in 16 or 32 bit"
-        )
+    refuse_quantized(config)
     architectures = config.get("architectures")
     if not (isinstance(architectures, list) and architectures and isinstance(config.get("model_type"), str)):
         raise UnusableModel(
             "config.json names no 'architectures' and 'model_type'", hint="name a model in the Transformers layout"
         )
     return str(architectures[0])
+
+
+def refuse_quantized(config: Mapping[str, Any]) -> None:
+    """Raises: UnusableModel: the model of this config.json is already quantized."""
+    if quantization := config.get("quantization_config") or config.get("compression_config"):
+        method = quantization.get("quant_method", "method unknown") if isinstance(quantization, dict) else "?"
+        raise UnusableModel(
+            f"the model is already quantized ({method})", hint="name the model from which it was made, in 16 or 32 bit"
+        )
 
 
 def check(directory: Path, weights: Collection[str]) -> Checkpoint:

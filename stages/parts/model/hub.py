@@ -9,6 +9,7 @@ offers for every file up to 50 GB, including those it stores as Xet.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -110,6 +111,33 @@ def download(model: str, commit: str, path: str, partial: BinaryIO) -> None:
         with attempt, _our_errors(model, commit, path, partial):
             have = partial.seek(0, os.SEEK_END)
             http_get(url, partial, resume_size=have, headers=headers, tqdm_class=silent_tqdm)
+
+
+def read_small(model: str, commit: str, path: str) -> bytes:
+    """The content of a small file. Raises the errors of ``describe``."""
+    content = io.BytesIO()
+    download(model, commit, path, content)
+    return content.getvalue()
+
+
+def count_parameters(model: str, commit: str, path: str) -> int:
+    """How many parameters a safetensors file holds, from its header: two requests for a range of bytes.
+
+    Raises:
+        DamagedModel: it is not a safetensors file. The other errors are those of ``describe``.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import SafetensorsParsingError
+
+    for attempt in _retrying():
+        with attempt, _our_errors(model, commit, path):
+            try:
+                found = HfApi().parse_safetensors_file_metadata(model, path, revision=commit)
+            except SafetensorsParsingError as error:
+                raise DamagedModel(
+                    f"{path} of {model} is not a safetensors file", hint="try another --revision, or tell the publisher"
+                ) from error
+    return sum(found.parameter_count.values())
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1 @@
+"""``slipway plan``: the document for programs, and the page for people."""

@@ -1,0 +1,260 @@
+"""What a model needs on each type of GPU, as a document for programs.
+
+``python -m pipeline.planning.document`` prints its JSON Schema, which is committed as ``docs/plan.schema.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict
+
+from pipeline.config import RunConfig
+from scoring.capacity.accelerator import Accelerator
+from scoring.capacity.architecture import NotSizeable, VariantName
+from scoring.capacity.assumptions import ASSUMPTIONS
+from scoring.capacity.families import read_architecture
+from scoring.capacity.memory import Serving
+from scoring.capacity.plan import Option, Question, Targets, options
+from scoring.capacity.speed import Calibration, Requests
+from scoring.capacity.weights import Parameters, count_parameters, stored_bytes
+from stages.parts.base.errors import ConfigError, UnknownName, UnusableModel
+from stages.parts.model.description import Description
+
+SLO: Final = re.compile(r"(ttft|tpot)=(\d+(?:\.\d+)?)(ms|s)")
+
+
+class Document(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Counts(Document):
+    """Parameters by kind."""
+
+    embedding: int
+    head: int
+    """The output head; 0 if it is the embedding."""
+    attention: int
+    mlp: int
+    experts: int
+    routers: int
+    state_space: int
+    vectors: int
+    """Norms, biases and convolutions."""
+    other: int
+    """In the checkpoint, but not described by config.json: for images or sound, or for speculation."""
+    total: int
+    active: int
+    """Those that one token passes."""
+
+
+class Assumed(Document):
+    """A figure that is assumed because it was not measured."""
+
+    name: str
+    value: float
+    unit: str
+    reason: str
+
+
+class Calibrated(Document):
+    """Measured divided by predicted times of the evaluations in the store on the same type of GPU."""
+
+    accelerator: str
+    ttft: float
+    tpot: float
+    evaluations: int
+
+
+class Plan(Document):
+    """What a model needs on each type of GPU, before anything is downloaded."""
+
+    model: str
+    commit: str | None
+    """None for a local directory."""
+    model_type: str
+    parameters: Counts
+    kv_bytes_per_token: int
+    """In 16 bits, while no sliding window is full; over all layers and GPUs."""
+    state_bytes_per_sequence: int
+    """State of state-space and linear-attention layers; 0 without such."""
+    stored_bytes: dict[VariantName, int]
+    """Bytes of each variant's weights in the store."""
+    context: int
+    """Tokens of prompt and answer that a server must have room for (max_model_len)."""
+    workload: str
+    prompt_tokens: int
+    """Mean length."""
+    output_tokens: int
+    peak: int
+    """Requests in flight at the peak."""
+    targets: Targets
+    currency: str
+    options: tuple[Option, ...]
+    """Every variant on every number of GPUs: the cheapest that meets the targets first; without prices, that on the
+    GPUs with the least memory in total. Those that do not fit are last."""
+    calibrations: tuple[Calibrated, ...]
+    assumptions: tuple[Assumed, ...]
+
+
+def make_plan(
+    described: Description,
+    config: RunConfig,
+    accelerators: Mapping[str, Accelerator],
+    *,
+    context: int | None = None,
+    peak: int | None = None,
+    targets: Targets | None = None,
+    calibrations: Mapping[str, Calibration] | None = None,
+) -> Plan:
+    """The plan of a model. What is not given comes from the run's configuration.
+
+    Raises:
+        UnusableModel: the model can't be sized; the message names what can't.
+        ConfigError: the workload has no lengths, or does not fit into the context.
+    """
+    try:
+        model = read_architecture(described.config)
+        parameters = count_parameters(model, described.parameters)
+        prompt, output, longest = _lengths(config)
+        context = context or config.serving.max_model_len or model.longest_context
+        if not longest <= context <= model.longest_context:
+            raise _impossible_context(context, longest, model.longest_context)
+        slo = config.workload.slo
+        question = Question(
+            model=model,
+            parameters=parameters,
+            variants=config.optimize.variants,
+            accelerators=accelerators,
+            serving=_serving(config, context),
+            requests=Requests(prompt, output),
+            longest_request=longest,
+            peak=peak or config.workload.concurrency,
+            targets=targets or (Targets(ttft_ms=slo.ttft_ms, tpot_ms=slo.tpot_ms) if slo else Targets()),
+            calibrations=calibrations or {},
+        )
+        found = options(question)
+    except NotSizeable as error:
+        raise UnusableModel(
+            f"{described.model} can't be planned: {error}", hint="a run measures it nevertheless: slipway run"
+        ) from error
+    return _document(described, config, question, found)
+
+
+def parse_targets(text: str) -> Targets:
+    """Targets such as ``ttft=1s,tpot=50ms``. Raises: ConfigError: *text* is not of that form."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        match = SLO.fullmatch(part.strip())
+        if not match or match[1] in found or not float(match[2]):
+            raise ConfigError(
+                f"--slo {text}: {part.strip()!r} is not a target", hint="for example --slo ttft=1s,tpot=50ms"
+            )
+        found[match[1]] = float(match[2]) * (1000 if match[3] == "s" else 1)
+    return Targets(ttft_ms=found.get("ttft"), tpot_ms=found.get("tpot"))
+
+
+def choose_accelerators(known: Mapping[str, Accelerator], names: str | None) -> dict[str, Accelerator]:
+    """The accelerators that are named, separated by commas; all if none is. Raises: UnknownName."""
+    chosen = [name.strip() for name in names.split(",")] if names else list(known)
+    for name in chosen:
+        if name not in known:
+            raise UnknownName("accelerator", name, known)
+    return {name: known[name] for name in chosen}
+
+
+def with_prices(chosen: Mapping[str, Accelerator], prices: Iterable[str], config: RunConfig) -> dict[str, Accelerator]:
+    """The accelerators with their prices per hour: from ``NAME=PRICE``, or else the platform's if there is only one.
+
+    Raises:
+        ConfigError: a price is not of that form, or not of one of the accelerators.
+    """
+    found = dict(chosen)
+    if len(found) == 1 and config.platform.price_per_hour:
+        (name,) = found
+        price = config.platform.price_per_hour / config.serving.tensor_parallel_size
+        found[name] = found[name].model_copy(update={"price_per_hour": price})
+    for assignment in prices:
+        name, _, text = assignment.partition("=")
+        if not re.fullmatch(r"\d+(\.\d+)?", text) or not float(text):
+            raise ConfigError(f"--price {assignment}: not of the form GPU=PRICE", hint="for example --price h100=2.50")
+        if name not in found:
+            raise UnknownName("accelerator", name, found)
+        found[name] = found[name].model_copy(update={"price_per_hour": float(text)})
+    return found
+
+
+def _lengths(config: RunConfig) -> tuple[int, int, int]:
+    workload = config.workload
+    if not (workload.prompt_tokens and workload.output_tokens):
+        raise ConfigError(
+            f"workload {workload.name} has a trace, whose lengths are known only with the model's tokenizer",
+            hint="name a workload with prompt_tokens and output_tokens, for example --workload chat",
+        )
+    return workload.prompt_tokens, workload.output_tokens, sum(workload.longest())
+
+
+def _impossible_context(context: int, longest_request: int, longest_context: int) -> ConfigError:
+    if context > longest_context:
+        return ConfigError(
+            f"the model was made for {longest_context:,} tokens, not for {context:,}",
+            hint=f"--context {longest_context}, or leave it out",
+        )
+    return ConfigError(
+        f"the workload's requests have up to {longest_request:,} tokens, and the context {context:,}",
+        hint="set a larger --context, or name another --workload",
+    )
+
+
+def _serving(config: RunConfig, context: int) -> Serving:
+    serving = config.serving
+    return Serving(
+        context=context,
+        utilization=serving.gpu_memory_utilization,
+        enforce_eager=serving.enforce_eager,
+        kv_cache_bytes=serving.kv_cache_mib << 20 if serving.kv_cache_mib else None,
+        group_size=config.optimize.group_size,
+    )
+
+
+def _document(described: Description, config: RunConfig, question: Question, found: Sequence[Option]) -> Plan:
+    model, parameters = question.model, question.parameters
+    names = {name for name in question.accelerators if name in question.calibrations}
+    return Plan(
+        model=described.model,
+        commit=described.commit,
+        model_type=model.model_type,
+        parameters=_counts(parameters),
+        kv_bytes_per_token=model.kv_bytes_per_token(),
+        state_bytes_per_sequence=model.cache_bytes(0),
+        stored_bytes={
+            name: stored_bytes(model, parameters, name, question.serving.group_size) for name in question.variants
+        },
+        context=question.serving.context,
+        workload=config.workload.name,
+        prompt_tokens=question.requests.prompt_tokens,
+        output_tokens=question.requests.output_tokens,
+        peak=question.peak,
+        targets=question.targets,
+        currency=config.platform.currency,
+        options=tuple(found),
+        calibrations=tuple(Calibrated(accelerator=name, **vars(question.calibrations[name])) for name in sorted(names)),
+        assumptions=tuple(Assumed(**vars(each)) for each in ASSUMPTIONS),
+    )
+
+
+def _counts(parameters: Parameters) -> Counts:
+    counted = {name: value for name, value in vars(parameters).items() if name != "inactive"}
+    return Counts(**counted, total=parameters.total, active=parameters.active)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of the document, draft 2020-12."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Plan.model_json_schema(mode="serialization")}
+
+
+if __name__ == "__main__":
+    print(json.dumps(schema(), indent=2, ensure_ascii=False))

@@ -1,0 +1,101 @@
+"""The plan as a person reads it in a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pipeline.planning.document import Plan
+from scoring.capacity.accelerator import GIB
+from scoring.capacity.plan import Option, shortlist
+from scoring.metrics import si
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+FIRST: Final = "★ "
+
+
+def summary(plan: Plan) -> str:
+    """The lines above the table."""
+    counts = f"{si(plan.parameters.total)} parameters"
+    if plan.parameters.experts:
+        counts += f", {si(plan.parameters.active)} active per token"
+    weights = ", ".join(f"{name} {size / GIB:.1f}" for name, size in plan.stored_bytes.items())
+    cache = f"{plan.kv_bytes_per_token:,} bytes per token"
+    if plan.state_bytes_per_sequence:
+        cache += f" and {plan.state_bytes_per_sequence / 2**20:.1f} MiB per sequence"
+    given = (("TTFT", plan.targets.ttft_ms), ("TPOT", plan.targets.tpot_ms))
+    targets = " and ".join(f"{name} ≤ {value:g} ms" for name, value in given if value) or "no targets"
+    asked = f"{plan.prompt_tokens} tokens in, {plan.output_tokens} out, {plan.peak} in flight at the peak, {targets}"
+    return (
+        f"{plan.model}: {counts}\n"
+        f"weights in GiB: {weights}; KV cache: {cache}\n"
+        f"workload {plan.workload}: {asked}; {plan.context:,} tokens of context"
+    )
+
+
+def plan_table(plan: Plan, *, every: bool = False) -> Table:
+    """One row for each variant and type of GPU; with *every*, one for each number of GPUs."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("Variant", no_wrap=True)
+    table.add_column("GPUs", no_wrap=True)
+    for heading in ("Longest\ncontext", "KV cache\ntokens", "At\nonce", "TTFT\nms", "TPOT\nms", "tok/s", "Repli-\ncas"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    priced = any(option.cost_per_hour for option in plan.options)
+    for heading in (f"{plan.currency}\nper hour", f"{plan.currency}\n1 M tok") if priced else ():
+        table.add_column(heading, justify="right", no_wrap=True)
+    rows = [option for option in (plan.options if every else shortlist(plan.options)) if option.fits]
+    for number, option in enumerate(rows):
+        star = FIRST if number == 0 and option.meets_targets else "  "
+        style = "bold" if star == FIRST else "" if option.meets_targets else "dim"
+        table.add_row(star + option.variant, _gpus(option), *_figures(option, priced), style=style)
+    return table
+
+
+def notes(plan: Plan, *, every: bool = False) -> list[str]:
+    """The lines below the table: what does not fit and why, and what was assumed."""
+    shown = plan.options if every else shortlist(plan.options)
+    lines = [
+        f"{each.variant} on {_gpus(each)} does not fit: {'; '.join(each.reasons)}" for each in shown if not each.fits
+    ]
+    if any(each.fits and not each.meets_targets for each in shown):
+        lines.append("dim rows miss a target even with one request at a time")
+    if not any(each.cost_per_hour for each in plan.options):
+        lines.append("without prices (--price h100=2.50), the order is by the total memory of the GPUs")
+    measured = {each.accelerator for each in plan.calibrations}
+    lines += [
+        f"{each.accelerator}: times × {each.ttft:.2f} (TTFT) and × {each.tpot:.2f} (TPOT), as measured in "
+        f"{each.evaluations} evaluation(s) of this store"
+        for each in plan.calibrations
+    ]
+    if any(each.accelerator not in measured for each in plan.options):
+        lines.append(
+            "assumed: " + "; ".join(f"{each.name} {each.value:g} {each.unit}".strip() for each in plan.assumptions)
+        )
+    return lines
+
+
+def _gpus(option: Option) -> str:
+    stages = f" in {option.pipeline_parallel_size} nodes" if option.pipeline_parallel_size > 1 else ""
+    return f"{option.gpus} × {option.accelerator}{stages}"
+
+
+def _figures(option: Option, priced: bool) -> list[str]:
+    predicted = option.predicted
+    cells = [f"{option.longest_context:,}", f"{option.kv_cache_tokens:,}"]
+    if predicted is None:
+        return [*cells, *["–"] * (7 if priced else 5)]
+    cells += [f"{predicted.sequences}", f"{predicted.ttft_ms:,.0f}", f"{predicted.tpot_ms:.1f}"]
+    cells += [f"{predicted.output_tokens_per_s:,.0f}", f"{option.replicas}"]
+    costs = (option.cost_per_hour, option.cost_per_million_tokens)
+    return cells + ([f"{each:,.2f}" if each is not None else "–" for each in costs] if priced else [])
+
+
+def page(plan: Plan, *, every: bool = False) -> Group:
+    """The summary, the table and the notes; with *every*, every number of GPUs."""
+    from rich.console import Group
+
+    return Group(summary(plan), "", plan_table(plan, every=every), "", "\n".join(notes(plan, every=every)))

@@ -1,0 +1,207 @@
+"""Whether a variant fits on a number of GPUs, what takes their memory, and why it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from scoring.capacity.accelerator import GIB, Accelerator
+from scoring.capacity.architecture import Architecture, Attention, LatentAttention, StateSpace, VariantName
+from scoring.capacity.assumptions import COMMUNICATION_GIB, FORWARD_COPIES, GRAPHS_GIB, RUNTIME_GIB
+from scoring.capacity.kv_cache import CacheLayout, CacheRules, cache_layout, pipeline_stages
+from scoring.capacity.weights import HALF, Parameters, loaded_bytes
+
+BLOCK_TOKENS: Final = 16
+"""vLLM's default; FlashAttention, FlashInfer and Triton take it."""
+LATENT_BLOCK_TOKENS: Final = 64
+"""The kernels for MLA on Hopper (FlashMLA) and the other GPUs take it."""
+INT8_CAPABILITIES: Final = (7.5, 10.0)
+"""CUTLASS's int8 kernels need a GPU from Turing on, and vLLM has none for Blackwell (vllm-project/vllm#27182)."""
+FOUR_BIT_CAPABILITY: Final = 7.5
+"""Marlin, which vLLM serves AWQ and GPTQ with."""
+INT8_MULTIPLE: Final = 16
+"""CUTLASS's int8 kernels read 16 values at a time."""
+LOGITS_COPIES: Final = 2
+"""The profile run samples from as many sequences as a batch may have: logits and probabilities in 32 bits."""
+VOCABULARY_VALUE_BYTES: Final = 4
+MLP_COPIES: Final = 3
+"""The gate and up projections and their product."""
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """How many GPUs serve one replica."""
+
+    tensor: int = 1
+    pipeline: int = 1
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor * self.pipeline
+
+    def __str__(self) -> str:
+        return f"{self.tensor}" if self.pipeline == 1 else f"{self.tensor}×{self.pipeline}"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The settings of a server that its memory depends on."""
+
+    context: int
+    """max_model_len: tokens of prompt and answer together."""
+    utilization: float = 0.9
+    """gpu_memory_utilization."""
+    enforce_eager: bool = False
+    kv_cache_bytes: int | None = None
+    """None: the memory that is left."""
+    group_size: int = 128
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What takes the memory of the fullest GPU, in bytes."""
+
+    budget: int
+    """gpu_memory_utilization of what the GPU has."""
+    weights: int
+    activations: int
+    graphs: int
+    runtime: int
+
+    @property
+    def kv_cache(self) -> int:
+        """What is left for the KV cache; negative if the rest does not fit."""
+        return self.budget - self.weights - self.activations - self.graphs - self.runtime
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A variant on a number of GPUs. It fits if there are no *reasons* against it."""
+
+    reasons: tuple[str, ...]
+    memory: Memory
+    cache: CacheLayout | None
+    """None if the layers can't be divided."""
+    cache_bytes: int
+    """Bytes for the KV cache on each GPU."""
+
+    @property
+    def longest_context(self) -> int:
+        return self.cache.longest(self.cache_bytes) if self.cache else 0
+
+
+def fit(
+    model: Architecture,
+    parameters: Parameters,
+    variant: VariantName,
+    accelerator: Accelerator,
+    parallelism: Parallelism,
+    serving: Serving,
+) -> Fit:
+    """Whether vLLM would start, and with which KV cache."""
+    reasons = [*unsupported(variant, accelerator), *_undivided(model, variant, parallelism, serving.group_size)]
+    memory = _memory(model, parameters, variant, accelerator, parallelism, serving)
+    if reasons:
+        return Fit(tuple(reasons), memory, None, 0)
+    cache = cache_layout(model, _rules(model, accelerator, parallelism))
+    available = memory.kv_cache if serving.kv_cache_bytes is None else serving.kv_cache_bytes
+    if memory.kv_cache < (serving.kv_cache_bytes or 1):
+        needed = memory.budget - memory.kv_cache + (serving.kv_cache_bytes or 0)
+        reasons.append(
+            f"{needed / GIB:.1f} GiB needed without room for a token, {memory.budget / GIB:.1f} GiB of each GPU usable"
+        )
+    elif not cache.sequences(available, serving.context):
+        reasons.append(f"room for {cache.longest(available):,} of {serving.context:,} tokens of context")
+    return Fit(tuple(reasons), memory, cache, max(0, available))
+
+
+def unsupported(variant: VariantName, accelerator: Accelerator) -> Iterator[str]:
+    """Why vLLM has no kernel for the variant on this type of GPU, whatever their number."""
+    capability = accelerator.compute_capability
+    if variant in ("awq", "gptq") and capability < FOUR_BIT_CAPABILITY:
+        yield f"4-bit kernels need compute capability {FOUR_BIT_CAPABILITY}, {accelerator.device} has {capability}"
+    low, high = INT8_CAPABILITIES
+    if variant == "int8" and not low <= capability < high:
+        yield f"int8 kernels need compute capability {low} to below {high}, {accelerator.device} has {capability}"
+
+
+def _undivided(model: Architecture, variant: VariantName, parallelism: Parallelism, group_size: int) -> Iterator[str]:
+    """What can't be divided among the GPUs."""
+    size = parallelism.tensor
+    if parallelism.pipeline > len(model.layers):
+        yield f"{len(model.layers)} layers are fewer than {parallelism.pipeline} pipeline stages"
+    for part in dict.fromkeys(layer.attention for layer in model.counted):
+        if part and part.heads % size:
+            yield f"{part.heads} attention heads are not divisible by {size}"
+        if isinstance(part, Attention) and part.kv_heads % size and size % part.kv_heads:
+            yield f"{part.kv_heads} KV heads can neither be divided among {size} GPUs nor copied evenly"
+    for state in dict.fromkeys(layer.state_space for layer in model.counted):
+        if isinstance(state, StateSpace) and not state.divides(size):
+            yield f"a state of {state.heads} heads in {state.groups} groups is not divisible by {size}"
+    yield from dict.fromkeys(_matrix_reasons(model, variant, size, group_size))
+
+
+def _matrix_reasons(model: Architecture, variant: VariantName, size: int, group_size: int) -> Iterator[str]:
+    for layer in model.counted:
+        for matrix in layer.matrices(model.hidden):
+            inputs = matrix.inputs // (size if matrix.split == "rows" else 1)
+            outputs = matrix.outputs // (size if matrix.split == "columns" else 1)
+            if (matrix.split == "rows" and matrix.inputs % size) or (
+                matrix.split == "columns" and matrix.outputs % size
+            ):
+                yield f"{matrix.kind}: a width of {matrix.inputs} × {matrix.outputs} is not divisible by {size}"
+            elif variant in ("awq", "gptq") and variant in matrix.quantized and inputs % group_size:
+                yield f"{matrix.kind}: {inputs} inputs per GPU are not divisible by groups of {group_size}"
+            elif (
+                variant == "int8"
+                and variant in matrix.quantized
+                and (inputs % INT8_MULTIPLE or outputs % INT8_MULTIPLE)
+            ):
+                yield f"{matrix.kind}: {inputs} × {outputs} per GPU is not divisible by {INT8_MULTIPLE} for int8"
+
+
+def _memory(
+    model: Architecture,
+    parameters: Parameters,
+    variant: VariantName,
+    accelerator: Accelerator,
+    parallelism: Parallelism,
+    serving: Serving,
+) -> Memory:
+    each = loaded_bytes(model, parameters, variant, serving.group_size, parallelism.tensor)
+    limits = accelerator.batch_limits()
+    widest = max(layer.feed_forward.passed_width for layer in model.counted)
+    forward = FORWARD_COPIES.value * model.hidden + MLP_COPIES * widest / parallelism.tensor
+    logits = limits.sequences * model.vocabulary * VOCABULARY_VALUE_BYTES * LOGITS_COPIES
+    communication = COMMUNICATION_GIB.value if parallelism.gpus > 1 else 0
+    return Memory(
+        budget=int(accelerator.usable_bytes * serving.utilization),
+        weights=max(_stage_weights(each, parallelism.pipeline)),
+        activations=int(limits.tokens * forward * HALF) + logits,
+        graphs=0 if serving.enforce_eager else int(GRAPHS_GIB.value * GIB),
+        runtime=int((RUNTIME_GIB.value + communication) * GIB),
+    )
+
+
+def _stage_weights(loaded: tuple[int, ...], pipeline_parallel_size: int) -> Iterator[int]:
+    """Bytes of the weights on a GPU of each pipeline stage: the first has the embedding, the last the output head."""
+    *layers, embedding, head, rest = loaded
+    counts = pipeline_stages(len(layers), pipeline_parallel_size)
+    start = 0
+    for stage, count in enumerate(counts):
+        first, last = stage == 0, stage == len(counts) - 1
+        output = (head or embedding) if last and not first else head if last else 0
+        yield sum(layers[start : start + count]) + output + (embedding + rest if first else 0)
+        start += count
+
+
+def _rules(model: Architecture, accelerator: Accelerator, parallelism: Parallelism) -> CacheRules:
+    latent = any(isinstance(layer.attention, LatentAttention) for layer in model.counted)
+    batches = parallelism.pipeline + 1  # asynchronous scheduling prepares one more
+    return CacheRules(
+        block_tokens=LATENT_BLOCK_TOKENS if latent else BLOCK_TOKENS,
+        tokens_in_flight=batches * accelerator.batch_limits().tokens,
+        tensor_parallel_size=parallelism.tensor,
+        pipeline_parallel_size=parallelism.pipeline,
+    )

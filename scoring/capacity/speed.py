@@ -1,0 +1,165 @@
+"""How fast a server is: the time to the first token, the time per token, and how many sequences meet the targets.
+
+A prefill is limited by arithmetic and a decoding step by reading the weights and the cache from memory, each at an
+assumed share of the peak (the roofline model: Williams, Waterman, Patterson 2009). Of *B* users who each wait for their
+answer, every one also waits for the prefills of the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from scoring.capacity.accelerator import Accelerator
+from scoring.capacity.architecture import Architecture, Attention, LatentAttention, VariantName
+from scoring.capacity.assumptions import (
+    BANDWIDTH_EFFICIENCY,
+    COMPUTE_EFFICIENCY,
+    LINK_EFFICIENCY,
+    LINK_LATENCY_US,
+    STEP_MS,
+)
+from scoring.capacity.memory import Parallelism
+from scoring.capacity.weights import HALF, Parameters, loaded_bytes
+
+ALL_REDUCES: Final = 2
+"""Per layer: after attention and after the MLP."""
+
+
+@dataclass(frozen=True)
+class Requests:
+    """The mean request."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Measured divided by predicted times, of earlier evaluations on the same type of GPU; 1: nothing was measured."""
+
+    ttft: float = 1.0
+    tpot: float = 1.0
+    evaluations: int = 0
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One replica with so many sequences at once."""
+
+    sequences: int
+    ttft_ms: float
+    tpot_ms: float
+    requests_per_s: float
+    output_tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Server:
+    """A variant on a number of GPUs."""
+
+    model: Architecture
+    parameters: Parameters
+    variant: VariantName
+    accelerator: Accelerator
+    parallelism: Parallelism
+    group_size: int = 128
+    calibration: Calibration = Calibration()
+
+    def speed(self, sequences: int, requests: Requests) -> Speed:
+        """The mean speed while so many users each send a request, wait for the answer, and send the next."""
+        prefill, step = self.prefill_s(requests.prompt_tokens), self.step_s(sequences, self._mean_context(requests))
+        busy = sequences * prefill / (sequences * prefill + requests.output_tokens * step)
+        queue = busy * prefill / (2 * (1 - busy))  # mean wait in an M/D/1 queue
+        ttft = (queue + prefill + step) * self.calibration.ttft
+        tpot = (step + (sequences - 1) * prefill / requests.output_tokens) * self.calibration.tpot
+        rate = sequences / (ttft + (requests.output_tokens - 1) * tpot)
+        return Speed(sequences, ttft * 1e3, tpot * 1e3, rate, rate * requests.output_tokens)
+
+    def prefill_s(self, tokens: int) -> float:
+        """Seconds to compute a prompt alone."""
+        model, size = self.model, self.parallelism.tensor
+        head = self.parameters.head or self.parameters.embedding
+        matrices = 2.0 * (self.parameters.multiplied - head) * tokens + 2.0 * head
+        attention = sum(
+            count * _attention_operations(layer.attention, tokens)
+            for layer, count in model.counted.items()
+            if layer.attention
+        )
+        compute = (matrices / self._peak() + attention / (self.accelerator.tflops.bf16 * 1e12)) / size
+        return compute / COMPUTE_EFFICIENCY.value + self._all_reduces_s(tokens) + STEP_MS.value / 1e3
+
+    def step_s(self, sequences: int, context: int) -> float:
+        """Seconds until each of so many sequences, *context* tokens long, has its next token."""
+        size, stages = self.parallelism.tensor, self.parallelism.pipeline
+        batch = math.ceil(sequences / stages)  # the stages work on parts of the sequences in turns
+        read = self._weights(batch) + batch * self._cache(context)
+        memory = read / (self.accelerator.bandwidth_gb_per_s * 1e9 * BANDWIDTH_EFFICIENCY.value)
+        compute = 2 * self.parameters.multiplied * batch / (self._peak() * COMPUTE_EFFICIENCY.value * size)
+        return max(memory, compute) + self._all_reduces_s(batch) + stages * STEP_MS.value / 1e3
+
+    def _cache(self, context: int) -> int:
+        """Bytes of one sequence's cache that a step reads from one GPU; a state is read and written."""
+        size, total = self.parallelism.tensor, 0
+        for layer, count in self.model.counted.items():
+            if layer.attention:
+                reach = min(context, layer.attention.window or context)
+                total += count * reach * layer.attention.values_per_token(size) * HALF
+            if layer.state_space:
+                state = layer.state_space.state_bytes(size, HALF, self.model.recurrent_bytes or HALF)
+                total += count * 2 * state
+        return total
+
+    def _weights(self, batch: int) -> float:
+        """Bytes of weights that a step reads from one GPU, over all stages; of the experts those that a token uses."""
+        total = 0.0
+        for unused, loaded in self._loaded.items():
+            total += loaded * (1 - unused**batch)
+        return total
+
+    @cached_property
+    def _loaded(self) -> Mapping[float, float]:
+        """Bytes of weights on one GPU, by the probability that a token does not use them."""
+        *layers, embedding, head, _ = loaded_bytes(
+            self.model, self.parameters, self.variant, self.group_size, self.parallelism.tensor
+        )
+        found: dict[float, float] = defaultdict(float, {0.0: head or embedding})
+        for layer, loaded in zip(self.model.layers, layers, strict=True):
+            feed_forward = layer.feed_forward
+            in_experts = 3 * feed_forward.experts * self.model.hidden * feed_forward.expert_width
+            share = in_experts / sum(each.parameters for each in layer.matrices(self.model.hidden))
+            found[0.0] += loaded * (1 - share)
+            if feed_forward.experts:
+                found[1 - feed_forward.active / feed_forward.experts] += loaded * share
+        return found
+
+    def _all_reduces_s(self, tokens: int) -> float:
+        size = self.parallelism.tensor
+        if size == 1:
+            return 0.0
+        one_way = self.accelerator.link_gb_per_s / 2 * 1e9 * LINK_EFFICIENCY.value
+        each = 2 * (size - 1) / size * tokens * self.model.hidden * HALF / one_way + LINK_LATENCY_US.value / 1e6
+        return ALL_REDUCES * len(self.model.layers) * each
+
+    def _peak(self) -> float:
+        """Operations per second; AWQ and GPTQ compute in 16 bits."""
+        tflops = self.accelerator.tflops
+        return (tflops.int8 or tflops.bf16 if self.variant == "int8" else tflops.bf16) * 1e12
+
+    def _mean_context(self, requests: Requests) -> int:
+        return requests.prompt_tokens + requests.output_tokens // 2
+
+
+def _attention_operations(attention: Attention | LatentAttention, tokens: int) -> float:
+    """Operations of causal attention over a prompt in one layer: each query with the keys and values before it."""
+    widths = (
+        attention.nope_size + attention.rope_size + attention.value_size
+        if isinstance(attention, LatentAttention)
+        else 2 * attention.head_size
+    )
+    reach = min(tokens, attention.window or tokens)
+    return 2.0 * attention.heads * widths * reach * (tokens - reach / 2)

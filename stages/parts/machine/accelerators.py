@@ -1,0 +1,55 @@
+"""The catalogue of accelerators: ``configs/accelerators.yaml``, and a file of the user's that is merged over it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from scoring.capacity.accelerator import Accelerator
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.settings import CONFIGS, Settings, parse
+
+CATALOGUE: Final = CONFIGS / "accelerators.yaml"
+VARIABLE: Final = "SLIPWAY_ACCELERATORS"
+"""The path of the user's file, for programs that have no flag for it."""
+
+
+class Catalogue(Settings):
+    accelerators: dict[str, Accelerator]
+
+
+def catalogue(own: Path | None = None) -> dict[str, Accelerator]:
+    """The accelerators by name.
+
+    Args:
+        own: the user's file; None: the one that ``SLIPWAY_ACCELERATORS`` names, if it is set.
+
+    Raises:
+        ConfigError: the file can't be read, or has wrong fields; all of them are shown.
+    """
+    own = own or (Path(named) if (named := os.environ.get(VARIABLE)) else None)
+    data = _read(CATALOGUE)
+    for name, fields in (_read(own) if own else {}).items():
+        both = isinstance(fields, dict) and isinstance(data.get(name), dict)
+        data[name] = data[name] | fields if both else fields
+    return parse(Catalogue, {"accelerators": data}, str(own or CATALOGUE)).accelerators
+
+
+def accelerator_of(device: str, known: Mapping[str, Accelerator]) -> str | None:
+    """The name of the accelerator that nvidia-smi lists as *device*, such as ``NVIDIA H200, 143771 MiB``."""
+    named = device.partition(",")[0].strip()
+    return next((name for name, each in known.items() if each.device == named), None)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} does not hold accelerators by name", hint=f"an example: {CATALOGUE}")
+    return data

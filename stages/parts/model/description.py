@@ -1,0 +1,87 @@
+"""What a model's small files say about its size: config.json, the index or a safetensors header, never the weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from stages.parts.base.errors import DamagedModel, ModelNotFound
+from stages.parts.model import hub
+from stages.parts.model.checkpoint import CONFIG, INDEX, SINGLE, refuse_quantized, small_files, weight_files
+from stages.parts.model.local import local_sizes
+from stages.parts.model.name import ModelName
+from stages.parts.model.safetensors import read_header
+
+BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes of a parameter by the type that config.json names."""
+
+
+@dataclass(frozen=True)
+class Description:
+    model: str
+    commit: str | None
+    """None: a local directory."""
+    config: Mapping[str, Any]
+    parameters: int | None
+    """In the checkpoint; None if its index does not tell."""
+
+
+def describe_model(source: str, revision: str) -> Description:
+    """The description of a model on the Hub or in a local directory.
+
+    Raises:
+        ModelNotFound, UnusableModel, DamagedModel: it does not exist, or a run would refuse it as well.
+        The other errors are those of ``hub.describe``.
+    """
+    name = ModelName.parse(source)
+    found = describe_directory(name.directory, source) if name.directory else _from_hub(name.id, revision)
+    refuse_quantized(found.config)
+    return found
+
+
+def describe_directory(directory: Path, source: str) -> Description:
+    """The description of the model in a directory. Reads the headers of all weight files.
+
+    Raises:
+        ModelNotFound, UnusableModel, DamagedModel: see ``describe_model``.
+    """
+    if not directory.is_dir():
+        raise ModelNotFound(f"there is no directory {source}", hint="a name without './' or '/' is one on the Hub")
+    paths = local_sizes(directory)
+    small_files(paths)
+    config = _object((directory / CONFIG).read_bytes(), CONFIG)
+    headers = [read_header(directory / each) for each in weight_files(paths, directory)]
+    return Description(source, None, config, sum(each.count for header in headers for each in header.values()))
+
+
+def _from_hub(model: str, revision: str) -> Description:
+    listing = hub.describe(model, revision)
+    paths = [file.path for file in listing.files]
+    small_files(paths)
+    config = _object(hub.read_small(model, listing.commit, CONFIG), CONFIG)
+    return Description(model, listing.commit, config, _count(model, listing.commit, paths, config))
+
+
+def _count(model: str, commit: str, paths: Collection[str], config: Mapping[str, Any]) -> int | None:
+    if SINGLE in paths:  # an index beside it is left over
+        return hub.count_parameters(model, commit, SINGLE)
+    metadata = _object(hub.read_small(model, commit, INDEX), INDEX).get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    if isinstance(count := metadata.get("total_parameters"), int):
+        return count
+    kind = config.get("dtype") or config.get("torch_dtype")
+    size, each = metadata.get("total_size"), BYTES.get(str(kind))
+    return size // each if each and isinstance(size, int) else None
+
+
+def _object(content: bytes, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DamagedModel(f"{name} is not JSON", hint="try another --revision, or tell the publisher") from error
+    if not isinstance(value, dict):
+        raise DamagedModel(f"{name} is not a JSON object", hint="try another --revision, or tell the publisher")
+    return value

@@ -1,0 +1,148 @@
+"""``slipway plan`` as a user meets it, with published configurations on the tests' Hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from pipeline.planning.document import schema
+from tests.hub import HubServer
+from tests.hub.models import tiny_model
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = ROOT / "docs" / "plan.schema.json"
+PUBLISHED: dict[str, Any] = yaml.safe_load((ROOT / "tests" / "scoring" / "published_models.yaml").read_text())
+SHARD = "model-00001-of-00001.safetensors"
+LLAMA_8B, LLAMA_70B = 8_030_261_248, 70_553_706_496
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[HubServer]:
+    with HubServer() as server:
+        for name, parameters in (("llama-3.1-8b", LLAMA_8B), ("llama-3.1-70b", LLAMA_70B)):
+            server.add_repo(f"org/{name}", published(PUBLISHED[name]["config"], parameters))
+        server.add_repo("org/unknown", published(PUBLISHED["llama-3.1-8b"]["config"] | {"model_type": "rwkv7"}, 10**9))
+        yield server
+
+
+def published(config: dict[str, Any], parameters: int) -> dict[str, bytes]:
+    """A repository with the configuration and the index of a model, and a shard that must not be read."""
+    index = {"metadata": {"total_size": 2 * parameters}, "weight_map": {"weight": SHARD}}
+    return tiny_model(
+        **{
+            "config.json": json.dumps({"dtype": "bfloat16", "architectures": ["X"], **config}).encode(),
+            "model.safetensors": None,
+            "model.safetensors.index.json": json.dumps(index).encode(),
+            SHARD: b"weights",
+        }
+    )
+
+
+def plan(hub: HubServer, *arguments: str, program: tuple[str, ...] = ("-m", "pipeline")) -> Any:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "SLIPWAY_"))}
+    return subprocess.run(
+        [sys.executable, *program, "plan", *arguments],
+        env=inherited | {"HF_ENDPOINT": hub.url, "SLIPWAY_STORE": "no-such-store"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def document(hub: HubServer, *arguments: str) -> dict[str, Any]:
+    ended = plan(hub, *arguments, "--json")
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def test_the_committed_schema_is_that_of_the_document() -> None:
+    assert json.loads(SCHEMA.read_text()) == schema(), "python -m pipeline.planning.document > docs/plan.schema.json"
+
+
+def test_the_document_follows_the_schema_and_no_weights_are_read(hub: HubServer) -> None:
+    found = document(hub, "org/llama-3.1-8b", "--price", "h100=2.50")
+    committed = json.loads(SCHEMA.read_text())
+    jsonschema.Draft202012Validator.check_schema(committed)
+    jsonschema.Draft202012Validator(committed).validate(found)
+    assert found["parameters"]["total"] == LLAMA_8B
+    assert found["kv_bytes_per_token"] == 131_072
+    assert found["stored_bytes"]["fp16"] == 2 * LLAMA_8B
+    assert not hub.requests_for("*.safetensors")
+    assert found["commit"] == hub.repositories["org/llama-3.1-8b"].find("main")
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft202012Validator(committed).validate(found | {"surprise": 1})
+
+
+def test_the_cheapest_that_meets_the_targets_is_first_and_the_table_says_so(hub: HubServer) -> None:
+    prices = ("--price", "l4=0.8", "--price", "h100=4", "--gpu", "l4,h100")
+    asked = ("org/llama-3.1-8b", "--context", "8192", "--peak", "50", "--slo", "ttft=1s,tpot=50ms", *prices)
+    first = document(hub, *asked)["options"][0]
+    assert first["meets_targets"]
+    table = plan(hub, *asked).stdout
+    gpus = first["tensor_parallel_size"] * first["pipeline_parallel_size"]
+    assert re.search(rf"^★ {first['variant']} +{gpus} × {first['accelerator']} ", table, re.MULTILINE)
+    assert f"{first['cost_per_hour']:,.2f}" in table
+    assert "50 in flight at the peak, TTFT ≤ 1000 ms and TPOT ≤ 50 ms" in table
+    assert "assumed: " in table
+
+
+def test_what_does_not_fit_is_listed_with_the_reason(hub: HubServer) -> None:
+    said = plan(
+        hub, "org/llama-3.1-70b", "--gpu", "l4", "--context", "8192", "--set", "optimize.variants=[fp16]"
+    ).stdout
+    assert re.search(r"fp16 +8 × l4", said)
+    alone = plan(hub, "org/llama-3.1-70b", "--gpu", "l4", "--all", "--set", "optimize.variants=[fp16]").stdout
+    assert re.search(r"fp16 on 2 × l4 does not fit: \d+\.\d GiB needed without room for a token", alone)
+    assert re.search(r"fp16 on 8 × l4 does not fit: room for [\d,]+ of 131,072 tokens of context", alone)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said", "hint"),
+    [
+        (("org/none",), 10, "has no model org/none", "check the spelling"),
+        (("org/unknown",), 13, "model type 'rwkv7': its layers are not known", "slipway run"),
+        (("org/llama-3.1-8b", "--gpu", "h10"), 2, "unknown accelerator 'h10'", "did you mean 'h100'?"),
+        (("org/llama-3.1-8b", "--slo", "ttft=1"), 2, "'ttft=1' is not a target", "ttft=1s,tpot=50ms"),
+        (("org/llama-3.1-8b", "--price", "h100"), 2, "not of the form GPU=PRICE", "h100=2.50"),
+        (("org/llama-3.1-8b", "--price", "x=1"), 2, "unknown accelerator 'x'", "known: "),
+        (("org/llama-3.1-8b", "--context", "200000"), 2, "made for 131,072 tokens", "--context 131072"),
+        (("org/llama-3.1-8b", "--context", "128"), 2, "requests have up to 960 tokens", "larger --context"),
+        (("org/llama-3.1-8b", "--accelerators", "none.yaml"), 2, "cannot read none.yaml", ""),
+    ],
+)
+def test_a_mistake_is_one_line_with_a_hint(
+    hub: HubServer, arguments: tuple[str, ...], code: int, said: str, hint: str
+) -> None:
+    ended = plan(hub, *arguments)
+    assert ended.returncode == code, ended.stderr
+    assert said in ended.stderr
+    assert hint in ended.stderr.partition("hint: ")[2] or not hint
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_plan_takes_less_than_two_seconds_and_imports_nothing_heavy(hub: HubServer) -> None:
+    names = ("torch", "vllm", "transformers", "pandas", "kubernetes", "hera")
+    code = (
+        "import sys, atexit; from pipeline.cli import main;"
+        f"atexit.register(lambda: print([each for each in {names} if each in sys.modules], file=sys.stderr)); main()"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ended = plan(hub, "org/llama-3.1-70b", program=("-c", code))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.splitlines()[-1] == "[]"
+    # The time of the processor: other tests share it.
+    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 2
