@@ -33,6 +33,7 @@ WINDOW: Final = dict.fromkeys(("mistral", "gemma2", "gemma3_text", "olmo3", "exa
 """The window in tokens if config.json does not mention it; null means none."""
 WINDOW_PATTERN: Final = {"gemma2": 2, "gemma3_text": 6, "olmo3": 4, "exaone4": 4}
 """Every so many layers one has full attention and the others a window, if config.json does not list them."""
+EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 TIED: Final = {"gemma", "gemma2", "gemma3_text"}
 """Families whose output head is the embedding unless config.json says otherwise."""
 
@@ -80,6 +81,10 @@ class _Reader:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise NotSizeable(f"config.json of type {self.family} has no usable {name} ({value!r})")
         return value
+
+    def experts(self) -> int:
+        """Experts of a layer; 0 without the field. Transformers 5 writes another name than the publishers did."""
+        return next((self.count(name) for name in EXPERTS if self.config.get(name) is not None), 0)
 
     def kind(self, index: int) -> str:
         """The layer's entry in ``layer_types``; empty if config.json has no such list."""
@@ -140,7 +145,7 @@ def _dense(read: _Reader, index: int) -> Layer:
 
 
 def _mixtral(read: _Reader, index: int) -> Layer:
-    experts = read.count("num_local_experts")
+    experts = read.experts()
     feed_forward = FeedForward(0, experts, read.count("num_experts_per_tok"), read.count("intermediate_size"))
     return read.layer(read.attention(index), feed_forward, router=experts * read.hidden)
 
@@ -152,9 +157,9 @@ def _qwen_moe(read: _Reader, index: int) -> Layer:
 
 def _qwen_experts(read: _Reader, index: int) -> tuple[FeedForward, int]:
     sparse = index not in (read.config.get("mlp_only_layers") or ())
-    if not (sparse and read.count("num_experts") and (index + 1) % read.count("decoder_sparse_step", 1) == 0):
+    if not (sparse and read.experts() and (index + 1) % read.count("decoder_sparse_step", 1) == 0):
         return FeedForward(read.count("intermediate_size")), 0
-    shared, experts = read.count("shared_expert_intermediate_size", 0), read.count("num_experts")
+    shared, experts = read.count("shared_expert_intermediate_size", 0), read.experts()
     router = experts * read.hidden + (read.hidden if shared else 0)  # the shared expert has a gate of its own
     active, width = read.count("num_experts_per_tok"), read.count("moe_intermediate_size")
     return FeedForward(shared, experts, active, width), router
@@ -169,7 +174,7 @@ def _deepseek(read: _Reader, index: int) -> Layer:
         nope_size=read.count("qk_nope_head_dim"),
         value_size=read.count("v_head_dim"),
     )
-    experts = read.count("n_routed_experts", 0)
+    experts = read.experts()
     if not experts or index < read.count("first_k_dense_replace", 0) or index % read.count("moe_layer_freq", 1):
         return read.layer(attention, FeedForward(read.count("intermediate_size")))
     width = read.count("moe_intermediate_size")
@@ -182,7 +187,7 @@ def _deepseek(read: _Reader, index: int) -> Layer:
 def _qwen_next(read: _Reader, index: int) -> Layer:
     kind = read.kind(index)
     linear = kind == "linear_attention" if kind else (index + 1) % read.count("full_attention_interval", 4) != 0
-    feed_forward, router = _qwen_experts(read, index) if read.config.get("num_experts") else (_width(read), 0)
+    feed_forward, router = _qwen_experts(read, index) if read.experts() else (_width(read), 0)
     if not linear:
         return read.layer(read.attention(index, gated=True), feed_forward, router=router)
     return read.layer(None, feed_forward, _gated_delta_net(read), router)
@@ -211,7 +216,7 @@ def _gated_delta_net(read: _Reader) -> StateSpace:
 
 
 def _granite_hybrid(read: _Reader, index: int) -> Layer:
-    experts, shared = read.count("num_local_experts", 0), read.count("shared_intermediate_size")
+    experts, shared = read.experts(), read.count("shared_intermediate_size")
     feed_forward = FeedForward(shared)
     if experts:
         active = read.count("num_experts_per_tok")
@@ -247,7 +252,7 @@ def _mamba2(read: _Reader, inner: int, *, gate_norm: bool) -> StateSpace:
 
 def _jamba(read: _Reader, index: int) -> Layer:
     feed_forward, router = _width(read), 0
-    experts = read.count("num_experts", 16)
+    experts = read.experts()
     if experts > 1 and index % read.count("expert_layer_period", 2) == read.count("expert_layer_offset", 1):
         feed_forward = FeedForward(0, experts, read.count("num_experts_per_tok", 2), feed_forward.width)
         router = experts * read.hidden

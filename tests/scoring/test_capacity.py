@@ -125,6 +125,11 @@ def test_what_cannot_be_sized_is_refused_by_name(changed: dict[str, Any], named:
         model("llama-3.1-8b", **changed)
 
 
+def test_a_config_that_transformers_wrote_again_has_the_same_experts() -> None:
+    renamed = model("qwen3-30b-a3b", num_experts=None, num_local_experts=128)
+    assert count_parameters(renamed).total == 30_532_122_624
+
+
 def test_a_checkpoint_with_other_counts_than_its_config_is_refused_or_has_other_parts() -> None:
     llama = model("llama-3.1-8b")
     described = count_parameters(llama)
