@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.release import CANDIDATE_METRICS
+from stages.report.predicted import predictions
 from stages.report.record import RunReport
 
 RecordT = TypeVar("RecordT", bound=Record)
@@ -32,8 +33,8 @@ def collect(store: ModelStore, run_id: str, status: str, settings: Mapping[str, 
     """
     outcomes = program.outcomes(store.run(run_id))
     evaluated = [each.variant for each in outcomes if each.stage == "evaluate" and each.result != "failed"]
-    variants = [_readable(Variant, store.optimized(name) / VARIANT) for name in evaluated]
-    evaluations = [_readable(Evaluation, store.evaluation(name)) for name in evaluated]
+    variants = _all_readable(Variant, (store.optimized(name) / VARIANT for name in evaluated))
+    evaluations = _all_readable(Evaluation, map(store.evaluation, evaluated))
     return RunReport(
         run=run_id,
         model=store.model,
@@ -42,8 +43,9 @@ def collect(store: ModelStore, run_id: str, status: str, settings: Mapping[str, 
         outcomes=tuple(outcomes),
         base=_readable(Acquired, store.base / ACQUIRED),
         decision=_decision(store, outcomes),
-        variants=tuple(each for each in variants if each),
-        evaluations=tuple(each for each in evaluations if each),
+        variants=variants,
+        evaluations=evaluations,
+        predictions=predictions(store, variants, evaluations),
         written_at=datetime.now().astimezone(),
     )
 
@@ -59,6 +61,10 @@ def _decision(store: ModelStore, outcomes: list[program.Outcome]) -> Production 
         return None
     stored = [_readable(Production, path) for path in (store.production_metrics, store.path / CANDIDATE_METRICS)]
     return next((each for each in stored if each and each.key == selected.key), None)
+
+
+def _all_readable(record: type[RecordT], paths: Iterable[Path]) -> tuple[RecordT, ...]:
+    return tuple(each for path in paths if (each := _readable(record, path)))
 
 
 def _readable(record: type[RecordT], path: Path) -> RecordT | None:

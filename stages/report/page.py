@@ -13,6 +13,7 @@ from stages.report.cells import Fact, Table, Variants
 from stages.report.choice import Choice, choice
 from stages.report.constraints import constraints
 from stages.report.load import Speed, speed
+from stages.report.predicted import predicted
 from stages.report.provenance import setup, stage_name, stages_run, variants_made
 from stages.report.quality import quality
 from stages.report.record import RunReport
@@ -41,6 +42,7 @@ class Page:
     speed: Speed | None
     quality: Table | None
     constraints: Table | None
+    predicted: Table | None
     setup: tuple[Fact, ...]
     reproduction: Reproduction | None
     variants: Table | None
@@ -82,6 +84,7 @@ def page_of(report: RunReport) -> Page:
         speed=speed(evaluations, variants) if evaluations else None,
         quality=quality(evaluations, decision, variants) if evaluations else None,
         constraints=constraints(decision, {each.variant: each for each in evaluations}, variants) if decision else None,
+        predicted=predicted(report.predictions, evaluations, variants),
         setup=tuple(setup(report.base, evaluations)),
         reproduction=reproduction(report, decision) if decision else None,
         variants=variants_made(report.variants, variants) if report.variants else None,

@@ -17,6 +17,18 @@ from stages.parts.records.variant import Variant
 JSON: Final = "report.json"
 
 
+class Predicted(Record):
+    """What ``slipway plan`` predicts of a variant, without calibration, under the conditions of its evaluation."""
+
+    variant: str
+    weights_bytes: int
+    kv_cache_tokens: int | None
+    """None if it would not have fitted, or on a GPU that the catalogue lacks."""
+    ttft_ms: float | None
+    """Mean. None without a GPU, or on one that the catalogue lacks."""
+    tpot_ms: float | None
+
+
 class RunReport(Record):
     """``report.json``: the run as a whole."""
 
@@ -31,4 +43,6 @@ class RunReport(Record):
     """None if the run made no decision, or if the store no longer has it."""
     variants: tuple[Variant, ...]
     evaluations: tuple[Evaluation, ...]
+    predictions: tuple[Predicted, ...] = ()
+    """Empty also in reports that were written before there were plans."""
     written_at: datetime
