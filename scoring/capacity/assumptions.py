@@ -47,22 +47,22 @@ FORWARD_COPIES: Final = Assumption(
 )
 COMPUTE_EFFICIENCY: Final = Assumption(
     "share of the peak TFLOP/s in a prefill",
-    0.55,
+    0.65,
     "",
-    "large matrix products reach 60 to 80 %; attention, norms and the launch of kernels take the rest",
+    "large matrix products reach 70 to 80 % on an H100; attention, norms and activations take the rest",
 )
 BANDWIDTH_EFFICIENCY: Final = Assumption(
     "share of the memory bandwidth in decoding",
     0.75,
     "",
-    "reads in one piece reach about 90 %; short kernels between them do not",
+    "matrix products of few rows reach 60 to 80 % on an H100, attention 70 %",
 )
 LINK_EFFICIENCY: Final = Assumption("share of the link's bandwidth in an all-reduce", 0.7, "", "as NCCL's tests show")
 LINK_LATENCY_US: Final = Assumption(
     "time of an all-reduce of few bytes",
-    15.0,
+    10.0,
     "µs, twice per layer",
-    "vLLM's custom all-reduce over NVLink takes about 10, NCCL over PCIe about 30",
+    "between vLLM's custom all-reduce over NVLink and NCCL over PCIe",
 )
 STEP_MS: Final = Assumption(
     "time between two steps", 0.5, "ms", "sampling, and the scheduler as far as it does not overlap with the GPU"

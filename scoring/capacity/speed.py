@@ -1,8 +1,8 @@
 """How fast a server is: the time to the first token, the time per token, and how many sequences meet the targets.
 
-A prefill is limited by arithmetic and a decoding step by reading the weights and the cache from memory, each at an
-assumed share of the peak (the roofline model: Williams, Waterman, Patterson 2009). Of *B* users who each wait for their
-answer, every one also waits for the prefills of the others.
+A prefill is mostly limited by arithmetic and a decoding step by reading the weights and the cache from memory, each at
+an assumed share of the peak (the roofline model: Williams, Waterman, Patterson 2009). Users who each wait for their
+answer also wait for the prefills of the others. docs/plan.md compares the times with measured kernels.
 """
 
 from __future__ import annotations
@@ -90,17 +90,21 @@ class Server:
             for layer, count in model.counted.items()
             if layer.attention
         )
-        compute = (matrices / self._peak() + attention / (self.accelerator.tflops.bf16 * 1e12)) / size
-        return compute / COMPUTE_EFFICIENCY.value + self._all_reduces_s(tokens) + STEP_MS.value / 1e3
+        operations = matrices / self._peak() + attention / (self.accelerator.tflops.bf16 * 1e12)
+        compute = operations / (COMPUTE_EFFICIENCY.value * size)
+        memory = self._read_s(self._weights(tokens))  # of many experts, each has few tokens
+        return max(compute, memory) + self._all_reduces_s(tokens) + STEP_MS.value / 1e3
 
     def step_s(self, sequences: int, context: int) -> float:
         """Seconds until each of so many sequences, *context* tokens long, has its next token."""
         size, stages = self.parallelism.tensor, self.parallelism.pipeline
         batch = math.ceil(sequences / stages)  # the stages work on parts of the sequences in turns
-        read = self._weights(batch) + batch * self._cache(context)
-        memory = read / (self.accelerator.bandwidth_gb_per_s * 1e9 * BANDWIDTH_EFFICIENCY.value)
+        memory = self._read_s(self._weights(batch) + batch * self._cache(context))
         compute = 2 * self.parameters.multiplied * batch / (self._peak() * COMPUTE_EFFICIENCY.value * size)
         return max(memory, compute) + self._all_reduces_s(batch) + stages * STEP_MS.value / 1e3
+
+    def _read_s(self, size_bytes: float) -> float:
+        return size_bytes / (self.accelerator.bandwidth_gb_per_s * 1e9 * BANDWIDTH_EFFICIENCY.value)
 
     def _cache(self, context: int) -> int:
         """Bytes of one sequence's cache that a step reads from one GPU; a state is read and written."""
