@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FIRST: Final = "★ "
+MISSES: Final = "× "
 
 
 def summary(plan: Plan) -> str:
@@ -49,9 +50,9 @@ def plan_table(plan: Plan, *, every: bool = False) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     rows = [option for option in (plan.options if every else shortlist(plan.options)) if option.fits]
     for number, option in enumerate(rows):
-        star = FIRST if number == 0 and option.meets_targets else "  "
-        style = "bold" if star == FIRST else "" if option.meets_targets else "dim"
-        table.add_row(star + option.variant, _gpus(option), *_figures(option, priced), style=style)
+        mark = MISSES if not option.meets_targets else FIRST if number == 0 else "  "
+        style = {FIRST: "bold", MISSES: "dim"}.get(mark, "")
+        table.add_row(mark + option.variant, _gpus(option), *_figures(option, priced), style=style)
     return table
 
 
@@ -62,7 +63,7 @@ def notes(plan: Plan, *, every: bool = False) -> list[str]:
         f"{each.variant} on {_gpus(each)} does not fit: {'; '.join(each.reasons)}" for each in shown if not each.fits
     ]
     if any(each.fits and not each.meets_targets for each in shown):
-        lines.append("dim rows miss a target even with one request at a time")
+        lines.append(f"{MISSES}misses a target even with one request at a time")
     if not any(each.cost_per_hour for each in plan.options):
         lines.append("without prices (--price h100=2.50), the order is by the total memory of the GPUs")
     measured = {each.accelerator for each in plan.calibrations}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from scoring.capacity.architecture import NotSizeable
+from stages.parts.base.errors import ConfigError
 from stages.parts.base.store import ModelStore
 from stages.parts.engine.prediction import predict, sized
 from stages.parts.machine.accelerators import catalogue
@@ -21,10 +22,14 @@ def predictions(
     store: ModelStore, variants: Sequence[Variant], evaluations: Sequence[Evaluation]
 ) -> tuple[Predicted, ...]:
     """The predictions for the evaluated variants, as far as the model can be sized."""
-    base = sized(store)
+    base, found = sized(store), []
     if base is None:
         return ()
-    made, known, found = {each.variant: each for each in variants}, catalogue(), []
+    made = {each.variant: each for each in variants}
+    try:
+        known = catalogue()
+    except ConfigError:  # in the user's own catalogue; a report is written nevertheless
+        known = {}
     for evaluation in evaluations:
         try:
             each = predict(base, evaluation, made[evaluation.variant], known) if evaluation.variant in made else None

@@ -100,13 +100,13 @@ def test_the_cheapest_that_meets_the_targets_is_first_and_the_table_says_so(hub:
 
 
 def test_what_does_not_fit_is_listed_with_the_reason(hub: HubServer) -> None:
-    said = plan(
-        hub, "org/llama-3.1-70b", "--gpu", "l4", "--context", "8192", "--set", "optimize.variants=[fp16]"
-    ).stdout
-    assert re.search(r"fp16 +8 × l4", said)
-    alone = plan(hub, "org/llama-3.1-70b", "--gpu", "l4", "--all", "--set", "optimize.variants=[fp16]").stdout
-    assert re.search(r"fp16 on 2 × l4 does not fit: \d+\.\d GiB needed without room for a token", alone)
-    assert re.search(r"fp16 on 8 × l4 does not fit: room for [\d,]+ of 131,072 tokens of context", alone)
+    asked = ("org/llama-3.1-70b", "--gpu", "l4", "--set", "optimize.variants=[fp16]")
+    said = plan(hub, *asked, "--context", "8192", "--slo", "tpot=10ms").stdout
+    assert re.search(r"^× fp16 +8 × l4", said, re.MULTILINE)
+    assert "× misses a target even with one request at a time" in said
+    every = plan(hub, *asked, "--all").stdout
+    assert re.search(r"fp16 on 2 × l4 does not fit: \d+\.\d GiB needed without room for a token", every)
+    assert re.search(r"fp16 on 8 × l4 does not fit: room for [\d,]+ of 131,072 tokens of context", every)
 
 
 @pytest.mark.parametrize(

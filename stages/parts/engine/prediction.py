@@ -122,13 +122,18 @@ def calibrations(root: Path, accelerators: Mapping[str, Accelerator]) -> dict[st
 
 
 def _predicted(root: Path, accelerators: Mapping[str, Accelerator]) -> Iterator[tuple[Evaluation, Prediction]]:
-    for path in sorted(root.glob("*--*/evaluations/*.json")):
-        store = ModelStore(root, path.parents[1].name.replace("--", "/", 1))
-        with contextlib.suppress(SlipwayError, NotSizeable):
-            evaluation, variant = Evaluation.read(path), Variant.read(store.optimized(path.stem) / VARIANT)
-            base = sized(store)
-            if base and evaluation and variant and (made := predict(base, evaluation, variant, accelerators)):
-                yield evaluation, made
+    """The evaluations on GPUs of the catalogue, with their predictions."""
+    for folder in sorted(root.glob("*--*/evaluations")):
+        store = ModelStore(root, folder.parent.name.replace("--", "/", 1))
+        base: Sized | None = None
+        for path in sorted(folder.glob("*.json")):
+            with contextlib.suppress(SlipwayError, NotSizeable):
+                evaluation, variant = Evaluation.read(path), Variant.read(store.optimized(path.stem) / VARIANT)
+                if not (evaluation and variant and evaluation.hardware.gpus):
+                    continue
+                base = base or sized(store)
+                if base and (made := predict(base, evaluation, variant, accelerators)):
+                    yield evaluation, made
 
 
 def _mean_request(evaluation: Evaluation) -> Requests:

@@ -115,6 +115,14 @@ def test_the_report_sets_predicted_beside_measured_with_the_error(store: ModelSt
     assert "Predicted beside measured" in render(report)
 
 
+def test_a_mistake_in_the_users_catalogue_costs_no_report(
+    store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured(store, CPU)
+    monkeypatch.setenv("SLIPWAY_ACCELERATORS", str(tmp_path / "none.yaml"))
+    assert collect(store, "run-1", "Succeeded").predictions[0].kv_cache_tokens == 32_768
+
+
 def test_the_report_of_a_gpu_has_the_times_too(store: ModelStore) -> None:
     measured(store, GPU, [H200])
     rows = page_of(collect(store, "run-1", "Succeeded")).predicted.rows
