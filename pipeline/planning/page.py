@@ -59,7 +59,8 @@ def plan_table(plan: Plan, *, every: bool = False) -> Table:
 def notes(plan: Plan, *, every: bool = False) -> list[str]:
     """The lines below the table: what does not fit and why, and what was assumed."""
     shown = plan.options if every else shortlist(plan.options)
-    lines = [
+    lines = [_memory(plan.options[0])] if plan.options[0].fits else []
+    lines += [
         f"{each.variant} on {_gpus(each)} does not fit: {'; '.join(each.reasons)}" for each in shown if not each.fits
     ]
     if any(each.fits and not each.meets_targets for each in shown):
@@ -77,6 +78,19 @@ def notes(plan: Plan, *, every: bool = False) -> list[str]:
             "assumed: " + "; ".join(f"{each.name} {each.value:g} {each.unit}".strip() for each in plan.assumptions)
         )
     return lines
+
+
+def _memory(option: Option) -> str:
+    memory = option.memory
+    parts = (
+        ("weights", memory.weights_gib),
+        ("activations", memory.activations_gib),
+        ("CUDA graphs", memory.cuda_graphs_gib),
+        ("runtime", memory.runtime_gib),
+        ("KV cache", memory.kv_cache_gib),
+    )
+    taken = " + ".join(f"{name} {size:.1f}" for name, size in parts if size)
+    return f"{option.variant} on {_gpus(option)}: {taken} GiB, of {memory.usable_gib:.1f} usable on each GPU"
 
 
 def _gpus(option: Option) -> str:

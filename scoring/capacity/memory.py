@@ -107,13 +107,22 @@ def fit(
     cache = cache_layout(model, _rules(model, accelerator, parallelism))
     available = memory.kv_cache if serving.kv_cache_bytes is None else serving.kv_cache_bytes
     if memory.kv_cache < (serving.kv_cache_bytes or 1):
-        needed = memory.budget - memory.kv_cache + (serving.kv_cache_bytes or 0)
-        reasons.append(
-            f"{needed / GIB:.1f} GiB needed without room for a token, {memory.budget / GIB:.1f} GiB of each GPU usable"
-        )
+        reasons.append(_too_full(memory, serving))
     elif not cache.sequences(available, serving.context):
         reasons.append(f"room for {cache.longest(available):,} of {serving.context:,} tokens of context")
     return Fit(tuple(reasons), memory, cache, max(0, available))
+
+
+def _too_full(memory: Memory, serving: Serving) -> str:
+    parts = (
+        ("weights", memory.weights),
+        ("activations", memory.activations),
+        ("CUDA graphs", memory.graphs),
+        ("runtime", memory.runtime),
+    )
+    taken = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts if size)
+    cache = f"a KV cache of {serving.kv_cache_bytes / GIB:.1f}" if serving.kv_cache_bytes else "the KV cache"
+    return f"{taken} GiB of {memory.budget / GIB:.1f} leave no room for {cache}"
 
 
 def unsupported(variant: VariantName, accelerator: Accelerator) -> Iterator[str]:

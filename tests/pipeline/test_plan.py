@@ -97,6 +97,9 @@ def test_the_cheapest_that_meets_the_targets_is_first_and_the_table_says_so(hub:
     assert f"{first['cost_per_hour']:,.2f}" in table
     assert "50 in flight at the peak, TTFT ≤ 1000 ms and TPOT ≤ 50 ms" in table
     assert "assumed: " in table
+    assert re.search(
+        rf"^{first['variant']} on {gpus} × {first['accelerator']}: weights .* \+ KV cache ", table, re.MULTILINE
+    )
 
 
 def test_what_does_not_fit_is_listed_with_the_reason(hub: HubServer) -> None:
@@ -105,7 +108,7 @@ def test_what_does_not_fit_is_listed_with_the_reason(hub: HubServer) -> None:
     assert re.search(r"^× fp16 +8 × l4", said, re.MULTILINE)
     assert "× misses a target even with one request at a time" in said
     every = plan(hub, *asked, "--all").stdout
-    assert re.search(r"fp16 on 2 × l4 does not fit: \d+\.\d GiB needed without room for a token", every)
+    assert re.search(r"fp16 on 2 × l4 does not fit: weights \d+\.\d, .* leave no room for the KV cache", every)
     assert re.search(r"fp16 on 8 × l4 does not fit: room for [\d,]+ of 131,072 tokens of context", every)
 
 
