@@ -122,7 +122,18 @@ def test_render_prints_the_workflow_that_run_would_execute():
     rendered = yaml.safe_load(slipway("render", "workflow").stdout)
     assert rendered["kind"] == "WorkflowTemplate"
     names = [each["name"] for each in rendered["spec"]["templates"]]
-    stages = ["resolve", "acquire", "check", "optimize", "evaluate", "select", "serve", "withdraw", "report"]
+    stages = [
+        "resolve",
+        "acquire",
+        "check",
+        "optimize",
+        "optimize-rewrite",
+        "evaluate",
+        "select",
+        "serve",
+        "withdraw",
+        "report",
+    ]
     assert names == [*stages, "pipeline", "ending"]
 
 
