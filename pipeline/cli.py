@@ -160,7 +160,10 @@ def runs(
     found: Sequence[Shown]
     if engine == "argo":
         found = cluster.all_runs(context, namespace)
-        empty = "no runs in this namespace; start one with: slipway run MODEL --engine argo"
+        empty = (
+            "no runs in this namespace; --namespace names another one, or SLIPWAY_PLATFORM the platform of the runs; "
+            "start one with: slipway run MODEL --engine argo"
+        )
     else:
         found, empty = all_runs(store), f"no runs in {store}; start one with: slipway run MODEL"
     print_result([each.state.model_dump(mode="json") for each in found], runs_table(found) if found else empty, as_json)

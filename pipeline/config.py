@@ -108,21 +108,25 @@ def named(kind: str, value: Any, folder: Path) -> dict[str, Any]:
     return data
 
 
-def _platform(path: Path) -> dict[str, Any]:
-    """Merge the file over the one that its ``extends`` names, in the same folder or in ``configs/platforms``.
+def _platform(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Merge the file over the one that its ``extends`` names, in the same folder or in ``configs/platforms``, which may
+    extend another one in turn.
+
+    Args:
+        extending: the files that extend this one. A file of the user's may have the name of the one that it extends.
 
     Raises:
-        UnknownName: there is no such file.
+        UnknownName: there is no such file, or only one that extends this one.
     """
-    data = read_yaml(path)
+    data, seen = read_yaml(path), (*extending, path.resolve())
     base = data.pop("extends", None)
     if base is None:
         return data
-    folders = (path.parent, CONFIGS / FOLDERS["platform"])
-    found = next((file for folder in folders if (file := folder / f"{base}.yaml").is_file()), None)
+    files = (folder / f"{base}.yaml" for folder in (path.parent, CONFIGS / FOLDERS["platform"]))
+    found = next((file for file in files if file.is_file() and file.resolve() not in seen), None)
     if found is None:
         raise UnknownName("platform to extend", str(base), names("platform"))
-    whole = read_yaml(found)
+    whole = _platform(found, seen)
     _merge(whole, data)
     return whole
 

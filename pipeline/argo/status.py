@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final, cast
 
+from pipeline.runs.expressions import holds, parse
 from pipeline.runs.graph import Graph
-from pipeline.runs.state import EXIT_NODE, FINISHED, Kind, Node, Phase, RunPhase, RunState
+from pipeline.runs.state import EXIT_NODE, FAILED, FINISHED, Kind, Node, Phase, RunPhase, RunState
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.program import StageFailure
 from stages.parts.cluster.kinds import Object
@@ -24,6 +25,8 @@ HOLDERS: Final[dict[str, Kind]] = {
 }
 SUSPENDED: Final = "waits for an approval: in Argo's user interface, or with argo resume"
 OUT_OF_MEMORY: Final = "OOMKilled"
+UNPULLED: Final = re.compile(r"^(?:ErrImagePull|ImagePullBackOff|InvalidImageName)\b.*?image \"([^\"]+)\"", re.DOTALL)
+"""The kubelet's messages alternate while it tries; they differ in nothing that a person needs."""
 TERMINATION_MESSAGE: Final = re.compile(r"\(exit code (?P<exit_code>\d+)\): (?P<document>\{.*\})", re.DOTALL)
 
 
@@ -44,7 +47,8 @@ def run_state(workflow: Object) -> RunState:
         message=status.get("message") or "",
         arguments=arguments_of(workflow) or arguments_of({"spec": spec}),
         nodes=[
-            _node(task["name"], task["template"], nodes.get(f"{name}.{task['name']}"), nodes) for task in tasks(spec)
+            _node(task["name"], task["template"], nodes.get(f"{name}.{task['name']}"), nodes, _retried(spec, task))
+            for task in tasks(spec)
         ],
         started_at=_time(status.get("startedAt")),
         finished_at=_time(status.get("finishedAt")),
@@ -97,13 +101,18 @@ def outputs(state: RunState) -> dict[str, str]:
     return found
 
 
-def _node(name: str, template: str, node: Object | None, nodes: Mapping[str, Object]) -> Node:
+def _node(name: str, template: str, node: Object | None, nodes: Mapping[str, Object], retried: str = "") -> Node:
+    """The node of a task.
+
+    Args:
+        retried: the condition under which a failed attempt is followed by another one.
+    """
     if node is None:
         return Node(name=name, template=template)
     tries = attempts(node, nodes)
     last = tries[-1] if tries else node
-    phase = cast(Phase, node.get("phase") or "Pending")
     code = (last.get("outputs") or {}).get("exitCode")
+    phase = _phase(node, last, code, retried)
     message, hint = _said(last.get("message") or "")
     own = node.get("message") or "" if last is not node else ""
     if phase == "Succeeded":
@@ -123,9 +132,32 @@ def _node(name: str, template: str, node: Object | None, nodes: Mapping[str, Obj
         exit_code=int(code) if code is not None and phase in FINISHED else None,
         cached=bool((node.get("memoizationStatus") or last.get("memoizationStatus") or {}).get("hit")),
         outputs={each["name"]: each["value"] for each in made if "value" in each},
-        started_at=_time(node.get("startedAt")) if phase != "Pending" else None,
-        finished_at=_time(node.get("finishedAt")),
+        # A Retry node starts when it begins to wait for a lock.
+        started_at=_time((tries[0] if tries else node).get("startedAt")) if phase != "Pending" else None,
+        finished_at=_time(node.get("finishedAt") or (last.get("finishedAt") if phase in FINISHED else None)),
     )
+
+
+def _phase(node: Object, last: Object, code: str | None, retried: str) -> Phase:
+    """The phase of a task, of whose attempts *last* is the latest.
+
+    Argo leaves the Retry node of a task that waited for a lock Pending while its pod runs, and after a failure that no
+    attempt will follow it Running until the back-off is over.
+    """
+    own, latest = (cast(Phase, each.get("phase") or "Pending") for each in (node, last))
+    if own == "Pending" and latest == "Running":
+        return latest
+    if own in FINISHED or latest not in FAILED or code is None or not retried:
+        return own
+    failure = {"lastRetry.exitCode": code, "lastRetry.status": latest, "lastRetry.message": last.get("message") or ""}
+    with contextlib.suppress(ConfigError, KeyError):  # a template that is not ours
+        return own if holds(parse(retried, "expression"), failure.__getitem__) else latest
+    return own
+
+
+def _retried(spec: Object, task: Object) -> str:
+    template: Object = next((each for each in spec.get("templates", []) if each["name"] == task["template"]), {})
+    return str((template.get("retryStrategy") or {}).get("expression") or "")
 
 
 def _said(message: str) -> tuple[str, str]:
@@ -133,6 +165,8 @@ def _said(message: str) -> tuple[str, str]:
     found = TERMINATION_MESSAGE.search(message)
     if found and (failure := StageFailure.parse(found["document"], int(found["exit_code"]))):
         return failure.message, failure.hint
+    if unpulled := UNPULLED.search(message):
+        return f"the image {unpulled[1]} can't be pulled", "check its name, and that the nodes may pull it"
     hint = (
         "give the stage more memory in the platform's file, then: slipway install" if OUT_OF_MEMORY in message else ""
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -46,8 +47,14 @@ def is_there(name: str, engine: WorkflowEngine | None) -> bool:
 
 
 def connected(context: str | None, namespace: str | None) -> Cluster:
+    """The cluster, in *namespace*, or that of the platform in ``SLIPWAY_PLATFORM``, or else the kubeconfig's."""
     from stages.parts.cluster.api import connect
 
+    if namespace is None and (name := os.environ.get("SLIPWAY_PLATFORM")):
+        from pipeline.config import load
+
+        platform = load(chosen={"platform": name}).platform
+        namespace = platform.namespace if platform.cluster else None
     return connect(context, namespace)
 
 

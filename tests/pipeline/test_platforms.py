@@ -42,6 +42,20 @@ def test_a_platform_can_extend_a_file_beside_it(tmp_path):
     assert platform(tmp_path, "extends: near\nclaim: mine\n").namespace == "near"
 
 
+@pytest.mark.parametrize("base", ["kind", "gke"])
+def test_a_platform_can_extend_one_that_extends_another(tmp_path, base):
+    shipped, mine = load(chosen={"platform": base}).platform, platform(tmp_path, f"extends: {base}\nclaim: mine\n")
+    assert mine == shipped.model_copy(update={"name": "mine", "claim": "mine"})
+
+
+def test_a_platform_can_extend_the_shipped_one_of_its_name_and_not_itself(tmp_path):
+    (tmp_path / "kind.yaml").write_text("extends: kind\nclaim: mine\n")
+    assert load(chosen={"platform": str(tmp_path / "kind.yaml")}).platform.claim == "mine"
+    (tmp_path / "other.yaml").write_text("extends: mine\n")
+    with pytest.raises(ConfigError, match="platform to extend 'mine'"):
+        platform(tmp_path, "extends: other\n")
+
+
 def test_an_extended_platform_must_exist(tmp_path):
     with pytest.raises(ConfigError, match="platform to extend 'clutser'") as error:
         platform(tmp_path, MINE.format(base="clutser"))

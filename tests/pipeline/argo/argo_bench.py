@@ -20,7 +20,7 @@ def connected(server: KubernetesServer, tmp_path: Path, *, patience_s: float, to
 
 def environment_of(server: KubernetesServer, tmp_path: Path) -> dict[str, str]:
     return os.environ | {
-        "KUBECONFIG": str(server.kubeconfig(tmp_path / "kubeconfig")),
+        "KUBECONFIG": str(server.kubeconfig(tmp_path / "kubeconfig", namespace="elsewhere")),
         "SLIPWAY_PLATFORM": str(tmp_path / "test.yaml"),
         "SLIPWAY_STORE": str(tmp_path / "store"),
         "ARGO_UI": "https://argo.example",

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.argo.status import ended, run_state
 
-SPEC = {
+SPEC: dict[str, Any] = {
     "entrypoint": "main",
     "onExit": "report",
     "templates": [
@@ -129,3 +129,52 @@ def test_a_terminated_run_has_no_exit_handler_and_no_exit_code():
     state = run_state(workflow(stopped, phase="Failed", message="Stopped with strategy 'Terminate'"))
     assert state.node("onExit").phase == "Omitted"
     assert state.node("first").exit_code is None
+
+
+def retrying(*nodes: dict[str, Any], **status: Any) -> dict[str, Any]:
+    """A workflow whose task ``first`` is retried after 75."""
+    made = workflow(*nodes, **status)
+    strategy = {"limit": "3", "expression": "lastRetry.exitCode == '75' || lastRetry.message matches '[Ee]vict'"}
+    templates = [each | ({"retryStrategy": strategy} if each["name"] == "work" else {}) for each in SPEC["templates"]]
+    made["status"]["storedWorkflowTemplateSpec"] = SPEC | {"templates": templates}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("said", "exit_code", "phase", "message"),
+    [
+        ('Error (exit code 12): {"message":"gated","hint":"ask","exit_code":12}', "12", "Failed", "gated"),
+        (
+            'Error (exit code 75): {"message":"busy","hint":"","exit_code":75}',
+            "75",
+            "Running",
+            "Backoff for 30 seconds: busy",
+        ),
+        ("The pod was Evicted", None, "Running", "Backoff for 30 seconds: The pod was Evicted"),
+    ],
+)
+def test_a_failure_that_nothing_follows_is_shown_before_argo_has_waited(said, exit_code, phase, message):
+    ended: dict[str, Any] = {"outputs": {"exitCode": exit_code}} if exit_code else {}
+    tried = node("first(0)", "Failed", message=said, finishedAt="2026-11-22T10:00:09Z", **ended)
+    retry = node("first", "Running", "Retry", message="Backoff for 30 seconds", children=["id-first(0)"])
+    first = run_state(retrying(retry, tried)).node("first")
+    assert (first.phase, first.message) == (phase, message)
+    assert (first.finished_at is None) == (phase == "Running")
+
+
+def test_a_task_that_waited_for_a_lock_runs_once_its_pod_does_and_its_time_begins_then():
+    pod = node("first(0)", "Running", startedAt="2026-11-22T10:08:00Z")
+    retry = node("first", "Pending", "Retry", startedAt="2026-11-22T10:00:00Z", children=["id-first(0)"])
+    first = run_state(workflow(retry, pod)).node("first")
+    assert first.phase == "Running"
+    assert first.started_at is not None
+    assert first.started_at.minute == 8
+
+
+def test_an_image_that_cannot_be_pulled_is_said_once():
+    pulled = (
+        'ErrImagePull: failed to pull and unpack image "localhost/x:1": failed to resolve reference: not found',
+        'ImagePullBackOff: Back-off pulling image "localhost/x:1": ErrImagePull: failed to resolve reference',
+    )
+    shown = [run_state(workflow(node("first", "Pending", message=each))).node("first") for each in pulled]
+    assert {each.message for each in shown} == {"the image localhost/x:1 can't be pulled"}
