@@ -1,0 +1,88 @@
+"""What a choice is made by: weights, anchors of the scores, margins of equivalence, the error rate."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from scoring.metrics import METRICS
+from scoring.normalize import REFERENCE
+from scoring.profile import DEFAULT, Profile, Weights
+
+Ratio = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+GATE: Final = 0.95
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Anchor(_Closed):
+    """How many times better than the reference a metric must be to count as 0 and as 1; values beyond are clipped."""
+
+    zero: Ratio
+    one: Ratio
+
+    @model_validator(mode="after")
+    def _one_is_better(self) -> Anchor:
+        if not self.zero < self.one:
+            raise ValueError("the anchor of 1 must be better than that of 0")
+        return self
+
+
+class Anchors(_Closed):
+    quality: Anchor = Anchor(zero=GATE, one=1.0)
+    """From the limit of the quality recovery to no loss."""
+    latency: Anchor = Anchor(zero=1.0, one=2.0)
+    throughput: Anchor = Anchor(zero=1.0, one=2.0)
+    memory: Anchor = Anchor(zero=1.0, one=4.0)
+    """A quarter of the reference's memory counts as 1: 4-bit weights for 16-bit ones."""
+
+
+class Margins(_Closed):
+    """Differences that do not matter, as a share; two variants within all of them are equivalent."""
+
+    speed: Share = 0.03
+    """Of latency and of throughput."""
+    memory: Share = 0.01
+    quality: Share = 0.005
+
+
+class Values(_Closed):
+    """What the variants are compared with where the reference is not measured, in the units of ``METRICS``."""
+
+    quality: Ratio
+    latency: Ratio
+    throughput: Ratio
+    memory: Ratio
+
+
+class Criteria(_Closed):
+    weights: Weights = DEFAULT
+    anchors: Anchors = Anchors()
+    margins: Margins = Margins()
+    reference: str | Values = REFERENCE
+    """A variant, or fixed values."""
+    task_loss: Share = 0.03
+    """The share of the reference's score that a variant may lose on any one task. That it loses less must be shown, by
+    the one-sided 95 % bound."""
+    error_rate: Annotated[float, Field(gt=0, le=0.4)] = 0.05
+    """The probability that one of two identical variants is called better, or that variants that differ by more than a
+    margin are called equivalent; all looks at the data together."""
+
+    def shares(self) -> dict[str, float]:
+        """The weights by metric, with sum 1."""
+        return self.weights.shares()
+
+
+def criteria_of(profile: Profile) -> Criteria:
+    """The criteria of a profile's weights; quality counts 0 at the profile's limit of the quality recovery."""
+    limit = profile.constraints.quality_recovery
+    gate = limit.min if limit and 0 < limit.min < 1 else GATE
+    return Criteria(weights=profile.weights, anchors=Anchors(quality=Anchor(zero=gate, one=1.0)))
+
+
+MARGIN_OF: Final = {name: name if name in ("quality", "memory") else "speed" for name in METRICS}
+"""The field of ``Margins`` that applies to each metric."""

@@ -1,0 +1,183 @@
+"""What is known of the variants' scores and differences: estimates, and how far chance may have moved them.
+
+The variance of a difference has a part that further starts of the server reduce, and one that only further items of the
+quality tasks reduce.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from scoring.anchored import SIGNS, log_margins, log_ratios, ranked, scaled, scores, shares_of, spans
+from scoring.criteria import Criteria
+from scoring.draws import DRAWS, SEED
+from scoring.losses import Quality
+from scoring.metrics import METRICS
+from scoring.normalize import Floats
+from scoring.starts import Effects
+from scoring.student import quantile, upper_tail
+
+NAMES: Final = tuple(METRICS)
+SPEED: Final = [NAMES.index("latency"), NAMES.index("throughput")]
+QUALITY: Final = NAMES.index("quality")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured of every variant, in the order of ``variants``."""
+
+    variants: tuple[str, ...]
+    quality: Quality
+    speed: Effects
+    """Of ln milliseconds and ln tokens/s."""
+    memory: Floats
+    """Bytes, shape (variants,)."""
+
+
+class Estimate:
+    """The metrics of the variants as log-ratios to the reference, with their noise."""
+
+    def __init__(self, evidence: Evidence, criteria: Criteria) -> None:
+        """Raises: ValueError: the reference is a variant that was not measured."""
+        self.evidence, self.criteria = evidence, criteria
+        speed = np.exp(evidence.speed.means)
+        values = np.column_stack([np.exp(evidence.quality.logs), speed, evidence.memory])
+        self.reference: int | None = None
+        if isinstance(criteria.reference, str):
+            if criteria.reference not in evidence.variants:
+                raise ValueError(f"the reference {criteria.reference!r} was not measured: name values in its place")
+            self.reference = evidence.variants.index(criteria.reference)
+            self.against = values[self.reference]
+        else:
+            self.against = np.array([getattr(criteria.reference, name) for name in NAMES])
+        self.ratios = log_ratios(values, self.against)
+        self.scores, self.sums = scores(self.ratios, criteria)
+
+    def order(self, able: Collection[str]) -> list[str]:
+        """The variants of *able*, the best first; equal ones by name."""
+        names = sorted(able)
+        places = [self.place(name) for name in names]
+        return [names[each] for each in ranked(self.ratios[places], self.criteria)]
+
+    def place(self, name: str) -> int:
+        return self.evidence.variants.index(name)
+
+    def lead(self, first: int, second: int) -> Lead:
+        """The difference of two scores, by the delta method: a metric beyond its anchor has no influence."""
+        low, high = spans(self.criteria.anchors)
+        slopes = np.tile(shares_of(self.criteria) / (high - low), (len(self.ratios), 1))
+        value = float(self.scores[first] - self.scores[second])
+        if value:
+            at = scaled(self.ratios, self.criteria.anchors)
+            slopes = np.where((at > 0) & (at < 1), slopes, 0.0)
+        else:
+            value = float(self.sums[first] - self.sums[second])
+        gradient = np.zeros_like(slopes)
+        for place, sign in ((first, 1.0), (second, -1.0)):
+            gradient[place] += sign * slopes[place]
+            if self.reference is not None:
+                gradient[self.reference] -= sign * slopes[place]
+        by_quality = gradient[:, QUALITY]
+        return Lead(
+            value,
+            self._speed_variance(gradient[:, SPEED] * SIGNS[SPEED]),
+            float(by_quality @ self.evidence.quality.covariance @ by_quality),
+            self.evidence.speed.degrees,
+        )
+
+    def differences(self, first: int, second: int) -> list[tuple[float, Lead]]:
+        """The margin and the difference of every metric that has a weight."""
+        margins, shares = log_margins(self.criteria.margins), shares_of(self.criteria)
+        contrast = np.zeros(len(self.ratios))
+        contrast[first], contrast[second] = 1.0, -1.0
+        found = []
+        for metric in np.flatnonzero(shares):
+            value = float(self.ratios[first, metric] - self.ratios[second, metric])
+            speed = quality = 0.0
+            if metric in SPEED:
+                speed = self._speed_variance(np.outer(contrast, np.array(SPEED) == metric))
+            elif metric == QUALITY:
+                quality = float(contrast @ self.evidence.quality.covariance @ contrast)
+            found.append((float(margins[metric]), Lead(value, speed, quality, self.evidence.speed.degrees)))
+        return found
+
+    def _speed_variance(self, gradient: Floats) -> float:
+        """The variance of a combination of the speeds, shape (variants, 2); NaN if the noise is not known."""
+        if not gradient.any():
+            return 0.0
+        speed = self.evidence.speed
+        return float(np.sum(speed.residual * (gradient.T @ speed.spread @ gradient)))
+
+
+@dataclass(frozen=True)
+class Lead:
+    """An estimated difference, with the variance that the noise of starts and the sampling of items give it."""
+
+    value: float
+    by_starts: float
+    by_items: float
+    degrees: float
+    """Of the noise of starts."""
+
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(max(0.0, self.by_starts + self.by_items))
+
+    @property
+    def joint_degrees(self) -> float:
+        """Welch and Satterthwaite's degrees of freedom; the variance by items counts as known."""
+        if self.by_starts <= 0:
+            return math.inf
+        return self.degrees * ((self.by_starts + self.by_items) / self.by_starts) ** 2
+
+    def below(self, bound: float) -> float:
+        """The probability that the true difference is below *bound*, 0.5 if the noise is not known."""
+        if math.isnan(self.by_starts):
+            return 0.5
+        if self.deviation == 0:
+            return float(self.value < bound)
+        return upper_tail((self.value - bound) / self.deviation, self.joint_degrees)
+
+    def reach(self, tail: float) -> float:
+        """How far an interval with this probability beyond each end extends from the value."""
+        if math.isnan(self.by_starts):
+            return math.inf
+        return quantile(1 - tail, self.joint_degrees) * self.deviation if self.deviation else 0.0
+
+    def with_more(self, starts: float, items: float, degrees: float) -> Lead:
+        """With so many times the starts and items."""
+        return replace(self, by_starts=self.by_starts / starts, by_items=self.by_items / items, degrees=degrees)
+
+
+def chances(estimate: Estimate, names: Sequence[str], *, draws: int = DRAWS) -> dict[str, float]:
+    """The probability of each variant to be truly the best, by draws from the posterior of a flat prior.
+
+    Empty if the noise of starts is not known.
+    """
+    speed, quality = estimate.evidence.speed, estimate.evidence.quality
+    if speed.degrees < 1:
+        return {}
+    generator = np.random.default_rng([SEED, *b"chances"])
+    normal = generator.standard_normal((draws, len(estimate.ratios), 3))
+    few = np.sqrt(speed.degrees / generator.chisquare(speed.degrees, draws))
+    drawn = np.repeat(estimate.ratios[None], draws, axis=0)
+    drawn[..., QUALITY] += normal[..., 0] @ _root(quality.covariance)
+    moved = np.einsum("vw,dwm,mn->dvn", _root(speed.spread), normal[..., 1:], _root(speed.residual))
+    drawn[..., SPEED] += SIGNS[SPEED] * few[:, None, None] * moved
+    if estimate.reference is not None:
+        drawn -= drawn[:, [estimate.reference]]
+    places = [estimate.place(name) for name in names]
+    best = ranked(drawn[:, places], estimate.criteria)[:, 0]
+    return {name: float((best == number).mean()) for number, name in enumerate(names)}
+
+
+def _root(covariance: Floats) -> Floats:
+    """The symmetric square root of a covariance matrix."""
+    values, vectors = np.linalg.eigh(covariance)
+    found: Floats = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+    return found

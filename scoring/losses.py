@@ -1,0 +1,123 @@
+"""The quality of the variants on the same items: its logarithm with the noise of sampling items, and the loss per task.
+
+The items are paired: an item that is hard for all variants adds nothing to the noise of their difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from scoring.draws import Items, aligned
+from scoring.normalize import Floats
+
+Z_95_ONE_SIDED: Final = 1.644854
+FLIP: Final = 0.5
+"""Flipped items added to each variant, because a sample without flips does not show that there are none (Agresti & Min
+2005, Statistics in Medicine 24, 729–740)."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    logs: Floats
+    """ln of the score, shape (variants,)."""
+    covariance: Floats
+    """Shape (variants, variants)."""
+
+    def of(self, places: Sequence[int]) -> Quality:
+        """Of the variants at these positions alone."""
+        return Quality(self.logs[list(places)], self.covariance[np.ix_(places, places)])
+
+
+@dataclass(frozen=True)
+class TaskLoss:
+    """The share of the reference's score that a variant loses on one task; negative for a gain."""
+
+    value: float
+    low: float
+    high: float
+    """One-sided 95 % bounds."""
+    limit: float
+
+    @property
+    def verdict(self) -> Literal["pass", "fail", "unclear"]:
+        """pass: it is shown that less than the limit is lost. fail: that more is. unclear: too few items to tell."""
+        if self.high < self.limit:
+            return "pass"
+        return "fail" if self.low >= self.limit else "unclear"
+
+    @property
+    def more_items(self) -> float:
+        """How many times the items are needed to show that the loss is below the limit, if it is what was measured;
+        infinite if it is not below."""
+        room = self.limit - self.value
+        return max(1.0, ((self.high - self.value) / room) ** 2) if room > 0 else math.inf
+
+
+def task_quality(items: Sequence[Items]) -> Quality:
+    """The quality on one task, by variant: the accuracy, or the probability per byte.
+
+    Raises:
+        ValueError: a variant has no items.
+    """
+    given = list(aligned({str(number): each for number, each in enumerate(items)}).values())
+    scores, influences = zip(*map(_influences, given), strict=True)
+    if not all(score > 0 for score in scores):
+        raise ValueError("a quality of 0 has no logarithm")
+    shares = np.array(influences) / np.array(scores)[:, None]
+    size = shares.shape[1]
+    covariance = shares @ shares.T * (size / max(1, size - 1))
+    if given[0].sizes is None:
+        covariance += np.diag([FLIP / (size * score) ** 2 for score in scores])
+    return Quality(np.log(scores), covariance)
+
+
+def mean_quality(tasks: Sequence[Quality]) -> Quality:
+    """The quality over all tasks: the logarithm of the mean of their scores; tasks have different items.
+
+    Raises:
+        ValueError: there are no tasks.
+    """
+    if not tasks:
+        raise ValueError("no tasks to compare")
+    scores = np.exp([each.logs for each in tasks])
+    parts = scores / scores.sum(axis=0)
+    covariance = sum(part[:, None] * each.covariance * part for part, each in zip(parts, tasks, strict=True))
+    return Quality(np.log(scores.mean(axis=0)), np.asarray(covariance))
+
+
+def task_losses(tasks: Mapping[str, Quality], variant: int, reference: int, limit: float) -> dict[str, TaskLoss]:
+    """The loss of one variant on each task.
+
+    Args:
+        variant, reference: positions among the variants.
+        limit: the share that may be lost.
+    """
+    return {name: _loss(each, variant, reference, limit) for name, each in tasks.items()}
+
+
+def _loss(task: Quality, variant: int, reference: int, limit: float) -> TaskLoss:
+    difference = float(task.logs[variant] - task.logs[reference])
+    own = task.covariance
+    variance = own[variant, variant] + own[reference, reference] - 2 * own[variant, reference]
+    reach = Z_95_ONE_SIDED * math.sqrt(max(0.0, float(variance)))
+    value, low, high = (-math.expm1(each) for each in (difference, difference + reach, difference - reach))
+    return TaskLoss(value, low, high, limit)
+
+
+def _influences(items: Items) -> tuple[float, Floats]:
+    """The score, and how much each item moves it (the influence function); their squares add up to its variance."""
+    values = np.atleast_2d(items.values).mean(axis=0)
+    if not values.size:
+        raise ValueError("no items to compare")
+    if items.sizes is not None:
+        rate, total = values.sum() / items.sizes.sum(), items.sizes.sum()
+        score = math.exp(rate)
+        return score, score * (values - rate * items.sizes) / total
+    weights = np.ones(len(values)) if items.weights is None else items.weights
+    score = float((values * weights).sum() / weights.sum())
+    return score, weights * (values - score) / weights.sum()

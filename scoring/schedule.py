@@ -1,0 +1,91 @@
+"""What to measure next within a budget of time: blocks of one start per variant, until the choice is settled.
+
+Pure functions: a schedule calls ``next_block``, measures it, and gives the evidence to ``look``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from scoring.choice import Verdict, judge
+from scoring.criteria import Criteria
+from scoring.estimate import Evidence
+
+ROUNDS: Final = 2
+"""Rounds of load per start: a second one shows whether the server had settled."""
+SCALE_BLOCKS: Final = 2
+"""Blocks in which a reference is measured that cannot be chosen itself and only sets the scale."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The times are in seconds."""
+
+    budget_s: float
+    """Of the whole measurement of a model."""
+    start_s: float
+    """Until a server answers."""
+    round_s: float
+    """Of a round of load with its warm-up."""
+    quality_s: float
+    """Of one variant's quality, which is measured once."""
+    side_by_side: int = 1
+    """The number of servers that run at the same time: one per GPU."""
+    rounds: int = ROUNDS
+
+    def block_s(self, variants: int) -> float:
+        return math.ceil(variants / self.side_by_side) * (self.start_s + self.rounds * self.round_s)
+
+    def gates_s(self, variants: int) -> float:
+        """The quality of all variants."""
+        return math.ceil(variants / self.side_by_side) * self.quality_s
+
+
+@dataclass(frozen=True)
+class Progress:
+    spent_s: float
+    able: tuple[str, ...]
+    """The variants that passed the gates."""
+    running: tuple[str, ...]
+    """Those that the next block measures: of the able ones all that are not beaten, and at first the reference."""
+    times: tuple[float, ...] = ()
+    """The share of the budget that was used at each look, one per block."""
+
+    @property
+    def beaten(self) -> tuple[str, ...]:
+        return tuple(name for name in self.able if name not in self.running)
+
+
+def next_block(plan: Plan, progress: Progress) -> tuple[str, ...]:
+    """The variants of the next block in their order, which rotates so that each is first equally often; empty if the
+    budget does not suffice for it."""
+    if progress.spent_s + plan.block_s(len(progress.running)) > plan.budget_s:
+        return ()
+    first = len(progress.times) % len(progress.running)
+    return progress.running[first:] + progress.running[:first]
+
+
+def look(
+    plan: Plan, progress: Progress, evidence: Evidence, criteria: Criteria, missing: Sequence[str] = ()
+) -> tuple[Progress, Verdict, bool]:
+    """Judge after a block of all running variants.
+
+    Returns:
+        The progress, the verdict, and whether another block is to be measured: the choice is not settled, and the
+        budget suffices. Variants that are worse than the first are not measured any more.
+    """
+    spent = progress.spent_s + plan.block_s(len(progress.running))
+    left = spent + plan.block_s(len(progress.running)) <= plan.budget_s
+    times = (*progress.times, min(1.0, spent / plan.budget_s) if left else 1.0)
+    verdict = judge(
+        evidence, criteria, able=progress.able, beaten=progress.beaten, missing=missing, times=times, last=not left
+    )
+    worse = {each.other for each in verdict.comparisons if each.relation == "better"}
+    scaling = len(times) < SCALE_BLOCKS
+    running = tuple(name for name in progress.running if name not in worse and (scaling or name in progress.able))
+    after = Progress(spent, progress.able, running, times)
+    settled = all(each.relation != "open" for each in verdict.comparisons)
+    return after, verdict, left and not settled

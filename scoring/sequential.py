@@ -1,0 +1,87 @@
+"""Looking at growing data several times without deciding falsely more often: group-sequential tests.
+
+The error rate is spent over the looks as in O'Brien and Fleming's test, little at first (Lan & DeMets 1983, Biometrika
+70, 659–663), so that the number and times of the looks need not be fixed in advance. The limits are p-values, so they
+also serve tests of Student's t (Jennison & Turnbull, Group Sequential Methods, 2000).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import pairwise
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+
+from scoring.normalize import Floats
+
+POINTS: Final = 401
+REACH: Final = 8.0
+"""Standard deviations that the numerical integration covers."""
+NORMAL: Final = NormalDist()
+
+
+def spent(alpha: float, time: float) -> float:
+    """The part of the one-sided error rate *alpha* that may be used up to *time*, the used share of the budget, 0–1."""
+    if time >= 1:
+        return alpha
+    return 2 * NORMAL.cdf(NORMAL.inv_cdf(alpha / 2) / math.sqrt(time)) if time > 0 else 0.0
+
+
+@lru_cache(maxsize=4096)
+def limits(alpha: float, times: tuple[float, ...]) -> tuple[float, ...]:
+    """The p-value at which a one-sided test may be decided, for each look; 0 where nothing may be spent.
+
+    Args:
+        alpha: the error rate of all looks together.
+        times: the share of the budget that is used at each look, ascending. The information at look k is proportional
+            to k: each look adds one start of the server. If part of the noise does not shrink with further starts, the
+            error rate is lower than *alpha*.
+
+    Raises:
+        ValueError: the times are not ascending.
+    """
+    if any(later < earlier for earlier, later in pairwise(times)):
+        raise ValueError(f"the times of the looks are not ascending: {times}")
+    # B is the sum of the looks' independent standard normal increments; `density` is its density at `grid` where no
+    # look has been decided.
+    found: list[float] = []
+    grid: Floats = np.zeros(1)
+    density: Floats = np.ones(1)
+    used = 0.0
+    for number, time in enumerate(times, 1):
+        scale = math.sqrt(number)
+        wide = _grid(-REACH * scale, REACH * scale)
+        bound = _crossing(wide, _moved(grid, density, wide), spent(alpha, time) - used)
+        used = max(used, spent(alpha, time))
+        found.append(0.5 * math.erfc(bound / scale / math.sqrt(2)) if bound < wide[-1] else 0.0)
+        inside = _grid(-REACH * scale, bound)
+        grid, density = inside, _moved(grid, density, inside)
+    return tuple(found)
+
+
+def _grid(low: float, high: float) -> Floats:
+    return np.linspace(low, high, POINTS, dtype=np.float64)
+
+
+def _moved(grid: Floats, density: Floats, to: Floats) -> Floats:
+    """The density after adding a standard normal increment."""
+    kernel = np.exp(-((to[:, None] - grid) ** 2) / 2) / math.sqrt(2 * math.pi)
+    weights = np.ones(1) if len(grid) == 1 else np.full(len(grid), grid[1] - grid[0])
+    if len(grid) > 1:
+        weights[[0, -1]] /= 2
+    found: Floats = kernel @ (density * weights)
+    return found
+
+
+def _crossing(grid: Floats, density: Floats, probability: float) -> float:
+    """The point above which the density holds *probability*; the end of the grid if that is too small to find."""
+    slices = (density[1:] + density[:-1]) / 2 * (grid[1] - grid[0])
+    above = np.append(np.cumsum(slices[::-1])[::-1], 0.0)
+    place = int((above >= probability).sum()) - 1
+    if probability < above[-2]:
+        return float(grid[-1])
+    low, high = math.log(above[place]), math.log(above[place + 1])
+    return float(grid[place] + (grid[1] - grid[0]) * (low - math.log(probability)) / (low - high))

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from scoring.choice import More, judge
+from scoring.criteria import Criteria, Values
+from scoring.estimate import Evidence
+from scoring.losses import Quality
+from scoring.profile import Weights
+from scoring.starts import effects
+
+CRITERIA = Criteria()
+NOISE = np.array([[1, -2, 1, 0], [-1, 0, 1, 0], [0, 1, -2, 1], [0, 1, 0, -1]]) / 2
+"""Of four starts (columns): each variant's own, in units of the noise."""
+
+
+def evidence(noise=0.01, starts=4, quality_noise=0.001, **variants) -> Evidence:
+    """Variants by (times the reference's quality, speed, memory)."""
+    quality, speed, memory = np.array(list(variants.values()), dtype=float).T
+    logs = np.stack([-np.log(speed), np.log(speed)], axis=1)[None] + noise * np.stack(
+        [NOISE[: len(speed), :starts].T, -NOISE[: len(speed), :starts].T], axis=2
+    )
+    covariance = np.eye(len(speed)) * quality_noise**2 / 2
+    return Evidence(tuple(variants), Quality(np.log(0.7 * quality), covariance), effects(logs), 16e9 * memory)
+
+
+def test_a_clear_lead_is_decided():
+    verdict = judge(evidence(fp16=(1, 1, 1), awq=(0.99, 1.3, 0.3), gptq=(0.99, 1.6, 0.3)), CRITERIA)
+    assert (verdict.outcome, verdict.chosen) == ("decided", "gptq")
+    assert verdict.ranking == ("gptq", "awq", "fp16")
+    assert [each.relation for each in verdict.comparisons] == ["better", "better"]
+    lead = verdict.comparisons[0]
+    assert lead.lead == pytest.approx(0.4 * math.log2(1.6 / 1.3), abs=0.01)
+    assert lead.low < lead.lead < lead.high
+    assert lead.confidence > 0.99
+    assert verdict.chances["gptq"] > 0.99
+    assert verdict.more is None
+
+
+def test_of_equivalent_variants_the_cheapest_is_chosen_by_memory_then_by_speed():
+    lighter = evidence(noise=0.002, fp16=(1, 1, 1), awq=(1, 1.3, 0.3), gptq=(1, 1.31, 0.302))
+    assert (judge(lighter, CRITERIA).outcome, judge(lighter, CRITERIA).chosen) == ("equivalent", "awq")
+    assert judge(lighter, CRITERIA).ranking[0] == "gptq"
+    faster = evidence(noise=0.002, fp16=(1, 1, 1), awq=(1, 1.3, 0.3), gptq=(1, 1.31, 0.3))
+    assert (judge(faster, CRITERIA).outcome, judge(faster, CRITERIA).chosen) == ("equivalent", "gptq")
+
+
+def test_a_little_less_memory_and_nothing_else_is_equivalent():
+    verdict = judge(evidence(noise=0.002, fp16=(1, 1, 1), lighter=(1, 1, 0.995)), CRITERIA)
+    assert (verdict.outcome, verdict.chosen) == ("equivalent", "lighter")
+
+
+@pytest.mark.parametrize("other", [(1, 1.05, 1), (1, 1, 0.98), (0.99, 1, 1)])
+def test_a_difference_beyond_one_margin_is_not_equivalent(other):
+    verdict = judge(evidence(noise=0.002, fp16=(1, 1, 1), other=other), CRITERIA)
+    assert verdict.outcome == "decided"
+
+
+def test_a_metric_without_a_weight_makes_no_difference():
+    only_speed = Criteria(weights=Weights(quality=0, latency=1, throughput=1, memory=0))
+    assert judge(evidence(noise=0.002, fp16=(1, 1, 1), other=(0.5, 1, 2)), only_speed).outcome == "equivalent"
+
+
+def test_too_few_data_are_unresolved_and_the_first_of_the_ranking_is_served():
+    verdict = judge(evidence(noise=0.2, fp16=(1, 1, 1), awq=(1, 1.1, 1)), CRITERIA)
+    assert (verdict.outcome, verdict.chosen) == ("unresolved", "awq")
+    assert 0.5 < verdict.chances["awq"] < 0.95
+    assert verdict.comparisons[0].low < 0 < verdict.comparisons[0].high
+
+
+def test_what_would_settle_a_choice_does_settle_it():
+    few = judge(evidence(noise=0.03, starts=2, fp16=(1, 1, 1), awq=(1, 1.1, 1)), CRITERIA)
+    assert few.outcome == "unresolved"
+    assert few.more is not None
+    assert few.more.items == 1
+    # Items, where starts have no influence.
+    vague = judge(evidence(noise=0.0001, quality_noise=0.01, fp16=(1, 1, 1), awq=(0.99, 1.1, 1)), CRITERIA)
+    assert vague.more == More(starts=0, items=32)
+    exact = evidence(noise=0.0001, quality_noise=0.01 / math.sqrt(32), fp16=(1, 1, 1), awq=(0.99, 1.1, 1))
+    assert judge(exact, CRITERIA).outcome == "decided"
+
+
+def test_a_single_start_settles_nothing():
+    verdict = judge(evidence(starts=1, fp16=(1, 1, 1), awq=(1, 1.9, 0.3)), CRITERIA)
+    assert (verdict.outcome, verdict.chosen) == ("unresolved", "awq")
+    assert verdict.chances == {}
+    assert verdict.more is None
+    assert verdict.comparisons[0].high == math.inf
+
+
+def test_an_early_look_needs_stronger_evidence():
+    given = evidence(noise=0.02, fp16=(1, 1, 1), awq=(1, 1.15, 1))
+    assert judge(given, CRITERIA).outcome == "decided"
+    assert judge(given, CRITERIA, times=(0.05, 0.1, 0.15, 0.2), last=False).outcome == "unresolved"
+
+
+def test_a_missing_variant_makes_the_choice_incomplete():
+    verdict = judge(evidence(fp16=(1, 1, 1), awq=(0.99, 1.6, 0.3)), CRITERIA, missing=["gptq"])
+    assert (verdict.outcome, verdict.chosen) == ("incomplete", "awq")
+
+
+def test_a_beaten_variant_is_not_chosen_again():
+    given = evidence(noise=0.002, fp16=(1, 1, 1), awq=(1, 1.3, 0.3), gptq=(1, 1.6, 0.3))
+    assert judge(given, CRITERIA, beaten=["gptq"]).chosen == "awq"
+    with pytest.raises(ValueError, match="no variant can be chosen"):
+        judge(given, CRITERIA, able=[])
+
+
+def test_a_reference_that_cannot_be_chosen_sets_the_scale():
+    given = evidence(noise=0.002, fp16=(1, 1, 1), awq=(0.99, 1.3, 0.3), gptq=(0.96, 1.3, 0.3))
+    verdict = judge(given, CRITERIA, able=["awq", "gptq"])
+    assert (verdict.outcome, verdict.chosen) == ("decided", "awq")
+    assert "fp16" not in verdict.scores
+
+
+def test_without_a_reference_the_criteria_say_against_what():
+    given = evidence(noise=0.002, awq=(0.99, 1.3, 0.3), gptq=(0.96, 1.3, 0.3))
+    with pytest.raises(ValueError, match="'fp16' was not measured"):
+        judge(given, CRITERIA)
+    values = Values(quality=0.7, latency=1.0, throughput=1.0, memory=16e9)
+    verdict = judge(given, Criteria(reference=values))
+    with_reference = judge(evidence(noise=0.0, fp16=(1, 1, 1), awq=(0.99, 1.3, 0.3), gptq=(0.96, 1.3, 0.3)), CRITERIA)
+    assert (verdict.outcome, verdict.chosen) == ("decided", "awq")
+    assert verdict.scores["gptq"] == pytest.approx(with_reference.scores["gptq"], abs=0.002)
+
+
+def test_the_order_of_the_variants_does_not_matter():
+    variants = {"fp16": (1, 1, 1), "awq": (0.99, 1.3, 0.3), "gptq": (0.99, 1.3, 0.3)}
+    first = judge(evidence(noise=0.0, **variants), CRITERIA)
+    second = judge(evidence(noise=0.0, **dict(reversed(variants.items()))), CRITERIA)
+    assert (first.outcome, first.chosen, first.ranking) == (second.outcome, second.chosen, second.ranking)

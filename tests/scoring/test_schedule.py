@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scoring.criteria import Criteria
+from scoring.estimate import Evidence
+from scoring.losses import Quality
+from scoring.schedule import Plan, Progress, look, next_block
+from scoring.starts import effects
+
+PLAN = Plan(budget_s=1000, start_s=40, round_s=30, quality_s=50)
+CRITERIA = Criteria()
+
+
+def evidence(names, speeds, blocks, noise=0.01) -> Evidence:
+    random = np.random.default_rng(0)
+    logs = np.log(speeds)[:, None] * [-1, 1] + noise * random.standard_normal((blocks, len(names), 2))
+    quality = Quality(np.full(len(names), np.log(0.7)), np.eye(len(names)) * 1e-7)
+    return Evidence(tuple(names), quality, effects(logs), np.full(len(names), 16e9))
+
+
+def test_every_variant_is_first_equally_often():
+    names = ("fp16", "awq", "gptq")
+    first = [next_block(PLAN, Progress(0, names, names, times=(0.1,) * done)) for done in range(3)]
+    assert first == [("fp16", "awq", "gptq"), ("awq", "gptq", "fp16"), ("gptq", "fp16", "awq")]
+
+
+def test_a_block_that_the_budget_does_not_suffice_for_is_not_begun():
+    names = ("fp16", "awq", "gptq")
+    assert PLAN.block_s(3) == 300
+    assert next_block(PLAN, Progress(700, names, names)) == names
+    assert next_block(PLAN, Progress(701, names, names)) == ()
+
+
+def test_servers_side_by_side_take_the_time_of_one():
+    plan = Plan(budget_s=1000, start_s=40, round_s=30, quality_s=50, side_by_side=2)
+    assert (plan.block_s(2), plan.block_s(3), plan.gates_s(3)) == (100, 200, 100)
+
+
+def test_a_settled_choice_ends_the_measurement():
+    names = ("fp16", "awq")
+    progress = Progress(500, names, names, times=(0.1, 0.3, 0.5))
+    after, verdict, go_on = look(PLAN, progress, evidence(names, [1, 1.8], 4), CRITERIA)
+    assert (verdict.outcome, verdict.chosen, go_on) == ("decided", "awq", False)
+    assert after.spent_s == 700
+
+
+def test_what_cannot_win_is_not_measured_any_more():
+    names = ("fp16", "awq", "gptq")
+    progress = Progress(100, names, names, times=(0.1, 0.2))
+    after, verdict, go_on = look(PLAN, progress, evidence(names, [1, 1.8, 1.81], 3, 0.03), CRITERIA)
+    assert verdict.outcome == "unresolved"
+    assert go_on
+    assert after.running == ("awq", "gptq")
+    assert after.beaten == ("fp16",)
+    assert set(next_block(PLAN, after)) == {"awq", "gptq"}
+
+
+def test_the_budget_ends_an_unresolved_measurement_with_what_would_settle_it():
+    names = ("fp16", "awq")
+    progress = Progress(700, names, names, times=(0.3, 0.5, 0.7))
+    after, verdict, go_on = look(PLAN, progress, evidence(names, [1, 1.02], 4, 0.05), CRITERIA)
+    assert (verdict.outcome, go_on) == ("unresolved", False)
+    assert after.times[-1] == 1.0
+    assert verdict.more is not None
+
+
+def test_a_reference_that_cannot_be_chosen_is_measured_for_the_scale_only():
+    progress = Progress(0, ("awq", "gptq"), ("fp16", "awq", "gptq"))
+    after, *_ = look(PLAN, progress, evidence(progress.running, [1, 1.3, 1.3], 1), CRITERIA)
+    assert "fp16" in after.running
+    after, *_ = look(PLAN, after, evidence(progress.running, [1, 1.3, 1.3], 2), CRITERIA)
+    assert "fp16" not in after.running
+
+
+@pytest.mark.parametrize("missing", [(), ("gptq",)])
+def test_a_missing_variant_does_not_prolong_the_measurement(missing):
+    names = ("fp16", "awq")
+    progress = Progress(500, names, names, times=(0.1, 0.3, 0.5))
+    _, verdict, go_on = look(PLAN, progress, evidence(names, [1, 1.8], 4), CRITERIA, missing)
+    assert not go_on
+    assert verdict.outcome == ("incomplete" if missing else "decided")
