@@ -132,3 +132,13 @@ def test_the_order_of_the_variants_does_not_matter():
     first = judge(evidence(noise=0.0, **variants), CRITERIA)
     second = judge(evidence(noise=0.0, **dict(reversed(variants.items()))), CRITERIA)
     assert (first.outcome, first.chosen, first.ranking) == (second.outcome, second.chosen, second.ranking)
+
+
+def test_a_third_variant_never_changes_the_order_of_two():
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        variants = {name: tuple(np.exp(random.normal(0, [0.02, 0.3, 0.3]))) for name in ("awq", "gptq", "int8")}
+        given = evidence(fp16=(1, 1, 1), **variants)
+        without = evidence(fp16=(1, 1, 1), awq=variants["awq"], gptq=variants["gptq"])
+        three, two = (judge(each, CRITERIA, last=False).ranking for each in (given, without))
+        assert [name for name in three if name != "int8"] == list(two)

@@ -1,0 +1,348 @@
+"""How often the choice is right, by simulation with known truth through the functions that choose.
+
+    make bench-choice
+
+Every simulated run is one model with its variants, measured in blocks within the default budget; each block is charged
+the start of its servers and its rounds, and each variant its quality. What is drawn is what a schedule measures: the
+times of the same requests to every variant, the rates of rounds, the answers to the same items.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from scoring.anchored import log_margins, log_ratios, scores
+from scoring.choice import Verdict
+from scoring.criteria import Criteria
+from scoring.draws import Items
+from scoring.estimate import Evidence
+from scoring.losses import Quality, mean_quality, task_losses, task_quality
+from scoring.normalize import Floats
+from scoring.schedule import Plan, Progress, look, next_block
+from scoring.starts import effects, log_means
+
+REFERENCE: Final = "fp16"
+CRITERIA: Final = Criteria()
+PLAN: Final = Plan(budget_s=3600, start_s=70, round_s=60, quality_s=240)
+"""The default budget on one GPU; a start includes 10 s of warm-up."""
+REQUESTS: Final = 300
+"""Of a round: five per second."""
+TASKS: Final = {"reasoning": 0.6, "instructions": 0.7, "structure": 0.8, "recall": 0.7}
+"""The accuracy tasks, with the reference's accuracy."""
+ITEMS: Final = 2500
+"""Of each accuracy task."""
+DOCUMENTS: Final = 500
+BYTES: Final = 4000.0
+NATS_PER_BYTE: Final = 0.5
+"""Of the perplexity task."""
+MEMORY: Final = 16e9
+TIE: Final = float(
+    log_margins(CRITERIA.margins)[1] / math.log(2) * (CRITERIA.shares()["latency"] + CRITERIA.shares()["throughput"])
+)
+"""The score that the margin of speed is worth."""
+EPSILON: Final = 1e-9
+"""The weight of the sum without clipping, which orders equal scores."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Standard deviations of logarithms."""
+
+    requests: float
+    rounds: float
+    starts: float
+    machine: float
+    """Between blocks; from one start to the next it drifts by a fifth of this."""
+
+    @property
+    def name(self) -> str:
+        return f"{100 * self.starts:.1f} %"
+
+
+NOISES: Final = (
+    Noise(0.05, 0.002, 0.003, 0.005),
+    Noise(0.10, 0.005, 0.010, 0.010),
+    Noise(0.20, 0.010, 0.020, 0.030),
+    Noise(0.40, 0.020, 0.050, 0.100),
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is true of a variant, relative to the reference, and how its answers differ."""
+
+    speed: float = 1.0
+    memory: float = 1.0
+    losses: tuple[float, ...] = (0.0,) * (len(TASKS) + 1)
+    """The share of the score lost on each task, the perplexity last."""
+    like: str | None = None
+    """The variant whose answers these are, apart from flips and losses."""
+    flips: float = 0.0
+    """The share of items answered otherwise than by that variant, both ways equally often."""
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    variants: Mapping[str, Variant]
+    """The reference first."""
+
+    def true_scores(self, names: Sequence[str]) -> Floats:
+        ratios = np.array([self._ratios(self.variants[name]) for name in names])
+        score, beyond = scores(ratios, CRITERIA)
+        return score + EPSILON * beyond
+
+    def right(self) -> set[str]:
+        """The variants that are right to choose: within the gates, and with a score that no other exceeds by more than
+        the margin of speed is worth."""
+        names = [name for name, each in self.variants.items() if max(each.losses) < CRITERIA.task_loss]
+        score = self.true_scores(names)
+        return {name for name, each in zip(names, score, strict=True) if each >= score.max() - TIE}
+
+    def best(self, names: Sequence[str]) -> str:
+        return names[int(self.true_scores(names).argmax())]
+
+    @property
+    def equal(self) -> bool:
+        """Whether several are right, and differ by less than the margins: to call one of them better is wrong."""
+        ratios = np.array([self._ratios(self.variants[name]) for name in self.right()])
+        return len(ratios) > 1 and bool((np.ptp(ratios, axis=0) <= log_margins(CRITERIA.margins)).all())
+
+    def _ratios(self, variant: Variant) -> Floats:
+        whole = np.array([*TASKS.values(), math.exp(-NATS_PER_BYTE)])
+        kept = float((whole * (1 - np.array(variant.losses))).sum() / whole.sum())
+        speed = variant.speed
+        return log_ratios(np.array([kept, 1 / speed, speed, variant.memory]), np.ones(4))
+
+
+STATED: Final = (0.5, 0.65, 0.75, 0.85, 0.95, 1.001)
+"""Limits of the stated probabilities that are counted together."""
+COPY_FLIPS: Final = 0.003
+"""The same weights: only near-ties between tokens are decided otherwise."""
+FLIPS: Final = 0.02
+"""Of the variants whose quality is the same."""
+
+
+def lossy(every: float = 0.0, first: float = 0.0) -> tuple[float, ...]:
+    """Losses on every task, and on the first in addition."""
+    return (every + first, *(every,) * len(TASKS))
+
+
+def rivals(name: str, *, speed: float = 1.0, flips: float = FLIPS, losses: tuple[float, ...] = lossy()) -> Case:
+    """A reference and two quantized variants, of which the second is faster and may lose quality."""
+    first = Variant(speed=1.3, memory=0.3, like=REFERENCE, flips=FLIPS)
+    second = Variant(1.3 * speed, 0.3, losses, like="a", flips=flips)
+    return Case(name, {REFERENCE: Variant(), "a": first, "b": second})
+
+
+def copies(count: int) -> Case:
+    copy = Variant(like=REFERENCE, flips=COPY_FLIPS)
+    return Case(f"{count} copies", {REFERENCE: Variant(), **{f"copy {number}": copy for number in range(1, count)}})
+
+
+IDENTICAL: Final = (copies(2), copies(3), rivals("identical variants", flips=COPY_FLIPS))
+LEADS: Final = tuple(
+    rivals(f"{100 * (speed - 1):.0f} % faster, {100 * loss:.0f} % lost", speed=speed, losses=lossy(loss))
+    for loss in (0.0, 0.01, 0.03)
+    for speed in (1.05, 1.1, 1.2)
+)
+MORE_FLIPS: Final = tuple(
+    rivals(f"{100 * (speed - 1):.0f} % faster, 6 % flips", speed=speed, flips=0.06) for speed in (1.1, 1.2)
+)
+AT_MARGIN: Final = rivals("3.1 % faster, 0.3 % flips", speed=1.031, flips=COPY_FLIPS)
+ONE_TASK: Final = rivals("3 % lost on one task", speed=1.1, losses=lossy(first=0.03))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A simulated measurement and what was chosen."""
+
+    verdict: Verdict
+    able: tuple[str, ...]
+    minutes: float
+
+
+class Bench:
+    """Draws what a schedule would measure of a case."""
+
+    def __init__(self, case: Case, noise: Noise, seed: Sequence[int]) -> None:
+        self.case, self.noise = case, noise
+        self.random = np.random.default_rng(seed)
+        self.names = tuple(case.variants)
+        self.blocks: list[Floats] = []
+
+    def run(self, plan: Plan) -> Run:
+        tasks = self.quality()
+        able = tuple(name for place, name in enumerate(self.names) if not place or passes(tasks, place))
+        progress = Progress(plan.gates_s(len(self.names)), able, able)
+        go_on = True
+        while go_on:
+            self.measure(next_block(plan, progress))
+            progress, verdict, go_on = look(plan, progress, self.evidence(tasks, able), CRITERIA)
+        return Run(verdict, able, progress.spent_s / 60)
+
+    def evidence(self, tasks: Mapping[str, Quality], able: Sequence[str]) -> Evidence:
+        """Of the variants that passed the gates."""
+        places = [self.names.index(name) for name in able]
+        quality = mean_quality([each.of(places) for each in tasks.values()])
+        memory = np.array([MEMORY * self.case.variants[name].memory for name in able])
+        return Evidence(tuple(able), quality, effects(np.array(self.blocks)[:, places]), memory)
+
+    def quality(self) -> dict[str, Quality]:
+        found = {}
+        for number, (task, accuracy) in enumerate(TASKS.items()):
+            answers = {REFERENCE: self.random.random(ITEMS) < accuracy}
+            for name, variant in list(self.case.variants.items())[1:]:
+                assert variant.like  # noqa: S101 - only the reference is like no other
+                model = answers[variant.like]
+                lost = (variant.flips / 2 + variant.losses[number] * accuracy) / accuracy
+                gained = variant.flips / 2 / (1 - accuracy)
+                answers[name] = model ^ (self.random.random(ITEMS) < np.where(model, lost, gained))
+            found[task] = task_quality([Items(answers[name].astype(float)) for name in self.names])
+        return {**found, "perplexity": self.perplexity()}
+
+    def perplexity(self) -> Quality:
+        sizes = np.full(DOCUMENTS, BYTES)
+        nats = {REFERENCE: -NATS_PER_BYTE * (1 + 0.3 * self.random.standard_normal(DOCUMENTS))}
+        for name, variant in list(self.case.variants.items())[1:]:
+            assert variant.like  # noqa: S101
+            apart = math.sqrt(variant.flips) * 0.05 * self.random.standard_normal(DOCUMENTS)
+            nats[name] = nats[variant.like] + math.log1p(-variant.losses[-1]) + apart
+        return task_quality([Items(nats[name] * sizes, sizes=sizes) for name in self.names])
+
+    def measure(self, running: Sequence[str]) -> None:
+        """A block: the running variants in their order, on a machine that drifts."""
+        noise, random = self.noise, self.random
+        drift = noise.machine * random.standard_normal()
+        prompts = 0.5 * random.standard_normal((2, REQUESTS))
+        logs, times = np.full((len(self.names), 2), np.nan), np.empty((len(running), 2 * REQUESTS))
+        places = [self.names.index(name) for name in running]
+        for row, name in enumerate(running):
+            drift += noise.machine / 5 * random.standard_normal()
+            slower = drift + noise.starts * random.standard_normal() - math.log(self.case.variants[name].speed)
+            rounds = slower + noise.rounds * random.standard_normal((2, 1))
+            each = rounds + prompts + noise.requests * random.standard_normal((2, REQUESTS))
+            times[row] = 1000 * np.exp(each).ravel()
+            logs[places[row], 1] = math.log(500) - rounds.mean()
+        logs[places, 0] = log_means(times)
+        self.blocks.append(logs)
+
+
+def passes(tasks: Mapping[str, Quality], place: int) -> bool:
+    losses = task_losses(tasks, place, 0, CRITERIA.task_loss)
+    return all(each.verdict == "pass" for each in losses.values())
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Shares of the runs of a case."""
+
+    right: float
+    """Decided for a variant that is right."""
+    equivalent: float
+    unresolved: float
+    wrong: float
+    """Decided for another, or between equal ones."""
+    served: float
+    """A right variant was chosen, whatever the outcome."""
+    excluded: float
+    """A variant did not pass the gates."""
+    minutes: float
+
+
+def tally(case: Case, noise: Noise, runs: int, plan: Plan = PLAN) -> Tally:
+    made = [Bench(case, noise, [number, *case.name.encode()]).run(plan) for number in range(runs)]
+    right = case.right()
+    counts = Counter(each.verdict.outcome for each in made)
+    decided = [each.verdict.chosen for each in made if each.verdict.outcome == "decided"]
+    good = 0 if case.equal else sum(name in right for name in decided)
+    return Tally(
+        right=good / runs,
+        equivalent=counts["equivalent"] / runs,
+        unresolved=counts["unresolved"] / runs,
+        wrong=(len(decided) - good) / runs,
+        served=sum(each.verdict.chosen in right for each in made) / runs,
+        excluded=sum(len(each.able) < len(case.variants) for each in made) / runs,
+        minutes=sum(each.minutes for each in made) / runs,
+    )
+
+
+def stated(runs: int, noises: Sequence[Noise] = NOISES, plan: Plan = PLAN) -> list[tuple[float, bool]]:
+    """For random truths, the stated probability of the first of the ranking to be the best, and whether it is.
+
+    The second variant's speed is up to a fifth higher or lower, and one of the two loses up to 1.5 % of quality.
+    """
+    found = []
+    for number in range(runs):
+        random = np.random.default_rng([number, *b"truth"])
+        speed, loss = math.exp(random.uniform(-0.2, 0.2)), random.uniform(0, 0.015)
+        case = rivals("random", speed=speed, losses=lossy(loss))
+        run = Bench(case, noises[number % len(noises)], [number, *b"stated"]).run(plan)
+        first, chances = run.verdict.ranking[0], run.verdict.chances
+        if len(run.able) == len(case.variants) and chances:
+            found.append((chances[first], first == case.best(run.able)))
+    return found
+
+
+def replicated(found: Sequence[tuple[float, bool]], low: float, high: float) -> tuple[int, float, float]:
+    """The number of statements of a probability between *low* and *high*, their mean, and the share that is true."""
+    within = [each for each in found if low <= each[0] < high]
+    if not within:
+        return 0, math.nan, math.nan
+    return len(within), float(np.mean([each[0] for each in within])), float(np.mean([each[1] for each in within]))
+
+
+def main() -> None:
+    arguments = _arguments()
+    began = time.monotonic()
+    for line in table(arguments.runs):
+        print(line, flush=True)
+    print()
+    for line in calibration(arguments.runs * 15):
+        print(line, flush=True)
+    print(f"\n{arguments.runs} runs a row, {(time.monotonic() - began) / 60:.0f} minutes")
+
+
+def table(runs: int) -> Iterator[str]:
+    """The rows of a Markdown table; identical variants get five times the runs, because their errors are rare."""
+    yield "| truth | noise of a start | right | equivalent | unresolved | wrong | right served | excluded | minutes |"
+    yield "| --- " * 9 + "|"
+    for case in (*IDENTICAL, *LEADS, *MORE_FLIPS, ONE_TASK, AT_MARGIN):
+        for noise in NOISES:
+            found = tally(case, noise, runs * 5 if case in IDENTICAL else runs)
+            shares = (found.right, found.equivalent, found.unresolved, found.wrong, found.served, found.excluded)
+            yield f"| {case.name} | {noise.name} | {' | '.join(map(_percent, shares))} | {found.minutes:.0f} |"
+
+
+def calibration(runs: int) -> Iterator[str]:
+    yield "| stated | statements | mean | true |"
+    yield "| --- " * 4 + "|"
+    found = stated(runs)
+    for low, high in pairwise(STATED):
+        count, mean, true = replicated(found, low, high)
+        yield f"| {low:.2f}–{high:.2f} | {count} | {mean:.3f} | {true:.3f} |"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share else "–"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.choice", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=200, help="simulated runs a row (default: %(default)s)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
