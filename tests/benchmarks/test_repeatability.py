@@ -84,7 +84,7 @@ def as_measured(store: ModelStore, config: RunConfig) -> None:
 
 
 def test_only_repeats_of_the_same_conditions_are_kept(folder):
-    config = load(DEMO)
+    config = load(DEMO, assignments=["optimize.variants=[fp16, awq, gptq]"])
     source, *repeats = finished(folder)
     for store in repeats:
         as_measured(store, config)
@@ -97,7 +97,7 @@ def test_only_repeats_of_the_same_conditions_are_kept(folder):
 
 
 def test_repeats_of_other_variants_are_refused(folder):
-    config = load(DEMO)
+    config = load(DEMO, assignments=["optimize.variants=[fp16, awq, gptq]"])
     source, repeat, _ = finished(folder)
     as_measured(repeat, config)
     (source.optimized("awq") / "config.json").write_text("[]")

@@ -80,10 +80,10 @@ class KServeEndpoint:
     def serving_of(self, release: str) -> Serving:
         """The settings, with the dtype that the release was measured in where they leave it open: the pod that renders
         this may run on another processor than the one that serves."""
-        decision = Production.read(self.store.releases / release / METRICS)
-        if self.serving.dtype != "auto" or self.settings.gpu or decision is None:
+        if self.serving.dtype != "auto" or self.settings.gpu:
             return self.serving
-        return self.serving.model_copy(update={"dtype": decision.engine.dtype})
+        decision = Production.read(self.store.releases / release / METRICS)
+        return self.serving.model_copy(update={"dtype": decision.engine.dtype}) if decision else self.serving
 
     def weights_bytes(self, release: str) -> int:
         return sum(path.stat().st_size for path in (self.store.releases / release).glob("*.safetensors"))

@@ -56,7 +56,10 @@ class Drilled:
         kserve = self.kserve
         reached = {"namespace": "default", "service_url": STRAIGHT, "gateway_url": kserve.gateway.url}
         times = {"in_force_s": in_force_s, "propagation_s": PROPAGATION_S, "drain_s": 0}
-        self.config.write_text(yaml.safe_dump({"kserve": reached | times, "rollout": {"poll_s": 0.05}}))
+        # These releases were never measured, so that auto has no answer.
+        serving = {"dtype": "bfloat16"}
+        document = {"kserve": reached | times, "rollout": {"poll_s": 0.05}, "serving": serving}
+        self.config.write_text(yaml.safe_dump(document))
         settings = load(self.config, chosen={"platform": "kind"})
         kserve.settings, kserve.serving = kserve_settings(settings), settings.serving
 
