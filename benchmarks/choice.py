@@ -35,15 +35,15 @@ CRITERIA: Final = Criteria()
 PLAN: Final = Plan(budget_s=3600, start_s=70, round_s=60, quality_s=240)
 """The default budget on one GPU; a start includes 10 s of warm-up."""
 REQUESTS: Final = 300
-"""Of a round: five per second."""
+"""Requests of a round: five per second."""
 TASKS: Final = {"reasoning": 0.6, "instructions": 0.7, "structure": 0.8, "recall": 0.7}
 """The accuracy tasks, with the reference's accuracy."""
 ITEMS: Final = 2500
-"""Of each accuracy task."""
+"""Items of each accuracy task."""
 DOCUMENTS: Final = 500
 BYTES: Final = 4000.0
 NATS_PER_BYTE: Final = 0.5
-"""Of the perplexity task."""
+"""The perplexity task's loss."""
 MEMORY: Final = 16e9
 TIE: Final = float(
     log_margins(CRITERIA.margins)[1] / math.log(2) * (CRITERIA.shares()["latency"] + CRITERIA.shares()["throughput"])
@@ -129,7 +129,7 @@ STATED: Final = (0.5, 0.65, 0.75, 0.85, 0.95, 1.001)
 COPY_FLIPS: Final = 0.003
 """The same weights: only near-ties between tokens are decided otherwise."""
 FLIPS: Final = 0.02
-"""Of the variants whose quality is the same."""
+"""Share of the items on which variants of the same quality differ."""
 
 
 def lossy(every: float = 0.0, first: float = 0.0) -> tuple[float, ...]:
@@ -191,7 +191,7 @@ class Bench:
         return Run(verdict, able, progress.spent_s / 60)
 
     def evidence(self, tasks: Mapping[str, Quality], able: Sequence[str]) -> Evidence:
-        """Of the variants that passed the gates."""
+        """The evidence of the variants that passed the gates."""
         places = [self.names.index(name) for name in able]
         quality = mean_quality([each.of(places) for each in tasks.values()])
         memory = np.array([MEMORY * self.case.variants[name].memory for name in able])

@@ -51,7 +51,7 @@ class More:
     """How much more measuring would settle a choice if the estimates stayed as they are."""
 
     starts: int
-    """Of every variant's server."""
+    """How often every variant's server must have started."""
     items: int
     """How many times the present items of the quality tasks; 1: these are enough."""
 

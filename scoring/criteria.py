@@ -45,7 +45,7 @@ class Margins(_Closed):
     """Differences that do not matter, as a share; two variants within all of them are equivalent."""
 
     speed: Share = 0.03
-    """Of latency and of throughput."""
+    """Share of the reference's latency or throughput."""
     memory: Share = 0.01
     quality: Share = 0.005
 

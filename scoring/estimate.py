@@ -34,7 +34,7 @@ class Evidence:
     variants: tuple[str, ...]
     quality: Quality
     speed: Effects
-    """Of ln milliseconds and ln tokens/s."""
+    """Effects on ln milliseconds and on ln tokens/s."""
     memory: Floats
     """Bytes, shape (variants,)."""
 
@@ -122,7 +122,7 @@ class Lead:
     by_starts: float
     by_items: float
     degrees: float
-    """Of the noise of starts."""
+    """Degrees of freedom of the noise of starts."""
 
     @property
     def deviation(self) -> float:

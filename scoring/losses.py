@@ -29,7 +29,7 @@ class Quality:
     """Shape (variants, variants)."""
 
     def of(self, places: Sequence[int]) -> Quality:
-        """Of the variants at these positions alone."""
+        """The quality of the variants at these positions alone."""
         return Quality(self.logs[list(places)], self.covariance[np.ix_(places, places)])
 
 

@@ -25,13 +25,13 @@ class Plan:
     """The times are in seconds."""
 
     budget_s: float
-    """Of the whole measurement of a model."""
+    """Time for the whole measurement of a model."""
     start_s: float
     """Until a server answers."""
     round_s: float
-    """Of a round of load with its warm-up."""
+    """Time of a round of load with its warm-up."""
     quality_s: float
-    """Of one variant's quality, which is measured once."""
+    """Time to measure one variant's quality, which is done once."""
     side_by_side: int = 1
     """The number of servers that run at the same time: one per GPU."""
     rounds: int = ROUNDS

@@ -83,7 +83,7 @@ class Stages:
             "HF_HOME": str(self.folder / "hf"),
             "SLIPWAY_STORE": str(self.store),
             "SLIPWAY_OUTPUTS": str(self.folder / "outputs"),
-            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),
         }
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "SLIPWAY_"))}
         return subprocess.Popen(

@@ -14,7 +14,7 @@ from scoring.starts import effects
 
 CRITERIA = Criteria()
 NOISE = np.array([[1, -2, 1, 0], [-1, 0, 1, 0], [0, 1, -2, 1], [0, 1, 0, -1]]) / 2
-"""Of four starts (columns): each variant's own, in units of the noise."""
+"""Each variant's own effect in four starts (columns), in units of the noise."""
 
 
 def evidence(noise=0.01, starts=4, quality_noise=0.001, **variants) -> Evidence:
