@@ -77,8 +77,8 @@ def _documents(url: str, model: str, api_key: str, workload: Workload, length: i
 
 def _measured(number: int, tokens: Sequence[int], answer: dict[str, Any]) -> HeldOutDocument:
     positions = [
-        # vLLM adds the actual token of the text, whatever its rank.
-        sorted(((each["rank"], each["logprob"], int(token)) for token, each in listed.items()))[:LISTED]
+        # vLLM adds the actual token of the text, whatever its rank, which its AVX2 build counts modulo 256.
+        sorted((-each["logprob"], each["rank"], int(token)) for token, each in listed.items())[:LISTED]
         for listed in given(answer)
     ]
     if len(positions) != len(tokens) - 1:
@@ -87,5 +87,5 @@ def _measured(number: int, tokens: Sequence[int], answer: dict[str, Any]) -> Hel
         document=number,
         tokens=tuple(tokens),
         listed=tuple(tuple(token for _, _, token in position) for position in positions),
-        logprobs=tuple(tuple(round(float(logprob), DECIMALS) for _, logprob, _ in position) for position in positions),
+        logprobs=tuple(tuple(round(-float(minus), DECIMALS) for minus, _, _ in position) for position in positions),
     )
