@@ -4,6 +4,7 @@ imports and output out of ours. A call is the request of ``quality.run_tasks``; 
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ def main() -> None:
 
 def prepare() -> None:
     """Import what lm-eval imports only when it is used."""
+    for module in ("lm_eval.tasks", "lm_eval.models.openai_completions"):
+        import_module(module)
     from transformers import AutoTokenizer  # noqa: F401
 
 

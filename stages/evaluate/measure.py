@@ -180,11 +180,11 @@ def ahead(session: Session, group: Sequence[Subject], following: Sequence[Subjec
         starting = [pool.submit(stand, session, each, cancelled) for each in others]
         try:
             yield
+            for each in starting:
+                each.result()
         except BaseException:
             cancelled.set()
             raise
-    for each in starting:
-        each.result()
 
 
 def in_turns(session: Session, group: Sequence[Subject], plan: Sequence[PlannedRun]) -> dict[str, list[LoadSamples]]:

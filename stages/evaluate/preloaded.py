@@ -52,7 +52,8 @@ class Preloaded:
             with tempfile.TemporaryDirectory(prefix="slipway-call-") as folder:
                 status = Path(folder) / "status"
                 process = self._process or self._start()
-                print(json.dumps({"call": call, "log": str(log), "status": str(status)}), file=self._asks)
+                with contextlib.suppress(BrokenPipeError):  # it has ended, as is seen below
+                    print(json.dumps({"call": call, "log": str(log), "status": str(status)}), file=self._asks)
                 while not status.exists():
                     server.check_alive()
                     if (ended := process.poll()) is not None:

@@ -6,12 +6,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from stages.parts.base.errors import MeasurementFailed
 from stages.parts.base.program import RUN_VARIABLE, outcomes
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.lock import LOCK_VARIABLE, alone
@@ -61,13 +67,18 @@ def evaluate(
     **workload: Any,
 ) -> Said:
     """The stage, as part of a run."""
-    own = {RUN_VARIABLE: RUN, "CUDA_VISIBLE_DEVICES": ""} | (variables or {})
+    given = ["--workload", json.dumps(WORKLOAD | workload), "--serving", json.dumps(SERVING | (serving or {}))]
+    return stage("evaluate", "--variants", names, *given, variables=surroundings(store, variables))
+
+
+def surroundings(store: ModelStore, more: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment of the stage, with stand-ins for vLLM and lm-eval."""
+    own = {RUN_VARIABLE: RUN, "CUDA_VISIBLE_DEVICES": ""} | (more or {})
     variables = environment(store, stand_in=True, **own)
     variables["STANDIN_JOURNAL"] = str(journal(store))
     variables["PYTHONPATH"] = os.pathsep.join([str(LM_EVAL), variables["PYTHONPATH"]])
     journal(store).touch()
-    given = ["--workload", json.dumps(WORKLOAD | workload), "--serving", json.dumps(SERVING | (serving or {}))]
-    return stage("evaluate", "--variants", names, *given, variables=variables)
+    return variables
 
 
 def journal(store: ModelStore) -> Path:
@@ -196,6 +207,38 @@ def test_a_variant_whose_server_is_killed_is_not_left_out_but_tried_again(store:
     assert store.evaluation("fp16").exists()
     results = {each.variant: each.result for each in outcomes(store.run(RUN))}
     assert results == {"fp16": "done", "b": "failed"}
+
+
+def test_interrupted_while_only_the_next_server_is_waited_for_it_ends_and_leaves_no_process(store: ModelStore) -> None:
+    stand_in_variant(store, "a")
+    stand_in_variant(store, "b", never_ready=True)
+    command = [sys.executable, "-m", "stages.evaluate", "--model", MODEL, "--variants", "a,b"]
+    given = ["--workload", json.dumps(WORKLOAD | {"interleave": False}), "--serving", json.dumps(SERVING)]
+    next_log = store.run(RUN) / "logs" / "evaluate-b.vllm.log"
+    with subprocess.Popen([*command, *given], env=surroundings(store), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        for line in process.stderr:
+            if line.startswith("quality of a"):
+                break
+        wait_until(lambda: next_log.exists() and "still loading" in next_log.read_text(), "the next server")
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    wait_until(lambda: not any(each.is_running() for each in family), "the end of every process")
+
+
+def test_a_client_that_cannot_be_imported_fails_the_measurement_with_its_own_words(store: ModelStore) -> None:
+    stand_in_variant(store, "fp16")
+    incomplete = store.root / "incomplete"
+    shutil.copytree(LM_EVAL, incomplete)
+    shutil.rmtree(incomplete / "lm_eval" / "models")
+    variables = surroundings(store)
+    variables["PYTHONPATH"] = os.pathsep.join([str(incomplete), variables["PYTHONPATH"]])
+    given = ["--workload", json.dumps(WORKLOAD), "--serving", json.dumps(SERVING)]
+    said = stage("evaluate", "--variants", "fp16", *given, variables=variables)
+    assert said.returncode == MeasurementFailed.exit_code, said.stderr
+    assert "lm-eval failed: ModuleNotFoundError: No module named 'lm_eval.models'" in said.stderr
 
 
 def test_when_the_reference_fails_the_stage_does_once_the_others_are_measured(store: ModelStore) -> None:
