@@ -29,7 +29,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install lock demo demo-stop test test-all test-avx2 test-gpu check format bench bench-choice bench-decision bench-arithmetic manifests clean
+.PHONY: help install lock demo demo-stop test test-all test-avx2 test-cluster test-gpu check format bench bench-choice bench-decision bench-arithmetic manifests clean
 
 help: ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -74,6 +74,7 @@ demo-stop: $(INSTALLED) ## stop the endpoint that the demo left serving
 test: check ## checks, then the tests, real servers included
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
+test-all: export EVERY_VARIANT := 1
 test-all: check ## those too that show the same once more in another way
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
@@ -82,6 +83,9 @@ test-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
 test-avx2: export ATEN_CPU_CAPABILITY := avx2
 test-avx2: export PYTHONPATH := $(CURDIR)/tests/processor$(addprefix :,$(PYTHONPATH))
 test-avx2: test ## the same tests as if the processor had no AVX-512
+
+test-cluster: $(INSTALLED) ## what the cluster of KUBECONFIG shows, and a table of it for docs; skipped without one
+	$(BIN)/python -m pytest -x tests/cluster
 
 # With a GPU, vLLM's and PyTorch's CUDA builds are installed in an environment of their own, without hashes: they are in
 # no lock. All else has the locked version, but for what the CUDA build of vLLM pins itself.
@@ -122,7 +126,8 @@ bench-choice: $(INSTALLED) ## how often the choice is right, simulated with know
 	$(BIN)/python -m benchmarks.choice
 
 bench-decision: $(INSTALLED) ## whether ten repeated measurements of the demo's variants give the same decision
-	$(BIN)/python -m benchmarks.repeatability --store .slipway --model slipway/demo-llama --config benchmarks/repeatability.yaml
+	$(BIN)/python -m benchmarks.repeatability --store .slipway --model slipway/demo-llama --config benchmarks/repeatability.yaml \
+		--profiles tests/demo/profile.yaml
 
 bench-arithmetic: $(INSTALLED) ## bfloat16 beside float32, for each set of instructions that this processor has
 	$(BIN)/python -m benchmarks.arithmetic

@@ -15,6 +15,7 @@ import argparse
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -30,7 +31,7 @@ from stages.parts.machine.process import contained
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
-from stages.parts.records.production import Production
+from stages.parts.records.production import Candidate, Production
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.samples.lines import read_samples
 from stages.select.decision import decide
@@ -76,7 +77,7 @@ def measured(arguments: argparse.Namespace) -> list[ModelStore]:
 def conditions(source: ModelStore, config: RunConfig) -> dict[str, Conditions]:
     """The current conditions of each variant that the source has."""
     names = [name for name in config.optimize.variants if Variant.read(source.optimized(name) / VARIANT)]
-    return {name: conditions_of(read_variant(source, name), config.workload, config.serving) for name in names}
+    return {name: conditions_of(read_variant(source, name), config.workload, config.serving.pinned()) for name in names}
 
 
 def check_conditions(repeats: Sequence[ModelStore], now: Mapping[str, Conditions]) -> None:
@@ -123,7 +124,8 @@ def repeat(source: ModelStore, config: RunConfig, target: Path) -> None:
         raise MissingRun(f"{source.path} has no variants to measure", hint="make them first: slipway run")
     place(source.base / ACQUIRED, scratch.base / ACQUIRED)
     command = [sys.executable, "-m", "stages.evaluate", "--model", source.model, "--variants", ",".join(variants)]
-    command += ["--workload", canonical_json(config.workload), "--serving", canonical_json(config.serving)]
+    command += ["--workload", canonical_json(config.workload), "--serving", canonical_json(config.serving.pinned())]
+    command += ["--profile", canonical_json(config.profile)]
     environment = {name: value for name, value in os.environ.items() if name not in (RUN_VARIABLE, OUTPUTS_VARIABLE)}
     given = environment | {STORE_VARIABLE: str(work)}
     with contained(command, output=sys.stderr.fileno(), environment=given) as evaluating:
@@ -185,7 +187,7 @@ def tell(by_profile: Mapping[str, Decisions]) -> int:
     Returns:
         0, or 1 if a profile's decisions differ, or it has none.
     """
-    print(f"{'profile':10}{'repeat':>7}  {'winner':8}{'separated':11}scores (probability to win again)")
+    print(f"{'profile':10}{'repeat':>7}  {'winner':8}{'outcome':12}scores (probability to be the best)")
     for profile, made in by_profile.items():
         for number, each in enumerate(made, 1):
             print(f"{profile:10}{number:>7}  {_line(each)}")
@@ -197,32 +199,26 @@ def tell(by_profile: Mapping[str, Decisions]) -> int:
 
 
 def verdict(made: Decisions) -> tuple[bool, str]:
-    """Whether repeated measurements give the same decision: the same winner each time, or undecided each time."""
-    winners = [each.winner if each else NOBODY for each in made]
-    separated = sum(bool(each and each.separated) for each in made)
-    counts = ", ".join(f"{name} {winners.count(name)}" for name in sorted(set(winners)))
-    if set(winners) <= {NOBODY}:
+    """Whether repeated measurements give the same decision: the same winner and the same outcome each time."""
+    found = Counter(f"{each.winner}, {each.outcome}" if each else NOBODY for each in made)
+    if set(found) <= {NOBODY}:
         return False, "no variant could be chosen, so nothing was repeated"
-    if len(set(winners)) == 1:
-        how = "separated" if separated == len(made) else "undecided" if not separated else "undecided at times"
-        return True, f"same winner each time: {winners[0]}, {how} ({separated} of {len(made)} separated)"
-    if not separated and NOBODY not in winners:
-        return True, f"undecided each time; preferred: {counts}"
-    return False, f"differs: {counts} ({separated} of {len(made)} separated)"
+    if len(found) == 1:
+        return True, f"the same each time: {next(iter(found))}"
+    return False, "differs: " + "; ".join(f"{what}: {count}" for what, count in sorted(found.items()))
 
 
 def _line(made: Production | None) -> str:
     if made is None:
         return NOBODY
-    return f"{made.winner:8}{'yes' if made.separated else 'no':11}" + ", ".join(_scores(made))
+    return f"{made.winner:8}{made.outcome:12}" + ", ".join(map(_score, made.candidates))
 
 
-def _scores(made: Production) -> Iterator[str]:
-    for each in made.candidates:
-        if each.score is None or each.win_probability is None:
-            yield f"{each.variant} excluded"
-        else:
-            yield f"{each.variant} {each.score:.3f} ({odds(each.win_probability)})"
+def _score(candidate: Candidate) -> str:
+    if candidate.score is None:
+        return f"{candidate.variant} excluded"
+    chance = f" ({odds(candidate.chance)})" if candidate.chance is not None else ""
+    return f"{candidate.variant} {candidate.score:.3f}{chance}"
 
 
 def _arguments() -> argparse.Namespace:

@@ -6,13 +6,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
-from pipeline.commands import cluster, decisions, drill, engine, events, plan, releases, rollout
+from pipeline.commands import clients, cluster, decisions, drill, engine, events, plan, releases, rollout, usage
 from pipeline.options import (
     STORE,
+    BudgetOption,
     ConfigOption,
     ContextOption,
     EngineOption,
@@ -76,9 +78,13 @@ def run(
     revision: Annotated[str, typer.Option(help="Branch, tag or commit.")] = "main",
     profile: ProfileOption = None,
     workload: WorkloadOption = None,
+    budget: BudgetOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
     serve: Annotated[bool, typer.Option(help="Leave the winner serving at the end.")] = True,
+    allow_incomplete: Annotated[
+        bool, typer.Option("--allow-incomplete", help="Go on if a variant could not be made or measured.")
+    ] = False,
     refresh: Annotated[bool, typer.Option("--refresh", help="Ask the Hub again which commit a revision is.")] = False,
     engine: EngineOption = None,
     platform: PlatformOption = None,
@@ -97,6 +103,10 @@ def run(
     """
     from pipeline.local import submission
 
+    if allow_incomplete:
+        assignments = [*(assignments or []), "optimize.allow_incomplete=true"]
+    if budget is not None:
+        assignments = [*(assignments or []), f"workload.budget_minutes={budget}"]
     if engine == "argo":
         settings = load_config(config, profile, workload, platform, assignments)
         there = cluster.connected(context, namespace or settings.platform.namespace)
@@ -129,6 +139,8 @@ def serve_model(
     from stages.parts.endpoint.record import stop as stop_serving
     from stages.parts.endpoint.supervisor import serve_foreground
     from stages.parts.model.name import ModelName
+    from stages.parts.releases.pinned import pinned
+    from stages.parts.releases.release import current_release
 
     given = {"serving.port": port, "serving.host": host}
     flags = [f"{field}={value}" for field, value in given.items() if value is not None]
@@ -140,7 +152,7 @@ def serve_model(
         return
     answer_sigterm()
     try:
-        serve_foreground(place, settings.serving)
+        serve_foreground(place, pinned(place, settings.serving, current_release(place)))
     except (KeyboardInterrupt, Interrupted):
         typer.echo("stopped", err=True)
 
@@ -223,7 +235,11 @@ def logs(
 @app.command(epilog="Example: slipway render workflow | kubectl apply -f -")
 def render(
     what: Annotated[
-        str, typer.Argument(help="workflow: the Argo WorkflowTemplate. config: every setting that applies.")
+        str,
+        typer.Argument(
+            help="workflow: the Argo WorkflowTemplate. config: every setting that applies. events, poll: what starts "
+            "runs on a cluster, with the platform's image."
+        ),
     ],
     profile: ProfileOption = None,
     workload: WorkloadOption = None,
@@ -235,16 +251,18 @@ def render(
     import yaml
 
     from pipeline.local import submission
+    from pipeline.manifests import TRIGGERS, for_triggers
     from stages.parts.base.errors import UnknownName
 
-    renderers: dict[str, Callable[[RunConfig], dict[str, Any]]] = {
-        "workflow": submission.render,
-        "config": lambda settings: settings.model_dump(mode="json"),
+    renderers: dict[str, Callable[[RunConfig], list[dict[str, Any]]]] = {
+        "workflow": lambda settings: [submission.render(settings)],
+        "config": lambda settings: [settings.model_dump(mode="json")],
+        **{name: partial(lambda which, settings: for_triggers(which, settings.platform), name) for name in TRIGGERS},
     }
     if what not in renderers:
         raise UnknownName("thing to render", what, renderers)
     settings = load_config(config, profile, workload, platform, assignments)
-    yaml.safe_dump(renderers[what](settings), sys.stdout, sort_keys=False, allow_unicode=True, width=120)
+    yaml.safe_dump_all(renderers[what](settings), sys.stdout, sort_keys=False, allow_unicode=True, width=120)
 
 
 @app.command(epilog="Example: slipway doctor")
@@ -270,6 +288,7 @@ def doctor(
         raise typer.Exit(1)
 
 
+clients.register(app)
 cluster.register(app)
 engine.register(app)
 plan.register(app)
@@ -278,6 +297,7 @@ rollout.register(app)
 drill.register(app)
 decisions.register(app)
 events.register(app)
+usage.register(app)
 
 
 def main() -> NoReturn:

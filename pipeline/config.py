@@ -16,7 +16,16 @@ from pipeline.platform import Platform
 from scoring.profile import Profile
 from stages.evaluate.trace import read_trace
 from stages.parts.base.errors import ConfigError, UnknownName
-from stages.parts.base.settings import CONFIGS, Optimize, Rollout, Serving, Settings, Workload, mistakes
+from stages.parts.base.settings import (
+    CONFIGS,
+    AskedServing,
+    Optimize,
+    Rollout,
+    Settings,
+    Workload,
+    mistakes,
+    protocol_of,
+)
 from stages.parts.model.corpora import is_path
 from stages.rollout.kserve.settings import KServe
 
@@ -28,7 +37,7 @@ class RunConfig(Settings):
     workload: Workload
     platform: Platform
     optimize: Optimize = Optimize()
-    serving: Serving = Serving()
+    serving: AskedServing = AskedServing()
     rollout: Rollout = Rollout()
     kserve: KServe = KServe()
 
@@ -64,6 +73,8 @@ def load(
             assign(data, assignment)
         except ConfigError as error:
             wrong.append(str(error))
+    if isinstance(data["profile"], dict) and isinstance(data["workload"], dict):
+        data["profile"].setdefault("error_rate", protocol_of(data["workload"]).error_rate)
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as error:

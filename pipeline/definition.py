@@ -2,46 +2,49 @@
 on one machine.
 
     resolve -+- acquire -+- optimize-fp16 -+
-             +- check ---+- optimize-awq  -+- evaluate - select - serve         on exit: withdraw - report
+             +- check ---+- optimize-awq  -+- evaluate - select - serve         on exit: ending
                          +- optimize-gptq -+
                          +- optimize-int8 -+
 
 The template is the same for every configuration of variants and workload: those are parameters of a run. ``check``
-says which variants were asked for and can be served where ``evaluate`` runs; the others are skipped. Only fp16 has to
-succeed; a quantized variant that fails is left out of the selection and named in the report.
-On a cluster the steps of the rollout are separate tasks: deploy, canary-10, canary-50, approve, canary-100, serve.
+says which variants were asked for and can be served where ``evaluate`` runs; the others are skipped. It also decides
+what ``auto`` means in the serving settings, and how large a pod ``evaluate`` needs. Only fp16 has to succeed; a
+quantized variant that fails is left out of the selection and named in the report.
+On a cluster the steps of the rollout are separate tasks: deploy, canary-10, canary-50, canary-90, approve,
+canary-100, serve.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import uuid
+from collections.abc import Iterable
 from typing import Any, Final
 
 from hera.workflows import DAG, Parameter, Task, WorkflowTemplate, models
 
 from pipeline import pods
 from pipeline.config import RunConfig
+from pipeline.parameters import NAME, RESOLVE_CACHE, arguments, for_kserve, hub_here, price, resolve_key
 from pipeline.platform import Platform
-from pipeline.serving import kserve_settings
 from pipeline.stage_templates import (
+    COMMIT,
     QUANTIZED,
+    RESOLVED,
     RESULTS,
     REWRITING,
     REWRITTEN,
     RUN_DIRECTORY,
     SERVED,
+    SERVING,
     add_templates,
     workflow_parameter,
 )
 from stages.parts.base.settings import REFERENCE, Rollout
-from stages.parts.base.store import canonical_json, directory_name
-from stages.parts.model.name import ModelName
+from stages.parts.base.store import canonical_json
 from stages.parts.records.rollout import LOCAL
 from stages.rollout.plan import DEPLOY, PROMOTE
 
-NAME: Final = "slipway"
+__all__ = ["NAME", "arguments", "hub_here", "price", "resolve_key", "workflow_template"]
+
 DESCRIPTION: Final = (
     "Takes a model's name to a production endpoint: acquires it, makes FP16, AWQ, GPTQ and INT8 variants, "
     "measures each on vLLM, publishes the best one and serves it."
@@ -74,7 +77,7 @@ def workflow_template(config: RunConfig) -> dict[str, Any]:
                 persistent_volume_claim=models.PersistentVolumeClaimVolumeSource(claim_name=platform.claim),
             ),
             models.Volume(name="outputs", empty_dir=models.EmptyDirVolumeSource()),
-            *pods.scratch_volumes(platform),
+            *pods.volumes(platform),
         ],
         # Two runs of one model would write the same paths; the lock is held until the run's end.
         synchronization=models.Synchronization(
@@ -83,59 +86,13 @@ def workflow_template(config: RunConfig) -> dict[str, Any]:
         **pods.of_workflow(platform),
     ) as template:
         add_templates(platform)
-        with DAG(name="pipeline", fail_fast=False, outputs=_results()):
+        with DAG(name=RESOLVED, fail_fast=False, memoize=_known_for_a_day(), outputs=_outputs_of(COMMIT, [COMMIT])):
+            Task(name=COMMIT, template="resolve")
+        with DAG(name="pipeline", fail_fast=False, outputs=_outputs_of("select", RESULTS)):
             _tasks(platform)
             _serving_tasks(platform, config.rollout)
-        with DAG(name="ending", fail_fast=False):
-            _last_tasks()
     compiled: dict[str, Any] = template.to_dict()
     return compiled
-
-
-def arguments(config: RunConfig, model: str, revision: str, *, serve: bool, refresh: bool = False) -> dict[str, str]:
-    """The workflow's parameters for one run.
-
-    Raises:
-        InvalidName: *model* is neither a name on the Hub nor a local directory.
-    """
-    return {
-        "model": model,
-        "revision": revision,
-        "model-directory": directory_name(ModelName.parse(model).id),
-        "resolve-key": resolve_key(model, revision, refresh=refresh),
-        "serve": str(serve).lower(),
-        "optimize": canonical_json(config.optimize),
-        "workload": canonical_json(config.workload),
-        "serving": canonical_json(config.serving),
-        "profile": canonical_json(config.profile),
-        "rollout": canonical_json(config.rollout),
-        "approval": str(config.rollout.approval).lower(),
-        "price": price(config.platform),
-        **_for_kserve(config),
-    }
-
-
-def price(platform: Platform) -> str:
-    """The price from which select computes costs, as JSON; empty if the platform names none."""
-    if platform.price_per_hour is None:
-        return ""
-    return canonical_json({"per_hour": platform.price_per_hour, "currency": platform.currency})
-
-
-def _for_kserve(config: RunConfig) -> dict[str, str]:
-    """The parameters that only a platform that serves on KServe has."""
-    return {} if config.platform.serves_on == LOCAL else {"kserve": canonical_json(kserve_settings(config))}
-
-
-def resolve_key(model: str, revision: str, *, refresh: bool = False) -> str:
-    """The memoization key of resolve, which stands for a model and revision at one hub.
-
-    The key is new each time for a local directory, which can change at any time, and with *refresh*.
-    """
-    if refresh or ModelName.parse(model).directory:
-        return uuid.uuid4().hex
-    hub = os.environ.get("HF_ENDPOINT", "")
-    return hashlib.sha256(canonical_json([hub, model, revision]).encode()).hexdigest()
 
 
 def _parameters(config: RunConfig) -> list[Parameter]:
@@ -160,17 +117,25 @@ def _parameters(config: RunConfig) -> list[Parameter]:
         ),
         *(
             Parameter(name=name, value=value, description="how KServe serves, as JSON")
-            for name, value in _for_kserve(config).items()
+            for name, value in for_kserve(config).items()
         ),
     ]
 
 
-def _results() -> list[Parameter]:
-    """The outputs of the run, which Argo's UI and ``argo get`` show first."""
+def _outputs_of(task: str, names: Iterable[str]) -> list[Parameter]:
+    """The outputs of *task* as those of its DAG. Argo's UI and ``argo get`` show those of the whole run first."""
     return [
-        Parameter(name=name, value_from=models.ValueFrom(parameter=f"{{{{tasks.select.outputs.parameters.{name}}}}}"))
-        for name in RESULTS
+        Parameter(name=name, value_from=models.ValueFrom(parameter=f"{{{{tasks.{task}.outputs.parameters.{name}}}}}"))
+        for name in names
     ]
+
+
+def _known_for_a_day() -> models.Memoize:
+    return models.Memoize(
+        key=workflow_parameter("resolve-key"),
+        max_age="24h",
+        cache=models.Cache(config_map=models.LocalObjectReference(name=RESOLVE_CACHE)),
+    )
 
 
 def _said(title: str, description: str) -> dict[str, str]:
@@ -179,10 +144,10 @@ def _said(title: str, description: str) -> dict[str, str]:
 
 
 def _tasks(platform: Platform) -> None:
-    Task(name="resolve", template="resolve")
+    Task(name="resolve", template=RESOLVED)
     commit = "{{tasks.resolve.outputs.parameters.commit}}"
     Task(name="acquire", template="acquire", arguments={"commit": commit}, depends="resolve")
-    Task(name="check", template="check", depends="resolve")
+    Task(name="check", template="check", arguments={"commit": commit}, depends="resolve")
     for variant in (REFERENCE, *QUANTIZED):
         Task(
             name=f"optimize-{variant}",
@@ -195,7 +160,7 @@ def _tasks(platform: Platform) -> None:
     Task(
         name="evaluate",
         template="evaluate",
-        arguments={"variants": _checked(SERVED)},
+        arguments={name: _checked(name) for name in (SERVED, SERVING, *platform.stages.evaluate.automatic)},
         depends=f"check && optimize-{REFERENCE} && {tried}",
     )
     Task(name="select", template="select", depends="evaluate")
@@ -218,12 +183,6 @@ def _serving_tasks(platform: Platform, rollout: Rollout) -> None:
         arguments = {"step": step, "approved": approved}
         Task(name=name, template="rollout", arguments=arguments, depends=before, when=serve)
         before = name
-
-
-def _last_tasks() -> None:
-    """Add the exit handler's tasks: withdraw the canary of a run that failed, then write the report in any case."""
-    Task(name="withdraw", template="withdraw", when="{{workflow.status}} != Succeeded")
-    Task(name="report", template="report", depends=_over("withdraw"))
 
 
 def _checked(output: str) -> str:

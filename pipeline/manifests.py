@@ -9,15 +9,17 @@ from ``configs/platforms/<platform>.yaml``. ``kubectl apply -k manifests/overlay
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-from pipeline import cluster_objects
+from pipeline import cluster_objects, pods
 from pipeline.config import RunConfig, load, names
 from pipeline.definition import workflow_template
+from pipeline.platform import ClusterSettings, Platform
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.store import write_text
 
@@ -26,6 +28,11 @@ SHARED: Final = "cluster"
 """The platform that the others extend."""
 WRITTEN: Final = ("namespace.yaml", "accounts.yaml", "network.yaml", "nightly.yaml")
 """Files of ``manifests/base`` that are written by hand. Their namespace is ``NAMESPACE``."""
+TRIGGERS: Final = {"events": "events", "poll": "events/poll"}
+"""The folders of what starts runs, by the names that ``slipway render`` takes."""
+WITH_IMAGES: Final = ("events/receiver.yaml", "events/poll/poll.yaml")
+"""Written by hand, but for the images: these are the platform's, so that a registry is named in one place."""
+IMAGE: Final = re.compile(r"(?<=image: )\S*/slipway-slim:\S+")
 NAMESPACE: Final = "slipway"
 MADE: Final = "# Made from configs/platforms/{}.yaml by: make manifests\n"
 
@@ -48,16 +55,59 @@ def documents_of(config: RunConfig) -> list[Document]:
         ConfigError: its platform is not a cluster.
     """
     platform = config.platform
+    cluster = _cluster(platform)
+    return [
+        *_written(platform.namespace, *(MANIFESTS / "base" / file for file in WRITTEN)),
+        *cluster_objects.of(platform, cluster),
+        workflow_template(config),
+    ]
+
+
+def _cluster(platform: Platform) -> ClusterSettings:
     if platform.cluster is None:
         raise ConfigError(
             f"the platform {platform.name!r} is one machine: nothing is applied to it",
             hint=f"choose one of: {', '.join(clusters())}",
         )
-    return [
-        *_written(platform.namespace),
-        *cluster_objects.of(platform, platform.cluster),
-        workflow_template(config),
-    ]
+    return platform.cluster
+
+
+def for_kserve(namespace: str) -> list[Document]:
+    """The objects that rollouts need where KServe is: ``manifests/kserve``, for a pipeline in *namespace*."""
+    folder = MANIFESTS / "kserve"
+    files = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))["resources"]
+    return list(_written(namespace, *(folder / file for file in files)))
+
+
+def for_triggers(which: str, platform: Platform) -> list[Document]:
+    """The objects that start runs, with the namespace, the image and the variables of *platform*.
+
+    Args:
+        which: a key of ``TRIGGERS``.
+
+    Raises:
+        ConfigError: *platform* is one machine.
+    """
+    cluster = _cluster(platform)
+    folder = MANIFESTS / TRIGGERS[which]
+    listed = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))["resources"]
+    found = list(_written(platform.namespace, *(folder / file for file in listed), image=platform.image_of("resolve")))
+    for document in found:
+        spec = document.get("spec", {})
+        for each in spec.get("templates", []):
+            if "container" in each:
+                _complete(each["container"], spec, cluster)
+    return found
+
+
+def _complete(container: Document, spec: Document, cluster: ClusterSettings) -> None:
+    """Give a container that asks the Hub the variables and certificates that stages get."""
+    trusted = pods.TRUSTED if cluster.certificates else {}
+    container["env"] += [{"name": name, "value": value} for name, value in (trusted | cluster.environment).items()]
+    if cluster.certificates:
+        spec["volumes"].append({"name": pods.CERTIFICATES, "configMap": {"name": cluster.certificates}})
+        mount = {"name": pods.CERTIFICATES, "mountPath": pods.CERTIFICATES_MOUNT, "readOnly": True}
+        container["volumeMounts"].append(mount)
 
 
 def clusters() -> list[str]:
@@ -71,7 +121,9 @@ def files() -> dict[Path, str]:
     objects = cluster_objects.of(shared.platform, shared.platform.cluster) if shared.platform.cluster else []
     base = {"platform.yaml": objects, "workflow.yaml": [workflow_template(shared)]}
     base["kustomization.yaml"] = [_kustomization([*WRITTEN, *base])]
-    made = {Path("base") / file: MADE.format(SHARED) + as_text(contents) for file, contents in base.items()}
+    image = shared.platform.image_of("resolve")
+    made = {Path(file): IMAGE.sub(image, (MANIFESTS / file).read_text(encoding="utf-8")) for file in WITH_IMAGES}
+    made |= {Path("base") / file: MADE.format(SHARED) + as_text(contents) for file, contents in base.items()}
     for name in clusters():
         overlay = _kustomization(["../../base"], list(_patches(documents(SHARED), documents(name))))
         made[Path("overlays") / name / "kustomization.yaml"] = MADE.format(name) + as_text([overlay])
@@ -93,9 +145,10 @@ def main() -> None:
             print(file)
 
 
-def _written(namespace: str) -> Iterator[Document]:
-    for file in WRITTEN:
-        for document in yaml.safe_load_all((MANIFESTS / "base" / file).read_text(encoding="utf-8")):
+def _written(namespace: str, *files: Path, image: str = "") -> Iterator[Document]:
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        for document in yaml.safe_load_all(IMAGE.sub(image, text) if image else text):
             yield _placed(document, namespace)
 
 

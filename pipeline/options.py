@@ -33,6 +33,9 @@ WorkloadOption = Annotated[
     str | None,
     typer.Option(envvar="SLIPWAY_WORKLOAD", help="What is measured: a name in configs/workloads, or a YAML file."),
 ]
+BudgetOption = Annotated[
+    float | None, typer.Option(help="Minutes for measuring all variants of a model: workload.budget_minutes.")
+]
 PlatformOption = Annotated[
     str | None, typer.Option(envvar="SLIPWAY_PLATFORM", help="Where it runs: a name in configs/platforms.")
 ]

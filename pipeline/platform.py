@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -20,10 +22,19 @@ def _quantity(value: str) -> str:
     return value
 
 
+def _no_secret(value: str) -> str:
+    if urlsplit(value).password:
+        raise ValueError("it has a password, which everyone who may read workflows could read")
+    return value
+
+
 Quantity = Annotated[str, AfterValidator(_quantity)]
+SECRET: Final = re.compile(r"(TOKEN|SECRET|PASSWORD|(API|ACCESS)_?KEY)$")
 FAMILIES: Final = {"optimize": "optimize", "check": "evaluate", "evaluate": "evaluate"}
 """The stages whose image holds more than our own programs. All others run on ``slim``."""
 
+AUTOMATIC: Final = ("gpus", "memory", "shm")
+"""What evaluate may get by the size of the model. The outputs of check have the same names."""
 CHECK_DEADLINE_S: Final = 1800
 """Seconds; most of them are for pulling the image."""
 
@@ -40,19 +51,27 @@ class Stage(Settings):
 
     cpu: Quantity | Literal["all"]
     """Cores. all: every core of the machine, so that nothing else runs at the same time."""
-    memory: Quantity
-    gpus: Annotated[int, Field(ge=0)] | Literal["any", "all"] = 0
-    """any: one if the machine has one; all: all GPUs of the machine, which may be none."""
+    memory: Quantity | Literal["auto"]
+    """auto, of evaluate on a cluster: what the servers need, by the size of the model."""
+    gpus: Annotated[int, Field(ge=0)] | Literal["any", "all", "auto"] = 0
+    """any: one if the machine has one; all: all GPUs of the machine, which may be none. auto, of evaluate on a cluster:
+    as many as ``serving.tensor_parallel_size``, which may itself be auto."""
     deadline_s: Positive
     """After this time the task is stopped and fails. On a cluster, waiting for a node does not count."""
-    shm: Quantity | None = None
-    """Shared memory of a pod, a part of its memory, used by vLLM's processes and NCCL. None: the node's 64 MiB."""
+    shm: Quantity | Literal["auto"] | None = None
+    """Shared memory of a pod, a part of its memory, used by vLLM's processes and NCCL. None: the node's 64 MiB. auto,
+    of evaluate on a cluster: by the number of GPUs."""
     spot: bool = False
     """Whether it runs on cheap nodes that may disappear (``cluster.spot``); lost work is retried."""
     gpu_node: bool = False
     """Whether it runs on a node with GPUs without asking for one."""
     nodes: Nodes = Nodes()
     """Requirements besides those of GPUs and spot."""
+
+    @property
+    def automatic(self) -> tuple[str, ...]:
+        """Those of ``AUTOMATIC`` that are *auto*."""
+        return tuple(name for name in AUTOMATIC if getattr(self, name) == "auto")
 
 
 class Stages(Settings):
@@ -69,7 +88,8 @@ class Stages(Settings):
     @property
     def check(self) -> Stage:
         """A short look at the node and the GPUs on which evaluate will run."""
-        return self.evaluate.model_copy(update={"cpu": "1", "memory": "4Gi", "deadline_s": CHECK_DEADLINE_S})
+        small = {"cpu": "1", "memory": "4Gi", "shm": None, "deadline_s": CHECK_DEADLINE_S}
+        return self.evaluate.model_copy(update=small | ({"gpus": 1} if self.evaluate.gpus == "auto" else {}))
 
 
 class Retries(Settings):
@@ -96,6 +116,11 @@ class ClusterSettings(Settings):
     storage: Storage = Storage()
     gpu: Nodes = Nodes()
     """For stages that ask for GPUs. It selects one type of GPU, because evaluations are compared with each other."""
+    accelerator: str | None = None
+    """The name of this type in ``configs/accelerators.yaml``: settings that can't fit on it are refused before a run is
+    submitted. None: it is known only when check looks at it."""
+    gpus_per_node: Positive = 8
+    """The most that a pod may ask for: *auto* gives a server no more."""
     spot: Nodes | None = None
     """For stages with ``spot``. None: there are no such nodes, and these stages run on the others."""
     gpu_pods: Positive
@@ -104,6 +129,14 @@ class ClusterSettings(Settings):
     """GPUs that the namespace may use at a time, endpoints included."""
     api_server: tuple[str, ...] = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
     """Networks that hold the address of the cluster's API server, for the network policies."""
+    environment: dict[str, Annotated[str, AfterValidator(_no_secret)]] = Field(default={})
+    """Variables of every stage's pod, such as HF_ENDPOINT of a mirror, HTTPS_PROXY and NO_PROXY. No secrets: everyone
+    who may read workflows can read them."""
+    certificates: str | None = None
+    """A ConfigMap of the namespace whose ``ca.crt`` holds all certificate authorities that pods trust, a company's own
+    among them. None: those of the image."""
+    hub_ports: tuple[Annotated[int, Field(gt=0, le=65535)], ...] = (443,)
+    """Ports of the Hub, of a mirror or of a proxy, which the network policies let through."""
     priority_class: str | None = None
     queue: str | None = None
     """The Kueue LocalQueue that admits stages with GPUs. None: without Kueue."""
@@ -112,10 +145,24 @@ class ClusterSettings(Settings):
     the report stays on the volume alone."""
     controller_namespace: str = "argo"
     """The namespace of Argo's workflow controller, which keeps memoized results there."""
+    controller_account: str | None = None
+    """The controller's service account, which gets the right to keep them. None: ``install`` finds it; what is rendered
+    without a cluster says ``argo``, as Argo's own manifests do."""
     deadline_s: Positive = 259_200
     """Deadline of a whole run, time in queues included."""
     kept_s: Positive = 604_800
     """How long an ended run is listed; a failed one is listed twice as long. Its results stay in the store."""
+
+    @model_validator(mode="after")
+    def _variables_of_others(self) -> Self:
+        if ours := [name for name in self.environment if name.startswith(("SLIPWAY_", "ARGO_"))]:
+            raise ValueError(f"environment sets what Slipway or Argo set: {', '.join(ours)}")
+        if secret := [name for name in self.environment if SECRET.search(name)]:
+            raise ValueError(
+                f"environment would show {', '.join(secret)} to everyone who may read workflows: the Hub's token "
+                "belongs into the Secret slipway-hub, the endpoint's key into slipway-api"
+            )
+        return self
 
 
 class Platform(Settings):
@@ -139,10 +186,23 @@ class Platform(Settings):
 
     @model_validator(mode="after")
     def _literal_on_a_cluster(self) -> Self:
-        unclear = [name for name, stage in self.stages if stage and (stage.cpu == "all" or isinstance(stage.gpus, str))]
+        asked = {name: stage for name, stage in self.stages if stage}
+        unclear = [name for name, stage in asked.items() if stage.cpu == "all" or stage.gpus in ("all", "any")]
         if self.cluster and unclear:
             raise ValueError(f"'all' and 'any' are for one machine only: {', '.join(unclear)}")
+        own = [name for name, stage in asked.items() if stage.automatic and not (self.cluster and name == "evaluate")]
+        if own:
+            raise ValueError(f"'auto' is for evaluate on a cluster only: {', '.join(own)}")
         return self
+
+    @property
+    def most_gpus(self) -> int | None:
+        """How many GPUs one server may have; None: those of this machine."""
+        if self.cluster is None:
+            return None
+        asked = self.stages.evaluate.gpus
+        quota = self.cluster.gpu_quota or self.cluster.gpus_per_node
+        return asked if isinstance(asked, int) else min(self.cluster.gpus_per_node, quota)
 
     def image_of(self, stage: str) -> str:
         family = FAMILIES.get(stage, "slim")
@@ -163,12 +223,12 @@ class Platform(Settings):
 
     def on(self, *, cores: int, gpus: int) -> Platform:
         """The same platform with every 'all' and 'any' replaced by what a machine has."""
-        counts = {"all": gpus, "any": min(1, gpus)}
+        counts: dict[object, int] = {"all": gpus, "any": min(1, gpus)}
         literal = {
             name: stage.model_copy(
                 update={
                     "cpu": str(cores) if stage.cpu == "all" else stage.cpu,
-                    "gpus": counts[stage.gpus] if isinstance(stage.gpus, str) else stage.gpus,
+                    "gpus": counts.get(stage.gpus, stage.gpus),
                 }
             )
             for name, stage in self.stages

@@ -16,6 +16,7 @@ USER: Final = 8737
 CACHE_MOUNT: Final = "/cache"
 SCRATCH: Final = {"tmp": "/tmp", "cache": CACHE_MOUNT}  # noqa: S108
 """Writable folders, since the root file system is read-only."""
+SHARED_MEMORY: Final = "shm"
 CACHES: Final = {
     "HOME": CACHE_MOUNT,
     "XDG_CACHE_HOME": CACHE_MOUNT,
@@ -24,6 +25,10 @@ CACHES: Final = {
     "TRITON_CACHE_DIR": f"{CACHE_MOUNT}/triton",
     "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_MOUNT}/torchinductor",
 }
+CERTIFICATES: Final = "certificates"
+"""The volume with the certificate authorities that pods trust."""
+CERTIFICATES_MOUNT: Final = "/etc/slipway"
+TRUSTED: Final = dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), f"{CERTIFICATES_MOUNT}/ca.crt")
 LOCKS: Final = "slipway-locks"
 GPU_PODS: Final = "gpu-pods"
 """The semaphore: a key of the ConfigMap ``LOCKS``."""
@@ -31,7 +36,7 @@ STAGES_ACCOUNT: Final = "slipway-stages"
 """The service account of most stages: it has no rights and no token."""
 EXECUTOR_ACCOUNT: Final = "slipway-executor"
 """The service account of Argo's own container in each pod, which reports the task's result."""
-ACCOUNTS: Final = {"rollout": "slipway-serve"}
+ACCOUNTS: Final = dict.fromkeys(("rollout", "ending"), "slipway-serve")
 """The service accounts of the stages that talk to the cluster."""
 KUEUE_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 STAY: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
@@ -93,26 +98,39 @@ def of_stage(name: str, asks: Stage, platform: Platform, *, variant: str | None)
 
 
 def environment(platform: Platform) -> list[Env]:
-    return [Env(name=name, value=value) for name, value in CACHES.items()] if platform.cluster else []
-
-
-def scratch_volumes(platform: Platform) -> list[models.Volume]:
-    names = SCRATCH if platform.cluster else ()
-    return [models.Volume(name=name, empty_dir=models.EmptyDirVolumeSource()) for name in names]
-
-
-def scratch_mounts(asks: Stage, platform: Platform) -> list[models.VolumeMount]:
     if platform.cluster is None:
         return []
-    mounts = {**SCRATCH, **({"shm": "/dev/shm"} if asks.shm else {})}  # noqa: S108
-    return [models.VolumeMount(name=name, mount_path=path) for name, path in mounts.items()]
+    trusted = TRUSTED if platform.cluster.certificates else {}
+    return [Env(name=name, value=value) for name, value in (CACHES | trusted | platform.cluster.environment).items()]
+
+
+def volumes(platform: Platform) -> list[models.Volume]:
+    if platform.cluster is None:
+        return []
+    found = [models.Volume(name=name, empty_dir=models.EmptyDirVolumeSource()) for name in SCRATCH]
+    if platform.cluster.certificates:
+        source = models.ConfigMapVolumeSource(name=platform.cluster.certificates)
+        found.append(models.Volume(name=CERTIFICATES, config_map=source))
+    return found
+
+
+def mounts(asks: Stage, platform: Platform) -> list[models.VolumeMount]:
+    if platform.cluster is None:
+        return []
+    writable = {**SCRATCH, **({SHARED_MEMORY: "/dev/shm"} if asks.shm else {})}  # noqa: S108
+    found = [models.VolumeMount(name=name, mount_path=path) for name, path in writable.items()]
+    if platform.cluster.certificates:
+        found.append(models.VolumeMount(name=CERTIFICATES, mount_path=CERTIFICATES_MOUNT, read_only=True))
+    return found
 
 
 def shared_memory(asks: Stage, platform: Platform) -> list[models.Volume] | None:
     """A volume of the template's own, because its size differs by stage."""
     if platform.cluster is None or asks.shm is None:
         return None
-    return [models.Volume(name="shm", empty_dir=models.EmptyDirVolumeSource(medium="Memory", size_limit=asks.shm))]
+    limit = None if asks.shm == "auto" else asks.shm
+    memory = models.EmptyDirVolumeSource(medium="Memory", size_limit=limit)
+    return [models.Volume(name=SHARED_MEMORY, empty_dir=memory)]
 
 
 def gpu_semaphore(asks: Stage, platform: Platform) -> list[models.SemaphoreRef] | None:

@@ -11,12 +11,12 @@ from stages.rollout.kserve.settings import KServe
 from stages.rollout.targets import connect
 
 if TYPE_CHECKING:
-    from stages.parts.base.settings import Serving
+    from stages.parts.base.settings import AskedServing
     from stages.parts.base.store import ModelStore
     from stages.rollout.target import Target
 
 
-def target_of(config: RunConfig, store: ModelStore, source: str, serving: Serving) -> Target:
+def target_of(config: RunConfig, store: ModelStore, source: str, serving: AskedServing) -> Target:
     """Where the platform serves the releases of one model. *source* is the model as the user named it.
 
     Raises: as ``stages.rollout.targets.connect``.

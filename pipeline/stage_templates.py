@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Final, get_args
 
@@ -19,27 +20,33 @@ from hera.workflows import (
 )
 
 from pipeline import pods
-from pipeline.platform import Platform, Stage
+from pipeline.platform import AUTOMATIC, Platform, Stage
+from stages.parts.base.log import LOG_VARIABLE
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE
 from stages.parts.base.settings import REFERENCE, VariantName
 from stages.parts.base.store import STORE_VARIABLE
 from stages.parts.endpoint.record import API_KEY_VARIABLE
+from stages.parts.machine.hardware import GPUS_VARIABLE
 from stages.parts.records.rollout import LOCAL
 from stages.rollout.kserve.settings import VARIABLE as KSERVE_VARIABLE
 
 STORE_MOUNT: Final = "/mnt/models"
 OUTPUTS_MOUNT: Final = "/outputs"
-RESOLVE_CACHE: Final = "slipway-resolve"
+RESOLVED: Final = "resolve-daily"
+"""The memoized DAG around resolve. Argo never ends a run with a hit in a template that has a retryStrategy itself."""
+COMMIT: Final = "commit"
 RETRY_EXPRESSION: Final = (
     "lastRetry.status == 'Error' || lastRetry.exitCode == '75' || lastRetry.exitCode == '143'"
-    " || lastRetry.message matches 'node shutdown|[Ee]vict|[Pp]reempt'"
+    " || lastRetry.message matches"
+    " 'node shutdown|[Ee]vict|[Pp]reempt|node was low on resource|node had condition|^Pod was rejected'"
 )
-"""75 is TransientError; 143 and 'Error' mean that a pod was deleted or lost. 137 may mean out of memory: no retry."""
+"""75 is TransientError; 143 and 'Error' mean that a pod was deleted or lost. 137 may mean out of memory: no retry. The
+messages are the kubelet's, which ended the pod for the sake of its node, or never took it."""
 HUB_TOKEN: Final = SecretEnv(name="HF_TOKEN", secret_name="slipway-hub", secret_key="token", optional=True)  # noqa: S106
 API_KEY: Final = SecretEnv(name=API_KEY_VARIABLE, secret_name="slipway-api", secret_key="key", optional=True)  # noqa: S106
 RUN_DIRECTORY: Final = "{{workflow.parameters.model-directory}}/runs/{{workflow.name}}"
 """The run's folder, relative to the store."""
-RESULTS: Final = ("winner", "release", "reason", "table")
+RESULTS: Final = ("winner", "outcome", "release", "reason", "table")
 """The outputs of select, which are also the outputs of the whole run."""
 QUANTIZED: Final = tuple(name for name in get_args(VariantName) if name != REFERENCE)
 """Every variant that check may leave out. Its outputs of these names are ``true`` for those to make."""
@@ -49,6 +56,10 @@ REWRITING: Final = "optimize-rewrite"
 """Their template, on a platform that gives them resources of their own."""
 SERVED: Final = "variants"
 """The output of check with the variants to measure, separated by commas."""
+SERVING: Final = "serving"
+"""The output of check with the serving settings, with a number in place of every *auto*."""
+MAIN: Final = "main"
+"""Argo's name for a template's container in the pod."""
 MODEL: Final = ("--model", "{{workflow.parameters.model}}")
 
 
@@ -65,8 +76,8 @@ class StageTemplate:
     outputs: tuple[str, ...] = ()
     secrets: tuple[SecretEnv, ...] = ()
     variables: tuple[Env, ...] = ()
-    memoize: models.Memoize | None = None
     mutex: str | None = None
+    pod_spec_patch: str | None = None
     artifacts: tuple[Artifact, ...] = ()
 
 
@@ -82,7 +93,6 @@ def add_templates(platform: Platform) -> None:
     ):
         _add(template, platform)
     _add_serving(platform)
-    _add(_report(platform), platform)
 
 
 def optimizing(platform: Platform) -> dict[str, Stage]:
@@ -96,13 +106,8 @@ def _resolve(platform: Platform) -> StageTemplate:
         "resolve",
         platform.stages.resolve,
         (*MODEL, "--revision", workflow_parameter("revision")),
-        outputs=("commit",),
+        outputs=(COMMIT,),
         secrets=(HUB_TOKEN,),
-        memoize=models.Memoize(
-            key=workflow_parameter("resolve-key"),
-            max_age="24h",
-            cache=models.Cache(config_map=models.LocalObjectReference(name=RESOLVE_CACHE)),
-        ),
     )
 
 
@@ -118,11 +123,17 @@ def _acquire(platform: Platform) -> StageTemplate:
 
 
 def _check(platform: Platform) -> StageTemplate:
+    most = () if platform.most_gpus is None else ("--gpus", str(platform.most_gpus))
     return StageTemplate(
         "check",
         platform.stages.check,
-        (*MODEL, "--settings", workflow_parameter("optimize")),
-        outputs=(*QUANTIZED, SERVED, "left-out"),
+        (
+            *(*MODEL, "--commit", _input("commit"), "--settings", workflow_parameter("optimize")),
+            *("--serving", workflow_parameter("serving"), "--workload", workflow_parameter("workload"), *most),
+        ),
+        inputs=("commit",),
+        outputs=(*QUANTIZED, SERVED, SERVING, *AUTOMATIC, "left-out"),
+        secrets=(HUB_TOKEN,),
     )
 
 
@@ -141,18 +152,34 @@ def _optimize(platform: Platform) -> list[StageTemplate]:
 
 
 def _evaluate(platform: Platform) -> StageTemplate:
+    asks = platform.stages.evaluate
     return StageTemplate(
         "evaluate",
-        platform.stages.evaluate,
+        asks,
         (
-            *(*MODEL, "--variants", _input("variants")),
-            *("--workload", workflow_parameter("workload"), "--serving", workflow_parameter("serving")),
+            *(*MODEL, "--variants", _input(SERVED)),
+            *("--workload", workflow_parameter("workload"), "--serving", _input(SERVING)),
+            *("--profile", workflow_parameter("profile")),
         ),
-        inputs=("variants",),
+        inputs=(SERVED, SERVING, *asks.automatic),
         outputs=("summary",),
+        pod_spec_patch=_sized(asks),
         secrets=(HUB_TOKEN,),
         mutex="slipway-evaluation" if platform.one_evaluation_at_a_time else None,
     )
+
+
+def _sized(asks: Stage) -> str | None:
+    """The patch that gives a pod what check found: Argo replaces references in quantities nowhere else."""
+    names = {"gpus": "nvidia.com/gpu", "memory": "memory"}
+    amounts = {names[each]: _input(each) for each in asks.automatic if each in names}
+    patch: dict[str, object] = {}
+    if amounts:
+        patch["containers"] = [{"name": MAIN, "resources": {"requests": amounts, "limits": amounts}}]
+    if asks.shm == "auto":
+        volume = {"name": pods.SHARED_MEMORY, "emptyDir": {"medium": "Memory", "sizeLimit": _input("shm")}}
+        patch["volumes"] = [volume]
+    return json.dumps(patch) if patch else None
 
 
 def _select(platform: Platform) -> StageTemplate:
@@ -168,21 +195,25 @@ def _select(platform: Platform) -> StageTemplate:
     )
 
 
-def _report(platform: Platform) -> StageTemplate:
+def _ending(platform: Platform, variables: tuple[Env, ...]) -> StageTemplate:
+    """The exit handler."""
     return StageTemplate(
-        "report",
-        platform.stages.report,
+        "ending",
+        # Withdrawing waits for servers, too.
+        platform.stages.report.model_copy(update={"deadline_s": platform.stages.serve.deadline_s}),
         (
             *(*MODEL, "--status", "{{workflow.status}}"),
             *("--profile", workflow_parameter("profile"), "--workload", workflow_parameter("workload")),
             *("--optimize", workflow_parameter("optimize"), "--serving", workflow_parameter("serving")),
         ),
+        secrets=(API_KEY,),
+        variables=variables,
         artifacts=_report_artifact(platform),
     )
 
 
 def _add_serving(platform: Platform) -> None:
-    """Add the templates that roll a release out, and the one that withdraws it from a run that failed."""
+    """Add the templates that roll a release out, and the exit handler, which withdraws it from a run that failed."""
     asks, model = platform.stages.serve, (*MODEL, "--serving", workflow_parameter("serving"))
     rollout = workflow_parameter("rollout")
     if platform.serves_on == LOCAL:
@@ -203,16 +234,7 @@ def _add_serving(platform: Platform) -> None:
         )
         _add(template, platform)
         Suspend(name="approve")
-    withdraw = StageTemplate(
-        "rollout",
-        # Withdrawing waits for servers, too.
-        platform.stages.report.model_copy(update={"deadline_s": asks.deadline_s}),
-        (*model, "--abort", "--status", "{{workflow.status}}"),
-        name="withdraw",
-        secrets=(API_KEY,),
-        variables=variables,
-    )
-    _add(withdraw, platform)
+    _add(_ending(platform, variables), platform)
 
 
 def _add(template: StageTemplate, platform: Platform) -> None:
@@ -230,11 +252,10 @@ def _add(template: StageTemplate, platform: Platform) -> None:
         volume_mounts=[
             models.VolumeMount(name="store", mount_path=STORE_MOUNT),
             models.VolumeMount(name="outputs", mount_path=OUTPUTS_MOUNT),
-            *pods.scratch_mounts(asks, platform),
+            *pods.mounts(asks, platform),
         ],
-        resources=Resources(
-            cpu_request=asks.cpu, memory_request=asks.memory, memory_limit=asks.memory, gpus=asks.gpus or None
-        ),
+        resources=_resources(asks),
+        pod_spec_patch=template.pod_spec_patch,
         active_deadline_seconds=asks.deadline_s,
         termination_message_policy="FallbackToLogsOnError",
         retry_strategy=RetryStrategy(
@@ -243,10 +264,15 @@ def _add(template: StageTemplate, platform: Platform) -> None:
             expression=RETRY_EXPRESSION,
             backoff=models.Backoff(duration=str(platform.retries.backoff_s), factor=2),
         ),
-        memoize=template.memoize,
         synchronization=_synchronization(template, platform),
         **pods.of_stage(stage, asks, platform, variant=variant),
     )
+
+
+def _resources(asks: Stage) -> Resources:
+    memory = None if asks.memory == "auto" else asks.memory
+    gpus = asks.gpus if isinstance(asks.gpus, int) else 0
+    return Resources(cpu_request=asks.cpu, memory_request=memory, memory_limit=memory, gpus=gpus or None)
 
 
 def _environment(template: StageTemplate, platform: Platform) -> list[Env | SecretEnv]:
@@ -254,10 +280,29 @@ def _environment(template: StageTemplate, platform: Platform) -> list[Env | Secr
         Env(name=STORE_VARIABLE, value=STORE_MOUNT),
         Env(name=OUTPUTS_VARIABLE, value=OUTPUTS_MOUNT),
         Env(name=RUN_VARIABLE, value="{{workflow.name}}"),
+        *(
+            [Env(name=LOG_VARIABLE, value=f"{STORE_MOUNT}/{RUN_DIRECTORY}/logs/{_log(template)}")]
+            if platform.cluster
+            else []
+        ),
+        *_gpus(template.asks, platform),
         *pods.environment(platform),
         *template.variables,
         *template.secrets,
     ]
+
+
+def _gpus(asks: Stage, platform: Platform) -> list[Env]:
+    """How many GPUs a pod gets, so that its program refuses to work without them."""
+    if platform.cluster is None or not asks.gpus:
+        return []
+    return [Env(name=GPUS_VARIABLE, value=_input("gpus") if asks.gpus == "auto" else str(asks.gpus))]
+
+
+def _log(template: StageTemplate) -> str:
+    """The file of a pod's log: one for each task."""
+    which = (f"-{_input(name)}" for name in template.inputs if name in ("method", "step"))
+    return f"{'optimize' if template.stage == 'optimize' else template.name or template.stage}{''.join(which)}.log"
 
 
 def _outputs(template: StageTemplate) -> list[Parameter | Artifact]:

@@ -12,15 +12,17 @@ without clipping.
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from scoring.arrays import Floats
 from scoring.criteria import MARGIN_OF, Anchors, Criteria, Margins
 from scoring.metrics import METRICS
-from scoring.normalize import Floats
-from scoring.score import DIGITS
 
+DIGITS: Final = 9
+"""Decimals of a score; smaller differences come from the arithmetic, not from the variants."""
 SIGNS: Floats = np.array([1.0 if metric.higher_is_better else -1.0 for metric in METRICS.values()])
 
 
@@ -58,7 +60,7 @@ def scores(ratios: Floats, criteria: Criteria) -> tuple[Floats, Floats]:
     shares = shares_of(criteria)
     used = scaled(ratios, criteria.anchors)[..., shares > 0]
     score: Floats = (np.clip(used, 0.0, 1.0) @ shares[shares > 0]).round(DIGITS)
-    return score, used @ shares[shares > 0]
+    return score, (used @ shares[shares > 0]).round(DIGITS)
 
 
 def shares_of(criteria: Criteria) -> Floats:

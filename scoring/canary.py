@@ -6,6 +6,7 @@ The verdict is *pass*, *fail*, or *unclear* if there are too few requests to tel
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -93,6 +94,16 @@ def failures(
     if failed / of - reference_failed / reference_of <= slack:
         return "pass"
     by_chance = increase(failed, of, reference_failed, reference_of)
+    return "fail" if by_chance < significance else "unclear" if by_chance < SUSPICIOUS else "pass"
+
+
+def share_within(count: int, of: int, limit: float, *, significance: float) -> Verdict:
+    """Whether at most the share *limit* of *of* requests failed; more that chance explains pass, as in ``failures``."""
+    if not of:
+        return "unclear"
+    if count / of <= limit:
+        return "pass"
+    by_chance = exceeds(count, of, max(limit, sys.float_info.epsilon))
     return "fail" if by_chance < significance else "unclear" if by_chance < SUSPICIOUS else "pass"
 
 

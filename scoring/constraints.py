@@ -16,6 +16,7 @@ MEASURES: Final[dict[str, Metric]] = {
     "top1_agreement": Metric(
         "0–1", True, "share of positions at which variant and fp16 give the same token the highest probability"
     ),
+    "greedy_agreement": Metric("0–1", True, "share of prompts to which variant and fp16 give the same greedy answer"),
     "kl_divergence": Metric(
         "nats/token", False, "mean KL divergence of the variant's next-token distribution from fp16's"
     ),
@@ -46,6 +47,7 @@ class Constraints(_Closed):
 
     quality_recovery: AtLeast | None = None
     top1_agreement: AtLeast | None = None
+    greedy_agreement: AtLeast | None = None
     kl_divergence: AtMost | None = None
     ttft_p95_ms: AtMost | None = None
     tpot_p95_ms: AtMost | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 if TYPE_CHECKING:
-    from scoring.normalize import Floats  # imports pandas, which a plan can do without
+    from scoring.arrays import Floats
 
 MILLION: Final = 1e6
 SECONDS_PER_HOUR: Final = 3600

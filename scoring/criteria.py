@@ -6,17 +6,42 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from scoring.metrics import METRICS
-from scoring.normalize import REFERENCE
-from scoring.profile import DEFAULT, Profile, Weights
+from scoring.metrics import METRICS, REFERENCE
 
 Ratio = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, lt=1)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 GATE: Final = 0.95
+"""The default limit of the quality recovery, at which quality counts 0."""
 
 
 class _Closed(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Weights(_Closed):
+    """Weights are not negative, and at least one is above zero. They are divided by their sum, so 50/20/20/10 and
+    5/2/2/1 are equal."""
+
+    quality: Weight
+    latency: Weight
+    throughput: Weight
+    memory: Weight
+
+    @model_validator(mode="after")
+    def _one_above_zero(self) -> Weights:
+        if not any(self.model_dump().values()):
+            raise ValueError("all weights are zero, so no variant can be chosen")
+        return self
+
+    def shares(self) -> dict[str, float]:
+        """The weights by metric, with sum 1."""
+        given = self.model_dump()
+        total = sum(given.values())
+        return {name: value / total for name, value in given.items()}
+
+
+DEFAULT: Final = Weights(quality=0.5, latency=0.2, throughput=0.2, memory=0.1)
 
 
 class Anchor(_Closed):
@@ -64,7 +89,7 @@ class Criteria(_Closed):
     anchors: Anchors = Anchors()
     margins: Margins = Margins()
     reference: str | Values = REFERENCE
-    """A variant, or fixed values."""
+    """What the variants are compared with: a variant, or fixed values where none is measured."""
     task_loss: Share = 0.03
     """The share of the reference's score that a variant may lose on any one task. That it loses less must be shown, by
     the one-sided 95 % bound."""
@@ -75,13 +100,6 @@ class Criteria(_Closed):
     def shares(self) -> dict[str, float]:
         """The weights by metric, with sum 1."""
         return self.weights.shares()
-
-
-def criteria_of(profile: Profile) -> Criteria:
-    """The criteria of a profile's weights; quality counts 0 at the profile's limit of the quality recovery."""
-    limit = profile.constraints.quality_recovery
-    gate = limit.min if limit and 0 < limit.min < 1 else GATE
-    return Criteria(weights=profile.weights, anchors=Anchors(quality=Anchor(zero=gate, one=1.0)))
 
 
 MARGIN_OF: Final = {name: name if name in ("quality", "memory") else "speed" for name in METRICS}

@@ -22,8 +22,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from scoring.normalize import Floats
+from scoring.arrays import Floats
 from scoring.paired import Difference, mean_difference
+from scoring.probes import common_prefix
 
 Booleans = npt.NDArray[np.bool_]
 
@@ -50,6 +51,17 @@ class Distributions:
 
 
 @dataclass(frozen=True)
+class Greedy:
+    """How far greedy answers to the same prompts agree, token by token."""
+
+    prompts: int
+    same: Difference
+    """Share of the prompts with the same whole answer."""
+    prefix: Difference
+    """Mean share of an answer before the first token that differs."""
+
+
+@dataclass(frozen=True)
 class Divergence:
     documents: int
     positions: int
@@ -58,6 +70,22 @@ class Divergence:
     """Mean KL(reference ‖ variant) over positions in nats per token, a lower bound; the interval is over documents."""
     top1: Difference
     """Share of positions at which both give the same token the highest probability."""
+    greedy: Greedy | None = None
+
+
+def greedy_agreement(reference: Sequence[Sequence[int]], variant: Sequence[Sequence[int]]) -> Greedy:
+    """Compare the answers to each prompt. One flip makes everything after it another text, so that the share of equal
+    answers falls with their length.
+
+    Raises:
+        ValueError: the numbers of answers differ, or there are none.
+    """
+    pairs = [(tuple(ours), tuple(theirs)) for ours, theirs in zip(reference, variant, strict=True)]
+    same = np.array([float(ours == theirs) for ours, theirs in pairs])
+    prefix = np.array([common_prefix(*each) / max(1, *map(len, each)) for each in pairs])
+    prefix = np.maximum(prefix, same)  # two empty answers are the same
+    nothing = np.zeros(len(pairs))
+    return Greedy(len(pairs), mean_difference(nothing, same), mean_difference(nothing, prefix))
 
 
 def divergence(reference: Sequence[Distributions], variant: Sequence[Distributions]) -> Divergence:

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from scoring.normalize import Floats
+from scoring.arrays import Floats
 
 Indices = npt.NDArray[np.int64]
 Draws = Mapping[str, Mapping[str, Floats]]
@@ -73,7 +73,7 @@ class Items:
 
 
 def load_draws(
-    rounds: Mapping[str, Sequence[Round]], *, paired: bool = False, draws: int = DRAWS, seed: int = SEED
+    rounds: Mapping[str, Sequence[Round]], *, draws: int = DRAWS, seed: int = SEED
 ) -> dict[str, dict[str, Floats]]:
     """Draws of latency (95th percentile over the requests of all rounds), throughput (mean over rounds), ``goodput``
     (mean over rounds, if every round has it), and ``Round.others`` (95th percentile, or the mean of a share).
@@ -88,18 +88,11 @@ def load_draws(
 
     Args:
         rounds: by variant, at least one each.
-        paired: the variants took turns, round by round. The same rounds are then drawn for all of them, so that what
-            they have in common (a busy machine) cancels out.
-
-    Raises:
-        ValueError: *paired*, but the variants do not have the same rounds of the same starts.
     """
-    if paired and len({tuple(each.start for each in measured) for measured in rounds.values()}) > 1:
-        raise ValueError("paired rounds, but the variants do not have the same rounds of the same starts")
     found: dict[str, dict[str, Floats]] = {}
     for variant, measured in rounds.items():
         starts = [each.start for each in measured]
-        chosen = _rounds(starts, draws, _generator(seed, "rounds" if paired else f"rounds of {variant}"))
+        chosen = _rounds(starts, draws, _generator(seed, f"rounds of {variant}"))
         latencies = [each.latencies_ms for each in measured]
         places = _requests(latencies, chosen, _generator(seed, f"requests of {variant}"))
         found[variant] = {"latency": _percentiles(_at(latencies, chosen, places))}
@@ -116,18 +109,17 @@ def load_draws(
 
 
 def allowing_for_few(
-    drawn: Mapping[str, Mapping[str, Floats]], rounds: Mapping[str, Sequence[Round]], *, paired: bool = False
+    drawn: Mapping[str, Mapping[str, Floats]], rounds: Mapping[str, Sequence[Round]]
 ) -> dict[str, dict[str, Floats]]:
     """The draws of ``load_draws``, widened because a few rounds determine a standard deviation only roughly.
 
-    They are widened around their geometric mean by Student's factor t(0.975, ν) / 1.96; otherwise equal variants would
-    be separated too often. ν is pooled over the variants, because the variation of the rounds comes from the machine,
-    which is the same for all: Σ(n−1) over n starts of the server, or n rounds of a single start;
-    (variants − 1)·(n − 1) if *paired*.
+    They are widened around their geometric mean by Student's factor t(0.975, ν) / 1.96.
+    ν is pooled over the variants, because the variation of the rounds comes from the machine,
+    which is the same for all: Σ(n−1) over n starts of the server, or n rounds of a single start.
     """
     counts = [len({each.start for each in measured}) for measured in rounds.values()]
     units = [starts if starts > 1 else len(measured) for starts, measured in zip(counts, rounds.values(), strict=True)]
-    degrees = (len(units) - 1) * (min(units) - 1) if paired else sum(each - 1 for each in units)
+    degrees = sum(each - 1 for each in units)
     if degrees < 1:
         return {variant: dict(each) for variant, each in drawn.items()}
     factor = student_95(degrees) / Z_95

@@ -7,18 +7,18 @@ quality tasks reduce.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from scoring.anchored import SIGNS, log_margins, log_ratios, ranked, scaled, scores, shares_of, spans
+from scoring.arrays import Floats
 from scoring.criteria import Criteria
 from scoring.draws import DRAWS, SEED
 from scoring.losses import Quality
 from scoring.metrics import METRICS
-from scoring.normalize import Floats
 from scoring.starts import Effects
 from scoring.student import quantile, upper_tail
 
@@ -69,16 +69,45 @@ class Estimate:
 
     def lead(self, first: int, second: int) -> Lead:
         """The difference of two scores, by the delta method: a metric beyond its anchor has no influence."""
+        value = float(self.scores[first] - self.scores[second])
+        clipped = value != 0
+        if not clipped:
+            value = float(self.sums[first] - self.sums[second])
+        return self._combined(value, {first: 1.0, second: -1.0}, clipped=clipped)
+
+    def score(self, place: int) -> Lead:
+        """The score of one variant."""
+        return self._combined(float(self.scores[place]), {place: 1.0}, clipped=True)
+
+    def ratio(self, place: int, metric: int) -> Lead:
+        """ln of how many times better a metric of a variant is than the reference's."""
+        value = float(self.ratios[place, metric])
+        contrast = np.zeros(len(self.ratios))
+        contrast[place] += 1.0
+        if self.reference is not None:
+            contrast[self.reference] -= 1.0
+        return self._difference(value, contrast, metric)
+
+    def differences(self, first: int, second: int) -> list[tuple[float, Lead]]:
+        """The margin and the difference of every metric that has a weight."""
+        margins, shares = log_margins(self.criteria.margins), shares_of(self.criteria)
+        contrast = np.zeros(len(self.ratios))
+        contrast[first], contrast[second] = 1.0, -1.0
+        found = []
+        for metric in np.flatnonzero(shares):
+            value = float(self.ratios[first, metric] - self.ratios[second, metric])
+            found.append((float(margins[metric]), self._difference(value, contrast, int(metric))))
+        return found
+
+    def _combined(self, value: float, weights: Mapping[int, float], *, clipped: bool) -> Lead:
+        """A weighted sum of scores; *clipped*: without the influence of metrics beyond their anchors."""
         low, high = spans(self.criteria.anchors)
         slopes = np.tile(shares_of(self.criteria) / (high - low), (len(self.ratios), 1))
-        value = float(self.scores[first] - self.scores[second])
-        if value:
+        if clipped:
             at = scaled(self.ratios, self.criteria.anchors)
             slopes = np.where((at > 0) & (at < 1), slopes, 0.0)
-        else:
-            value = float(self.sums[first] - self.sums[second])
         gradient = np.zeros_like(slopes)
-        for place, sign in ((first, 1.0), (second, -1.0)):
+        for place, sign in weights.items():
             gradient[place] += sign * slopes[place]
             if self.reference is not None:
                 gradient[self.reference] -= sign * slopes[place]
@@ -90,21 +119,13 @@ class Estimate:
             self.evidence.speed.degrees,
         )
 
-    def differences(self, first: int, second: int) -> list[tuple[float, Lead]]:
-        """The margin and the difference of every metric that has a weight."""
-        margins, shares = log_margins(self.criteria.margins), shares_of(self.criteria)
-        contrast = np.zeros(len(self.ratios))
-        contrast[first], contrast[second] = 1.0, -1.0
-        found = []
-        for metric in np.flatnonzero(shares):
-            value = float(self.ratios[first, metric] - self.ratios[second, metric])
-            speed = quality = 0.0
-            if metric in SPEED:
-                speed = self._speed_variance(np.outer(contrast, np.array(SPEED) == metric))
-            elif metric == QUALITY:
-                quality = float(contrast @ self.evidence.quality.covariance @ contrast)
-            found.append((float(margins[metric]), Lead(value, speed, quality, self.evidence.speed.degrees)))
-        return found
+    def _difference(self, value: float, contrast: Floats, metric: int) -> Lead:
+        speed = quality = 0.0
+        if metric in SPEED:
+            speed = self._speed_variance(np.outer(contrast, np.array(SPEED) == metric))
+        elif metric == QUALITY:
+            quality = float(contrast @ self.evidence.quality.covariance @ contrast)
+        return Lead(value, speed, quality, self.evidence.speed.degrees)
 
     def _speed_variance(self, gradient: Floats) -> float:
         """The variance of a combination of the speeds, shape (variants, 2); NaN if the noise is not known."""

@@ -12,13 +12,16 @@ from typing import Final, Literal
 
 import numpy as np
 
+from scoring.arrays import Floats
 from scoring.draws import Items, aligned
-from scoring.normalize import Floats
 
 Z_95_ONE_SIDED: Final = 1.644854
 FLIP: Final = 0.5
 """Flipped items added to each variant, because a sample without flips does not show that there are none (Agresti & Min
 2005, Statistics in Medicine 24, 729–740)."""
+
+LEAST: Final = 1e-300
+"""A probability per byte that is lower counts as this, because 0 has no logarithm."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +62,17 @@ class TaskLoss:
 
 
 def task_quality(items: Sequence[Items]) -> Quality:
-    """The quality on one task, by variant: the accuracy, or the probability per byte.
+    """The quality on one task, by variant: the accuracy, or the probability per byte. An accuracy of 0, which has no
+    logarithm, counts as half an item.
 
     Raises:
         ValueError: a variant has no items.
     """
     given = list(aligned({str(number): each for number, each in enumerate(items)}).values())
-    scores, influences = zip(*map(_influences, given), strict=True)
-    if not all(score > 0 for score in scores):
-        raise ValueError("a quality of 0 has no logarithm")
-    shares = np.array(influences) / np.array(scores)[:, None]
-    size = shares.shape[1]
+    measured, influences = zip(*map(_influences, given), strict=True)
+    size = len(influences[0])
+    scores = np.maximum(measured, FLIP / size if given[0].sizes is None else LEAST)
+    shares = np.array(influences) / scores[:, None]
     covariance = shares @ shares.T * (size / max(1, size - 1))
     if given[0].sizes is None:
         covariance += np.diag([FLIP / (size * score) ** 2 for score in scores])

@@ -15,10 +15,14 @@ class Metric:
 
 METRICS: Final[dict[str, Metric]] = {
     "quality": Metric("0–1", True, "mean over the workload's tasks: accuracy, or probability per byte of text"),
-    "latency": Metric("ms", False, "95th percentile of a request's end-to-end time"),
-    "throughput": Metric("tokens/s", True, "output tokens per second over all requests in flight"),
+    "latency": Metric("ms", False, "95th percentile of a request's end-to-end time at a fixed rate"),
+    "throughput": Metric("tokens/s", True, "output tokens per second at the highest rate that meets the targets"),
     "memory": Metric("bytes", False, "bytes of weights to load"),
 }
+
+
+REFERENCE: Final = "fp16"
+"""The variant with which the others are compared by default."""
 
 
 def shown(metric: str, value: float) -> str:

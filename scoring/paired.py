@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from scoring.arrays import Floats
 from scoring.draws import DRAWS, SEED, resampled
-from scoring.normalize import Floats
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from scoring.arrays import Floats
 from scoring.metrics import METRICS
-from scoring.normalize import Floats
 
 
 def pareto_front(raw: pd.DataFrame) -> pd.Series[bool]:

@@ -1,63 +1,42 @@
-"""A scoring profile: how much each metric matters, which limits hold, and how certain a choice has to be."""
+"""A scoring profile: what a choice is made by, and the limits that a variant has to keep."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from collections.abc import Mapping
+from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import model_validator
 
 from scoring.constraints import Constraints
+from scoring.criteria import Criteria
 
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class Weights(BaseModel):
-    """Weights are not negative, and at least one is above zero. They are divided by their sum, so 50/20/20/10 and
-    5/2/2/1 are equal."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    quality: Weight
-    latency: Weight
-    throughput: Weight
-    memory: Weight
-
-    @model_validator(mode="after")
-    def _one_above_zero(self) -> Weights:
-        if not any(self.model_dump().values()):
-            raise ValueError("all weights are zero, so no variant can be chosen")
-        return self
-
-    def shares(self) -> dict[str, float]:
-        """The weights by metric, with sum 1."""
-        given = self.model_dump()
-        total = sum(given.values())
-        return {name: value / total for name, value in given.items()}
+REPLACED: Final = {"normalization": "anchors and margins", "decision": "error_rate"}
+"""Fields of profiles before version 0.2.0, and what does their work now."""
 
 
-DEFAULT: Final = Weights(quality=0.5, latency=0.2, throughput=0.2, memory=0.1)
-
-
-class Thresholds(BaseModel):
-    """When the evidence is sufficient to follow the score."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    confidence: Annotated[float, Field(ge=0.6, le=1)] = 0.9
-    """The probability with which the variant of the highest score must win again if the measurement is repeated. Below
-    it, the choice among the variants that are not separated is by quality and memory (``scoring.decide``). At least
-    0.6, because at 0.5, or just above it by the chance of the draws, equal variants would be separated."""
-
-
-class Profile(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class Profile(Criteria):
     name: str
     description: str = ""
-    weights: Weights = DEFAULT
-    normalization: Literal["min-max", "relative"] = "min-max"
-    """min-max: the best variant gets 1 and the worst 0, so every difference beyond noise counts fully. relative: by the
-    ratio to fp16, so that a difference counts by its size. Formulas: ``scoring.normalize``."""
     constraints: Constraints = Constraints()
-    """The limits that a variant must meet to be chosen at all."""
-    decision: Thresholds = Thresholds()
+    """The limits that a variant must meet to be chosen at all. Unless ``anchors`` says otherwise, quality counts 0 at
+    the limit of ``quality_recovery``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_this_version(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        if old := [f"{name} was replaced by {by}" for name, by in REPLACED.items() if name in data]:
+            raise ValueError(f"{', and '.join(old)}: docs/choice.md says how")
+        limit, anchors = _limit(data.get("constraints")), data.get("anchors") or {}
+        if limit is None or not isinstance(anchors, Mapping) or "quality" in anchors:
+            return data
+        return {**data, "anchors": {**anchors, "quality": {"zero": limit, "one": 1.0}}}
+
+
+def _limit(constraints: Any) -> float | None:
+    """The limit of the quality recovery, if it can be an anchor."""
+    given = constraints.model_dump() if isinstance(constraints, Constraints) else constraints
+    recovery = given.get("quality_recovery") if isinstance(given, Mapping) else None
+    limit = recovery.get("min") if isinstance(recovery, Mapping) else getattr(recovery, "min", None)
+    return limit if isinstance(limit, float) and 0 < limit < 1 else None

@@ -16,13 +16,15 @@ from scoring.estimate import Evidence
 
 ROUNDS: Final = 2
 """Rounds of load per start: a second one shows whether the server had settled."""
+LEAST_BLOCKS: Final = 2
+"""Blocks that are measured whatever the budget: a single start of every server shows no noise."""
 SCALE_BLOCKS: Final = 2
 """Blocks in which a reference is measured that cannot be chosen itself and only sets the scale."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The times are in seconds."""
+    """The times are in seconds: assumed, or the means of those measured so far."""
 
     budget_s: float
     """Time for the whole measurement of a model."""
@@ -52,7 +54,7 @@ class Progress:
     running: tuple[str, ...]
     """Those that the next block measures: of the able ones all that are not beaten, and at first the reference."""
     times: tuple[float, ...] = ()
-    """The share of the budget that was used at each look, one per block."""
+    """The share of the budget that was used at each look, one per block; 0 while the noise was not known."""
 
     @property
     def beaten(self) -> tuple[str, ...]:
@@ -62,24 +64,37 @@ class Progress:
 def next_block(plan: Plan, progress: Progress) -> tuple[str, ...]:
     """The variants of the next block in their order, which rotates so that each is first equally often; empty if the
     budget does not suffice for it."""
-    if progress.spent_s + plan.block_s(len(progress.running)) > plan.budget_s:
+    looks = len(progress.times)
+    if not _suffices(plan, progress.spent_s, len(progress.running), looks):
         return ()
-    first = len(progress.times) % len(progress.running)
+    first = looks % len(progress.running)
     return progress.running[first:] + progress.running[:first]
 
 
 def look(
-    plan: Plan, progress: Progress, evidence: Evidence, criteria: Criteria, missing: Sequence[str] = ()
+    plan: Plan,
+    progress: Progress,
+    evidence: Evidence,
+    criteria: Criteria,
+    missing: Sequence[str] = (),
+    *,
+    spent_s: float | None = None,
 ) -> tuple[Progress, Verdict, bool]:
     """Judge after a block of all running variants.
+
+    Args:
+        spent_s: what was spent in all; None: what the plan charges for the block.
 
     Returns:
         The progress, the verdict, and whether another block is to be measured: the choice is not settled, and the
         budget suffices. Variants that are worse than the first are not measured any more.
     """
-    spent = progress.spent_s + plan.block_s(len(progress.running))
-    left = spent + plan.block_s(len(progress.running)) <= plan.budget_s
-    times = (*progress.times, min(1.0, spent / plan.budget_s) if left else 1.0)
+    block_s = plan.block_s(len(progress.running))
+    spent = progress.spent_s + block_s if spent_s is None else spent_s
+    left = _suffices(plan, spent, len(progress.running), len(progress.times) + 1)
+    # Nothing can be decided, and so no error made, while the noise is not known.
+    used = spent / max(plan.budget_s, spent + block_s) if evidence.speed.degrees > 0 else 0.0
+    times = (*progress.times, max([used, *progress.times]) if left else 1.0)
     verdict = judge(
         evidence, criteria, able=progress.able, beaten=progress.beaten, missing=missing, times=times, last=not left
     )
@@ -89,3 +104,8 @@ def look(
     after = Progress(spent, progress.able, running, times)
     settled = all(each.relation != "open" for each in verdict.comparisons)
     return after, verdict, left and not settled
+
+
+def _suffices(plan: Plan, spent_s: float, variants: int, looks: int) -> bool:
+    """Whether another block fits, or is measured in any case."""
+    return looks < LEAST_BLOCKS or spent_s + plan.block_s(variants) <= plan.budget_s

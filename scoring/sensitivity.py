@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-import pandas as pd
 
-from scoring.confidence import win_probabilities
+from scoring.anchored import DIGITS
+from scoring.arrays import Floats
 from scoring.metrics import METRICS
-from scoring.normalize import Floats
-from scoring.score import DIGITS
 
 WEIGHTINGS: Final = 4000
 CONCENTRATION: Final = 50.0
@@ -23,10 +21,13 @@ CONCENTRATION: Final = 50.0
 SEED: Final = 0
 
 
-def shares_near(normalized: pd.DataFrame, shares: Mapping[str, float]) -> dict[str, float]:
+def shares_near(normalized: Mapping[str, Floats], shares: Mapping[str, float]) -> dict[str, float]:
     """The share of weightings near *shares* under which each variant wins; ties are split.
 
     Weights are drawn from Dirichlet(50·shares). A weight of zero stays zero, because the metric does not matter.
+
+    Args:
+        normalized: each variant's metrics between their anchors, in the order of ``METRICS``.
     """
     given = np.array([shares[name] for name in METRICS])
     weights = np.zeros((WEIGHTINGS, len(METRICS)))
@@ -34,12 +35,13 @@ def shares_near(normalized: pd.DataFrame, shares: Mapping[str, float]) -> dict[s
     return _won(normalized, weights)
 
 
-def shares_anywhere(normalized: pd.DataFrame) -> dict[str, float]:
+def shares_anywhere(normalized: Mapping[str, Floats]) -> dict[str, float]:
     """The share of all weightings (Dirichlet(1, 1, 1, 1)) under which each variant wins; ties are split."""
     return _won(normalized, np.random.default_rng(SEED).dirichlet(np.ones(len(METRICS)), WEIGHTINGS))
 
 
-def _won(normalized: pd.DataFrame, weights: Floats) -> dict[str, float]:
-    values = normalized[list(METRICS)].to_numpy()
-    scores = (weights[:, None] * values).sum(axis=-1).round(DIGITS)
-    return win_probabilities(pd.DataFrame(scores, columns=normalized.index))
+def _won(normalized: Mapping[str, Floats], weights: Floats) -> dict[str, float]:
+    scores = (weights @ np.array(list(normalized.values())).T).round(DIGITS)
+    best = scores == scores.max(axis=1, keepdims=True)
+    won = (best / best.sum(axis=1, keepdims=True)).mean(axis=0)
+    return dict(zip(normalized, map(float, won), strict=True))

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from scoring.normalize import Floats
+from scoring.arrays import Floats
 
 POINTS: Final = 401
 REACH: Final = 8.0

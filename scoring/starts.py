@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scoring.normalize import Floats
+from scoring.arrays import Floats
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from pipeline.argo.controller import CONTROLLER, account, controllers, ready, tag
 from pipeline.argo.template import difference
 from pipeline.checks import CheckResult
-from pipeline.definition import NAME, workflow_template
+from pipeline.parameters import NAME, RESOLVE_CACHE
 from pipeline.quantity import quantity
-from pipeline.stage_templates import RESOLVE_CACHE
-from stages.parts.base.errors import AccessDenied, SlipwayError
+from pipeline.serving import kserve_settings
+from stages.parts.base.errors import AccessDenied, ConfigError, NotInstalled, SlipwayError
 from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import CLAIMS, CONFIG_MAPS, DEFINITIONS, NODES, REVIEWS, TEMPLATES, Object
+from stages.parts.cluster.kinds import (
+    ACCOUNT_REVIEWS,
+    CLAIMS,
+    CONFIG_MAPS,
+    DEFINITIONS,
+    NODES,
+    REVIEWS,
+    TEMPLATES,
+    Object,
+)
 from stages.parts.cluster.refusals import Absent
+from stages.rollout.kserve.detect import CRD, detect
+from stages.rollout.kserve.kept import MOVE, kept_mode, served_modes
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
@@ -31,9 +42,8 @@ RIGHTS: Final = (
 """The rights to submit, follow and stop runs and to read logs; to install takes more."""
 GPU: Final = "nvidia.com/gpu"
 CACHE_LABEL: Final = ("workflows.argoproj.io/configmap-type", "Cache")
-KSERVE: Final = "inferenceservices.serving.kserve.io"
-KSERVE_NAMESPACE: Final = "kserve"
-KSERVE_CONFIG: Final = "inferenceservice-config"
+OLDEST: Final = "3.6"
+"""The first version that knows all that the manifests have."""
 
 
 def check_cluster(cluster: Cluster, config: RunConfig) -> list[CheckResult]:
@@ -44,12 +54,27 @@ def check_cluster(cluster: Cluster, config: RunConfig) -> list[CheckResult]:
     """
     version = cluster.request("GET", "/version").get("gitVersion", "unknown")
     found = [CheckResult(what="Kubernetes", state="ok", found=f"{version} at {cluster.address}")]
-    definitions = {name: _definition(cluster, name) for name in (*ARGO, KSERVE)}
-    found.append(_argo(definitions))
+    definitions = {name: _definition(cluster, name) for name in (*ARGO, CRD)}
+    found.append(_seen("Argo Workflows", partial(_argo, cluster, config, definitions)))
     found += [_rights(cluster, *each) for each in RIGHTS]
     for what, check in (("volume", _claim), ("GPUs", _gpus), ("template", _template), ("memoization", _cache)):
         found.append(_seen(what, partial(check, cluster, config)))
-    return [*found, _seen("KServe", partial(_kserve, cluster, definitions[KSERVE]))]
+    return [*found, _seen("KServe", partial(_kserve, cluster, config, definitions[CRD]))]
+
+
+def check_serving(cluster: Cluster, config: RunConfig, model: str) -> None:
+    """Find before a run what would fail at its end, as far as the user may see it.
+
+    Raises:
+        NotInstalled: a release can't be served on *cluster*.
+        Conflict: *model* is served in another mode than the settings name, or in two.
+    """
+    with contextlib.suppress(AccessDenied, Absent):
+        kept_mode(cluster, model, config.kserve.mode, config.platform.namespace)
+    definition = _definition(cluster, CRD)
+    found = _seen("KServe", partial(_kserve, cluster, config, definition))
+    if found.state == "missing" or definition is None:
+        raise NotInstalled(f"KServe: {found.found}", hint=found.hint)
 
 
 def _seen(what: str, check: Callable[[], CheckResult]) -> CheckResult:
@@ -71,22 +96,37 @@ def _definition(cluster: Cluster, name: str) -> Object | SlipwayError | None:
         return error
 
 
-def _argo(definitions: dict[str, Object | SlipwayError | None]) -> CheckResult:
+def _argo(cluster: Cluster, config: RunConfig, definitions: dict[str, Object | SlipwayError | None]) -> CheckResult:
     if isinstance(definitions[ARGO[0]], SlipwayError):
         return CheckResult(what="Argo Workflows", state="warning", found="its definitions may not be read")
-    absent = [name for name in ARGO if definitions[name] is None]
-    if absent:
-        hint = "install Argo Workflows 4 or newer with its full CRDs"
+    if absent := [name for name in ARGO if definitions[name] is None]:
+        hint = f"install Argo Workflows {OLDEST} or newer with its full CRDs"
         return CheckResult(what="Argo Workflows", state="missing", found=f"no {', '.join(absent)}", hint=hint)
-    cron = definitions[ARGO[2]]
+    namespace = config.platform.cluster.controller_namespace if config.platform.cluster else cluster.namespace
+    found = controllers(cluster, namespace)
+    if not found:
+        hint = "without it runs wait forever: install it, or say in cluster.controller_namespace where it is"
+        where = f"its definitions, but no {CONTROLLER} in namespace {namespace}"
+        return CheckResult(what="Argo Workflows", state="missing", found=where, hint=hint)
+    name = found[0]["metadata"]["name"]
+    if not ready(found[0]):
+        hint = f"kubectl -n {namespace} describe deployment {name}"
+        return CheckResult(what="Argo Workflows", state="missing", found=f"{name} is not ready", hint=hint)
+    return _version(definitions[ARGO[2]], f"{name} {tag(found[0])} in {namespace}")
+
+
+def _version(cron: Object | SlipwayError | None, running: str) -> CheckResult:
+    """Tell the version by the fields of the CronWorkflow: 3.6 brought ``schedules``, 4.0 removed ``schedule``."""
     fields = _fields(cron) if isinstance(cron, dict) else set()
     if not fields:
         hint = "the full CRDs let the cluster refuse a wrong workflow when it is applied"
-        return CheckResult(what="Argo Workflows", state="warning", found="minimal CRDs: version unknown", hint=hint)
-    if "schedule" in fields or "schedules" not in fields:
-        hint = "upgrade Argo Workflows to 4 or newer: the manifests have mutexes and schedules in lists"
-        return CheckResult(what="Argo Workflows", state="missing", found="older than 4.0", hint=hint)
-    return CheckResult(what="Argo Workflows", state="ok", found="4.0 or newer")
+        found = f"minimal CRDs, which show no version; {running}"
+        return CheckResult(what="Argo Workflows", state="warning", found=found, hint=hint)
+    if "schedules" not in fields:
+        hint = f"upgrade Argo Workflows to {OLDEST} or newer: the manifests have mutexes and schedules in lists"
+        return CheckResult(what="Argo Workflows", state="missing", found=f"older than {OLDEST}", hint=hint)
+    version = "3.6 to 3.7" if "schedule" in fields else "4.0 or newer"
+    return CheckResult(what="Argo Workflows", state="ok", found=f"{version}, {running}")
 
 
 def _fields(definition: Object) -> set[str]:
@@ -144,6 +184,8 @@ def _gpus(cluster: Cluster, config: RunConfig) -> CheckResult:
 
 
 def _template(cluster: Cluster, config: RunConfig) -> CheckResult:
+    from pipeline.definition import workflow_template
+
     install = f"slipway install --platform {config.platform.name}"
     try:
         installed = cluster.get(TEMPLATES, NAME)
@@ -159,42 +201,79 @@ def _template(cluster: Cluster, config: RunConfig) -> CheckResult:
 
 
 def _cache(cluster: Cluster, config: RunConfig) -> CheckResult:
-    controllers = config.platform.cluster.controller_namespace if config.platform.cluster else cluster.namespace
+    place = config.platform.cluster.controller_namespace if config.platform.cluster else cluster.namespace
     try:
-        found = cluster.get(CONFIG_MAPS, RESOLVE_CACHE, controllers)
+        found = cluster.get(CONFIG_MAPS, RESOLVE_CACHE, place)
     except Absent:
         hint = f"slipway install --platform {config.platform.name}; without it each run asks the Hub for the commit"
-        where = f"no ConfigMap {RESOLVE_CACHE} in {controllers}"
+        where = f"no ConfigMap {RESOLVE_CACHE} in {place}"
         return CheckResult(what="memoization", state="warning", found=where, hint=hint)
     key, value = CACHE_LABEL
     if found["metadata"].get("labels", {}).get(key) != value:
-        hint = f"kubectl -n {controllers} label configmap {RESOLVE_CACHE} {key}={value}"
+        hint = f"kubectl -n {place} label configmap {RESOLVE_CACHE} {key}={value}"
         return CheckResult(what="memoization", state="missing", found=f"{RESOLVE_CACHE} lacks its label", hint=hint)
-    return CheckResult(what="memoization", state="ok", found=f"{RESOLVE_CACHE} in {controllers}")
+    return _memo_rights(cluster, config, place)
 
 
-def _kserve(cluster: Cluster, definition: Object | SlipwayError | None) -> CheckResult:
+def _memo_rights(cluster: Cluster, config: RunConfig, namespace: str) -> CheckResult:
+    """Whether Argo's controller may write the memo: where it may not, each run ends in resolve."""
+    from pipeline.cluster_objects import CONTROLLER_ACCOUNT
+
+    asked = config.platform.cluster.controller_account if config.platform.cluster else None
+    name = asked or account(cluster, namespace) or CONTROLLER_ACCOUNT
+    refused = [verb for verb in ("get", "update") if not _account_may(cluster, name, namespace, verb)]
+    if refused:
+        found = f"the service account {name} of Argo's controller may not {', '.join(refused)} {RESOLVE_CACHE}"
+        hint = f"slipway install --platform {config.platform.name}; cluster.controller_account names another account"
+        return CheckResult(what="memoization", state="missing", found=found, hint=hint)
+    return CheckResult(what="memoization", state="ok", found=f"{RESOLVE_CACHE} in {namespace}, kept by {name}")
+
+
+def _account_may(cluster: Cluster, name: str, namespace: str, verb: str) -> bool:
+    groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
+    asks = {"verb": verb, "group": "", "resource": CONFIG_MAPS.plural, "namespace": namespace, "name": RESOLVE_CACHE}
+    spec = {"user": f"system:serviceaccount:{namespace}:{name}", "groups": groups, "resourceAttributes": asks}
+    body = {"apiVersion": ACCOUNT_REVIEWS.api_version, "kind": ACCOUNT_REVIEWS.name, "spec": spec}
+    return bool(cluster.request("POST", ACCOUNT_REVIEWS.path(None), body=body)["status"]["allowed"])
+
+
+def _kserve(cluster: Cluster, config: RunConfig, definition: Object | SlipwayError | None) -> CheckResult:
+    """What the rollout's first step will find, by the same code."""
+    from pipeline.manifests import for_kserve
+
     if definition is None:
-        hint = "install KServe 0.21 or newer, or run without it: slipway run --no-serve"
+        hint = "install KServe 0.20 or newer, or run without it: slipway run --no-serve"
         return CheckResult(what="KServe", state="warning", found="not installed", hint=hint)
     try:
-        settings = cluster.get(CONFIG_MAPS, KSERVE_CONFIG, KSERVE_NAMESPACE).get("data", {})
+        found = detect(cluster, kserve_settings(config))
+    except (ConfigError, NotInstalled) as error:
+        if isinstance(error.__cause__, AccessDenied):
+            raise error.__cause__ from error
+        return CheckResult(what="KServe", state="missing", found=str(error), hint=error.hint)
+    if absent := [said for each in for_kserve(config.platform.namespace) if (said := _lacking(cluster, each))]:
+        hint = f"slipway install --platform {config.platform.name}"
+        return CheckResult(what="KServe", state="missing", found=f"no {', '.join(absent)}", hint=hint)
+    said = f"mode {found.mode}, gateway {found.gateway}"
+    if kept := _kept_modes(cluster, config.platform.namespace, found.mode):
+        said += f"; {', '.join(kept)} stay as they are"
+        return CheckResult(what="KServe", state="warning", found=said, hint=MOVE)
+    return CheckResult(what="KServe", state="ok", found=said)
+
+
+def _kept_modes(cluster: Cluster, namespace: str | None, mode: str) -> list[str]:
+    """The models that another mode than *mode* serves; rollouts keep it."""
+    try:
+        served = served_modes(cluster, namespace)
+    except (AccessDenied, Absent):
+        return []
+    return [f"{model} ({each})" for model, modes in served.items() for each in modes if each != mode]
+
+
+def _lacking(cluster: Cluster, body: Object) -> str:
+    """The kind and name of an object that is not there, else empty."""
+    name, namespace = body["metadata"]["name"], body["metadata"]["namespace"]
+    try:
+        cluster.get(cluster.kind(body["apiVersion"], body["kind"]), name, namespace)
     except Absent:
-        where = f"no ConfigMap {KSERVE_CONFIG} in {KSERVE_NAMESPACE}"
-        return CheckResult(what="KServe", state="missing", found=where, hint="install KServe's controller too")
-    mode = _part(settings, "deploy").get("defaultDeploymentMode", "Knative")
-    canary = isinstance(definition, dict) and "canary" in _fields(definition)
-    gateway = bool(_part(settings, "ingress").get("enableGatewayApi"))
-    found = f"{mode} mode, {'0.20 or newer' if canary else 'older than 0.20'}"
-    if mode in ("Standard", "RawDeployment") and not (canary and gateway):
-        lacks = [] if canary else ["KServe 0.21 or newer"]
-        lacks += [] if gateway else [f"ingress.enableGatewayApi: true in {KSERVE_CONFIG}"]
-        hint = f"a canary gets traffic only with {' and '.join(lacks)}"
-        return CheckResult(what="KServe", state="missing", found=found, hint=hint)
-    return CheckResult(what="KServe", state="ok", found=found)
-
-
-def _part(settings: dict[str, str], name: str) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        return dict(json.loads(settings.get(name, "{}")))
-    return {}
+        return f"{body['kind']} {namespace}/{name}"
+    return ""

@@ -6,17 +6,20 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.argo.doctor import check_serving
 from pipeline.argo.follow import follow
 from pipeline.argo.runs import ClusterRun
 from pipeline.argo.submission import submit
 from pipeline.argo.template import compare, installed
-from pipeline.definition import arguments
+from pipeline.parameters import arguments
+from pipeline.planning.refusal import decide_before
 from pipeline.runs.progress import observer_for
 from pipeline.runs.state import failure
 from stages.parts.base.errors import ConfigError, Interrupted
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Object
 from stages.parts.model.name import ModelName
+from stages.parts.records.rollout import LOCAL
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
@@ -28,7 +31,7 @@ def start(
     """Submit a run, or find the active one with the same arguments; say on stderr which.
 
     Raises:
-        ConfigError: *model* is a directory of this machine.
+        ConfigError: *model* is a directory of this machine, or the settings contradict each other or the hardware.
         NotInstalled, AccessDenied, ClusterUnavailable: nothing was started.
     """
     if ModelName.parse(model).directory:
@@ -36,6 +39,9 @@ def start(
             f"{model} is a directory of this machine, which the cluster can't read",
             hint="push it to a Hub that the cluster reaches, or run it here: --engine local",
         )
+    decide_before(config, model, revision)
+    if serve and config.platform.serves_on != LOCAL:
+        check_serving(cluster, config, ModelName.parse(model).id)
     given = arguments(config, model, revision, serve=serve, refresh=refresh)
     if different := compare(installed(cluster, given), config):
         sys.stderr.write(

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from pipeline.argo.status import changed, ended, run_state
+from pipeline.argo.room import Rooms
+from pipeline.argo.status import changed, ended, nodes_of, run_state, templates
 from pipeline.runs.progress import RunObserver
 from pipeline.runs.state import RunState
 from stages.parts.base.errors import ClusterUnavailable, MissingRun
@@ -28,6 +29,7 @@ def follow(cluster: Cluster, name: str, observer: RunObserver, *, patience_s: fl
         ClusterUnavailable: the API did not answer for *patience_s*. The run itself continues.
     """
     state: RunState | None = None
+    rooms = Rooms(cluster)
 
     def lost(error: ClusterUnavailable) -> None:
         if state is not None and state.message != str(error):
@@ -36,6 +38,7 @@ def follow(cluster: Cluster, name: str, observer: RunObserver, *, patience_s: fl
 
     for workflow in versions(cluster, WORKFLOWS, name, lost=lost, patience_s=patience_s):
         before, state = state, run_state(workflow)
+        rooms.fill(state, templates(workflow), nodes_of(workflow.get("status", {})))
         if ended(workflow):
             for node in changed(before, state):
                 observer.node_changed(state, node)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from rich.table import Table
 
-from stages.parts.base.errors import ClusterRefused, Conflict
+from pipeline.argo.controller import account
+from stages.parts.base.errors import AccessDenied, ClusterRefused, Conflict
 from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import NAMESPACES, Kind, Object
+from stages.parts.cluster.kinds import DEFINITIONS, NAMESPACES, Kind, Object
 from stages.parts.cluster.refusals import Absent
+from stages.rollout.kserve.detect import CRD
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
 
 ORDER: Final = ("Namespace", "PriorityClass", "ResourceQuota", "ServiceAccount", "Secret", "ConfigMap")
 """Kinds that are applied first, in this order; other kinds of Kubernetes itself come next, custom resources last."""
+CRON_WORKFLOWS: Final = "CronWorkflow"
 BUILT_IN: Final = ("k8s.io",)
 
 
@@ -29,7 +33,8 @@ class Applied:
 
 
 def install(cluster: Cluster, config: RunConfig, *, dry_run: bool, force: bool) -> list[Applied]:
-    """Apply every document, after checking that the cluster has all their kinds.
+    """Apply every document, after checking that the cluster has all their kinds. Where KServe is, this includes what
+    rollouts need.
 
     Args:
         dry_run: the cluster checks everything and changes nothing.
@@ -40,12 +45,31 @@ def install(cluster: Cluster, config: RunConfig, *, dry_run: bool, force: bool) 
         Conflict: another manager has changed a field, which is named.
         AccessDenied, ClusterRefused, ClusterUnavailable: the first document that fails raises it.
     """
-    from pipeline.manifests import documents_of
+    from pipeline.manifests import documents_of, for_kserve
 
-    found = sorted(documents_of(config), key=_place)
+    found = documents_of(_with_account(cluster, config))
+    if has_kserve(cluster):
+        found += for_kserve(config.platform.namespace)
+    found = in_order(found)
     kinds = [cluster.kind(each["apiVersion"], each["kind"]) for each in found]
     new = {name for name in _namespaces(found) if dry_run and not _exists(cluster, NAMESPACES, name, None)}
     return [_apply(cluster, kind, each, new, dry_run, force) for kind, each in zip(kinds, found, strict=True)]
+
+
+def _with_account(cluster: Cluster, config: RunConfig) -> RunConfig:
+    """*config* with the service account of the cluster's own Argo controller, where it may be seen."""
+    asked = config.platform.cluster
+    if asked is None or asked.controller_account is not None:
+        return config
+    with contextlib.suppress(AccessDenied):
+        if name := account(cluster, asked.controller_namespace):
+            there = asked.model_copy(update={"controller_account": name})
+            return config.model_copy(update={"platform": config.platform.model_copy(update={"cluster": there})})
+    return config
+
+
+def has_kserve(cluster: Cluster) -> bool:
+    return _exists(cluster, DEFINITIONS, CRD, None)
 
 
 def table(applied: list[Applied]) -> Table:
@@ -63,6 +87,8 @@ def _apply(cluster: Cluster, kind: Kind, body: Object, new: set[str], dry_run: b
     if namespace in new:  # a dry run can't read a namespace that it would only create
         return Applied(kind.name, name, namespace, "would be created")
     before = _read(cluster, kind, name, namespace or None)
+    if before and kind.name == CRON_WORKFLOWS:
+        body = _as_people_set_it(body, before)
     try:
         after = cluster.apply(kind, body, namespace or None, force=force, dry_run=dry_run)
     except Conflict as error:
@@ -75,6 +101,20 @@ def _apply(cluster: Cluster, kind: Kind, body: Object, new: set[str], dry_run: b
     if _content(before) == _content(after):
         return Applied(kind.name, name, namespace, "unchanged")
     return Applied(kind.name, name, namespace, "would be changed" if dry_run else "changed")
+
+
+def in_order(documents: list[Object]) -> list[Object]:
+    """Sorted so that each can be applied after those before it."""
+    return sorted(documents, key=_place)
+
+
+def _as_people_set_it(body: Object, before: Object) -> Object:
+    """A CronWorkflow with what people set in the cluster: whether it waits to be wanted, and for which models."""
+    spec, there = body["spec"], before["spec"]
+    own = {"suspend": there.get("suspend", spec["suspend"])}
+    if given := there.get("workflowSpec", {}).get("arguments"):
+        own["workflowSpec"] = spec["workflowSpec"] | {"arguments": given}
+    return body | {"spec": spec | own}
 
 
 def _place(body: Object) -> tuple[int, bool]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final
 
 from pipeline.argo.follow import PAUSE_S, versions
 from pipeline.argo.status import arguments_of, attempts, ended, nodes_of, outputs, run_state
 from pipeline.argo.submission import submit
-from pipeline.definition import NAME, resolve_key
+from pipeline.parameters import NAME, resolve_key
 from pipeline.runs.state import EXIT_NODE, LATEST, RunState
-from stages.parts.base.errors import ClusterUnavailable, ConfigError, MissingRun, UnknownName
+from stages.parts.base.errors import ClusterRefused, ClusterUnavailable, ConfigError, MissingRun
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import PODS, WORKFLOWS, Object
 from stages.parts.cluster.refusals import Absent
@@ -22,6 +24,9 @@ from stages.parts.cluster.refusals import Absent
 UI_VARIABLES: Final = ("ARGO_UI", "ARGO_SERVER")
 """Environment variables with the address of Argo's user interface; the first that is set counts."""
 NODE_ID: Final = "workflows.argoproj.io/node-id"
+RESUMED: Final = "approved with slipway resume"
+EXECUTORS: Final = re.compile(r'time="?\d{4}-\S+ level=\w+ .*\bargo=true\b|\{.*"argo": ?true\b')
+"""A line of Argo's executor, as text or as JSON."""
 OF_WORKFLOW: Final = "workflows.argoproj.io/workflow"
 
 
@@ -49,8 +54,17 @@ class ClusterRun:
         return f"{self.id} --namespace {self.workflow['metadata']['namespace']}"
 
     @property
+    def directory(self) -> str:
+        """The run's folder, relative to the store."""
+        return f"{self.state.arguments.get('model-directory', 'MODEL')}/runs/{self.id}"
+
+    @property
     def winner(self) -> str | None:
         return outputs(self.state).get("winner")
+
+    @property
+    def outcome(self) -> str | None:
+        return outputs(self.state).get("outcome")
 
     @property
     def link(self) -> str | None:
@@ -70,7 +84,7 @@ class ClusterRun:
             "model": self.model,
             "phase": self.state.phase,
             "message": self.state.message,
-            **{name: outputs(self.state).get(name) for name in ("winner", "reason", "release", "url")},
+            **{name: outputs(self.state).get(name) for name in ("winner", "outcome", "reason", "release", "url")},
             "link": self.link,
         }
 
@@ -124,6 +138,25 @@ def stop(cluster: Cluster, run: ClusterRun) -> bool:
     return True
 
 
+def resume(cluster: Cluster, run: ClusterRun, task: str | None = None) -> list[str]:
+    """Resume suspended tasks, *task* or all, as ``argo resume`` does. Returns their names; does not wait for them.
+
+    Raises:
+        MissingRun: the run has ended.
+        UnknownName: *task* is not suspended.
+        ConfigError: nothing is suspended.
+        ClusterRefused: Argo keeps the run's state where only its own tools can change it.
+    """
+    chosen, status = run.state.suspended(task), run.workflow["status"]
+    if not status.get("nodes"):
+        raise ClusterRefused(f"the state of run {run.id} is compressed", hint=f"argo resume {run.id}")
+    ended = {"phase": "Succeeded", "finishedAt": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+    nodes = nodes_of(status)
+    changes = {nodes[f"{run.id}.{name}"]["id"]: ended | {"message": RESUMED} for name in chosen}
+    cluster.merge(WORKFLOWS, run.id, {"status": {"nodes": changes}})
+    return chosen
+
+
 def again(cluster: Cluster, run: ClusterRun) -> tuple[Object, bool]:
     """Submit a run's arguments again; finished work is in the store and is reused."""
     given = arguments_of(run.workflow)
@@ -141,8 +174,7 @@ def read_logs(cluster: Cluster, run: ClusterRun, task: str | None, *, follow: bo
         ConfigError: *follow* without a task.
     """
     known = [node.name for node in run.state.nodes]
-    if task is not None and task not in known:
-        raise UnknownName("task", task, known)
+    task = run.state.with_log(task) if task is not None else None
     if follow and task is None:
         raise ConfigError("logs on a cluster are followed one task at a time", hint=f"name one of {', '.join(known)}")
     if follow and task is not None:
@@ -153,13 +185,13 @@ def read_logs(cluster: Cluster, run: ClusterRun, task: str | None, *, follow: bo
         for number, pod in enumerate(_pods(cluster, run.workflow, name)):
             lead = "" if task else f"{name}: "
             yield from ([f"\n--- attempt {number + 1} ---\n"] if number else [])
-            for line in cluster.logs(pod):
+            for line in _own(cluster.logs(pod)):
                 lines += 1
                 yield lead + line
     if not lines:
         raise MissingRun(
             f"{task or 'no task'} of run {run.id} has a log: it has not started, was cached, or its pods are gone",
-            hint=run.link or "look into Argo's user interface; ARGO_UI set to its address gives a link",
+            hint=f"the store's volume keeps the logs of stages: {run.directory}/logs",
         )
 
 
@@ -181,7 +213,7 @@ def _to_its_end(cluster: Cluster, pod: str) -> Iterator[str]:
     shown = 0
     while True:
         try:
-            for number, line in enumerate(cluster.logs(pod, follow=True)):
+            for number, line in enumerate(_own(cluster.logs(pod, follow=True))):
                 if number >= shown:
                     shown = number + 1
                     yield line
@@ -191,6 +223,11 @@ def _to_its_end(cluster: Cluster, pod: str) -> Iterator[str]:
             return
         else:
             return
+
+
+def _own(lines: Iterable[str]) -> Iterator[str]:
+    """Without the lines of Argo's executor, which runs in the same container."""
+    return (line for line in lines if not EXECUTORS.match(line))
 
 
 def _started(cluster: Cluster, pod: str) -> bool:

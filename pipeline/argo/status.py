@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final, cast
 
+from pipeline.argo.room import explained
 from pipeline.runs.expressions import holds, parse
 from pipeline.runs.graph import Graph
 from pipeline.runs.state import EXIT_NODE, FAILED, FINISHED, Kind, Node, Phase, RunPhase, RunState
@@ -23,7 +24,7 @@ HOLDERS: Final[dict[str, Kind]] = {
     "DAG": "DAG",
     "Suspend": "Suspend",
 }
-SUSPENDED: Final = "waits for an approval: in Argo's user interface, or with argo resume"
+SUSPENDED: Final = "waits for an approval: in Argo's user interface, or with slipway resume"
 OUT_OF_MEMORY: Final = "OOMKilled"
 UNPULLED: Final = re.compile(r"^(?:ErrImagePull|ImagePullBackOff|InvalidImageName)\b.*?image \"([^\"]+)\"", re.DOTALL)
 """The kubelet's messages alternate while it tries; they differ in nothing that a person needs."""
@@ -38,7 +39,7 @@ def ended(workflow: Object) -> bool:
 def run_state(workflow: Object) -> RunState:
     """The state of a Workflow. Tasks that have not started are Pending, once the controller has read the template."""
     status, name = workflow.get("status", {}), str(workflow["metadata"]["name"])
-    spec = status.get("storedWorkflowTemplateSpec") or workflow["spec"]
+    spec = spec_of(workflow)
     nodes = nodes_of(status)
     state = RunState(
         name=name,
@@ -59,9 +60,22 @@ def run_state(workflow: Object) -> RunState:
             node.phase, node.message = "Omitted", "the run was terminated"
         state.nodes.append(node)
     _add_inner(state, nodes)
+    known = templates(workflow)
+    for each in state.nodes:
+        of_argo = nodes.get(f"{name}.{each.name}", {})
+        each.message = explained(each.message, known.get(each.template, {}), of_argo)
     if state.phase in ("Failed", "Error"):
         state.culprit = _culprit(spec, state)
     return state
+
+
+def spec_of(workflow: Object) -> Object:
+    """What is run: the installed template's spec as it was when the controller read it."""
+    return dict(workflow.get("status", {}).get("storedWorkflowTemplateSpec") or workflow["spec"])
+
+
+def templates(workflow: Object) -> dict[str, Object]:
+    return {each["name"]: each for each in spec_of(workflow).get("templates", [])}
 
 
 def arguments_of(workflow: Object) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.argo.status import tasks
-from pipeline.definition import NAME, workflow_template
+from pipeline.parameters import NAME
 from stages.parts.base.errors import NotInstalled
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import TEMPLATES, Object
@@ -47,6 +47,8 @@ def compare(template: Object, config: RunConfig) -> str:
     Raises:
         NotInstalled: it has other tasks: the run would not do what the configuration says.
     """
+    from pipeline.definition import workflow_template
+
     rendered, there = workflow_template(config)["spec"], template["spec"]
     wanted, has = ([each["name"] for each in tasks(spec)] for spec in (rendered, there))
     if sorted(wanted) != sorted(has):

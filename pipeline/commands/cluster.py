@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -39,6 +40,7 @@ def register(app: typer.Typer) -> None:
     app.command("retry", epilog="Example: slipway retry latest")(retry)
     app.command("report", epilog="Example: slipway report latest")(report)
     app.command("install", epilog="Example: slipway install --platform eks --dry-run")(install)
+    app.command("uninstall", epilog="Example: slipway uninstall --platform eks --dry-run")(uninstall)
 
 
 def is_there(name: str, engine: WorkflowEngine | None) -> bool:
@@ -90,10 +92,14 @@ def all_runs(context: str | None, namespace: str | None) -> list[ClusterRun]:
 def show(name: str, context: str | None, namespace: str | None, *, as_json: bool) -> None:
     from rich.console import Group
 
+    from pipeline.argo.room import Rooms
     from pipeline.argo.runs import find
+    from pipeline.argo.status import nodes_of, templates
     from pipeline.runs.tables import tasks_table
 
-    run = find(connected(context, namespace), name)
+    there = connected(context, namespace)
+    run = find(there, name)
+    Rooms(there).fill(run.state, templates(run.workflow), nodes_of(run.workflow.get("status", {})))
     title = f"{run.model}  run {run.id}  {run.state.phase}  {run.state.message}".rstrip()
     document = run.document() | {"run": run.state.model_dump(mode="json")}
     print_result(document, Group(f"{title}\n", tasks_table(run), "", run.summary()), as_json)
@@ -200,18 +206,55 @@ def install(
     force: Annotated[bool, typer.Option("--force", help="Take over fields that another manager has changed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Apply what a cluster needs for runs: namespace, rights, network policies, volume, limits, workflow template.
+    """Apply what a cluster needs for runs: namespace, rights, network policies, volume, limits, workflow template, and
+    what rollouts need where KServe is.
 
-    It can be repeated: only what differs is changed. Argo Workflows and KServe must be installed already.
+    It can be repeated: only what differs is changed. Argo Workflows must be installed already.
     """
+    from pipeline.argo.install import has_kserve, table
     from pipeline.argo.install import install as apply
-    from pipeline.argo.install import table
 
     settings = load_config(config, None, None, platform, None)
     _of_a_cluster(settings)
     there = connected(context, settings.platform.namespace)
     applied = apply(there, settings, dry_run=dry_run, force=force)
     print_result([vars(each) for each in applied], table(applied), as_json)
+    if not has_kserve(there):
+        sys.stderr.write("note: KServe is not installed, so runs can't serve; once it is, install again\n")
+
+
+def uninstall(
+    platform: PlatformOption = None,
+    config: ConfigOption = None,
+    context: ContextOption = None,
+    models: Annotated[
+        bool,
+        typer.Option("--models", help="Remove the volume with all models too, and the namespace if it is empty then."),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Go on while runs are active or endpoints serve.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove from a cluster what install applied. The models and the namespace stay."""
+    from pipeline.argo.uninstall import table
+    from pipeline.argo.uninstall import uninstall as remove
+
+    settings = load_config(config, None, None, platform, None)
+    _of_a_cluster(settings)
+    there = connected(context, settings.platform.namespace)
+    if not (dry_run or yes):
+        planned = remove(there, settings, models=models, dry_run=True, force=force)
+        _confirm(there, sum(each.state == "would be removed" for each in planned), models=models)
+    done = remove(there, settings, models=models, dry_run=dry_run, force=force)
+    print_result([vars(each) for each in done], table(done), as_json)
+
+
+def _confirm(there: Cluster, count: int, *, models: bool) -> None:
+    if not sys.stdin.isatty():
+        raise ConfigError("nothing was removed: there is no terminal to ask", hint="--yes, or look first: --dry-run")
+    what = f"{count} objects{' with all models' if models else ''}"
+    typer.confirm(f"Remove {what} from namespace {there.namespace} of {there.address}?", abort=True, err=True)
 
 
 def _of_a_cluster(config: RunConfig) -> None:

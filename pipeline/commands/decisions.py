@@ -30,7 +30,8 @@ def register(app: typer.Typer) -> None:
 def verify_decision(name: RunArgument = "latest", store: StoreOption = STORE, as_json: JsonOption = False) -> None:
     """Recompute a run's metrics, scores and winner from its raw samples, and compare them with what was published.
 
-    Every changed sample, weights file, digest or number is named; the exit code is then 41.
+    Every changed sample, weights file, digest or number is named; the exit code is then 41. The same if
+    the decision was made by the rules of another version of Slipway, which is named.
     """
     from pipeline.local.runs import find
     from stages.parts.base.errors import VerificationFailed
@@ -38,8 +39,9 @@ def verify_decision(name: RunArgument = "latest", store: StoreOption = STORE, as
 
     run = find(store, name)
     verdict = verify(run.path)
-    document = vars(verdict) | {"run": run.id, "verified": not verdict.findings}
-    if verdict.findings and as_json:
+    verified = not verdict.findings and not verdict.replayed_by
+    document = vars(verdict) | {"run": run.id, "verified": verified}
+    if not verified and as_json:
         print_result(document, None, as_json)
         raise typer.Exit(VerificationFailed.exit_code)
     if verdict.findings:
@@ -48,6 +50,12 @@ def verify_decision(name: RunArgument = "latest", store: StoreOption = STORE, as
         raise VerificationFailed(
             f"the decision of run {run.id} does not follow from what was measured: {count} not agree{lines}",
             hint="to make changed files again, remove them and run again",
+        )
+    if verdict.replayed_by:
+        raise VerificationFailed(
+            f"the decision of run {run.id} was made by the rules of Slipway {verdict.replayed_by}, which this version "
+            f"can't replay; its samples, figures, weights and documents agree ({len(verdict.compared)} of them)",
+            hint=f"install Slipway {verdict.replayed_by}, and verify it with that version",
         )
     print_result(document, _verified(run.id, verdict), as_json)
 
@@ -103,10 +111,11 @@ def _profile(published: dict[str, Any], name: str | None, assignments: list[str]
         UnknownName, ConfigError: every mistake at once.
     """
     from pipeline.config import assign, named
-    from scoring.profile import Profile
+    from scoring.profile import REPLACED, Profile
     from stages.parts.base.settings import parse
 
-    data: dict[str, Any] = {"profile": named("profile", name, Path()) if name else dict(published)}
+    own = {field: value for field, value in published.items() if field not in REPLACED}
+    data: dict[str, Any] = {"profile": named("profile", name, Path()) if name else own}
     for each in assignments:
         assign(data, each if each.startswith("profile.") else f"profile.{each}")
     return parse(Profile, data["profile"], "the profile")
@@ -119,17 +128,16 @@ def _changes(published: Production | None, decision: Production) -> list[str]:
     found = []
     if published.winner != decision.winner:
         found.append(f"winner: {published.winner} → {decision.winner}")
-    if published.separated != decision.separated:
-        found.append("separated" if decision.separated else "no longer separated")
+    if published.outcome != decision.outcome:
+        found.append(f"outcome: {published.outcome} → {decision.outcome}")
     for metric, share in decision.weights.items():
         if abs(share - published.weights[metric]) > 1e-9:
             found.append(f"weight of {metric}: {published.weights[metric]:.0%} → {share:.0%}")
-    rest = [
-        name
-        for name in ("normalization", "constraints", "decision")
-        if published.profile[name] != decision.profile[name]
-    ]
-    found += [f"{name}: {published.profile[name]} → {decision.profile[name]}" for name in rest]
+    if published.rules != decision.rules:
+        found.append(f"rules: those of Slipway {published.slipway} → those of {decision.slipway}")
+    ours = set(decision.profile) - {"name", "description", "weights"}
+    rest = [name for name in decision.profile if name in ours and published.profile.get(name) != decision.profile[name]]
+    found += [f"{name}: {published.profile.get(name, 'none')} → {decision.profile[name]}" for name in rest]
     before = {each.variant: each for each in published.candidates}
     for now in decision.candidates:
         then = before[now.variant]

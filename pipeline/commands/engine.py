@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from pipeline.options import STORE, JsonOption, RunArgument, StoreOption, print_result
+from pipeline.options import (
+    STORE,
+    ContextOption,
+    EngineOption,
+    JsonOption,
+    NamespaceOption,
+    RunArgument,
+    StoreOption,
+    print_result,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -17,12 +26,25 @@ def resume(
     name: RunArgument = "latest",
     task: Annotated[str | None, typer.Option(help="One suspended task. Default: all of the run.")] = None,
     store: StoreOption = STORE,
+    engine: EngineOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Resume a run of this machine that waits for approval. On a cluster: argo resume."""
-    from pipeline.local.runs import find
-    from pipeline.local.suspension import resume as resume_tasks
+    """Resume a run that waits for approval."""
+    from pipeline.commands.cluster import connected, is_there
 
-    found = find(store, name)
-    resumed = resume_tasks(found.path, task)
-    print_result({"run": found.id, "resumed": resumed}, f"resumed {', '.join(resumed)} of run {found.id}", as_json)
+    if is_there(name, engine):
+        from pipeline.argo.runs import find
+        from pipeline.argo.runs import resume as resume_nodes
+
+        there = connected(context, namespace)
+        run = find(there, name)
+        found, resumed = run.id, resume_nodes(there, run, task)
+    else:
+        from pipeline.local.runs import find as find_here
+        from pipeline.local.suspension import resume as resume_tasks
+
+        here = find_here(store, name)
+        found, resumed = here.id, resume_tasks(here.path, task)
+    print_result({"run": found, "resumed": resumed}, f"resumed {', '.join(resumed)} of run {found}", as_json)

@@ -76,10 +76,11 @@ def plan(
 
     settings = load_config(config, None, workload, platform, assignments)
     known = catalogue(accelerators)
-    chosen = document.with_prices(document.choose_accelerators(known, gpu), price or (), settings)
+    named, described = document.choose_accelerators(known, gpu), describe_model(model, revision)
+    chosen = document.with_prices(named, price or (), settings, described)
     targets = document.parse_targets(slo) if slo else None
     made = document.make_plan(
-        describe_model(model, revision),
+        described,
         settings,
         chosen,
         context=length,

@@ -20,7 +20,7 @@ from pipeline.options import (
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
-    from stages.parts.base.settings import Serving
+    from stages.parts.base.settings import AskedServing
     from stages.parts.base.store import ModelStore
     from stages.parts.releases.listing import MoveSummary, Pruned, ReleaseSummary
     from stages.parts.releases.split import Split
@@ -115,7 +115,7 @@ def place_of(store: Any, model: str) -> ModelStore:
     return ModelStore(store.absolute(), ModelName.parse(model).id)
 
 
-def serving_of(place: ModelStore, settings: RunConfig) -> Serving:
+def serving_of(place: ModelStore, settings: RunConfig) -> AskedServing:
     """The settings of the running endpoint, so that commands need not repeat them; else the configured ones."""
     from stages.parts.base.settings import Serving, parse
     from stages.parts.endpoint.record import endpoint
@@ -164,7 +164,7 @@ def _history(moves: list[MoveSummary]) -> Any:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("When", "What", "From", "To", "Reached", "Outcome", "Took", "Why"):
+    for heading in ("When", "What", "From", "To", "Reached", "Outcome", "Took", "Who", "Why"):
         table.add_column(heading, justify="right" if heading in ("From", "To", "Reached", "Took") else "left")
     for each in moves:
         table.add_row(
@@ -175,6 +175,7 @@ def _history(moves: list[MoveSummary]) -> Any:
             f"{each.percent} %",
             Text(each.result, style="green" if each.result == "promoted" else "red"),
             str(timedelta(seconds=round(each.seconds))),
+            ", ".join(dict.fromkeys(act.by for act in each.acts)),
             each.reason,
         )
     return table

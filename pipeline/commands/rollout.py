@@ -182,6 +182,8 @@ def _view(model: str, journal: Journal | None, split: Split | None) -> Any:
         return f"there was no rollout of {model} yet"
     against = f" against {journal.stable}" if journal.stable not in (None, journal.release) else ""
     lines: list[Any] = [f"{journal.release}{against}", f"state     {journal.state}"]
+    if journal.decision:
+        lines.append(f"chosen    {journal.decision}")
     if journal.reason:
         lines.append(f"reason    {journal.reason}")
     if journal.steps:

@@ -6,8 +6,8 @@ import uuid
 
 from pipeline.argo.submission import SUBMISSION
 from pipeline.argo.template import installed
-from pipeline.definition import NAME
 from pipeline.events.push import Push
+from pipeline.parameters import NAME
 from stages.parts.base.errors import EventRefused
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import WORKFLOWS, Object

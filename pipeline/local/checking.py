@@ -8,7 +8,7 @@ from typing import Final
 
 from pipeline.local.manifest import Manifest, Synchronization, Task, Template
 from pipeline.local.references import REFERENCE, references
-from pipeline.local.resources import request
+from pipeline.local.resources import literal, request
 from pipeline.runs import expressions
 from pipeline.runs.graph import Graph
 from pipeline.runs.state import EXIT_NODE
@@ -25,6 +25,7 @@ ONLY_ON: Final[dict[str, tuple[str, ...]]] = {
     "active_deadline_seconds": ("container",),
     "synchronization": ("container",),
     "volumes": ("container",),
+    "pod_spec_patch": ("container",),
 }
 """The kinds of templates on which a field is supported."""
 SOURCES: Final = {"container": "path", "dag": "parameter"}
@@ -48,19 +49,20 @@ class ManifestCheck:
     def whole(self) -> None:
         self._unique("spec.templates", [template.name for template in self.spec.templates])
         self._locks("spec.synchronization", self.of_workflow, self.spec.synchronization)
-        self._outermost("entrypoint", self.spec.entrypoint)
+        self._outermost("entrypoint", self.spec.entrypoint, "dag")
         if self.spec.on_exit is not None:
-            self._outermost("onExit", self.spec.on_exit)
+            self._outermost("onExit", self.spec.on_exit, "dag", "container")
         self._recursion()
         for template in self.spec.templates:
             self._template(f"spec.templates[{template.name}]", template)
 
-    def _outermost(self, field: str, name: str) -> None:
+    def _outermost(self, field: str, name: str, *kinds: str) -> None:
         template = self.known.get(name)
         if template is None:
             self.wrong.append(f"spec.{field}: there is no template {name!r}")
-        elif template.dag is None or template.inputs.parameters or template.memoize:
-            self.unsupported.append(f"spec.{field}: {name!r} must be a dag template without inputs and memoize")
+        elif not any(getattr(template, each) for each in kinds) or template.inputs.parameters or template.memoize:
+            kind = " or ".join(kinds)
+            self.unsupported.append(f"spec.{field}: {name!r} must be a {kind} template without inputs and memoize")
 
     def _recursion(self) -> None:
         order = {name: [*called_by(template)] for name, template in self.known.items()}
@@ -114,9 +116,15 @@ class ManifestCheck:
         self._volumes(path, template)
         self._retries(path, template)
         try:
-            request(container.resources.requests, container.resources.limits)
+            request(literal(template.resources.requests), literal(template.resources.limits))
         except ConfigError as error:
             self.wrong.append(f"{path}.container.resources: {error}")
+        for each in template.pod_spec_patch.containers:
+            amounts = (*each.resources.requests.values(), *each.resources.limits.values())
+            self._references(f"{path}.podSpecPatch", scope, *amounts)
+        for volume in template.pod_spec_patch.volumes:
+            if all(each.name != volume.name or not each.empty_dir for each in (*self.spec.volumes, *template.volumes)):
+                self.wrong.append(f"{path}.podSpecPatch: there is no emptyDir volume {volume.name!r}")
 
     def _inputs(self, template: Template) -> set[str]:
         """The references that are valid everywhere in a template."""

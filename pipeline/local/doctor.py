@@ -14,6 +14,7 @@ from typing import Any, Final
 from pipeline.checks import CheckResult
 from pipeline.config import RunConfig
 from pipeline.local.resources import GIB, Capacity
+from stages.parts.base.program import VERSION
 from stages.parts.machine.hardware import hardware
 from stages.parts.machine.processor import Processor, cpu_dtype, processor
 
@@ -53,7 +54,7 @@ def versions() -> dict[str, Any]:
         vllm = metadata.version("vllm")
     except metadata.PackageNotFoundError:
         vllm = None
-    return {"slipway": metadata.version("slipway"), "vllm": vllm, "hardware": hardware().model_dump(mode="json")}
+    return {"slipway": VERSION, "vllm": vllm, "hardware": hardware().model_dump(mode="json")}
 
 
 def describe(found: Processor | None) -> CheckResult:

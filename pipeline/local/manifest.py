@@ -2,12 +2,13 @@
 
 Kinds: ``WorkflowTemplate``, ``Workflow`` (argoproj.io/v1alpha1, Argo 4).
 
-    spec                      entrypoint and onExit (dag templates), arguments.parameters, templates, volumes,
-                              activeDeadlineSeconds, synchronization
+    spec                      entrypoint (a dag), onExit (a dag or a container), arguments.parameters, templates,
+                              volumes, activeDeadlineSeconds, synchronization
     …volumes[]                name, persistentVolumeClaim.claimName (replaced by a local folder), emptyDir (a fresh
                               folder for each attempt)
     …templates[]              name; one of container, dag, suspend; inputs.parameters, outputs.parameters
-      of a container          volumes, memoize, retryStrategy, synchronization, activeDeadlineSeconds (of one attempt)
+      of a container          volumes, memoize, retryStrategy, synchronization, activeDeadlineSeconds (of one attempt),
+                              podSpecPatch (JSON: resources of the container main, emptyDir volumes)
       of a dag                memoize
     …outputs.parameters[]     name, valueFrom: path (of a container, below a mounted volume) or parameter (of a dag)
     …container                command (``python`` is this interpreter), args, env (value, or valueFrom.secretKeyRef:
@@ -106,6 +107,13 @@ def _text(value: object) -> object:
 
 def _seconds(value: object) -> object:
     return seconds(str(value)) if isinstance(value, str | int | float) else value
+
+
+def _json(value: object) -> object:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError("not JSON") from error
 
 
 Text = Annotated[str, BeforeValidator(_text)]
@@ -285,6 +293,23 @@ class Suspend(Closed):
     pass
 
 
+class PatchedContainer(Closed):
+    name: Literal["main"]
+    resources: Resources = Resources()
+
+
+class PatchedVolume(Closed):
+    name: str
+    empty_dir: EmptyDir = EmptyDir()
+
+
+class PodSpecPatch(Closed):
+    """What changes in a template's pod; the resources of its container mean something here."""
+
+    containers: tuple[PatchedContainer, ...] = ()
+    volumes: tuple[PatchedVolume, ...] = ()
+
+
 class Template(Closed):
     name: TaskName
     inputs: Inputs = Inputs()
@@ -297,6 +322,16 @@ class Template(Closed):
     retry_strategy: RetryStrategy | None = None
     synchronization: Synchronization = Synchronization()
     active_deadline_seconds: Annotated[float, Field(gt=0)] | None = None
+    pod_spec_patch: Annotated[PodSpecPatch, BeforeValidator(_json)] = PodSpecPatch()
+
+    @property
+    def resources(self) -> Resources:
+        """Its container's resources, with those of its patch in their place, whose values may have references."""
+        requests, limits = dict(self.program.resources.requests), dict(self.program.resources.limits)
+        for patched in self.pod_spec_patch.containers:
+            requests |= patched.resources.requests
+            limits |= patched.resources.limits
+        return Resources(requests=requests, limits=limits)
 
     @property
     def program(self) -> Container:

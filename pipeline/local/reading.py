@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,8 @@ def path_of(location: Sequence[int | str], manifest: object) -> str:
     """A field's path, such as ``spec.templates[optimize].container.env[HOME]``; list entries appear by their name."""
     path, here = "", manifest
     for part in location:
+        if isinstance(here, str):  # podSpecPatch, whose fields were read from JSON
+            here = json.loads(here)
         if isinstance(here, Mapping):
             here = here.get(part)
             path += f".{part}" if path else str(part)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pipeline.local.manifest import Template
-from pipeline.local.resources import Capacity, request
+from pipeline.local.resources import Capacity, literal, request
 from pipeline.local.workflow import Workflow
 from stages.parts.base.errors import ConfigError
 
@@ -34,10 +34,9 @@ def check(workflow: Workflow, mounts: Mapping[str, Path], capacity: Capacity, en
 
 
 def _gpus(template: Template, capacity: Capacity) -> Iterator[str]:
-    resources = template.program.resources
-    asked, here = request(resources.requests, resources.limits).gpus, len(capacity.gpus)
-    if asked > here:
-        yield f"asks for {asked} GPU{'s' * (asked > 1)}, this machine has {here}"
+    resources = template.resources
+    if lack := request(literal(resources.requests), literal(resources.limits)).lacking_gpus(capacity):
+        yield lack
 
 
 def _folders(workflow: Workflow, template: Template, mounts: Mapping[str, Path]) -> Iterator[str]:

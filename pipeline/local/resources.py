@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from pipeline.local.references import references
 from pipeline.quantity import quantity
 from stages.parts.base.errors import ConfigError
 
@@ -32,6 +33,11 @@ class ResourceRequest:
     cores: float = 0.0
     memory_bytes: int = 0
     gpus: int = 0
+
+    def lacking_gpus(self, capacity: Capacity) -> str:
+        """What a task that asks for this lacks on a machine; empty if it has all its GPUs."""
+        here = len(capacity.gpus)
+        return f"asks for {self.gpus} GPU{'s' * (self.gpus > 1)}, this machine has {here}" if self.gpus > here else ""
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,11 @@ def request(requests: Mapping[str, str], limits: Mapping[str, str]) -> ResourceR
     return ResourceRequest(
         cores=float(quantity(asked.get("cpu", "0"))), memory_bytes=int(quantity(asked.get("memory", "0"))), gpus=gpus
     )
+
+
+def literal(quantities: Mapping[str, str]) -> dict[str, str]:
+    """Those without references, which are known before a run."""
+    return {name: text for name, text in quantities.items() if not any(references(text))}
 
 
 def environment_of(share: Share, capacity: Capacity) -> dict[str, str]:

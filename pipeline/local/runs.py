@@ -18,7 +18,7 @@ from typing import Any, Final
 from pipeline.local.folder import LOCK, LOGS, WORKFLOW, read_run
 from pipeline.local.names import log_file
 from pipeline.runs.state import LATEST, RunState
-from stages.parts.base.errors import ConfigError, MissingRun, UnknownName
+from stages.parts.base.errors import ConfigError, MissingRun
 from stages.report.record import JSON, RunReport
 
 RUN_ID: Final = re.compile(r"^\d{8}-\d{6}-[0-9a-f]{4}$")
@@ -49,16 +49,13 @@ class Run:
         report = self.report()
         return report.decision.winner if report and report.decision else None
 
-    def log(self, task: str) -> Path:
-        """The file of a task's log.
+    @property
+    def outcome(self) -> str | None:
+        report = self.report()
+        return report.decision.outcome if report and report.decision else None
 
-        Raises:
-            UnknownName: the run has no such task.
-            MissingRun: the task has not started.
-        """
-        known = [node.name for node in self.state.nodes]
-        if task not in known:
-            raise UnknownName("task", task, known)
+    def log(self, task: str) -> Path:
+        """The file of a task's log. Raises: MissingRun: the task has not started."""
         path = self.path / LOGS / log_file(task)
         if not path.exists():
             raise MissingRun(f"{task} of run {self.id} has no log: it has not started, or was cached")
@@ -146,8 +143,13 @@ def read_logs(run: Run, task: str | None, *, follow: bool) -> Iterator[str]:
 
     Args:
         follow: wait for more lines until the run has ended.
+
+    Raises:
+        UnknownName: the run has no such task.
+        MissingRun: it has not started.
     """
     if task is not None:
+        task = run.state.with_log(task)
         run.log(task)
     positions: dict[str, int] = {}
     while True:

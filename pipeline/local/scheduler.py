@@ -8,8 +8,9 @@ from pipeline.local import growth, memo, mutex, suspension
 from pipeline.local.attempt import ProcessSpec
 from pipeline.local.folder import save
 from pipeline.local.job import ActiveDag, Job, Prepared, Scope
+from pipeline.local.manifest import Resources
 from pipeline.local.references import substitute
-from pipeline.local.resources import request
+from pipeline.local.resources import ResourceRequest, request
 from pipeline.local.runner import Runner
 from pipeline.runs.state import Phase
 from stages.parts.base.errors import ConfigError
@@ -84,15 +85,23 @@ class Scheduler(Runner):
         """Resolve every reference of a task with a container.
 
         Raises:
-            Unresolved, ConfigError: a reference without a value, or a wrong memo key.
+            Unresolved, ConfigError: a reference without a value, a wrong memo key, or too many GPUs.
         """
-        template, resources = job.template, job.template.program.resources
+        template = job.template
         scope = self._resolved(job)
         return Prepared(
             call=ProcessSpec.of(template, self.workflow.volumes(template), self.folders.mounts, scope),
-            request=request(resources.requests, resources.limits),
+            request=self._request(template.resources, scope),
             locks=mutex.locks_of(template.synchronization, len(self.pool.capacity.gpus), scope),
         )
+
+    def _request(self, resources: Resources, scope: Scope) -> ResourceRequest:
+        """Raises: ConfigError: a wrong quantity, or more GPUs than this machine has."""
+        both = resources.requests, resources.limits
+        asked = request(*({name: substitute(text, scope) for name, text in each.items()} for each in both))
+        if lack := asked.lacking_gpus(self.pool.capacity):
+            raise ConfigError(f"the task {lack}")
+        return asked
 
     def _resolved(self, job: Job) -> Scope:
         """The values of the references in a task's template; also sets the file that keeps its outputs."""

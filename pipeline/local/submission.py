@@ -13,7 +13,7 @@ from pipeline.local.resources import Capacity
 from pipeline.local.runs import Run, new_id, read_workflow
 from pipeline.runs.state import failure
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Serving
+from stages.parts.base.settings import AskedServing
 from stages.parts.base.store import ModelStore, full_disk_as_error
 from stages.parts.model.name import ModelName
 from stages.parts.records.production import Production
@@ -80,12 +80,14 @@ def run(config: RunConfig, model: str, revision: str, *, store: Path, serve: boo
         RunFailed: with the exit code of the task that failed first.
         Interrupted: by Ctrl-C; everything that was started has ended.
     """
-    from pipeline.definition import arguments
+    from pipeline.parameters import arguments
+    from pipeline.planning.refusal import decide_before
 
     name = ModelName.parse(model)
     given = arguments(config, str(name.directory or model), revision, serve=serve, refresh=refresh)
     if serve:
         _check_port(ModelStore(store, name.id), config.serving)
+    decide_before(config, given["model"], revision, store)
     return _execute(render(config), given, store)
 
 
@@ -94,15 +96,15 @@ def again(run: Run, store: Path) -> Finished:
 
     Raises: as ``run``.
     """
-    from pipeline.definition import resolve_key
+    from pipeline.parameters import hub_here, resolve_key
 
     kept = read_workflow(run.path)
     given = kept["arguments"]
     if {"model", "revision"} <= given.keys():  # a local directory may have changed since
-        given["resolve-key"] = resolve_key(given["model"], given["revision"])
+        given["resolve-key"] = resolve_key(given["model"], given["revision"], hub=hub_here())
     if given.get("serve") == "true":
         place = ModelStore(store, ModelName.parse(given["model"]).id)
-        _check_port(place, Serving.model_validate_json(given["serving"]))
+        _check_port(place, AskedServing.model_validate_json(given["serving"]))
     return _execute(kept["manifest"], given, store)
 
 
@@ -145,7 +147,7 @@ def _endpoint(store: ModelStore) -> Endpoint | None:
     return endpoint(store)
 
 
-def _check_port(store: ModelStore, serving: Serving) -> None:
+def _check_port(store: ModelStore, serving: AskedServing) -> None:
     """Check the port now rather than after an hour of work. The model's own endpoint may hold it.
 
     Raises:

@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.local.folder import read_run, writable
 from pipeline.runs.state import Node
-from stages.parts.base.errors import ConfigError, MissingRun, UnknownName
 from stages.parts.base.store import write_json
 
 REQUESTS: Final = "resume"
@@ -38,17 +37,7 @@ def resume(run_dir: Path, task: str | None = None) -> list[str]:
         UnknownName: *task* is not suspended.
         ConfigError: nothing is suspended.
     """
-    state = read_run(run_dir)
-    if state.phase != "Running":
-        raise MissingRun(
-            f"run {state.name} is not running: it is {state.phase}", hint="only a running run can be resumed"
-        )
-    waiting = [node.name for node in state.nodes if _is_suspended(node)]
-    if not waiting:
-        raise ConfigError(f"nothing in run {state.name} is suspended")
-    if task is not None and task not in waiting:
-        raise UnknownName("suspended task", task, waiting)
-    chosen = [name for name in waiting if task in (None, name)]
+    chosen = read_run(run_dir).suspended(task)
     with writable(run_dir):
         (run_dir / REQUESTS).mkdir(exist_ok=True)
         write_json(run_dir / REQUESTS / f"{uuid.uuid4().hex}.json", ResumeRequest(nodes=tuple(chosen)))

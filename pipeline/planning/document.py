@@ -22,6 +22,7 @@ from scoring.capacity.plan import Option, Question, Targets, options
 from scoring.capacity.speed import Calibration, Requests
 from scoring.capacity.weights import Parameters, count_parameters, stored_bytes
 from stages.parts.base.errors import ConfigError, UnknownName, UnusableModel
+from stages.parts.engine.automatic import Asked, Place, decide
 from stages.parts.model.description import Description
 
 SLO: Final = re.compile(r"(ttft|tpot)=(\d+(?:\.\d+)?)(ms|s)")
@@ -29,26 +30,6 @@ SLO: Final = re.compile(r"(ttft|tpot)=(\d+(?:\.\d+)?)(ms|s)")
 
 class Document(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Counts(Document):
-    """Parameters by kind."""
-
-    embedding: int
-    head: int
-    """The output head; 0 if it is the embedding."""
-    attention: int
-    mlp: int
-    experts: int
-    routers: int
-    state_space: int
-    vectors: int
-    """Norms, biases and convolutions."""
-    other: int
-    """In the checkpoint, but not described by config.json: for images or sound, or for speculation."""
-    total: int
-    active: int
-    """Those that one token passes."""
 
 
 class Assumed(Document):
@@ -69,6 +50,19 @@ class Calibrated(Document):
     evaluations: int
 
 
+class Automatic(Document):
+    """What a run on this type of GPU takes for the serving settings, with a number in place of every *auto*."""
+
+    accelerator: str
+    tensor_parallel_size: int | None
+    """None: nothing fits on the GPUs of one node."""
+    max_model_len: int | None
+    left_out: dict[str, str]
+    """Why a variant can't be served with them."""
+    notes: tuple[str, ...]
+    """What else is to be known, or the contradictions for which a run is refused."""
+
+
 class Plan(Document):
     """What a model needs on each type of GPU, before anything is downloaded."""
 
@@ -76,7 +70,7 @@ class Plan(Document):
     commit: str | None
     """None for a local directory."""
     model_type: str
-    parameters: Counts
+    parameters: Parameters
     kv_bytes_per_token: int
     """In 16 bits, while no sliding window is full; over all layers and GPUs."""
     state_bytes_per_sequence: int
@@ -96,6 +90,7 @@ class Plan(Document):
     options: tuple[Option, ...]
     """Every variant on every number of GPUs: the cheapest that meets the targets first; without prices, that on the
     GPUs with the least memory in total. Those that do not fit are last."""
+    automatic: tuple[Automatic, ...]
     calibrations: tuple[Calibrated, ...]
     assumptions: tuple[Assumed, ...]
 
@@ -120,7 +115,8 @@ def make_plan(
         model = read_architecture(described.config)
         parameters = count_parameters(model, described.parameters)
         prompt, output, longest = _lengths(config)
-        context = context or config.serving.max_model_len or model.longest_context
+        set_length = config.serving.max_model_len
+        context = context or (set_length if isinstance(set_length, int) else model.longest_context)
         if not longest <= context <= model.longest_context:
             raise _impossible_context(context, longest, model.longest_context)
         slo = config.workload.slo
@@ -166,8 +162,32 @@ def choose_accelerators(known: Mapping[str, Accelerator], names: str | None) -> 
     return {name: known[name] for name in chosen}
 
 
-def with_prices(chosen: Mapping[str, Accelerator], prices: Iterable[str], config: RunConfig) -> dict[str, Accelerator]:
+def automatic(
+    described: Description, config: RunConfig, accelerators: Mapping[str, Accelerator]
+) -> tuple[Automatic, ...]:
+    """The serving settings that a run would take on each type of GPU."""
+    asked = Asked(config.serving, config.workload, config.optimize)
+    found = []
+    for name, each in accelerators.items():
+        size = context = None
+        try:
+            decided = decide(described, asked, Place(name, each, each.gpus_per_node))
+        except ConfigError as error:
+            left, notes = {}, tuple(line.strip() for line in str(error).splitlines()[1:])
+        else:
+            size, context = decided.serving.tensor_parallel_size, decided.serving.max_model_len
+            left, notes = dict(decided.left_out), decided.notes
+        found.append(
+            Automatic(accelerator=name, tensor_parallel_size=size, max_model_len=context, left_out=left, notes=notes)
+        )
+    return tuple(found)
+
+
+def with_prices(
+    chosen: Mapping[str, Accelerator], prices: Iterable[str], config: RunConfig, described: Description
+) -> dict[str, Accelerator]:
     """The accelerators with their prices per hour: from ``NAME=PRICE``, or else the platform's if there is only one.
+    The platform's is that of a replica, which has as many GPUs as a run takes.
 
     Raises:
         ConfigError: a price is not of that form, or not of one of the accelerators.
@@ -175,7 +195,8 @@ def with_prices(chosen: Mapping[str, Accelerator], prices: Iterable[str], config
     found = dict(chosen)
     if len(found) == 1 and config.platform.price_per_hour:
         (name,) = found
-        price = config.platform.price_per_hour / config.serving.tensor_parallel_size
+        (taken,) = automatic(described, config, found)
+        price = config.platform.price_per_hour / (taken.tensor_parallel_size or 1)
         found[name] = found[name].model_copy(update={"price_per_hour": price})
     for assignment in prices:
         name, _, text = assignment.partition("=")
@@ -227,7 +248,7 @@ def _document(described: Description, config: RunConfig, question: Question, fou
         model=described.model,
         commit=described.commit,
         model_type=model.model_type,
-        parameters=_counts(parameters),
+        parameters=parameters,
         kv_bytes_per_token=model.kv_bytes_per_token(),
         state_bytes_per_sequence=model.cache_bytes(0),
         stored_bytes={
@@ -241,14 +262,10 @@ def _document(described: Description, config: RunConfig, question: Question, fou
         targets=question.targets,
         currency=config.platform.currency,
         options=tuple(found),
+        automatic=automatic(described, config, question.accelerators),
         calibrations=tuple(Calibrated(accelerator=name, **vars(question.calibrations[name])) for name in sorted(names)),
         assumptions=tuple(Assumed(**vars(each)) for each in ASSUMPTIONS),
     )
-
-
-def _counts(parameters: Parameters) -> Counts:
-    counted = {name: value for name, value in vars(parameters).items() if name != "inactive"}
-    return Counts(**counted, total=parameters.total, active=parameters.active)
 
 
 def schema() -> dict[str, Any]:

@@ -56,10 +56,25 @@ def plan_table(plan: Plan, *, every: bool = False) -> Table:
     return table
 
 
+def automatic(plan: Plan) -> list[str]:
+    """What a run would take on each type of GPU."""
+    lines = []
+    for each in plan.automatic:
+        if each.tensor_parallel_size is None:
+            lines.append(f"a run on {each.accelerator} is refused: {'; '.join(each.notes)}")
+            continue
+        length = f"{each.max_model_len:,} tokens of context" if each.max_model_len else "the model's own context"
+        rest = [f"without {name} ({why})" for name, why in each.left_out.items()]
+        lines.append("; ".join([f"a run takes {each.tensor_parallel_size} × {each.accelerator}, {length}", *rest]))
+        lines += each.notes
+    return lines
+
+
 def notes(plan: Plan, *, every: bool = False) -> list[str]:
     """The lines below the table: what does not fit and why, and what was assumed."""
     shown = plan.options if every else shortlist(plan.options)
-    lines = [_memory(plan.options[0])] if plan.options[0].fits else []
+    lines = automatic(plan)
+    lines += [_memory(plan.options[0])] if plan.options[0].fits else []
     lines += [
         f"{each.variant} on {_gpus(each)} does not fit: {'; '.join(each.reasons)}" for each in shown if not each.fits
     ]

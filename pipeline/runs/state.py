@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from stages.parts.base.errors import RunFailed
+from stages.parts.base.errors import ConfigError, MissingRun, RunFailed, UnknownName
 
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Skipped", "Omitted"]
 RunPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Interrupted"]
@@ -85,6 +85,35 @@ class RunState(_Timed):
 
     def node(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)
+
+    def with_log(self, task: str) -> str:
+        """The task whose log is meant: of a DAG with one task, that task.
+
+        Raises:
+            UnknownName: the run has no such task.
+        """
+        if task not in (known := [node.name for node in self.nodes]):
+            raise UnknownName("task", task, known)
+        held = [node.name for node in self.nodes if node.parent == task]
+        return held[0] if len(held) == 1 else task
+
+    def suspended(self, task: str | None) -> list[str]:
+        """The names of the tasks that wait for an approval: *task*, or all.
+
+        Raises:
+            MissingRun: the run is not running.
+            UnknownName: *task* is not suspended.
+            ConfigError: nothing is suspended.
+        """
+        if self.phase != "Running":
+            hint = "only a running run can be resumed"
+            raise MissingRun(f"run {self.name} is not running: it is {self.phase}", hint=hint)
+        waiting = [node.name for node in self.nodes if node.kind == "Suspend" and node.phase == "Running"]
+        if not waiting:
+            raise ConfigError(f"nothing in run {self.name} is suspended")
+        if task is not None and task not in waiting:
+            raise UnknownName("suspended task", task, waiting)
+        return [name for name in waiting if task in (None, name)]
 
     def said(self, node: Node) -> str:
         """The node's message; for a variant that is not made, the reason instead of the condition that was false."""

@@ -27,6 +27,9 @@ class Shown(Protocol):
     def winner(self) -> str | None: ...
 
     @property
+    def outcome(self) -> str | None: ...
+
+    @property
     def state(self) -> RunState: ...
 
 
@@ -36,15 +39,12 @@ PHASE_STYLES = {"Succeeded": "green", "Failed": "red", "Error": "red", "Interrup
 
 
 def score_table(decision: Production) -> Table:
-    """One row for each variant by score, the winner with a star; then the noise of each metric. 80 columns wide."""
-    sure = "separated from the others" if decision.separated else "not separated from the others"
-    if sum(not each.excluded for each in decision.candidates) < 2:
-        sure = "the only choice" if decision.separated else "the only choice, but near a limit"
-    title = f"profile {decision.profile['name']}: {decision.winner} is {sure}"
+    """One row for each variant by score, the winner with a star. 80 columns wide."""
+    title = f"profile {decision.profile['name']}: {decision.headline}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
     table.add_column("Variant", overflow="fold", max_width=24)  # the column that shrinks on a narrow terminal
     table.add_column("Score\n95 %", justify="right", no_wrap=True)
-    table.add_column("Wins\nagain", justify="right", no_wrap=True)
+    table.add_column("Best\nwith", justify="right", no_wrap=True)
     for name, heading in METRIC_HEADINGS.items():
         table.add_column(f"{heading}\n{decision.weights[name]:.0%}", justify="right", no_wrap=True)
     costs = next((each.cost for each in decision.candidates if each.cost), None)
@@ -56,17 +56,9 @@ def score_table(decision: Production) -> Table:
         won = each.variant == decision.winner
         cells = [_raw(metric, each.raw[metric]) if metric in each.raw else "–" for metric in METRIC_HEADINGS]
         cells += [f"{each.cost.value:.3g}" if each.cost else "–"] if costs else []
-        again = odds(each.win_probability) if each.win_probability is not None else "–"
+        chance = odds(each.chance) if each.chance is not None else "–"
         score = Text("out", style="red") if each.score is None else Text(_score(each))
-        table.add_row(("★ " if won else "  ") + each.variant, score, again, *cells, style="bold" if won else "")
-    noise = [decision.noise.get(metric) for metric in METRIC_HEADINGS]
-    table.add_row(
-        "  noise",
-        "",
-        "",
-        *("±" + _raw(m, n) if n else "" for m, n in zip(METRIC_HEADINGS, noise, strict=True)),
-        style="dim",
-    )
+        table.add_row(("★ " if won else "  ") + each.variant, score, chance, *cells, style="bold" if won else "")
     return table
 
 
@@ -86,12 +78,14 @@ def _score(candidate: Candidate) -> str:
 def runs_table(runs: Sequence[Shown]) -> Table:
     """A table of runs, in the given order."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("Run", "Model", "Phase", "Winner", "Started", "Took"):
+    for heading in ("Run", "Model", "Phase", "Winner", "Outcome", "Started", "Took"):
         table.add_column(heading, justify="right" if heading == "Took" else "left")
     for run in runs:
         phase = Text(run.state.phase, style=PHASE_STYLES.get(run.state.phase, ""))
         started = f"{run.state.started_at.astimezone():%Y-%m-%d %H:%M}" if run.state.started_at else "–"
-        table.add_row(run.id, run.model, phase, run.winner or "–", started, _took(run.state.seconds))
+        table.add_row(
+            run.id, run.model, phase, run.winner or "–", run.outcome or "–", started, _took(run.state.seconds)
+        )
     return table
 
 

@@ -45,6 +45,12 @@ FORWARD_COPIES: Final = Assumption(
     "residual, normalized input, queries, and output of attention; with three of the MLP's width this explains "
     "1.2 of the 1.26 GiB in vllm-project/vllm#10511",
 )
+ESTIMATE_ERROR: Final = Assumption(
+    "what an automatic context leaves free",
+    0.25,
+    "of activations, CUDA graphs and runtime",
+    "they are estimated, and vLLM does not start with less KV cache than one sequence needs",
+)
 COMPUTE_EFFICIENCY: Final = Assumption(
     "share of the peak TFLOP/s in a prefill",
     0.65,
@@ -73,6 +79,7 @@ ASSUMPTIONS: Final = (
     COMMUNICATION_GIB,
     GRAPHS_GIB,
     FORWARD_COPIES,
+    ESTIMATE_ERROR,
     COMPUTE_EFFICIENCY,
     BANDWIDTH_EFFICIENCY,
     LINK_EFFICIENCY,

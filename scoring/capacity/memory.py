@@ -100,7 +100,7 @@ def fit(
     serving: Serving,
 ) -> Fit:
     """Whether vLLM would start, and with which KV cache."""
-    reasons = [*unsupported(variant, accelerator), *_undivided(model, variant, parallelism, serving.group_size)]
+    reasons = [*unsupported(variant, accelerator), *undivided(model, variant, parallelism, serving.group_size)]
     memory = _memory(model, parameters, variant, accelerator, parallelism, serving)
     if reasons:
         return Fit(tuple(reasons), memory, None, 0)
@@ -135,7 +135,7 @@ def unsupported(variant: VariantName, accelerator: Accelerator) -> Iterator[str]
         yield f"int8 kernels need compute capability {low} to below {high}, {accelerator.device} has {capability}"
 
 
-def _undivided(model: Architecture, variant: VariantName, parallelism: Parallelism, group_size: int) -> Iterator[str]:
+def undivided(model: Architecture, variant: VariantName, parallelism: Parallelism, group_size: int) -> Iterator[str]:
     """What can't be divided among the GPUs."""
     size = parallelism.tensor
     if parallelism.pipeline > len(model.layers):

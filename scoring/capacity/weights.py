@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from scoring.capacity.architecture import Architecture, Layer, Matrix, NotSizeable, VariantName
 
@@ -20,9 +21,10 @@ UNEXPLAINED: Final = 0.01
 """The checkpoint may lack at most this share of the parameters that config.json describes (biases, other norms)."""
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(BaseModel):
     """Counts of parameters by kind."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     embedding: int
     head: int
@@ -35,15 +37,17 @@ class Parameters:
     vectors: int
     """Norms, biases and convolutions."""
     other: int
-    """In the checkpoint, but not described by the fields read: parts for images or sound, or layers for speculation."""
-    inactive: int
+    """In the checkpoint, but not described by config.json: for images or sound, or for speculation."""
+    inactive: int = Field(exclude=True)
     """Parameters of the experts that a token does not pass."""
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def total(self) -> int:
         kinds = (self.attention, self.mlp, self.experts, self.routers, self.state_space, self.vectors, self.other)
         return self.embedding + self.head + sum(kinds)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def active(self) -> int:
         """Those that one token passes, in the usual count: the embedding is included."""
@@ -94,7 +98,7 @@ def count_parameters(model: Architecture, stored: int | None = None) -> Paramete
             f"config.json describes {described.total:,} parameters, but the checkpoint has {stored:,}: "
             f"type {model.model_type} has another form here"
         )
-    return Parameters(**(vars(described) | {"other": max(0, stored - described.total)}))
+    return described.model_copy(update={"other": max(0, stored - described.total)})
 
 
 def stored_bytes(model: Architecture, parameters: Parameters, variant: VariantName, group_size: int) -> int:

@@ -1,23 +1,30 @@
-"""check: say which of the wanted variants vLLM can serve on this machine, which is the one that will measure them.
+"""check: say how the variants will be served where evaluate will measure them: for which ones the installed vLLM has
+kernels, on how many GPUs, and with which longest context.
 
 A variant that can't be served is left out before it is made. With ``make_unservable`` in the settings it is made for
-another machine, but not measured.
+another machine, but not measured. Settings that contradict each other, the model or the hardware are refused.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from typing import Final
 
 from stages.parts.base import program
-from stages.parts.base.settings import Optimize, parse_json
-from stages.parts.base.store import ModelStore, store_root
+from stages.parts.base.settings import AskedServing, Optimize, Workload, parse_json
+from stages.parts.base.store import ModelStore, canonical_json, store_root
+from stages.parts.engine.automatic import Asked, Decided, decide, place_here
+from stages.parts.engine.host import GIB
 from stages.parts.engine.kernels import FORMATS, missing_kernels
+from stages.parts.machine.accelerators import catalogue
+from stages.parts.machine.hardware import check_gpus
+from stages.parts.model.description import describe_commit
 from stages.parts.model.name import ModelName
 
 HINT: Final = (
-    "run where vLLM has that kernel, or leave the variant out of optimize.variants; with "
+    "run where vLLM can serve it, or leave the variant out of optimize.variants; with "
     "--set optimize.make_unservable=true it is made all the same, for another machine"
 )
 
@@ -25,20 +32,48 @@ HINT: Final = (
 def main() -> None:
     arguments = _arguments()
     store = ModelStore(store_root(), ModelName.parse(arguments.model).id)
-    settings = parse_json(Optimize, arguments.settings, "--settings")
+    optimize = parse_json(Optimize, arguments.settings, "--settings")
+    serving = parse_json(AskedServing, arguments.serving, "--serving")
+    workload = parse_json(Workload, arguments.workload, "--workload") if arguments.workload else None
     with program.outcome(store, "check") as report:
-        missing = {name: why for name, why in missing_kernels().items() if name in settings.variants}
-        served = [name for name in settings.variants if name not in missing]
-        report.done(f"vLLM serves {', '.join(served)} here")
+        check_gpus()
+        described = describe_commit(store, arguments.model, arguments.commit)
+        place = place_here(catalogue(), arguments.gpus)
+        decided = decide(described, Asked(serving, workload, optimize), place)
+        for note in decided.notes:
+            print(f"note: {note}", file=sys.stderr)
+        missing: dict[str, str] = {name: why for name, why in missing_kernels().items() if name in optimize.variants}
+        missing |= decided.left_out
+        served = [name for name in optimize.variants if name not in missing]
+        report.done(f"vLLM serves {', '.join(served)} on {_said(decided, place.name)}")
     for name, why in missing.items():
         with program.outcome(store, "check", name) as report:
             report.left_out(why, hint=HINT)
-    made = settings.variants if settings.make_unservable else served
+    made = optimize.variants if optimize.make_unservable else served
     for quantized in FORMATS:
         program.write_output(quantized, str(quantized in made).lower())
     program.write_output("variants", ",".join(served))
     program.write_output("left-out", "\n".join(f"{name}: {why}" for name, why in missing.items()))
+    _write(decided)
     print(",".join(served))
+
+
+def _write(decided: Decided) -> None:
+    """The settings that evaluate takes, and what its pod needs."""
+    program.write_output("serving", canonical_json(decided.serving))
+    program.write_output("gpus", str(decided.gpus))
+    program.write_output("memory", _gib(decided.memory_bytes))
+    program.write_output("shm", _gib(decided.shared_bytes))
+
+
+def _gib(size: int) -> str:
+    return f"{math.ceil(size / GIB)}Gi"
+
+
+def _said(decided: Decided, name: str) -> str:
+    context = decided.serving.max_model_len
+    length = f", with {context:,} tokens of context" if context else ""
+    return f"{decided.gpus} × {name}{length}" if decided.gpus else f"{name}{length}"
 
 
 def _arguments() -> argparse.Namespace:
@@ -46,11 +81,18 @@ def _arguments() -> argparse.Namespace:
         prog="python -m stages.check",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="""example: python -m stages.check --model org/name --settings '{"variants": ["fp16", "int8"]}'""",
+        epilog="""example:
+  python -m stages.check --model org/name --commit 0123abc… --settings '{"variants": ["fp16", "int8"]}' \\
+    --serving '{"tensor_parallel_size": "auto"}'""",
     )
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
+    parser.add_argument("--commit", default="main", help="as resolve found it (default: main)")
+    where = "stages/parts/base/settings.py"
+    parser.add_argument("--settings", default="{}", help=f"JSON; for the fields see Optimize in {where}")
+    parser.add_argument("--serving", default="{}", help=f"JSON; see AskedServing in {where}")
+    parser.add_argument("--workload", default="", help=f"JSON; see Workload in {where}")
     parser.add_argument(
-        "--settings", default="{}", help="JSON; for the fields see Optimize in stages/parts/base/settings.py"
+        "--gpus", type=int, default=None, help="at most so many GPUs serve one replica (default: those that are here)"
     )
     return parser.parse_args()
 

@@ -1,8 +1,8 @@
-"""evaluate: serve variants with vLLM and measure their latency, throughput, memory and quality. A variant that was
-measured before under the same conditions is not measured again.
+"""evaluate: serve variants with vLLM and measure their latency, throughput, memory and quality, until the choice
+between them is settled or the budget is spent. What was measured before under the same conditions is used again.
 
-If the workload asks for it and memory allows, the servers of several variants run side by side and take turns. Each
-variant has its own outcome; if one fails, the others continue."""
+Each variant has its own outcome; if one fails, the others continue. The profile's reference, fp16 by default, has to be
+among them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,28 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from scoring.profile import Profile
 from stages.evaluate.conditions import Conditions, conditions_of, read_variant
+from stages.evaluate.gates import reference_of
+from stages.evaluate.results import UNCOMPARED, Result, complete, existing, refused
 from stages.parts.base import program
-from stages.parts.base.errors import DamagedModel, InvalidName, SlipwayError, TransientError
-from stages.parts.base.settings import REFERENCE, Serving, Workload, parse_json
+from stages.parts.base.errors import (
+    ConfigError,
+    DamagedModel,
+    InvalidName,
+    MeasurementFailed,
+    SlipwayError,
+    TransientError,
+)
+from stages.parts.base.settings import Serving, Workload, parse_json
 from stages.parts.base.store import NAME, ModelStore, exclusive, store_root
+from stages.parts.machine.hardware import check_gpus
 from stages.parts.model.name import ModelName
 from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.refused import Refused
 
-Found = tuple[str, Evaluation | SlipwayError, bool]
-"""A variant, its evaluation or the error that ended it, and whether it was measured now."""
+Found = tuple[Result | SlipwayError, bool]
+"""What became of a variant, and whether anything of it was measured now."""
 
 
 def main() -> None:
@@ -34,13 +46,17 @@ def main() -> None:
             raise InvalidName(f"{name!r} is not a variant's name", hint="such as fp16,gptq")
     workload = parse_json(Workload, arguments.workload, "--workload")
     serving = parse_json(Serving, arguments.serving, "--serving")
-    summary = json.dumps(evaluate(store, made_by_this_run(store, names), workload, serving))
+    profile = parse_json(Profile, arguments.profile, "--profile")
+    if (reference := reference_of(profile)) and reference not in names:
+        raise ConfigError(f"{reference} is not among the variants", hint="the others are compared with it")
+    check_gpus()
+    summary = json.dumps(evaluate(store, made_by_this_run(store, names), workload, serving, profile))
     program.write_output("summary", summary)
     print(summary)
 
 
 def evaluate(
-    store: ModelStore, names: Sequence[str], workload: Workload, serving: Serving
+    store: ModelStore, names: Sequence[str], workload: Workload, serving: Serving, profile: Profile
 ) -> dict[str, dict[str, float]]:
     """Evaluate the variants, and record the outcome of each as if it had been evaluated alone.
 
@@ -48,26 +64,35 @@ def evaluate(
         The summary of each evaluated variant.
 
     Raises:
-        SlipwayError: fp16 failed, or every variant did, or a variant failed in a way that another attempt may pass.
+        SlipwayError: the reference failed, or every variant did, or one did in a way that another attempt may pass.
     """
     failures: dict[str, SlipwayError] = {}
     summaries = {}
     with contextlib.ExitStack() as stack:
         reports = {name: stack.enter_context(_recorded(store, name, failures)) for name in names}
-        for name, found, measured in ensure(store, names, workload, serving):
+        for name, (found, measured) in ensure(store, names, workload, serving, profile).items():
             if isinstance(found, SlipwayError):
                 failures[name] = found
                 continue
-            summaries[name], said = summarize(found), describe(found)
-            if measured:
-                reports[name].done(said, key=found.key)
-            else:
-                reports[name].reused(f"{said}, from {found.started_at:%Y-%m-%d %H:%M} UTC", key=found.key)
+            _report(reports[name], found, measured=measured)
+            if isinstance(found, Evaluation):
+                summaries[name] = summarize(found)
+    if (reference := reference_of(profile)) in failures:
+        raise failures[reference]
     for name, error in failures.items():
-        if name == REFERENCE or not summaries or isinstance(error, TransientError):
+        if not summaries or isinstance(error, TransientError):
             raise error
         print(f"{name} is left out: {error}", file=sys.stderr)
     return summaries
+
+
+def _report(report: program.Report, found: Result, *, measured: bool) -> None:
+    if isinstance(found, Refused):
+        report.left_out(f"failed before any load: {found.reason}", hint="see the report for its quality")
+    elif measured:
+        report.done(describe(found), key=found.key)
+    else:
+        report.reused(f"{describe(found)}, from {found.started_at:%Y-%m-%d %H:%M} UTC", key=found.key)
 
 
 def made_by_this_run(store: ModelStore, names: Sequence[str]) -> list[str]:
@@ -93,8 +118,10 @@ def _recorded(store: ModelStore, name: str, failures: Mapping[str, SlipwayError]
             raise
 
 
-def ensure(store: ModelStore, names: Sequence[str], workload: Workload, serving: Serving) -> list[Found]:
-    """Each variant's evaluation under these conditions, measured if there is none yet, or the error that ended it.
+def ensure(
+    store: ModelStore, names: Sequence[str], workload: Workload, serving: Serving, profile: Profile
+) -> dict[str, Found]:
+    """What became of each variant under these conditions: found if nothing more is to be measured, or measured now.
 
     Raises:
         ConfigError: the workload cannot be measured.
@@ -105,39 +132,38 @@ def ensure(store: ModelStore, names: Sequence[str], workload: Workload, serving:
         try:
             conditions[name] = conditions_of(read_variant(store, name), workload, serving)
         except DamagedModel as error:
-            found[name] = (name, error, False)
-    found |= _existing(store, conditions)
-    if missing := sorted(conditions.keys() - found.keys()):
+            found[name] = (error, False)
+    if (reference := reference_of(profile)) and reference not in conditions:
+        return found | {name: (MeasurementFailed(UNCOMPARED), False) for name in conditions}
+    before = _found(store, conditions, workload, profile)
+    if wanted := {name: each for name, each in conditions.items() if name not in before}:
         with contextlib.ExitStack() as stack:
-            for name in missing:
+            for name in sorted(conditions):
                 stack.enter_context(exclusive(store.lock(f"evaluate-{name}"), f"evaluate {name}"))
             # Another process may have measured them while this one waited.
-            found |= _existing(store, {name: conditions[name] for name in missing})
-            if wanted := {name: conditions[name] for name in names if name not in found}:
+            before = _found(store, conditions, workload, profile)
+            if wanted := {name: each for name, each in conditions.items() if name not in before}:
                 from stages.evaluate.measure import measure
 
-                found |= {name: (name, each, True) for name, each in measure(store, wanted, workload, serving).items()}
-    return [found[name] for name in names]
+                found |= measure(store, wanted, workload, serving, profile)
+    found |= {name: (each, False) for name, each in before.items()}
+    return {name: found[name] for name in names}
 
 
-def _existing(store: ModelStore, conditions: Mapping[str, Conditions]) -> dict[str, Found]:
-    evaluations = {name: existing(store, name, each.key) for name, each in conditions.items()}
-    return {name: (name, each, False) for name, each in evaluations.items() if each}
-
-
-def existing(store: ModelStore, name: str, key: str) -> Evaluation | None:
-    """The evaluation with this key; None if there is none, or if it is damaged and has to be measured again."""
-    try:
-        found = Evaluation.read(store.evaluation(name))
-    except DamagedModel as error:
-        print(f"{error}; measuring again", file=sys.stderr)
-        return None
-    return found if found and found.key == key else None
+def _found(
+    store: ModelStore, conditions: Mapping[str, Conditions], workload: Workload, profile: Profile
+) -> dict[str, Result]:
+    """The variants that are not to be measured: all if the choice between them is settled, or the budget is spent; else
+    those alone that were refused."""
+    out = {name: each for name in conditions if (each := refused(store, name, conditions[name].key, profile))}
+    rest = {name: existing(store, name, each.key) for name, each in conditions.items() if name not in out}
+    whole = {name: each for name, each in rest.items() if each}
+    return {**out, **whole} if len(whole) == len(rest) and complete(whole, workload, profile) else {**out}
 
 
 def describe(evaluation: Evaluation) -> str:
     quality = ", ".join(f"{score.task} {score.value:.3f}" for score in evaluation.quality)
-    latency, rate = evaluation.load.e2el_ms.p95, evaluation.load.output_tokens_per_s
+    latency, rate = evaluation.load.e2el_ms.p95, evaluation.metrics()["throughput"]
     return (
         f"{evaluation.variant}: {quality}; p95 {latency:.0f} ms, {rate:.0f} tokens/s (took {evaluation.seconds:.0f} s)"
     )
@@ -155,26 +181,27 @@ def summarize(evaluation: Evaluation) -> dict[str, float]:
 
 
 def _arguments() -> argparse.Namespace:
-    lengths = '"prompt_tokens": 512, "output_tokens": 128, "concurrency": 8, "requests": 64'
+    lengths = '"prompt_tokens": 512, "output_tokens": 128, "concurrency": 8'
     parser = argparse.ArgumentParser(
         prog="python -m stages.evaluate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"""example:
   python -m stages.evaluate --model org/name --variants fp16,gptq --serving '{{"max_model_len": 4096}}' \\
-    --workload '{{"name": "chat", "protocol": "thorough", {lengths}, "quality_tasks": ["arc_easy"]}}'
+    --workload '{{"name": "chat", "protocol": "thorough", {lengths}, "quality_tasks": ["structured_output"]}}'
 
-protocols, and their cost per variant in units of one server start + four rounds + quality:
-  quick     three rounds on one server, one variant after the other     a little less than 1
-  standard  four rounds, the servers of all variants taking turns       1
-  thorough  like standard, over three starts of the servers             3
-If a machine without GPUs drifts beyond drift_limit (not in quick), the start and the rounds are repeated once.
+protocols, and what they set unless the workload does:
+  quick     20 minutes for all variants, 10 % error rate
+  standard  60 minutes, 5 %
+  thorough  180 minutes, 2 %
+With several GPUs, as many servers run side by side as GPUs allow (serving.tensor_parallel_size for each).
 Only one evaluation measures on a machine at a time, and no variant is optimized meanwhile; others wait.""",
     )
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
-    parser.add_argument("--variants", required=True, help="separated by commas: measured one by one, or in turns")
+    parser.add_argument("--variants", required=True, help="separated by commas, fp16 among them")
     parser.add_argument("--workload", required=True, help="JSON: see Workload in stages/parts/base/settings.py")
     parser.add_argument("--serving", default="{}", help="JSON: see Serving in stages/parts/base/settings.py")
+    parser.add_argument("--profile", default='{"name": "default"}', help="the scoring profile as JSON")
     return parser.parse_args()
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.evaluate.divergence import held_out_digest
+from stages.evaluate.lanes import gpu_groups
+from stages.evaluate.questions import questions_digest
 from stages.parts.base.errors import ConfigError, DamagedModel
 from stages.parts.base.settings import Serving, Workload
 from stages.parts.base.store import ModelStore, digest_of, sha256_of
@@ -16,8 +18,10 @@ from stages.parts.records.acquired import difference
 from stages.parts.records.variant import VARIANT, Variant
 
 TOOLS: Final = ("vllm", "lm_eval", "torch")
-NOT_MEASURED: Final = {"host", "port", "startup_timeout_s"}
+NOT_MEASURED: Final = {"host", "port", "startup_timeout_s", "tls_certificate", "tls_key", "plain_http"}
 """Serving settings that have no effect on a figure."""
+HOW_LONG: Final = ("protocol", "budget_minutes")
+"""Fields of a workload that say how much is measured, and not what."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +51,31 @@ class Conditions:
 
 def conditions_of(variant: Variant, workload: Workload, serving: Serving) -> Conditions:
     """Raises: ConfigError: a tool is not installed, or a file that the workload names does not exist."""
-    plain = workload.model_dump(mode="json", exclude={"tasks_path", "trace", "divergence_text"})
+    plain = workload.model_dump(mode="json", exclude={"tasks_path", "trace", "divergence_text", *HOW_LONG})
     digests = {
         "tasks_digest": tasks_digest(workload.tasks_path),
         "trace_digest": trace_digest(workload.trace),
         "divergence_digest": held_out_digest(workload),
+        "questions_digest": questions_digest(workload.quality_tasks),
     }
+    here, settings = hardware(), serving.model_dump(mode="json", exclude=NOT_MEASURED)
+    if here.gpus and serving.dtype == "auto":
+        settings["dtype"] = "as stored"  # it once was float16 there
     return Conditions(
         variant=variant,
         workload=plain | digests,
-        serving=serving.model_dump(mode="json", exclude=NOT_MEASURED),
+        serving=settings,
         tool_versions={tool: installed_version(tool) for tool in TOOLS},
-        hardware=hardware(),
+        hardware=_of_one_server(here, serving),
         binding=core_binding(serving),
     )
+
+
+def _of_one_server(here: Hardware, serving: Serving) -> Hardware:
+    """This machine; where servers run side by side, with the GPUs of one of them."""
+    if len(gpu_groups(serving)) > 1:
+        return here.model_copy(update={"gpus": here.gpus[: serving.tensor_parallel_size]})
+    return here
 
 
 def read_variant(store: ModelStore, name: str) -> Variant:

@@ -1,5 +1,5 @@
 """The speed of the machine itself, probed by two short kernels while no server has work. A change between the probes
-before and after the load does not come from the variant.
+before and after a block does not come from a variant.
 
 The kernels run on the CPU; a GPU, which has its own clocks and memory, is not probed."""
 
@@ -47,15 +47,14 @@ def change(before: Speed, after: Speed) -> float:
     )
 
 
-def drift_of(pairs: list[tuple[Speed, Speed]], measured_again: int) -> Drift:
-    """The drift, from the probes before and after the load of each start."""
+def drift_of(pairs: list[tuple[Speed, Speed]]) -> Drift:
+    """The drift, from the probes before and after each block."""
     before, *between, after = (speed for pair in pairs for speed in pair)
     return Drift(
         before=before,
         between=tuple(between),
         after=after,
         largest_change=max(change(before, after) for before, after in pairs),
-        measured_again=measured_again,
     )
 
 

@@ -1,18 +1,34 @@
-"""Run lm-eval against a running server in a separate process, which can be ended at any moment and keeps lm-eval's
+"""Ask the quality tasks of a running server in a separate process, which can be ended at any moment and keeps lm-eval's
 imports and output out of ours. A call is the request of ``quality.run_tasks``; its ``result`` names the file to write.
+
+The result has lm-eval's form, whoever asked: lm-eval, or for our own tasks ``stages.evaluate.questions``.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, Final
 
 from stages.evaluate.preloaded import answer_calls
+from stages.evaluate.questions import DEFINED, OWN
+from stages.evaluate.questions.question import CHAT, PLAIN, Served, Task, values
 from stages.parts.base.store import write_json
+from stages.parts.engine.client import chat_template
 
 MODULE: Final = "stages.evaluate.harness"
 VARIABLES: Final[dict[str, str]] = {}
+TIMEOUT_S: Final = 900
+"""A request may wait for many others on a slow machine."""
+MAX_TOKENS: Final = 256
+"""lm-eval's own default for an answer."""
+TASKS: Final = Path(__file__).with_name("tasks")
+"""Definitions of our own for lm-eval."""
+Result = dict[str, Any]
 
 
 def main() -> None:
@@ -31,35 +47,135 @@ def run(request: dict[str, Any]) -> int:
     return 0
 
 
-def evaluate(request: dict[str, Any]) -> dict[str, Any]:
-    """lm-eval's result, with its samples reduced to the measured values of each item."""
-    import lm_eval
+def evaluate(request: dict[str, Any]) -> Result:
+    """The results of all tasks, their samples reduced to the measured value of each item. ``left_out`` says for each
+    task that cannot be asked of this model why not."""
+    served = Served(
+        request["url"], request["model"], Path(request["tokenizer"]), request["max_model_len"], request["parses_calls"]
+    )
+    left_out = {name: why for name in request["tasks"] if (why := unfit(name, served.directory))}
+    fit = [name for name in request["tasks"] if name not in left_out]
+    parts = [own_task(name, served, request) for name in fit if name in OWN]
+    if others := [name for name in fit if name not in OWN]:
+        parts += lm_eval_tasks(others, served, request)
+    found: Result = {"results": {}, "subtasks": {}, "items": {}, "samples": {}}
+    for part in parts:
+        for field, each in part.items():
+            found[field] |= each
+    return found | {"left_out": left_out}
+
+
+def unfit(name: str, directory: Path) -> str:
+    """Why the task cannot be asked of the model in *directory*; empty if it can."""
+    template = chat_template(directory)
+    needs = OWN[name].needs if name in OWN else "chat" if name in DEFINED else "nothing"
+    if needs != "nothing" and not template:
+        return "the model's tokenizer has no chat template"
+    if needs == "tools" and "tools" not in template:
+        return "the model's chat template does not show it tools"
+    return ""
+
+
+def own_task(name: str, served: Served, request: Mapping[str, Any]) -> Result:
+    task, (start, stop) = OWN[name], request["part"]
+    questions = list(islice(task.questions(served), start, stop))
+    graded = values(served, questions, request["concurrency"])
+    samples = [
+        {"doc_id": start + place, "doc_hash": question.digest, "filter": "none", task.metric: value}
+        for place, (question, value) in enumerate(zip(questions, graded, strict=True))
+    ]
+    return {
+        "results": {name: _metrics(task, graded)} if graded else {},
+        "items": {name: len(samples)},
+        "samples": {name: samples},
+    }
+
+
+def _metrics(task: Task, graded: Sequence[Any]) -> dict[str, float]:
+    if task.metric == "bits_per_byte":
+        likelihood, size = (sum(each) for each in zip(*graded, strict=True))
+        return {"bits_per_byte,none": -likelihood / size / math.log(2)}
+    error = stdev(graded) / math.sqrt(len(graded)) if len(graded) > 1 else 0.0
+    return {f"{task.metric},none": fmean(graded), f"{task.metric}_stderr,none": error}
+
+
+def lm_eval_tasks(names: Sequence[str], served: Served, request: Mapping[str, Any]) -> list[Result]:
+    """lm-eval's results: of the tasks that generate text through the model's chat template, if it has one, and of the
+    others, whose probabilities only the plain completions give."""
     from lm_eval.tasks import TaskManager
 
-    result = lm_eval.simple_evaluate(
-        model="local-completions",
-        model_args={
-            "model": request["model"],
-            "base_url": f"{request['url']}/v1/completions",
-            "tokenizer": request["tokenizer"],
+    manager = TaskManager(
+        include_path=[str(TASKS), *filter(None, [request["tasks_path"]])],
+        include_defaults=request["include_defaults"],
+        metadata={"tokenizer": request["tokenizer"]},
+    )
+    chats: dict[bool, list[Any]] = {True: [], False: []}
+    items: dict[str, list[int]] = {}
+    for name in names:
+        loaded = manager.load([name])
+        items |= _take_out(loaded, *request["part"])
+        _shorten(loaded["tasks"].values(), served.max_model_len // 2)
+        generates = all(each.OUTPUT_TYPE == "generate_until" for each in loaded["tasks"].values())
+        group = loaded.get("groups", {}).get(name)
+        if loaded["tasks"]:
+            chats[generates and served.chats] += [group] if group else loaded["tasks"].values()
+    of_items = {"samples": items} if items else {"limit": request["part"][1]}
+    return [
+        _asked(tasks, chat, served, request["concurrency"], task_manager=manager, **of_items)
+        for chat, tasks in chats.items()
+        if tasks
+    ]
+
+
+def _take_out(loaded: Any, start: int, stop: int | None) -> dict[str, list[int]]:
+    """The numbers of the items to ask by task, if they do not begin with the first. Tasks without any are removed from
+    *loaded*, since lm-eval takes no numbers for all numbers."""
+    if start == 0:
+        return {}
+    sizes = {name: len(task.eval_docs) for name, task in loaded["tasks"].items()}
+    items = {name: list(range(start, min(size, stop or size))) for name, size in sizes.items()}
+    for name in [name for name, each in items.items() if not each]:
+        del loaded["tasks"][name], items[name]
+        for group in loaded.get("groups", {}).values():
+            group.pop(name)
+    return items
+
+
+def _shorten(tasks: Iterable[Any], most: int) -> None:
+    """Let no task ask for answers of more than *most* tokens, which a server with a short context refuses."""
+    for task in tasks:
+        if task.OUTPUT_TYPE == "generate_until":
+            options = task.get_config("generation_kwargs") or {}
+            shortened = {"max_gen_toks": min(most, options.get("max_gen_toks", MAX_TOKENS))}
+            task.set_config("generation_kwargs", shortened, update=True)
+
+
+def _asked(tasks: list[Any], chat: bool, served: Served, concurrency: int, **options: Any) -> Result:
+    import lm_eval
+
+    arguments = {"model": served.model, "num_concurrent": concurrency, "timeout": TIMEOUT_S}
+    if chat:
+        arguments["base_url"] = served.url + CHAT
+    else:
+        arguments |= {
+            "base_url": served.url + PLAIN,
+            "tokenizer": str(served.directory),
             "tokenizer_backend": "huggingface",
             "tokenized_requests": True,
-            "num_concurrent": request["concurrency"],
-            "max_length": request["max_model_len"],
-        },
-        tasks=request["tasks"],
-        limit=request["limit"],
-        task_manager=TaskManager(
-            include_path=request["tasks_path"],
-            include_defaults=request["include_defaults"],
-            metadata={"tokenizer": request["tokenizer"]},
-        ),
+            "max_length": served.max_model_len,
+        }
+    result = lm_eval.simple_evaluate(
+        model="local-chat-completions" if chat else "local-completions",
+        model_args=arguments,
+        tasks=tasks,
+        apply_chat_template=chat,
         log_samples=True,
+        **options,
     )
     return {
         "results": {task: _numbers(metrics) for task, metrics in result["results"].items()},
         "subtasks": result["group_subtasks"],
-        "items": {task: count["effective"] for task, count in result["n-samples"].items()},
+        "items": {task: len({each["doc_id"] for each in samples}) for task, samples in result["samples"].items()},
         "samples": {task: [_sample(each) for each in samples] for task, samples in result["samples"].items()},
     }
 

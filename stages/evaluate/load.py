@@ -1,8 +1,12 @@
-"""Latency and throughput under the workload's load, measured by ``vllm bench serve``.
+"""The load after one start of a server, as production sees it: requests that arrive at random, whether or not earlier
+ones are answered.
 
-It is preferred to separate load generators (guidellm, genai-perf) because it comes with vLLM, so nothing else has to be
-installed and its figures are those that vLLM's users quote; because its result is one small JSON file; and because it
-takes the least CPU time from a server on the same machine.
+1. The capacity: the highest rate at which the workload's targets hold, by trials.
+2. The rounds: latency at a fixed rate, the same for all variants: 70 % of the reference's capacity.
+
+All variants get the same prompts at the same times in the rounds, and in the trials of a start the same lengths in the
+same pattern of arrivals, faster or slower. Where nobody waits for the answers (``slo: null``), there are only rounds,
+with a fixed number of requests in flight: their throughput is that of the saturated server.
 """
 
 from __future__ import annotations
@@ -10,24 +14,61 @@ from __future__ import annotations
 import json
 import math
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from statistics import fmean
+from typing import Final
 
-from stages.evaluate.preloaded import Preloaded
+from scoring.schedule import ROUNDS
+from stages.evaluate.bench import Call, Limits, Target, send
+from stages.evaluate.search import FIRST_STEP, OTHER_STEP, OWN_STEP, Search
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import ConfigError, MeasurementFailed
-from stages.parts.base.settings import Serving, Workload
-from stages.parts.engine.log import ServerLog
-from stages.parts.engine.server import Server
+from stages.parts.base.settings import Serving, Slo, Workload
+from stages.parts.samples.capacity import SHARE, capacity_per_s, strain_of, tried
 from stages.parts.samples.lines import LoadRun, LoadSamples, Phase, TimedRequest
 
-RESULT: Final = "load.json"
-TRACE: Final = "trace.jsonl"
-SWEEP_REQUESTS: Final = 24
-SWEEP_REQUESTS_PER_USER: Final = 4
+LOWER_TRIALS: Final = 5
+"""Further trials if no rate has held yet: a machine that was busy for some seconds must not end a variant."""
+RATE_SHARE: Final = 0.7
+"""The share of the reference's capacity at which latency is measured: as busy as a server that still has room for peaks
+usually is."""
+FEWEST: Final = 20
+"""Requests of a trial and of all rounds, so that 95 % of them is a whole number."""
+RUNS: Final = 1000
+"""More than the runs of one start."""
+PROMPTS: Final = 1_000_000
+"""More than the requests of one run."""
+
+
+@dataclass(frozen=True)
+class StartLoad:
+    """What was measured of one start or of several, in the order of their numbers."""
+
+    rounds: Sequence[LoadSamples] = ()
+    trials: Sequence[LoadSamples] = ()
+
+    def capacity_per_s(self) -> float | None:
+        """Requests/s, the geometric mean over the starts; None without trials of a rate."""
+        rated = [each for each in self.trials if tried(each)]
+        starts = {each.run.restart for each in rated}
+        found = [
+            capacity_per_s([rate for each in rated if each.run.restart == start and (rate := tried(each))])
+            for start in starts
+        ]
+        return math.exp(fmean(math.log(each) for each in found if each)) if any(found) else None
+
+
+@dataclass(frozen=True)
+class Known:
+    """What earlier starts have shown."""
+
+    reference: StartLoad = StartLoad()
+    """The reference; empty only at its own first start. The rounds of its first one fix the rate, and the number of
+    requests, for all variants."""
+    own: StartLoad = StartLoad()
+    """The variant itself."""
 
 
 def check_lengths(directory: Path, workload: Workload, serving: Serving, trace: Trace | None) -> None:
@@ -57,203 +98,161 @@ def check_fits(workload: Workload, trace: Trace | None, max_model_len: int) -> N
     return None
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """One run of the load generator before it starts."""
-
-    phase: Phase
-    number: int
-    """The round over all starts of the server, from 0; in the sweep the concurrency."""
-    restart: int
-    concurrency: int
-    requests: int
-    seed: int
-    start: int
-    """The trace's request to begin with."""
-
-
-def planned_rounds(workload: Workload, restart: int) -> list[PlannedRun]:
-    """The rounds of one start of the server. All variants get the same prompts and arrivals; each round has others."""
-    first = restart * workload.rounds
-    return [
-        PlannedRun(
-            phase="round",
-            number=number,
-            restart=restart,
-            concurrency=workload.concurrency,
-            requests=workload.requests,
-            seed=workload.seed + number,
-            start=number * workload.requests,
+def check_known(workload: Workload, name: str, known: Known) -> None:
+    """Raises: MeasurementFailed: the rate of the rounds is not known, because the reference was not measured."""
+    if not workload.request_rate_per_s and not known.reference.rounds:
+        raise MeasurementFailed(
+            f"the load of {name} depends on what the reference can serve, which could not be measured",
+            hint="see why, or set the workload's request_rate_per_s",
         )
-        for number in range(first, first + workload.rounds)
-    ]
 
 
-def planned_sweep(workload: Workload) -> list[PlannedRun]:
-    """The further concurrencies, measured at the first start, with fewer requests where fewer are in flight."""
-    rounds = workload.rounds * workload.restarts
-    return [
-        PlannedRun(
-            phase="sweep",
-            number=concurrency,
-            restart=0,
-            concurrency=concurrency,
-            requests=max(SWEEP_REQUESTS, SWEEP_REQUESTS_PER_USER * concurrency),
-            seed=workload.seed + rounds + index,
-            start=rounds * workload.requests,
-        )
-        for index, concurrency in enumerate(workload.sweep)
-    ]
-
-
-def run_load(
-    generator: Preloaded,
-    server: Server,
-    directory: Path,
-    workload: Workload,
-    planned: PlannedRun,
-    trace: Trace | None,
-    log: Path,
-) -> LoadSamples:
-    """Send the requests of a run, after a warm-up, and time every token.
-
-    The prompts are those of the trace, or random tokens of the workload's lengths, different for each request so that
-    no prefix is cached. Every answer has exactly the requested length. The prompts are seeded: every variant gets the
-    same ones.
-
-    Raises:
-        MeasurementFailed: a request failed, or a figure is missing or not finite.
-        ServerFailed: the server ended.
-    """
-    with tempfile.TemporaryDirectory(prefix="slipway-load-") as folder:
-        work = Path(folder)
-        lengths = trace.write(work / TRACE, planned.start, planned.requests) if trace else None
-        call = {"arguments": command(server, directory, workload, planned, work)}
-        status = generator.call(server, call, log)
-        try:
-            result = json.loads((work / RESULT).read_text())
-        except (OSError, ValueError) as error:
-            why = ServerLog(log).cause()
-            raise MeasurementFailed(f"the load generator failed ({status}): {why}", hint=f"see {log}") from error
-    return samples_of(result, workload, planned, lengths)
-
-
-def command(server: Server, directory: Path, workload: Workload, planned: PlannedRun, work: Path) -> list[str]:
-    options = {
-        "backend": "openai",
-        "base-url": server.url,
-        "endpoint": "/v1/completions",
-        "model": server.name,
-        "tokenizer": directory,
-        "num-prompts": planned.requests,
-        "num-warmups": workload.warmup_requests,
-        "temperature": 0,
-        "seed": planned.seed,
-        "percentile-metrics": "ttft,tpot,itl,e2el",
-        "metric-percentiles": "50,95,99",
-        "result-dir": work,
-        "result-filename": RESULT,
-    }
-    if workload.trace:
-        options |= {"dataset-name": "custom", "dataset-path": work / TRACE, "custom-output-len": -1}
-    else:
-        spread = {"input": workload.prompt_spread, "output": workload.output_spread}
-        options |= {
-            "dataset-name": "random",
-            "random-input-len": workload.prompt_tokens,
-            "random-output-len": workload.output_tokens,
-            "random-range-ratio": json.dumps(spread),
-        }
-    if workload.request_rate_per_s and planned.phase == "round":
-        # Without a limit on concurrency: a user who arrives while others wait also waits, and that time counts.
-        options["request-rate"] = workload.request_rate_per_s
-    else:
-        options["max-concurrency"] = planned.concurrency
-    flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    flags += ["--disable-shuffle", "--skip-chat-template"] if workload.trace else []
-    return ["bench", "serve", *flags, "--ignore-eos", "--disable-tqdm", "--save-result", "--save-detailed"]
-
-
-def samples_of(
-    result: dict[str, Any], workload: Workload, planned: PlannedRun, lengths: list[int] | None
-) -> LoadSamples:
-    """The generator's result as the samples that all figures are computed from.
+def load_start(target: Target, start: int, known: Known) -> StartLoad:
+    """Measure one start of a server under load.
 
     Args:
-        lengths: the lengths of the answers that a trace requests; None without a trace.
+        start: the number of the start, from 0.
 
     Raises:
-        MeasurementFailed: a request failed (the others alone would make the server look better than it is); a figure
-            is missing or not finite; or an answer does not have the requested length.
+        MeasurementFailed: a request failed, a figure is not finite, or the targets hold at no rate.
+        ServerFailed: the server ended.
     """
-    check_complete(result, planned)
-    at_a_rate = workload.request_rate_per_s and planned.phase == "round"
-    try:
-        run = LoadRun(
-            restart=planned.restart,
-            phase=planned.phase,
-            number=planned.number,
-            concurrency=int(result["max_concurrent_requests"]) if at_a_rate else planned.concurrency,
-            duration_s=_finite("duration", result["duration"]),
+    workload = target.workload
+    if (slo := workload.slo) is None:
+        return StartLoad(_saturated(target, start, known))
+    own, reference = known.own.capacity_per_s(), known.reference.capacity_per_s()
+    trials = [] if own else [_first_look(target, start)]
+    if own:
+        search = Search.around(own, OWN_STEP)
+    else:
+        search = Search.around(reference, OTHER_STEP) if reference else Search(_sent_per_s(trials[0]), FIRST_STEP)
+    found = _find_capacity(target, start, search, slo, trials)
+    fixed = known.reference.rounds[0].run.rate_per_s if known.reference.rounds else workload.request_rate_per_s
+    return StartLoad(_steady_rounds(target, start, fixed or RATE_SHARE * found), tuple(trials))
+
+
+def _first_look(target: Target, start: int) -> LoadSamples:
+    """A short run with ``concurrency`` requests in flight: it warms up what is compiled at first use, and shows with
+    which rate to begin."""
+    concurrency = target.workload.concurrency
+    requests = send(target, _call(target, start, 1, 3 * concurrency, concurrency=concurrency)) or []
+    return _labelled(requests, concurrency, 2 * concurrency, start, "trial", start * RUNS)
+
+
+def _find_capacity(target: Target, start: int, search: Search, slo: Slo, trials: list[LoadSamples]) -> float:
+    """The capacity in requests/s; each trial is appended to *trials*.
+
+    Raises:
+        MeasurementFailed: no rate that was tried held.
+    """
+    before = len(trials)
+    while (made := len(trials) - before) < target.workload.trials + LOWER_TRIALS:
+        rated = [each for each in map(tried, trials) if each]
+        if made >= target.workload.trials and any(each.held for each in rated):
+            break
+        if (rate := search.following(rated)) is None:
+            break
+        trials.append(_try(target, start, rate, slo, len(trials)))
+    rated = [each for each in map(tried, trials) if each]
+    found = capacity_per_s(rated)
+    if found is None:
+        lowest = min(each.rate_per_s for each in rated)
+        raise MeasurementFailed(
+            f"{slo.ttft_ms:g} ms to the first token and {slo.tpot_ms:g} ms per token don't hold for {SHARE:.0%} of the "
+            f"requests even at {lowest:.3g} requests/s",
+            hint="raise the workload's slo, or set slo: null if nobody waits for the answers",
         )
-        requests = tuple(_timed_requests(run, result))
-    except (LookupError, TypeError, ValueError) as error:
-        raise MeasurementFailed(f"the load generator's result is not usable: {error}") from error
-    if len(requests) != planned.requests:
-        raise MeasurementFailed(f"the load generator reported only {len(requests)} requests")
-    check_answers([each.output_tokens for each in requests], workload, lengths)
-    return LoadSamples(run, requests)
+    return found
 
 
-def check_complete(result: Mapping[str, Any], planned: PlannedRun) -> None:
-    """Raises: MeasurementFailed: requests failed; the message has the first reason."""
-    failed, completed = int(result.get("failed", 0)), int(result.get("completed", 0))
-    if not failed and completed == planned.requests:
-        return
-    reason = next((line.strip() for text in result.get("errors", []) for line in text.splitlines()[-1:] if line), "")
-    raise MeasurementFailed(
-        f"{planned.requests - completed} of {planned.requests} requests failed" + (f": {reason}" if reason else ""),
-        hint="see vLLM's log",
+def _try(target: Target, start: int, rate: float, slo: Slo, number: int) -> LoadSamples:
+    """A trial of a rate, which is ended early once the targets can't hold any more."""
+    workload = target.workload
+    ramp, counted = math.ceil(rate * workload.ramp_s), max(FEWEST, math.ceil(rate * workload.trial_s))
+    allowed = counted - math.ceil(SHARE * counted)
+    limits = Limits(slo.ttft_ms, slo.tpot_ms, allowed, ramp, ramp + counted)
+    call = _call(target, start, number + 1, counted + 2 * ramp, rate_per_s=rate, limits=limits)
+    requests = send(target, call)
+    common = {"targets_ms": (slo.ttft_ms, slo.tpot_ms), "rate_per_s": rate}
+    label = {"restart": start, "phase": "trial", "number": start * RUNS + number}
+    if requests is None:
+        run = LoadRun.model_validate({**label, **common, "concurrency": 0, "duration_s": counted / rate, "held": False})
+        return LoadSamples(run, ())
+    found = _labelled(requests, ramp, ramp + counted, start, "trial", start * RUNS + number)
+    held = strain_of(found.requests, slo.ttft_ms, slo.tpot_ms) <= 1
+    return LoadSamples(found.run.model_copy(update={**common, "held": held}), found.requests)
+
+
+def _steady_rounds(target: Target, start: int, rate: float) -> tuple[LoadSamples, ...]:
+    """Rounds at one rate, without a pause between them; the requests of the ramps before and after don't count."""
+    ramp, size = math.ceil(rate * target.workload.ramp_s), _round_size(target.workload, rate)
+    requests = send(target, _call(target, start, 0, 2 * ramp + size * ROUNDS, rate_per_s=rate))
+    rounds = _rounds(requests or [], ramp, size, start)
+    return tuple(LoadSamples(each.run.model_copy(update={"rate_per_s": rate}), each.requests) for each in rounds)
+
+
+def _saturated(target: Target, start: int, known: Known) -> tuple[LoadSamples, ...]:
+    """Rounds with ``concurrency`` requests in flight all the time. The ramps are the first and the last so many."""
+    concurrency = target.workload.concurrency
+    if known.reference.rounds:
+        size = len(known.reference.rounds[0].requests)
+    else:
+        size = _round_size(
+            target.workload, target.workload.request_rate_per_s or _sent_per_s(_first_look(target, start))
+        )
+    call = _call(target, start, 0, 2 * concurrency + size * ROUNDS, concurrency=concurrency)
+    return _rounds(send(target, call) or [], concurrency, size, start)
+
+
+def _round_size(workload: Workload, rate: float) -> int:
+    return math.ceil(max(FEWEST, rate * workload.steady_s) / ROUNDS)
+
+
+def _call(
+    target: Target,
+    start: int,
+    number: int,
+    requests: int,
+    *,
+    rate_per_s: float | None = None,
+    concurrency: int | None = None,
+    limits: Limits | None = None,
+) -> Call:
+    """
+    Args:
+        number: the run within the start: 0 the rounds, which continue a trace from start to start.
+    """
+    workload = target.workload
+    return Call(
+        requests=requests,
+        seed=workload.seed + start,
+        first=(start * RUNS + number) * PROMPTS if number else start * requests,
+        rate_per_s=rate_per_s,
+        concurrency=concurrency,
+        warmups=workload.warmup_requests if number == 1 else 0,
+        limits=limits,
     )
 
 
-def check_answers(found: Sequence[int], workload: Workload, lengths: list[int] | None) -> None:
-    """Raises: MeasurementFailed: an answer does not have the requested length, so its times say little."""
-    mean, spread = workload.output_tokens or 0, workload.output_spread
-    shortest, longest = max(1, math.floor(mean * (1 - spread))), math.ceil(mean * (1 + spread))
-    for number, tokens in enumerate(found):
-        low, high = (lengths[number], lengths[number]) if lengths else (shortest, longest)
-        if not low <= tokens <= high:
-            asked = str(low) if low == high else f"{low} to {high}"
-            raise MeasurementFailed(f"the server gave {tokens} tokens, not the {asked} asked for")
+def _rounds(requests: Sequence[TimedRequest], ramp: int, size: int, start: int) -> tuple[LoadSamples, ...]:
+    return tuple(
+        _labelled(requests, ramp + size * place, ramp + size * (place + 1), start, "round", start * ROUNDS + place)
+        for place in range(ROUNDS)
+    )
 
 
-def _timed_requests(run: LoadRun, result: dict[str, Any]) -> Iterator[TimedRequest]:
-    columns = (result[name] for name in ("start_times", "ttfts", "itls", "input_lens", "output_lens"))
-    first_s = min(result["start_times"], default=0.0)
-    for start_s, ttft_s, gaps_s, prompt, answer in zip(*columns, strict=True):
-        rest_s = sum(gaps_s)
-        yield TimedRequest(
-            restart=run.restart,
-            phase=run.phase,
-            number=run.number,
-            start_s=round(start_s - first_s, 6),
-            ttft_ms=_milliseconds("ttft", ttft_s),
-            tpot_ms=_milliseconds("tpot", rest_s / max(1, answer - 1)),
-            e2el_ms=_milliseconds("e2el", ttft_s + rest_s),
-            itl_ms=tuple(_milliseconds("itl", gap_s) for gap_s in gaps_s),
-            prompt_tokens=int(prompt),
-            output_tokens=int(answer),
-        )
+def _labelled(
+    requests: Sequence[TimedRequest], first: int, end: int, start: int, phase: Phase, number: int
+) -> LoadSamples:
+    """The requests from *first* up to *end*, as samples of one run."""
+    label = {"restart": start, "phase": phase, "number": number}
+    changed = label if phase == "round" else label | {"itl_ms": ()}
+    counted = tuple(each.model_copy(update=changed) for each in requests[first:end])
+    duration_s = requests[end].start_s - counted[0].start_s
+    in_flight = sum(each.e2el_ms for each in counted) / 1000 / duration_s
+    run = LoadRun.model_validate(label | {"concurrency": max(1, round(in_flight)), "duration_s": duration_s})
+    return LoadSamples(run, counted)
 
 
-def _milliseconds(name: str, seconds: float) -> float:
-    """Raises: ValueError."""
-    return round(1000 * _finite(name, seconds), 3)
-
-
-def _finite(name: str, value: float) -> float:
-    """Raises: ValueError."""
-    if not math.isfinite(value):
-        raise ValueError(f"{name} is {value}")
-    return value
+def _sent_per_s(samples: LoadSamples) -> float:
+    return len(samples.requests) / samples.run.duration_s

@@ -24,7 +24,9 @@ class PeakMemory:
     (Proportional set sizes would be exact, but reading them walks the page tables and slows the server down.)
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, gpus: str = "") -> None:
+        """Args: gpus: those of the process, as ``CUDA_VISIBLE_DEVICES``; empty: those of this one."""
+        self._gpus = gpus
         self.resident_bytes = 0
         self.gpu_bytes: int | None = None
         self._root = psutil.Process(pid)
@@ -46,7 +48,7 @@ class PeakMemory:
         while True:
             self.resident_bytes = max(self.resident_bytes, resident_bytes(self._root))
             if time.monotonic() >= gpu_sample_due:
-                if (used := gpu_memory_used_bytes()) is not None:
+                if (used := gpu_memory_used_bytes(self._gpus)) is not None:
                     self.gpu_bytes = max(self.gpu_bytes or 0, used)
                 gpu_sample_due = time.monotonic() + GPU_INTERVAL_S
             if self._end.wait(INTERVAL_S):

@@ -1,6 +1,6 @@
-"""Quality, measured by lm-eval through the served endpoint.
+"""Quality, measured through the served endpoint, by lm-eval and by our own questions.
 
-A task counts if it has an accuracy (multiple choice, exact match) or is a rolling log-likelihood. The latter is scored
+A task counts if it has an accuracy (multiple choice, exact match) or is a log-likelihood. The latter is scored
 by bits per byte, which unlike a perplexity per token or word does not depend on the tokenizer or on the kind of text.
 """
 
@@ -9,22 +9,32 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from stages.evaluate.items import ACCURACIES, BITS_PER_BYTE, leaves, metric_of, scored, task_items
 from stages.evaluate.preloaded import Preloaded
-from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
+from stages.evaluate.questions import DEFINED, OWN
+from stages.evaluate.questions.data import DATA
+from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, SlipwayError, UnknownName
 from stages.parts.base.settings import Workload
+from stages.parts.engine.arguments import serves_on_gpu
 from stages.parts.engine.log import ServerLog
 from stages.parts.engine.server import Server
+from stages.parts.model.hub import dataset_file
 from stages.parts.records.evaluation import TaskScore
-from stages.parts.samples.figures import bits_per_byte_interval
-from stages.parts.samples.lines import PerplexityItem
+from stages.parts.samples.figures import bits_per_byte_interval, task_score
+from stages.parts.samples.lines import PerplexityItem, Samples
 
 SUPPORTED: Final = f"tasks with {', '.join(ACCURACIES)} or {BITS_PER_BYTE}"
-CONCURRENCY: Final = 4
+CONCURRENCY: Final = {True: 64, False: 8}
+"""Requests at a time with and without a GPU, unless the workload says how many."""
+OURS: Final = OWN.keys() | DEFINED
+PARSES_CALLS: Final = "--enable-auto-tool-choice"
+"""An argument of ``vllm serve``, for ``serving.extra_arguments``."""
 Z_95: Final = 1.959964
 OFFLINE: Final = (
     "ConnectionError",
@@ -42,16 +52,24 @@ def check_tasks(workload: Workload) -> bool:
         Whether lm-eval's own tasks are needed; reading all their definitions takes several seconds.
 
     Raises:
-        UnknownName: a task is neither one of lm-eval's nor in ``tasks_path``.
-        ConfigError: a task has no metric that can be scored.
+        UnknownName: a task is neither one of our own or of lm-eval's nor in ``tasks_path``.
+        ConfigError: a task has no metric that can be scored, or the name of one of our own.
+        HubUnavailable, PermanentError: the data of one of our own tasks cannot be downloaded.
     """
+    for task in workload.quality_tasks:
+        if task in DATA:
+            dataset_file(DATA[task])
     known = _index(workload.tasks_path, include_defaults=False) if workload.tasks_path else {}
-    needs_defaults = any(task not in known for task in workload.quality_tasks)
+    if taken := [task for task in workload.quality_tasks if task in known and task in OURS]:
+        raise ConfigError(f"{workload.tasks_path} has a task {taken[0]!r}, as Slipway has", hint="give it another name")
+    needs_defaults = any(task not in known and task not in OURS for task in workload.quality_tasks)
     if needs_defaults:
         known = _index(workload.tasks_path, include_defaults=True)
     for task in workload.quality_tasks:
+        if task in OURS:
+            continue
         if task not in known:
-            raise UnknownName("quality task", task, known)
+            raise UnknownName("quality task", task, known.keys() | OURS)
         definition = known[task].cfg or {}
         metrics = [each["metric"] for each in definition.get("metric_list") or []]
         # Without a list, the metrics follow from the output type; all but generation have one that can be scored.
@@ -66,45 +84,72 @@ def run_tasks(
     server: Server,
     directory: Path,
     workload: Workload,
-    work: Path,
     log: Path,
     *,
     include_defaults: bool,
+    part: tuple[int, int | None] = (0, None),
 ) -> dict[str, Any]:
     """Run the workload's tasks against the server.
 
     Args:
-        work: the folder for the harness's result.
+        part: the first item of each task, and the one after the last; by default all up to ``quality_limit``. The items
+            have the same numbers however they are divided. A task of which nothing is left has no result.
 
     Returns:
         What the harness reported, for ``scores_of`` and ``items_of``.
 
     Raises:
+        ConfigError: no task can be asked of this model.
         HubUnavailable: a task's data could not be downloaded.
-        MeasurementFailed: lm-eval failed.
+        MeasurementFailed: a task failed.
         ServerFailed: the server ended.
     """
-    result = work / "quality.json"
-    request = {
-        "result": str(result),
+    with tempfile.TemporaryDirectory(prefix="slipway-quality-") as work:
+        result = Path(work) / "quality.json"
+        request = _of_server(server, directory) | _of_workload(workload, part)
+        request |= {"result": str(result), "include_defaults": include_defaults}
+        if harness.call(server, request, log) != 0:
+            raise _failed(log)
+        found: dict[str, Any] = json.loads(result.read_text())
+    _say_what_is_left_out(found["left_out"], workload)
+    return found
+
+
+def _of_server(server: Server, directory: Path) -> dict[str, Any]:
+    return {
         "url": server.url,
         "model": server.name,
         "tokenizer": str(directory),
         "max_model_len": server.max_model_len(),
+        "parses_calls": PARSES_CALLS in server.arguments,
+    }
+
+
+def _of_workload(workload: Workload, part: tuple[int, int | None]) -> dict[str, Any]:
+    start, stop = part
+    return {
         "tasks": list(workload.quality_tasks),
         "tasks_path": workload.tasks_path,
-        "include_defaults": include_defaults,
-        "limit": workload.quality_limit,
-        "concurrency": CONCURRENCY,
+        "part": [start, min(filter(None, (stop, workload.quality_limit)), default=None)],
+        "concurrency": workload.quality_concurrency or CONCURRENCY[serves_on_gpu()],
     }
-    if harness.call(server, request, log) != 0:
-        said = ServerLog(log)
-        why = said.cause()
-        if any(name in why for name in OFFLINE):
-            raise HubUnavailable(f"a quality task's data could not be downloaded: {why}", hint=f"see {log}")
-        raise MeasurementFailed(f"lm-eval failed: {why}", hint=f"see {log}")
-    found: dict[str, Any] = json.loads(result.read_text())
-    return found
+
+
+def _say_what_is_left_out(left_out: Mapping[str, str], workload: Workload) -> None:
+    """Raises: ConfigError: nothing is left to ask."""
+    for task, why in left_out.items():
+        print(f"note: {task} is left out: {why}", file=sys.stderr, flush=True)
+    if len(left_out) == len(workload.quality_tasks):
+        raise ConfigError(
+            "no quality task of the workload can be asked of this model", hint="add one such as perplexity_prose"
+        )
+
+
+def _failed(log: Path) -> SlipwayError:
+    why = ServerLog(log).cause()
+    if any(name in why for name in OFFLINE):
+        return HubUnavailable(f"a quality task's data could not be downloaded: {why}", hint=f"see {log}")
+    return MeasurementFailed(f"a quality task failed: {why}", hint=f"see {log}")
 
 
 def scores_of(found: Mapping[str, Any]) -> list[TaskScore]:
@@ -115,6 +160,40 @@ def scores_of(found: Mapping[str, Any]) -> list[TaskScore]:
         MeasurementFailed: a score is missing or not finite.
     """
     return [_score(task, found["results"][task], found) for task in scored(found)]
+
+
+def joined(first: Sequence[TaskScore], rest: Sequence[TaskScore], samples: Samples) -> tuple[TaskScore, ...]:
+    """The scores of tasks that were asked in two parts.
+
+    Args:
+        samples: with the items of both.
+    """
+    second = {each.task: each for each in rest}
+    return tuple(_joined(each, second[each.task], samples) if each.task in second else each for each in first)
+
+
+def _joined(one: TaskScore, two: TaskScore, samples: Samples) -> TaskScore:
+    items = one.items + two.items
+    shares = (one.items / items, two.items / items)
+
+    def mean(ours: float, theirs: float) -> float:
+        return shares[0] * ours + shares[1] * theirs
+
+    value = mean(one.value, two.value)
+    reach = math.hypot(shares[0] * (one.high - one.value), shares[1] * (two.high - two.value))
+    # Only the accuracies among lm-eval's metrics are means over the items.
+    names = [name for name in one.metrics if name.partition(",")[0] in ACCURACIES and name in two.metrics]
+    found = one.model_copy(
+        update={
+            "value": value,
+            "low": max(0.0, value - reach),
+            "high": min(1.0, value + reach),
+            "score": mean(one.score, two.score),
+            "items": items,
+            "metrics": {name: mean(one.metrics[name], two.metrics[name]) for name in names},
+        }
+    )
+    return task_score(found, samples) or found
 
 
 def _score(task: str, metrics: dict[str, float], found: Mapping[str, Any]) -> TaskScore:

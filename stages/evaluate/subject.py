@@ -1,59 +1,116 @@
-"""One variant under measurement: its server, the samples taken so far, and the error that ended it, if any."""
+"""One variant under measurement: its server, the samples taken so far, and what ended it, if anything did."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
+from typing import Final
 
+from stages.evaluate.bench import Target
 from stages.evaluate.conditions import Conditions
 from stages.evaluate.divergence import measure_distributions
 from stages.evaluate.drift import drift_of
+from stages.evaluate.gates import SLICE
 from stages.evaluate.items import items_of
-from stages.evaluate.load import PlannedRun, check_fits, run_load
+from stages.evaluate.lanes import Lane
+from stages.evaluate.load import Known, StartLoad, check_fits, check_known, load_start
 from stages.evaluate.memory import PeakMemory
-from stages.evaluate.preloaded import Preloaded
-from stages.evaluate.quality import run_tasks, scores_of
+from stages.evaluate.quality import joined, run_tasks, scores_of
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import Interrupted, ServerFailed, SlipwayError
 from stages.parts.base.settings import Serving, Workload
-from stages.parts.engine.probes import record_probes
+from stages.parts.engine.client import has_chat_template
+from stages.parts.engine.probes import check_probes, record_probes
 from stages.parts.engine.server import Server, ServerSpec, running
-from stages.parts.records.evaluation import Engine, Evaluation, Memory, Probe, Speed, TaskScore
+from stages.parts.records.evaluation import (
+    Engine,
+    Evaluation,
+    Goodput,
+    Memory,
+    Probe,
+    Schedule,
+    Speed,
+    TaskScore,
+    measures_of,
+)
+from stages.parts.samples.capacity import capacity_of
+from stages.parts.samples.evidence import Measured
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load
 from stages.parts.samples.lines import AccuracyItem, HeldOutDocument, Item, LoadSamples, PerplexityItem, Samples
 
+QUALITY: Final = 0
+"""The start of the server that the items of the quality tasks are noted for: they are asked once."""
+
 
 class Subject:
-    """``start``, ``load`` and ``measure_quality`` are called for each start of its server; then ``evaluation``."""
+    """Restored from an earlier measurement or new; ``start``, then ``check``, ``ask`` and ``load``."""
 
     def __init__(self, name: str, directory: Path, conditions: Conditions, logs: Path) -> None:
         self.name, self.directory, self.conditions, self._logs = name, directory, conditions, logs
         self.failure: SlipwayError | None = None
+        self.refused = ""
+        """The gates that it failed, in one sentence."""
+        self.asked = False
+        """Whether the quality of all items is known."""
+        self.measured_now = False
+        self.looks = 0
+        """How often the choice was looked at with data of this variant."""
         self.rounds: list[LoadSamples] = []
-        self.sweep: list[LoadSamples] = []
+        self.trials: list[LoadSamples] = []
         self.speeds: list[tuple[Speed, Speed]] = []
-        """The speed of the machine before and after the load of each start."""
-        self.measured_again = 0
+        """The speed of the machine before and after each block."""
+        self.ready_s: list[float] = []
+        self.load_s: list[float] = []
+        """Seconds of each start and of the rounds of each block, as measured now."""
         self._items: list[Item] = []
         self._held_out: list[HeldOutDocument] = []
         self._probes: tuple[Probe, ...] = ()
-        self._quality: list[list[TaskScore]] = []
-        self._engines: list[tuple[Engine, int]] = []
+        self._agreement: float | None = None
+        self._not_asked: dict[str, str] = {}
+        self.quality: tuple[TaskScore, ...] = ()
+        self._engine: Engine | None = None
+        self._kv_cache_tokens = 0
         self._resident_bytes, self._gpu_bytes = 0, 0
-        self._started_at: datetime | None = None
-        self._seconds = 0.0
+        self.started_at: datetime | None = None
+        self.seconds = 0.0
+        self._lane: Lane | None = None
         self._server: Server | None = None
         self._running = contextlib.ExitStack()
+
+    def restore(self, evaluation: Evaluation, samples: Samples) -> None:
+        """Continue what was measured before under the same conditions."""
+        self.rounds, self.trials = list(samples.rounds), list(samples.trials)
+        self._items, self._held_out = list(samples.items), list(samples.held_out)
+        self._probes, self._agreement, self.quality = evaluation.probes, evaluation.agreement, evaluation.quality
+        self._not_asked = evaluation.not_asked
+        self._engine, self._kv_cache_tokens = evaluation.engine, evaluation.memory.kv_cache_tokens
+        self._resident_bytes = evaluation.memory.peak_resident_bytes
+        self._gpu_bytes = evaluation.memory.peak_gpu_bytes or 0
+        self.started_at, self.seconds, self.asked = evaluation.started_at, evaluation.seconds, True
+        self.looks = len(evaluation.looks)
+        self.ready_s = [evaluation.engine.ready_s]
+        self.load_s = [sum(each.run.duration_s for each in (*samples.rounds, *samples.trials)) / self.blocks]
+        if evaluation.drift:
+            probes = evaluation.drift.probes()
+            self.speeds = list(zip(probes[::2], probes[1::2], strict=True))
+
+    @property
+    def going(self) -> bool:
+        return self.failure is None and not self.refused
+
+    @property
+    def blocks(self) -> int:
+        """The number of the block after the last one in which it was loaded."""
+        return max((each.run.restart + 1 for each in self.rounds), default=0)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Time spent on this variant. A failure inside ends its server, and this variant only."""
-        started = time.monotonic()
+        started, self.measured_now = time.monotonic(), True
         try:
             yield
         except Interrupted:
@@ -62,14 +119,14 @@ class Subject:
             self.failure = error
             self.stop()
         finally:
-            self._seconds += time.monotonic() - started
+            self.seconds += time.monotonic() - started
 
     @property
     def standing(self) -> bool:
         return self._server is not None
 
     def start(
-        self, workload: Workload, serving: Serving, trace: Trace | None, cancelled: threading.Event | None = None
+        self, lane: Lane, workload: Workload, serving: Serving, trace: Trace | None, cancelled: threading.Event
     ) -> float:
         """Start the server; return the seconds until it answered.
 
@@ -79,13 +136,13 @@ class Subject:
         Raises:
             ServerFailed, MeasurementFailed, ConfigError.
         """
-        self._started_at = self._started_at or datetime.now(UTC)
+        self.started_at = self.started_at or datetime.now(UTC)
         log = self._logs / f"evaluate-{self.name}.vllm.log"
-        spec = ServerSpec(self.directory, self.served_name, serving, log)
+        spec = ServerSpec(self.directory, self.served_name, serving, log, gpus=lane.gpus)
         server = self._running.enter_context(running(spec, cancelled))
         check_fits(workload, trace, server.max_model_len())
         facts = server.startup_log.facts()
-        engine = Engine(
+        self._engine = self._engine or Engine(
             name="vllm",
             version=facts.version,
             arguments=server.arguments,
@@ -96,49 +153,74 @@ class Subject:
             cores=facts.cores,
             ready_s=server.ready_s,
         )
-        self._server = server
-        self._engines.append((engine, facts.kv_cache_tokens))
+        self._kv_cache_tokens = self._kv_cache_tokens or facts.kv_cache_tokens
+        self._server, self._lane = server, lane
+        self.ready_s.append(server.ready_s)
         return server.ready_s
 
-    def load(self, generator: Preloaded, workload: Workload, planned: PlannedRun, trace: Trace | None) -> LoadSamples:
-        """Raises: ServerFailed, MeasurementFailed."""
-        which = f"load-{planned.number + 1}" if planned.phase == "round" else f"sweep-{planned.number}"
-        log = self._logs / f"evaluate-{self.name}.{which}.log"
-        with self._watched() as server:
-            return run_load(generator, server, self.directory, workload, planned, trace, log)
-
-    def measure_quality(
-        self, harness: Preloaded, workload: Workload, restart: int, work: Path, *, include_defaults: bool
-    ) -> list[TaskScore]:
-        """Measure quality at one start of the server, and at the first one also distributions and probes.
-
-        Raises:
-            ServerFailed, MeasurementFailed, ConfigError, HubUnavailable.
-        """
-        log = self._logs / f"evaluate-{self.name}.quality{f'-{restart + 1}' if restart else ''}.log"
-        with self._watched() as server:
-            found = run_tasks(harness, server, self.directory, workload, work, log, include_defaults=include_defaults)
-        server.check_alive()
-        scores = scores_of(found)
-        self._quality.append(scores)
-        self._items += items_of(found, restart)
-        if restart == 0:
-            self._measure_once(server, workload)
-        return scores
-
-    def _measure_once(self, server: Server, workload: Workload) -> None:
-        """Measure distributions and record probes; once is enough, because a restart does not change the weights.
+    def check(self, workload: Workload) -> None:
+        """Ask what takes seconds and needs no other variant: fixed questions, and distributions on held-out text.
 
         Raises:
             ServerFailed, ConfigError, TransientError.
         """
-        where = server.url, server.name, server.api_key
-        try:
-            self._held_out += measure_distributions(*where, workload, server.max_model_len())
-            self._probes = record_probes(*where)
-        except SlipwayError:
-            server.check_alive()
-            raise
+        with self._watched() as (server, _):
+            where = server.url, server.name, server.api_key
+            try:
+                self._probes = record_probes(*where)
+                self._agreement = check_probes(*where, self._probes).agreement
+                chats = has_chat_template(self.directory)
+                self._held_out = measure_distributions(*where, workload, server.max_model_len(), chats=chats)
+            except SlipwayError:
+                server.check_alive()
+                raise
+
+    def ask(self, workload: Workload, *, include_defaults: bool) -> None:
+        """Ask the next part of the quality tasks: the first slice of the items, then the rest.
+
+        Raises:
+            ServerFailed, MeasurementFailed, ConfigError, HubUnavailable.
+        """
+        log = self._logs / f"evaluate-{self.name}.quality.log"
+        # The items of a group whose tasks count equally are weighted by the numbers that were asked.
+        whole = bool(self.quality) and all(each.weight == 1 for each in self._items)
+        part = (SLICE, None) if whole else (0, None if self.quality else SLICE)
+        with self._watched() as (server, lane):
+            found = run_tasks(
+                lane.harness, server, self.directory, workload, log, include_defaults=include_defaults, part=part
+            )
+        server.check_alive()
+        self._not_asked = found["left_out"]
+        scores, items = scores_of(found), list(items_of(found, QUALITY))
+        self.asked = bool(self.quality) or max((each.items for each in scores), default=0) < SLICE
+        self._items = [*self._items, *items] if part[0] else items
+        self.quality = joined(self.quality, scores, self.samples()) if part[0] else tuple(scores)
+
+    @property
+    def loaded(self) -> StartLoad:
+        return StartLoad(self.rounds, self.trials)
+
+    def load(self, workload: Workload, block: int, trace: Trace | None, reference: StartLoad | None) -> StartLoad:
+        """The load of this start, which counts only if all of it was measured.
+
+        Args:
+            reference: the load of the variant whose capacity fixes the rate for all; None for that variant itself.
+
+        Raises:
+            ServerFailed, MeasurementFailed.
+        """
+        known = Known(reference or self.loaded, self.loaded)
+        if reference is not None:
+            check_known(workload, self.name, known)
+        log = self._logs / f"evaluate-{self.name}.load{f'-{block + 1}' if block else ''}.log"
+        started = time.monotonic()
+        with self._watched() as (server, lane):
+            target = Target(lane.generator, server, self.directory, workload, trace, log)
+            found = load_start(target, block, known)
+        self.load_s.append(time.monotonic() - started)
+        self.rounds += found.rounds
+        self.trials += found.trials
+        return found
 
     def stop(self) -> None:
         """End the server and everything that it started. It is safe to call this again."""
@@ -153,66 +235,74 @@ class Subject:
         """Everything that was measured so far."""
         return Samples(
             rounds=tuple(self.rounds),
-            sweep=tuple(self.sweep),
             accuracy=tuple(each for each in self._items if isinstance(each, AccuracyItem)),
             perplexity=tuple(each for each in self._items if isinstance(each, PerplexityItem)),
             held_out=tuple(self._held_out),
+            trials=tuple(self.trials),
         )
 
+    def measured(self, workload: Workload) -> Measured:
+        """For the gates and the looks."""
+        load = measures_of(pooled_load(self.rounds), _goodput(self.rounds, workload)) if self.rounds else None
+        return Measured(self.samples(), self.conditions.variant.weights_bytes, self._agreement, load)
+
     def evaluation(
-        self, workload: Workload, samples_sha256: str, *, beside: tuple[str, ...], interleaved_with: tuple[str, ...]
+        self,
+        workload: Workload,
+        samples_sha256: str,
+        *,
+        beside: tuple[str, ...],
+        looks: tuple[float, ...],
+        schedule: Schedule,
     ) -> Evaluation:
+        """Raises: ServerFailed: its server never stood."""
+        if self._engine is None:
+            raise ServerFailed(f"the server of {self.name} was never started")
         variant, conditions = self.conditions.variant, self.conditions
-        engine, kv_cache_tokens = self._engines[0]
-        slo = workload.slo
         return Evaluation(
             variant=self.name,
             variant_digest=variant.digest,
             base_digest=variant.base_digest,
             workload=conditions.workload,
-            engine=engine,
+            engine=self._engine,
             hardware=conditions.hardware,
             key=conditions.key,
             samples_sha256=samples_sha256,
             tool_versions=conditions.tool_versions,
-            quality=tuple(mean_score(list(scores)) for scores in zip(*self._quality, strict=True)),
+            quality=self.quality,
             load=pooled_load(self.rounds),
             rounds=tuple(map(load_of, self.rounds)),
-            sweep=tuple(map(load_of, self.sweep)),
-            goodput=goodput_of(self.rounds, slo.ttft_ms, slo.tpot_ms) if slo else None,
-            interleaved_with=interleaved_with,
-            drift=drift_of(self.speeds, self.measured_again),
+            capacity=capacity_of(self.rounds, self.trials),
+            goodput=_goodput(self.rounds, workload),
+            drift=drift_of(self.speeds),
             probes=self._probes,
+            agreement=self._agreement,
+            not_asked=self._not_asked,
+            looks=looks,
+            schedule=schedule,
             memory=Memory(
                 weights_bytes=variant.weights_bytes,
                 peak_resident_bytes=self._resident_bytes,
-                peak_gpu_bytes=None if interleaved_with else self._gpu_bytes or None,
-                kv_cache_tokens=kv_cache_tokens,
+                peak_gpu_bytes=self._gpu_bytes or None,
+                kv_cache_tokens=self._kv_cache_tokens,
             ),
+            stored=variant.stored,
             beside=beside,
-            started_at=self._started_at or datetime.now(UTC),
-            seconds=round(self._seconds, 3),
+            started_at=self.started_at or datetime.now(UTC),
+            seconds=round(self.seconds, 3),
         )
 
     @contextlib.contextmanager
-    def _watched(self) -> Iterator[Server]:
+    def _watched(self) -> Iterator[tuple[Server, Lane]]:
         """The server, with its memory observed only while it has work, because observing takes CPU time."""
-        if self._server is None:
+        if self._server is None or self._lane is None:
             raise ServerFailed(f"the server of {self.name} is not running")
         self._server.check_alive()
-        with PeakMemory(self._server.process.pid) as memory:
-            yield self._server
+        with PeakMemory(self._server.process.pid, self._lane.gpus) as memory:
+            yield self._server, self._lane
         self._resident_bytes = max(self._resident_bytes, memory.resident_bytes)
         self._gpu_bytes = max(self._gpu_bytes, memory.gpu_bytes or 0)
 
 
-def mean_score(scores: list[TaskScore]) -> TaskScore:
-    """The mean score of a task over the starts of the server. The interval does not shrink: the items are the same."""
-    first = scores[0]
-    names = [name for name in first.metrics if all(name in each.metrics for each in scores)]
-    return first.model_copy(
-        update={
-            **{name: fmean(getattr(each, name) for each in scores) for name in ("value", "low", "high", "score")},
-            "metrics": {name: fmean(each.metrics[name] for each in scores) for name in names},
-        }
-    )
+def _goodput(rounds: Sequence[LoadSamples], workload: Workload) -> Goodput | None:
+    return goodput_of(rounds, workload.slo.ttft_ms, workload.slo.tpot_ms) if workload.slo else None

@@ -18,6 +18,8 @@ from stages.parts.model.safetensors import Tensor, read_header
 from stages.parts.records.acquired import ACQUIRED, Acquired, difference, files_digest
 
 FLOATS: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+NAMES: Final = {**FLOATS, "I8": "int8", "I32": "int32", "I64": "int64", "U8": "uint8", "BOOL": "bool"}
+SIXTEEN_BIT: Final = ("float16", "bfloat16")
 WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
 BLOCK_WEIGHT: Final = re.compile(r"^(.*?)\.\d+\..*\.weight$")
 """A weight in a numbered block. Embeddings and the head are in no block, and stay in 16 bit."""
@@ -104,8 +106,13 @@ def read_base(store: ModelStore) -> Base:
 
 def main_dtype(tensors: Iterable[Tensor]) -> str:
     """The floating-point type of most bytes in *tensors*; empty if no tensor is floating-point."""
+    sizes = {name: size for name, size in bytes_by_type(tensors).items() if name in FLOATS.values()}
+    return max(sizes, key=sizes.__getitem__, default="")
+
+
+def bytes_by_type(tensors: Iterable[Tensor]) -> dict[str, int]:
+    """The bytes of *tensors* by type: 'bfloat16', 'int32', …"""
     sizes: Counter[str] = Counter()
     for tensor in tensors:
-        if tensor.dtype in FLOATS:
-            sizes[FLOATS[tensor.dtype]] += tensor.end - tensor.start
-    return max(sizes, key=sizes.__getitem__, default="")
+        sizes[NAMES.get(tensor.dtype, tensor.dtype)] += tensor.end - tensor.start
+    return dict(sorted(sizes.items()))

@@ -16,14 +16,14 @@ import tempfile
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from stages.optimize.base_model import Base
+from stages.optimize.base_model import SIXTEEN_BIT, Base
 from stages.optimize.calibration import calibration_path, read_documents
 from stages.optimize.gptqmodel_job import BITS, RESULT, SAVED, QuantizationJob, QuantizationResult
 from stages.optimize.quantizer import Peak
 from stages.parts.base.errors import ConfigError, QuantizationFailed
 from stages.parts.base.settings import Calibration, Optimize
 from stages.parts.base.store import write_json
-from stages.parts.machine.hardware import gpus
+from stages.parts.machine.hardware import gpus, no_gpu
 from stages.parts.machine.process import contained
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.checkpoint import CONFIG
@@ -96,6 +96,8 @@ class FourBit:
             )
             if result and result.config_error:
                 raise ConfigError(result.config_error, hint=result.hint)
+            if result and result.no_gpu:
+                raise no_gpu(result.no_gpu)
             if status or not result:
                 raise QuantizationFailed(
                     f"{self.method} cannot quantize {base.architecture}: {last_exception or f'it ended with {status}'}",
@@ -115,7 +117,7 @@ def first_misfit(base: Base, group_size: int) -> str:
 
 def quantized_dtype(base: Base) -> str:
     """The type of the tensors that stay in 16 bit: the base's own 16-bit type, or bfloat16 for a wider base."""
-    return base.dtype if base.dtype in ("float16", "bfloat16") else "bfloat16"
+    return base.dtype if base.dtype in SIXTEEN_BIT else "bfloat16"
 
 
 def linear_in_float32() -> bool:

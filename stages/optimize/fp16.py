@@ -1,23 +1,31 @@
-"""fp16: every floating-point weight in float16, in the same shards. The reference of the comparison."""
+"""fp16: the model as it was published, in the same shards. The reference of the comparison.
+
+A model in a 16-bit type is taken as it is. A wider one is stored in bfloat16, which has the range of float32: its
+weights would nearly always fit float16 as well, but what is computed from them need not, and awq, gptq and int8 keep
+bfloat16 too.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stages.optimize.base_model import FLOATS, Base
+from stages.optimize.base_model import FLOATS, SIXTEEN_BIT, Base
+from stages.optimize.four_bit import quantized_dtype
 from stages.optimize.quantizer import Peak, peak_resident_bytes
 from stages.optimize.shards import blocks, layout, write_config, write_index
 from stages.parts.base.errors import QuantizationFailed
 from stages.parts.base.settings import Optimize
+from stages.parts.base.store import place_tree
+from stages.parts.model.checkpoint import INDEX
 from stages.parts.model.safetensors import BITS, read_header
 
 if TYPE_CHECKING:
     import numpy as np
 
-LARGEST: Final = 65504
-"""float16's largest number (IEEE 754 binary16)."""
-RECIPE: Final = 1
+LOWER_BITS: Final = 16
+"""A bfloat16 is a float32 without them."""
+RECIPE: Final = 2
 """Increased when the same base is written in another way, so that older variants are made again."""
 
 
@@ -26,48 +34,55 @@ class Fp16:
     calibrated = False
 
     def parameters(self, settings: Optimize, base: Base) -> dict[str, Any]:  # noqa: ARG002
-        return {"dtype": "float16", "recipe": RECIPE}
+        return {"dtype": quantized_dtype(base), "recipe": RECIPE}
 
     def check(self, settings: Optimize, base: Base) -> None:
         """There is nothing to check before the weights are read."""
 
     def quantize(self, settings: Optimize, base: Base, target: Path) -> Peak:  # noqa: ARG002
-        for name in base.weights:
-            cast_file(base.directory / name, target / name)
-        if len(base.weights) > 1:
-            write_index(base, target)
-        write_config(base, target, "float16")
+        sharded = len(base.weights) > 1
+        if base.dtype in SIXTEEN_BIT:
+            place_tree(base.directory, target, [*base.weights, *([INDEX] if sharded else [])])
+        else:
+            for name in base.weights:
+                cast_file(base.directory / name, target / name)
+            if sharded:
+                write_index(base, target)
+        write_config(base, target, quantized_dtype(base))
         return Peak(peak_resident_bytes())
 
 
 def cast_file(source: Path, target: Path) -> None:
-    """Write the shard *source* to *target* in float16. Tensors that are not floating-point stay unchanged.
+    """Write the shard *source* to *target* in bfloat16. Tensors that are not floating-point stay unchanged.
 
     Raises:
-        QuantizationFailed: a weight is too large for float16.
+        QuantizationFailed: a weight is too large for bfloat16.
     """
     # Wider types come first, as in the library, so that each tensor begins at a multiple of its type's size.
-    tensors = sorted(read_header(source).values(), key=lambda each: (-BITS[half_of(each.dtype)], each.start))
-    header, _ = layout((each.name, half_of(each.dtype), each.shape) for each in tensors)
+    tensors = sorted(read_header(source).values(), key=lambda each: (-BITS[_cast(each.dtype)], each.start))
+    header, _ = layout((each.name, _cast(each.dtype), each.shape) for each in tensors)
     with source.open("rb") as reader, target.open("wb") as writer:
         writer.write(header)
         for tensor in tensors:
             for block in blocks(tensor, reader):
-                writer.write(to_half(tensor.name, block) if tensor.dtype in FLOATS else block.tobytes())
+                writer.write(to_bfloat16(tensor.name, block) if tensor.dtype in FLOATS else block.tobytes())
 
 
-def half_of(dtype: str) -> str:
-    return "F16" if dtype in FLOATS else dtype
+def _cast(dtype: str) -> str:
+    return "BF16" if dtype in FLOATS else dtype
 
 
-def to_half(name: str, block: np.ndarray[Any, Any]) -> bytes:
+def to_bfloat16(name: str, block: np.ndarray[Any, Any]) -> bytes:
+    """The nearest bfloat16 of each value, of two equally near ones the even one, as IEEE 754 rounds."""
     import numpy as np
 
     with np.errstate(over="ignore"):
-        half = block.astype(np.float16)
-    if not np.isfinite(half).all():
+        bits = block.astype(np.float32).view(np.uint32)
+    even = (bits >> LOWER_BITS) & 1
+    rounded = (bits + (0x7FFF + even)) >> LOWER_BITS
+    if not np.isfinite((rounded << LOWER_BITS).view(np.float32)).all():
         raise QuantizationFailed(
-            f"fp16 cannot hold {name}: it has a weight of {float(np.abs(block).max()):.4g}, float16 allows {LARGEST}",
-            hint="the model was made for bfloat16 or float32; awq, gptq and int8 keep its 16-bit type",
+            f"fp16 cannot hold {name}: it has a weight of {float(np.abs(block).max()):.4g}, which bfloat16 has not",
+            hint="the publisher's file is damaged: try another --revision, or tell the publisher",
         )
-    return half.tobytes()
+    return rounded.astype("<u2").tobytes()

@@ -16,6 +16,7 @@ from stages.optimize.quantizer import peak_resident_bytes
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Calibration
 from stages.parts.base.store import write_json
+from stages.parts.machine.hardware import asked_gpus
 
 BITS: Final = 4
 BATCH: Final = 4
@@ -49,11 +50,16 @@ class QuantizationResult(BaseModel):
     peak_resident_bytes: int = 0
     peak_gpu_bytes: int | None = None
     config_error: str = ""
+    no_gpu: str = ""
+    """Why torch sees no GPU, of a pod that got one."""
     hint: str = ""
 
 
 def main() -> None:
     job = QuantizationJob.model_validate_json(Path(sys.argv[1]).read_bytes())
+    if asked_gpus() and (missing := without_cuda()):
+        write_json(job.folder / RESULT, QuantizationResult(no_gpu=missing))
+        return
     try:
         examples = calibration_set(job)
     except ConfigError as error:
@@ -64,6 +70,19 @@ def main() -> None:
         job.folder / RESULT,
         QuantizationResult(peak_resident_bytes=peak_resident_bytes(), peak_gpu_bytes=peak_gpu_bytes()),
     )
+
+
+def without_cuda() -> str:
+    """Why torch has no CUDA device; empty if it has one."""
+    import torch
+
+    if torch.cuda.is_available():
+        return ""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).splitlines()[0]
+    return "torch has no CUDA device"
 
 
 def calibration_set(job: QuantizationJob) -> list[dict[str, list[int]]]:

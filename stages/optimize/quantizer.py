@@ -43,6 +43,7 @@ class Quantizer(Protocol):
         Raises:
             QuantizationFailed: for any failure of the method; the message is one line.
             ConfigError: the calibration text is too short.
+            NotInstalled: this pod got a GPU, and the method sees none.
         """
 
 

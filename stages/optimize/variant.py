@@ -96,7 +96,8 @@ def build(
         peak = method.quantize(settings, base, work)
         weights = verify(name, base, work, group_size=identity["parameters"].get("group_size"))
         for path in work.iterdir():
-            path.chmod(READABLE)  # safetensors writes files that only their owner may read
+            if path.stat().st_mode & READABLE != READABLE:
+                path.chmod(READABLE)  # safetensors writes files that only their owner may read
         place_tree(base.directory, work, base.carried)
         files = listing(work)
         variant = Variant(
@@ -108,6 +109,7 @@ def build(
             weights_bytes=weights.bytes,
             bits=weights.bits,
             dtype=weights.dtype,
+            stored=weights.stored,
             seconds=round(time.monotonic() - started, 3),
             peak_memory_bytes=peak.resident,
             peak_gpu_memory_bytes=peak.gpu,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stages.optimize.base_model import FLOATS, Base, main_dtype
+from stages.optimize.base_model import FLOATS, SIXTEEN_BIT, Base, bytes_by_type, main_dtype
 from stages.optimize.int8 import FORMAT, kept_dtype, quantized_weights, scale_name, unquantized_layers
 from stages.optimize.shards import blocks
 from stages.parts.base.errors import DamagedModel, QuantizationFailed
@@ -38,7 +38,9 @@ class WeightsSummary:
     bytes: int
     bits: int
     dtype: str
-    """The type of the tensors that are not quantized."""
+    """The type of most tensors that are not quantized."""
+    stored: dict[str, int]
+    """Bytes by type."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,12 @@ def verify(method: str, base: Base, directory: Path, *, group_size: int | None) 
     scales = {scale_name(name) for name in tensors}
     plain = [tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in PARTS and name not in scales]
     total = sum(tensor.end - tensor.start for tensor in tensors.values())
-    return WeightsSummary(bytes=total, bits=bits, dtype=main_dtype(plain))
+    return WeightsSummary(bytes=total, bits=bits, dtype=main_dtype(plain), stored=bytes_by_type(tensors.values()))
 
 
 def check_half(base: Base, tensors: Mapping[str, Tensor]) -> int:
-    """Check that all tensors of the base are there, floating-point ones in float16. Returns the bits: 16.
+    """Check that all tensors of the base are there, unchanged, or in bfloat16 if they are floating-point and the base
+    is wider. Returns the bits: 16.
 
     Raises:
         ValueError
@@ -92,7 +95,8 @@ def check_half(base: Base, tensors: Mapping[str, Tensor]) -> int:
         if name not in tensors:
             raise ValueError(f"{name} is missing")
         copy = tensors[name]
-        expected = "F16" if original.dtype in FLOATS else original.dtype
+        cast = base.dtype not in SIXTEEN_BIT and original.dtype in FLOATS
+        expected = "BF16" if cast else original.dtype
         if (copy.dtype, copy.shape) != (expected, original.shape):
             raise ValueError(f"{name} is {copy.dtype} {list(copy.shape)}, not {expected} {list(original.shape)}")
     return 16

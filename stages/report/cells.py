@@ -89,7 +89,7 @@ def interval(low: float, high: float, digits: int) -> str:
 
 def signed(value: float, digits: int) -> str:
     """A difference, such as '+0.12', with a true minus sign."""
-    return f"{value:+.{digits}f}".replace("-", "−")
+    return f"{value:+z.{digits}f}".replace("-", "−")
 
 
 def percent(share: float, digits: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""The first screen of the report: which variant to ship, how sure that is, and the winner's metrics."""
+"""The first screen of the report: which variant to ship, what the outcome is, and the winner's metrics."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from scoring.metrics import METRICS, odds, shown, span
+from scoring.metrics import METRICS, shown, span
 from stages.parts.base.settings import REFERENCE
-from stages.parts.records.production import Candidate, Change, Production
+from stages.parts.records.production import Candidate, Change, Production, meaning
 from stages.report.cells import percent, signed
 
 TITLES: Final = {"quality": "Quality", "latency": "p95 latency", "throughput": "Throughput", "memory": "Weights"}
@@ -32,10 +32,12 @@ class Tile:
 class Choice:
     """What the first screen says of a decision."""
 
-    winner: str
-    confidence: str
+    title: str
+    outcome: str
+    """In a few words."""
     reason: str
-    lead: str
+    weights: str
+    """How much the choice depends on the weights, or empty."""
     details: str
     """The rest of the reason: the comparison with fp16, and which variants are excluded."""
     tiles: tuple[Tile, ...]
@@ -47,50 +49,33 @@ class Choice:
 def choice(decision: Production) -> Choice:
     reason, details = sentences(decision.reason)
     return Choice(
-        winner=decision.winner,
-        confidence=confidence(decision),
+        title=f"{'Best of the others:' if decision.outcome == 'incomplete' else 'Ship'} {decision.winner}",
+        outcome=meaning(decision),
         reason=reason,
-        lead=lead(decision),
+        weights=weights(decision),
         details=details,
         tiles=tuple(tiles(decision)),
-        compared=decision.winner != REFERENCE and any(each.change for each in decision.candidates),
+        compared=any(each.change for each in decision.candidates if each.variant == decision.winner),
         notes=decision.notes,
     )
 
 
 def sentences(reason: str) -> tuple[str, str]:
-    """The decision's reason in two parts: the verdict, and the rest (comparison with fp16, excluded variants)."""
-    found = re.search(r" (?=Against fp16: |Out: |Excluded: )", reason)
+    """The decision's reason in two parts: the outcome, and the rest (comparison with fp16, excluded variants)."""
+    found = re.search(r" (?=Against [^:]+: |Out: |Excluded: )", reason)
     return (reason[: found.start()], reason[found.end() :]) if found else (reason, "")
 
 
-def confidence(decision: Production) -> str:
-    """How sure the choice is, in a few words."""
+def weights(decision: Production) -> str:
+    """How often the winner is first under other weights; empty where no other variant could be chosen."""
     winner = winner_of(decision)
-    eligible = [each for each in decision.candidates if not each.excluded]
-    if winner.win_probability is None or (len(eligible) < 2 and decision.separated):
-        return "the only eligible variant"
-    again = odds(winner.win_probability)
-    if len(eligible) < 2:
-        return f"the only eligible variant; would be chosen again with a probability of {again}"
-    said = f"scores highest again with a probability of {again}"
-    return f"clear: {said}" if decision.separated else f"not separated from the others: {said}"
-
-
-def lead(decision: Production) -> str:
-    """The winner's score compared with the best other one, and how often it is first under other weightings.
-
-    Empty where no other variant was eligible.
-    """
-    winner, margin = winner_of(decision), decision.margin
-    if margin is None:
+    near, anywhere = winner.weights_share, winner.any_weights_share
+    if near is None or anywhere is None or sum(not each.excluded for each in decision.candidates) < 2:
         return ""
-    value, low, high = (signed(each, 3) for each in (margin.value, margin.low, margin.high))
-    said = f"Score difference from {margin.over}: {value} (95% interval {low} to {high})."
-    if winner.weights_share is not None and winner.any_weights_share is not None:
-        near, anywhere = percent(winner.weights_share), percent(winner.any_weights_share)
-        said += f" First under {near} of the weightings near the profile’s, {anywhere} of all."
-    return said
+    return (
+        f"{winner.variant} scores highest under {percent(near)} of the weightings near the profile’s, "
+        f"{percent(anywhere)} of all."
+    )
 
 
 def winner_of(decision: Production) -> Candidate:
@@ -119,13 +104,18 @@ def _tile(winner: Candidate, metric: str, title: str) -> Tile:
 
 
 def changed(change: Change) -> tuple[str, str]:
-    """A change in percent, and its 95% interval; the interval is empty where it has no width."""
+    """A change in percent, and its 95% interval; the interval is empty where it has no width or is not known."""
+    value = f"{signed(100 * change.value, 1)}%"
+    if change.low is None or change.high is None:
+        return value, ""
     low, high = signed(100 * change.low, 1), signed(100 * change.high, 1)
-    return f"{signed(100 * change.value, 1)}%", "" if change.low == change.high else f"({low} to {high})"
+    return value, "" if low == high else f"({low} to {high})"
 
 
 def verdict(metric: str, change: Change) -> str:
-    """better or worse where the interval of the change excludes 0, else level."""
+    """better or worse where the interval of the change excludes 0, else level; empty without an interval."""
+    if change.low is None or change.high is None:
+        return ""
     if change.low <= 0 <= change.high:
         return "level"
     return "better" if (change.low > 0) == METRICS[metric].higher_is_better else "worse"

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from scoring.constraints import MEASURES, Constraints
 from stages.parts.base.settings import REFERENCE
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.production import Candidate, Production, divergence_measures
-from stages.report.cells import ABSENT, Cell, Table, Variants, cell, heads, row
+from stages.parts.records.production import Candidate, Loss, Production, divergence_measures
+from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, heads, row, signed
 
 
 def constraints(decision: Production, evaluations: Mapping[str, Evaluation], variants: Variants) -> Table | None:
-    """One row for each limit and one column for each measured variant; None where the profile has no limits.
+    """One row for each limit and each task, one column for each measured variant; None where there are no limits.
 
     Args:
         evaluations: by variant; a variant without one is shown as '–' where only its evaluation has the value.
     """
     limits = Constraints.model_validate(decision.profile.get("constraints", {})).limits()
-    if not limits:
-        return None
     candidates = [each for each in decision.candidates if each.raw]
     reference = next((each.raw.get("quality") for each in candidates if each.variant == REFERENCE), None)
     values = {each.variant: _measures(each, reference, evaluations.get(each.variant)) for each in candidates}
@@ -31,6 +29,9 @@ def constraints(decision: Production, evaluations: Mapping[str, Evaluation], var
             _kept(name, each.get(name), limit, readable=variant in evaluations) for variant, each in values.items()
         ]
         rows.append(row(cell(name, f"{measure.meaning}, {measure.unit}"), bound, *cells))
+    rows += _losses(candidates)
+    if not rows:
+        return None
     return Table("constraints", (*heads("Measure", "Limit"), *variants.cells(values)), tuple(rows))
 
 
@@ -52,3 +53,24 @@ def _kept(name: str, value: float | None, limit: float, *, readable: bool) -> Ce
         return cell("not measured ✗", css="failed") if readable else ABSENT
     kept = value >= limit if MEASURES[name].higher_is_better else value <= limit
     return cell(f"{value:.4g} {'✓' if kept else '✗'}", css="ok" if kept else "failed")
+
+
+def _losses(candidates: Sequence[Candidate]) -> list[Row]:
+    """One row for each task: what each variant loses, and at most by the one-sided 95 % bound."""
+    tasks = {loss.task: loss.limit for each in candidates for loss in each.losses}
+    return [
+        row(
+            cell(f"loss on {task}", "share of the reference’s score; shown to be lower, by the one-sided 95% bound"),
+            cell(f"< {100 * limit:g}%"),
+            *(_loss(next((loss for loss in each.losses if loss.task == task), None)) for each in candidates),
+        )
+        for task, limit in tasks.items()
+    ]
+
+
+def _loss(loss: Loss | None) -> Cell:
+    if loss is None:
+        return ABSENT
+    good = loss.verdict == "pass"
+    shown = f"{signed(100 * loss.value, 1)}% {'✓' if good else '✗'}"
+    return cell(shown, f"at most {signed(100 * loss.high, 1)}%", css="ok" if good else "failed")

@@ -1,4 +1,4 @@
-"""Speed and memory of each variant under load, as a table and over the number of requests in flight."""
+"""Speed and memory of each variant under load, and the share of requests within the targets at each rate."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from markupsafe import Markup
-
 from scoring.metrics import si
-from stages.parts.records.evaluation import Evaluation, Load, Percentiles
-from stages.report import plots
-from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, gib, heads, percent, row
+from stages.parts.base.settings import DEFAULT_SLO
+from stages.parts.records.evaluation import Capacity, Evaluation, Load, Percentiles, Trial
+from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, gib, heads, interval, percent, row
 
 LATENCIES: Final = {
     "ttft_ms": "Time to first token",
@@ -20,29 +18,29 @@ LATENCIES: Final = {
     "e2el_ms": "End to end",
 }
 ROUNDS_SHOWN: Final = 6
+MINUTE_S: Final = 60
 FALLBACKS_SHOWN: Final = 4
 
 
 @dataclass(frozen=True)
 class Speed:
-    concurrency: int
-    plots: tuple[tuple[str, Markup], ...]
-    """Title and plot; none without a sweep over concurrencies."""
-    variants: tuple[Cell, ...]
+    title: str
+    said: str
+    """How the server was loaded, in a few sentences."""
     table: Table
+    rates: Table | None
+    """The trials in the search for the capacity; None if there were none."""
     fallbacks: tuple[tuple[str, str], ...]
     """Variant, and the slower paths that vLLM logged for it."""
 
 
 def speed(evaluations: Sequence[Evaluation], variants: Variants) -> Speed:
-    swept = any(each.sweep for each in evaluations)
     names = variants.cells(each.variant for each in evaluations)
-    fields = ("ttft_ms", "e2el_ms") if swept else ()
     return Speed(
-        concurrency=evaluations[0].load.concurrency,
-        plots=tuple((LATENCIES[field], _over_concurrency(evaluations, field, variants)) for field in fields),
-        variants=names,
+        title=_title(evaluations[0].load),
+        said=_said(evaluations[0]),
         table=Table("load", (*heads("Measure"), *names), tuple(_rows(evaluations))),
+        rates=_rates_tried(evaluations, variants) if any(each.capacity for each in evaluations) else None,
         fallbacks=tuple(
             (each.variant, "; ".join(each.engine.fallbacks[:FALLBACKS_SHOWN]))
             for each in evaluations
@@ -51,23 +49,56 @@ def speed(evaluations: Sequence[Evaluation], variants: Variants) -> Speed:
     )
 
 
-def _over_concurrency(evaluations: Sequence[Evaluation], field: str, variants: Variants) -> Markup:
-    """p50 and p95 of a latency at every concurrency that was measured."""
-    lines = []
+def _title(load: Load) -> str:
+    if load.rate_per_s:
+        return f"Speed and memory at {load.rate_per_s:.3g} requests per second"
+    return f"Speed and memory with {load.concurrency} requests in flight"
+
+
+def _said(evaluation: Evaluation) -> str:
+    load = evaluation.load
+    starts = f" over {len(evaluation.capacity.starts)} starts" if evaluation.capacity else ""
+    short = ", less than the usual minute after each start" if _is_short(evaluation) else ""
+    counted = f"{load.duration_s:.0f} s of steady load{starts}{short}; the requests before and after do not count."
+    if not load.rate_per_s:
+        return f"Saturated: as many requests were in flight all the time, so latency follows from throughput. {counted}"
+    return (
+        "The times of requests that arrive at random, with the same prompts at the same times for every variant. "
+        f"{counted} Below each time: the 95% intervals of its percentiles."
+    )
+
+
+def _is_short(evaluation: Evaluation) -> bool:
+    return float(evaluation.workload.get("steady_s", MINUTE_S)) < MINUTE_S
+
+
+def _rates_tried(evaluations: Sequence[Evaluation], variants: Variants) -> Table:
+    """Each rate that was tried, and the share of requests that met the targets there."""
+    rows = []
     for each in evaluations:
-        points = sorted([*each.sweep, each.load], key=lambda load: load.concurrency)
-        times: list[Percentiles] = [getattr(point, field) for point in points]
-        lines.append(
-            plots.Line(
-                variant=each.variant,
-                style=variants.styles[each.variant],
-                at=tuple(float(point.concurrency) for point in points),
-                p50=tuple(each.p50 for each in times),
-                p95=tuple(each.p95 for each in times),
+        if (found := each.capacity) is None:
+            continue
+        low, high = (None, None) if found.low is None or found.high is None else (found.low, found.high)
+        span = (interval(low, high, 0),) if low is not None and high is not None else ()
+        tried = sorted(found.trials, key=lambda trial: (trial.rate_per_s, trial.restart))
+        rows.append(
+            row(
+                variants.cell(each.variant),
+                cell(f"{_at_least(found)}{found.requests_per_s:.3g} requests/s"),
+                cell(f"{found.output_tokens_per_s:,.0f} tokens/s", *span),
+                cell(" · ".join(f"{trial.rate_per_s:.3g}: {_share(trial)}" for trial in tried), css="text"),
             )
         )
-    title = LATENCIES[field]
-    return plots.lines(f"load-{field.replace('_', '-')}", title, f"{title}, ms", lines)
+    titles = heads("Variant", "Capacity", "Output", "Rate in requests/s: share of requests within the targets")
+    return Table("rates", titles, tuple(rows))
+
+
+def _at_least(found: Capacity) -> str:
+    return "≥ " if found.is_lower_bound else ""
+
+
+def _share(trial: Trial) -> str:
+    return "ended early" if trial.share is None else percent(trial.share)
 
 
 def _rows(evaluations: Sequence[Evaluation]) -> list[Row]:
@@ -78,14 +109,13 @@ def _rows(evaluations: Sequence[Evaluation]) -> list[Row]:
         row(cell(label, "ms, p50 / p95 / p99"), *(_percentiles(getattr(each.load, field)) for each in evaluations))
         for field, label in LATENCIES.items()
     ]
-    for at in sorted({point.concurrency for each in evaluations for point in each.sweep}):
-        swept = [next((point for point in each.sweep if point.concurrency == at), None) for each in evaluations]
-        label = cell(f"{at} in flight", "first token, then end to end: ms, p50 / p95")
-        rows.append(row(label, *(_swept(point) if point else ABSENT for point in swept)))
     rows.append(each_of(cell("Output tokens/s", "mean, and each round"), _rates))
     targets = next((each.goodput for each in evaluations if each.goodput), None)
     if targets:
         within = f"within {targets.ttft_ms:g} ms to the first token and {targets.tpot_ms:g} ms per token"
+        if (targets.ttft_ms, targets.tpot_ms) == (DEFAULT_SLO.ttft_ms, DEFAULT_SLO.tpot_ms):
+            within += ", the default targets"
+        rows.append(each_of(cell("Capacity", f"95% {within}"), _capacity))
         rows.append(each_of(cell("Goodput", within), _goodput))
     rows.append(each_of(cell("Requests"), lambda each: cell(str(each.load.requests))))
     rows.append(each_of(cell("Weights"), lambda each: cell(f"{si(each.memory.weights_bytes)}B")))
@@ -97,17 +127,25 @@ def _rows(evaluations: Sequence[Evaluation]) -> list[Row]:
 
 def _percentiles(times: Percentiles) -> Cell:
     digits = 1 if times.p99 < 1000 else 0
-    return cell(" / ".join(f"{value:,.{digits}f}" for value in (times.p50, times.p95, times.p99)))
-
-
-def _swept(load: Load) -> Cell:
-    return Cell(tuple(f"{times.p50:,.0f} / {times.p95:,.0f}" for times in (load.ttft_ms, load.e2el_ms)))
+    shown = " / ".join(f"{value:,.{digits}f}" for value in (times.p50, times.p95, times.p99))
+    if (found := times.intervals) is None:
+        return cell(shown)
+    return cell(shown, " / ".join(interval(*each, digits) for each in (found.p50, found.p95, found.p99)))
 
 
 def _rates(evaluation: Evaluation) -> Cell:
     rounds = [f"{each.output_tokens_per_s:,.0f}" for each in evaluation.rounds]
     listed = " · ".join(rounds[:ROUNDS_SHOWN]) + (" …" if len(rounds) > ROUNDS_SHOWN else "")
     return cell(f"{evaluation.load.output_tokens_per_s:,.1f}", listed)
+
+
+def _capacity(evaluation: Evaluation) -> Cell:
+    found = evaluation.capacity
+    return (
+        cell(f"{_at_least(found)}{found.requests_per_s:.3g} requests/s", f"{found.output_tokens_per_s:,.0f} tokens/s")
+        if found
+        else ABSENT
+    )
 
 
 def _goodput(evaluation: Evaluation) -> Cell:

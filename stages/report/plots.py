@@ -1,4 +1,4 @@
-"""The report's plots as SVG: quality against another metric, latency over concurrency, and the scores' parts."""
+"""The report's plots as SVG: quality against another metric, and the scores' parts."""
 
 from __future__ import annotations
 
@@ -36,17 +36,6 @@ class Point:
     """Other points are drawn hollow, and are not on the Pareto front."""
     reference: bool = False
     """Draws a line across the plot at its y."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """Two percentiles of a variant over concurrency."""
-
-    variant: str
-    style: int
-    at: tuple[float, ...]
-    p50: tuple[float, ...]
-    p95: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -119,29 +108,6 @@ def scatter(name: str, title: str, x_label: str, y_label: str, points: Sequence[
     parts += [mark(each.style, x(each.x), y(each.y), hollow=not each.eligible) for each in points]
     parts += _labels(points, x, y)
     return figure(name, title, f"{said}. The line is the Pareto front.", (WIDTH, HEIGHT), parts)
-
-
-def lines(name: str, title: str, y_label: str, given: Sequence[Line]) -> Markup:
-    """Percentiles over concurrency: p95 solid, p50 dashed. The concurrencies are evenly spaced."""
-    concurrencies = sorted({at for each in given for at in each.at})
-    y_ticks = ticks(0.0, max(value for each in given for value in (*each.p50, *each.p95)) or 1.0)
-    x, y = Scale(0.0, float(max(len(concurrencies) - 1, 1)), LEFT + 22, WIDTH - RIGHT - 22), _vertical(y_ticks)
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    where = {at: x(float(place)) if len(concurrencies) > 1 else middle for place, at in enumerate(concurrencies)}
-    parts = [_axes(Axis("requests in flight", [], x), Axis(y_label, y_ticks, y))]
-    parts += [text(where[at], HEIGHT - BOTTOM + 17, _number(at), anchor="middle") for at in concurrencies]
-    for each in given:
-        for kind, values in (("p50", each.p50), ("p95", each.p95)):
-            places = [(where[at], y(value)) for at, value in zip(each.at, values, strict=True)]
-            path = " ".join(f"{across},{height}" for across, height in places)
-            parts.append(Markup('<polyline class="line {} v{}" points="{}"/>').format(kind, each.style, path))
-            parts += [mark(each.style, *place, hollow=kind == "p50", size=4.2) for place in places]
-    said = "; ".join(
-        f"{each.variant} at {_number(at)}: p50 {_number(a)}, p95 {_number(b)}"
-        for each in given
-        for at, a, b in zip(each.at, each.p50, each.p95, strict=True)
-    )
-    return figure(name, title, f"{y_label}. {said}.", (WIDTH, HEIGHT), parts)
 
 
 def score_bars(name: str, title: str, bars: Sequence[Bar], width: float = 2 * WIDTH) -> Markup:

@@ -59,11 +59,16 @@ def workload(evaluation: Evaluation) -> str:
     name, tokens = given.get("name", "unnamed"), ""
     if given.get("prompt_tokens"):
         tokens = f": {given['prompt_tokens']} tokens in, {given['output_tokens']} out"
-    return f"{name}{tokens}, {evaluation.load.concurrency} in flight"
+    rate = evaluation.load.rate_per_s
+    return f"{name}{tokens}, {f'{rate:.3g} requests/s' if rate else f'{evaluation.load.concurrency} in flight'}"
 
 
 def protocol(evaluation: Evaluation) -> str:
     """How often the variants were measured, and in which order."""
+    if (schedule := evaluation.schedule) is not None:
+        blocks = count(len(evaluation.looks), "block")
+        spent = f"{schedule.spent_s / 60:.1f} of {schedule.budget_s / 60:g} minutes"
+        return f"{blocks} of one start of each server in {spent}: {schedule.said}"
     given = evaluation.workload
     restarts, rounds = int(given.get("restarts", 1)), len(evaluation.rounds)
     name = f"{given['protocol']}: " if given.get("protocol") else ""

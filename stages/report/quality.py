@@ -51,13 +51,13 @@ def _paired(pair: Paired) -> list[str]:
 
 
 def _divergences(found: Sequence[Divergence | None]) -> list[Row]:
-    """Two rows, one cell for each variant; none where no divergence was measured."""
+    """A row for each comparison, one cell for each variant; none where no divergence was measured."""
     first = next((each for each in found if each), None)
     if first is None:
         return []
     divergence = [cell(f"{each.kl:.4f}", interval(each.kl_low, each.kl_high, 4)) if each else ABSENT for each in found]
     agreement = [_agreement(each) if each else ABSENT for each in found]
-    return [
+    rows = [
         row(cell("Divergence from fp16", "KL in nats per token, lower is better"), *divergence),
         row(
             cell(
@@ -68,6 +68,17 @@ def _divergences(found: Sequence[Divergence | None]) -> list[Row]:
             *agreement,
         ),
     ]
+    if first.greedy_agreement is not None:
+        said = "texts that are continued with the same tokens; below, the share of tokens before the first other one"
+        rows.append(row(cell("Greedy agreement with fp16", said), *map(_greedy, found)))
+    return rows
+
+
+def _greedy(divergence: Divergence | None) -> Cell:
+    if divergence is None or divergence.greedy_agreement is None or divergence.greedy_prefix is None:
+        return ABSENT
+    reach = interval(100 * (divergence.greedy_low or 0.0), 100 * (divergence.greedy_high or 0.0), 1)
+    return cell(percent(divergence.greedy_agreement, 1), reach, f"{percent(divergence.greedy_prefix, 1)} of the tokens")
 
 
 def _agreement(divergence: Divergence) -> Cell:

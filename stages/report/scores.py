@@ -10,17 +10,17 @@ from markupsafe import Markup
 
 from scoring.metrics import METRICS, odds, shown, si, span
 from stages.parts.base.settings import REFERENCE
-from stages.parts.records.production import Candidate, Production
+from stages.parts.records.production import Candidate, Comparison, Production
 from stages.report import plots
-from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, heads, interval, percent, row
+from stages.report.cells import ABSENT, Cell, Table, Variants, cell, interval, percent, row, signed
 from stages.report.choice import TITLES, changed
 from stages.report.svg import WIDTH
 
-SCALING: Final = {
-    "min-max": "Each metric is scaled over the variants: 1 for the best, 0 for the worst",
-    "relative": "Each metric is scaled by its ratio to fp16",
+RELATIONS: Final = {
+    "better": "{first} is better",
+    "equivalent": "equivalent: within all margins",
+    "open": "open: too few data to tell",
 }
-"""How the scores are normalized, by the profile's ``normalization``."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,10 @@ class Scores:
     weights: tuple[tuple[str, str], ...]
     """Each metric and its share."""
     table: Table
-    scaling: str
-    confidence: str
-    """The probability from which a choice counts as clear."""
+    comparisons: Table | None
+    """The first of the ranking with each other variant that can be chosen; None where there is none."""
+    reference: str
+    """What the anchors are ratios to."""
     price: str
     """The price of an hour; empty without one."""
 
@@ -57,8 +58,8 @@ def scores(decision: Production, variants: Variants) -> Scores:
         narrow_plot=_score_plot("score-narrow", decision, variants, WIDTH),
         weights=tuple((metric, percent(decision.weights[metric])) for metric in METRICS),
         table=_table(decision, variants),
-        scaling=SCALING[decision.profile["normalization"]],
-        confidence=percent(decision.profile["decision"]["confidence"]),
+        comparisons=_comparisons(decision, variants),
+        reference=_reference(decision),
         price=f"{decision.price.per_hour} {decision.price.currency}" if decision.price else "",
     )
 
@@ -82,8 +83,8 @@ def _score_plot(name: str, decision: Production, variants: Variants, width: floa
 
 def _table(decision: Production, variants: Variants) -> Table:
     costs = any(each.cost for each in decision.candidates)
-    titles = ["Variant", "Score", "Wins again", *(TITLES[metric] for metric in METRICS)]
-    titles += ["1 M output tokens"] if costs else []
+    titles = [cell("Variant"), cell("Score"), cell("Best with"), *(_heading(decision, metric) for metric in METRICS)]
+    titles += [cell("1 M output tokens")] if costs else []
     rows = []
     for each in decision.candidates:
         cells = [variants.cell(each.variant, *(["dominated"] if each.pareto is False else [])), *_score(each)]
@@ -93,25 +94,61 @@ def _table(decision: Production, variants: Variants) -> Table:
         if each.excluded:
             why = f"{each.variant} is excluded: {each.excluded}"
             rows.append(row(Cell((why,), css="text failed", columns=len(titles))))
-    rows.append(_noise(decision, costs=costs))
-    return Table("scores", heads(*titles), tuple(rows))
+    return Table("scores", tuple(titles), tuple(rows))
+
+
+def _heading(decision: Production, metric: str) -> Cell:
+    """The metric, and the ratios to the reference that count 0 and 1."""
+    anchor = decision.profile.get("anchors", {}).get(metric)
+    return cell(TITLES[metric], *([f"{anchor['zero']:g}× = 0, {anchor['one']:g}× = 1"] if anchor else []))
+
+
+def _reference(decision: Production) -> str:
+    """Decisions of version 0.1.0 have no reference in their profile."""
+    reference = decision.profile.get("reference", REFERENCE)
+    return reference if isinstance(reference, str) else "the profile’s values"
+
+
+def _comparisons(decision: Production, variants: Variants) -> Table | None:
+    """What the outcome follows from: one row for each variant that the first of the ranking is compared with."""
+    if not decision.comparisons:
+        return None
+    first = decision.candidates[0].variant
+    rows = [
+        row(
+            variants.cell(each.other),
+            cell(RELATIONS[each.relation].format(first=first, other=each.other), css="text"),
+            cell(signed(each.lead, 3), _lead_interval(each)),
+            cell(odds(each.confidence) if each.low is not None else "not known"),
+        )
+        for each in decision.comparisons
+    ]
+    titles = (cell(f"{first} and"), Cell(("Result",), css="text"), cell("Lead in score"), cell("Confidence"))
+    return Table("comparisons", titles, tuple(rows))
+
+
+def _lead_interval(comparison: Comparison) -> str:
+    if comparison.low is None or comparison.high is None:
+        return "noise of starts not known"
+    return f"({signed(comparison.low, 3)} to {signed(comparison.high, 3)})"
 
 
 def _score(candidate: Candidate) -> tuple[Cell, Cell]:
-    """The score, and the probability to win again."""
+    """The score, and the probability to be the best."""
     if candidate.score is None:
         return cell("excluded", css="failed"), ABSENT
     low, high = candidate.score_low, candidate.score_high
     small = [] if low is None or high is None else [interval(low, high, 2)]
-    again = candidate.win_probability
-    return cell(f"{candidate.score:.3f}", *small), ABSENT if again is None else cell(odds(again))
+    chance = candidate.chance
+    return cell(f"{candidate.score:.3f}", *small), ABSENT if chance is None else cell(odds(chance))
 
 
 def _metric(candidate: Candidate, metric: str) -> Cell:
     if metric not in candidate.raw:
         return ABSENT
     change = candidate.change.get(metric)
-    small = (_shown_interval(candidate, metric), *(changed(change) if change else ()))
+    counts = f"counts {candidate.normalized[metric]:z.2f}" if metric in candidate.normalized else ""
+    small = (_shown_interval(candidate, metric), *(changed(change) if change else ()), counts)
     return cell(shown(metric, candidate.raw[metric]), *filter(None, small))
 
 
@@ -128,12 +165,6 @@ def _cost(candidate: Candidate) -> Cell:
     if cost is None:
         return ABSENT
     return cell(f"{cost.value:.3g} {cost.currency}", span(cost.low, cost.high, "–"), f"at the {cost.basis}")
-
-
-def _noise(decision: Production, *, costs: bool) -> Row:
-    noise = {metric: decision.noise.get(metric) for metric in METRICS}
-    cells = [cell(f"± {shown(metric, value)}") if value else ABSENT for metric, value in noise.items()]
-    return row(cell("noise"), Cell(), Cell(), *cells, *([Cell()] if costs else []), css="soft")
 
 
 def trade_offs(decision: Production, variants: Variants) -> TradeOffs | None:
@@ -185,7 +216,9 @@ def _quality_interval(candidate: Candidate, reference: float | None) -> tuple[fl
     if reference is None:
         return _interval(candidate, "quality", 1.0)
     change = candidate.change.get("quality")
-    return (reference * (1 + change.low), reference * (1 + change.high)) if change else None
+    if change is None or change.low is None or change.high is None:
+        return None
+    return reference * (1 + change.low), reference * (1 + change.high)
 
 
 def _unit(metric: str, highest: float) -> tuple[float, str]:

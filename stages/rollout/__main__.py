@@ -10,7 +10,7 @@ import os
 import sys
 
 from stages.parts.base import program
-from stages.parts.base.settings import Rollout, Serving, parse_json
+from stages.parts.base.settings import AskedServing, Rollout, parse_json
 from stages.parts.base.store import ModelStore, store_root
 from stages.parts.model.name import ModelName
 from stages.parts.records.rollout import LOCAL, Journal, under_way
@@ -26,7 +26,7 @@ from stages.rollout.targets import TARGETS, connect
 def main() -> None:
     arguments = _arguments()
     store = ModelStore(store_root().absolute(), ModelName.parse(arguments.model).id)
-    serving = parse_json(Serving, arguments.serving, "--serving")
+    serving = parse_json(AskedServing, arguments.serving, "--serving")
     settings = parse_json(Rollout, arguments.settings, "--settings")
     kserve = parse_json(KServe, os.environ.get(KSERVE_VARIABLE) or "{}", KSERVE_VARIABLE)
     if arguments.abort:
@@ -57,7 +57,7 @@ def main() -> None:
         print(url)
 
 
-def _abort(store: ModelStore, arguments: argparse.Namespace, serving: Serving, kserve: KServe) -> None:
+def _abort(store: ModelStore, arguments: argparse.Namespace, serving: AskedServing, kserve: KServe) -> None:
     """Give up this run's own rollout, unless the run succeeded: it may be waiting for a person's approval."""
     journal, run = under_way(store), os.environ.get(program.RUN_VARIABLE)
     if arguments.status == "Succeeded" or journal is None or (run and journal.run != run):
@@ -69,7 +69,8 @@ def _abort(store: ModelStore, arguments: argparse.Namespace, serving: Serving, k
 
 def _said(store: ModelStore, journal: Journal) -> str:
     if journal.state == "awaiting approval":
-        return f"{journal.release} at {journal.percent} %, awaiting approval: slipway rollout promote {store.model}"
+        way = "" if journal.run and journal.target != LOCAL else f": slipway rollout promote {store.model}"
+        return f"{journal.release} at {journal.percent} %, awaiting approval{way}"
     if journal.state == "promoted":
         was = "is still" if journal.kind == "refresh" else "is now"
         return f"{journal.release} {was} what clients get: {journal.reason}"
@@ -91,7 +92,7 @@ with --target kserve, {KSERVE_VARIABLE} holds the settings as JSON: see KServe i
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
     parser.add_argument("--release", default="", help="the release's name (default: what select chose last)")
     parser.add_argument("--target", default=LOCAL, choices=TARGETS, help="the platform (default: %(default)s)")
-    parser.add_argument("--serving", default="{}", help="JSON: see Serving in stages/parts/base/settings.py")
+    parser.add_argument("--serving", default="{}", help="JSON: see AskedServing in stages/parts/base/settings.py")
     parser.add_argument("--settings", default="{}", help="JSON: see Rollout in stages/parts/base/settings.py")
     parser.add_argument(
         "--step",

@@ -1,9 +1,10 @@
 """Compares the canary with the stable release over the same window, and decides whether the rollout may go on.
 
 Everything is computed from differences of the servers' own counters. A percentile covers the clients' requests and the
-rollout's own, of which both releases get the same number. A canary that gets a small share of the traffic carries less
-load than the stable release. The last step, where the canary carries all of it, is therefore compared with what the
-stable release did when it carried all of it.
+rollout's own, of which both releases get the same number. Speeds are compared only while both serve, since the machine
+may have become busy meanwhile. Where the canary has the larger share, it also carries more load: it then counts as
+slower only if it is slower than the stable release is now and than that was with as large a share. At 100 % nothing is
+compared: only errors and answers count there.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ class Observation:
     window: Window
     """Where the step began."""
     canary: Counters
-    stable: Counters
+    stable: Counters | None
+    """None at 100 %, where it gets no requests."""
     earlier: Sequence[Figures]
-    """What the stable release did before, the best comparison first: while it had all the traffic, and in the step
-    before. At 100 % it no longer gets requests of clients."""
+    """What the stable release did before, the best comparison first: with at least the canary's present share; at
+    100 %, in the last step in which it served, too."""
     agreement: float | None
     """With the recorded answers, 0–1; None if the canary was not asked."""
     seconds: float
@@ -71,16 +73,12 @@ def figures(increase: Increase, own: int = 0) -> Figures:
     )
 
 
-def extend_pace(window: Window, canary: Counters, stable: Counters, *, alone: bool) -> Pace:
-    """The window's pace with the present look, which goes on until a request has ended at both releases.
-
-    Args:
-        alone: the canary gets all requests of clients; the stable release is not waited for.
-    """
+def extend_pace(window: Window, canary: Counters, stable: Counters) -> Pace:
+    """The window's pace with the present look, which goes on until a request has ended at both releases."""
     pace = window.pace or Pace(canary_from=window.canary, stable_from=window.stable or stable)
     ours = canary.since(pace.canary_from).tokens_per_s_each
     theirs = stable.since(pace.stable_from).tokens_per_s_each
-    if ours is None or (theirs is None and not alone):
+    if ours is None or theirs is None:
         return pace
     return Pace(canary_from=canary, stable_from=stable, canary=(*pace.canary, ours), stable=(*pace.stable, theirs))
 
@@ -94,28 +92,31 @@ def analyse(settings: Rollout, seen: Observation) -> Analysis:
     window = seen.window
     rise = seen.canary.since(window.canary)
     canary = figures(rise, own=window.to_canary.sent)
-    stable = figures(seen.stable.since(window.stable or seen.stable), own=window.to_stable.sent)
-    comparable = [each for each in seen.earlier if each.requests >= settings.min_requests]
-    earlier = comparable[0] if comparable and seen.percent == 100 else None
-    reference = earlier or stable
-    checks = [
-        _enough_requests(settings, canary, reference),
-        _errors(settings, "errors", _failures(canary), _failures(reference)),
-        _refusals(settings, canary, reference),
-        check_own_requests(settings, window.to_canary, window.to_stable),
-        _latency(settings, "ttft", rise.ttft, reference),
-        _latency(settings, "tpot", rise.tpot, reference),
-        _speed(settings, _looks(window.pace, earlier), enough=_have_enough(settings, canary, reference)),
-    ]
+    earlier = next((each for each in seen.earlier if each.requests >= settings.min_requests), None)
+    stable, good = None, "as good as the stable release in every check"
+    if seen.stable is None:
+        good = f"{good}, and sound with all the traffic" if earlier else "sound with all the traffic"
+        checks = _alone(settings, canary, window.to_canary, earlier)
+    else:
+        stable = figures(seen.stable.since(window.stable or seen.stable), own=window.to_stable.sent)
+        checks = [
+            _enough_requests(settings, canary, stable),
+            _errors(settings, "errors", _failures(canary), _failures(stable)),
+            _refusals(settings, canary, stable),
+            check_own_requests(settings, window.to_canary, window.to_stable),
+            _latency(settings, "ttft", rise.ttft, stable, earlier),
+            _latency(settings, "tpot", rise.tpot, stable, earlier),
+            _speed(settings, _looks(window.pace, earlier), enough=_have_enough(settings, canary, stable)),
+        ]
     if seen.agreement is not None:
         checks.append(check_quality(settings, seen.agreement))
-    verdict, reason = _verdict(checks)
+    verdict, reason = _verdict(checks, good)
     return Analysis(
         percent=seen.percent,
         verdict=verdict,
         reason=reason,
         canary=canary,
-        stable=reference,
+        stable=stable,
         checks=tuple(checks),
         seconds=round(seen.seconds, 3),
         at=seen.at,
@@ -137,15 +138,58 @@ def check_quality(settings: Rollout, agreement: float) -> CanaryCheck:
     )
 
 
-def check_own_requests(settings: Rollout, canary: SyntheticRequests, stable: SyntheticRequests) -> CanaryCheck:
+def check_own_requests(
+    settings: Rollout, canary: SyntheticRequests, stable: SyntheticRequests, limit: float | None = None
+) -> CanaryCheck:
     """Compares the failures of the rollout's own requests, as the rollout saw them: a failure that the platform does
-    not count can't hide here."""
+    not count can't hide here.
+
+    Args:
+        limit: the share that may fail if none were sent to the stable release; None: the slack.
+    """
     if not canary.sent:
         return CanaryCheck(
             name="own requests", verdict="pass", canary=None, stable=None, limit=None, unit="share", text="none sent"
         )
-    failures = Proportion(canary.failed, canary.sent), Proportion(stable.failed, stable.sent)
-    return _errors(settings, "own requests", *failures)
+    ours = Proportion(canary.failed, canary.sent)
+    if not stable.sent:
+        return _at_most(settings, "own requests", ours, settings.error_slack if limit is None else limit)
+    return _errors(settings, "own requests", ours, Proportion(stable.failed, stable.sent))
+
+
+def _alone(settings: Rollout, canary: Figures, own: SyntheticRequests, earlier: Figures | None) -> list[CanaryCheck]:
+    """The checks at 100 %, where nothing serves beside the canary.
+
+    Args:
+        earlier: the stable release in the last step in which both served; its errors are no fault of the canary.
+    """
+    least, limit = settings.min_requests, settings.error_slack
+    if earlier:
+        limit += _failures(earlier).value or 0.0
+    few = canary.requests < least
+    requests = CanaryCheck(
+        name="requests",
+        verdict="unclear" if few else "pass",
+        canary=canary.requests,
+        stable=None,
+        limit=least,
+        unit="",
+        text=f"{canary.requests} requests to the canary{f'; {least} are needed' if few else ''}",
+    )
+    errors = _at_most(settings, "errors", _failures(canary), limit)
+    return [requests, errors, check_own_requests(settings, own, SyntheticRequests(), limit)]
+
+
+def _at_most(settings: Rollout, name: str, failed: Proportion, limit: float) -> CanaryCheck:
+    return CanaryCheck(
+        name=name,
+        verdict=stats.share_within(failed.count, failed.total, limit, significance=settings.significance),
+        canary=failed.value,
+        stable=None,
+        limit=limit,
+        unit="share",
+        text=f"{failed} requests failed (at most {100 * limit:.1f} %)",
+    )
 
 
 def _enough_requests(settings: Rollout, canary: Figures, reference: Figures) -> CanaryCheck:
@@ -208,11 +252,16 @@ def _proportions(settings: Rollout, name: str, canary: Proportion, stable: Propo
     )
 
 
-def _latency(settings: Rollout, name: Literal["ttft", "tpot"], canary: Histogram, reference: Figures) -> CanaryCheck:
-    ratio, slack_ms, stable_ms, what = {
-        "ttft": (settings.ttft_ratio, settings.ttft_slack_ms, reference.ttft_p95_ms, "time to first token"),
-        "tpot": (settings.tpot_ratio, settings.tpot_slack_ms, reference.tpot_p95_ms, "time per output token"),
+def _latency(
+    settings: Rollout, name: Literal["ttft", "tpot"], canary: Histogram, stable: Figures, earlier: Figures | None
+) -> CanaryCheck:
+    ratio, slack_ms, what = {
+        "ttft": (settings.ttft_ratio, settings.ttft_slack_ms, "time to first token"),
+        "tpot": (settings.tpot_ratio, settings.tpot_slack_ms, "time per output token"),
     }[name]
+    stable_ms = getattr(stable, f"{name}_p95_ms")
+    if stable_ms is not None and earlier:
+        stable_ms = max(stable_ms, getattr(earlier, f"{name}_p95_ms") or 0.0)
     limit_ms = None if stable_ms is None else stable_ms * ratio + slack_ms
     verdict = stats.latency(
         (*canary.bounds_s, math.inf),
@@ -235,13 +284,13 @@ def _latency(settings: Rollout, name: Literal["ttft", "tpot"], canary: Histogram
 
 
 def _looks(pace: Pace | None, earlier: Figures | None) -> list[tuple[float, float]]:
-    """Tokens per second of each request, look by look: the canary's, and the stable release's at the same time or
-    *earlier*. A sum would be dominated by the one moment in which the machine was busy."""
+    """Tokens per second of each request, look by look: the canary's, and the stable release's at the same time, or what
+    it was *earlier* if that was less. A sum would be dominated by the one moment in which the machine was busy."""
     if pace is None:
         return []
-    alone = earlier.tokens_per_s_each if earlier else None
-    stable = pace.stable if alone is None else (alone,) * len(pace.canary)
-    return [(ours, theirs) for ours, theirs in zip(pace.canary, stable, strict=True) if theirs is not None]
+    before = math.inf if earlier is None or earlier.tokens_per_s_each is None else earlier.tokens_per_s_each
+    looks = zip(pace.canary, pace.stable, strict=True)
+    return [(ours, min(theirs, before)) for ours, theirs in looks if theirs is not None]
 
 
 def _speed(settings: Rollout, looks: list[tuple[float, float]], *, enough: bool) -> CanaryCheck:
@@ -265,7 +314,7 @@ def _speed(settings: Rollout, looks: list[tuple[float, float]], *, enough: bool)
     )
 
 
-def _verdict(checks: list[CanaryCheck]) -> tuple[Literal["promote", "rollback", "inconclusive"], str]:
+def _verdict(checks: list[CanaryCheck], good: str) -> tuple[Literal["promote", "rollback", "inconclusive"], str]:
     failed = [each.text for each in checks if each.verdict == "fail"]
     unclear = [each.text for each in checks if each.verdict == "unclear"]
     if failed:
@@ -273,7 +322,7 @@ def _verdict(checks: list[CanaryCheck]) -> tuple[Literal["promote", "rollback", 
     if unclear:
         few = checks[0].verdict == "unclear"  # with too few requests, the other checks can't be clear
         return "inconclusive", unclear[0] if few else "; ".join(unclear)
-    return "promote", "as good as the stable release in every check"
+    return "promote", good
 
 
 def _p95_ms(histogram: Histogram) -> float | None:

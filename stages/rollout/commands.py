@@ -14,7 +14,7 @@ from typing import Final
 from stages.parts.base.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, TransientError
 from stages.parts.base.settings import Rollout
 from stages.parts.base.store import ModelStore, exclusive
-from stages.parts.records.rollout import LOCK, Journal, OperatorRequest, read_journal, submit_request, under_way
+from stages.parts.records.rollout import LOCK, Act, Journal, OperatorRequest, read_journal, submit_request, under_way
 from stages.parts.releases import release as releases
 from stages.parts.releases.history import remember_at_once
 from stages.rollout.state_machine import StateMachine, roll_out
@@ -38,7 +38,9 @@ def promote(store: ModelStore, target: Target) -> Journal:
         raise NothingToServe(
             f"no rollout of {store.model} is under way", hint=f"start one: slipway rollout start {store.model}"
         )
-    submit_request(store, OperatorRequest(id=journal.id, action="promote", reason="approved by a person"))
+    submit_request(
+        store, OperatorRequest(id=journal.id, action="promote", reason="approved by a person", by=target.who())
+    )
     ended = _done_by_runner(store, journal, lambda now: now.approved)
     if ended is None:
         ended = roll_out(store, target, journal.release, journal.settings)
@@ -63,12 +65,13 @@ def abort(store: ModelStore, target: Target, reason: str = "given up by a person
         if stray:
             target.withdraw(stray)
         return stray
-    submit_request(store, OperatorRequest(id=journal.id, action="abort", reason=reason))
+    who = target.who()
+    submit_request(store, OperatorRequest(id=journal.id, action="abort", reason=reason, by=who))
     ended = _done_by_runner(store, journal, lambda now: now.ended)
     if ended is None:
         with exclusive(store.lock(LOCK), f"the rollout of {store.model}"):
             current = under_way(store)
-            ended = StateMachine(store, target, current).give_up(reason) if current else read_journal(store)
+            ended = StateMachine(store, target, current).give_up(reason, who) if current else read_journal(store)
     if ended and ended.state == "promoted":
         raise Conflict(
             f"{ended.release} is promoted already and can't be given up", hint=f"slipway rollback {store.model}"
@@ -106,8 +109,10 @@ def roll_back(store: ModelStore, target: Target, settings: Rollout, *, to: str |
         )
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
         started, current = datetime.now().astimezone(), releases.current_release(store)
+        said = releases.headline(store, release)
         releases.promote(store, release)
-        remember_at_once(store, "rollback", release, current, "rolled back while nothing was served", started)
+        began = Act(by=target.who(), what="began", at=started)
+        remember_at_once(store, "rollback", release, current, "rolled back while nothing was served", began, said)
     return release, False
 
 

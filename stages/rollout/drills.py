@@ -233,7 +233,9 @@ def check(drill: LoadDrill | RollbackDrill | CrashDrill) -> None:
 
 def access_to(store: ModelStore, url: str, via: str = "") -> Access:
     """Args: url: the endpoint's base URL, without ``/v1``. via: see ``Access``."""
-    return Access(url, store.model, api_key(), via)
+    found = endpoint(store)
+    certificate = found.serving.get("tls_certificate") if found and found.url == url else None
+    return Access(url, store.model, api_key(), via, certificate)
 
 
 def steady(access: Access, workload: Workload, concurrency: int) -> SteadyLoad:

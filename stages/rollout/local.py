@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Final
-from urllib.parse import urlsplit
 
 import httpx
 import psutil
 
 from stages.parts.base.errors import Conflict, ServerFailed, SlipwayError, TransientError
-from stages.parts.base.settings import Serving, parse
+from stages.parts.base.settings import AskedServing, Serving, parse
 from stages.parts.base.store import ModelStore, exclusive
 from stages.parts.endpoint.detached import start
 from stages.parts.endpoint.envoy import Admin
@@ -29,11 +29,15 @@ from stages.parts.endpoint.record import (
     stop,
     supervisor,
 )
+from stages.parts.endpoint.tls import tls_of
 from stages.parts.engine.arguments import serves_on_gpu
-from stages.parts.engine.client import HEALTH_TIMEOUT_S, http
+from stages.parts.engine.client import HEALTH_TIMEOUT_S, http, socket_of
 from stages.parts.engine.metrics import read_counters
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import LOCAL
+from stages.parts.releases.history import user
+from stages.parts.releases.pinned import pinned
+from stages.parts.releases.release import candidate, current_release
 from stages.parts.releases.split import Split
 
 IN_FORCE_TIMEOUT_S: Final = 60.0
@@ -45,8 +49,13 @@ POLL_S: Final = 0.05
 class OneMachine:
     """See ``Target``. The endpoint is started if there is none, and resumed if a rollout was interrupted."""
 
-    def __init__(self, store: ModelStore, source: str, serving: Serving) -> None:
-        self._store, self._source, self._serving = store, source, serving
+    def __init__(self, store: ModelStore, source: str, serving: AskedServing) -> None:
+        self._store, self._source, self._asked = store, source, serving
+
+    @cached_property
+    def _serving(self) -> Serving:
+        """The settings of both servers: what the newest release was measured with, where they are left open."""
+        return pinned(self._store, self._asked, candidate(self._store) or current_release(self._store))
 
     @property
     def name(self) -> str:
@@ -60,6 +69,22 @@ class OneMachine:
         if replaced := self._replaced():
             return Split(replaced, found.release, 100, room=room)
         return Split(found.release, found.canary, found.percent, found.standby, room)
+
+    def who(self) -> str:
+        return user()
+
+    def announce(self, reason: str, note: str) -> None:
+        """Nobody else watches: what is said on stderr and in the history is all."""
+
+    def changes(self, release: str) -> str:
+        found = self._running()
+        return ", ".join(self.changed_settings(found)) if found and found.release == release else ""
+
+    def startup_s(self, release: str) -> int:
+        return pinned(self._store, self._asked, release).startup_timeout_s
+
+    def check_room(self, release: str) -> None:
+        """It always fits: where two servers do not, ``deploy`` replaces the stable release."""
 
     def deploy(self, release: str) -> None:
         """See ``Target``. Unlike a canary, these are waited for: the first release, one that has to replace the stable
@@ -152,7 +177,7 @@ class OneMachine:
         except httpx.HTTPError as error:
             raise TransientError(f"the metrics of {release} can't be read: {type(error).__name__}: {error}") from error
         told = read_counters(text, f"{server.pid} on {server.url}")
-        host = Admin(self._store.path / SERVERS).hosts(release).get(urlsplit(server.url).port or 0, {})
+        host = Admin(self._store.path / SERVERS).hosts(release).get(socket_of(server.url), {})
         # rq_error also counts the 5xx of clients' requests, but not of requests that did not pass through Envoy.
         failed = max(told.failed + host.get("cx_connect_fail", 0), host.get("rq_error", 0))
         return told.model_copy(update={"failed": float(failed)})
@@ -192,8 +217,10 @@ class OneMachine:
         """Serve *wanted* instead of *found*, with the present settings.
 
         Raises:
+            ConfigError: see ``tls_of``; what is served stays.
             ServerFailed, PortInUse: it could not be served. What was served before is served again.
         """
+        tls_of(self._serving)
         before, key = Wanted.read(self._store.path / WANTED) or Wanted(stable=found.release), key_of(found)
         try:
             stop(self._store)

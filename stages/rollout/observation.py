@@ -82,8 +82,8 @@ class Observer:
             TransientError: the platform does not answer.
         """
         journal, settings = self.journal, self.journal.settings
-        canary, stable = self.target.counters(journal.release), self.counters_of_stable()
-        if stable is None:
+        canary, stable = self._counters()
+        if stable is None and not self.alone:
             return Look("the counters of the stable release can't be read")
         window = journal.window
         begun: JournalChanges = {"window": Window(canary=canary, stable=stable), "instance": canary.instance}
@@ -93,13 +93,24 @@ class Observer:
                 return Look(f"its server was restarted {journal.restarts + 1} times", "rollback")
             begun["restarts"] = journal.restarts + 1
             return Look("a server of the canary was restarted", changes=begun)
-        if window is None or window.stable is None or stable.restarted_since(window.stable):
+        if window is None or (stable and (window.stable is None or stable.restarted_since(window.stable))):
             return Look("the step has just begun", changes=begun)
         if settings.synthetic:
             window = self._with_own_requests(window, canary, stable, elapsed_s)
-            canary, stable = self.target.counters(journal.release), self.counters_of_stable() or stable
-        pace = extend_pace(window, canary, stable, alone=journal.percent == 100)
-        return self._judge(window.model_copy(update={"pace": pace}), canary, stable, elapsed_s)
+            canary, now = self._counters()
+            stable = now or stable
+        if stable:
+            window = window.model_copy(update={"pace": extend_pace(window, canary, stable)})
+        return self._judge(window, canary, stable, elapsed_s)
+
+    @property
+    def alone(self) -> bool:
+        """Whether the canary has all the traffic, so that nothing is there to compare it with."""
+        return self.journal.percent == 100
+
+    def _counters(self) -> tuple[Counters, Counters | None]:
+        """The canary's, and those of the stable release while it serves."""
+        return self.target.counters(self.journal.release), None if self.alone else self.counters_of_stable()
 
     def counters_of_stable(self) -> Counters | None:
         """None while the platform can't read them, which is not the canary's fault."""
@@ -115,7 +126,7 @@ class Observer:
         then, now = self.journal.baseline_from, self.counters_of_stable()
         return figures(now.since(then)) if then and now and not now.restarted_since(then) else None
 
-    def _judge(self, window: Window, canary: Counters, stable: Counters, elapsed_s: float) -> Look:
+    def _judge(self, window: Window, canary: Counters, stable: Counters | None, elapsed_s: float) -> Look:
         """The recorded questions are asked only once everything else is good."""
         settings = self.journal.settings
         analysis = analyse(settings, self._observation(window, canary, stable, elapsed_s))
@@ -130,47 +141,58 @@ class Observer:
         return Look(analysis.reason, analysis.verdict, {"window": window, "analyses": (*kept, analysis)})
 
     def _observation(
-        self, window: Window, canary: Counters, stable: Counters, elapsed_s: float, agreed: float | None = None
+        self, window: Window, canary: Counters, stable: Counters | None, elapsed_s: float, agreed: float | None = None
     ) -> Observation:
-        journal = self.journal
-        last = next((each for each in reversed(journal.analyses) if each.percent < journal.percent), None)
         return Observation(
-            percent=journal.percent,
+            percent=self.journal.percent,
             window=window,
             canary=canary,
             stable=stable,
-            earlier=[each for each in (journal.baseline, last and last.stable) if each],
+            earlier=self._earlier(),
             agreement=agreed,
             seconds=elapsed_s,
             at=datetime.now(UTC),
         )
 
-    def _with_own_requests(self, window: Window, canary: Counters, stable: Counters, elapsed_s: float) -> Window:
-        """Send both releases as many requests as the one with fewer still lacks at this point of the step."""
+    def _earlier(self) -> list[Figures]:
+        """See ``Observation.earlier``."""
+        percent = self.journal.percent
+        rest = 100 - percent
+        shares = [(each.percent, each.stable) for each in reversed(self.journal.analyses) if each.percent < percent]
+        if self.alone:
+            return [stable for _, stable in shares if stable]
+        if percent <= rest:
+            return []
+        return [
+            each for each in (*(stable for share, stable in shares if share <= rest), self.journal.baseline) if each
+        ]
+
+    def _with_own_requests(self, window: Window, canary: Counters, stable: Counters | None, elapsed_s: float) -> Window:
+        """Send all that serve as many requests as the one with fewer still lacks at this point of the step."""
         journal, settings = self.journal, self.journal.settings
         count = self._lacking(window, canary, stable, elapsed_s)
         if count <= 0 or journal.stable is None:
             return window
-        urls = (self.target.url(journal.release), self.target.url(journal.stable))
+        urls = [self.target.url(each) for each in (journal.release, journal.stable)[: 1 if self.alone else 2]]
         sent, last = window.to_canary.sent, window.to_canary.sent + count
         while sent < last:
             numbers = range(sent, min(last, sent + TOGETHER))
             replies = send_alike(urls, self.store.model, api_key(), numbers, settings.own_timeout_s)
-            to_canary, to_stable = window.to_canary.plus(replies[0]), window.to_stable.plus(replies[1])
-            window = window.model_copy(update={"to_canary": to_canary, "to_stable": to_stable})
+            told = (each.plus(more) for each, more in zip((window.to_canary, window.to_stable), replies, strict=False))
+            window = window.model_copy(update=dict(zip(("to_canary", "to_stable"), told, strict=False)))
             sent += len(numbers)
-            failing = check_own_requests(settings, to_canary, to_stable).verdict == "fail"
+            failing = check_own_requests(settings, window.to_canary, window.to_stable).verdict == "fail"
             if failing or pending_request(self.store, journal):
                 break  # a canary that hangs would take a timeout for each of the rest
         return window
 
-    def _lacking(self, window: Window, canary: Counters, stable: Counters, elapsed_s: float) -> int:
+    def _lacking(self, window: Window, canary: Counters, stable: Counters | None, elapsed_s: float) -> int:
         journal, settings = self.journal, self.journal.settings
         part = 1.0 if journal.hurried or not settings.step_s else min(1.0, elapsed_s / settings.step_s)
-        had = min(
-            figures(canary.since(window.canary)).requests, figures(stable.since(window.stable or stable)).requests
-        )
-        lacking = math.ceil(settings.min_requests * part) - had
+        had = [figures(canary.since(window.canary)).requests]
+        if stable:
+            had.append(figures(stable.since(window.stable or stable)).requests)
+        lacking = math.ceil(settings.min_requests * part) - min(had)
         seen = next((each for each in journal.analyses if each.percent == journal.percent), None)
         if lacking <= 0 and part == 1.0 and seen and seen.verdict == "inconclusive":
             lacking = BURST  # there are enough of them, but they do not show a clear result

@@ -11,12 +11,14 @@ from stages.parts.base.errors import Conflict, NothingToServe, UnknownName
 from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.base.settings import Rollout
 from stages.parts.base.store import ModelStore
-from stages.parts.records.rollout import Journal, RolloutKind, read_journal, under_way
+from stages.parts.records.rollout import Act, Journal, RolloutKind, read_journal, under_way
 from stages.parts.releases import release as releases
 from stages.rollout.target import Target
 
 DEPLOY: Final = "deploy"
 PROMOTE: Final = "promote"
+SCHEDULED_S: Final = 900
+"""Until a server starts: a node is found or added, and the image pulled."""
 
 
 def resume(store: ModelStore, release: str, target_name: str) -> Journal | None:
@@ -48,6 +50,7 @@ def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *,
 
     Raises:
         Conflict: the platform is trying another release.
+        NotEnoughGpus: *release* does not fit beside what is served.
     """
     split = target.split()
     if split.canary not in (None, release):
@@ -58,8 +61,13 @@ def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *,
     kind: RolloutKind = "rollback" if rollback else "rollout"
     if split.stable in (None, release):
         kind = "first" if split.stable is None else "refresh"
+    if kind != "refresh":
+        target.check_room(release)
     steps = {"rollout": settings.steps, "rollback": (100,)}.get(kind, ()) if split.room else ()
+    if settings.ready_timeout_s == "auto":
+        settings = settings.model_copy(update={"ready_timeout_s": float(SCHEDULED_S + target.startup_s(release))})
     now = datetime.now(UTC)
+    who = target.who()
     return Journal(
         id=uuid.uuid4().hex[:12],
         kind=kind,
@@ -68,8 +76,11 @@ def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *,
         before=releases.current_release(store),
         target=target.name,
         run=os.environ.get(RUN_VARIABLE),
+        decision=releases.headline(store, release),
         settings=settings,
         steps=steps,
+        acts=(Act(by=who, what="began", at=now),),
+        changes=target.changes(release) if kind == "refresh" else "",
         started_at=now,
         entered_at=now,
     )

@@ -22,7 +22,9 @@ from stages.parts.base.errors import Conflict, NothingToServe, RolledBack, Serve
 from stages.parts.base.settings import Rollout
 from stages.parts.base.store import ModelStore, exclusive, write_json
 from stages.parts.records.rollout import (
+    LOCAL,
     LOCK,
+    Act,
     Figures,
     Journal,
     JournalChanges,
@@ -73,6 +75,7 @@ def roll_out(
         Conflict: another rollout is under way, or somebody else changed what is served.
         RolledBack: the release was withdrawn, and why; the stable release has all traffic.
         NothingToServe: there is no such release.
+        NotEnoughGpus: the release does not fit beside what is served; nothing was changed.
         ServerFailed: the first release, or the stable one with new settings, can't be served.
         TransientError: the platform does not answer; the rollout stays where it was.
     """
@@ -83,10 +86,12 @@ def roll_out(
         journal = left or begin(store, target, release, settings, rollback=rollback)
         write_json(journal_path(store), journal)
         machine = StateMachine(store, target, journal)
+        if left is None:
+            machine.announce("Started", f"the {journal.kind} of {release} began, by {journal.acts[0].by}")
         if left and not left.ended:
             machine.reconcile()
         if approved:
-            machine.approve()
+            machine.approve(target.who())
         return machine.run(until)
 
 
@@ -120,8 +125,9 @@ class StateMachine:
             raise self._failure()
         return self.journal
 
-    def give_up(self, reason: str) -> Journal:
+    def give_up(self, reason: str, by: str) -> Journal:
         """Roll back now, whatever the state; a release that is already the platform's stable one is promoted."""
+        self._note("gave up", by)
         if not self.journal.ended and not (self.journal.state == "promoting" and self._is_stable()):
             self._enter("rolling back", reason=reason)
         while not self.journal.ended:
@@ -160,6 +166,8 @@ class StateMachine:
     def _deploy(self) -> None:
         release, stable = self.journal.release, self.journal.stable
         self._say(f"deploying {release}" + (f" beside {stable}" if stable not in (None, release) else ""))
+        if self.journal.decision:
+            self._say(f"chosen: {self.journal.decision}")
         try:
             self.target.deploy(release)
         except ServerFailed as error:
@@ -179,8 +187,8 @@ class StateMachine:
             return self._start_rollback(f"it does not come up: {error}")
         except TransientError as error:
             why = f"the platform did not answer: {error}"
-        if self._elapsed_s() > self.journal.settings.ready_timeout_s:
-            return self._start_rollback(f"{why} within {self.journal.settings.ready_timeout_s:g} s")
+        if self._elapsed_s() > journal.ready_timeout_s:
+            return self._start_rollback(f"{why} within {journal.ready_timeout_s:g} s")
         return self._pause()
 
     def _wrong_answers(self) -> str:
@@ -217,7 +225,8 @@ class StateMachine:
         state: RolloutState = "awaiting approval" if waits and journal.steps[step] == 100 else "shifting"
         self._enter(state, step=step, baseline=baseline)
         if state == "awaiting approval":
-            self._say(f"to approve: slipway rollout promote {self.store.model}")
+            way = "in Argo's user interface, or with argo resume"
+            self._say(f"to approve: {way if self._in_workflow() else f'slipway rollout promote {self.store.model}'}")
 
     def _present_step(self) -> int:
         """The step whose share the canary has; while a person is waited for, ``step`` is already the next one."""
@@ -301,20 +310,25 @@ class StateMachine:
 
     def _end(self, result: Literal["promoted", "rolled back"]) -> None:
         journal = self.journal
-        if journal.kind != "refresh" or journal.before != journal.release:
+        same = journal.kind == "refresh" and journal.before == journal.release
+        if not same or journal.changes:
             move = Move(
                 id=journal.id,
-                kind="rollback" if journal.kind == "rollback" else "rollout",
+                kind="settings" if same else "rollback" if journal.kind == "rollback" else "rollout",
                 release=journal.release,
                 before=journal.before,
                 result=result,
-                reason=journal.reason,
+                reason=f"{journal.reason}; changed: {journal.changes}" if journal.changes else journal.reason,
                 run=journal.run,
+                decision=journal.decision,
+                acts=journal.acts,
                 started_at=journal.started_at,
                 ended_at=datetime.now(UTC),
                 analyses=tuple(each.model_dump(mode="json") for each in journal.analyses),
             )
             remember(self.store, move)
+            by = "".join(dict.fromkeys(f"; {each.what} by {each.by}" for each in journal.acts))
+            self.announce(result.title().replace(" ", ""), f"{journal.release}: {move.reason}{by}")
         self._enter(result)
         clear_request(self.store)
 
@@ -342,14 +356,26 @@ class StateMachine:
         if request is None or self.journal.ended:
             return
         if request.action == "promote":
-            self.approve(hurried=True)
+            self.approve(request.by, hurried=True)
         elif self.journal.state != "promoting":
+            self._note("gave up", request.by)
             self._start_rollback(request.reason)
         clear_request(self.store)
 
-    def approve(self, *, hurried: bool = False) -> None:
+    def announce(self, reason: str, note: str) -> None:
+        self.target.announce(reason, note)
+
+    def _note(self, what: Literal["approved", "gave up"], by: str) -> None:
+        """Keep who did it, once, and tell it."""
+        if by and (by, what) not in [(each.by, each.what) for each in self.journal.acts]:
+            self._keep(acts=(*self.journal.acts, Act(by=by, what=what, at=datetime.now(UTC))))
+            self.announce(what.title().replace(" ", ""), f"the rollout of {self.journal.release}: {what} by {by}")
+
+    def approve(self, by: str, *, hurried: bool = False) -> None:
         """Continue without waiting for a person or, if *hurried*, for time to pass; the required evidence stays the
         same. A canary that has waited must show it once more, since the wait may have been long."""
+        if self.journal.settings.approval or hurried:
+            self._note("approved", by)
         self._keep(approved=True, hurried=hurried or self.journal.hurried)
         if self.journal.state == "awaiting approval":
             state: RolloutState = "observing" if self.journal.step else "shifting"
@@ -367,9 +393,15 @@ class StateMachine:
     def _say(self, line: str) -> None:
         print(f"rollout: {line}", file=sys.stderr, flush=True)
 
+    def _in_workflow(self) -> bool:
+        """Whether a cluster's workflow runs it: its readers have no store, which the rollout's commands need."""
+        return bool(self.journal.run) and self.journal.target != LOCAL
+
     def _failure(self) -> RolledBack | ServerFailed:
         release, reason = self.journal.release, self.journal.reason
         hint = f"slipway rollout status {self.store.model}"
+        if self._in_workflow():
+            hint = "what was observed is in the run's report, and on the volume in the model's rollouts.jsonl"
         if self.journal.kind in ("first", "refresh"):
             served = "is not served" if self.journal.kind == "first" else "is not served as asked"
             return ServerFailed(f"{release} {served}: {reason}", hint=hint)

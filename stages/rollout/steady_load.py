@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from stages.parts.endpoint.envoy_config import RELEASE_HEADER
-from stages.parts.engine.client import credentials
+from stages.parts.engine.client import credentials, trusting
 
 VOCABULARY: Final = range(100, 1000)
 """Token ids that every tokenizer has. Each request draws new ones, so that no cache answers for the model."""
@@ -35,6 +35,8 @@ class Access:
     via: str = ""
     """Base URL to send requests to instead, where the host name in *url* can't be resolved; it is sent as the Host
     header."""
+    certificate: str | None = None
+    """See ``trusting``."""
 
     @property
     def completions_url(self) -> str:
@@ -106,7 +108,9 @@ class SteadyLoad:
 
     def _keep_asking(self, user: int) -> None:
         draw = random.Random(user)
-        with httpx.Client(trust_env=False, timeout=REQUEST_TIMEOUT_S) as client:
+        with httpx.Client(
+            trust_env=False, timeout=REQUEST_TIMEOUT_S, verify=trusting(self._access.certificate)
+        ) as client:
             while not self._ending.is_set():
                 reply = self._ask(client, draw.choices(VOCABULARY, k=self._prompt_tokens))
                 self._replies.append(reply)

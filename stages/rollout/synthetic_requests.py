@@ -17,10 +17,10 @@ ANSWER_TOKENS: Final = 16
 
 
 def send_alike(
-    urls: tuple[str, str], model: str, api_key: str, numbers: Sequence[int], timeout_s: float
-) -> tuple[SyntheticRequests, SyntheticRequests]:
-    """Send the same completions to two releases (base URLs without ``/v1``), all at the same time: a disturbance of the
-    machine affects both alike, and a server that hangs costs *timeout_s* only once.
+    urls: Sequence[str], model: str, api_key: str, numbers: Sequence[int], timeout_s: float
+) -> list[SyntheticRequests]:
+    """Send the same completions to each release (base URLs without ``/v1``), all at the same time: a disturbance of the
+    machine affects all alike, and a server that hangs costs *timeout_s* only once.
 
     Args:
         numbers: one for each prompt. The prompts differ, so that no prefix cache answers them.
@@ -31,10 +31,10 @@ def send_alike(
     requests = [(url, number) for number in numbers for url in urls]
     with ThreadPoolExecutor(len(requests)) as pool:
         completed = list(pool.map(lambda each: _completes(each[0], model, api_key, each[1], timeout_s), requests))
-    first, second = (
-        SyntheticRequests(sent=len(numbers), failed=sum(not each for each in completed[place::2])) for place in (0, 1)
-    )
-    return first, second
+    return [
+        SyntheticRequests(sent=len(numbers), failed=sum(not each for each in completed[place :: len(urls)]))
+        for place in range(len(urls))
+    ]
 
 
 def _completes(url: str, model: str, api_key: str, number: int, timeout_s: float) -> bool:

@@ -29,6 +29,34 @@ class Target(Protocol):
         """What is in force, as the platform reports it, not as it was requested."""
         ...
 
+    def who(self) -> str:
+        """Who acts now, as the platform knows the user."""
+        ...
+
+    def announce(self, reason: str, note: str) -> None:
+        """Tell people who watch the platform what the rollout did. It never fails.
+
+        Args:
+            reason: one word, such as ``Promoted``.
+        """
+        ...
+
+    def changes(self, release: str) -> str:
+        """What ``deploy`` would change for *release*, which is served already; empty: nothing."""
+        ...
+
+    def startup_s(self, release: str) -> int:
+        """The longest time in seconds from the start of its server to its first answer."""
+        ...
+
+    def check_room(self, release: str) -> None:
+        """Whether *release* fits beside what is served; nothing is started.
+
+        Raises:
+            NotEnoughGpus: how many are missing, and where.
+        """
+        ...
+
     def deploy(self, release: str) -> None:
         """Start *release* beside the stable one, without traffic; do not wait until it is up.
 

@@ -8,7 +8,7 @@ from stages.parts.base.errors import UnknownName
 from stages.parts.records.rollout import KSERVE, LOCAL
 
 if TYPE_CHECKING:
-    from stages.parts.base.settings import Serving
+    from stages.parts.base.settings import AskedServing
     from stages.parts.base.store import ModelStore
     from stages.rollout.kserve.settings import KServe
     from stages.rollout.target import Target
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 TARGETS: Final = (LOCAL, KSERVE)
 
 
-def connect(name: str, store: ModelStore, source: str, serving: Serving, kserve: KServe) -> Target:
+def connect(name: str, store: ModelStore, source: str, serving: AskedServing, kserve: KServe) -> Target:
     """The platform called *name*, for the releases of one model. A platform's module is imported only when it is used.
 
     Args:

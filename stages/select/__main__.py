@@ -7,6 +7,7 @@ import sys
 
 from scoring.profile import Profile
 from stages.parts.base import program
+from stages.parts.base.errors import Incomplete
 from stages.parts.base.settings import Optimize, parse_json
 from stages.parts.base.store import ModelStore, store_root
 from stages.parts.model.name import ModelName
@@ -24,19 +25,31 @@ def main() -> None:
     price = parse_json(Price, arguments.price, "--price") if arguments.price else None
     with program.outcome(store, "select") as report:
         serve = arguments.serve == "true"
-        selection = select(store, profile, list(optimize.variants), price=price, serve=serve)
+        allow = optimize.allow_incomplete
+        selection = select(store, profile, list(optimize.variants), price=price, serve=serve, allow_incomplete=allow)
         decision = selection.decision
         if selection.reused:
             where = "in production" if current_release(store) == decision.release else "published"
-            report.reused(f"{decision.winner} is {where} already, from the same measurements", key=decision.key)
+            said = f"{decision.headline}; it is {where} already, from the same measurements"
+            report.reused(said, key=decision.key)
         else:
             published = f"Published as {decision.release} ({selection.placement})."
             report.done(f"{decision.reason} {published}", key=decision.key)
     program.write_output("winner", decision.winner)
+    program.write_output("outcome", decision.outcome)
     program.write_output("release", decision.release)
     program.write_output("reason", decision.reason)
     program.write_output("table", score_table.markdown(decision))
     print(decision.reason)
+    if decision.outcome == "incomplete" and not allow:
+        where = "published, but neither served nor put in production"
+        if current_release(store) == decision.release:
+            where = "in production already"
+        raise Incomplete(
+            f"{decision.reason} {decision.release} is {where}",
+            hint="run again for what is missing; or with --allow-incomplete; or roll it out as it is: "
+            f"slipway rollout start {arguments.model}",
+        )
 
 
 def _arguments() -> argparse.Namespace:

@@ -7,79 +7,125 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from scoring.metrics import METRICS
-from stages.parts.base.settings import REFERENCE
 from stages.parts.base.store import digest_of
-from stages.parts.records.evaluation import Evaluation, machine_of
-from stages.parts.records.production import Candidate, Change, Cost, Interval, Paired, Price
-from stages.select.evidence import SPEED, Evidence
+from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.production import Candidate, Change, Cost, Interval, Loss, Paired, Price
+from stages.select.measurements import SPEED, Measurements
 
 if TYPE_CHECKING:
-    from scoring.decide import Decision
+    from scoring.arrays import Floats
+    from scoring.choice import Verdict
     from scoring.draws import Items
-    from scoring.normalize import Floats
+    from scoring.estimate import Estimate, Lead
 
 
 def candidates_of(
-    evidence: Evidence, decision: Decision, excluded: Mapping[str, str], price: Price | None
+    found: Measurements, estimate: Estimate, verdict: Verdict, excluded: Mapping[str, str], price: Price | None
 ) -> tuple[Candidate, ...]:
-    """The eligible variants, best score first, then the excluded ones.
+    """The variants that can be chosen, best score first, then the excluded ones.
 
     Args:
         excluded: why, by variant.
     """
-    front = evidence.pareto_front(decision.eligible)
+    from scoring.sensitivity import shares_anywhere, shares_near
+
+    able = estimate.order([name for name in estimate.evidence.variants if name not in excluded])
+    beaten = [name for name in able if name not in verdict.ranking]
+    ranked = [*verdict.ranking, *beaten]
+    between = {name: _normalized(estimate, name) for name in ranked}
+    front, shares = found.pareto_front(ranked), estimate.criteria.shares()
+    near, anywhere = shares_near(between, shares), shares_anywhere(between)
+    scored = {
+        name: _scored(estimate, verdict, name, normalized=each)
+        | {"weights_share": near[name], "any_weights_share": anywhere[name], "pareto": front[name]}
+        for name, each in between.items()
+    }
     return tuple(
-        candidate(evidence, decision, name, pareto=front.get(name), excluded=excluded.get(name), price=price)
-        for name in (*decision.eligible, *excluded)
+        candidate(found, estimate, name, price=price).model_copy(
+            update={"excluded": excluded.get(name), **scored.get(name, {})}
+        )
+        for name in (*ranked, *excluded)
     )
 
 
-def candidate(
-    evidence: Evidence, decision: Decision, name: str, *, pareto: bool | None, excluded: str | None, price: Price | None
-) -> Candidate:
-    evaluation, drawn = evidence.evaluations.get(name), evidence.draws.get(name, {})
+def candidate(found: Measurements, estimate: Estimate, name: str, *, price: Price | None) -> Candidate:
+    """A variant without what only those that can be chosen have."""
+    evaluation, drawn = found.evaluations.get(name), found.draws.get(name, {})
     metrics = evaluation.metrics() if evaluation else {}
-    eligible = name in decision.eligible
-    scores = decision.ranking.loc[name].astype(float).to_dict() if eligible else {}
-    low, high = decision.score_interval.get(name, (None, None))
     return Candidate(
         variant=name,
         digest=evaluation.variant_digest if evaluation else None,
         evaluation_key=evaluation.key if evaluation else None,
         evaluation_digest=digest_of(evaluation) if evaluation else None,
-        excluded=excluded,
+        excluded=None,
         raw={metric: value for metric, value in metrics.items() if math.isfinite(value)},
         intervals=intervals(metrics, drawn),
-        change=changes_from_reference(evidence, name),
-        normalized={metric: scores[metric] for metric in METRICS if eligible},
-        score=scores.get("score"),
-        score_low=low,
-        score_high=high,
-        win_probability=decision.win_probability.get(name),
-        weights_share=decision.near_weights.get(name),
-        any_weights_share=decision.any_weights.get(name),
-        pareto=pareto,
-        against_fp16=paired_with_reference(evidence, name) if eligible else (),
-        recovery=recovery(evaluation, evidence.evaluations.get(REFERENCE)),
-        divergence=evidence.divergences.get(name),
+        change=changes(found, estimate, name),
+        losses=tuple(
+            Loss(task=task, **vars(each), verdict=each.verdict) for task, each in found.losses.get(name, {}).items()
+        ),
+        normalized={},
+        score=None,
+        score_low=None,
+        score_high=None,
+        pareto=None,
+        against_fp16=paired_with_reference(found, name),
+        recovery=recovery(evaluation, found.evaluations.get(found.reference)),
+        divergence=found.divergences.get(name),
         cost=cost_of(evaluation, price, drawn) if evaluation else None,
     )
 
 
-def changes_from_reference(evidence: Evidence, name: str) -> dict[str, Change]:
-    """Each metric compared with fp16's; latency and throughput only if both were measured on the same hardware."""
-    measured, reference = evidence.evaluations.get(name), evidence.evaluations.get(REFERENCE)
-    if measured is None or reference is None or name == REFERENCE:
+def _normalized(estimate: Estimate, name: str) -> Floats:
+    """The metrics between their anchors, in the order of ``METRICS``."""
+    import numpy as np
+
+    from scoring.anchored import scaled
+
+    found: Floats = np.clip(scaled(estimate.ratios[estimate.place(name)], estimate.criteria.anchors), 0.0, 1.0)
+    return found
+
+
+def _scored(estimate: Estimate, verdict: Verdict, name: str, *, normalized: Floats) -> dict[str, object]:
+    score = estimate.score(estimate.place(name))
+    low, high = _interval(score)
+    return {
+        "normalized": dict(zip(METRICS, map(float, normalized), strict=True)),
+        "score": score.value,
+        "score_low": None if low is None else max(0.0, low),
+        "score_high": None if high is None else min(1.0, high),
+        "chance": verdict.chances.get(name),
+    }
+
+
+def _interval(lead: Lead) -> tuple[float | None, float | None]:
+    """The 95 % interval; None without the noise of starts."""
+    reach = lead.reach(0.025)
+    return (lead.value - reach, lead.value + reach) if math.isfinite(reach) else (None, None)
+
+
+def changes(found: Measurements, estimate: Estimate, name: str) -> dict[str, Change]:
+    """Each metric compared with the reference's; latency and throughput only on the same hardware."""
+    from scoring.anchored import SIGNS
+
+    if name == found.reference or name not in estimate.evidence.variants:
         return {}
-    found = changes(measured.metrics(), reference.metrics(), evidence.draws[name], evidence.draws[REFERENCE])
-    same = machine_of(measured) == machine_of(reference)
-    return {metric: change for metric, change in found.items() if same or metric not in SPEED}
+    told, same = {}, found.on_the_same_hardware(name)
+    for number, metric in enumerate(METRICS):
+        if metric in SPEED and not same:
+            continue
+        ratio, sign = estimate.ratio(estimate.place(name), number), float(SIGNS[number])
+        ends = [None if each is None else math.expm1(sign * each) for each in _interval(ratio)]
+        low, high = ends if sign > 0 else ends[::-1]
+        told[metric] = Change(value=math.expm1(sign * ratio.value), low=low, high=high)
+    return told
 
 
-def paired_with_reference(evidence: Evidence, name: str) -> tuple[Paired, ...]:
-    if REFERENCE not in evidence.questions or name == REFERENCE:
+def paired_with_reference(found: Measurements, name: str) -> tuple[Paired, ...]:
+    reference = found.reference
+    if reference not in found.questions or name == reference or name not in found.questions:
         return ()
-    return paired(evidence.questions[REFERENCE], evidence.questions[name])
+    return paired(found.questions[reference], found.questions[name])
 
 
 def paired(reference: Mapping[str, Items], variant: Mapping[str, Items]) -> tuple[Paired, ...]:
@@ -131,37 +177,17 @@ def intervals(values: Mapping[str, float], drawn: Mapping[str, Floats]) -> dict[
     return found
 
 
-def changes(
-    values: Mapping[str, float],
-    reference: Mapping[str, float],
-    drawn: Mapping[str, Floats],
-    drawn_reference: Mapping[str, Floats],
-) -> dict[str, Change]:
-    """The change of each metric from the reference's, as a share of it; exact if neither has draws."""
-    import numpy as np
-
-    found = {}
-    for metric, whole in reference.items():
-        if not (whole > 0 and math.isfinite(values.get(metric, math.nan))):
-            continue
-        value = values[metric] / whole - 1
-        ours, theirs = drawn.get(metric, values[metric]), drawn_reference.get(metric, whole)
-        if np.all(np.asarray(theirs) > 0):
-            low, high = (float(each) for each in np.percentile(ours / theirs - 1, [2.5, 97.5]))
-            found[metric] = Change(value=value, low=min(low, value), high=max(high, value))
-    return found
-
-
 def cost_of(evaluation: Evaluation, price: Price | None, drawn: Mapping[str, Floats]) -> Cost | None:
-    """The cost of a million output tokens: at the goodput if the workload has targets, otherwise at the measured
-    throughput. None without a price, or if the rate is 0 because no request met the targets."""
+    """The cost of a million output tokens: at the capacity, or the goodput of older measurements, if the workload has
+    targets; otherwise at the measured throughput. None without a price, or if the rate is 0 because no request met
+    the targets."""
     from scoring.cost import per_million
 
     if price is None:
         return None
     basis: Literal["goodput", "throughput"] = "goodput" if evaluation.goodput else "throughput"
-    rate = (evaluation.goodput or evaluation.load).output_tokens_per_s
-    found = per_million(price.per_hour, rate, drawn.get(basis))
+    rate = (evaluation.capacity or evaluation.goodput or evaluation.load).output_tokens_per_s
+    found = per_million(price.per_hour, rate, drawn.get("throughput" if evaluation.capacity else basis))
     if found is None:
         return None
     high = found.high if math.isfinite(found.high) else None

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from scoring.metrics import METRICS
 from stages.parts.base.record import Record
 from stages.parts.records.evaluation import Evaluation
+from stages.parts.samples.questions import Questions, questions
 from stages.select.differences import differences
-from stages.select.draws import Questions, machine_speeds, metric_draws, questions
+from stages.select.draws import machine_speeds, metric_draws
 from stages.select.notes import different_questions
 from stages.select.stored import StoredDecision
 
@@ -63,6 +64,8 @@ class Runs:
     draws: tuple[Draws, Draws]
     asked: Mapping[str, Questions]
     """The questions that each run (``0`` and ``1``) asked a variant, by variant measured in both."""
+    starts: Mapping[str, int]
+    """How often the server of each of these variants was started, in the run where that was less often."""
 
     def evaluations(self, variant: str) -> tuple[Evaluation, Evaluation]:
         return self.first.evaluations[variant], self.second.evaluations[variant]
@@ -77,15 +80,13 @@ def compare(first: StoredDecision, second: StoredDecision) -> Comparison:
     """Raises: DamagedModel: samples are not what was written."""
     samples = (first.samples(), second.samples())
     pairs = list(zip((first, second), samples, strict=True))
-    before, after = (metric_draws(each.evaluations, given, questions(each.evaluations, given)) for each, given in pairs)
+    before, after = (metric_draws(each.evaluations, given, questions(given)) for each, given in pairs)
     asked = {
-        name: questions(
-            {str(number): each.evaluations[name] for number, (each, _) in enumerate(pairs)},
-            {str(number): given[name] for number, (_, given) in enumerate(pairs)},
-        )
+        name: questions({str(number): given[name] for number, (_, given) in enumerate(pairs)})
         for name in both(first, second)
     }
-    runs = Runs(first, second, (before, after), asked)
+    starts = {name: min(len({each.run.restart for each in given[name].rounds}) for given in samples) for name in asked}
+    runs = Runs(first, second, (before, after), asked, starts)
     winners = [each.decision.winner if each.decision else None for each in (first, second)]
     return Comparison(
         settings=tuple(settings(first, second)),
@@ -160,11 +161,10 @@ def notes(runs: Runs) -> Iterator[str]:
     """What the noise does not include, and what it includes besides chance."""
     from scoring.machine import NOTED
 
-    once = [name for name in runs.asked if min(map(_starts, runs.evaluations(name))) < 2]
-    if once:
+    if once := [name for name, starts in runs.starts.items() if starts < 2]:
         yield (
             f"One of the runs started the server of {', '.join(once)} only once: the noise does not include the "
-            "variation between starts (the protocol thorough measures it)."
+            "variation between starts."
         )
     slower = {name: runs.slower_share(name) for name in runs.asked}
     for why, gpus in (("it was not recorded", False), ("that of a GPU is not probed", True)):
@@ -181,10 +181,6 @@ def notes(runs: Runs) -> Iterator[str]:
             "as well to count."
         )
     yield from {note: None for asked in runs.asked.values() for note in different_questions(asked)}
-
-
-def _starts(evaluation: Evaluation) -> int:
-    return int(evaluation.workload.get("restarts", 1))
 
 
 def _told(run: StoredDecision) -> dict[str, Any]:

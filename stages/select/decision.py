@@ -1,4 +1,4 @@
-"""The decision as a document, computed from measurements alone: scores, winner, and the reasons in words."""
+"""The decision as a document, computed from measurements alone: scores, outcome, winner, and the reasons in words."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Final
 from scoring.metrics import METRICS
 from scoring.profile import Profile
 from stages.parts.base.errors import NoWinner
-from stages.parts.base.settings import REFERENCE, parse
+from stages.parts.base.program import VERSION
+from stages.parts.base.settings import parse
 from stages.parts.base.store import digest_of
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.production import Candidate, Change, Margin, Production
+from stages.parts.records.production import Candidate, Comparison, More, Production
 from stages.parts.samples.lines import Samples
 from stages.select.candidates import candidates_of
-from stages.select.evidence import Evidence, evidence_of
-from stages.select.notes import notes_of
-from stages.select.stored import Basis
+from stages.select.measurements import Measurements, measurements_of
+from stages.select.notes import near_limits, notes_of
+from stages.select.sentences import reason_of
+from stages.select.stored import RULES, Basis
 
 if TYPE_CHECKING:
-    from scoring.decide import Decision
+    from scoring.choice import Verdict
+    from scoring.estimate import Estimate
 
-DECISION_VERSION: Final = 5
-"""Raised when the same measurements would be scored in another way, so that old decisions are not used again."""
-WORDING: Final = 2
+WORDING: Final = 3
 """Raised when sentences of the document are reworded: ``verify`` does not compare them with those of other versions."""
-METRIC_WORDS: Final = {"quality": "quality", "latency": "p95 latency", "throughput": "throughput", "memory": "memory"}
 
 
 @dataclass(frozen=True)
@@ -35,40 +35,89 @@ class Choice:
     """A winner, with everything that the document says about it."""
 
     winner: Evaluation
-    decision: Decision
+    verdict: Verdict
+    estimate: Estimate
     basis: Basis
     profile: Profile
-    evidence: Evidence
+    measurements: Measurements
+    missing: tuple[str, ...]
+    """The variants that were asked for and could not be made or measured."""
     excluded: dict[str, str]
     """Why, by variant."""
     candidates: tuple[Candidate, ...]
 
+    @property
+    def starts(self) -> int:
+        """How often the servers were started and loaded."""
+        return self.estimate.evidence.speed.blocks
 
-def choose(basis: Basis, measured: Mapping[str, Evaluation], samples: Mapping[str, Samples]) -> Choice:
+    def reason(self) -> str:
+        """The outcome, and why the winner was chosen."""
+        (change,) = (each.change for each in self.candidates if each.variant == self.winner.variant)
+        return reason_of(
+            self.verdict,
+            self.estimate.criteria,
+            starts=self.starts,
+            change=change,
+            missing=self.missing,
+            excluded=self.excluded,
+        )
+
+
+def choose(basis: Basis, evaluations: Mapping[str, Evaluation], samples: Mapping[str, Samples]) -> Choice:
     """Choose the winner. Reads and writes nothing, and gives the same choice for the same input.
 
     Raises:
-        NoWinner: every variant lacks a metric, or breaks a constraint.
+        NoWinner: every variant lacks a metric, or does not pass the gates; or they cannot be compared.
         DamagedModel: raw samples are not what was written.
     """
-    from scoring.decide import decide as decide_by_score
+    from scoring.estimate import Estimate
 
     profile = parse(Profile, basis.profile, "the profile")
-    evidence = evidence_of(measured, samples, profile.constraints.limits())
-    digests = {name: each.variant_digest for name, each in evidence.evaluations.items()}
-    decision = decide_by_score(
-        evidence.raw,
-        profile,
-        evidence.draws,
-        evidence.measures(),
-        digests=digests,
-        incomparable=evidence.incomparable,
+    found = measurements_of(evaluations, samples, profile)
+    excluded = basis.excluded | found.unusable
+    excluded |= {name: "; ".join(gate.reasons) for name, gate in found.gates.items() if gate.verdict != "pass"}
+    excluded |= {name: "was not loaded" for name in found.measured if name not in {*found.loaded, *excluded}}
+    missing = tuple(sorted({*basis.missing, *found.unusable}))
+    _check_choosable(found, profile, excluded)
+    criteria = found.criteria(profile)
+    estimate = Estimate(found.evidence(), criteria)
+    verdict = _judged(found, estimate, [name for name in found.loaded if name not in excluded], missing)
+    return Choice(
+        winner=found.evaluations[verdict.chosen],
+        verdict=verdict,
+        estimate=estimate,
+        basis=basis,
+        profile=profile,
+        measurements=found,
+        missing=missing,
+        excluded=excluded,
+        candidates=candidates_of(found, estimate, verdict, excluded, basis.price),
     )
-    if decision.winner is None:
-        raise NoWinner(decision.verdict, hint="see the evaluations, or choose another profile")
-    excluded = basis.excluded | {name: "; ".join(reasons) for name, reasons in decision.excluded.items()}
-    candidates = candidates_of(evidence, decision, excluded, basis.price)
-    return Choice(evidence.evaluations[decision.winner], decision, basis, profile, evidence, excluded, candidates)
+
+
+def _check_choosable(found: Measurements, profile: Profile, excluded: Mapping[str, str]) -> None:
+    """Raises: NoWinner: no variant passed the gates, or the reference was not measured."""
+    why = "; ".join(f"{name}: {reason}" for name, reason in excluded.items())
+    if found.reference and found.reference not in found.loaded:
+        raise NoWinner(
+            f"the reference {found.reference} was not measured, so nothing can be compared with it ({why})",
+            hint="profile.reference may name another variant, or fixed values",
+        )
+    if all(name in excluded for name in found.loaded):
+        raise NoWinner(
+            f"No variant can be chosen: {why}.", hint=f"see the evaluations, or change the profile {profile.name}"
+        )
+
+
+def _judged(found: Measurements, estimate: Estimate, able: list[str], missing: tuple[str, ...]) -> Verdict:
+    """The verdict at the last look. A variant that was looked at less often than others was beaten by then."""
+    from scoring.choice import judge
+
+    looks = {name: found.evaluations[name].looks for name in able}
+    times = max(looks.values(), key=len)
+    beaten = [name for name, each in looks.items() if len(each) < len(times)]
+    return judge(estimate.evidence, estimate.criteria, able=able, beaten=beaten, missing=missing, times=times or (1.0,))
 
 
 def document(choice: Choice, *, run: str | None, release: str) -> Production:
@@ -78,9 +127,8 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
         run: the run that decides, if any.
         release: the release that the winner is published as; empty if it is not published.
     """
-    winner, decision, base = choice.winner, choice.decision, choice.basis.base
-    evaluations, price = choice.evidence.evaluations, choice.basis.price
-    (change,) = (each.change for each in choice.candidates if each.variant == winner.variant)
+    winner, verdict, base = choice.winner, choice.verdict, choice.basis.base
+    found, price = choice.measurements, choice.basis.price
     return Production(
         model=base.model,
         commit=base.commit,
@@ -89,21 +137,28 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
         run=run,
         winner=winner.variant,
         release=release,
-        reason=reason_of(decision, change, choice.excluded),
+        reason=choice.reason(),
         wording=WORDING,
-        notes=(*decision.near_limits, *notes_of(evaluations, price, choice.evidence.questions)),
-        separated=decision.separated,
-        margin=Margin.model_validate(vars(decision.margin)) if decision.margin else None,
+        notes=(
+            *near_limits(found, choice.profile.constraints.limits()),
+            *notes_of(found.evaluations, price, found.questions),
+        ),
+        rules=RULES,
+        slipway=VERSION,
+        outcome=verdict.outcome,
+        missing=choice.missing,
+        starts=choice.starts,
+        comparisons=tuple(Comparison.model_validate(_finite(vars(each))) for each in verdict.comparisons),
+        more=More.model_validate(vars(verdict.more)) if verdict.more else None,
         profile=choice.profile.model_dump(mode="json"),
         weights=choice.profile.weights.shares(),
-        noise=decision.noise,
         units={name: metric.unit for name, metric in METRICS.items()},
         price=price,
         candidates=choice.candidates,
         workload=winner.workload,
         engine=winner.engine,
         hardware=winner.hardware,
-        key=decision_key(choice.basis, evaluations),
+        key=decision_key(choice.basis, found.evaluations),
         decided_at=datetime.now(UTC),
     )
 
@@ -117,35 +172,20 @@ def decide(basis: Basis, measured: Mapping[str, Evaluation], samples: Mapping[st
     return document(choose(basis, measured, samples), run=None, release="")
 
 
-def reason_of(decision: Decision, change: Mapping[str, Change], excluded: Mapping[str, str]) -> str:
-    """Why the winner was chosen, in sentences that agree with its numbers.
-
-    Args:
-        change: the winner's metrics compared with fp16's; empty if it is fp16, or fp16 was not measured.
-    """
-    said = decision.verdict
-    if change:
-        said += f" Against {REFERENCE}: {', '.join(_change(name, change.get(name)) for name in METRICS)}."
-    if excluded:
-        said += " Excluded: " + "; ".join(f"{name}: {why}" for name, why in excluded.items()) + "."
-    return said
-
-
-def _change(metric: str, change: Change | None) -> str:
-    if change is None:
-        return f"{METRIC_WORDS[metric]} not comparable"
-    within = change.value and change.low <= 0 <= change.high
-    return f"{METRIC_WORDS[metric]} {change.value:+.1%}" + (" (within noise)" if within else "")
-
-
 def decision_key(basis: Basis, measured: Mapping[str, Evaluation]) -> str:
     """The digest of everything that a decision follows from."""
     return digest_of(
         {
-            "version": DECISION_VERSION,
+            "version": RULES,
             "profile": basis.profile,
             "price": basis.price and basis.price.model_dump(mode="json"),
             "evaluations": {name: digest_of(each) for name, each in measured.items()},
             "excluded": sorted(basis.excluded),
+            "missing": sorted(basis.missing),
         }
     )
+
+
+def _finite(values: Mapping[str, object]) -> dict[str, object]:
+    """An interval of infinite width as none."""
+    return {name: None if value in (float("inf"), float("-inf")) else value for name, value in values.items()}

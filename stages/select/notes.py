@@ -7,24 +7,42 @@ from collections.abc import Mapping
 
 from stages.parts.records.evaluation import Evaluation, by_machine
 from stages.parts.records.production import Price
-from stages.select.draws import Questions, machine_speeds, took_turns
+from stages.parts.samples.questions import Questions
+from stages.select.draws import machine_speeds, took_turns
+from stages.select.measurements import Measurements
 
 
 def notes_of(evaluations: Mapping[str, Evaluation], price: Price | None, asked: Questions) -> tuple[str, ...]:
-    """Different hardware, too few rounds, a machine that changed its speed or was shared, variants without a cost, and
-    different questions."""
+    """Different hardware, a machine that changed its speed or was shared, variants that were overloaded or
+    have no cost, and questions that were not asked or not of all."""
     from scoring.machine import notes
 
     machine = [] if took_turns(evaluations) else notes(machine_speeds(evaluations))
     return (
         *different_hardware(evaluations),
-        *single_rounds(evaluations),
         *machine,
         *changed_speed(evaluations),
         *shared_machine(evaluations),
+        *overloaded(evaluations),
+        *held_every_rate(evaluations),
         *(without_cost(evaluations) if price else ()),
+        *not_asked(evaluations),
         *different_questions(asked),
+        *without_items(evaluations, asked),
     )
+
+
+def near_limits(found: Measurements, limits: Mapping[str, float]) -> list[str]:
+    """A sentence for each value that may be on the other side of a limit."""
+    from scoring.limits import limited_draws, near
+
+    values, drawn = found.measures(), limited_draws(found.draws, found.reference)
+    sentences = (
+        near(name, measure, limit, each.get(measure), drawn.get(name, {}).get(measure))
+        for name, each in values.items()
+        for measure, limit in limits.items()
+    )
+    return [each for each in sentences if each]
 
 
 def different_hardware(evaluations: Mapping[str, Evaluation]) -> list[str]:
@@ -35,16 +53,6 @@ def different_hardware(evaluations: Mapping[str, Evaluation]) -> list[str]:
     return [
         f"The variants were measured on different hardware ({told}): latency and throughput are not "
         "comparable and do not count in the score."
-    ]
-
-
-def single_rounds(evaluations: Mapping[str, Evaluation]) -> list[str]:
-    names = [name for name, each in evaluations.items() if len(each.rounds) == 1]
-    if not names:
-        return []
-    return [
-        f"The load of {', '.join(names)} was measured in a single round: the variation of latency and throughput "
-        "between rounds is not known, so their differences may be due to chance."
     ]
 
 
@@ -73,11 +81,43 @@ def shared_machine(evaluations: Mapping[str, Evaluation]) -> list[str]:
     ]
 
 
+def overloaded(evaluations: Mapping[str, Evaluation]) -> list[str]:
+    found = {
+        name: (each.capacity.requests_per_s, each.load.rate_per_s)
+        for name, each in sorted(evaluations.items())
+        if each.capacity and each.load.rate_per_s and each.capacity.requests_per_s < each.load.rate_per_s
+    }
+    return [
+        f"{name} can serve only {capacity:.3g} requests/s within the latency targets, and its latency was measured at "
+        f"{rate:.3g}, as that of all variants: it depends on how long was measured."
+        for name, (capacity, rate) in found.items()
+    ]
+
+
+def held_every_rate(evaluations: Mapping[str, Evaluation]) -> list[str]:
+    names = [name for name, each in sorted(evaluations.items()) if each.capacity and each.capacity.is_lower_bound]
+    if not names:
+        return []
+    return [
+        f"After a start of {', '.join(names)} every rate held that was tried: the capacity is at least what is given. "
+        "More trials would find it (workload.trials)."
+    ]
+
+
 def without_cost(evaluations: Mapping[str, Evaluation]) -> list[str]:
-    names = [name for name, each in evaluations.items() if each.goodput and not each.goodput.output_tokens_per_s]
+    names = [
+        name
+        for name, each in evaluations.items()
+        if each.goodput and not (each.capacity or each.goodput).output_tokens_per_s
+    ]
     if not names:
         return []
     return [f"No request of {', '.join(names)} met the latency targets, so there is no cost of tokens within them."]
+
+
+def not_asked(evaluations: Mapping[str, Evaluation]) -> list[str]:
+    found = {task: why for each in evaluations.values() for task, why in each.not_asked.items()}
+    return [f"{task} was not asked: {why}." for task, why in found.items()]
 
 
 def different_questions(asked: Questions) -> tuple[str, ...]:
@@ -92,3 +132,12 @@ def different_questions(asked: Questions) -> tuple[str, ...]:
                 "different questions and are not compared in pairs."
             )
     return tuple(found)
+
+
+def without_items(evaluations: Mapping[str, Evaluation], asked: Questions) -> list[str]:
+    """A note if a task is not among the questions of every variant, from which the quality is computed."""
+    tasks = {score.task: None for each in evaluations.values() for score in each.quality}
+    lacking = [task for task in tasks if not all(task in each for each in asked.values())]
+    if not lacking:
+        return []
+    return [f"Not every variant has items of {', '.join(lacking)}: that does not count in any score."]

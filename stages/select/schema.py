@@ -17,7 +17,7 @@ from stages.parts.records.production import Production
 
 PATH: Final = Path(__file__).parents[2] / "docs" / "production_metrics.schema.json"
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
-IDENTIFIER: Final = "urn:slipway:production_metrics:1"
+IDENTIFIER: Final = "urn:slipway:production_metrics:2"
 """The last part is ``schema_version``."""
 MODULES: Final = (production, evaluation, hardware, processor)
 """The modules that define the records of the document."""

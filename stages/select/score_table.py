@@ -11,23 +11,23 @@ HEADINGS: Final = {"quality": "Quality", "latency": "p95 latency", "throughput":
 
 
 def markdown(decision: Production) -> str:
-    """One row per variant by score, with the winner in bold; excluded variants have their reason."""
+    """The outcome, and one row per variant by score, with the winner in bold; excluded variants have their reason."""
     metrics = [f"{heading} {decision.weights[name]:.0%}" for name, heading in HEADINGS.items()]
-    head = ["Variant", "Score", "Wins again", *metrics]
+    head = ["Variant", "Score", "Best with", *metrics]
     rows = [head, ["---", *["---:"] * (len(head) - 1)], *(_row(each, decision) for each in decision.candidates)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    return "\n".join([f"{decision.headline}\n", *(f"| {' | '.join(cells)} |" for cells in rows)])
 
 
 def _row(candidate: Candidate, decision: Production) -> list[str]:
     name = f"**{candidate.variant}**" if candidate.variant == decision.winner else candidate.variant
     if candidate.excluded:
         return [name, f"excluded: {_cell(candidate.excluded)}", "–", *["–"] * len(HEADINGS)]
-    again = odds(candidate.win_probability) if candidate.win_probability is not None else "–"
-    values = [f"{shown(metric, candidate.raw[metric])} → {candidate.normalized[metric]:.2f}" for metric in HEADINGS]
+    chance = odds(candidate.chance) if candidate.chance is not None else "–"
+    values = [f"{shown(metric, candidate.raw[metric])} → {candidate.normalized[metric]:z.2f}" for metric in HEADINGS]
     score = f"{candidate.score:.3f}"
     if candidate.score_low is not None and candidate.score_high is not None:
         score += f" ({candidate.score_low:.2f}–{candidate.score_high:.2f})"
-    return [name, score, again, *values]
+    return [name, score, chance, *values]
 
 
 def _cell(text: str) -> str:

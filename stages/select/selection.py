@@ -22,7 +22,7 @@ from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.release import decisions, publish, release_name, settle
 from stages.parts.samples.lines import read_samples
 from stages.select.decision import choose, decision_key, document
-from stages.select.stored import DECISION, Basis, store_inputs
+from stages.select.stored import DECISION, RULES, Basis, store_inputs
 
 
 class Selection(NamedTuple):
@@ -34,13 +34,20 @@ class Selection(NamedTuple):
 
 
 def select(
-    store: ModelStore, profile: Profile, variants: list[str], *, price: Price | None = None, serve: bool = False
+    store: ModelStore,
+    profile: Profile,
+    variants: list[str],
+    *,
+    price: Price | None = None,
+    serve: bool = False,
+    allow_incomplete: bool = True,
 ) -> Selection:
     """Decide and publish. What the decision follows from is stored in the run's folder, even if none can be chosen.
 
     Args:
         price: of an hour of the hardware; None: no costs are computed.
         serve: a rollout follows, which will move ``production`` (see ``stages.parts.releases``).
+        allow_incomplete: False: if a variant is missing, the release waits for a person to roll it out.
 
     Raises:
         DamagedModel: ``base/`` or the winner's files are not what their manifest says.
@@ -55,16 +62,22 @@ def select(
         store_inputs(store, store.run(run), basis, measured)
     wait = serve or being_served(store)
     if standing := standing_decision(store, decision_key(basis, measured)):
-        settle(store, standing.release, wait=wait)
+        settle(store, standing.release, wait=wait or _held(standing, allow_incomplete=allow_incomplete))
         found = Selection(True, standing, "hardlink")
     else:
         choice = choose(basis, measured, samples)
         release = release_name(store, choice.winner.variant, choice.winner.variant_digest)
         decision = document(choice, run=run, release=release)
-        found = Selection(False, decision, publish(store, decision, wait=wait))
+        held = _held(decision, allow_incomplete=allow_incomplete)
+        found = Selection(False, decision, publish(store, decision, wait=wait or held))
     if run:
         found.decision.write(store.run(run) / DECISION)
     return found
+
+
+def _held(decision: Production, *, allow_incomplete: bool) -> bool:
+    """Whether the release must not reach clients until a person says so."""
+    return decision.outcome == "incomplete" and not allow_incomplete
 
 
 def gather(
@@ -79,19 +92,30 @@ def gather(
     base = Acquired.read(store.base / ACQUIRED)
     if base is None:
         raise DamagedModel(f"{store.base} has no {ACQUIRED}", hint="run acquire first")
-    measured, excluded = measured_variants(store, base, variants)
+    measured, excluded, missing = measured_variants(store, base, variants)
     if not measured:
         raise NoWinner(
             "no variant could be measured: " + "; ".join(f"{name}: {why}" for name, why in excluded.items()),
             hint="see the log of each evaluation",
         )
-    return Basis(base=base, profile=profile.model_dump(mode="json"), price=price, excluded=excluded), measured
+    basis = Basis(
+        base=base,
+        profile=profile.model_dump(mode="json"),
+        price=price,
+        excluded=excluded,
+        missing=missing,
+        rules=RULES,
+        slipway=program.VERSION,
+    )
+    return basis, measured
 
 
 def measured_variants(
     store: ModelStore, base: Acquired, variants: Iterable[str]
-) -> tuple[dict[str, Evaluation], dict[str, str]]:
-    """The evaluations that count, and for every other variant the reason why it has none."""
+) -> tuple[dict[str, Evaluation], dict[str, str], tuple[str, ...]]:
+    """The evaluations that count, for every other variant the reason why it has none, and those of the others that
+    could not be made or measured. A variant is not one of these if it was left out, because it can't be served here, or
+    because it failed a gate before it was loaded."""
     outcomes = _outcomes_of_this_run(store)
     measured: dict[str, Evaluation] = {}
     excluded: dict[str, str] = {}
@@ -109,7 +133,8 @@ def measured_variants(
             excluded[name] = "was measured by another run under other conditions"
         else:
             measured[name] = evaluation
-    return measured, excluded
+    missing = (name for name in excluded if not (outcomes and _left_out(outcomes, name)))
+    return measured, excluded, tuple(missing)
 
 
 def standing_decision(store: ModelStore, key: str) -> Production | None:
@@ -132,8 +157,8 @@ def _failure(outcomes: dict[str, program.Outcome] | None, variant: str) -> str |
     """Why this run has no measurement of *variant*, or None if it has one (or there is no run to ask)."""
     if outcomes is None:
         return None
-    if (check := outcomes.get(f"check-{variant}")) and check.result == "left out":
-        return check.reason
+    if left_out := _left_out(outcomes, variant):
+        return left_out
     for stage in ("optimize", "evaluate"):
         each = outcomes.get(f"{stage}-{variant}")
         if each is None:
@@ -141,3 +166,9 @@ def _failure(outcomes: dict[str, program.Outcome] | None, variant: str) -> str |
         if each.result == "failed":
             return f"{stage} failed: {each.reason.splitlines()[0]}"
     return None
+
+
+def _left_out(outcomes: dict[str, program.Outcome], variant: str) -> str | None:
+    """Why check left the variant out, or evaluate before it was loaded; None if neither did."""
+    found = (outcomes.get(f"{stage}-{variant}") for stage in ("check", "evaluate"))
+    return next((each.reason for each in found if each and each.result == "left out"), None)

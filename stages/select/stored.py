@@ -17,12 +17,14 @@ from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore, place
 from stages.parts.records.acquired import Acquired
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
-from stages.parts.records.production import Price, Production
+from stages.parts.records.production import OLD_RULES, OLD_VERSION, Price, Production
 from stages.parts.samples.lines import Samples, read_samples
 
 MEASUREMENTS: Final = "measurements"
 BASIS: Final = "basis.json"
 DECISION: Final = "decision.json"
+RULES: Final = 6
+"""Raised when the same measurements would be decided in another way, so that old decisions are not used again."""
 
 
 class Basis(Record):
@@ -33,6 +35,12 @@ class Basis(Record):
     price: Price | None
     excluded: dict[str, str]
     """Variants without a measurement, and why."""
+    missing: tuple[str, ...] = ()
+    """Those of them that were asked for and could not be made or measured, which was not known beforehand."""
+    rules: int = OLD_RULES
+    """The version of the rules to decide by."""
+    slipway: str = OLD_VERSION
+    """The version of Slipway that has these rules."""
 
 
 @dataclass(frozen=True)

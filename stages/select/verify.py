@@ -12,18 +12,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from stages.parts.base.errors import DamagedModel, NoWinner, SlipwayError
 from stages.parts.base.store import ModelStore, sha256_of
 from stages.parts.records.acquired import files_digest
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.samples.capacity import capacity_of
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load, task_score
 from stages.parts.samples.lines import Samples, read_samples
-from stages.select.decision import WORDING, decide
+from stages.select.decision import decide
 from stages.select.differences import differences
-from stages.select.stored import DECISION, MEASUREMENTS, StoredDecision, read_stored
+from stages.select.stored import DECISION, MEASUREMENTS, RULES, StoredDecision, read_stored
 
-NOT_COMPARED: Final = {"run", "release", "decided_at", "wording"}
+NOT_COMPARED: Final = {"run", "release", "decided_at", "wording", "slipway"}
 """Fields of a decision that do not follow from the measurements."""
 REPORT: Final = "report.json"
 PUBLISHED: Final = ("production_metrics.json", "candidate_metrics.json")
@@ -37,6 +40,8 @@ class Verdict:
     """The recomputed decision."""
     nobody: str | None = None
     """Why no variant can be chosen, as recomputed."""
+    replayed_by: str = ""
+    """The version of Slipway by whose rules it was decided, if these are not ours."""
     compared: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -157,9 +162,9 @@ def check_evaluation(evaluation: Evaluation, samples: Samples, verdict: Verdict)
     slo = evaluation.goodput
     recomputed = evaluation.model_copy(
         update={
-            "load": pooled_load(samples.rounds),
+            "load": pooled_load(samples.rounds, intervals=evaluation.load.e2el_ms.intervals is not None),
             "rounds": tuple(map(load_of, samples.rounds)),
-            "sweep": tuple(map(load_of, samples.sweep)),
+            "capacity": capacity_of(samples.rounds, samples.trials),
             "goodput": goodput_of(samples.rounds, slo.ttft_ms, slo.tpot_ms) if slo else None,
             "quality": tuple(computed or recorded for recorded, computed in scores),
         }
@@ -180,7 +185,14 @@ def check_decision(
     samples: Mapping[str, Samples],
     verdict: Verdict,
 ) -> None:
-    """Compare every document that holds the decision with the decision that is made again."""
+    """Compare every document that holds the decision with the decision that is made again; if the rules are those of
+    another version, with each other."""
+    if stored.basis.rules != RULES:
+        verdict.replayed_by = stored.basis.slipway
+        if stored.decision:
+            verdict.winner = stored.decision.winner
+            compare_documents(store, stored, _json(stored.folder / DECISION) or {}, verdict)
+        return
     try:
         recomputed = decide(stored.basis, evaluations, samples)
     except NoWinner as error:
@@ -192,7 +204,13 @@ def check_decision(
         verdict.findings.append(str(error))
         return
     verdict.winner = recomputed.winner
-    digest = evaluations[recomputed.winner].variant_digest[:12]
+    compare_documents(store, stored, recomputed.model_dump(mode="json"), verdict)
+
+
+def compare_documents(store: ModelStore, stored: StoredDecision, expected: dict[str, Any], verdict: Verdict) -> None:
+    """Compare every document that holds the decision with what it should be, and its release with the winner."""
+    winner = str(expected.get("winner"))
+    digest = stored.evaluations[winner].variant_digest[:12] if winner in stored.evaluations else ""
     for where, document in documents(store, stored):
         verdict.compared.append(where)
         if document is None:
@@ -200,17 +218,17 @@ def check_decision(
             continue
         verdict.findings += [
             f"{where}: {path} is {recorded}, recomputed {computed}"
-            for path, recorded, computed in different_fields(document, recomputed.model_dump(mode="json"))
+            for path, recorded, computed in different_fields(document, expected)
         ]
         release = document.get("release")
-        if not str(release).endswith(f"-{recomputed.winner}-{digest}"):
-            verdict.findings.append(f"{where}: release is {release}, not one of {recomputed.winner} {digest}")
+        if not str(release).endswith(f"-{winner}-{digest}"):
+            verdict.findings.append(f"{where}: release is {release}, not one of {winner} {digest}")
 
 
 def different_fields(document: dict[str, Any], recomputed: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """The fields of a decision that differ. Its sentences are compared only if this version worded them; otherwise only
     which candidates are excluded, and no reason."""
-    if document.get("wording", 1) != WORDING:
+    if document.get("wording", 1) != recomputed.get("wording", 1):
         document, recomputed = without_sentences(document), without_sentences(recomputed)
     return (each for each in differences(document, recomputed) if each[0] not in NOT_COMPARED)
 
@@ -231,8 +249,18 @@ def check_report(
         if (name := document.get("variant")) in evaluations:
             verdict.findings += [
                 f"{_shown(store, path)}: evaluation of {name}: {where} is {recorded}, recomputed {computed}"
-                for where, recorded, computed in differences(document, evaluations[name].model_dump(mode="json"))
+                for where, recorded, computed in differences(
+                    _with_later_fields(document), evaluations[name].model_dump(mode="json")
+                )
             ]
+
+
+def _with_later_fields(document: dict[str, Any]) -> dict[str, Any]:
+    """An evaluation with the fields that versions after the one that wrote it have added."""
+    try:
+        return Evaluation.model_validate_json(json.dumps(document)).model_dump(mode="json")
+    except ValidationError:
+        return document
 
 
 def documents(store: ModelStore, stored: StoredDecision) -> Iterator[tuple[str, dict[str, Any] | None]]:

@@ -7,22 +7,24 @@ import argparse
 
 from stages.parts.base import program
 from stages.parts.base.errors import Interrupted
-from stages.parts.base.settings import Rollout, Serving, parse_json
+from stages.parts.base.settings import AskedServing, Rollout, parse_json
 from stages.parts.base.store import ModelStore, store_root
 from stages.parts.endpoint.record import API_KEY_VARIABLE, say, stop
 from stages.parts.endpoint.supervisor import serve_foreground
 from stages.parts.model.name import ModelName
+from stages.parts.releases.pinned import pinned
+from stages.parts.releases.release import current_release
 from stages.serve.ensure import ensure
 
 
 def main() -> None:
     arguments = _arguments()
     store = ModelStore(store_root().absolute(), ModelName.parse(arguments.model).id)
-    serving = parse_json(Serving, arguments.serving, "--serving")
+    serving = parse_json(AskedServing, arguments.serving, "--serving")
     rollout = parse_json(Rollout, arguments.rollout, "--rollout")
     if arguments.foreground:
         try:
-            serve_foreground(store, serving, resume=arguments.resume)
+            serve_foreground(store, pinned(store, serving, current_release(store)), resume=arguments.resume)
         except (KeyboardInterrupt, Interrupted):
             say("stopped")
     elif arguments.stop:
@@ -52,7 +54,7 @@ example:
   python -m stages.serve --model org/name --stop""",
     )
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
-    parser.add_argument("--serving", default="{}", help="JSON: see Serving in stages/parts/base/settings.py")
+    parser.add_argument("--serving", default="{}", help="JSON: see AskedServing in stages/parts/base/settings.py")
     parser.add_argument("--rollout", default="{}", help="JSON: see Rollout in stages/parts/base/settings.py")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--foreground", action="store_true", help="serve until interrupted")

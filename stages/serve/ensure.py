@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from stages.parts.base.errors import RolledBack, ServerFailed
-from stages.parts.base.settings import Rollout, Serving
+from stages.parts.base.settings import AskedServing, Rollout, Serving
 from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.endpoint.clients import read_clients
 from stages.parts.endpoint.record import LOG, SERVERS, Endpoint, api_key, endpoint, published, say
 from stages.parts.endpoint.supervised_server import PREVIOUS
 from stages.parts.engine.client import answer, healthy
 from stages.parts.records.rollout import under_way
+from stages.parts.releases.pinned import pinned
 from stages.parts.releases.release import candidate
 from stages.rollout.local import OneMachine
 from stages.rollout.plan import resume
 from stages.rollout.state_machine import roll_out
 
 
-def ensure(store: ModelStore, serving: Serving, source: str, rollout: Rollout) -> tuple[Endpoint, bool]:
+def ensure(store: ModelStore, asked: AskedServing, source: str, rollout: Rollout) -> tuple[Endpoint, bool]:
     """The endpoint of the release that was published last, with these settings, and whether anything had to be done.
 
     The first release is served as soon as it answers; a later one is rolled out beside the one that is served.
@@ -31,9 +33,10 @@ def ensure(store: ModelStore, serving: Serving, source: str, rollout: Rollout) -
         Conflict: another release is being rolled out.
     """
     release = candidate(store) or published(store).name
+    serving = pinned(store, asked, release)
     with exclusive(store.lock("serve"), f"serve {store.model}"):
         found = endpoint(store)
-        if found and serves(found, release, serving):
+        if found and serves(store, found, release, serving):
             interrupted = under_way(store)  # a rollout that was killed at its very end has yet to be marked as ended
             if interrupted is None or interrupted.release != release:
                 return found, False
@@ -54,18 +57,22 @@ def ensure(store: ModelStore, serving: Serving, source: str, rollout: Rollout) -
         return found, True
 
 
-def serves(found: Endpoint, release: str, serving: Serving) -> bool:
-    """Whether *found* serves *release* exactly as asked, and answers with the API key that is set now."""
+def serves(store: ModelStore, found: Endpoint, release: str, serving: Serving) -> bool:
+    """Whether *found* serves *release* exactly as asked, and answers with the API key that is set now. Without one, and
+    with clients who have keys of their own, the release's server is asked itself."""
     same = (found.release, found.canary, found.serving, found.protected) == (
         release,
         None,
         serving.model_dump(mode="json"),
         bool(api_key()),
     )
-    if not same or not healthy(found.url):
+    if not same or not healthy(found.url, serving.tls_certificate):
         return False
+    server = found.server(release)
+    alone = server is not None and not api_key() and read_clients(store.root) is not None
     try:
-        answer(found.url, found.model, api_key())
+        url = server.url if server and alone else found.url
+        answer(url, found.model, api_key(), certificate=serving.tls_certificate)
     except ServerFailed:
         return False
     return True

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from benchmarks.choice import IDENTICAL, LEADS, NOISES, ONE_TASK, calibration, copies, replicated, stated, table, tally
+from benchmarks.choice import (
+    IDENTICAL,
+    LEADS,
+    NOISES,
+    ONE_TASK,
+    calibration,
+    copies,
+    replicated,
+    reversals,
+    stated,
+    table,
+    tally,
+)
 
 RUNS = 40
 USUAL = NOISES[1]
@@ -31,6 +43,10 @@ def test_a_variant_that_loses_three_percent_on_one_task_is_not_chosen():
     assert found.excluded >= 0.9
     assert found.right >= 0.9
     assert found.wrong <= 0.1
+
+
+def test_a_third_variant_never_changes_the_order_of_two():
+    assert reversals(1000) == 0
 
 
 def test_what_is_right_follows_from_the_truth():

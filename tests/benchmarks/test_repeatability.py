@@ -37,17 +37,17 @@ def measured_anew(store: ModelStore, name: str, quality: float, latency_ms: floa
 def test_repeats_with_the_same_decision_are_repeatable(folder, capsys):
     made = decisions(finished(folder), BALANCED)
     assert len(made) == 3
-    assert verdict(made) == (True, "same winner each time: awq, separated (3 of 3 separated)")
+    assert verdict(made) == (True, "the same each time: awq, decided")
     assert tell({"balanced": made}) == 0
     shown = capsys.readouterr().out
-    assert shown.count("awq     yes") == 3
+    assert shown.count("awq     decided") == 3
     assert "fp16 0.5" in shown
 
 
 def test_a_repeat_that_comes_to_another_winner_is_a_difference(folder, capsys):
     measured_anew(finished(folder)[1], "fp16", 1.0, 1.0)
     made = decisions(finished(folder), BALANCED)
-    assert verdict(made) == (False, "differs: awq 2, fp16 1 (3 of 3 separated)")
+    assert verdict(made) == (False, "differs: awq, decided: 2; fp16, decided: 1")
     assert tell({"balanced": made}) == 1
 
 
@@ -58,11 +58,11 @@ def test_a_decision_without_a_winner_is_not_repeatable(folder):
     assert tell({"strict": made}) == 1
 
 
-def test_one_winner_that_is_undecided_at_times_is_repeatable(folder):
+def test_one_winner_with_another_outcome_is_a_difference(folder):
     first, *rest = decisions(finished(folder), BALANCED)
     assert first is not None
-    made = [first.model_copy(update={"separated": False}), *rest]
-    assert verdict(made) == (True, "same winner each time: awq, undecided at times (2 of 3 separated)")
+    made = [first.model_copy(update={"outcome": "unresolved"}), *rest]
+    assert verdict(made) == (False, "differs: awq, decided: 2; awq, unresolved: 1")
 
 
 def test_repeats_of_an_older_record_are_still_decided(folder):
@@ -90,7 +90,7 @@ def test_only_repeats_of_the_same_conditions_are_kept(folder):
         as_measured(store, config)
     check_conditions(repeats, conditions(source, config))
     serving = config.model_copy(update={"serving": config.serving.model_copy(update={"kv_cache_mib": 128})})
-    workload = config.model_copy(update={"workload": config.workload.model_copy(update={"requests": 47})})
+    workload = config.model_copy(update={"workload": config.workload.model_copy(update={"steady_s": 19})})
     for other, what in ((serving, "serving settings"), (workload, "workload")):
         with pytest.raises(ConfigError, match=rf"02: awq, other {what}; 02: fp16, other {what}; .*03: gptq"):
             check_conditions(repeats, conditions(source, other))
@@ -121,8 +121,8 @@ def test_a_folder_is_decided_without_measuring(folder):
     ]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines()[-2].startswith("balanced  same winner each time: awq")
-    assert ended.stdout.splitlines()[-1].startswith("quality   same winner each time: fp16")
+    assert ended.stdout.splitlines()[-2].startswith("balanced  the same each time: awq, decided")
+    assert ended.stdout.splitlines()[-1].startswith("quality   the same each time: fp16,")
 
 
 def test_a_folder_without_repeats_is_a_clear_error(tmp_path):

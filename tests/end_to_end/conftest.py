@@ -29,10 +29,10 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, demo_hub: HubServer) -> I
 
 @pytest.fixture(scope="session")
 def finished(pipeline: Pipeline) -> dict[str, Any]:
-    """What ``slipway run --json`` printed, after two runs that were killed: while quantizing, and while vLLM starts."""
+    """What ``slipway run --json`` printed, after two runs that were killed: while quantizing, and after a block."""
     pipeline.killed_when(f"optimize-{VARIANTS[1]}", "")
     wait_until_gone(str(pipeline.root))
-    pipeline.killed_when("evaluate-fp16.vllm", "INFO")
+    pipeline.killed_when("evaluate", "after block 1")
     wait_until_gone(str(pipeline.root))
     assert not (pipeline.store.production).exists()
     ended = pipeline.run("--json")

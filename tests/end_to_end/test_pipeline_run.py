@@ -32,16 +32,16 @@ from stages.parts.model.safetensors import read_header
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.samples.divergence import distributions
 from stages.parts.samples.lines import Samples, read_samples
-from stages.select.divergence import distributions
 from tests.end_to_end.command_line import (
     API_KEY,
+    BLOCKS,
     CHANGED,
     FOUR_BIT,
     MODEL,
     OUTPUT_TOKENS,
     PROMPT_TOKENS,
-    REQUESTS,
     ROUNDS,
     SETTINGS,
     SPREAD,
@@ -64,7 +64,7 @@ def test_every_variant_is_really_quantized(pipeline, finished):
         assert projections
         if name == "fp16":
             assert quantization is None
-            assert set(dtypes.values()) == {"F16"}
+            assert set(dtypes.values()) == {"BF16"}
         elif name == "int8":
             assert (quantization["quant_method"], quantization["format"]) == ("compressed-tensors", "int-quantized")
             assert {dtypes[tensor] for tensor in projections if tensor.endswith("_proj.weight")} == {"I8"}
@@ -111,16 +111,25 @@ def test_every_variant_was_really_measured(pipeline, finished, name):
     assert evaluation is not None
     assert all(map(math.isfinite, numbers(evaluation.model_dump(mode="json"))))
     load = evaluation.load
-    assert load.requests == ROUNDS * REQUESTS
+    reference = Evaluation.read(pipeline.store.evaluation("fp16"))
+    assert load.rate_per_s == reference.load.rate_per_s
+    first_per_s = reference.capacity.starts[0] / reference.capacity.output_tokens_per_s
+    assert load.rate_per_s == pytest.approx(0.7 * reference.capacity.requests_per_s * first_per_s, rel=0.1)
+    assert load.requests == reference.load.requests
+    assert load.requests >= 20
     for percentiles in (load.ttft_ms, load.tpot_ms, load.itl_ms, load.e2el_ms):
         assert 0 < percentiles.p50 <= percentiles.p95 <= percentiles.p99
     assert load.e2el_ms.p50 > load.ttft_ms.p50
-    assert [(each.requests, each.concurrency) for each in evaluation.rounds] == [(REQUESTS, 4)] * ROUNDS
+    assert [each.requests for each in evaluation.rounds] == [load.requests / ROUNDS] * ROUNDS
     for each in evaluation.rounds:
         assert each.output_tokens_per_s == pytest.approx(each.output_tokens / each.duration_s, rel=0.05)
-    assert [(each.requests, each.concurrency) for each in evaluation.sweep] == [(24, 1)]
-    assert evaluation.goodput.share == 1
-    assert evaluation.goodput.output_tokens_per_s == pytest.approx(load.output_tokens_per_s)
+    for start in range(BLOCKS):
+        trials = [each for each in evaluation.capacity.trials if each.restart == start]
+        assert any(each.held for each in trials)
+        assert len(trials) <= 3 or not any(each.held for each in trials[:3])
+    assert evaluation.goodput.output_tokens_per_s == pytest.approx(
+        load.output_tokens_per_s * evaluation.goodput.share, rel=0.1
+    )
     assert evaluation.drift.before.compute_gflop_per_s > 0
     assert evaluation.memory.peak_resident_bytes > evaluation.memory.weights_bytes > 1_000_000
     assert 1 << 28 < evaluation.memory.peak_resident_bytes < evaluation.hardware.memory_bytes
@@ -138,10 +147,12 @@ def test_what_is_published_follows_from_the_samples_that_are_kept(pipeline, fini
     evaluation = Evaluation.read(pipeline.store.evaluation(name))
     given = samples(pipeline, name)
     requests = [request for each in given.rounds for request in each.requests]
-    assert [each.number for each in requests] == [0] * REQUESTS + [1] * REQUESTS
+    assert [each.number for each in requests] == [
+        number for number in range(ROUNDS) for _ in range(len(requests) // ROUNDS)
+    ]
     for tokens, mean in (("prompt_tokens", PROMPT_TOKENS), ("output_tokens", OUTPUT_TOKENS)):
         lengths = [getattr(each, tokens) for each in requests]
-        assert len(set(lengths)) > REQUESTS / 2, "lengths are drawn"
+        assert len(set(lengths)) > 8, "lengths are drawn"
         assert (1 - SPREAD) * mean <= min(lengths) <= max(lengths) <= (1 + SPREAD) * mean
     latencies = [each.e2el_ms for each in requests]
     assert float(np.percentile(latencies, 95)) == pytest.approx(evaluation.load.e2el_ms.p95)
@@ -160,7 +171,8 @@ def test_what_is_published_follows_from_the_samples_that_are_kept(pipeline, fini
 def test_each_stage_tells_its_progress_its_outcome_and_a_summary(pipeline, finished, name):
     evaluation = Evaluation.read(pipeline.store.evaluation(name))
     text = (pipeline.store.run(finished["run"]) / "logs" / "evaluate.log").read_text()
-    lines = (f"serving {name}: ready in ", f"load of {name}: round 2", f"quality of {name}: ", f"done: {name}: ")
+    assert f"quality of {name}: " not in text, "it was asked in the run that was killed after the first block"
+    lines = (f"serving {name}: ready in ", f"load of {name}: block 2", "after block 2", f"done: {name}: ")
     positions = [text.index(line) for line in lines]
     assert positions == sorted(positions)
     summary = json.loads(text.splitlines()[-1])[name]
@@ -184,14 +196,14 @@ def test_the_best_score_is_in_production(pipeline, finished):
     assert decision is not None
     without_kernel = {each.variant for each in decision.candidates if "no 4-bit kernel" in (each.excluded or "")}
     assert {each.variant for each in decision.candidates} - without_kernel == set(VARIANTS)
-    # One item more or less, which a processor's rounding may decide, and a 4-bit variant is below the recovery asked.
+    # One item more or less, which a processor's rounding may decide, and a 4-bit variant is below what is asked.
     assert all(
-        "quality_recovery" in each.excluded
+        "quality_recovery" in each.excluded or "of demo_" in each.excluded
         for each in decision.candidates
         if each.excluded and each.variant in VARIANTS
     )
     scores: dict[str | None, Any] = {each.variant: each.score for each in decision.candidates if not each.excluded}
-    assert not decision.separated or scores[decision.winner] == max(scores.values())
+    assert decision.outcome == "equivalent" or scores[decision.winner] == max(scores.values())
     assert decision.winner in decision.reason
     release = pipeline.store.production.resolve()
     assert release.name == decision.release

@@ -42,7 +42,7 @@ from tests.end_to_end.command_line import (
     command_lines,
     processes_naming,
 )
-from tests.serving import wait_until
+from tests.serving import unexpected_answers, wait_until
 
 pytestmark = pytest.mark.e2e
 USERS, PAUSE_S = 2, 4.0
@@ -260,6 +260,12 @@ def test_an_openai_client_streams_through_the_proxy(pipeline: Pipeline, drilled:
     with openai.OpenAI(base_url=f"{existing(pipeline.store).url}/v1", api_key=API_KEY) as client:
         events = client.completions.create(model=MODEL, prompt="A list", max_tokens=8, stream=True)
         assert len(list(events)) >= 2
+
+
+def test_no_route_of_vllm_answers_without_the_key_but_whether_it_is_healthy(
+    pipeline: Pipeline, drilled: dict[str, Any]
+) -> None:
+    assert unexpected_answers(existing(pipeline.store)) == []
 
 
 def test_the_servers_listen_on_this_machine_alone(pipeline: Pipeline, drilled: dict[str, Any]) -> None:

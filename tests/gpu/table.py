@@ -21,7 +21,8 @@ def markdown(store: ModelStore, names: Iterable[str]) -> str:
     first = measured[0]
     machine = ", ".join(first.hardware.gpus) or f"{first.hardware.cpu}, {first.hardware.cores} cores"
     said = f"{store.model} on {machine}; vLLM {first.tool_versions['vllm']} in {first.engine.dtype}"
-    load = f"{first.load.concurrency} users, {first.load.requests} requests per variant"
+    rate = f"{first.load.rate_per_s:.3g} requests/s" if first.load.rate_per_s else f"{first.load.concurrency} in flight"
+    load = f"{rate}, {first.load.requests} requests per variant"
     lines = [HEADS, ["---"] * len(HEADS), *(row(store, each) for each in measured)]
     return "\n".join([f"{said}; {load}.", "", *(f"| {' | '.join(line)} |" for line in lines)])
 

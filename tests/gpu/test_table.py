@@ -15,11 +15,11 @@ from tests.serving import REPOSITORY
 def test_the_table_has_a_row_for_each_variant_that_was_measured(tmp_path: Path) -> None:
     said, _, heads, rule, *rows = markdown(measured_store(tmp_path), ["fp16", "awq", "gptq", "int8"]).splitlines()
     assert said.startswith(f"{MODEL} on ")
-    assert "; vLLM 0.32.0 in bfloat16; 4 users, " in said
+    assert "; vLLM 0.32.0 in bfloat16; 4 in flight, " in said
     assert heads == f"| {' | '.join(HEADS)} |"
     assert {line.count("|") for line in (heads, rule, *rows)} == {len(HEADS) + 1}
     assert [line.split(" | ")[0] for line in rows] == ["| fp16", "| awq", "| gptq"]
-    assert rows[1].endswith("| 120 | 8.0 | 8 | 0.780 |")
+    assert rows[1].endswith("| 120 | 8.0 | 8 | 0.796 |")
 
 
 def test_without_a_gpu_every_test_on_one_is_skipped_with_the_reason() -> None:

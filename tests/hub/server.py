@@ -1,4 +1,5 @@
-"""The part of the Hub's HTTP API with which huggingface_hub finds and downloads a model, with faults on request.
+"""The part of the Hub's HTTP API with which huggingface_hub finds and downloads a model or a file of a data set, with
+faults on request.
 
 It does not offer Xet, so every download uses plain HTTP.
 """
@@ -26,7 +27,7 @@ REPO: Final = r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)"
 INFO: Final = re.compile(rf"/api/models/{REPO}(?:/revision/(?P<revision>[^/]+))?")
 TREE: Final = re.compile(rf"/api/models/{REPO}/tree/(?P<revision>[^/]+)(?:/(?P<folder>.+))?")
 REFS: Final = re.compile(rf"/api/models/{REPO}/refs")
-RESOLVE: Final = re.compile(rf"/(?P<cdn>cdn/)?{REPO}/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
+RESOLVE: Final = re.compile(rf"/(?P<cdn>cdn/)?(?:datasets/)?{REPO}/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
 RANGE: Final = re.compile(r"bytes=(\d+)-(\d*)")
 
 
@@ -69,7 +70,9 @@ class HubServer:
     the path of the URL.
     """
 
-    def __init__(self, root: Path | None = None, *, port: int = 0, cdn: bool = False) -> None:
+    def __init__(
+        self, root: Path | None = None, *, address: str = "127.0.0.1", port: int = 0, cdn: bool = False
+    ) -> None:
         """*cdn*: redirect downloads of LFS files to another host name, as the Hub does."""
         self.repositories: dict[str, Repository] = {}
         self.requests: list[HubRequest] = []
@@ -78,10 +81,10 @@ class HubServer:
         self.healed = threading.Event()
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"hub": self}))
+        self._server = ThreadingHTTPServer((address, port), type("Handler", (_Handler,), {"hub": self}))
         self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http://{address}:{self.port}"
         if root is not None:
             self.add_root(root)
 
@@ -117,13 +120,18 @@ class HubServer:
         license: str | None = None,  # noqa: A002 — its name on the model card
         lfs_threshold: int = LFS_THRESHOLD_BYTES,
     ) -> str:
-        """Put *files* on a branch of a new or existing repository; return the commit."""
+        """Put *files* on a branch of a new or existing repository, a model's or a data set's; return the commit."""
         content = dict(files_below(files) if isinstance(files, Path) else files)
         if license is not None:
             content["README.md"] = f"---\nlicense: {license}\n---\n# {name}\n".encode()
         repository = self.repositories.setdefault(name, Repository(name))
         repository.private, repository.gated = private, gated
         return repository.commit(content, revision, lfs_threshold)
+
+    def pin(self, name: str, commit: str, files: Mapping[str, bytes | Path]) -> None:
+        """Put *files* at the commit of this name, which is not what a commit of theirs would be called."""
+        repository = self.repositories.setdefault(name, Repository(name))
+        repository.commits[commit] = {path: Blob(path, content) for path, content in files.items()}
 
     def tag(self, name: str, tag: str, commit: str) -> None:
         self.repositories[name].tags[tag] = commit

@@ -34,6 +34,8 @@ class KubernetesServer:
     mistakes: list[str] = field(default_factory=list)
     logs: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     """Lines by namespace and pod."""
+    user: str = "jane@example.com"
+    """Who the caller is."""
     forbidden: set[tuple[str, str]] = field(default_factory=set)
     """(verb, plural) that this user may not."""
 

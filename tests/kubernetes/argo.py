@@ -195,7 +195,9 @@ class _Run:
         if on_exit and self._stopping() != "Terminate":
             self.exiting = True
             template = self.templates[on_exit]
-            if "dag" in template:
+            if "dag" in template and self.server.find("Workflow", self.name, self.namespace)["spec"].get("shutdown"):
+                self._node(handler, handler, "DAG", on_exit, "Failed")  # as Argo fails every DAG of a stopped run
+            elif "dag" in template:
                 self._node(handler, handler, "DAG", on_exit, "Running")
                 self._dag(handler, handler, template)
             else:
@@ -244,13 +246,16 @@ class _Run:
         return self._attempts(f"{path}.{name}", name, template)
 
     def _suspend(self, path: str, name: str, template: Object) -> Phase:
+        """A Suspend node, until its phase in the workflow's status is set, which is how Argo is told to go on."""
         node = self._node(path, name, "Suspend", template["name"], "Running")
-        outcome = self.controller.next_outcome(name)
-        while outcome.until and not outcome.until.is_set() and not self._stopping():
+        while not self._stopping():
+            kept = self.server.find("Workflow", self.name, self.namespace)["status"]["nodes"][node["id"]]
+            if kept["phase"] != "Running":
+                self._change(node, **kept)
+                return "Succeeded"
             time.sleep(STEP_S)
-        phase: Phase = "Failed" if self._stopping() else "Succeeded"
-        self._change(node, phase=phase, finishedAt=_now())
-        return phase
+        self._change(node, phase="Failed", finishedAt=_now())
+        return "Failed"
 
     def _never(self, path: str, task: Object, phase: Phase, message: str) -> Phase:
         node = self._node(f"{path}.{task['name']}", task["name"], "Skipped", task["template"], phase)
@@ -350,7 +355,11 @@ class _Run:
             manager="workflow-controller",
         )
         if log:
-            self.server.logs[self.namespace, name] = list(log)
+            self.server.logs[self.namespace, name] = [
+                f'time="{_now()}" level=info msg="capturing logs" argo=true',
+                *log,
+                f'time="{_now()}" level=info msg="sub-process exited" argo=true error="<nil>"',
+            ]
 
     def _pod_name(self, node: Object, template: Object) -> str:
         return f"{self.name}-{template['name']}-{node['id'].rpartition('-')[2]}"

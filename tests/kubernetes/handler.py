@@ -7,11 +7,12 @@ import json
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from tests.kubernetes.access import may
 from tests.kubernetes.faults import Fault, KubernetesRequest
 from tests.kubernetes.objects import Object, Refused, Resource, matches
 
@@ -28,9 +29,12 @@ WATCHES: Final = frozenset(
     {"watch", "labelSelector", "fieldSelector", "resourceVersion", "allowWatchBookmarks", "timeoutSeconds"}
 )
 LOGS: Final = frozenset({"container", "follow", "tailLines"})
+VERBS: Final = ["create", "delete", "get", "list", "patch", "update", "watch"]
 BOOKMARK_S: Final = 0.5
 POLL_S: Final = 0.02
 ACCESS_REVIEW: Final = "selfsubjectaccessreviews"
+ACCOUNT_REVIEW: Final = "subjectaccessreviews"
+USER_REVIEW: Final = "selfsubjectreviews"
 
 
 class _HungUp(Exception):
@@ -113,6 +117,9 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/version":
             self._send(200, {"major": "1", "minor": "36", "gitVersion": "v1.36.0"})
             return
+        if path == "/apis":
+            self._send(200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": _groups(known)})
+            return
         api_version = re.sub(r"^/apis?/", "", path)
         listed = [
             {
@@ -120,7 +127,7 @@ class Handler(BaseHTTPRequestHandler):
                 "kind": each.kind,
                 "namespaced": each.namespaced,
                 "singularName": "",
-                "verbs": ["get"],
+                "verbs": ["create"] if each.plural.endswith("reviews") else VERBS,
             }
             for each in known
             if each.api_version == api_version
@@ -203,7 +210,12 @@ class Handler(BaseHTTPRequestHandler):
         dry_run = "dryRun" in self.query
         if verb == "create" and not name:
             body = self._document("application/json")
-            made = self._review(body) if resource.plural == ACCESS_REVIEW else None
+            reviews = {
+                ACCESS_REVIEW: self._review,
+                ACCOUNT_REVIEW: self._review_account,
+                USER_REVIEW: self._user,
+            }
+            made = reviews[resource.plural](body) if resource.plural in reviews else None
             self._send(201, made or objects.create(resource, namespace, body, manager, dry_run=dry_run))
         elif verb == "update" and name:
             body = self._document("application/json")
@@ -236,6 +248,16 @@ class Handler(BaseHTTPRequestHandler):
         asks = body["spec"]["resourceAttributes"]
         plural = asks["resource"] + (f"/{asks['subresource']}" if asks.get("subresource") else "")
         return body | {"status": {"allowed": (asks["verb"], plural) not in self.cluster.forbidden}}
+
+    def _review_account(self, body: Object) -> Object:
+        """Answer from the Roles and RoleBindings that are there; ClusterRoles are not looked at."""
+        spec = body["spec"]
+        if not spec.get("user") and not spec.get("groups"):
+            raise Refused(422, "Invalid", "spec.user: Invalid value: at least one of user or group must be specified")
+        return body | {"status": {"allowed": may(self.cluster, spec["user"], spec["resourceAttributes"])}}
+
+    def _user(self, body: Object) -> Object:
+        return body | {"status": {"userInfo": {"username": self.cluster.user}}}
 
     def _list(self, resource: Resource, namespace: str | None) -> None:
         self._asks(LISTS)
@@ -346,6 +368,16 @@ class Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):  # the client has gone already
             self.wfile.flush()
             self.connection.shutdown(socket.SHUT_RDWR)
+
+
+def _groups(known: Iterable[Resource]) -> list[Object]:
+    """The groups besides the core, each with its newest version as the preferred one."""
+    versions = sorted({each.api_version for each in known if "/" in each.api_version})
+    by_group = {version.partition("/")[0]: version for version in versions}
+    return [
+        {"name": name, "preferredVersion": {"groupVersion": version, "version": version.partition("/")[2]}}
+        for name, version in by_group.items()
+    ]
 
 
 def _event(type_: str, each: Object) -> bytes:

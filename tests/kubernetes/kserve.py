@@ -4,10 +4,11 @@ Each Deployment has as many pods as its predictor's ``minReplicas``; a pod that 
 Service, killed, and replaced by another one. A pod's server is a real process (tests/stages/rollout/release_server.py),
 told how well to serve by the release that its ``storageUri`` names.
 
-What KServe does (pkg/controller/v1beta1/inferenceservice) is done here in the same order: canaries first, orphans
-removed before the route changes, no route before the predictor was ready, a canary gets its weight once it is ready,
-``canaryTrafficPercent`` is ignored in Standard mode, ``canaryStatuses`` repeats what was asked for,
-``observedGeneration`` is a child's.
+What KServe does (pkg/controller/v1beta1/inferenceservice) is done here in the same order: canaries first, the stable
+predictor scaled to max(minReplicas − the canaries', 1), orphans removed before the route changes, no route before the
+predictor was ready, a canary gets its weight once it is ready, ``canaryTrafficPercent`` is ignored in Standard mode,
+``canaryStatuses`` repeats what was asked for, ``observedGeneration`` is a child's. What is there under the name of a
+Deployment or HTTPRoute of its own is adopted and overwritten, whoever made it: that is ``contested``.
 
 With a ``gateway``, clients' requests really go where the routes say. An HTTPRoute's status is the word of the gateway's
 controller: its proxy follows ``lag_s`` later. Knative says what its proxies do already. A pod that is removed gets no
@@ -37,6 +38,8 @@ from tests.kubernetes.gateway import Gateway, Routes
 from tests.kubernetes.objects import Object, Refused, Resource
 
 SERVER: Final = Path(__file__).parents[1] / "stages" / "rollout" / "release_server.py"
+DNS_LABEL: Final = 63
+"""Characters."""
 TICK_S: Final = 0.05
 ISVC_LABEL: Final = "serving.kserve.io/inferenceservice"
 CLUSTER_LOCAL: Final = ("networking.kserve.io/visibility", "cluster-local")
@@ -83,6 +86,8 @@ class KServeController:
     gateway: Gateway | None = None
     lag_s: float = 0.1
     namespace: str = "default"
+    refuses: str = ""
+    """It makes nothing of any InferenceService, and names this as the reason."""
     gateway_stuck: bool = False
     """Routes are not programmed any more: their status stays as it is."""
     flickering: bool = False
@@ -91,6 +96,8 @@ class KServeController:
     """Releases whose container crashes at its start."""
     started: list[str] = field(default_factory=list)
     """Releases, once for each pod that was started."""
+    contested: list[str] = field(default_factory=list)
+    """Deployments and HTTPRoutes that two owners write: KServe takes what is there under its names for its own."""
     sent_into_the_void: list[str] = field(default_factory=list)
     """Services that clients' requests went to when their pods were removed."""
     deployments: dict[str, Deployment] = field(default_factory=dict)
@@ -203,6 +210,10 @@ class KServeController:
 
     def _reconcile_standard(self, service: Object) -> None:
         name, spec = service["metadata"]["name"], service["spec"]
+        host = f"{name}-predictor-{self.namespace}"
+        if len(host) > DNS_LABEL or self.refuses:
+            self._say("InferenceService", service, {"conditions": [_refused(self.refuses or host)]})
+            return
         knows_canary = self.version not in ("v0.19.0", "v0.20.0")
         canaries = spec.get("canary") or [] if knows_canary else []
         expected, statuses = [_deployment(name, spec["predictor"])], []
@@ -213,7 +224,9 @@ class KServeController:
             statuses.append(
                 {"name": each["predictor"]["name"], "ready": ready, "trafficPercent": each["trafficPercent"]}
             )
-        ready = self._deployed(service, expected[0], spec["predictor"]) and not self.flickering
+        lowered = sum(each["predictor"].get("minReplicas", 1) for each in canaries)
+        left = max(spec["predictor"].get("minReplicas", 1) - lowered, 1)
+        ready = self._deployed(service, expected[0], spec["predictor"] | {"minReplicas": left}) and not self.flickering
         for each in [each for each in self.deployments.values() if each.owner == name and each.name not in expected]:
             self._remove(each)
         conditions = [_condition("PredictorReady", ready), _condition("Ready", ready)]
@@ -236,6 +249,9 @@ class KServeController:
         ]
         parts.insert(0, (_deployment(name, spec["predictor"]), 100 - sum(percent for _, percent in parts)))
         backends = [{"kind": "Service", "name": each, "port": 80, "weight": percent} for each, percent in parts]
+        for there in self.server.all("HTTPRoute", self.namespace):
+            if there["metadata"]["name"] == name and not there["metadata"].get("ownerReferences"):
+                self.contested.append(name)
         if len(backends) == 1:
             del backends[0]["weight"]
         self._put(
@@ -245,6 +261,8 @@ class KServeController:
                 "metadata": {
                     "name": name,
                     "namespace": self.namespace,
+                    "labels": service["metadata"].get("labels", {}),
+                    "annotations": service["metadata"].get("annotations", {}),
                     "ownerReferences": [{"kind": "InferenceService", "name": name}],
                 },
                 "spec": {
@@ -348,11 +366,16 @@ class KServeController:
         owner = service["metadata"]["name"]
         labels = {**service["metadata"].get("labels", {}), **predictor.get("labels", {}), ISVC_LABEL: owner}
         now = self.deployments.get(name)
+        if now and now.owner != owner:
+            self.contested.append(name)
         if now and now.labels != labels:
             self._remove(now)
             now = None
         if now is None:
             now = self.deployments[name] = Deployment(name, owner, release, predictor, labels)
+        self._end_deleted(now)
+        for each in now.pods[predictor.get("minReplicas", 1) :]:
+            self.server.remove("Pod", each.name, self.namespace)
         self._end_deleted(now)
         while len(now.pods) < predictor.get("minReplicas", 1):
             pod = f"{name}-{now.made}"
@@ -482,6 +505,16 @@ def _overlaid(stable: Any, canary: Any) -> Any:
     if not isinstance(stable, dict) or not isinstance(canary, dict):
         return canary if canary not in ("", 0, None, [], {}, False) else stable
     return {key: _overlaid(stable.get(key), canary.get(key)) for key in {**stable, **canary}}
+
+
+def _refused(what: str) -> Object:
+    return {
+        "type": "PredictorReady",
+        "status": "False",
+        "reason": "ReconcileFailed",
+        "message": f'invalid domain name "{what}": must be no more than {DNS_LABEL} characters',
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
 
 
 def _condition(name: str, said: bool) -> Object:

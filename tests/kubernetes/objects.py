@@ -170,7 +170,15 @@ class Objects:
             self.version += 1
             old["metadata"]["resourceVersion"] = str(self.version)
             self._tell("DELETED", resource, old)
+            if resource.plural == "namespaces":
+                self._empty(name)
             return old
+
+    def _empty(self, namespace: str) -> None:
+        """Delete what a namespace holds. The real server takes a while for that."""
+        for api_version, plural, place, name in list(self.kept):
+            if place == namespace:
+                self.delete(self.resources[api_version, plural], namespace, name)
 
     def since(self, resource: Resource, namespace: str | None, version: int, *, wait_s: float) -> list[Change]:
         """Changes after *version*; if there are none, what comes within *wait_s*."""

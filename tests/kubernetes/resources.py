@@ -69,6 +69,20 @@ def _workflow(each: dict[str, Any]) -> str:
     return ""
 
 
+def _event(each: dict[str, Any]) -> str:
+    """What the API's validation of events.k8s.io/v1 asks for."""
+    for name in ("eventTime", "reportingController", "reportingInstance", "action", "reason"):
+        if not each.get(name):
+            return f"{name}: Required value"
+    if each.get("type") not in ("Normal", "Warning"):
+        return 'type: Invalid value: has invalid value: ""'
+    if len(each.get("note", "").encode()) > 1024:
+        return "note: can have at most 1024 characters"
+    if each.get("regarding", {}).get("namespace") != each["metadata"].get("namespace"):
+        return "metadata.namespace: does not match event.namespace"
+    return ""
+
+
 CORE: Final = (
     Resource("v1", "Namespace", "namespaces", namespaced=False, status=True),
     Resource("v1", "Node", "nodes", namespaced=False, status=True),
@@ -95,7 +109,10 @@ CORE: Final = (
     Resource("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings"),
     Resource("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles", namespaced=False),
     Resource("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False),
+    Resource("events.k8s.io/v1", "Event", "events", check=_event),
+    Resource("authentication.k8s.io/v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False),
     Resource("authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False),
+    Resource("authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False),
     Resource(
         "apiextensions.k8s.io/v1",
         "CustomResourceDefinition",

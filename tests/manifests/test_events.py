@@ -26,7 +26,8 @@ from pipeline.events.providers import PROVIDERS
 from pipeline.events.push import Push
 from pipeline.events.receiver import TOKEN_VARIABLE
 from pipeline.events.starting import workflow
-from pipeline.manifests import MANIFESTS, documents
+from pipeline.manifests import MANIFESTS, TRIGGERS, documents, for_triggers
+from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import CONFIGS
 
 EVENTS = MANIFESTS / "events"
@@ -252,6 +253,40 @@ def admits(peer: dict[str, Any], labels: dict[str, str]) -> bool:
     return peer.get("namespaceSelector") == {} or selects(peer.get("podSelector", {"matchLabels": {"": ""}}), labels)
 
 
+def test_every_workflow_that_is_made_names_a_template():
+    """So that templateReferencing: Strict can be demanded of Argo's controller."""
+    found = [*documents("gke"), *applied(), *applied(EVENTS / "poll")]
+    specs = [each["spec"]["workflowSpec"] for each in found if each["kind"] == "CronWorkflow"]
+    templates = [each for found_one in found for each in found_one.get("spec", {}).get("templates", [])]
+    specs += [yaml.safe_load(each["resource"]["manifest"])["spec"] for each in templates if "resource" in each]
+    specs += [each["template"]["k8s"]["source"]["resource"]["spec"] for each in the("Sensor")["spec"]["triggers"]]
+    assert len(specs) == 5
+    assert all(spec.keys() == {"workflowTemplateRef", "arguments"} for spec in specs)
+
+
+def test_what_starts_runs_gets_the_platforms_image_namespace_and_variables(tmp_path: Path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "extends: gke\nnamespace: ml\nimage: mirror.example:5000/ml/slipway-{family}:1\n"
+        "cluster: {environment: {HF_ENDPOINT: 'https://hub.example'}, certificates: company-ca}\n"
+    )
+    platform = load(chosen={"platform": str(mine)}).platform
+    for which, folder in TRIGGERS.items():
+        found = for_triggers(which, platform)
+        assert len(found) == len(applied(MANIFESTS / folder))
+        assert {each["metadata"]["namespace"] for each in found} == {"ml"}
+        images = re.findall(r"'image': '([^']+)'", str(found))
+        assert images == ["mirror.example:5000/ml/slipway-slim:1"]
+    (spec,) = (each["spec"] for each in for_triggers("poll", platform) if each["kind"] == "WorkflowTemplate")
+    (container,) = (each["container"] for each in spec["templates"] if "container" in each)
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    assert variables["HF_ENDPOINT"] == "https://hub.example"
+    assert variables["SSL_CERT_FILE"] == "/etc/slipway/ca.crt"
+    assert {each["name"] for each in container["volumeMounts"]} <= {each["name"] for each in spec["volumes"]}
+    with pytest.raises(ConfigError, match="one machine"):
+        for_triggers("poll", load(chosen={"platform": "local"}).platform)
+
+
 def test_images_are_of_the_projects_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     texts = [path.read_text() for path in EVENTS.rglob("*.yaml")]
@@ -263,7 +298,9 @@ def test_a_poll_starts_the_run_that_a_push_or_the_command_line_would_start(monke
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
     spec = the("CronWorkflow", folder=EVENTS / "poll")["spec"]
     assert (spec["suspend"], spec["concurrencyPolicy"]) == (True, "Forbid")
-    (start,) = (each for each in spec["workflowSpec"]["templates"] if "resource" in each)
+    template = the("WorkflowTemplate", folder=EVENTS / "poll")
+    assert spec["workflowSpec"]["workflowTemplateRef"] == {"name": template["metadata"]["name"]}
+    (start,) = (each for each in template["spec"]["templates"] if "resource" in each)
     assert start["resource"]["action"] == "apply"
     assert yaml.safe_load(start["resource"]["manifest"])  # Argo wants YAML also before it fills it in
     made = yaml.safe_load(filled(start["resource"]["manifest"], {"model": "some-user/some-repo", "commit": COMMIT}))
@@ -290,7 +327,7 @@ def filled(text: str, inputs: dict[str, str]) -> str:
 
 
 def test_a_poll_asks_the_hub_with_the_stage_program_and_its_pods_fit_the_base():
-    spec = the("CronWorkflow", folder=EVENTS / "poll")["spec"]["workflowSpec"]
+    spec = the("WorkflowTemplate", folder=EVENTS / "poll")["spec"]
     templates = {each["name"]: each for each in spec["templates"]}
     resolve = templates["resolve"]
     assert resolve["container"]["command"] == ["python", "-m", "stages.resolve"]

@@ -7,20 +7,27 @@ import yaml
 
 from pipeline.config import load, names, read_yaml
 from pipeline.platform import Platform
-from scoring.profile import DEFAULT
+from scoring.criteria import DEFAULT
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import CONFIGS, Optimize, Rollout, Serving
+from stages.parts.base.settings import CONFIGS, AskedServing, Optimize, Rollout
 
 
 def test_the_defaults_file_says_what_the_code_says():
     config = load()
     assert config.optimize == Optimize()
-    assert config.serving == Serving()
+    assert config.serving == AskedServing()
     written = read_yaml(CONFIGS / "defaults.yaml")
-    assert set(written["serving"]) == set(Serving.model_fields)
+    assert set(written["serving"]) == set(AskedServing.model_fields)
     assert set(written["optimize"]) == set(Optimize.model_fields)
     assert config.rollout == Rollout()
     assert set(written["rollout"]) == set(Rollout.model_fields)
+
+
+def test_a_protocol_sets_the_profiles_error_rate_unless_the_profile_does():
+    assert load().profile.error_rate == 0.05
+    assert load(assignments=["workload.protocol=thorough"]).profile.error_rate == 0.02
+    own = ["workload.protocol=thorough", "profile.error_rate=0.1"]
+    assert load(assignments=own).profile.error_rate == 0.1
 
 
 def test_the_default_weights_are_those_of_the_promise():
@@ -54,7 +61,7 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path, monkeypatch):
     folder = tmp_path / "deep"
     (folder / "tasks").mkdir(parents=True)
     workload = {
-        "trace": "own.jsonl", "concurrency": 1, "requests": 1,
+        "trace": "own.jsonl", "concurrency": 1,
         "quality_tasks": ["mine"], "tasks_path": "tasks", "divergence_text": "mine.txt",
     }  # fmt: skip
     (folder / "load.yaml").write_text(yaml.safe_dump(workload))
@@ -70,7 +77,7 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path, monkeypatch):
 
 def test_a_trace_with_wrong_lines_is_found_before_any_work(tmp_path):
     (tmp_path / "own.jsonl").write_text('{"prompt": "Hi", "output_tokens": 1}\n{"prompt": "Hi"}\n[]\n')
-    workload = {"trace": "own.jsonl", "concurrency": 1, "requests": 1, "quality_tasks": ["mine"]}
+    workload = {"trace": "own.jsonl", "concurrency": 1, "quality_tasks": ["mine"]}
     (tmp_path / "load.yaml").write_text(yaml.safe_dump(workload))
     with pytest.raises(ConfigError, match=r"2 mistakes in the trace") as caught:
         load(chosen={"workload": str(tmp_path / "load.yaml")})

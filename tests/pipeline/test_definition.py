@@ -10,9 +10,12 @@ from pipeline.config import load
 from pipeline.definition import arguments, resolve_key, workflow_template
 from pipeline.local.submission import render
 from pipeline.local.workflow import parse
+from pipeline.runs.expressions import holds
+from pipeline.runs.expressions import parse as parse_condition
+from pipeline.stage_templates import RESULTS, RETRY_EXPRESSION
 from scoring.profile import Profile
 from stages.parts.base.errors import InvalidName
-from stages.parts.base.settings import Optimize, Serving, Workload
+from stages.parts.base.settings import AskedServing, Optimize, Workload
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +57,8 @@ def test_only_fp16_has_to_succeed(compiled):
 def test_a_variant_is_made_and_measured_as_check_says(compiled):
     assert "when" not in tasks(compiled)["optimize-fp16"]
     assert tasks(compiled)["optimize-int8"]["when"] == "{{tasks.check.outputs.parameters.int8}} == true"
-    (variants,) = tasks(compiled)["evaluate"]["arguments"]["parameters"]
-    assert variants["value"] == "{{tasks.check.outputs.parameters.variants}}"
+    given = {each["name"]: each["value"] for each in tasks(compiled)["evaluate"]["arguments"]["parameters"]}
+    assert given == {name: f"{{{{tasks.check.outputs.parameters.{name}}}}}" for name in ("variants", "serving")}
     check, evaluate = (templates(compiled)[name] for name in ("check", "evaluate"))
     assert check["container"]["image"] == evaluate["container"]["image"]
 
@@ -64,7 +67,7 @@ def test_one_template_fits_every_choice_of_variants_and_workload(compiled):
     others = [
         "optimize.variants=[fp16]",
         "optimize.variants=[fp16, int8]",
-        "workload.interleave=false",
+        "workload.budget_minutes=5",
         "workload.protocol=quick",
         "optimize.make_unservable=true",
     ]
@@ -91,7 +94,7 @@ def test_every_stage_has_a_limit_a_deadline_the_store_and_its_last_words(compile
         assert template["activeDeadlineSeconds"] > 0
         assert template["retryStrategy"]["limit"] == 3
         container = template["container"]
-        program = {"withdraw": "rollout", "optimize-rewrite": "optimize"}.get(name, name)
+        program = {"optimize-rewrite": "optimize"}.get(name, name)
         assert container["command"] == ["python", "-m", f"stages.{program}"]
         assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
         mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
@@ -102,7 +105,8 @@ def test_every_stage_has_a_limit_a_deadline_the_store_and_its_last_words(compile
 
 
 @pytest.mark.parametrize(
-    ("secret", "stages"), [("HF_TOKEN", {"resolve", "acquire", "evaluate"}), ("SLIPWAY_API_KEY", {"serve", "withdraw"})]
+    ("secret", "stages"),
+    [("HF_TOKEN", {"resolve", "acquire", "check", "evaluate"}), ("SLIPWAY_API_KEY", {"serve", "ending"})],
 )
 def test_a_secret_is_a_reference_and_only_where_it_is_needed(compiled, secret, stages):
     with_secret = set()
@@ -123,20 +127,33 @@ def test_gpus_are_literal_numbers_as_the_crd_demands(compiled):
 
 def test_only_resolve_is_memoized_for_a_day(compiled):
     memoized = {name: each["memoize"] for name, each in templates(compiled).items() if "memoize" in each}
-    assert set(memoized) == {"resolve"}
-    assert memoized["resolve"]["maxAge"] == "24h"
+    assert set(memoized) == {"resolve-daily"}
+    assert memoized["resolve-daily"]["maxAge"] == "24h"
 
 
-def test_the_memoization_key_is_legal_for_argo_and_differs_by_what_it_stands_for(monkeypatch):
-    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+def test_nothing_is_memoized_and_retried_for_argo_never_ends_such_a_run(compiled):
+    assert not [name for name, each in templates(compiled).items() if "memoize" in each and "retryStrategy" in each]
+
+
+def test_the_memoization_key_is_legal_for_argo_and_differs_by_what_it_stands_for():
     key = resolve_key("org/model_v1.0", "main")
     assert re.fullmatch(r"[a-zA-Z0-9][-a-zA-Z0-9]*", key)
     assert key == resolve_key("org/model_v1.0", "main")
     assert key != resolve_key("org/model_v1.0", "v2")
     assert key != resolve_key("org/model_v1.0", "main", refresh=True)
     assert resolve_key("./my-model", "main") != resolve_key("./my-model", "main")
-    monkeypatch.setenv("HF_ENDPOINT", "http://mirror.example")
-    assert key != resolve_key("org/model_v1.0", "main")
+    assert key != resolve_key("org/model_v1.0", "main", hub="http://mirror.example")
+
+
+def test_the_submitters_hub_matters_on_this_machine_and_not_on_a_cluster(monkeypatch):
+    keys = {}
+    for hub in ("", "http://mirror.example"):
+        monkeypatch.setenv("HF_ENDPOINT", hub)
+        for platform in ("local", "kind"):
+            given = arguments(load(chosen={"platform": platform}), "org/model", "main", serve=False)
+            keys[platform, hub] = given["resolve-key"]
+    assert keys["local", ""] != keys["local", "http://mirror.example"]
+    assert keys["kind", ""] == keys["kind", "http://mirror.example"]
 
 
 def test_the_local_engine_takes_the_compiled_manifest(compiled):
@@ -151,7 +168,7 @@ def test_the_arguments_are_what_the_stages_parse():
     given = arguments(config, "org/name", "main", serve=True)
     assert Optimize.model_validate(json.loads(given["optimize"])) == config.optimize
     assert Workload.model_validate(json.loads(given["workload"])) == config.workload
-    assert Serving.model_validate(json.loads(given["serving"])) == config.serving
+    assert AskedServing.model_validate(json.loads(given["serving"])) == config.serving
     assert Profile.model_validate(json.loads(given["profile"])) == config.profile
 
 
@@ -165,7 +182,7 @@ def test_an_invalid_model_name_is_refused(name):
 def test_the_local_engine_knows_every_field_of_every_platforms_workflow(platform):
     workflow = parse(render(load(chosen={"platform": platform})))
     names = {name for name, _ in workflow.used()}
-    assert names >= {"resolve", "acquire", "optimize-fp16", "select", "serve", "onExit.report"}
+    assert names >= {"resolve.commit", "acquire", "optimize-fp16", "select", "serve", "onExit"}
     assert workflow.bind(arguments(load(), "org/name", "main", serve=True))["revision"] == "main"
 
 
@@ -181,7 +198,7 @@ def test_the_workflow_of_one_machine_has_no_field_of_a_cluster(compiled):
 def test_the_winner_and_the_score_table_are_outputs_of_the_run(compiled):
     outputs = templates(compiled)["pipeline"]["outputs"]["parameters"]
     assert {each["name"]: each["valueFrom"]["parameter"] for each in outputs} == {
-        name: f"{{{{tasks.select.outputs.parameters.{name}}}}}" for name in ("winner", "release", "reason", "table")
+        name: f"{{{{tasks.select.outputs.parameters.{name}}}}}" for name in RESULTS
     }
 
 
@@ -219,15 +236,31 @@ def test_on_a_cluster_the_rollouts_steps_are_tasks_with_an_optional_approval():
     assert arguments(load(assignments=["rollout.approval=true"]), "org/name", "main", serve=True)["approval"] == "true"
 
 
+@pytest.mark.parametrize(
+    ("code", "message", "again"),
+    [
+        ("137", "The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi. Container", True),
+        ("-1", "The node had condition: [DiskPressure]. ", True),
+        ("-1", "Pod was rejected: Node didn't have enough resource: cpu, requested: 1000, used: 1900", True),
+        ("-1", "Pod was terminated in response to imminent node shutdown.", True),
+        ("137", "OOMKilled (exit code 137)", False),
+        ("137", "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi.", False),
+        ("-1", "Pod was active on the node longer than the specified deadline", False),
+    ],
+)
+def test_a_pod_that_the_kubelet_ends_for_its_nodes_sake_is_retried(code, message, again):
+    failed = {"lastRetry.exitCode": code, "lastRetry.status": "Failed", "lastRetry.message": message}
+    assert holds(parse_condition(RETRY_EXPRESSION, "expression"), failed.__getitem__) is again
+
+
 def test_a_run_that_fails_leaves_no_canary_and_always_a_report(compiled):
-    withdraw, report = templates(compiled)[compiled["spec"]["onExit"]]["dag"]["tasks"]
-    assert withdraw["when"] == "{{workflow.status}} != Succeeded"
-    assert "--abort" in templates(compiled)[withdraw["template"]]["container"]["args"]
-    for result in ("Succeeded", "Skipped", "Failed", "Errored"):
-        assert f"withdraw.{result}" in report["depends"]
+    # Not a DAG: of a stopped run Argo begins no second task of one.
+    last = templates(compiled)[compiled["spec"]["onExit"]]["container"]
+    assert last["command"] == ["python", "-m", "stages.ending"]
+    assert last["args"][last["args"].index("--status") + 1] == "{{workflow.status}}"
 
 
 def test_withdrawing_has_as_much_time_as_rolling_out(compiled):
     found = templates(compiled)
     forward = found["rollout" if "rollout" in found else "serve"]
-    assert found["withdraw"]["activeDeadlineSeconds"] == forward["activeDeadlineSeconds"]
+    assert found["ending"]["activeDeadlineSeconds"] == forward["activeDeadlineSeconds"]

@@ -102,6 +102,16 @@ def test_the_cheapest_that_meets_the_targets_is_first_and_the_table_says_so(hub:
     )
 
 
+def test_it_says_what_a_run_would_take(hub: HubServer) -> None:
+    asked = ("org/llama-3.1-8b", "--gpu", "l4,h100")
+    found = {each["accelerator"]: each for each in document(hub, *asked)["automatic"]}
+    assert (found["l4"]["tensor_parallel_size"], found["l4"]["max_model_len"]) == (1, 21_248)
+    assert (found["h100"]["tensor_parallel_size"], found["h100"]["max_model_len"]) == (1, 131_072)
+    said = plan(hub, *asked, "--set", "serving.max_model_len=30000", "--set", "serving.tensor_parallel_size=1").stdout
+    assert re.search(r"^a run on l4 is refused: fp16 on 1 × l4: room for [\d,]+ of 30,000 tokens", said, re.MULTILINE)
+    assert "a run takes 1 × h100, 30,000 tokens of context" in said
+
+
 def test_what_does_not_fit_is_listed_with_the_reason(hub: HubServer) -> None:
     asked = ("org/llama-3.1-70b", "--gpu", "l4", "--set", "optimize.variants=[fp16]")
     said = plan(hub, *asked, "--context", "8192", "--slo", "tpot=10ms").stdout

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pipeline.config import load
+from pipeline.manifests import documents_of
 from stages.parts.base.errors import ConfigError
+from stages.parts.base.log import LOG_VARIABLE
+from stages.parts.machine.hardware import GPUS_VARIABLE
 
 MINE = """\
 extends: {base}
@@ -71,7 +74,8 @@ def test_all_cores_are_refused_on_a_cluster(tmp_path):
 def test_all_variants_are_measured_on_one_type_of_gpu(name):
     chosen = load(chosen={"platform": name}).platform
     assert chosen.nodes_of(chosen.stages.evaluate).selector
-    assert chosen.stages.evaluate.gpus == 1
+    assert chosen.stages.evaluate.gpus == "auto"
+    assert chosen.stages.check.gpus == 1
     assert not chosen.stages.evaluate.spot
 
 
@@ -79,3 +83,62 @@ def test_a_stage_without_a_gpu_runs_on_any_node():
     chosen = load(chosen={"platform": "gke"}).platform
     assert chosen.nodes_of(chosen.stages.select).selector == {}
     assert chosen.nodes_of(chosen.stages.select).tolerations == ()
+
+
+BEHIND_A_PROXY = """\
+extends: kind
+cluster:
+  environment: {HF_ENDPOINT: "https://mirror.example:8443", NO_PROXY: .svc}
+  certificates: trusted
+  hub_ports: [443, 8443]
+"""
+
+
+def test_every_pod_of_a_stage_gets_the_platforms_variables_and_certificates(tmp_path):
+    (tmp_path / "mine.yaml").write_text(BEHIND_A_PROXY)
+    found = documents_of(load(chosen={"platform": str(tmp_path / "mine.yaml")}))
+    *_, spec = (each["spec"] for each in found if each["kind"] == "WorkflowTemplate")
+    assert {"name": "certificates", "configMap": {"name": "trusted"}} in spec["volumes"]
+    for template in spec["templates"]:
+        if container := template.get("container"):
+            variables = {each["name"]: each.get("value") for each in container["env"]}
+            assert variables["HF_ENDPOINT"] == "https://mirror.example:8443"
+            assert variables["NO_PROXY"] == ".svc"
+            mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}["certificates"]
+            assert variables["SSL_CERT_FILE"] == variables["REQUESTS_CA_BUNDLE"] == f"{mounted}/ca.crt"
+    (policy,) = (each for each in found if each["metadata"]["name"] == "stages-reach-the-hub")
+    assert [each["port"] for each in policy["spec"]["egress"][0]["ports"]] == [443, 8443]
+
+
+@pytest.mark.parametrize(
+    ("variable", "why"),
+    [
+        ("HF_TOKEN: x", "would show HF_TOKEN to everyone"),
+        ("HTTPS_PROXY: 'http://user:secret@proxy:3128'", "it has a password"),
+        ("SLIPWAY_STORE: /elsewhere", "sets what Slipway or Argo set: SLIPWAY_STORE"),
+    ],
+)
+def test_a_variable_that_is_secret_or_not_the_users_is_refused(tmp_path, variable, why):
+    with pytest.raises(ConfigError, match=why):
+        platform(tmp_path, f"extends: kind\ncluster:\n  environment: {{{variable}}}\n")
+
+
+def test_each_task_of_a_cluster_keeps_a_log_of_its_own():
+    *_, template = documents_of(load(chosen={"platform": "cluster"}))
+    containers = [each["container"] for each in template["spec"]["templates"] if "container" in each]
+    found = [each["value"] for container in containers for each in container["env"] if each["name"] == LOG_VARIABLE]
+    assert len(found) == len(containers)
+    assert "/mnt/models/{{workflow.parameters.model-directory}}/runs/{{workflow.name}}/logs/acquire.log" in found
+    assert len([each for each in found if each.endswith("/optimize-{{inputs.parameters.method}}.log")]) == 2
+    assert len(set(found)) == len(found) - 1
+
+
+def test_a_pod_with_gpus_is_told_how_many_so_that_it_refuses_to_work_without():
+    *_, template = documents_of(load(chosen={"platform": "gke"}))
+    told = {
+        each["name"]: [it["value"] for it in each["container"]["env"] if it["name"] == GPUS_VARIABLE]
+        for each in template["spec"]["templates"]
+        if "container" in each
+    }
+    gpus = {"check": ["1"], "optimize": ["1"], "evaluate": ["{{inputs.parameters.gpus}}"]}
+    assert {name: found for name, found in told.items() if found} == gpus

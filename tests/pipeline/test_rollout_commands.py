@@ -104,13 +104,13 @@ def test_the_status_shows_state_figures_and_the_next_commands(stage: Stage) -> N
     assert slipway(stage.store, "rollout", "status", MODEL).stdout == f"there was no rollout of {MODEL} yet\n"
     stage.served()
     stage.make(NEXT)
-    roll_out(stage.store, stage.target, NEXT, SETTINGS.model_copy(update={"approval": True}), until="50")
+    roll_out(stage.store, stage.target, NEXT, SETTINGS.model_copy(update={"approval": True}), until="90")
     shown = slipway(stage.store, "rollout", "status", MODEL).stdout
     for line in (
         f"{NEXT} against {GOOD}",
         "state     awaiting approval",
-        "steps     10 % [50 %] 100 %",
-        "last look, at 50 %: promote",
+        "steps     10 % 50 % [90 %] 100 %",
+        "last look, at 90 %: promote",
         f"approve: slipway rollout promote {MODEL}",
     ):
         assert line in shown
@@ -119,21 +119,28 @@ def test_the_status_shows_state_figures_and_the_next_commands(stage: Stage) -> N
     ]
     document = json.loads(slipway(stage.store, "rollout", "status", MODEL, "--json").stdout)
     assert document["rollout"]["state"] == "awaiting approval"
-    assert [each["percent"] for each in document["rollout"]["analyses"]] == [10, 50]
+    assert [each["percent"] for each in document["rollout"]["analyses"]] == [10, 50, 90]
     assert "window" not in document["rollout"]
+
+
+LITERAL = {"max_model_len": 4096, "tensor_parallel_size": 1, "startup_timeout_s": 900}
 
 
 @pytest.mark.parametrize("mode", ["standard", "knative", "route"])
 def test_render_shows_what_a_rollout_applies_without_a_cluster(stage: Stage, mode: str) -> None:
     published(stage, GOOD)
-    shown = slipway(stage.store, "rollout", "render", MODEL, "--platform", "gke", "--mode", mode).stdout
+    # These releases were never measured, so that auto has no answer.
+    literal = [f"--set=serving.{name}={value}" for name, value in LITERAL.items()]
+    shown = slipway(stage.store, "rollout", "render", MODEL, "--platform", "gke", "--mode", mode, *literal).stdout
     first = list(yaml.safe_load_all(shown))
     assert {each["metadata"]["namespace"] for each in first} == {"slipway"}
     services = [each for each in first if each["kind"] == "InferenceService"]
     assert [each["spec"]["predictor"]["labels"]["slipway/release"] for each in services] == [GOOD]
     assert services[0]["spec"]["predictor"]["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
     stage.make(NEXT)
-    said = slipway(stage.store, "rollout", "render", MODEL, "--platform", "gke", "--mode", mode, "--release", "2")
+    said = slipway(
+        stage.store, "rollout", "render", MODEL, "--platform", "gke", "--mode", mode, "--release", "2", *literal
+    )
     assert said.stdout.count(f"slipway/release: {GOOD}") == (
         0 if mode == "knative" else 2
     )  # and the spread of its pods

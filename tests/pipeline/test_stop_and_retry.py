@@ -39,7 +39,7 @@ def test_a_stopped_run_has_ended_and_left_its_report_when_stop_returns(tmp_path,
         text=True,
     )
     deadline = time.monotonic() + 120
-    while not hub.requests_for("model.safetensors"):
+    while not list(tmp_path.glob("*/runs/*/logs/acquire.log")):
         assert time.monotonic() < deadline
         assert run.poll() is None, run.communicate()[1]
         time.sleep(0.05)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from pipeline.commands.decisions import cost_lines
-from pipeline.runs.tables import score_table
+from pipeline.runs.state import RunState
+from pipeline.runs.tables import runs_table, score_table
 from scoring.profile import Profile
 from stages.parts.records.production import Price, Production
 from stages.select.selection import select
@@ -40,20 +42,34 @@ def test_the_winner_has_a_star_its_score_and_its_certainty(decision):
 
 
 @pytest.mark.parametrize(
-    ("separated", "said"), [(True, "is separated from the others"), (False, "is not separated from the others")]
+    ("changed", "said"),
+    [
+        ({}, "awq: incomplete, without gptq"),
+        ({"outcome": "decided"}, "awq: decided, better than every other"),
+        ({"outcome": "unresolved"}, "awq: unresolved, first of the ranking"),
+        ({"outcome": "equivalent", "winner": "fp16"}, "fp16: equivalent to awq, and the cheapest to run"),
+    ],
 )
-def test_the_table_says_whether_the_choice_is_separated(decision, separated, said):
-    assert said in drawn(decision.model_copy(update={"separated": separated}))[0]
+def test_the_table_says_what_the_outcome_is(decision, changed, said):
+    assert drawn(decision.model_copy(update=changed))[0] == f"profile balanced: {said}"
 
 
-def test_an_only_choice_near_a_limit_is_not_called_sure(decision):
+def test_an_only_choice_is_not_called_better_than_others(decision):
     alone = [
         each if each.variant == "awq" else each.model_copy(update={"excluded": "slow"}) for each in decision.candidates
     ]
-    only = decision.model_copy(update={"candidates": tuple(alone)})
-    assert "is the only choice" in drawn(only)[0]
-    assert "near a limit" not in drawn(only)[0]
-    assert "is the only choice, but near a limit" in drawn(only.model_copy(update={"separated": False}))[0]
+    only = decision.model_copy(update={"candidates": tuple(alone), "comparisons": (), "outcome": "decided"})
+    assert drawn(only)[0].endswith("awq: decided, the only choice")
+
+
+def test_the_runs_are_listed_with_their_outcomes(decision):
+    state = RunState(name="run-1", workflow="slipway", phase="Succeeded", arguments={"model": "org/name"}, nodes=[])
+    run = SimpleNamespace(id="run-1", model="org/name", winner="awq", outcome="unresolved", state=state)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(runs_table([run]))
+    head, row = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert head.split() == ["Run", "Model", "Phase", "Winner", "Outcome", "Started", "Took"]
+    assert row.split() == ["run-1", "org/name", "Succeeded", "awq", "unresolved", "–", "–"]
 
 
 @pytest.mark.parametrize("basis", ["goodput", "throughput"])
@@ -72,13 +88,8 @@ def test_the_cost_of_tokens_names_its_rate(decision, basis):
 
 
 def test_a_variant_that_is_out_has_no_numbers(decision):
-    (row,) = [line for line in drawn(decision) if "gptq" in line]
+    (row,) = [line for line in drawn(decision) if line.strip().startswith("gptq")]
     assert row.split() == ["gptq", "out", *["–"] * 6]
-
-
-def test_the_noise_is_below_its_metric(decision):
-    noise = next(line for line in drawn(decision) if "noise" in line)
-    assert f"±{decision.noise['quality']:.4f}" in noise
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -96,7 +107,7 @@ def test_large_numbers_fit(decision, width):
         )
         for each in decision.candidates
     ]
-    lines = drawn(decision.model_copy(update={"candidates": tuple(candidates), "noise": large}), width)
+    lines = drawn(decision.model_copy(update={"candidates": tuple(candidates)}), width)
     assert max(map(len, lines)) <= width
     rows = [line for line in lines if "(0.25–0.75)" in line]
     assert len(rows) == 3

@@ -8,9 +8,8 @@ from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
 from scoring.anchored import SIGNS, log_ratios, ranked, scores
-from scoring.criteria import Anchor, Anchors, Criteria, Margins, criteria_of
+from scoring.criteria import Anchor, Anchors, Criteria, Margins, Weights
 from scoring.metrics import METRICS
-from scoring.profile import Profile, Weights
 
 CASES = 100_000
 REFERENCE = np.array([0.7, 800.0, 300.0, 16e9])
@@ -89,13 +88,6 @@ def test_a_profile_may_set_its_anchors():
     made_by = criteria((0, 1, 0, 0), anchors=anchors)
     assert score(REFERENCE, made_by) == 1
     assert score(REFERENCE * np.array([1, 2**0.5, 1, 1]), made_by) == pytest.approx(0.5)
-
-
-def test_a_profile_gives_its_weights_and_its_limit_of_quality():
-    profile = Profile.model_validate({"name": "mine", "constraints": {"quality_recovery": {"min": 0.98}}})
-    assert criteria_of(profile).anchors.quality == Anchor(zero=0.98, one=1.0)
-    assert criteria_of(profile).weights == profile.weights
-    assert criteria_of(Profile(name="mine")).anchors == Anchors()
 
 
 @pytest.mark.parametrize(

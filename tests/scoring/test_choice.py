@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from scoring.choice import More, judge
-from scoring.criteria import Criteria, Values
+from scoring.criteria import Criteria, Values, Weights
 from scoring.estimate import Evidence
 from scoring.losses import Quality
-from scoring.profile import Weights
 from scoring.starts import effects
 
 CRITERIA = Criteria()

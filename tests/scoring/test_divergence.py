@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scoring.divergence import Distributions, divergence, position_divergences
+from scoring.divergence import Distributions, divergence, greedy_agreement, position_divergences
 
 
 def told(full: np.ndarray, listed: int) -> Distributions:
@@ -113,3 +113,20 @@ def test_other_documents_or_none_are_refused():
         divergence([GOOD, GOOD], [GOOD])
     with pytest.raises(ValueError, match="no documents"):
         divergence([], [])
+
+
+def test_greedy_answers_agree_as_far_as_their_tokens_do() -> None:
+    reference = [(1, 2, 3, 4), (5, 6), (), (7,)]
+    found = greedy_agreement(reference, [(1, 2, 9, 4), (5, 6), (), (8, 8)])
+    assert (found.prompts, found.same.mean) == (4, 0.5)
+    assert found.prefix.mean == pytest.approx((0.5 + 1 + 1 + 0) / 4)
+    assert found.same.low <= found.same.mean <= found.same.high
+
+
+def test_the_same_greedy_answers_agree_wholly_and_unpaired_ones_are_refused() -> None:
+    found = greedy_agreement([(1, 2)] * 3, [(1, 2)] * 3)
+    assert (found.same.low, found.prefix.low) == (1.0, 1.0)
+    with pytest.raises(ValueError, match="zip"):
+        greedy_agreement([(1,)], [])
+    with pytest.raises(ValueError, match="no items"):
+        greedy_agreement([], [])

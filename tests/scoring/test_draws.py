@@ -60,22 +60,6 @@ def test_one_round_does_not_show_the_noise_of_throughput():
     assert drawn["latency"].std() > 0
 
 
-def test_common_variation_of_paired_rounds_cancels_out():
-    busy = {"fp16": rounds_of([50, 100, 150]), "awq": rounds_of([51, 102, 153])}
-    apart, together = load_draws(busy), load_draws(busy, paired=True)
-    difference = {
-        name: each["awq"]["throughput"] - each["fp16"]["throughput"]
-        for name, each in (("apart", apart), ("together", together))
-    }
-    assert difference["together"].min() > 0
-    assert difference["apart"].min() < 0
-
-
-def test_paired_rounds_of_different_number_are_refused():
-    with pytest.raises(ValueError, match="same rounds of the same starts"):
-        load_draws({"fp16": rounds_of([1, 2]), "awq": rounds_of([1])}, paired=True)
-
-
 def test_all_variants_get_the_same_items():
     hard = np.random.default_rng(0).random(500)
     tasks = {"fp16": {"arc": Items((hard < 0.8).astype(float))}, "awq": {"arc": Items((hard < 0.78).astype(float))}}
@@ -172,15 +156,6 @@ def test_a_difference_between_starts_of_the_server_is_noise_even_if_the_rounds_a
     # A mean of three starts: s/√3 with s = 10; twelve independent rounds would have promised s/√12 or so.
     assert by_start.std() == pytest.approx(10 / np.sqrt(3), rel=0.03)
     assert by_round.std() < by_start.std() / 2
-
-
-def test_paired_starts_are_drawn_together():
-    slow_start = {
-        name: starts_of([[100 * own, 100 * own], [60 * own, 60 * own], [80 * own, 80 * own]])
-        for name, own in (("fp16", 1.0), ("awq", 1.2))
-    }
-    drawn = load_draws(slow_start, paired=True)
-    assert np.allclose(drawn["awq"]["throughput"], 1.2 * drawn["fp16"]["throughput"])
 
 
 def test_goodput_is_drawn_from_the_same_rounds():

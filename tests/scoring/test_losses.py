@@ -74,11 +74,20 @@ def test_items_are_paired_by_their_names_and_weighted():
     assert difference(task_quality([ours, ours]))[1] == pytest.approx(1 / 4 / (5 / 6))
 
 
-def test_a_variant_without_items_or_without_a_right_answer_has_no_quality():
+def test_a_variant_without_items_has_no_quality():
     with pytest.raises(ValueError, match="no items"):
         task_quality([Items(np.zeros(0))])
-    with pytest.raises(ValueError, match="no logarithm"):
-        answered(np.array([False, False]))
+
+
+def test_a_variant_without_a_right_answer_loses_nearly_everything():
+    right, wrong = np.arange(100) < 60, np.zeros(100, dtype=bool)
+    loss = task_losses({"task": answered(right, wrong)}, 1, 0, 0.03)["task"]
+    assert loss.value == pytest.approx(1 - 0.5 / 60)
+    assert loss.verdict == "fail"
+    # A text that the model finds impossible.
+    sizes = np.full(40, 2000.0)
+    text = task_quality([Items(-0.5 * sizes, sizes=sizes), Items(-900 * sizes, sizes=sizes)])
+    assert task_losses({"text": text}, 1, 0, 0.03)["text"].verdict == "fail"
 
 
 def test_a_gate_passes_what_is_shown_to_lose_less_than_its_limit():

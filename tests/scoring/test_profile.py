@@ -6,7 +6,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from scoring.profile import DEFAULT, Profile, Weights
+from scoring.criteria import DEFAULT, Values, Weights
+from scoring.profile import Profile
 
 PROFILES = sorted((Path(__file__).parents[2] / "configs" / "profiles").glob("*.yaml"))
 
@@ -37,9 +38,10 @@ def test_weights_that_mean_nothing_are_refused(weights, message):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"normalization": "z-score"},
-        {"decision": {"confidence": 0.5}},
-        {"decision": {"confidence": 90}},
+        {"anchors": {"latency": {"zero": 2, "one": 1}}},
+        {"margins": {"speed": 0}},
+        {"error_rate": 0.5},
+        {"task_loss": 3},
         {"constraints": {"speed": {"min": 1}}},
     ],
 )
@@ -53,7 +55,37 @@ def test_a_profile_survives_its_way_through_json():
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
 
 
+@pytest.mark.parametrize(
+    ("old", "by"),
+    [
+        ({"normalization": "min-max"}, "normalization was replaced by anchors and margins"),
+        ({"decision": {"confidence": 0.9}}, "decision was replaced by error_rate"),
+    ],
+)
+def test_a_field_of_the_previous_version_is_refused_with_what_replaced_it(old, by):
+    with pytest.raises(ValidationError, match=by):
+        Profile.model_validate({"name": "mine"} | old)
+
+
+def test_quality_counts_nothing_at_its_limit_unless_the_profile_says_where():
+    limit = {"name": "mine", "constraints": {"quality_recovery": {"min": 0.9}}}
+    assert Profile.model_validate(limit).anchors.quality.zero == 0.9
+    anchors = {"quality": {"zero": 0.5, "one": 1.5}}
+    assert Profile.model_validate(limit | {"anchors": anchors}).anchors.quality.zero == 0.5
+    assert Profile.model_validate(limit | {"anchors": {"memory": {"zero": 1, "one": 2}}}).anchors.quality.zero == 0.9
+    assert Profile(name="mine").anchors.quality.zero == 0.95
+
+
+def test_a_profile_may_name_fixed_values_in_place_of_a_reference():
+    values = {"quality": 0.6, "latency": 900, "throughput": 400, "memory": 16e9}
+    profile = Profile.model_validate({"name": "mine", "reference": values})
+    assert profile.reference == Values(**values)
+    assert Profile.model_validate_json(profile.model_dump_json()) == profile
+
+
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
-def test_every_shipped_profile_gates_quality(path):
+def test_every_shipped_profile_gates_quality_and_divergence(path):
     profile = Profile.model_validate({"name": path.stem} | yaml.safe_load(path.read_text()))
-    assert profile.constraints.limits()["quality_recovery"] >= 0.95
+    limits = profile.constraints.limits()
+    assert limits["quality_recovery"] == profile.anchors.quality.zero >= 0.95
+    assert limits["kl_divergence"] == 0.1

@@ -29,8 +29,21 @@ def test_every_variant_is_first_equally_often():
 def test_a_block_that_the_budget_does_not_suffice_for_is_not_begun():
     names = ("fp16", "awq", "gptq")
     assert PLAN.block_s(3) == 300
-    assert next_block(PLAN, Progress(700, names, names)) == names
-    assert next_block(PLAN, Progress(701, names, names)) == ()
+    assert set(next_block(PLAN, Progress(700, names, names, times=(0.4, 0.7)))) == set(names)
+    assert next_block(PLAN, Progress(701, names, names, times=(0.4, 0.7))) == ()
+
+
+def test_two_blocks_are_measured_whatever_the_budget_and_the_second_look_is_the_last():
+    names = ("fp16", "awq")
+    progress = Progress(5000, names, names)
+    assert next_block(PLAN, progress) == names
+    progress, verdict, go_on = look(PLAN, progress, evidence(names, [1, 1.8], 1), CRITERIA, spent_s=5200)
+    assert (verdict.outcome, go_on) == ("unresolved", True)
+    assert progress.times[0] < 1
+    assert next_block(PLAN, progress) == ("awq", "fp16")
+    progress, verdict, go_on = look(PLAN, progress, evidence(names, [1, 1.8], 2, 0.001), CRITERIA, spent_s=5400)
+    assert (verdict.outcome, go_on) == ("decided", False)
+    assert (progress.spent_s, progress.times[-1]) == (5400, 1.0)
 
 
 def test_servers_side_by_side_take_the_time_of_one():

@@ -16,11 +16,13 @@
     │   ├── MeasurementFailed  31
     │   ├── PortInUse          32
     │   ├── NothingToServe     33
+    │   ├── NotEnoughGpus      34   a quota or the nodes have fewer free GPUs than a release needs beside what serves
     │   ├── NoWinner           40
     │   ├── VerificationFailed 41   a decision does not follow from the measurements
     │   ├── Conflict           42   another rollout is under way, or someone else changed what is served
     │   ├── RolledBack         43   the canary was worse, or there is no evidence that it is as good
     │   ├── DrillFailed        44   the endpoint did not withstand a drill
+    │   ├── Incomplete         45   a variant is missing from the decision; the best of the others waits
     │   ├── UnsupportedField   50   the local engine does not support a manifest field
     │   ├── MissingRun         51
     │   ├── EventRefused       52   an event of a registry that starts no run
@@ -136,6 +138,10 @@ class NothingToServe(PermanentError):
     exit_code = 33
 
 
+class NotEnoughGpus(PermanentError):
+    exit_code = 34
+
+
 class NoWinner(PermanentError):
     exit_code = 40
 
@@ -154,6 +160,10 @@ class RolledBack(PermanentError):
 
 class DrillFailed(PermanentError):
     exit_code = 44
+
+
+class Incomplete(PermanentError):
+    exit_code = 45
 
 
 class UnsupportedField(PermanentError):

@@ -2,8 +2,8 @@
 
 A stage is the program ``python -m stages.<name>``, in a container and on one machine. ``SLIPWAY_STORE`` names the
 store's folder. The stage writes its output parameters as files to ``SLIPWAY_OUTPUTS`` and, as a part of a run, its
-outcome to ``runs/<SLIPWAY_RUN>/outcomes/``. It also writes its error as JSON: the local engine reads the error from
-``SLIPWAY_OUTPUTS``, Argo from the container's termination log.
+outcome to ``runs/<SLIPWAY_RUN>/outcomes/``. On a cluster it copies its log to the file ``SLIPWAY_LOG``. It also writes
+its error as JSON: the local engine reads the error from ``SLIPWAY_OUTPUTS``, Argo from the container's termination log.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from typing import Final, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from stages.parts.base import log
 from stages.parts.base.errors import Interrupted, SlipwayError
 from stages.parts.base.store import ModelStore, write_json, write_text
 
+VERSION: Final = "0.2.0"
+"""Slipway's version, as in pyproject.toml."""
 OUTPUTS_VARIABLE: Final = "SLIPWAY_OUTPUTS"
 RUN_VARIABLE: Final = "SLIPWAY_RUN"
 DEBUG_VARIABLE: Final = "SLIPWAY_DEBUG"
@@ -112,6 +115,11 @@ class StageFailure(BaseModel):
 def main(stage: Callable[[], None]) -> NoReturn:
     """Run a stage and end the process with 0, the error's exit code, 130 on Ctrl-C, or 143 on SIGTERM."""
     answer_sigterm()
+    with log.kept():
+        _ended(stage)
+
+
+def _ended(stage: Callable[[], None]) -> NoReturn:
     try:
         stage()
     except SlipwayError as error:
@@ -129,7 +137,8 @@ def main(stage: Callable[[], None]) -> NoReturn:
 
 def _fail(message: str, hint: str, exit_code: int) -> NoReturn:
     """Print the error, leave it as JSON for whoever started the program, and end."""
-    print(SlipwayError(message, hint=hint).render(), file=sys.stderr, flush=True)
+    with suppress(OSError):  # nobody listens any more
+        print(SlipwayError(message, hint=hint).render(), file=sys.stderr, flush=True)
     line = StageFailure(message=message, hint=hint, exit_code=exit_code).line()
     with suppress(SlipwayError, OSError):  # a full disk must not hide the error
         write_output(FAILURE, line)

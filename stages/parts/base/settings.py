@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -25,6 +25,7 @@ Percent = Annotated[int, Field(gt=0, le=100)]
 Seconds = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Ratio = Annotated[float, Field(ge=1)]
+AbsolutePath = Annotated[str, Field(pattern="^/")]
 
 
 VariantName = Literal["fp16", "awq", "gptq", "int8"]
@@ -63,6 +64,11 @@ class Optimize(Settings):
     """True: make a variant that vLLM can't serve where it would be measured, for another machine. It is not measured
     and can't win. False: it is left out before it is made."""
 
+    allow_incomplete: bool = False
+    """What happens if a variant of ``variants`` could not be made or measured. False: the best of the others is
+    published, but neither served nor put in production, and the run ends with exit code 45. True: it is used like any
+    other winner. A variant that can't be served on this machine is left out beforehand and is not missing."""
+
     @field_validator("variants")
     @classmethod
     def _with_the_reference_once(cls, variants: tuple[str, ...]) -> tuple[str, ...]:
@@ -73,43 +79,87 @@ class Optimize(Settings):
         return variants
 
 
-class Serving(Settings):
-    """How vLLM serves. Evaluation and production use the same settings, so that the measurements hold in production."""
+PINNED: Final = ("max_model_len", "tensor_parallel_size", "startup_timeout_s")
+"""The serving settings in which *auto* becomes a number before anything is served."""
+
+
+class AskedServing(Settings):
+    """How vLLM is to serve. Evaluation and production use the same settings, so that the measurements hold in
+    production. ``check`` decides what *auto* means, and everything after it uses ``Serving``."""
 
     dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
-    """auto: float16 on a GPU. Without one, bfloat16 if the processor has bf16 arithmetic, otherwise float32, which is
-    faster there and takes twice the memory; awq and gptq are served in bfloat16 there too, since vLLM computes 4-bit
-    weights in 16 bit only."""
-    max_model_len: Positive | None = None
-    """Tokens of prompt and answer together. None: the maximum in the model's config."""
+    """auto: on a GPU the 16-bit type in which the variant is stored, which is the model's own; float16 on a GPU without
+    bfloat16 (compute capability below 8.0). Without a GPU, bfloat16 if the processor has bf16 arithmetic, otherwise
+    float32, which is faster there and takes twice the memory; awq and gptq are served in bfloat16 there too, since vLLM
+    computes 4-bit weights in 16 bit only."""
+    max_model_len: Positive | Literal["auto"] | None = "auto"
+    """Tokens of prompt and answer together. auto: the longest that fits fp16 where it is measured, at most the model's
+    own. None: the model's own."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of the GPU's memory that vLLM uses. Not used on a CPU."""
     kv_cache_mib: Positive | None = None
     """Size of the KV cache in MiB. None: the memory that is free on a GPU, 1024 on a CPU."""
-    tensor_parallel_size: Positive = 1
-    """GPUs per replica, the same for every variant. If the weights do not fit into their memory, an error before the
-    start says how many GPUs are enough."""
+    tensor_parallel_size: Positive | Literal["auto"] = "auto"
+    """GPUs per replica, the same for every variant. auto: the fewest on which fp16 fits with room for the workload's
+    requests in flight."""
     enforce_eager: bool = False
     """True: no compilation and no CUDA graphs, which starts faster and decodes slower."""
-    startup_timeout_s: Positive = 900
-    """A server that is not ready after this time is stopped, and the variant fails. Large models load for minutes."""
+    startup_timeout_s: Positive | Literal["auto"] = "auto"
+    """A server that is not ready after this time is stopped, and the variant fails. auto: what compiling takes, and
+    reading the weights from a slow volume; at least 900."""
     extra_arguments: tuple[str, ...] = ()
     """Further arguments of ``vllm serve``, passed unchanged."""
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """The port of the production endpoint. 0: any free port. Evaluations always use a free port."""
+    tls_certificate: AbsolutePath | None = None
+    """A PEM file on this machine: the production endpoint's certificate, with its chain. Read again when it changes."""
+    tls_key: AbsolutePath | None = None
+    """The certificate's key, a PEM file without a password."""
+    plain_http: bool = False
+    """True: without a certificate, serve on an address that other machines reach all the same."""
+
+    @model_validator(mode="after")
+    def _certificate_with_its_key(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together")
+        return self
+
+    def pinned(self, **figures: int | None) -> Serving:
+        """The settings with these figures, or else the defaults of ``Serving``, in place of every *auto*."""
+        asked = self.model_dump()
+        given = {name: value for name, value in asked.items() if name not in PINNED or value != "auto"}
+        return Serving(**({name: value for name, value in figures.items() if name not in given} | given))
 
 
-PROTOCOLS: Final[dict[str, dict[str, Any]]] = {
-    "quick": {"rounds": 3, "restarts": 1, "interleave": False, "drift_limit": None},
-    "standard": {"rounds": 4, "restarts": 1, "interleave": True, "drift_limit": 0.15},
-    "thorough": {"rounds": 4, "restarts": 3, "interleave": True, "drift_limit": 0.15},
+class Serving(AskedServing):
+    """How vLLM serves, with nothing left open."""
+
+    max_model_len: Positive | None = None
+    tensor_parallel_size: Positive = 1
+    startup_timeout_s: Positive = 900
+
+
+class Protocol(NamedTuple):
+    """How carefully variants are measured."""
+
+    budget_minutes: float
+    error_rate: float
+    """The profile's, unless it sets its own."""
+
+
+PROTOCOLS: Final = {"quick": Protocol(20, 0.1), "standard": Protocol(60, 0.05), "thorough": Protocol(180, 0.02)}
+REPLACED: Final = {
+    "rounds": "every start of a server has two rounds; workload.budget_minutes says how long is measured",
+    "restarts": "servers are started anew until the choice is settled; workload.budget_minutes says how long at most",
+    "interleave": "the variants are measured in blocks of one start each, in an order that rotates",
+    "drift_limit": "drift affects all variants of a block alike and is only recorded",
 }
-"""The fields that each protocol sets, unless the workload sets them itself."""
+"""Fields of a workload that there were once, and what there is in their place."""
 
 
 class Slo(Settings):
-    """The latency limits that a request must meet to count towards goodput."""
+    """The latency targets. A rate of requests is within a variant's capacity if 95 % of the requests meet both."""
 
     ttft_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """Maximum time to the first token, in ms."""
@@ -117,14 +167,19 @@ class Slo(Settings):
     """Maximum time per output token after the first, in ms."""
 
 
+DEFAULT_SLO: Final = Slo(ttft_ms=2000, tpot_ms=200)
+"""The limits of MLPerf Inference for Llama 2 70B in the server scenario."""
+
+
 class Workload(Settings):
     """The requests and the quality tasks with which variants are measured. Every result names its workload."""
 
     name: str
     protocol: Literal["quick", "standard", "thorough"] = "standard"
-    """How carefully variants are measured: the defaults of ``rounds``, ``restarts``, ``interleave`` and ``drift_limit``
-    (see ``PROTOCOLS``). standard: one start of the server, four rounds and the quality tasks per variant; quick: one
-    round less; thorough: three times as much. A sweep is run once in addition."""
+    """How carefully variants are measured: the defaults of ``budget_minutes`` and of the profile's ``error_rate``."""
+    budget_minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)] = PROTOCOLS["standard"].budget_minutes
+    """Time for measuring all variants of a model, their quality included. Measuring ends earlier once the choice is
+    settled. Two starts of every server are measured in any case: a single one shows no noise."""
     prompt_tokens: Positive | None = None
     """Mean length of the prompts. Set it together with ``output_tokens``, or set a ``trace`` instead of both."""
     prompt_spread: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -134,54 +189,56 @@ class Workload(Settings):
     trace: str | None = None
     """Your own requests instead of random ones: a .jsonl file with one request per line, either
     ``{"prompt": "…", "output_tokens": n}`` or only lengths, ``{"prompt_tokens": n, "output_tokens": m}``. The path is
-    relative to the workload's file. Each round continues after the last line of the previous round, and starts
+    relative to the workload's file. Each start of the server continues where the previous one stopped, and begins
     again at the top after the end of the file."""
     concurrency: Positive
-    """Requests in flight at the same time. Not used with ``request_rate_per_s``: users do not wait for each other."""
+    """Requests in flight at the expected peak, for ``slipway plan`` and ``slipway drill``; with ``slo: null`` also
+    while measuring. The search for the capacity begins with what the server achieves with so many."""
     request_rate_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Requests arrive at random (a Poisson process) at this mean rate. None: as fast as ``concurrency`` allows."""
-    sweep: tuple[Positive, ...] = ()
-    """Further concurrencies, each measured for one round. Only ``concurrency`` is scored."""
-    requests: Positive
-    """Number of requests in each round."""
-    rounds: Positive = PROTOCOLS["standard"]["rounds"]
-    """Rounds after each start of the server. Each round has its own prompts, the same for every variant. Differences
-    between rounds are noise, and a difference between variants has to exceed it. One round measures no noise."""
-    restarts: Positive = PROTOCOLS["standard"]["restarts"]
-    """Starts of the server, each followed by all rounds and quality tasks: a restart alone changes both results."""
-    interleave: bool = PROTOCOLS["standard"]["interleave"]
-    """The servers of all variants run side by side and take turns (A B C, C B A, …), so that a slow drift of the
-    machine affects all of them equally. If they don't fit, the variants are measured one after another."""
+    """Requests arrive at random (a Poisson process) at this mean rate while latency is measured. None: at 70 % of
+    fp16's capacity. The same for all variants."""
+    steady_s: Annotated[float, Field(gt=0)] = 60
+    """Seconds at this rate after each start of the server, divided into two rounds. Longer if fewer than 20 requests
+    would arrive."""
+    ramp_s: Annotated[float, Field(gt=0)] = 5
+    """Before and after this time requests arrive at the same rate for so many seconds, and do not count: the server is
+    not yet, or no longer, as busy as in between. It should be longer than most requests take."""
+    trial_s: Annotated[float, Field(gt=0)] = 10
+    """Seconds of each trial of a rate in the search for the capacity, between ramps. Longer for fewer than 20
+    requests."""
+    trials: Annotated[int, Field(ge=3)] = 8
+    """The largest number of trials after each start. Later starts need two or three, because they begin with what was
+    found before."""
     warmup_requests: Annotated[int, Field(ge=0)] = 4
-    """Requests sent before each round and not measured."""
-    slo: Slo | None = None
-    """The limits for goodput. None: goodput is not measured."""
-    drift_limit: Annotated[float, Field(gt=0, lt=1)] | None = PROTOCOLS["standard"]["drift_limit"]
-    """If the machine itself becomes faster or slower by more than this share during the load, the load is measured once
-    more. None: drift is only recorded. GPUs are not probed, so on a machine with GPUs drift is only recorded."""
+    """Requests sent first after each start, with a prompt that is not measured."""
+    slo: Slo | None = DEFAULT_SLO
+    """The targets of capacity, which is the throughput that counts. null: nobody waits for the answers, as in offline
+    generation; throughput is then what the server achieves with ``concurrency`` requests in flight all the time."""
     seed: int = 0
     quality_tasks: tuple[str, ...] = Field(min_length=1)
-    """Names of lm-eval tasks."""
+    """Names of our own tasks (``stages.evaluate.questions``) and of lm-eval's."""
     tasks_path: str | None = None
     """A folder with your own task definitions, in addition to lm-eval's. Relative to the workload's file."""
     quality_limit: Positive | None = None
     """Maximum number of items per task. None: all."""
+    quality_concurrency: Positive | None = None
+    """Questions asked at the same time. None: 64 on a GPU, 8 without one."""
     divergence_documents: Annotated[int, Field(ge=0)] = 32
     """Number of held-out texts on which the variants' next-token distributions are compared with fp16's. 0: no
     comparison; then only fp16 passes a profile's limits on ``kl_divergence`` and ``top1_agreement``."""
     divergence_tokens: Annotated[int, Field(ge=2)] = 128
     """Tokens from the start of each text."""
-    divergence_text: str = "python-docs"
+    divergence_text: str = "prose"
     """A name in ``configs/held-out/``, or a path to a .txt or .jsonl file as in ``Calibration.text``, relative to the
-    workload's file. It must not contain the texts with which the quantizers were calibrated."""
+    workload's file. It must not contain the texts with which the quantizers were calibrated, and is best of another
+    kind: what a calibration spoils does not show on text of its own kind."""
 
     @model_validator(mode="before")
     @classmethod
     def _filled_by_the_protocol(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        defaults = PROTOCOLS.get(str(data.get("protocol", cls.model_fields["protocol"].default)), PROTOCOLS["quick"])
-        return {**defaults, **data}
+        return {"budget_minutes": protocol_of(data).budget_minutes, **data}
 
     @model_validator(mode="after")
     def _one_kind_of_requests(self) -> Self:
@@ -190,14 +247,18 @@ class Workload(Settings):
             raise ValueError("prompt_tokens and output_tokens are required without a trace")
         if self.trace is not None and (lengths != (None, None) or self.prompt_spread or self.output_spread):
             raise ValueError("a trace has its own lengths: remove prompt_tokens, output_tokens and the spreads")
-        if len(set(self.sweep)) < len(self.sweep):
-            raise ValueError("sweep names a concurrency twice")
         return self
 
     def longest(self) -> tuple[int, int]:
         """Tokens of the longest prompt and of the longest answer that can be drawn; (0, 0) with a trace."""
         prompt = math.ceil((self.prompt_tokens or 0) * (1 + self.prompt_spread))
         return prompt, math.ceil((self.output_tokens or 0) * (1 + self.output_spread))
+
+
+def protocol_of(workload: Mapping[str, Any]) -> Protocol:
+    """The protocol of a workload that is not validated yet; the default one for a name that is none."""
+    default = Workload.model_fields["protocol"].default
+    return PROTOCOLS.get(str(workload.get("protocol", default)), PROTOCOLS[default])
 
 
 class Rollout(Settings):
@@ -207,16 +268,19 @@ class Rollout(Settings):
     milliseconds of a fast model; the ratio tolerates as much, in proportion, of a slow one.
     """
 
-    steps: tuple[Percent, ...] = (10, 50, 100)
-    """Percentages of new requests, ascending to 100. A first release gets 100 % once it answers."""
+    steps: tuple[Percent, ...] = (10, 50, 90, 100)
+    """Percentages of new requests, ascending to 100. A first release gets 100 % once it answers. The canary is compared
+    with the stable release in every step below 100, in which that keeps the rest of the requests; at 100 only its
+    errors and answers are looked at. Without a step of about 90 it is never compared under nearly all the load."""
     step_s: Seconds = 60
     """The shortest time of each step."""
     min_requests: Positive = 50
     """Each release must have answered so many within a step: fewer can't show a 95th percentile."""
     step_timeout_s: Seconds = 900
     """If a step has shown neither good nor bad results by then, the rollout goes back: no evidence is no success."""
-    ready_timeout_s: Seconds = 1800
-    """The longest time from deploying to the first answer; large models load for minutes."""
+    ready_timeout_s: Seconds | Literal["auto"] = "auto"
+    """The longest time from deploying to the first answer. auto: what ``serving.startup_timeout_s`` comes to, and 15
+    minutes more, in which a node is found or added and the image pulled."""
     poll_s: Annotated[float, Field(gt=0)] = 2
     synthetic: bool = True
     """If clients send too few requests within ``step_s``, the rollout sends short ones of its own to both releases."""
@@ -287,12 +351,18 @@ def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:
         field = ".".join(str(part) for part in each["loc"]) or "(root)"
         message = each["msg"].removeprefix("Value error, ")
         if each["type"] == "extra_forbidden":
-            close = difflib.get_close_matches(str(each["loc"][-1]), _fields_at(model, each["loc"][:-1]), n=1)
-            message = "unknown field" + (f", did you mean {close[0]!r}?" if close else "")
+            message = _unknown(str(each["loc"][-1]), _fields_at(model, each["loc"][:-1]))
         elif each["type"] != "missing":
             message += f" (got {str(each['input'])[:SHOWN_VALUE_CHARACTERS]!r})"
         lines.append(f"{field}: {message}")
     return lines
+
+
+def _unknown(field: str, known: list[str]) -> str:
+    if field in REPLACED and "budget_minutes" in known:
+        return f"there is no such field any more: {REPLACED[field]}"
+    close = difflib.get_close_matches(field, known, n=1)
+    return "unknown field" + (f", did you mean {close[0]!r}?" if close else "")
 
 
 def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:

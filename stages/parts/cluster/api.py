@@ -1,4 +1,4 @@
-"""A client of the Kubernetes API for plain manifests. The official client logs in; requests and responses are dicts.
+"""A client of the Kubernetes API for plain manifests: requests and responses are dicts.
 
 Temporary errors (a lost connection, 429, 5xx) are retried for a while; every other error becomes one of ours at once.
 Each call can be repeated: callers choose the names of the objects that they create, so that a repeated creation fails
@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 
 from stages.parts.base.errors import ConfigError, NotInstalled
 from stages.parts.cluster.kinds import PODS, PROVIDERS, Kind, Object
+from stages.parts.cluster.login import Login, in_cluster, read
 from stages.parts.cluster.refusals import Absent, Unanswered, lost, parsed, refusal
 
 if TYPE_CHECKING:
@@ -37,13 +38,14 @@ LONGEST_PAUSE_S: Final = 10.0
 WATCH_S: Final = 240
 """The server ends a watch after this time. It sends a bookmark about every minute, so silence is a lost connection."""
 PAGE: Final = 500
-SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class Cluster:
     """One cluster, as one user sees it. The namespace of every call defaults to *namespace*."""
 
-    def __init__(self, client: ApiClient, namespace: str = "default", *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, client: ApiClient | Login, namespace: str = "default", *, patience_s: float = PATIENCE_S
+    ) -> None:
         self.client, self.namespace, self.patience_s = client, namespace, patience_s
         self._answered = False
         self._kinds: dict[str, dict[str, Kind]] = {}
@@ -68,6 +70,16 @@ class Cluster:
                 f"the cluster {self.address} has no kind {name} of {api_version}",
                 hint=f"install {PROVIDERS[group]}" if group in PROVIDERS else "",
             ) from None
+
+    def listable(self) -> tuple[Kind, ...]:
+        """Every kind of objects that can be listed in a namespace, each in the version that the cluster prefers."""
+        groups = self.request("GET", "/apis")["groups"]
+        return tuple(
+            _described(api_version, each)
+            for api_version in ("v1", *(group["preferredVersion"]["groupVersion"] for group in groups))
+            for each in self._resources(api_version)
+            if each["namespaced"] and "list" in each["verbs"]
+        )
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
         """Raises: Absent."""
@@ -231,16 +243,18 @@ class Cluster:
         return answer
 
     def _discover(self, api_version: str) -> dict[str, Kind]:
+        return {each["kind"]: _described(api_version, each) for each in self._resources(api_version)}
+
+    def _resources(self, api_version: str) -> tuple[Object, ...]:
         root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
         try:
-            found = self.request("GET", root)["resources"]
+            return tuple(each for each in self.request("GET", root)["resources"] if "/" not in each["name"])
         except Absent:
-            return {}
-        return {
-            each["kind"]: Kind(api_version, each["kind"], each["name"], each["namespaced"])
-            for each in found
-            if "/" not in each["name"]
-        }
+            return ()
+
+
+def _described(api_version: str, resource: Object) -> Kind:
+    return Kind(api_version, resource["kind"], resource["name"], resource["namespaced"])
 
 
 def connect(context: str | None = None, namespace: str | None = None) -> Cluster:
@@ -248,20 +262,30 @@ def connect(context: str | None = None, namespace: str | None = None) -> Cluster
 
     Raises:
         ConfigError: there is no kubeconfig, or it has no such context.
+        AccessDenied: the program that the kubeconfig names gave no token.
     """
+    found = _kubeconfigs()
+    if context is None and not found and "KUBERNETES_SERVICE_HOST" in os.environ:
+        login, own = in_cluster()
+        return Cluster(login, namespace or own)
+    if len(found) == 1 and (usual := read(found[0], context)):
+        login, own = usual
+        return Cluster(login, namespace or own)
+    return _unusual(context, namespace)
+
+
+def _unusual(context: str | None, namespace: str | None) -> Cluster:
+    """The cluster by the official client, which knows every way to log in."""
+    import yaml
     from kubernetes import client, config
 
     settings = client.Configuration()
     try:
-        if context is None and not _kubeconfig_exists() and "KUBERNETES_SERVICE_HOST" in os.environ:
-            config.load_incluster_config(client_configuration=settings)
-            own = SERVICE_ACCOUNT.read_text().strip()
-        else:
-            config.load_kube_config(context=context, client_configuration=settings)
-            contexts, active = config.list_kube_config_contexts()
-            chosen = next((each for each in contexts if each["name"] == context), active)
-            own = chosen["context"].get("namespace", "default")
-    except config.ConfigException as error:
+        config.load_kube_config(_places(), context=context, client_configuration=settings)
+        contexts, active = config.list_kube_config_contexts(_places())
+        chosen = next((each for each in contexts if each["name"] == context), active)
+        own = chosen["context"].get("namespace", "default")
+    except (config.ConfigException, yaml.YAMLError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"can't connect to a cluster: {' '.join(str(error).split())}",
             hint="set KUBECONFIG, or --context to one that 'kubectl config get-contexts' lists",
@@ -269,6 +293,9 @@ def connect(context: str | None = None, namespace: str | None = None) -> Cluster
     return Cluster(client.ApiClient(settings), namespace or own)
 
 
-def _kubeconfig_exists() -> bool:
-    places = os.environ.get("KUBECONFIG", str(Path.home() / ".kube" / "config"))
-    return any(Path(place).is_file() for place in places.split(os.pathsep) if place)
+def _kubeconfigs() -> list[Path]:
+    return [Path(place) for place in _places().split(os.pathsep) if place and Path(place).is_file()]
+
+
+def _places() -> str:
+    return os.environ.get("KUBECONFIG", str(Path.home() / ".kube" / "config"))

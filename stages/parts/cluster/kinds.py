@@ -29,16 +29,24 @@ class Kind:
 PODS: Final = Kind("v1", "Pod", "pods")
 CONFIG_MAPS: Final = Kind("v1", "ConfigMap", "configmaps")
 CLAIMS: Final = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+DEPLOYMENTS: Final = Kind("apps/v1", "Deployment", "deployments")
 NODES: Final = Kind("v1", "Node", "nodes", namespaced=False)
+QUOTAS: Final = Kind("v1", "ResourceQuota", "resourcequotas")
 NAMESPACES: Final = Kind("v1", "Namespace", "namespaces", namespaced=False)
 DEFINITIONS: Final = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", False)
 REVIEWS: Final = Kind(
     "authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False
 )
+ACCOUNT_REVIEWS: Final = Kind(
+    "authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False
+)
+"""Asks what another account may."""
+USER_REVIEWS: Final = Kind("authentication.k8s.io/v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False)
+EVENTS: Final = Kind("events.k8s.io/v1", "Event", "events")
 WORKFLOWS: Final = Kind("argoproj.io/v1alpha1", "Workflow", "workflows")
 TEMPLATES: Final = Kind("argoproj.io/v1alpha1", "WorkflowTemplate", "workflowtemplates")
 PROVIDERS: Final = {
-    "argoproj.io": "Argo Workflows 4 or newer, and Argo Events for its triggers",
+    "argoproj.io": "Argo Workflows 3.6 or newer, and Argo Events for its triggers",
     "serving.kserve.io": "KServe 0.21 or newer",
     "serving.knative.dev": "Knative Serving",
     "gateway.networking.k8s.io": "the Gateway API's CRDs",

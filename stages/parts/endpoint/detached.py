@@ -25,6 +25,7 @@ from stages.parts.endpoint.record import (
     Wanted,
     endpoint,
 )
+from stages.parts.endpoint.tls import tls_of
 from stages.parts.engine.log import ServerLog
 from stages.parts.engine.server import POLL_S, reserved_port
 
@@ -39,9 +40,11 @@ def start(store: ModelStore, source: str, serving: Serving, wanted: Wanted, *, k
         key: the API key that clients must send; None: the one that is set for this process.
 
     Raises:
+        ConfigError: see ``tls_of``.
         PortInUse: something else listens on ``serving.port``.
         ServerFailed: it could not be served.
     """
+    tls_of(serving)
     # The proxy of a supervisor that ended a moment ago, or was killed, may still be ending.
     _wait_for_port(serving, STOP_TIMEOUT_S if (store.path / WANTED).exists() else 0.0)
     log = store.path / LOG
@@ -53,8 +56,7 @@ def start(store: ModelStore, source: str, serving: Serving, wanted: Wanted, *, k
     failure.unlink(missing_ok=True)
     environment = {**os.environ, STORE_VARIABLE: str(store.root), program.OUTPUTS_VARIABLE: str(failure.parent)}
     environment.pop(program.RUN_VARIABLE, None)  # the run ends before the endpoint does
-    if key is not None:
-        environment[API_KEY_VARIABLE] = key
+    environment |= {} if key is None else {API_KEY_VARIABLE: key}
     command = [sys.executable, "-m", "stages.serve", "--foreground", "--resume", "--model", source]
     with log.open("ab") as output:
         child = subprocess.Popen(

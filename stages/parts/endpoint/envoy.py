@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +20,12 @@ import httpx
 
 from stages.parts.base.errors import ConfigError, ServerFailed, TransientError
 from stages.parts.base.store import write_json
+from stages.parts.endpoint import access_log, usage
+from stages.parts.endpoint.door import Door, answering
 from stages.parts.endpoint.envoy_config import (
     ADMIN_SOCKET,
     CLUSTERS_FILE,
+    DOOR_SOCKET,
     ROUTER,
     ROUTES,
     ROUTES_FILE,
@@ -30,6 +34,7 @@ from stages.parts.endpoint.envoy_config import (
     clusters_document,
     routes_document,
 )
+from stages.parts.endpoint.tls import Tls
 from stages.parts.machine.process import Contained, contained
 
 POLL_S: Final = 0.02
@@ -38,6 +43,8 @@ APPLY_TIMEOUT_S: Final = 30.0
 """New clusters wait for their first health check, each up to 5 s."""
 ADMIN_TIMEOUT_S: Final = 5.0
 WORKERS: Final = 2
+LOG_FLUSH_MS: Final = 20
+"""A client's requests at once are counted by the log."""
 BOOTSTRAP_FILE: Final = "envoy.json"
 
 
@@ -62,14 +69,12 @@ class Admin:
         found = self.get(f"/stats?format=json&filter={pattern}").json()["stats"]
         return {each["name"]: each["value"] for each in found if "name" in each}
 
-    def hosts(self, cluster: str) -> dict[int, dict[str, int]]:
-        """Envoy's own counts of each server of a cluster, by the server's port."""
+    def hosts(self, cluster: str) -> dict[str, dict[str, int]]:
+        """Envoy's own counts of each server of a cluster, by the server's socket."""
         for each in self.get("/clusters?format=json").json().get("cluster_statuses", []):
             if each["name"] == cluster:
                 return {
-                    host["address"]["socket_address"]["port_value"]: {
-                        stat["name"]: int(stat.get("value", 0)) for stat in host["stats"]
-                    }
+                    host["address"]["pipe"]["path"]: {stat["name"]: int(stat.get("value", 0)) for stat in host["stats"]}
                     for host in each.get("host_statuses", [])
                 }
         return {}
@@ -89,11 +94,14 @@ class Admin:
 
 
 class Proxy:
-    """An Envoy process that listens."""
+    """An Envoy process that listens, and the thread that tells it who may ask."""
 
-    def __init__(self, folder: Path, process: Contained, log: Path) -> None:
+    def __init__(
+        self, folder: Path, process: Contained, door: threading.Thread, log: Path, tls: Tls | None = None
+    ) -> None:
         self.admin = Admin(folder)
-        self._folder, self._process, self._log = folder, process, log
+        self._folder, self._process, self._door, self._log = folder, process, door, log
+        self._tls, self._tls_version = tls, tls.version() if tls else ""
         self._versions = {CLUSTERS_FILE: 0, ROUTES_FILE: 0}
         self._applied: Plan | None = None
 
@@ -101,6 +109,8 @@ class Proxy:
         """Raises: ServerFailed: it has ended."""
         if (status := self._process.poll()) is not None:
             raise ServerFailed(f"Envoy ended with status {status}", hint=f"see {self._log}")
+        if not self._door.is_alive():
+            raise ServerFailed("what tells Envoy who may ask has ended", hint=f"see {self._log}")
 
     def apply(self, plan: Plan) -> None:
         """Bring *plan* into force, without affecting requests in flight.
@@ -114,6 +124,18 @@ class Proxy:
         if before is None or before.weights != plan.weights:
             self._replace(ROUTES_FILE, plan)
         self._applied = plan
+
+    def follow_certificate(self) -> None:
+        """Use the certificate's files as they are now, if they have changed.
+
+        Raises:
+            ConfigError: they do not belong together (yet); Envoy keeps what it has.
+        """
+        if self._tls is None or (version := self._tls.version()) in ("", self._tls_version):
+            return
+        self._tls_version = version
+        self._tls.check()
+        self._tls.write(self._folder)
 
     def in_flight(self, release: str | None = None) -> int:
         """The number of requests in flight: those of one release's cluster, or all."""
@@ -157,8 +179,14 @@ def write_documents(folder: Path, plan: Plan, version: str, *names: str) -> None
 
 
 @contextlib.contextmanager
-def proxying(host: str, port: int, plan: Plan, *, folder: Path, log: Path) -> Iterator[Proxy]:
-    """Envoy on *host* (an address) and *port*, from its first answer until the block is left in whatever way.
+def proxying(
+    address: tuple[str, int], plan: Plan, door: Door, *, folder: Path, log: Path, tls: Tls | None = None
+) -> Iterator[Proxy]:
+    """Envoy at *address* (an IP address and a port), from its first answer until the block is left in whatever way.
+
+    Args:
+        door: decides who may ask.
+        tls: None: plain HTTP.
 
     Raises:
         ConfigError: Envoy is not installed.
@@ -167,13 +195,22 @@ def proxying(host: str, port: int, plan: Plan, *, folder: Path, log: Path) -> It
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
     (folder / ADMIN_SOCKET).unlink(missing_ok=True)
-    write_json(folder / BOOTSTRAP_FILE, bootstrap(host, port, str(folder)))
+    usage.rotate(folder, 0)  # its last line is not whole if Envoy was killed
+    write_json(folder / BOOTSTRAP_FILE, bootstrap(address, str(folder), door.model, tls=tls is not None))
     write_documents(folder, plan, "0", CLUSTERS_FILE, ROUTES_FILE)
+    if tls:
+        tls.write(folder)
     command = [str(_executable()), "--config-path", BOOTSTRAP_FILE, "--concurrency", str(WORKERS)]
-    # "main" would warn of what is intended: no limit on connections, and an end by a signal.
-    command += ["--disable-hot-restart", "--log-level", "warning", "--component-log-level", "main:error"]
-    with log.open("ab") as output, contained(command, output=output, directory=folder) as process:
-        proxy = Proxy(folder, process, log)
+    # They would warn of what is intended: no limit on connections, an end by a signal, and filters that Envoy calls
+    # work in progress, which read only what our own server answers.
+    command += ["--disable-hot-restart", "--log-level", "warning", "--component-log-level", "main:error,misc:error"]
+    command += ["--file-flush-interval-msec", str(LOG_FLUSH_MS)]
+    with (
+        answering(door, folder / DOOR_SOCKET, folder / access_log.NAME) as answers,
+        log.open("ab") as output,
+        contained(command, output=output, directory=folder) as process,
+    ):
+        proxy = Proxy(folder, process, answers, log, tls)
         _wait_until_it_listens(proxy, log)
         proxy.apply(plan)
         yield proxy

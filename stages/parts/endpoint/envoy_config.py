@@ -1,13 +1,22 @@
-"""Envoy's configuration: one listener, a cluster for each release, and one route that splits new requests by weight.
+"""Envoy's configuration: one listener, a cluster for each release, and routes that split new requests by weight.
+
+A path is compared as it was sent: what another spelling would mean to vLLM (doubled or encoded slashes, dot segments,
+upper case) does not matter, since only what is spelled as in ``OFFERED`` is forwarded. All else is answered 404.
 
 Field names and meanings: https://www.envoyproxy.io/docs/envoy/latest/api-v3/api
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+
+from stages.parts.endpoint import access_log
+from stages.parts.endpoint.door import CLIENT_HEADER, PRIORITY_HEADER
+from stages.parts.endpoint.offered import HEALTH, OFFERED
+from stages.parts.endpoint.tls import transport_socket
 
 RELEASE_HEADER: Final = "x-slipway-release"
 """The header of every answer that names the release that gave it."""
@@ -16,8 +25,18 @@ ROUTES: Final = "routes"
 CLUSTERS_FILE: Final = "clusters.json"
 ROUTES_FILE: Final = "routes.json"
 ADMIN_SOCKET: Final = "admin.sock"
+DOOR_SOCKET: Final = "door.sock"
+DOOR: Final = "door"
+"""The cluster of the service that decides who may ask."""
+DOOR_TIMEOUT_S: Final = 5
+AUTHORIZATION: Final = access_log.AUTHORIZATION
+BODY_BYTES: Final = 64 << 20
+"""The longest prompt, and the longest answer that is not streamed, both with all that belongs to them."""
+EVENT_BYTES: Final = 1 << 20
+RETRY_AFTER_S: Final = 2
+NOT_FOUND: Final = {"message": "there is no such route", "type": "invalid_request_error", "param": None, "code": None}
 IDLE_S: Final = 3
-"""Envoy closes an idle connection before vLLM does (5 s), so that a request never meets a closing connection."""
+"""Envoy closes an idle connection before vLLM does, so that a request never meets a closing connection."""
 UNLIMITED: Final = 1_000_000
 """Envoy's own limits would refuse more than 1024 requests, and more than 3 retries, at a time."""
 TYPES: Final = "type.googleapis.com/envoy"
@@ -30,8 +49,8 @@ class Backend:
     """A server that is up."""
 
     release: str
-    host: str
-    port: int
+    socket: str
+    """The path of the Unix socket on which it listens."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +81,16 @@ def plan(
     return Plan(clusters, {release: share for release, share in weights.items() if share})
 
 
-def bootstrap(host: str, port: int, folder: str) -> Json:
-    """Envoy's start configuration. It reads clusters and routes from files, again whenever they are replaced."""
+def bootstrap(address: tuple[str, int], folder: str, model: str, *, tls: bool) -> Json:
+    """Envoy's start configuration. It reads clusters, routes and the certificate from files, again whenever they are
+    replaced.
+    """
     source = {"path": f"{folder}/{CLUSTERS_FILE}"}
     return {
         "node": {"id": "slipway", "cluster": "slipway"},
         "admin": {"address": {"pipe": {"path": ADMIN_SOCKET, "mode": 0o600}}},
         "dynamic_resources": {"cds_config": {"path_config_source": source, "resource_api_version": "V3"}},
-        "static_resources": {"listeners": [_listener(host, port, folder)]},
+        "static_resources": {"listeners": [_listener(address, folder, model, tls)], "clusters": [_door()]},
     }
 
 
@@ -80,22 +101,70 @@ def clusters_document(plan: Plan, version: str) -> Json:
 
 def routes_document(plan: Plan, version: str) -> Json:
     weighted = [{"name": release, "weight": share} for release, share in plan.weights.items()]
-    route = {
-        "match": {"prefix": "/"},
-        "route": {
-            "weighted_clusters": {"clusters": weighted},
-            "timeout": "0s",  # no limit on the time of an answer
-            "retry_policy": _RETRY,
-        },
+    action = {
+        "weighted_clusters": {"clusters": weighted},
+        "timeout": "0s",  # no limit on the time of an answer
+        "retry_policy": _RETRY,
     }
+    routes = [
+        {"match": _match(path, method), "route": action} | (_UNASKED if path == HEALTH else {})
+        for path, method in OFFERED.items()
+    ]
+    routes.append(_NOTHING)
     release = {"key": RELEASE_HEADER, "value": "%UPSTREAM_METADATA(slipway:release)%"}
+    # What vLLM refuses because too much is waiting already may be tried again. An empty header is left out.
+    retry = {"key": "retry-after", "value": f"%CEL(response.code == 503 ? '{RETRY_AFTER_S}' : '')%"}
     configuration = {
         "@type": f"{TYPES}.config.route.v3.RouteConfiguration",
         "name": ROUTES,
-        "virtual_hosts": [{"name": ROUTES, "domains": ["*"], "routes": [route]}],
-        "response_headers_to_add": [{"header": release, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}],
+        "virtual_hosts": [{"name": ROUTES, "domains": ["*"], "routes": routes}],
+        "response_headers_to_add": [
+            {"header": release, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"},
+            {"header": retry, "append_action": "ADD_IF_ABSENT"},
+        ],
     }
     return {"version_info": version, "resources": [configuration]}
+
+
+# Without a question to the door.
+_UNASKED: Final[Json] = {
+    "typed_per_filter_config": {
+        AUTHORIZATION: {"@type": f"{TYPES}.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute", "disabled": True}
+    }
+}
+_NOTHING: Final[Json] = _UNASKED | {
+    "match": {"prefix": "/"},
+    "direct_response": {"status": 404, "body": {"inline_string": json.dumps({"error": NOT_FOUND})}},
+    "response_headers_to_add": [
+        {
+            "header": {"key": "content-type", "value": "application/json"},
+            "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+        }
+    ],
+}
+
+
+# Envoy itself answers 503 while no server or no door does.
+_UNAVAILABLE: Final[Json] = {
+    "filter": {"status_code_filter": {"comparison": {"value": {"default_value": 503, "runtime_key": "unavailable"}}}},
+    "headers_to_add": [
+        {"header": {"key": "retry-after", "value": str(RETRY_AFTER_S)}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+    ],
+    "body_format_override": {
+        "json_format": {
+            "error": {
+                "message": "the model is not available at the moment",
+                "type": "server_error",
+                "param": None,
+                "code": "unavailable",
+            }
+        }
+    },
+}
+
+
+def _match(path: str, method: str) -> Json:
+    return {"path": path, "headers": [{"name": ":method", "string_match": {"exact": method}}]}
 
 
 # A request goes to the next server if its own refuses it, or dies before it has answered a byte.
@@ -112,15 +181,15 @@ _RETRY: Final[Json] = {
 }
 
 
-def _listener(host: str, port: int, folder: str) -> Json:
+def _listener(address: tuple[str, int], folder: str, model: str, tls: bool) -> Json:
     manager = {
         "@type": MANAGER,
         "stat_prefix": ROUTER,
         "stream_idle_timeout": "0s",  # a long prompt takes long until the first token
         "use_remote_address": True,
-        "generate_request_id": False,
+        "access_log": [_access_log(model)],
+        "local_reply_config": {"mappers": [_UNAVAILABLE]},
         "server_header_transformation": "PASS_THROUGH",
-        "upgrade_configs": [{"upgrade_type": "websocket"}],
         "rds": {
             "route_config_name": ROUTES,
             "config_source": {
@@ -129,37 +198,130 @@ def _listener(host: str, port: int, folder: str) -> Json:
             },
         },
         "http_filters": [
+            {"name": AUTHORIZATION, "typed_config": _authorization()},
+            *_usage(),
             {
                 "name": "envoy.filters.http.router",
                 "typed_config": {
                     "@type": f"{TYPES}.extensions.filters.http.router.v3.Router",
                     "suppress_envoy_headers": True,
                 },
-            }
+            },
         ],
     }
+    chain: Json = {"filters": [{"name": MANAGER.rpartition(".")[2], "typed_config": manager}]}
+    if tls:
+        chain["transport_socket"] = transport_socket(folder)
     return {
         "name": ROUTER,
-        "address": {"socket_address": {"address": host, "port_value": port}},
+        "address": {"socket_address": {"address": address[0], "port_value": address[1]}},
+        "per_connection_buffer_limit_bytes": BODY_BYTES,
         "enable_reuse_port": False,  # otherwise a second proxy could share the port unnoticed
-        "filter_chains": [{"filters": [{"name": MANAGER.rpartition(".")[2], "typed_config": manager}]}],
+        "filter_chains": [chain],
     }
 
 
-def _cluster(release: str, backends: tuple[Backend, ...]) -> Json:
-    protocol = {
+def _authorization() -> Json:
+    """Ask the door for each request, and refuse it if there is no answer."""
+    answered = [{"exact": name} for name in ("content-type", "retry-after", "www-authenticate")]
+    return {
+        "@type": f"{TYPES}.extensions.filters.http.ext_authz.v3.ExtAuthz",
+        "transport_api_version": "V3",
+        "http_service": {
+            "server_uri": {"uri": f"http://{DOOR}", "cluster": DOOR, "timeout": f"{DOOR_TIMEOUT_S}s"},
+            "authorization_response": {
+                "allowed_upstream_headers": {"patterns": [{"exact": PRIORITY_HEADER}]},
+                "allowed_client_headers": {"patterns": answered},
+                "dynamic_metadata_from_headers": {"patterns": [{"exact": CLIENT_HEADER}]},
+            },
+        },
+        "allowed_headers": {"patterns": [{"exact": "authorization"}, {"exact": "x-request-id"}]},
+        "failure_mode_allow": False,
+        "status_on_error": {"code": "ServiceUnavailable"},
+    }
+
+
+def _usage() -> list[Json]:
+    """The filters that take from an answer, whole or streamed, the tokens that it says it used. vLLM says so in every
+    event of a stream, so that of one that was cut the last is known."""
+    rules = [
+        {
+            "selectors": [{"key": key} for key in path],
+            "on_present": {"metadata_namespace": access_log.NAMESPACE, "key": name},
+        }
+        for name, paths in access_log.USAGE.items()
+        for path in paths
+    ]
+    parser = {
+        "@type": f"{TYPES}.extensions.content_parsers.json.v3.JsonContentParser",
+        "rules": [{"rule": rule} for rule in rules],
+    }
+    whole = {
+        "@type": f"{TYPES}.extensions.filters.http.json_to_metadata.v3.JsonToMetadata",
+        "response_rules": {"rules": rules},
+    }
+    streamed = {
+        "@type": f"{TYPES}.extensions.filters.http.sse_to_metadata.v3.SseToMetadata",
+        "response_rules": {
+            "content_parser": {"name": "envoy.content_parsers.json", "typed_config": parser},
+            "max_event_size": EVENT_BYTES,
+        },
+    }
+    return [
+        {"name": "envoy.filters.http.json_to_metadata", "typed_config": whole},
+        {"name": "envoy.filters.http.sse_to_metadata", "typed_config": streamed},
+    ]
+
+
+def _access_log(model: str) -> Json:
+    fields = access_log.line_format(model, CLIENT_HEADER, RELEASE_HEADER)
+    healthy = {"name": ":path", "string_match": {"exact": HEALTH}, "invert_match": True}
+    return {
+        "name": "envoy.access_loggers.file",
+        "filter": {"header_filter": {"header": healthy}},
+        "typed_config": {
+            "@type": f"{TYPES}.extensions.access_loggers.file.v3.FileAccessLog",
+            "path": access_log.NAME,
+            "log_format": {"json_format": fields, "omit_empty_values": True},
+        },
+    }
+
+
+def _door() -> Json:
+    return {
+        "name": DOOR,
+        "type": "STATIC",
+        "connect_timeout": f"{DOOR_TIMEOUT_S}s",
+        "circuit_breakers": _UNLIMITED,
+        "typed_extension_protocol_options": _PROTOCOL,
+        "load_assignment": {
+            "cluster_name": DOOR,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": {"pipe": {"path": DOOR_SOCKET}}}}]}],
+        },
+    }
+
+
+_PROTOCOL: Final[Json] = {
+    "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
         "@type": f"{TYPES}.extensions.upstreams.http.v3.HttpProtocolOptions",
         "common_http_protocol_options": {"idle_timeout": f"{IDLE_S}s"},
         "explicit_http_config": {"http_protocol_options": {}},
     }
-    limits = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
+}
+_UNLIMITED: Final[Json] = {
+    "thresholds": [dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), UNLIMITED)]
+}
+
+
+def _cluster(release: str, backends: tuple[Backend, ...]) -> Json:
     return {
         "@type": f"{TYPES}.config.cluster.v3.Cluster",
         "name": release,
         "type": "STATIC",
         "connect_timeout": "5s",
-        "circuit_breakers": {"thresholds": [dict.fromkeys(limits, UNLIMITED)]},
-        "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": protocol},
+        "per_connection_buffer_limit_bytes": BODY_BYTES,
+        "circuit_breakers": _UNLIMITED,
+        "typed_extension_protocol_options": _PROTOCOL,
         "health_checks": [
             {
                 "timeout": "5s",
@@ -167,7 +329,7 @@ def _cluster(release: str, backends: tuple[Backend, ...]) -> Json:
                 "no_traffic_interval": "1s",
                 "unhealthy_threshold": 3,
                 "healthy_threshold": 1,
-                "http_health_check": {"path": "/health"},
+                "http_health_check": {"path": HEALTH},
             }
         ],
         "load_assignment": {
@@ -178,7 +340,7 @@ def _cluster(release: str, backends: tuple[Backend, ...]) -> Json:
 
 
 def _endpoints(priority: int, backend: Backend) -> Json:
-    address = {"socket_address": {"address": backend.host, "port_value": backend.port}}
+    address = {"pipe": {"path": backend.socket}}
     return {
         "priority": priority,
         "lb_endpoints": [

@@ -67,7 +67,8 @@ class ServerState(Record):
     state: Literal["starting", "up", "down", "failed"]
     """down: it was up, and is being restarted. failed: it is not restarted."""
     url: str = ""
-    """This server's own base URL, without ``/v1``; changes when it is restarted. Empty unless it is up."""
+    """This server's own base URL, without ``/v1``: ``unix://localhost`` and its socket, which only this user can open.
+    It changes when the server is restarted, and is empty unless it is up."""
     pid: int | None = None
     message: str = ""
     """Why it is down or failed."""

@@ -11,12 +11,11 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NoReturn
-from urllib.parse import urlsplit
 
 from stages.parts.base.errors import Interrupted, ServerFailed, ServerKilled, SlipwayError
 from stages.parts.endpoint.envoy_config import Backend
 from stages.parts.endpoint.record import ServerState, say
-from stages.parts.engine.client import healthy
+from stages.parts.engine.client import healthy, socket_of
 from stages.parts.engine.server import POLL_S, Server, ServerSpec, running
 
 PREVIOUS: Final = ".previous.log"
@@ -43,7 +42,7 @@ class RestartPolicy:
 
 
 class SupervisedServer:
-    """One release's server, from now until ``stop``. It listens on this machine only: clients go through the proxy.
+    """One release's server, from now until ``stop``. Only the proxy and this user reach it, through a Unix socket.
 
     Args:
         spec: its log is set aside first.
@@ -145,7 +144,7 @@ class SupervisedServer:
 
     def _up(self, server: Server) -> None:
         say(f"{self.release} is up, ready in {server.ready_s:.0f} s")
-        self.backend = Backend(self.release, urlsplit(server.url).hostname or "", server.port)
+        self.backend = Backend(self.release, socket_of(server.url))
         self.state = ServerState(release=self.release, state="up", url=server.url, pid=server.process.pid)
         self._changed.set()
 

@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sqlite3
 import threading
 import time
 from datetime import UTC, datetime
 from typing import Final, NoReturn
 
-from stages.parts.base.errors import NotEnoughSpace, ServerFailed, TransientError
+from stages.parts.base.errors import ConfigError, NotEnoughSpace, ServerFailed, TransientError
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore
+from stages.parts.endpoint import usage
+from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.envoy import Proxy, proxying
 from stages.parts.endpoint.envoy_config import Plan, plan
 from stages.parts.endpoint.record import (
@@ -34,12 +37,15 @@ from stages.parts.endpoint.record import (
     supervising,
 )
 from stages.parts.endpoint.supervised_server import RestartPolicy, SupervisedServer
+from stages.parts.endpoint.tls import tls_of
 from stages.parts.engine.client import reachable
 from stages.parts.engine.server import ServerSpec, reserved_port
 
 DEFAULT_POLICY: Final = RestartPolicy()
 POLL_S: Final = 0.1
 PAUSE_S: Final = 5.0
+USAGE_INTERVAL_S: Final = 5.0
+USAGE_TIMEOUT_S: Final = 1.0
 WITHDRAWN_DRAIN_S: Final = 600
 """A server that gets no new requests may finish the others within this time; the endpoint keeps serving meanwhile."""
 
@@ -73,6 +79,7 @@ def supervise(store: ModelStore, serving: Serving, policy: RestartPolicy) -> NoR
     """Serve what ``serving.json`` asks for, until a signal or an error.
 
     Raises:
+        ConfigError: its certificate can't be used, or it would be plain HTTP for other machines.
         PortInUse: something else listens on ``serving.port``; nothing was started.
         ServerFailed: the stable release did not come up the first time, or crashed too often in a row, and no
             standby is up.
@@ -89,6 +96,7 @@ def supervise(store: ModelStore, serving: Serving, policy: RestartPolicy) -> NoR
                     raise
                 say(f"{error}; serving as before")  # a full disk is no reason to stop a working endpoint
                 time.sleep(PAUSE_S)
+            supervisor.take_in_usage()
             supervisor.changed.wait(POLL_S)
             supervisor.changed.clear()
 
@@ -98,6 +106,7 @@ class _Supervisor:
 
     def __init__(self, store: ModelStore, serving: Serving, policy: RestartPolicy, port: int) -> None:
         self._store, self._serving, self._policy, self._port = store, serving, policy, port
+        self._tls = tls_of(serving)
         self._servers: dict[str, SupervisedServer] = {}
         self._draining: dict[str, float] = {}
         """When each server lost its traffic."""
@@ -108,6 +117,7 @@ class _Supervisor:
         """In a row."""
         self._started_at = datetime.now(UTC)
         self._reported: Endpoint | None = None
+        self._usage_taken = time.monotonic()
         self.changed = threading.Event()
 
     def converge(self) -> None:
@@ -131,6 +141,20 @@ class _Supervisor:
     def serving(self) -> bool:
         """Whether clients have been told the address."""
         return self._reported is not None
+
+    def take_in_usage(self) -> None:
+        """Put into the database what Envoy has logged, every few seconds; what can't be now, later."""
+        if self._proxy is None or time.monotonic() < self._usage_taken + USAGE_INTERVAL_S:
+            return
+        self._usage_taken = time.monotonic()
+        folder = self._store.path / SERVERS
+        try:
+            with usage.opened(self._store.root, USAGE_TIMEOUT_S) as database:
+                usage.take_in(database, folder)
+            if usage.rotate(folder):
+                self._proxy.admin.post("/reopen_logs")
+        except (sqlite3.Error, OSError, TransientError) as error:
+            say(f"the usage is not taken in at the moment: {error}")
 
     def stop(self) -> None:
         """Let requests in flight finish, then end everything."""
@@ -160,7 +184,8 @@ class _Supervisor:
             self._store.model,
             self._serving,
             log=self._store.path / SERVERS / f"{release}.log",
-            api_key=api_key(),
+            unix_socket=True,
+            for_clients=True,
             drain_s=DRAIN_S,
             log_requests=False,
             half=half,
@@ -181,6 +206,7 @@ class _Supervisor:
         try:
             if self._proxy:
                 self._proxy.check_alive()
+                self._follow_certificate(self._proxy)
                 self._proxy.apply(asked)
             else:
                 self._proxy = self._proxy_stack.enter_context(self._proxying(asked))
@@ -196,13 +222,20 @@ class _Supervisor:
         self._proxy_failures = 0
         return True
 
+    def _follow_certificate(self, proxy: Proxy) -> None:
+        try:
+            proxy.follow_certificate()
+        except ConfigError as error:
+            say(f"{error}; serving with the one before")
+
     def _proxying(self, asked: Plan) -> contextlib.AbstractContextManager[Proxy]:
         return proxying(
-            _address(self._serving.host),
-            self._port,
+            (_address(self._serving.host), self._port),
             asked,
+            Door(self._store.root, self._store.model, api_key()),
             folder=self._store.path / SERVERS,
             log=self._store.path / LOG,
+            tls=self._tls,
         )
 
     def _retire(self, wanted: Wanted) -> None:
@@ -233,7 +266,7 @@ class _Supervisor:
     def _report(self, wanted: Wanted) -> None:
         record = Endpoint(
             pid=os.getpid(),
-            url=f"http://{reachable(self._serving.host)}:{self._port}",
+            url=f"{'https' if self._tls else 'http'}://{reachable(self._serving.host)}:{self._port}",
             model=self._store.model,
             release=wanted.stable,
             canary=wanted.canary,

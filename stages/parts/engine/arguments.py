@@ -6,21 +6,29 @@ import importlib.metadata
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Serving
-from stages.parts.machine.hardware import core_halves, gpus
+from stages.parts.machine.hardware import compute_capability, core_halves, gpus
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.checkpoint import CONFIG
 
 VLLM: Final = (sys.executable, "-m", "vllm.entrypoints.cli.main")
 """The ``vllm`` command of this Python environment, whether or not it is on PATH."""
+KEEP_ALIVE_S: Final = 90
+"""Longer than ``vllm bench`` keeps an idle connection (60 s): a request that is sent as the server closes its
+connection fails. vLLM's default is 5 s."""
 BINDING: Final = "VLLM_CPU_OMP_THREADS_BIND"
 CPU_KV_CACHE_MIB: Final = 1024
 ONLY_16_BIT: Final = {"awq", "gptq"}
 """Quantization methods whose layers vLLM does not compute in float32."""
+GPU_ARGUMENT: Final = "--gpu-memory-utilization"
+"""Only a server on a GPU has it."""
+BFLOAT16_CAPABILITY: Final = 8.0
+"""NVIDIA's Ampere; older GPUs have no bfloat16 arithmetic."""
 MIB: Final = 1 << 20
 
 
@@ -43,7 +51,7 @@ def engine_arguments(settings: Serving, model: Path, *, on_gpu: bool | None = No
     if settings.max_model_len:
         arguments += ["--max-model-len", str(settings.max_model_len)]
     if on_gpu:
-        arguments += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
+        arguments += [GPU_ARGUMENT, str(settings.gpu_memory_utilization)]
     kv_cache_mib = settings.kv_cache_mib or (None if on_gpu else CPU_KV_CACHE_MIB)
     if kv_cache_mib:
         arguments += ["--kv-cache-memory-bytes", str(kv_cache_mib * MIB)]
@@ -58,18 +66,28 @@ def served_dtype(settings: Serving, model: Path, *, on_gpu: bool) -> str:
     """``settings.dtype``, and what *auto* means for the checkpoint in the directory *model* on this machine."""
     if settings.dtype != "auto":
         return settings.dtype
+    config = _config(model)
     if on_gpu:
-        return "float16"
-    return "bfloat16" if _quantization_method(model) in ONLY_16_BIT else cpu_dtype(processor())
+        capability = compute_capability()
+        able = capability is None or capability >= BFLOAT16_CAPABILITY
+        return "bfloat16" if able and _stored_dtype(config) != "float16" else "float16"
+    method = config.get("quantization_config", {}).get("quant_method")
+    return "bfloat16" if method in ONLY_16_BIT else cpu_dtype(processor())
 
 
-def _quantization_method(model: Path) -> str:
-    """What ``config.json`` says; empty for plain weights, and if it is not there: vLLM says then what is wrong."""
+def _stored_dtype(config: Mapping[str, Any]) -> str:
+    """What transformers 5 calls ``dtype`` and earlier ones ``torch_dtype``; empty if it is not said."""
+    parts = (config, config.get("text_config") or {})
+    return next((str(part[key]) for part in parts for key in ("dtype", "torch_dtype") if part.get(key)), "")
+
+
+def _config(model: Path) -> dict[str, Any]:
+    """``config.json``; empty if it cannot be read: vLLM says then what is wrong."""
     try:
-        config = json.loads((model / CONFIG).read_bytes())
+        found = json.loads((model / CONFIG).read_bytes())
     except (OSError, ValueError):
-        return ""
-    return str(config.get("quantization_config", {}).get("quant_method", ""))
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def serves_on_gpu() -> bool:
@@ -99,7 +117,7 @@ def core_binding(settings: Serving, half: int = 0) -> str:
     return ",".join(map(str, halves[half])) if halves else ""
 
 
-def environment(api_key: str = "", binding: str = "") -> dict[str, str]:
+def environment(api_key: str = "", binding: str = "", visible_gpus: str = "") -> dict[str, str]:
     """vLLM's environment: offline, without usage statistics, with a cache of its own, and with the API key, which the
     process list does not show."""
     variables = dict(os.environ)
@@ -110,6 +128,7 @@ def environment(api_key: str = "", binding: str = "") -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
         "VLLM_LOGGING_LEVEL": "INFO",  # log.py reads it
         "VLLM_CONFIGURE_LOGGING": "1",
         "PYTHONUNBUFFERED": "1",
@@ -120,6 +139,8 @@ def environment(api_key: str = "", binding: str = "") -> dict[str, str]:
         variables["VLLM_API_KEY"] = api_key
     if binding:
         variables[BINDING] = binding
+    if visible_gpus:
+        variables["CUDA_VISIBLE_DEVICES"] = visible_gpus
     return variables
 
 

@@ -7,9 +7,11 @@ import functools
 import ipaddress
 import json
 import os
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -17,36 +19,83 @@ from stages.parts.base.errors import ServerFailed
 
 LOOPBACK: Final = "127.0.0.1"
 HEALTH_TIMEOUT_S: Final = 5.0
+SOCKET: Final = ".sock"
+"""How the name of a Unix socket ends."""
+NO_CONNECTION_KEPT: Final = httpx.Limits(max_keepalive_connections=0)
 
 
 @functools.cache
-def http() -> httpx.Client:
+def http(certificate: str | None = None) -> httpx.Client:
     """The client for our own servers: without a proxy, and with a new connection for each request, since a server that
-    was restarted does not know an old connection."""
-    return httpx.Client(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+    was restarted does not know an old connection. It knows ``unix:`` URLs, too.
+
+    Args:
+        certificate: see ``trusting``.
+    """
+    return httpx.Client(
+        trust_env=False, limits=NO_CONNECTION_KEPT, mounts={"unix://": _UnixSockets()}, verify=trusting(certificate)
+    )
+
+
+def trusting(certificate: str | None) -> ssl.SSLContext | bool:
+    """What a server must show: the certificate in this file, whatever name it is for, since our own server is asked by
+    its address; None: one that is generally trusted, for its name."""
+    if certificate is None:
+        return True
+    context = ssl.create_default_context(cafile=certificate)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be signed by itself
+    context.check_hostname = False
+    return context
+
+
+class _UnixSockets(httpx.BaseTransport):
+    """``unix://localhost/run/vllm.sock/health``: the path is the socket's up to ``SOCKET``, and then its server's."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        socket, _, path = request.url.raw_path.decode().partition(f"{SOCKET}/")
+        request.url = httpx.URL(f"http://localhost/{path}")
+        return _at_socket(f"{socket}{SOCKET}").handle_request(request)
+
+
+@functools.lru_cache
+def _at_socket(path: str) -> httpx.HTTPTransport:
+    return httpx.HTTPTransport(uds=path, verify=False, limits=NO_CONNECTION_KEPT)
+
+
+def socket_of(url: str) -> str:
+    """The socket's path of a ``unix:`` URL."""
+    return urlsplit(url).path
 
 
 def credentials(api_key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
-def healthy(url: str) -> bool:
-    """Whether ``/health`` answers 200: the API answers and its engine is alive."""
+def healthy(url: str, certificate: str | None = None) -> bool:
+    """Whether ``/health`` answers 200: the API answers and its engine is alive.
+
+    Args:
+        certificate: see ``trusting``.
+    """
     try:
-        return http().get(f"{url}/health", timeout=HEALTH_TIMEOUT_S).is_success
+        return http(certificate).get(f"{url}/health", timeout=HEALTH_TIMEOUT_S).is_success
     except httpx.HTTPError:
         return False
 
 
-def answer(url: str, name: str, api_key: str = "", *, timeout_s: float = 60.0) -> str:
+def answer(url: str, name: str, api_key: str = "", *, timeout_s: float = 60.0, certificate: str | None = None) -> str:
     """One token of a real completion, which only a complete, loaded model gives.
+
+    Args:
+        certificate: see ``trusting``.
 
     Raises:
         ServerFailed: there was no answer, or no valid one.
     """
     body = {"model": name, "prompt": "Hello", "max_tokens": 1, "temperature": 0, "ignore_eos": True}
     try:
-        reply = http().post(f"{url}/v1/completions", json=body, headers=credentials(api_key), timeout=timeout_s)
+        asked: dict[str, Any] = {"json": body, "headers": credentials(api_key), "timeout": timeout_s}
+        reply = http(certificate).post(f"{url}/v1/completions", **asked)
         if not reply.is_success:
             raise ServerFailed(f"{url} refused a completion: {_refusal(reply)}")
         completion: dict[str, Any] = reply.json()
@@ -75,11 +124,22 @@ def answers_chat(url: str, name: str, api_key: str = "", *, timeout_s: float = 6
 
 def has_chat_template(directory: Path) -> bool:
     """Whether the tokenizer of the model in *directory* has a chat template."""
-    if any((directory / each).is_file() for each in ("chat_template.jinja", "chat_template.json")):
-        return True
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        return bool(json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template"))
-    return False
+    return bool(chat_template(directory))
+
+
+def chat_template(directory: Path) -> str:
+    """The chat templates of the model's tokenizer, all of them as one text; empty without one."""
+    found = [_text_of(directory / each) for each in ("chat_template.jinja", "chat_template.json")]
+    with contextlib.suppress(ValueError, AttributeError):
+        said = json.loads(_text_of(directory / "tokenizer_config.json")).get("chat_template")
+        found.append(said if isinstance(said, str) else json.dumps(said) if said else "")
+    return "\n".join(filter(None, found))
+
+
+def _text_of(path: Path) -> str:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.read_text(encoding="utf-8")
+    return ""
 
 
 def beside_server(variables: Mapping[str, str]) -> dict[str, str]:

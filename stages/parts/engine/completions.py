@@ -1,4 +1,4 @@
-"""Asks a server for probabilities: vLLM's ``/v1/completions`` and ``/tokenize`` over plain HTTP."""
+"""Asks a server for answers and probabilities: vLLM's ``/v1`` and ``/tokenize`` over plain HTTP."""
 
 from __future__ import annotations
 
@@ -44,6 +44,21 @@ def complete(
     return choices
 
 
+def chat(url: str, model: str, api_key: str, prompt: str, **options: Any) -> dict[str, Any]:
+    """The server's answer to a user's message, greedy.
+
+    Raises:
+        ServerFailed, TransientError: as ``complete``.
+    """
+    body = {"model": model, "messages": [{"role": "user", "content": prompt}]}
+    reply = post(f"{url}/v1/chat/completions", body | GREEDY | options, api_key)
+    try:
+        choice: dict[str, Any] = reply["choices"][0]
+    except (LookupError, TypeError) as error:
+        raise no_answer(url, error) from error
+    return choice
+
+
 def tokenize(url: str, model: str, api_key: str, text: str) -> list[int]:
     """*text* as token ids, including what the model puts at the start of a text.
 
@@ -70,10 +85,10 @@ def given(choice: Mapping[str, Any]) -> list[Distribution]:
     return places[1:]
 
 
-def post(url: str, body: Mapping[str, Any], api_key: str) -> Any:
+def post(url: str, body: Mapping[str, Any], api_key: str, timeout_s: float = TIMEOUT_S) -> Any:
     """Raises: ServerFailed, TransientError: as ``complete``."""
     try:
-        reply = http().post(url, json=body, headers=credentials(api_key), timeout=TIMEOUT_S)
+        reply = http().post(url, json=body, headers=credentials(api_key), timeout=timeout_s)
     except httpx.TransportError as error:
         raise TransientError(f"{url} did not answer: {type(error).__name__}: {error}") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:

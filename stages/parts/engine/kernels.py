@@ -34,6 +34,7 @@ def _four_bit(zero_points: bool) -> Callable[[], Any]:
     def choose() -> Any:
         import torch
         from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel
+        from vllm.platforms import current_platform
         from vllm.scalar_type import scalar_types
 
         return choose_mp_linear_kernel(
@@ -41,7 +42,7 @@ def _four_bit(zero_points: bool) -> Callable[[], Any]:
                 full_weight_shape=(WIDTH, WIDTH),
                 partition_weight_shape=(WIDTH, WIDTH),
                 weight_type=scalar_types.uint4 if zero_points else scalar_types.uint4b8,
-                act_type=torch.float16,
+                act_type=torch.bfloat16 if current_platform.has_device_capability(80) else torch.float16,
                 group_size=GROUP_SIZE,
                 zero_points=zero_points,
             )

@@ -12,6 +12,7 @@ import json
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from stages.parts.engine.arguments import VLLM, core_binding, engine_arguments, 
 from stages.parts.engine.client import (
     HEALTH_TIMEOUT_S,
     LOOPBACK,
+    SOCKET,
     answer,
     credentials,
     healthy,
@@ -43,6 +45,10 @@ SETTLE_S: Final = 2.0
 """Time for vLLM to write what it still has to say once its engine is dead."""
 SIGNALLED: Final = 128
 """Plus a signal's number: the exit status of a program that the signal ended."""
+FOR_CLIENTS: Final = (
+    *("--enable-force-include-usage", "--enable-prompt-tokens-details"),
+    *("--scheduling-policy", "priority"),
+)
 API: Final = "APIServer"
 """The name in vLLM's log of the process that was started, whose children the engine's processes are."""
 FAILED_CHILD: Final = "Failed core proc(s)"
@@ -63,20 +69,27 @@ class ServerSpec:
     host: str = LOOPBACK
     port: int = 0
     """0: a free one."""
+    unix_socket: bool = False
+    """Whether it listens on a Unix socket that only its user can open, instead of *host* and *port*."""
     api_key: str = ""
     drain_s: int = 0
     """Seconds that requests in flight are given to finish when the server is stopped."""
     log_requests: bool = True
     """Whether the log gets a line for each request."""
+    for_clients: bool = False
+    """Whether every answer, and every event of a streamed one, tells the tokens that were used so far, and requests are
+    taken by their priority."""
     half: int = 0
     """Which half of the machine's cores, 0 or 1; see ``core_binding``."""
+    gpus: str = ""
+    """Its ``CUDA_VISIBLE_DEVICES``; empty: those of this process."""
 
-    def command(self, port: int, arguments: Sequence[str]) -> list[str]:
-        command = [*VLLM, "serve", str(self.directory), "--served-model-name", self.name]
-        command += ["--host", self.host, "--port", str(port), *arguments]
+    def command(self, address: Sequence[str], arguments: Sequence[str]) -> list[str]:
+        command = [*VLLM, "serve", str(self.directory), "--served-model-name", self.name, *address, *arguments]
         # /health and /metrics are requested every few seconds as long as it serves.
         quiet = ["--disable-access-log-for-endpoints", "/health,/metrics"]
         command += quiet if self.log_requests else ["--disable-uvicorn-access-log"]
+        command += FOR_CLIENTS if self.for_clients else []
         return command + (["--shutdown-timeout", str(self.drain_s)] if self.drain_s else [])
 
 
@@ -85,7 +98,7 @@ class Server:
     """A vLLM server that has answered a completion."""
 
     url: str
-    port: int
+    """Base URL, without ``/v1``; ``unix://localhost`` and a path if it listens on a socket."""
     name: str
     architecture: str
     """The model's, from its configuration."""
@@ -168,17 +181,16 @@ def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Itera
     arguments = engine_arguments(spec.settings, spec.directory)
     spec.log.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        with reserved_port(spec.host, spec.port) as port, spec.log.open("ab") as output:
+        with _address(spec, stack) as (address, url), spec.log.open("ab") as output:
             startup_log = ServerLog(spec.log, output.tell())
             command = contained(
-                spec.command(port, arguments),
+                spec.command(address, arguments),
                 output=output,
-                environment=environment(spec.api_key, core_binding(spec.settings, spec.half)),
+                environment=environment(spec.api_key, core_binding(spec.settings, spec.half), spec.gpus),
                 grace_s=GRACE_S + spec.drain_s,
             )
             server = Server(
-                url=f"http://{reachable(spec.host)}:{port}",
-                port=port,
+                url=url,
                 name=spec.name,
                 architecture=_architecture(spec.directory),
                 watch=EngineWatch(spec.log, output.tell()),
@@ -192,6 +204,20 @@ def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Itera
                 ready_at = _wait_until_it_answers(server, spec.settings.startup_timeout_s)
         ready_s = round(time.monotonic() - started, 3)
         yield replace(server, log=ServerLog(spec.log, ready_at), ready_s=ready_s)
+
+
+@contextlib.contextmanager
+def _address(spec: ServerSpec, stack: contextlib.ExitStack) -> Iterator[tuple[list[str], str]]:
+    """Where it will listen: vLLM's arguments and the base URL. A port is reserved until the block is left, a socket's
+    folder is there as long as *stack*."""
+    if spec.unix_socket:
+        # Not in the store, whose path may be longer than that of a socket can be.
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="slipway-"))  # mode 0700
+        path = f"{folder}/vllm{SOCKET}"
+        yield ["--uds", path], f"unix://localhost{path}"
+        return
+    with reserved_port(spec.host, spec.port) as port:
+        yield ["--host", spec.host, "--port", str(port)], f"http://{reachable(spec.host)}:{port}"
 
 
 def _architecture(directory: Path) -> str:

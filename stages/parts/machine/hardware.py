@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Final
 
 from pydantic import Field
 
+from stages.parts.base.errors import NotInstalled
 from stages.parts.base.record import Record
 from stages.parts.machine.processor import CPUINFO, Processor, processor
 
 NVIDIA_SMI_TIMEOUT_S: Final = 30
+DRIVER: Final = Path("/usr/local/nvidia")
+"""Where GKE and NVIDIA's own images have the driver's programs and libraries, on no path."""
+GPUS_VARIABLE: Final = "SLIPWAY_GPUS"
+"""How many GPUs a cluster gave to this pod. Not set on one machine."""
 CPUS: Final = Path("/sys/devices/system/cpu")
 MIB: Final = 1 << 20
 
@@ -61,26 +67,71 @@ def gpus() -> list[str]:
     return query_gpus("name,memory.total", units=True)
 
 
-def gpu_memory_used_bytes() -> int | None:
+def asked_gpus() -> int:
+    """How many GPUs a cluster gave to this pod; 0 also where no cluster did."""
+    return int(os.environ.get(GPUS_VARIABLE) or 0)
+
+
+def no_gpu(why: str) -> NotInstalled:
+    """The error of a pod that got GPUs and sees none: on the CPU it would work for hours, or measure something else."""
+    return NotInstalled(
+        f"this pod asked for {asked_gpus()} GPU, and sees none: {why}",
+        hint=f"look at the node's driver and device plugin, and that the image finds the driver's libraries in "
+        f"{DRIVER}/lib64 or by ldconfig; without GPUs on purpose: 'gpus: 0' for the stage in the platform's file",
+    )
+
+
+def check_gpus() -> None:
+    """Raises: NotInstalled: a cluster gave this pod GPUs, and the driver shows none."""
+    if asked_gpus() and not gpus():
+        raise no_gpu("nvidia-smi lists none")
+
+
+def compute_capability() -> float | None:
+    """The lowest compute capability of the GPUs that CUDA may use, such as 9.0; None if it is not known."""
+    found = [float(line) for line in query_gpus("compute_cap") if re.fullmatch(r"\d+(\.\d+)?", line)]
+    return min(found, default=None)
+
+
+def gpu_ids() -> list[str]:
+    """The numbers or names of the GPUs that CUDA may use, as in ``CUDA_VISIBLE_DEVICES``."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [str(number) for number in range(len(gpus()))]
+    return [each.strip() for each in visible.split(",") if each.strip()]
+
+
+def gpu_memory_used_bytes(visible: str | None = None) -> int | None:
     """The used memory of all GPUs that CUDA may use, in bytes; None without a GPU.
 
     It is counted per GPU, because in a container the driver does not show which processes are ours.
+
+    Args:
+        visible: only of these, named as in ``CUDA_VISIBLE_DEVICES``.
     """
-    used = [int(line) for line in query_gpus("memory.used") if line.isdigit()]
+    used = [int(line) for line in query_gpus("memory.used", visible=visible) if line.isdigit()]
     return sum(used) * MIB if used else None
 
 
-def query_gpus(fields: str, *, units: bool = False) -> list[str]:
-    """One line per GPU from nvidia-smi, only those in ``CUDA_VISIBLE_DEVICES``; an empty list without a driver."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+def query_gpus(fields: str, *, units: bool = False, visible: str | None = None) -> list[str]:
+    """One line per GPU from nvidia-smi, only the *visible* ones, or those in ``CUDA_VISIBLE_DEVICES``; an empty list
+    without a driver."""
+    visible = visible or os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return []
-    command = ["nvidia-smi", f"--query-gpu={fields}", f"--format=csv,noheader{'' if units else ',nounits'}"]
+    program = shutil.which("nvidia-smi") or str(DRIVER / "bin" / "nvidia-smi")
+    libraries = os.pathsep.join(filter(None, (os.environ.get("LD_LIBRARY_PATH"), str(DRIVER / "lib64"))))
+    command = [program, f"--query-gpu={fields}", f"--format=csv,noheader{'' if units else ',nounits'}"]
     # --id does not accept MIG devices: then all GPUs are listed.
     for selection in [["--id", visible], []] if visible else [[]]:
         try:
             shown = subprocess.run(
-                [*command, *selection], capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=True
+                [*command, *selection],
+                capture_output=True,
+                text=True,
+                timeout=NVIDIA_SMI_TIMEOUT_S,
+                check=True,
+                env=os.environ | {"LD_LIBRARY_PATH": libraries},
             ).stdout
         except subprocess.CalledProcessError:
             continue

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import DamagedModel, ModelNotFound
+from stages.parts.base.store import ModelStore
 from stages.parts.model import hub
 from stages.parts.model.checkpoint import CONFIG, INDEX, SINGLE, refuse_quantized, small_files, weight_files
 from stages.parts.model.local import local_sizes
 from stages.parts.model.name import ModelName
 from stages.parts.model.safetensors import read_header
+from stages.parts.records.acquired import ACQUIRED, Acquired
 
 BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a parameter by the type that config.json names."""
@@ -40,6 +42,14 @@ def describe_model(source: str, revision: str) -> Description:
     found = describe_directory(name.directory, source) if name.directory else _from_hub(name.id, revision)
     refuse_quantized(found.config)
     return found
+
+
+def describe_commit(store: ModelStore, source: str, commit: str) -> Description:
+    """Like ``describe_model``, but read from the store if it has the model at this commit, without asking the Hub."""
+    acquired = Acquired.read(store.base / ACQUIRED)
+    if acquired and acquired.commit == commit:
+        return describe_directory(store.base, source)
+    return describe_model(source, commit)
 
 
 def describe_directory(directory: Path, source: str) -> Description:

@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from stages.parts.base.errors import (
@@ -118,6 +119,40 @@ def read_small(model: str, commit: str, path: str) -> bytes:
     content = io.BytesIO()
     download(model, commit, path, content)
     return content.getvalue()
+
+
+@dataclass(frozen=True)
+class DatasetFile:
+    """A file of a data set on the Hub, at a commit."""
+
+    dataset: str
+    commit: str
+    path: str
+
+
+def dataset_file(file: DatasetFile) -> Path:
+    """The file in huggingface_hub's cache, downloaded if it is not there. Only the latter needs the Hub.
+
+    Raises:
+        HubUnavailable: the Hub does not answer, and the file is not in the cache.
+        PermanentError: the Hub refuses.
+    """
+    from huggingface_hub import errors as hub
+    from huggingface_hub import hf_hub_download
+
+    what = f"{file.path} of the data set {file.dataset} at {file.commit[:12]}"
+    try:
+        return Path(hf_hub_download(file.dataset, file.path, repo_type="dataset", revision=file.commit))
+    except hub.LocalEntryNotFoundError as error:
+        raise HubUnavailable(
+            f"{_host()} can't be reached, and {what} is not in the cache", hint="check the network and HF_ENDPOINT"
+        ) from error
+    except hub.HfHubHTTPError as error:
+        status = error.response.status_code
+        kind = HubUnavailable if status in (408, 429) or status >= 500 else PermanentError
+        raise kind(
+            f"{_host()} does not give {what} ({status})", hint="check HF_ENDPOINT: a mirror may lack it"
+        ) from error
 
 
 def count_parameters(model: str, commit: str, path: str) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from stages.parts.base.record import Record
 from stages.parts.machine.hardware import Hardware
@@ -46,18 +46,32 @@ class Probe(Record):
     """Natural logarithm of each token's probability, given the tokens before it."""
 
 
+class Intervals(Record):
+    """95 % intervals, low and high: over the starts of the server; with a single start by the ranks of the requests,
+    which understates the noise."""
+
+    p50: tuple[float, float]
+    p95: tuple[float, float]
+    p99: tuple[float, float]
+
+
 class Percentiles(Record):
     mean: float
     p50: float
     p95: float
     p99: float
+    intervals: Intervals | None = None
+    """Only over all rounds, and not for the gaps between tokens."""
 
 
 class Load(Record):
     """Load on the server: one round, or all together (percentiles over all requests, mean rates of the rounds)."""
 
+    rate_per_s: float | None = None
+    """The mean rate at which requests arrived, the same for all variants; None where ``concurrency`` requests were in
+    flight all the time."""
     concurrency: int
-    """Requests in flight at a time; where requests arrive at a given rate, the highest number observed."""
+    """Requests in flight at a time; where they arrive at a rate, the mean."""
     requests: int
     duration_s: float
     prompt_tokens: int
@@ -75,6 +89,43 @@ class Load(Record):
         """Drop two counts of older records that say nothing: a load with a failed request is not recorded."""
         counts = ("requests_completed", "requests_failed")
         return {name: each for name, each in data.items() if name not in counts} if isinstance(data, dict) else data
+
+
+class Trial(Record):
+    """A rate that was tried in the search for the capacity."""
+
+    restart: int
+    """The start of the server, from 0."""
+    rate_per_s: float
+    requests: int
+    share: float | None
+    """The share of the requests that met the targets, 0–1; None if the trial was ended early, because too many had
+    missed them."""
+    held: bool
+
+
+class Capacity(Record):
+    """The highest rate at which 95 % of the requests meet the workload's latency targets."""
+
+    ttft_ms: float
+    """The targets: the highest times allowed."""
+    tpot_ms: float
+    requests_per_s: float
+    """The geometric mean over the starts of the server."""
+    output_tokens_per_s: float
+    """The same in tokens, with answers as long as those of the rounds."""
+    low: float | None
+    """95 % interval of ``output_tokens_per_s``, by Student's t over the starts; None with a single start."""
+    high: float | None
+    starts: tuple[float, ...]
+    """Output tokens/s of each start."""
+    trials: tuple[Trial, ...]
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether after some start every rate held that was tried, so that the server can do more."""
+        failed = {each.restart for each in self.trials if not each.held}
+        return any(each.restart not in failed for each in self.trials)
 
 
 class Goodput(Record):
@@ -101,18 +152,18 @@ class Drift(Record):
     be the same for all variants."""
 
     before: Speed
-    """Before the load of the first start of the server."""
+    """Before the first block; in older records, before the load of the first start of the server."""
     between: tuple[Speed, ...] = ()
-    """After the load of each start but the last, and before the load of the next, alternately."""
+    """After each block but the last, and before the next, alternately."""
     after: Speed
-    """After the load of the last start."""
+    """After the last block."""
     largest_change: float
-    """The largest relative change during the load of one start: 0.2 is a fifth faster or slower."""
-    measured_again: int
-    """Starts whose load was measured again, because the change exceeded the workload's ``drift_limit``."""
+    """The largest relative change during one block: 0.2 is a fifth faster or slower."""
+    measured_again: int = 0
+    """In older records, the starts whose load was measured again, because the change exceeded a limit."""
 
     def probes(self) -> tuple[Speed, ...]:
-        """All probes in order: one before and one after the load of each start."""
+        """All probes in order: one before and one after each block."""
         return (self.before, *self.between, self.after)
 
 
@@ -121,7 +172,7 @@ class Memory(Record):
     peak_resident_bytes: int
     """The highest sum of the resident sets of the server's processes while it was measured."""
     peak_gpu_bytes: int | None
-    """None also if servers ran side by side: the driver reports the memory of the GPU, not of each server."""
+    """None in older records also if servers shared a GPU, whose memory the driver reports as a whole."""
     kv_cache_tokens: int
 
 
@@ -143,6 +194,23 @@ class Engine(Record):
     ready_s: float
 
 
+class Schedule(Record):
+    """How far the measurement of a model's variants came. It is the same for all that were measured together."""
+
+    variants: tuple[str, ...]
+    """Those that were measured together."""
+    profile: str
+    """The digest of the profile by which it was decided what to measure next."""
+    budget_s: float
+    spent_s: float
+    """Time for starts, load and quality of all variants together."""
+    ended: Literal["settled", "budget", ""]
+    """settled: more measuring would not change the choice. budget: it is spent. Empty: the measurement was interrupted
+    or goes on."""
+    said: str
+    """The outcome of the last look, in one sentence."""
+
+
 class Evaluation(Record):
     """``evaluations/<variant>.json``: everything measured of one variant under one workload."""
 
@@ -153,30 +221,49 @@ class Evaluation(Record):
     engine: Engine
     hardware: Hardware
     key: str
-    """``digest_of`` variant digest, workload, serving settings, tool versions and hardware."""
+    """``digest_of`` variant digest, workload, serving settings, tool versions and hardware. How long was measured does
+    not count."""
     samples_sha256: str
     """The digest of the raw samples beside it, from which every figure can be computed again."""
     tool_versions: dict[str, str]
     quality: tuple[TaskScore, ...]
-    """The mean over all starts of the server."""
+    """Asked at one start of the server; in older records, the mean over all starts."""
     load: Load
     """All rounds together."""
     rounds: tuple[Load, ...]
     """The rounds of all starts, in the order of their numbers in the samples."""
-    sweep: tuple[Load, ...] = ()
-    """One round at each further concurrency of the workload."""
+    capacity: Capacity | None = None
+    """None if the workload has no ``slo``: ``load`` then shows the saturated server."""
     goodput: Goodput | None = None
-    """None if the workload has no ``slo``."""
+    """At the rate of the rounds; None if the workload has no ``slo``."""
     interleaved_with: tuple[str, ...] = ()
-    """Variants whose servers ran side by side with this one's and took turns with it."""
+    """In older records, variants whose servers ran side by side with this one's and took turns with it."""
     drift: Drift | None = None
     probes: tuple[Probe, ...] = ()
     """See ``stages.parts.engine.probes``; empty if none were recorded."""
+    agreement: float | None = None
+    """How far the server's answers to these questions agreed with the probabilities that it gives to the same text
+    (``scoring.probes``), 0–1; None if that was not asked."""
+    not_asked: dict[str, str] = Field(default={})
+    """The workload's tasks that the model can't be asked, and why."""
+    looks: tuple[float, ...] = ()
+    """The share of the budget that was used after each block in which the variant was measured, which is when the data
+    were looked at (``scoring.sequential``); empty if they were looked at only once."""
+    schedule: Schedule | None = None
+    """None in records of older versions."""
     memory: Memory
+    stored: dict[str, int] = Field(default_factory=dict, exclude_if=lambda value: not value)
+    """``Variant.stored``: what the weights are stored in; ``engine.dtype`` says what they are served in."""
     beside: tuple[str, ...]
     """Models that were served on the same machine meanwhile, so that the figures are those of a shared machine."""
     started_at: datetime
     seconds: float
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_once_recorded(cls, data: Any) -> Any:
+        """Drop the runs at further concurrencies of older records, which no decision uses."""
+        return {name: each for name, each in data.items() if name != "sweep"} if isinstance(data, dict) else data
 
     def metrics(self) -> dict[str, float]:
         """The four metrics of ``scoring.metrics.METRICS``, in their units; NaN for what was not measured."""
@@ -184,18 +271,23 @@ class Evaluation(Record):
         return {
             "quality": sum(scores) / len(scores) if scores else float("nan"),
             "latency": self.load.e2el_ms.p95,
-            "throughput": self.load.output_tokens_per_s,
+            "throughput": (self.capacity or self.load).output_tokens_per_s,
             "memory": float(self.memory.weights_bytes),
         }
 
     def measures(self) -> dict[str, float | None]:
         """What the load gives of ``scoring.constraints.MEASURES``, in their units; None for what was not measured."""
-        return {
-            "ttft_p95_ms": self.load.ttft_ms.p95,
-            "tpot_p95_ms": self.load.tpot_ms.p95,
-            "e2el_p95_ms": self.load.e2el_ms.p95,
-            "goodput_share": self.goodput.share if self.goodput else None,
-        }
+        return measures_of(self.load, self.goodput)
+
+
+def measures_of(load: Load, goodput: Goodput | None) -> dict[str, float | None]:
+    """See ``Evaluation.measures``."""
+    return {
+        "ttft_p95_ms": load.ttft_ms.p95,
+        "tpot_p95_ms": load.tpot_ms.p95,
+        "e2el_p95_ms": load.e2el_ms.p95,
+        "goodput_share": goodput.share if goodput else None,
+    }
 
 
 def machine_of(evaluation: Evaluation) -> str:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stages.parts.base.record import Record
 from stages.parts.machine.hardware import Hardware
 from stages.parts.records.evaluation import Engine
+
+Outcome = Literal["decided", "equivalent", "unresolved", "incomplete"]
+OLD_RULES: Final = 5
+OLD_VERSION: Final = "0.1.0"
+"""The rules of the decisions that do not name any, and the version of Slipway that has them."""
 
 
 class Paired(Record):
@@ -66,6 +71,12 @@ class Divergence(Record):
     """Share of positions at which both give the same token the highest probability."""
     top1_low: float
     top1_high: float
+    greedy_agreement: float | None = None
+    """Share of the held-out texts to whose beginning both give the same greedy answer; None in older decisions."""
+    greedy_low: float | None = None
+    greedy_high: float | None = None
+    greedy_prefix: float | None = None
+    """Mean share of such an answer before the first token that differs."""
 
 
 def divergence_measures(divergence: Divergence | None, *, is_reference: bool) -> dict[str, float | None]:
@@ -75,10 +86,11 @@ def divergence_measures(divergence: Divergence | None, *, is_reference: bool) ->
         is_reference: whether the variant is fp16, which does not diverge from itself.
     """
     if is_reference:
-        return {"kl_divergence": 0.0, "top1_agreement": 1.0}
+        return {"kl_divergence": 0.0, "top1_agreement": 1.0, "greedy_agreement": 1.0}
     return {
         "kl_divergence": divergence.kl if divergence else None,
         "top1_agreement": divergence.top1_agreement if divergence else None,
+        "greedy_agreement": divergence.greedy_agreement if divergence else None,
     }
 
 
@@ -90,12 +102,52 @@ class Interval(Record):
 
 
 class Change(Record):
-    """A metric's difference from fp16's, as a share of fp16's: −0.1 is ten percent less."""
+    """A metric's difference from the reference's, as a share of it: −0.1 is ten percent less. For latency it is that of
+    the mean over the same requests to both, for quality that on the same items."""
 
+    value: float
+    low: float | None
+    high: float | None
+    """95 % interval; None after a single start of the servers, which does not show the noise of starts."""
+
+
+class Loss(Record):
+    """The share of the reference's score that a variant loses on one task; negative for a gain."""
+
+    task: str
     value: float
     low: float
     high: float
-    """95 % interval, from the same draws of both, so that common variation cancels out."""
+    """One-sided 95 % bounds, from the same items."""
+    limit: float
+    """The share that may be lost."""
+    verdict: Literal["pass", "fail", "unclear"]
+    """pass: it is shown that less than the limit is lost. fail: that more is. unclear: too few items to tell."""
+
+
+class Comparison(Record):
+    """The first of the ranking compared with another variant that could be chosen."""
+
+    other: str
+    relation: Literal["better", "equivalent", "open"]
+    """better: the first has the higher score, beyond chance. equivalent: they differ by less than the profile's
+    margins. open: too few data to tell."""
+    lead: float
+    """The difference of their scores; where these are equal, of the sums without clipping."""
+    low: float | None
+    high: float | None
+    """95 % interval; None after a single start of the servers."""
+    confidence: float
+    """The probability that the first is truly the better, 0.5–1."""
+
+
+class More(Record):
+    """How much more measuring would settle an unresolved choice, if the estimates stayed as they are."""
+
+    starts: int
+    """Further starts of every variant's server."""
+    items: int
+    """How many times the present items of the quality tasks; 1: these are enough."""
 
 
 class Candidate(Record):
@@ -113,16 +165,18 @@ class Candidate(Record):
     intervals: dict[str, Interval] = Field(default_factory=dict)
     """The interval of each metric in ``raw``, except counted metrics (memory) and metrics whose noise is not known."""
     change: dict[str, Change] = Field(default_factory=dict)
-    """The change of each metric; empty for fp16 itself, and if fp16 was not measured."""
+    """The change of each metric from the reference; empty for the reference itself, and without a measured one."""
+    losses: tuple[Loss, ...] = ()
+    """Task by task; empty for the reference itself."""
     normalized: dict[str, float]
-    """Each metric on a scale from 0 to 1, where 1 is best."""
+    """Each metric between its anchors: 0 at the anchor of 0 and beyond, 1 at the anchor of 1 and beyond."""
     score: float | None
     score_low: float | None
     score_high: float | None
-    """95 % interval of the score, from the noise of the measurements."""
-    win_probability: float | None
-    """The probability that it meets every constraint and scores highest if the measurement is repeated."""
-    weights_share: float | None
+    """95 % interval of the score; None after a single start of the servers."""
+    chance: float | None = None
+    """The probability that it is truly the best of the variants that can be chosen; None after a single start."""
+    weights_share: float | None = None
     """The share of the weightings near the profile's under which it scores highest."""
     any_weights_share: float | None = None
     """The same over all possible weightings."""
@@ -138,22 +192,20 @@ class Candidate(Record):
     cost: Cost | None
     """None if the platform has no price, the variant was not measured, or no request met the latency targets."""
 
-
-class Margin(Record):
-    """The winner's score compared with that of the best other variant."""
-
-    over: str
-    value: float
-    """The difference; negative if the winner ranks behind, because the evidence does not separate them."""
-    low: float
-    high: float
-    """95 % interval, from the same draws of both."""
+    @model_validator(mode="before")
+    @classmethod
+    def _as_once_recorded(cls, data: Any) -> Any:
+        """A candidate of version 0.1.0: the probability to win again was the closest to ``chance``."""
+        if not isinstance(data, dict) or "win_probability" not in data:
+            return data
+        kept = {name: value for name, value in data.items() if name != "win_probability"}
+        return kept | {"chance": data["win_probability"]}
 
 
 class Production(Record):
     """``production_metrics.json``: which variant is in production, and why in detail."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     model: str
     commit: str
     license: str | None
@@ -167,16 +219,26 @@ class Production(Record):
     """What else a reader has to know about the measurement, such as a machine that drifted."""
     wording: int = 1
     """The version of the sentences in ``reason``, ``notes`` and ``excluded``; only that version verifies them."""
-    separated: bool
-    """Whether the evidence separates the best score from the others; if not, quality and memory decided."""
-    margin: Margin | None = None
-    """None if no other variant could be chosen."""
+    rules: int
+    """The version of the rules that decided; only a version of Slipway with the same rules can replay the decision."""
+    slipway: str
+    """The version of Slipway that decided."""
+    outcome: Outcome
+    """decided: the winner is better than every other, beyond chance. equivalent: others are as good, within the
+    profile's margins, and the winner is the cheapest to run, by memory, then by speed. unresolved: too few data to
+    tell; the winner is the first of the ranking. incomplete: a variant that was asked for could not be made or
+    measured; the winner is the best of the others."""
+    missing: tuple[str, ...] = ()
+    """The variants because of which it is incomplete."""
+    starts: int = 1
+    """How often the variants' servers were started and loaded, at most."""
+    comparisons: tuple[Comparison, ...] = ()
+    """The first of the ranking with each other variant that could still be chosen."""
+    more: More | None = None
+    """None if the choice is settled, if the noise is not known yet, or if no reasonable amount would do."""
     profile: dict[str, Any]
     weights: dict[str, float]
     """Shares with sum 1."""
-    noise: dict[str, float]
-    """The largest difference between two variants that chance explains, for each metric in its unit. Without metrics
-    that are not comparable, because the variants were measured on different hardware."""
     units: dict[str, str]
     """The unit of each raw metric."""
     price: Price | None
@@ -190,3 +252,34 @@ class Production(Record):
     key: str
     """``digest_of`` everything that the decision follows from: the same key means the same decision."""
     decided_at: datetime
+
+    @property
+    def headline(self) -> str:
+        """The winner and the outcome in a few words, alike in all commands and pages."""
+        return f"{self.winner}: {meaning(self)}"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_once_recorded(cls, data: Any) -> Any:
+        """A decision of version 0.1.0. What it calls separated is decided; otherwise quality and memory decided."""
+        if not isinstance(data, dict) or data.get("schema_version") != 1:
+            return data
+        kept = {name: value for name, value in data.items() if name not in ("separated", "margin", "noise")}
+        outcome = "decided" if data.get("separated") else "unresolved"
+        return kept | {"schema_version": 2, "rules": OLD_RULES, "slipway": OLD_VERSION, "outcome": outcome}
+
+
+def meaning(decision: Production) -> str:
+    """What the outcome means, without the winner's name."""
+    relations = {each.other: each.relation for each in decision.comparisons}
+    if decision.outcome == "incomplete":
+        return f"incomplete, without {', '.join(decision.missing)}"
+    if decision.outcome == "equivalent":
+        equal = [name for name, relation in relations.items() if relation == "equivalent"]
+        first = next(each.variant for each in decision.candidates)
+        others = [name for name in (first, *equal) if name != decision.winner]
+        return f"equivalent to {', '.join(others)}, and the cheapest to run"
+    if decision.outcome == "unresolved":
+        return "unresolved, first of the ranking"
+    able = [each for each in decision.candidates if each.excluded is None]
+    return "decided, better than every other" if len(able) > 1 else "decided, the only choice"

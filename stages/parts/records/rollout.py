@@ -4,6 +4,7 @@ continue."""
 from __future__ import annotations
 
 import contextlib
+import math
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, Unpack
@@ -99,7 +100,7 @@ class Pace(Record):
     """Where the present look began."""
     canary: tuple[float, ...] = ()
     stable: tuple[float | None, ...] = ()
-    """None: no request ended during that look."""
+    """None, in records of older versions: no request ended during that look."""
 
 
 class Window(Record):
@@ -115,6 +116,15 @@ class Window(Record):
 class Transition(Record):
     state: RolloutState
     percent: int
+    at: datetime
+
+
+class Act(Record):
+    """What a person, or the account of a run, did to a rollout."""
+
+    by: str
+    """The OS user, or the user that the cluster knows."""
+    what: Literal["began", "approved", "gave up"]
     at: datetime
 
 
@@ -138,6 +148,7 @@ class JournalChanges(TypedDict, total=False):
     analyses: tuple[Analysis, ...]
     entered_at: datetime
     transitions: tuple[Transition, ...]
+    acts: tuple[Act, ...]
 
 
 class Journal(Record):
@@ -151,6 +162,8 @@ class Journal(Record):
     target: str
     run: str | None
     """The pipeline's run that began the rollout, or was the last to continue it."""
+    decision: str = ""
+    """The outcome by which the release was chosen (``Production.headline``); empty if it is not recorded."""
     settings: Rollout
     """The settings at its beginning: a later call does not change a plan under way."""
     steps: tuple[int, ...]
@@ -163,7 +176,8 @@ class Journal(Record):
     hurried: bool = False
     """A person asked not to wait for time to pass."""
     baseline: Figures | None = None
-    """The stable release alone, while the canary started; the canary is compared with it at 100 %."""
+    """The stable release alone, while the canary started; what a canary with most of the traffic is compared with, too.
+    """
     baseline_from: Counters | None = None
     window: Window | None = None
     instance: str = ""
@@ -176,9 +190,19 @@ class Journal(Record):
     entered_at: datetime
     """When the present state (and step) began; while a person is waited for, when the present window began."""
     transitions: tuple[Transition, ...] = ()
+    acts: tuple[Act, ...] = ()
+    """Who began it, approved it or gave it up; the first is who began it."""
+    changes: str = ""
+    """Which settings it changes for the release that is served already; empty: none, or another release."""
 
     def changed(self, **changes: Unpack[JournalChanges]) -> Journal:
         return self.model_copy(update=dict(changes))
+
+    @property
+    def ready_timeout_s(self) -> float:
+        """A number in the settings of every rollout that has begun."""
+        asked = self.settings.ready_timeout_s
+        return math.inf if asked == "auto" else asked
 
     @property
     def ended(self) -> bool:
@@ -201,6 +225,8 @@ class OperatorRequest(Record):
     """The rollout's id; the request is void for any other rollout."""
     action: Literal["promote", "abort"]
     reason: str
+    by: str = ""
+    """Empty: asked by an older version."""
 
 
 def journal_path(store: ModelStore) -> Path:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Final
 
+from pydantic import Field
+
 from stages.parts.base.record import Record
 from stages.parts.records.acquired import File
 
@@ -30,6 +32,8 @@ class Variant(Record):
     bits: int
     dtype: str
     """The type of the tensors that are not quantized: float16 or bfloat16."""
+    stored: dict[str, int] = Field(default_factory=dict, exclude_if=lambda value: not value)
+    """Bytes of the weights by the type they are stored in; empty in older records."""
     seconds: float
     peak_memory_bytes: int
     """Peak resident set of the process that quantized."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import uuid
 from datetime import datetime
@@ -13,10 +14,11 @@ from pydantic import ValidationError
 from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore
+from stages.parts.records.rollout import Act
 
 HISTORY: Final = "rollouts.jsonl"
-MoveKind = Literal["publish", "rollout", "rollback"]
-"""publish: select moved the link while nothing was served."""
+MoveKind = Literal["publish", "rollout", "rollback", "settings"]
+"""publish: select moved the link while nothing was served. settings: the same release, served with other settings."""
 
 
 class Move(Record):
@@ -31,10 +33,22 @@ class Move(Record):
     result: Literal["promoted", "rolled back"]
     reason: str
     run: str | None = None
+    decision: str = ""
+    """The outcome by which the release was chosen (``Production.headline``)."""
     started_at: datetime
     ended_at: datetime
+    acts: tuple[Act, ...] = ()
+    """Who began it, approved it or gave it up."""
     analyses: tuple[dict[str, Any], ...] = ()
     """The last analysis of each step."""
+
+
+def user() -> str:
+    """The user of the operating system."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return f"uid {os.getuid()}"
 
 
 def history(store: ModelStore) -> list[Move]:
@@ -63,7 +77,13 @@ def remember(store: ModelStore, move: Move) -> None:
 
 
 def remember_at_once(
-    store: ModelStore, kind: MoveKind, release: str, before: str | None, reason: str, started: datetime
+    store: ModelStore,
+    kind: MoveKind,
+    release: str,
+    before: str | None,
+    reason: str,
+    began: Act,
+    decision: str,
 ) -> None:
     """Append a move that only changed the link, without a rollout."""
     move = Move(
@@ -74,7 +94,9 @@ def remember_at_once(
         result="promoted",
         reason=reason,
         run=os.environ.get(RUN_VARIABLE),
-        started_at=started,
+        decision=decision,
+        acts=(began,),
+        started_at=began.at,
         ended_at=datetime.now().astimezone(),
     )
     remember(store, move)

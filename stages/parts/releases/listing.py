@@ -15,10 +15,10 @@ from typing import Any, Literal
 from stages.parts.base.errors import ConfigError, DamagedModel
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore, exclusive
-from stages.parts.records.rollout import LOCK, under_way
+from stages.parts.records.rollout import LOCK, Act, under_way
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.history import Move, MoveKind, history
-from stages.parts.releases.release import METRICS, before, candidate, current_release, numbered
+from stages.parts.releases.release import METRICS, before, candidate, current_release, headline, numbered
 from stages.parts.releases.split import Split
 
 ReleaseState = Literal["production", "canary", "candidate", "standby", "rolled back", "earlier"]
@@ -39,6 +39,10 @@ class MoveSummary(Record):
     result: Literal["promoted", "rolled back"]
     reason: str
     run: str | None
+    acts: tuple[Act, ...]
+    """Who began it, approved it or gave it up."""
+    decision: str
+    """The outcome by which it was chosen, as it was then."""
     analysis: dict[str, Any] | None
     """The last comparison of the two releases; None if they were not compared."""
 
@@ -53,6 +57,8 @@ class ReleaseSummary(Record):
     """The digest of the variant's files; None if its manifest is damaged."""
     score: float | None
     """The variant's score when it was chosen."""
+    outcome: str
+    """The outcome by which it was chosen (``Production.headline``); empty if that is not known."""
     reason: str
     """Why it was chosen."""
     made_at: datetime
@@ -153,6 +159,8 @@ def _summary(move: Move) -> MoveSummary:
         result=move.result,
         reason=move.reason,
         run=move.run,
+        acts=move.acts,
+        decision=move.decision,
         analysis=last,
     )
 
@@ -174,6 +182,7 @@ def _release(
         variant=name.split("-", 1)[1].rpartition("-")[0],
         digest=variant.digest if variant else None,
         score=scores.get(decision.get("winner")),
+        outcome=headline(store, name),
         reason=str(decision.get("reason", "")),
         made_at=made,
         size_bytes=_bytes_of([folder])[0],

@@ -19,13 +19,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from pydantic import ValidationError
+
 from stages.parts.base.errors import DamagedModel, UnknownName
 from stages.parts.base.store import ModelStore, Placement, place_tree, swap_link, write_json, write_text
 from stages.parts.records.acquired import difference
 from stages.parts.records.evaluation import Evaluation, Probe
 from stages.parts.records.production import Production
+from stages.parts.records.rollout import Act
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.releases.history import history, remember_at_once
+from stages.parts.releases.history import history, remember_at_once, user
 
 RELEASE: Final = re.compile(r"^(\d{4,})-(.+)-([0-9a-f]{12})$")
 CANDIDATE: Final = "candidate"
@@ -80,9 +83,10 @@ def settle(store: ModelStore, release: str, *, wait: bool) -> None:
     swap_link(store.path / CANDIDATE, Path("releases") / release)
     if wait:
         return
-    started, before = datetime.now().astimezone(), current_release(store)
+    began = Act(by=user(), what="began", at=datetime.now().astimezone())
+    before, said = current_release(store), headline(store, release)
     promote(store, release)
-    remember_at_once(store, "publish", release, before, "published while nothing was served", started)
+    remember_at_once(store, "publish", release, before, "published while nothing was served", began, said)
 
 
 def promote(store: ModelStore, release: str) -> None:
@@ -118,6 +122,15 @@ def decisions(store: ModelStore) -> list[Production]:
     places = [(store.path / CANDIDATE_METRICS, candidate(store)), (store.production_metrics, current_release(store))]
     found = [(Production.read(path), release) for path, release in places if release]
     return [each for each, release in found if each and each.release == release]
+
+
+def headline(store: ModelStore, release: str) -> str:
+    """The outcome by which a release was chosen, in a few words; empty if its decision is missing or damaged."""
+    try:
+        decision = Production.model_validate_json(_reasons(store, release) or "")
+    except ValidationError:
+        return ""
+    return decision.headline
 
 
 def release_name(store: ModelStore, variant: str, digest: str) -> str:
@@ -160,6 +173,7 @@ def before(store: ModelStore, release: str) -> str | None:
     """
     names = set(numbered(store).values())
     moves = [each for each in history(store) if each.release == release and each.result == "promoted"]
+    moves = [each for each in moves if each.kind != "settings"]
     forward = [each for each in moves if each.kind != "rollback"] or moves
     for move in reversed(forward):
         if move.before in names:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
 from typing import Final, TypeVar
 
-from stages.parts.records.evaluation import Goodput, Load, Percentiles, TaskScore
+from stages.parts.records.evaluation import Goodput, Intervals, Load, Percentiles, TaskScore
+from stages.parts.samples.capacity import interval, within
 from stages.parts.samples.lines import AccuracyItem, Item, LoadSamples, PerplexityItem, Samples, TimedRequest
 
 Z_95: Final = 1.959964
@@ -22,9 +23,10 @@ _Item = TypeVar("_Item", AccuracyItem, PerplexityItem)
 
 
 def load_of(samples: LoadSamples) -> Load:
-    """The load of one run of the load generator."""
+    """The load of one round."""
     run, requests = samples.run, samples.requests
     return Load(
+        rate_per_s=run.rate_per_s,
         concurrency=run.concurrency,
         requests=len(requests),
         duration_s=run.duration_s,
@@ -36,10 +38,19 @@ def load_of(samples: LoadSamples) -> Load:
     )
 
 
-def pooled_load(rounds: Sequence[LoadSamples]) -> Load:
-    """All rounds together: percentiles over all requests, and the mean of the rounds' rates."""
+def pooled_load(rounds: Sequence[LoadSamples], *, intervals: bool = True) -> Load:
+    """All rounds together: percentiles over all requests, and the mean of the rounds' rates.
+
+    Args:
+        intervals: False gives the figures of older records, which had none.
+    """
     loads = [load_of(each) for each in rounds]
+    found = percentiles_of([request for each in rounds for request in each.requests])
+    gaps = found.pop("itl_ms")
+    if intervals:
+        found = {name: each.model_copy(update={"intervals": _intervals(rounds, name)}) for name, each in found.items()}
     return Load(
+        rate_per_s=loads[0].rate_per_s,
         concurrency=max(each.concurrency for each in loads),
         requests=sum(each.requests for each in loads),
         duration_s=sum(each.duration_s for each in loads),
@@ -47,16 +58,35 @@ def pooled_load(rounds: Sequence[LoadSamples]) -> Load:
         output_tokens=sum(each.output_tokens for each in loads),
         requests_per_s=fmean(each.requests_per_s for each in loads),
         output_tokens_per_s=fmean(each.output_tokens_per_s for each in loads),
-        **percentiles_of([request for each in rounds for request in each.requests]),
+        itl_ms=gaps,
+        **found,
     )
+
+
+def _intervals(rounds: Sequence[LoadSamples], name: str) -> Intervals:
+    """The intervals of the percentiles of one time of the requests."""
+    starts: dict[int, list[float]] = defaultdict(list)
+    for each in rounds:
+        starts[each.run.restart] += [getattr(one, name) for one in each.requests]
+    if len(starts) == 1:
+        ordered = sorted(starts.popitem()[1])
+        return Intervals(p50=_by_ranks(ordered, 0.5), p95=_by_ranks(ordered, 0.95), p99=_by_ranks(ordered, 0.99))
+    found = [percentiles(each) for each in starts.values()]
+    p50, p95, p99 = (interval([getattr(each, share) for each in found]) for share in ("p50", "p95", "p99"))
+    return Intervals(p50=p50, p95=p95, p99=p99)
+
+
+def _by_ranks(ordered: Sequence[float], share: float) -> tuple[float, float]:
+    """95 % interval of a percentile by order statistics (Conover 1999, Practical Nonparametric Statistics, 3.2)."""
+    size = len(ordered)
+    middle, reach = size * share, Z_95 * math.sqrt(size * share * (1 - share))
+    low, high = (min(max(math.ceil(each), 1), size) for each in (middle - reach, middle + reach + 1))
+    return ordered[low - 1], ordered[high - 1]
 
 
 def goodput_of(rounds: Sequence[LoadSamples], ttft_ms: float, tpot_ms: float) -> Goodput:
     """The requests that met the targets (Zhong et al., DistServe, 2024); rates are the mean over rounds."""
-    good = [
-        (each.run.duration_s, [one for one in each.requests if within_targets(one, ttft_ms, tpot_ms)])
-        for each in rounds
-    ]
+    good = [(each.run.duration_s, [one for one in each.requests if within(one, ttft_ms, tpot_ms)]) for each in rounds]
     return Goodput(
         ttft_ms=ttft_ms,
         tpot_ms=tpot_ms,
@@ -66,11 +96,6 @@ def goodput_of(rounds: Sequence[LoadSamples], ttft_ms: float, tpot_ms: float) ->
             sum(each.output_tokens for each in requests) / duration_s for duration_s, requests in good
         ),
     )
-
-
-def within_targets(request: TimedRequest, ttft_ms: float, tpot_ms: float) -> bool:
-    """Whether a request met both targets."""
-    return request.ttft_ms <= ttft_ms and request.tpot_ms <= tpot_ms
 
 
 def percentiles_of(requests: Sequence[TimedRequest]) -> dict[str, Percentiles]:

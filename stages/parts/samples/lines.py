@@ -1,17 +1,19 @@
 """The raw samples of an evaluation: a file of JSON lines, each a closed record with its kind.
 
     head         the first line: the evaluation that the file belongs to
-    load         one run of the load generator: a round, or one concurrency of the sweep
+    load         a round of the load, or a trial in the search for the capacity
     request      one request of such a run
     accuracy     one item of a task that is scored by accuracy
     perplexity   one document of a task that is scored by bits per byte
     held_out     the next-token distributions at each position of one held-out document
 
-Files of the previous version have no kinds; ``read_samples`` infers them from the keys.
+Files of older versions have no kinds, which ``read_samples`` infers from the keys, and runs at further concurrencies
+(``sweep``), which it leaves out.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +35,11 @@ KIND_BY_KEY: Final = {
     "duration_s": "load",
     "ttft_ms": "request",
 }
-"""The key that only lines of this kind had in the previous version."""
+"""The key that only lines of this kind had in the oldest version."""
+OF_A_SWEEP: Final = re.compile(rb'"phase": ?"sweep"|"sweep": ?\d')
+"""In a line of a run at a further concurrency."""
 
-Phase = Literal["round", "sweep"]
+Phase = Literal["round", "trial"]
 
 
 class _Line(BaseModel):
@@ -55,14 +59,24 @@ class _OfRun(_Line):
     """The start of the server, from 0."""
     phase: Phase
     number: int
-    """The round over all starts, from 0; in the sweep the concurrency."""
+    """The round or trial over all starts, from 0."""
 
 
 class LoadRun(_OfRun):
+    """A round of steady load, or a trial of a rate. Requests before and after do not count and are not here."""
+
     kind: Literal["load"] = "load"
+    rate_per_s: float | None = None
+    """Requests per second that were sent (a Poisson process); None with the same number in flight all the time, which
+    is how the search for the capacity begins too."""
     concurrency: int
-    """Requests in flight at a time; where requests arrive at a given rate, the highest number observed."""
+    """Requests in flight at a time; where they arrive at a rate, the mean."""
     duration_s: float = Field(gt=0)
+    """From the arrival of the first request to that of the first one which does not count any more."""
+    targets_ms: tuple[float, float] | None = None
+    """The highest TTFT and TPOT that a trial allowed; None for all else."""
+    held: bool | None = None
+    """Whether the targets held in a trial. A trial that was ended early has no requests: too many had missed them."""
 
 
 class TimedRequest(_OfRun):
@@ -73,7 +87,7 @@ class TimedRequest(_OfRun):
     tpot_ms: float
     e2el_ms: float
     itl_ms: tuple[float, ...]
-    """Every gap between two tokens."""
+    """Every gap between two tokens; empty in a trial."""
     prompt_tokens: int
     output_tokens: int
 
@@ -112,6 +126,8 @@ class HeldOutDocument(_Line):
     """Ids of the likeliest tokens at each position after the first, the likeliest first."""
     logprobs: tuple[tuple[float, ...], ...]
     """Their natural logarithms of probability."""
+    continued: tuple[int, ...] = ()
+    """The greedy answer to the beginning of the document; empty in older samples."""
 
 
 Item = AccuracyItem | PerplexityItem
@@ -123,7 +139,7 @@ _LINE: Final[TypeAdapter[Line]] = TypeAdapter(Line)
 
 @dataclass(frozen=True)
 class LoadSamples:
-    """One run of the load generator and its requests, at least one."""
+    """One run of the load and its requests in the order of their arrival, at least one unless it was ended early."""
 
     run: LoadRun
     requests: tuple[TimedRequest, ...]
@@ -139,10 +155,11 @@ class Samples:
 
     rounds: tuple[LoadSamples, ...]
     """In the order of their numbers."""
-    sweep: tuple[LoadSamples, ...]
     accuracy: tuple[AccuracyItem, ...]
     perplexity: tuple[PerplexityItem, ...]
     held_out: tuple[HeldOutDocument, ...]
+    trials: tuple[LoadSamples, ...] = ()
+    """In the order of their numbers."""
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -150,7 +167,7 @@ class Samples:
 
     def lines(self) -> Iterator[_Line]:
         """Every line but the head."""
-        for each in (*self.rounds, *self.sweep):
+        for each in (*self.rounds, *self.trials):
             yield each.run
             yield from each.requests
         yield from self.items
@@ -184,20 +201,20 @@ def read_samples(path: Path, evaluation: Evaluation) -> Samples:
     if not isinstance(head, Head) or head.evaluation != evaluation.key:
         raise DamagedModel(f"the raw samples {path} belong to another evaluation", hint=MEASURE_AGAIN)
     rounds = sorted(_runs(lines, "round"), key=lambda each: each.run.number)
-    sweep = _runs(lines, "sweep")
+    trials = sorted(_runs(lines, "trial"), key=lambda each: each.run.number)
     if len(rounds) != len(evaluation.rounds):
         raise DamagedModel(
             f"the raw samples {path} hold {len(rounds)} rounds, but {len(evaluation.rounds)} were measured",
             hint=MEASURE_AGAIN,
         )
-    if not all(each.requests for each in (*rounds, *sweep)):
+    if not all(each.requests or each.run.held is False for each in (*rounds, *trials)):
         raise DamagedModel(f"the raw samples {path} lack the requests of a run", hint=MEASURE_AGAIN)
     return Samples(
         rounds=tuple(rounds),
-        sweep=tuple(sweep),
         accuracy=tuple(each for each in lines if isinstance(each, AccuracyItem)),
         perplexity=tuple(each for each in lines if isinstance(each, PerplexityItem)),
         held_out=tuple(each for each in lines if isinstance(each, HeldOutDocument)),
+        trials=tuple(trials),
     )
 
 
@@ -206,6 +223,8 @@ def _parsed(content: bytes) -> Iterator[Line]:
     lines = content.splitlines()
     older = bool(lines) and b'"kind"' not in lines[0]
     for number, line in enumerate(lines, 1):
+        if OF_A_SWEEP.search(line):
+            continue
         try:
             if older:
                 yield _LINE.validate_python(_with_kind(from_json(line)), strict=False)
@@ -219,13 +238,12 @@ def _parsed(content: bytes) -> Iterator[Line]:
 
 
 def _with_kind(data: Any) -> Any:
-    """A line of the previous version in this one's form."""
+    """A line of the oldest version in this one's form."""
     if not isinstance(data, dict):
         return data
     kind = next((kind for key, kind in KIND_BY_KEY.items() if key in data), None)
-    for phase in ("round", "sweep"):
-        if phase in data:
-            data |= {"phase": phase, "number": data.pop(phase)}
+    if "round" in data:
+        data |= {"phase": "round", "number": data.pop("round")}
     return {"kind": kind} | data
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 from stages.parts.base.errors import NotInstalled
-from stages.parts.base.settings import Serving
+from stages.parts.base.settings import AskedServing
 from stages.parts.base.store import ModelStore
 from stages.parts.cluster import api
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Kind
 from stages.parts.cluster.refusals import Absent
-from stages.rollout.kserve.detect import detect
+from stages.rollout.kserve.detect import detect, other_default
+from stages.rollout.kserve.kept import MOVE, in_mode, kept_mode
 from stages.rollout.kserve.knative import KnativeTarget
-from stages.rollout.kserve.objects import RUNTIME, KServeEndpoint
+from stages.rollout.kserve.objects import ISVC, RUNTIME, KServeEndpoint
 from stages.rollout.kserve.route import RouteTarget
 from stages.rollout.kserve.settings import KServe
 from stages.rollout.kserve.standard import StandardTarget
@@ -28,7 +30,7 @@ RUNTIMES: Final = Kind("serving.kserve.io/v1alpha1", "ServingRuntime", "servingr
 POLL_S: Final = 0.5
 
 
-def connect(store: ModelStore, serving: Serving, settings: KServe) -> KServeTarget:
+def connect(store: ModelStore, serving: AskedServing, settings: KServe) -> KServeTarget:
     """The cluster of the kubeconfig or of this pod, for the releases of one model.
 
     Raises:
@@ -39,21 +41,26 @@ def connect(store: ModelStore, serving: Serving, settings: KServe) -> KServeTarg
 
 
 def on(
-    cluster: Cluster, store: ModelStore, serving: Serving, settings: KServe, *, poll_s: float = POLL_S
+    cluster: Cluster, store: ModelStore, serving: AskedServing, settings: KServe, *, poll_s: float = POLL_S
 ) -> KServeTarget:
-    """The target on *cluster*, in the mode of its KServe.
+    """The target on *cluster*: in the mode that serves the model already, else in that of its KServe.
 
     Raises:
         NotInstalled: it has no KServe, or lacks the runtime in ``manifests/kserve``.
         ConfigError: its KServe can't split traffic as it is set up.
+        Conflict: the model is served in another mode than *settings* name, or in two.
     """
-    installation = detect(cluster, settings)
+    cluster.kind(ISVC, "InferenceService")
     endpoint = KServeEndpoint(store, serving, settings, cluster.namespace)
+    served = kept_mode(cluster, store.model, settings.mode)
+    if served and (default := other_default(cluster, settings, served)):
+        print(f"rollout: {store.model} stays in mode {served}; KServe's is now {default}: {MOVE}", file=sys.stderr)
+    installation = detect(cluster, in_mode(settings, served))
     try:
         cluster.get(RUNTIMES, RUNTIME)
     except Absent as error:
         raise NotInstalled(
             f"the namespace {cluster.namespace} has no ServingRuntime {RUNTIME}",
-            hint=f"kubectl -n {cluster.namespace} apply -k manifests/kserve",
+            hint="slipway install, or kubectl apply -k manifests/kserve",
         ) from error
     return MODES[installation.mode](cluster, endpoint, installation, poll_s)

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from stages.parts.base.errors import AccessDenied, ConfigError, NotInstalled
 from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import DEFINITIONS, Kind
+from stages.parts.cluster.kinds import CONFIG_MAPS, DEFINITIONS, DEPLOYMENTS
 from stages.parts.cluster.refusals import Absent
-from stages.rollout.kserve.objects import ISVC, Mode
+from stages.rollout.kserve.objects import DEPLOYMENT_MODES, ISVC, Mode
 from stages.rollout.kserve.settings import KServe
 
 NAMESPACE: Final = "kserve"
@@ -22,15 +22,6 @@ CONTROLLER: Final = "kserve-controller-manager"
 CANARY_SINCE: Final = (0, 21)
 """The first version whose canaries work: 0.20 has ``spec.canary``, but neither routes by it nor waits for readiness."""
 CRD: Final = "inferenceservices.serving.kserve.io"
-MODES: Final[dict[str, str]] = {
-    "Standard": "standard",
-    "RawDeployment": "standard",
-    "Knative": "knative",
-    "Serverless": "knative",
-}
-"""The mode for each value of ``deploy.defaultDeploymentMode``, new names and old ones."""
-MAPS: Final = Kind("v1", "ConfigMap", "configmaps")
-DEPLOYMENTS: Final = Kind("apps/v1", "Deployment", "deployments")
 SET_MODE: Final = "set kserve.mode to standard, knative or route"
 
 
@@ -70,6 +61,17 @@ def detect(cluster: Cluster, settings: KServe) -> Installation:
     return as_configured(mode, settings, ingress)
 
 
+def other_default(cluster: Cluster, settings: KServe, served: Mode) -> Mode | None:
+    """The mode that a model would now get that is not served yet; None: *served*, or that is not known."""
+    if settings.mode != "auto":
+        return None
+    with contextlib.suppress(ConfigError, NotInstalled):
+        default = str(_config(cluster, settings).get("deploy", {}).get("defaultDeploymentMode", ""))
+        mode = _mode(cluster, settings, default)
+        return mode if mode != served else None
+    return None
+
+
 def as_configured(mode: Mode, settings: KServe, ingress: Mapping[str, Any]) -> Installation:
     """What ``ingress`` in KServe's own configuration says; where it says nothing, KServe's default."""
     gateway = settings.gateway or str(ingress.get("kserveIngressGateway", "kserve/kserve-ingress-gateway"))
@@ -93,7 +95,7 @@ def version(cluster: Cluster) -> tuple[int, int] | None:
 def _config(cluster: Cluster, settings: KServe) -> dict[str, Any]:
     """KServe's own configuration; empty if it can't be read and is not needed, because the mode was set."""
     try:
-        data = cluster.get(MAPS, CONFIG, NAMESPACE).get("data", {})
+        data = cluster.get(CONFIG_MAPS, CONFIG, NAMESPACE).get("data", {})
         return {name: json.loads(data[name]) for name in ("deploy", "ingress") if name in data}
     except (Absent, AccessDenied) as error:
         if settings.mode != "auto":
@@ -109,9 +111,9 @@ def _mode(cluster: Cluster, settings: KServe, default: str) -> Mode:
     if settings.mode == "knative":
         return "knative"
     if settings.mode == "auto":
-        if default not in MODES:
+        if default not in DEPLOYMENT_MODES:
             raise ConfigError(f"KServe's default mode {default!r} is not supported", hint=SET_MODE)
-        if MODES[default] == "knative":
+        if DEPLOYMENT_MODES[default] == "knative":
             return "knative"
     if settings.mode == "route":
         return "route"

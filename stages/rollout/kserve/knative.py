@@ -14,8 +14,9 @@ from typing import Final
 from stages.parts.base.errors import Conflict, ServerFailed, TransientError
 from stages.parts.cluster.kinds import Kind
 from stages.parts.releases.split import Split
+from stages.rollout.kserve.kept import ISVCS
 from stages.rollout.kserve.objects import ISVC_LABEL, RELEASE, REVISION, Object, inference_service, predictor, startup_s
-from stages.rollout.kserve.target import ISVCS, KServeTarget, condition, release_of, revision_of, url_of
+from stages.rollout.kserve.target import KServeTarget, condition, release_of, revision_of, url_of
 
 REVISIONS: Final = Kind("serving.knative.dev/v1", "Revision", "revisions")
 PERCENT: Final = "canaryTrafficPercent"

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Serving
+from stages.parts.base.settings import AskedServing, Serving
 from stages.parts.base.store import ModelStore, digest_of, directory_name
+from stages.parts.endpoint.offered import OFFERED
 from stages.parts.endpoint.record import API_KEY_VARIABLE
-from stages.parts.engine.arguments import engine_arguments
-from stages.parts.records.production import Production
+from stages.parts.engine.arguments import CPU_KV_CACHE_MIB, GPU_ARGUMENT, MIB, engine_arguments
+from stages.parts.engine.host import GIB, SERVER_BYTES, START_S, gpu_memory_bytes, shared_bytes
+from stages.parts.releases.pinned import MeasuredWith, pinned, weights_bytes
 from stages.parts.releases.release import METRICS
 from stages.rollout.kserve.settings import KServe
 
@@ -28,6 +30,8 @@ Mode = Literal["standard", "knative", "route"]
 ISVC: Final = "serving.kserve.io/v1beta1"
 RUNTIME: Final = "slipway-vllm"
 """The ServingRuntime in ``manifests/kserve``."""
+SHARED: Final = "shm"
+"""The volume at ``/dev/shm`` that ``RUNTIME`` mounts. KServe merges volumes by their names."""
 CONTAINER: Final = "kserve-container"
 ENDPOINT: Final = "slipway/endpoint"
 RELEASE: Final = "slipway/release"
@@ -37,6 +41,13 @@ MODEL: Final = "slipway/model"
 PART_OF: Final = {"app.kubernetes.io/part-of": "slipway"}
 ISVC_LABEL: Final = "serving.kserve.io/inferenceservice"
 DEPLOYMENT_MODE: Final = "serving.kserve.io/deploymentMode"
+DEPLOYMENT_MODES: Final[dict[str, str]] = {
+    "Standard": "standard",
+    "RawDeployment": "standard",
+    "Knative": "knative",
+    "Serverless": "knative",
+}
+"""The mode for each name of KServe's deployment modes, new ones and old ones."""
 AUTOSCALER: Final = "serving.kserve.io/autoscalerClass"
 CLUSTER_LOCAL: Final = {"networking.kserve.io/visibility": "cluster-local"}
 API_SECRET: Final = "slipway-api"  # noqa: S105
@@ -45,17 +56,15 @@ PORT: Final = 8080
 USER: Final = 8737
 """The owner of the files in the store; see ``pipeline/pods.py``."""
 NAME_CHARACTERS: Final = 28
-"""``isvc.<endpoint>-<predictor>-predictor`` is a label's value, which has at most 63 characters."""
+"""``isvc.<endpoint>-<predictor>-predictor`` is a label's value."""
 HASH_CHARACTERS: Final = 6
+LABEL_CHARACTERS: Final = 63
+"""The most in a label of DNS and in a label's value."""
 KNATIVE_TIMEOUT_S: Final = 600
 PRE_STOP_S: Final = 10
 """Until no proxy sends it new requests: a pod is told to stop while it is still being removed from the Services."""
 STOP_MARGIN_S: Final = 15
 PROBE_PERIOD_S: Final = 10
-LOAD_BYTES_PER_S: Final = 100 * (1 << 20)
-"""The speed of a slow network volume."""
-START_S: Final = 300
-"""What a start takes besides reading weights: imports, compilation, CUDA graphs."""
 ROLLOUT_ONLY_ON_STABLE: Final = ("maxReplicas", "scaleMetric", "scaleTarget", "containerConcurrency", "timeout")
 """Fields that KServe refuses on a canary, or takes from the stable predictor."""
 
@@ -65,7 +74,7 @@ class KServeEndpoint:
     """One model's endpoint on a cluster."""
 
     store: ModelStore
-    serving: Serving
+    serving: AskedServing
     settings: KServe
     namespace: str
 
@@ -78,15 +87,15 @@ class KServeEndpoint:
         return f"{slug[: NAME_CHARACTERS - HASH_CHARACTERS - 1].strip('-')}-{digest}"
 
     def serving_of(self, release: str) -> Serving:
-        """The settings, with the dtype that the release was measured in where they leave it open: the pod that renders
-        this may run on another processor than the one that serves."""
-        if self.serving.dtype != "auto" or self.settings.gpu:
-            return self.serving
-        decision = Production.read(self.store.releases / release / METRICS)
-        return self.serving.model_copy(update={"dtype": decision.engine.dtype}) if decision else self.serving
-
-    def weights_bytes(self, release: str) -> int:
-        return sum(path.stat().st_size for path in (self.store.releases / release).glob("*.safetensors"))
+        """The settings, with what the release was measured with where they leave it open, also the dtype: the pod that
+        renders this may run on another processor than the one that serves. What was measured on a processor says
+        nothing of a GPU's dtype."""
+        serving = pinned(self.store, self.serving, release)
+        measured = MeasuredWith.read(self.store.releases / release / METRICS) if serving.dtype == "auto" else None
+        engine = measured.engine if measured else None
+        if engine is None or (self.settings.gpu and GPU_ARGUMENT not in engine.arguments):
+            return serving
+        return serving.model_copy(update={"dtype": engine.dtype})
 
     def storage_uri(self, release: str) -> str:
         """The release's own directory, which never changes, unlike the ``production`` link."""
@@ -96,6 +105,29 @@ class KServeEndpoint:
 def predictor_name(release: str) -> str:
     """``0002-awq-<digest>`` → ``r2-<its first six digits>``: a part of its Deployment's and its Service's name."""
     return f"r{int(release.partition('-')[0])}-{release.rpartition('-')[2][:HASH_CHARACTERS]}"
+
+
+def route_name(endpoint: KServeEndpoint) -> str:
+    """The HTTPRoute of mode ``route``: never the name of one that KServe makes for an InferenceService."""
+    return f"{endpoint.name}-route"
+
+
+def route_service(endpoint: KServeEndpoint, release: str) -> str:
+    """A release's InferenceService in mode ``route``. KServe calls its Deployment ``<this>-predictor``, which no other
+    mode's is called, and its host ``<this>-predictor-<namespace>``, which is one label of DNS.
+
+    Raises:
+        ConfigError: the namespace's name leaves no room for the endpoint's.
+    """
+    rest = f"{predictor_name(release)}-route"
+    room = LABEL_CHARACTERS - len(f"-{rest}-predictor-{endpoint.namespace}")
+    if room < HASH_CHARACTERS + 2:
+        raise ConfigError(
+            f"the namespace {endpoint.namespace} is too long for the host names that KServe makes of it",
+            hint=f"one of at most {len(endpoint.namespace) + room - HASH_CHARACTERS - 2} characters has room",
+        )
+    slug, _, digest = endpoint.name.rpartition("-")
+    return f"{slug[: room - HASH_CHARACTERS - 1].rstrip('-')}-{digest}-{rest}"
 
 
 def predictor(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
@@ -115,6 +147,19 @@ def predictor(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
     if mode == "standard":
         whole["name"] = predictor_name(release)
     return whole
+
+
+def replicas(predictor: Object) -> int:
+    return int(predictor.get("minReplicas", 1))
+
+
+def with_replicas(predictor: Object, more: int) -> Object:
+    """The predictor with *more* replicas; taken away only where they were added: a rollout of an older version added
+    none."""
+    now = replicas(predictor)
+    if now + more < 1:
+        return predictor
+    return predictor | {key: int(predictor[key]) + more for key in ("minReplicas", "maxReplicas") if key in predictor}
 
 
 def canary(stable: Object, percent: int) -> Object:
@@ -162,19 +207,18 @@ def inference_service(
 
 
 def http_route(
-    endpoint: KServeEndpoint, gateway: str, hostname: str, weights: list[tuple[str, int, int]], *, version: str = ""
+    endpoint: KServeEndpoint, gateway: str, hostname: str, weights: list[tuple[str, int, int]], *, name: str = ""
 ) -> Object:
-    """The route of clients in mode ``route``.
+    """The route of clients in mode ``route``; the gateway answers 404 for what it does not match.
 
     Args:
         weights: (Service, port, percent), the stable release first.
+        name: of a route that older versions named otherwise.
     """
-    namespace, _, name = gateway.rpartition("/")
-    parent = {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": name}
-    metadata: Object = {"name": endpoint.name, "namespace": endpoint.namespace, "labels": dict(PART_OF)}
-    metadata["annotations"] = {MODEL: endpoint.store.model}
-    if version:
-        metadata["resourceVersion"] = version
+    namespace, _, called = gateway.rpartition("/")
+    parent = {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": called}
+    metadata: Object = {"name": name or route_name(endpoint), "namespace": endpoint.namespace, "labels": dict(PART_OF)}
+    metadata["annotations"] = {MODEL: endpoint.store.model, "slipway/mode": "route"}
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "HTTPRoute",
@@ -184,7 +228,9 @@ def http_route(
             "hostnames": [hostname],
             "rules": [
                 {
-                    "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
+                    "matches": [
+                        {"path": {"type": "Exact", "value": path}, "method": method} for path, method in OFFERED.items()
+                    ],
                     "backendRefs": [
                         {"group": "", "kind": "Service", "name": service, "port": port, "weight": percent}
                         for service, port, percent in weights
@@ -208,14 +254,17 @@ def disruption_budget(endpoint: KServeEndpoint) -> Object:
 
 def startup_s(endpoint: KServeEndpoint, release: str) -> int:
     """The time that a replica may take from its start to its first answer."""
-    loading = START_S + math.ceil(endpoint.weights_bytes(release) / LOAD_BYTES_PER_S)
-    return max(loading, endpoint.serving.startup_timeout_s)
+    return endpoint.serving_of(release).startup_timeout_s
 
 
 def _pods(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
     """Everything that defines its pods except labels: a difference here restarts them."""
     settings = endpoint.settings
+    gpus = endpoint.serving_of(release).tensor_parallel_size if settings.gpu else 0
     pods: Object = {"automountServiceAccountToken": False, "model": _container(endpoint, release, mode)}
+    # In place of the runtime's own: GPUs of one server talk through it, the more of them the more.
+    shared = {"medium": "Memory", "sizeLimit": f"{math.ceil(shared_bytes(gpus) / GIB)}Gi"}
+    pods["volumes"] = [{"name": SHARED, "emptyDir": shared}]
     if settings.node_selector:
         pods["nodeSelector"] = dict(settings.node_selector)
     if settings.tolerations:
@@ -235,12 +284,10 @@ def _pods(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
 
 def _container(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
     settings = endpoint.settings
-    resources: Object = {
-        "requests": {"cpu": settings.cpu, "memory": settings.memory},
-        "limits": {"memory": settings.memory},
-    }
+    memory = f"{math.ceil(_memory_bytes(endpoint, release) / GIB)}Gi" if settings.memory == "auto" else settings.memory
+    resources: Object = {"requests": {"cpu": settings.cpu, "memory": memory}, "limits": {"memory": memory}}
     if settings.gpu:
-        count = str(endpoint.serving.tensor_parallel_size)
+        count = str(endpoint.serving_of(release).tensor_parallel_size)
         resources["requests"][settings.gpu] = resources["limits"][settings.gpu] = count
     # Unlike KServe's own runtime, not /v1/models: with an API key it answers 401.
     health = {"httpGet": {"path": "/health", "port": PORT}, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5}
@@ -263,6 +310,15 @@ def _container(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
         # Without it KServe uses the image's "-cpu" variant where no GPU is requested.
         container["runtimeVersion"] = tag[1]
     return container
+
+
+def _memory_bytes(endpoint: KServeEndpoint, release: str) -> int:
+    """What its pod needs of the node's memory, ``/dev/shm`` included."""
+    serving, weights = endpoint.serving_of(release), weights_bytes(endpoint.store, release)
+    if endpoint.settings.gpu:
+        return gpu_memory_bytes(weights, serving.tensor_parallel_size)
+    wide = 2 if serving.dtype == "float32" else 1
+    return weights * wide + (serving.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB + SERVER_BYTES + shared_bytes(0)
 
 
 def _arguments(endpoint: KServeEndpoint, release: str) -> list[str]:

@@ -17,6 +17,9 @@ from stages.rollout.kserve.objects import (
     inference_service,
     predictor,
     predictor_name,
+    replicas,
+    route_service,
+    with_replicas,
 )
 
 SERVICE_PORT: Final = 80
@@ -32,10 +35,14 @@ def objects(endpoint: KServeEndpoint, release: str, stable: str | None, mode: Mo
     """
     shares = {stable: 100 - percent, release: percent} if stable else {release: 100}
     made = {each: predictor(endpoint, each, mode) for each in shares}
-    names = {each: f"{endpoint.name}-{predictor_name(each)}" for each in shares}
+    names = {
+        each: route_service(endpoint, each) if mode == "route" else f"{endpoint.name}-{predictor_name(each)}"
+        for each in shares
+    }
     if mode == "standard":
         canaries = [canary(made[release], percent)] if stable else []
-        services = [inference_service(endpoint, made[stable or release], mode, canaries=canaries)]
+        first = with_replicas(made[stable], replicas(made[release])) if stable else made[release]
+        services = [inference_service(endpoint, first, mode, canaries=canaries)]
     elif mode == "knative":
         share = {PERCENT: min(percent, NEARLY_ALL)} if stable else {}
         services = [inference_service(endpoint, made[release] | share, mode)]

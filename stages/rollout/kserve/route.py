@@ -8,13 +8,29 @@ from __future__ import annotations
 from stages.parts.base.errors import Conflict, TransientError
 from stages.parts.releases.split import Split
 from stages.rollout.kserve.http_route import HTTP_ROUTES, programmed, shares
-from stages.rollout.kserve.objects import ENDPOINT, Object, http_route, inference_service, predictor, predictor_name
-from stages.rollout.kserve.target import ISVCS, SERVICES, KServeTarget, condition, release_of, revision_of
+from stages.rollout.kserve.kept import ISVCS, refuse_foreign
+from stages.rollout.kserve.objects import (
+    ENDPOINT,
+    MODEL,
+    Object,
+    http_route,
+    inference_service,
+    predictor,
+    route_name,
+    route_service,
+)
+from stages.rollout.kserve.target import SERVICES, KServeTarget, check_reconciled, condition, release_of, revision_of
 
 
 class RouteTarget(KServeTarget):
+    def regarding(self) -> Object | None:
+        return self._route()
+
+    def serving(self, release: str) -> Object | None:
+        return self.service(self._name(release))
+
     def split(self) -> Split:
-        route = self.get(HTTP_ROUTES, self.endpoint.name)
+        route = self._route()
         if route is None:
             return Split(None)
         releases = self._releases()
@@ -30,7 +46,7 @@ class RouteTarget(KServeTarget):
 
     def deploy(self, release: str) -> None:
         others = set(self._releases().values()) - {release, self.split().stable}
-        if others and self.get(HTTP_ROUTES, self.endpoint.name):
+        if others and self._route():
             raise Conflict(f"{min(others)} is being tried already", hint="end that rollout first")
         for each in others:  # left by a first rollout that was given up
             self._remove(each)
@@ -41,6 +57,7 @@ class RouteTarget(KServeTarget):
 
     def ready(self, release: str) -> bool:
         found = self._service(release)
+        check_reconciled(found)
         return self.pods.ready(release, revision_of(found["spec"]["predictor"])) and condition(found, "PredictorReady")
 
     def url(self, release: str) -> str:
@@ -49,7 +66,7 @@ class RouteTarget(KServeTarget):
 
     def shift(self, release: str, percent: int) -> None:
         self._service(release)
-        route = self.get(HTTP_ROUTES, self.endpoint.name)
+        route = self._route()
         if route is None:
             raise Conflict(f"{self.endpoint.store.model} has no route", hint="start the rollout again")
         stable = self._stable(route)
@@ -63,11 +80,11 @@ class RouteTarget(KServeTarget):
 
     def promote(self, release: str) -> None:
         self._service(release)
-        route = self.get(HTTP_ROUTES, self.endpoint.name)
+        route = self._route()
         stable = self._stable(route) if route else None
         if stable not in (None, release):
             self.shift(release, 100)
-            route = self.get(HTTP_ROUTES, self.endpoint.name)
+            route = self._route()
         self._split(route, [(release, 100)])
         if stable is None:
             self.wait_for_propagation(release, 100)
@@ -75,12 +92,13 @@ class RouteTarget(KServeTarget):
             self._remove(each)
 
     def withdraw(self, release: str, *, first: bool = False) -> None:
-        route = self.get(HTTP_ROUTES, self.endpoint.name)
+        route = self._route()
         stable = self._stable(route) if route else None
         if stable == release:
             if not first or set(self._releases().values()) - {release}:
                 raise self.refusal(release)
-            self.remove(HTTP_ROUTES, self.endpoint.name)
+            if route:
+                self.remove(HTTP_ROUTES, route["metadata"]["name"])
         elif stable:
             self._split(route, [(stable, 100)], back=True)
             self.wait_for_propagation(release, 0)
@@ -95,12 +113,12 @@ class RouteTarget(KServeTarget):
         """Give each release its percentage, and wait until that is in force."""
         weights = [(self._deployment(release), self._port(release), percent) for release, percent in parts]
         hostname = self.installation.hostname(self.endpoint.name, self.endpoint.namespace)
-        self.apply(
-            HTTP_ROUTES, http_route(self.endpoint, self.installation.gateway, hostname, weights), seen, back=back
-        )
+        name = seen["metadata"]["name"] if seen else route_name(self.endpoint)
+        body = http_route(self.endpoint, self.installation.gateway, hostname, weights, name=name)
+        self.apply(HTTP_ROUTES, body, seen, back=back)
 
         def lacking() -> str:
-            route = self.get(HTTP_ROUTES, self.endpoint.name)
+            route = self._route()
             if route is None:
                 return "the route is gone"
             if shares(route) != {name: float(percent) for name, _, percent in weights}:
@@ -134,7 +152,7 @@ class RouteTarget(KServeTarget):
         found = self._releases().get(self._backends(route)[0])
         if found is None:
             raise Conflict(
-                f"the route {self.endpoint.name} leads to a Service of somebody else", hint="remove the route"
+                f"the route {route['metadata']['name']} leads to a Service of somebody else", hint="remove the route"
             )
         return found
 
@@ -143,11 +161,31 @@ class RouteTarget(KServeTarget):
         rules = route["spec"].get("rules", [])
         found = [each["name"] for each in rules[0].get("backendRefs", [])] if len(rules) == 1 else []
         if not found:
-            raise Conflict(f"the route {self.endpoint.name} was changed beyond its weights", hint="remove it")
+            raise Conflict(f"the route {route['metadata']['name']} was changed beyond its weights", hint="remove it")
         return found
 
+    def _route(self) -> Object | None:
+        """The rollout's own route; older versions gave it the endpoint's name.
+
+        Raises:
+            Conflict: another controller looks after it, or there is one of somebody else under its name.
+        """
+        for name in (self.endpoint.name, route_name(self.endpoint)):
+            found = self.get(HTTP_ROUTES, name)
+            ours = found and found["metadata"].get("annotations", {}).get(MODEL) == self.endpoint.store.model
+            if found and ours:
+                refuse_foreign(HTTP_ROUTES, found)
+                return found
+            if found and name != self.endpoint.name:
+                raise Conflict(
+                    f"the HTTPRoute {name} is not of {self.endpoint.store.model}", hint="remove or rename it"
+                )
+        return None
+
     def _name(self, release: str) -> str:
-        return f"{self.endpoint.name}-{predictor_name(release)}"
+        """The InferenceService of a release; older versions left out the end of its name."""
+        there = {found: name.removesuffix("-predictor") for name, found in self._releases().items()}
+        return there.get(release) or route_service(self.endpoint, release)
 
     def _deployment(self, release: str) -> str:
         return f"{self._name(release)}-predictor"

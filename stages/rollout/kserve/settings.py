@@ -47,7 +47,7 @@ class KServe(Settings):
     mode: Literal["auto", "standard", "knative", "route"] = "auto"
     """standard: one InferenceService with ``spec.canary`` (KServe 0.21 or newer, with the Gateway API). knative:
     ``canaryTrafficPercent``. route: two InferenceServices behind the rollout's own HTTPRoute, for older versions.
-    auto: whichever of them the cluster supports."""
+    auto: the one that serves the model already, else whichever the cluster supports."""
     namespace: str | None = None
     """None: the namespace of the kubeconfig, or of this pod."""
     claim: str = "slipway-models"
@@ -57,7 +57,8 @@ class KServe(Settings):
     gpu: str | None = "nvidia.com/gpu"
     """The resource of which each replica gets ``serving.tensor_parallel_size``. None: the CPU serves."""
     cpu: str = "4"
-    memory: str = "32Gi"
+    memory: str = "auto"
+    """auto: what vLLM's processes need, and on GPUs room for the weights in the page cache."""
     node_selector: dict[str, str] = Field(default={})
     """Selects nodes with the GPU that was measured on. In Knative mode this and ``tolerations`` need Knative's
     kubernetes.podspec-* flags."""

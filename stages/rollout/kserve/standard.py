@@ -2,6 +2,9 @@
 
 ``status.canaryStatuses`` repeats the percentage that was requested; only the HTTPRoute shows what is in force. When a
 canary is removed, KServe deletes its Deployment before it changes the route: its share is therefore set to 0 first.
+
+While there is a canary, KServe gives the stable release its ``minReplicas`` less the canary's, and at least one. The
+rollout therefore adds the canary's for that time: the stable release keeps what it has, and can take all traffic back.
 """
 
 from __future__ import annotations
@@ -9,11 +12,19 @@ from __future__ import annotations
 from typing import Final
 
 from stages.parts.base.errors import Conflict, TransientError
-from stages.parts.cluster.refusals import Absent
 from stages.parts.releases.split import Split
 from stages.rollout.kserve.http_route import HTTP_ROUTES, programmed, shares
-from stages.rollout.kserve.objects import AUTOSCALER, Object, canary, inference_service, predictor
-from stages.rollout.kserve.target import ISVCS, KServeTarget, condition, release_of, revision_of, url_of
+from stages.rollout.kserve.kept import ISVCS, refuse_foreign
+from stages.rollout.kserve.objects import (
+    AUTOSCALER,
+    Object,
+    canary,
+    inference_service,
+    predictor,
+    replicas,
+    with_replicas,
+)
+from stages.rollout.kserve.target import KServeTarget, check_reconciled, condition, release_of, revision_of, url_of
 
 AGAIN: Final = "start the rollout again"
 
@@ -22,20 +33,20 @@ class StandardTarget(KServeTarget):
     def split(self) -> Split:
         found = self.service()
         other = self._canary(found) if found else None
-        if found is None or (other is None and self.get(HTTP_ROUTES, self.endpoint.name) is None):
+        if found is None or (other is None and self._route() is None):
             return Split(None)  # KServe creates the route once the first release is ready
         stable = release_of(found["spec"]["predictor"])
         if other is None:
             return Split(stable)
-        share, why = self._share(found, other["predictor"])
+        share, why = self._share(other["predictor"])
         if share is None:
             raise TransientError(f"the split in force is not certain: {why}")
         return Split(stable, release_of(other["predictor"]), round(share))
 
     def deploy(self, release: str) -> None:
-        found = self.service()
+        found, route = self.service(), self._route()
         wanted = predictor(self.endpoint, release, "standard")
-        served = found is not None and self.get(HTTP_ROUTES, self.endpoint.name) is not None
+        served = found is not None and route is not None
         stable = found["spec"]["predictor"] if found else None
         if found is None or stable is None or not served or release_of(stable) == release:
             others = found["spec"].get("canary") or [] if found and served else []
@@ -46,6 +57,8 @@ class StandardTarget(KServeTarget):
                 raise Conflict(
                     f"{release_of(other['predictor'])} is being tried already", hint="end that rollout first"
                 )
+            if other is None:
+                stable = with_replicas(stable, replicas(wanted))
             applied = self._apply(found, stable, [canary(wanted, other["trafficPercent"] if other else 0)])
         scaled = applied["metadata"]["annotations"].get(AUTOSCALER) == "external"
         self.apply_companions(release, self._deployment(wanted), scaled=scaled)
@@ -54,6 +67,7 @@ class StandardTarget(KServeTarget):
         """What both KServe and the pods report. KServe's report changes while a model loads, and may be about an older
         revision."""
         found = self._service()
+        check_reconciled(found)
         if not self.pods.ready(release, revision_of(self._predictor(found, release))):
             return False
         if release_of(found["spec"]["predictor"]) == release:
@@ -74,7 +88,7 @@ class StandardTarget(KServeTarget):
             raise Conflict(f"{release} is not the canary", hint="deploy it first")
         if other["trafficPercent"] != percent:
             self._apply(found, found["spec"]["predictor"], [canary(other["predictor"], percent)], back=back)
-        elif self.has_propagated(release, percent) and self._share(found, other["predictor"]) == (percent, ""):
+        elif self.has_propagated(release, percent) and self._share(other["predictor"]) == (percent, ""):
             return
         self._wait(other["predictor"], percent)
         self.wait_for_propagation(release, percent)
@@ -89,7 +103,8 @@ class StandardTarget(KServeTarget):
             if other is None or release_of(other["predictor"]) != release:
                 raise Conflict(f"{release} was taken away meanwhile", hint=AGAIN)
             # Its name and every field of its pods stay, so that no pod is restarted.
-            kept = {key: stable[key] for key in ("minReplicas", "maxReplicas", "timeout") if key in stable}
+            alone = with_replicas(stable, -replicas(other["predictor"]))
+            kept = {key: alone[key] for key in ("minReplicas", "maxReplicas", "timeout") if key in alone}
             found = self._apply(found, other["predictor"] | kept, [])
             stable = other["predictor"]
         else:  # the first one
@@ -111,7 +126,8 @@ class StandardTarget(KServeTarget):
         if other and release_of(other["predictor"]) == release:
             self._set_share(release, 0, back=True)
             found = self._service()
-            found = self._apply(found, found["spec"]["predictor"], [], back=True)
+            alone = with_replicas(found["spec"]["predictor"], -replicas(other["predictor"]))
+            found = self._apply(found, alone, [], back=True)
         self._remove_stale_autoscalers(found)
 
     def client_url(self) -> str:
@@ -130,6 +146,21 @@ class StandardTarget(KServeTarget):
         if self.endpoint.settings.prometheus:
             there = [service["spec"]["predictor"], *(each["predictor"] for each in service["spec"].get("canary") or [])]
             self.keep_autoscalers(*map(self._deployment, there))
+
+    def _route(self) -> Object | None:
+        """KServe's route.
+
+        Raises:
+            Conflict: there is one of somebody else under its name, or what mode ``route`` left.
+        """
+        found = self.get(HTTP_ROUTES, self.endpoint.name)
+        if found:
+            refuse_foreign(HTTP_ROUTES, found, self.endpoint.name)
+            if not found["metadata"].get("ownerReferences"):
+                raise Conflict(
+                    f"the HTTPRoute {self.endpoint.name} was not made by KServe", hint="remove it; nothing was changed"
+                )
+        return found
 
     def _service(self) -> Object:
         found = self.service()
@@ -158,11 +189,10 @@ class StandardTarget(KServeTarget):
         name = predictor.get("name")
         return f"{self.endpoint.name}-{name}-predictor" if name else f"{self.endpoint.name}-predictor"
 
-    def _share(self, service: Object, predictor: Object) -> tuple[float | None, str]:
+    def _share(self, predictor: Object) -> tuple[float | None, str]:
         """The percentage of clients' requests that *predictor* gets; None and the reason if that is not certain."""
-        try:
-            route = self.cluster.get(HTTP_ROUTES, service["metadata"]["name"])
-        except Absent:
+        route = self._route()
+        if route is None:
             return None, "KServe has not created its route"
         if why := programmed(route):
             return None, why
@@ -174,7 +204,7 @@ class StandardTarget(KServeTarget):
             found = self._service()
             if _requested_share(found, release_of(predictor)) != percent:
                 raise Conflict(f"somebody else changed the share of {release_of(predictor)}", hint=AGAIN)
-            share, why = self._share(found, predictor)
+            share, why = self._share(predictor)
             return why or ("" if share == percent else f"the route gives it {share:g} %")
 
         self.wait_until(lacking, f"{percent} % for {release_of(predictor)}")

@@ -12,17 +12,20 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, Final
 
-from stages.parts.base.errors import Conflict, TransientError
+from stages.parts.base.errors import Conflict, ServerFailed, SlipwayError, TransientError
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Kind
 from stages.parts.cluster.refusals import Absent
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import KSERVE
 from stages.parts.releases.split import Split
+from stages.rollout.kserve.audit import cluster_user, emit
 from stages.rollout.kserve.autoscaling import scaled_object
 from stages.rollout.kserve.detect import Installation
+from stages.rollout.kserve.kept import ISVCS, refuse_foreign
 from stages.rollout.kserve.objects import (
     ENDPOINT,
     MODEL,
@@ -31,10 +34,14 @@ from stages.rollout.kserve.objects import (
     KServeEndpoint,
     Object,
     disruption_budget,
+    predictor,
+    startup_s,
 )
 from stages.rollout.kserve.pods import Pods
+from stages.rollout.kserve.room import check_room
 
-ISVCS: Final = Kind("serving.kserve.io/v1beta1", "InferenceService", "inferenceservices")
+UNRECONCILED_S: Final = 60.0
+"""KServe tries again meanwhile: another controller may have changed the object at the same time."""
 SERVICES: Final = Kind("v1", "Service", "services")
 BUDGETS: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 SCALED_OBJECTS: Final = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
@@ -54,6 +61,35 @@ class KServeTarget(ABC):
 
     @abstractmethod
     def split(self) -> Split: ...
+
+    def who(self) -> str:
+        return cluster_user(self.cluster)
+
+    def announce(self, reason: str, note: str) -> None:
+        with contextlib.suppress(SlipwayError):
+            emit(self.cluster, self.regarding(), reason, note)
+
+    def regarding(self) -> Object | None:
+        """The object on which people look for events; None while there is none."""
+        return self.get(ISVCS, self.endpoint.name)
+
+    def changes(self, release: str) -> str:
+        found = self.serving(release)
+        wanted = predictor(self.endpoint, release, self.installation.mode)
+        if found is None or revision_of(found["spec"]["predictor"]) == revision_of(wanted):
+            return ""
+        return "how its pods are started"
+
+    def serving(self, release: str) -> Object | None:  # noqa: ARG002
+        """The InferenceService whose stable predictor *release* is."""
+        return self.service()
+
+    def startup_s(self, release: str) -> int:
+        return startup_s(self.endpoint, release)
+
+    def check_room(self, release: str) -> None:
+        there = len(self.pods.of(release))
+        check_room(self.cluster, self.endpoint, release, there=there)
 
     @abstractmethod
     def deploy(self, release: str) -> None: ...
@@ -92,9 +128,11 @@ class KServeTarget(ABC):
         """The InferenceService.
 
         Raises:
-            Conflict: it is another model's.
+            Conflict: it is another model's, or another controller looks after it.
         """
         found = self.get(ISVCS, name or self.endpoint.name)
+        if found:
+            refuse_foreign(ISVCS, found)
         if found and found["metadata"].get("annotations", {}).get(MODEL) != self.endpoint.store.model:
             raise Conflict(
                 f"the InferenceService {found['metadata']['name']} does not serve {self.endpoint.store.model}",
@@ -146,7 +184,7 @@ class KServeTarget(ABC):
             if time.monotonic() > deadline:
                 raise TransientError(
                     f"{what} was not in force within {self.endpoint.settings.in_force_s} s: {why}",
-                    hint=f"kubectl -n {self.endpoint.namespace} describe isvc,httproute {self.endpoint.name}",
+                    hint=f"kubectl -n {self.endpoint.namespace} describe isvc,httproute",
                 )
             time.sleep(self.poll_s)
 
@@ -235,6 +273,20 @@ def condition(service: Object, name: str) -> bool:
     """A condition of an InferenceService. Its ``observedGeneration`` is a child object's, and means nothing here."""
     said: list[dict[str, Any]] = service.get("status", {}).get("conditions", [])
     return any(each["type"] == name and each["status"] == "True" for each in said)
+
+
+def check_reconciled(service: Object) -> None:
+    """Raises: ServerFailed: KServe can't make what the InferenceService asks for, and has said so for a while."""
+    said = service.get("status", {}).get("conditions", [])
+    refused = next((each for each in said if each.get("reason") == "ReconcileFailed"), None)
+    if refused is None or refused["status"] != "False":
+        return
+    since = datetime.fromisoformat(refused["lastTransitionTime"])
+    if (datetime.now(UTC) - since).total_seconds() > UNRECONCILED_S:
+        name = service["metadata"]["name"]
+        raise ServerFailed(
+            f"KServe can't serve {name}: {refused.get('message', '')}", hint=f"kubectl describe inferenceservice {name}"
+        )
 
 
 def url_of(service: Object | None, model: str) -> str:

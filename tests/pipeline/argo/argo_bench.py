@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from pipeline.runs.state import Node, RunState
 from stages.parts.cluster.api import Cluster
@@ -24,6 +25,7 @@ def environment_of(server: KubernetesServer, tmp_path: Path) -> dict[str, str]:
         "SLIPWAY_PLATFORM": str(tmp_path / "test.yaml"),
         "SLIPWAY_STORE": str(tmp_path / "store"),
         "ARGO_UI": "https://argo.example",
+        "HF_HUB_OFFLINE": "1",
     }
 
 
@@ -46,3 +48,47 @@ class Seen:
 
     def of(self, task: str) -> list[tuple[str, str]]:
         return [(phase, message) for name, phase, message in self.nodes if name == task]
+
+
+def namespace(name: str) -> dict[str, object]:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+
+
+def definition(name: str, *fields: str) -> dict[str, object]:
+    properties: dict[str, Any] = {"spec": {"properties": {field: {} for field in fields}}}
+    version = {"name": "v1beta1", "storage": True, "schema": {"openAPIV3Schema": {"properties": properties}}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": name},
+        "spec": {"versions": [version]},
+    }
+
+
+def controller(
+    image: str, ready: int = 1, account: str = "argo", labels: dict[str, str] | None = None
+) -> dict[str, Any]:
+    spec = {"serviceAccountName": account, "containers": [{"name": "controller", "image": image}]}
+    pod = {"metadata": {"labels": labels or {}}, "spec": spec}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "argo-workflow-controller", "namespace": "argo"},
+        "spec": {"selector": {}, "template": pod},
+        "status": {"readyReplicas": ready},
+    }
+
+
+def with_kserve(
+    server: KubernetesServer, ingress: str = '{"enableGatewayApi": true}', version: str = "v0.21.0"
+) -> None:
+    server.put(namespace("kserve"))
+    server.put(definition("inferenceservices.serving.kserve.io", "canary", "predictor"))
+    place = {"namespace": "kserve"}
+    data = {"deploy": '{"defaultDeploymentMode": "Standard"}', "ingress": ingress}
+    metadata = place | {"name": "inferenceservice-config"}
+    server.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+    running = controller(f"kserve/kserve-controller:{version}")
+    running["metadata"] = place | {"name": "kserve-controller-manager"}
+    running["spec"]["template"]["spec"]["containers"][0]["name"] = "manager"
+    server.put(running)

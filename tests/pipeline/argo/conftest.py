@@ -12,9 +12,10 @@ import yaml
 
 from pipeline.config import RunConfig, load
 from pipeline.definition import arguments, workflow_template
+from pipeline.manifests import for_kserve
 from stages.parts.cluster.api import Cluster
 from tests.kubernetes import KubernetesServer, Outcome, WorkflowController
-from tests.pipeline.argo.argo_bench import Seen, connected, environment_of
+from tests.pipeline.argo.argo_bench import Seen, connected, environment_of, with_kserve
 
 LIKE = "kind"
 """The platform that the tests' own is made from."""
@@ -38,6 +39,9 @@ def config(tmp_path: Path) -> RunConfig:
 @pytest.fixture
 def installed(server: KubernetesServer, config: RunConfig) -> KubernetesServer:
     server.put(workflow_template(config))
+    with_kserve(server)
+    for body in for_kserve(config.platform.namespace):
+        server.put(body)
     return server
 
 

@@ -131,3 +131,11 @@ def test_the_commands_have_help_with_an_example(slipway, command):
     ended = slipway(command, "--help")
     assert ended.returncode == 0
     assert f"Example: slipway {command}" in " ".join(ended.stdout.split())
+
+
+def test_cluster_commands_import_neither_the_official_client_nor_hera(argo, slipway):
+    for command in (("runs", "--engine", "argo"), ("show", "latest", "--engine", "argo")):
+        ended = slipway(*command, PYTHONPROFILEIMPORTTIME="1")
+        imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in ended.stderr.splitlines()}
+        assert "pipeline" in imported
+        assert not {"kubernetes", "hera", "requests"} & imported

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from pipeline.argo.doctor import check_cluster
+from pipeline.argo.engine import start
 from pipeline.argo.install import install
 from pipeline.config import load
 from pipeline.definition import NAME
-from pipeline.stage_templates import RESOLVE_CACHE
+from pipeline.parameters import RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CONFIG_MAPS
 from tests.kubernetes import KubernetesServer
+from tests.kubernetes.objects import Resource
+from tests.pipeline.argo.argo_bench import controller, definition, namespace, with_kserve
 
 PLATFORM = "kind"
 
@@ -30,21 +32,6 @@ def there(server: KubernetesServer, cluster: Cluster, platform) -> Cluster:
     """With Argo's own namespace, as its installation leaves it."""
     server.put(namespace(platform.platform.cluster.controller_namespace))
     return Cluster(cluster.client, platform.platform.namespace)
-
-
-def namespace(name: str) -> dict[str, object]:
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-
-
-def definition(name: str, *fields: str) -> dict[str, object]:
-    properties: dict[str, Any] = {"spec": {"properties": {field: {} for field in fields}}}
-    version = {"name": "v1", "storage": True, "schema": {"openAPIV3Schema": {"properties": properties}}}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": name},
-        "spec": {"versions": [version]},
-    }
 
 
 def argo_definitions(server: KubernetesServer, *cron_fields: str) -> None:
@@ -83,12 +70,24 @@ def test_a_field_that_somebody_else_changed_is_named_and_force_takes_it(server, 
     assert server.find("WorkflowTemplate", NAME, there.namespace)["spec"]["onExit"] != "other"
 
 
+def test_the_nightly_run_stays_as_people_set_it(server, there, platform):
+    install(there, platform, dry_run=False, force=False)
+    nightly = server.find("CronWorkflow", "slipway-nightly", there.namespace)
+    models = {"parameters": [{"name": "models", "value": '["my/model"]'}, {"name": "revision", "value": "main"}]}
+    nightly["spec"] |= {"suspend": False, "workflowSpec": nightly["spec"]["workflowSpec"] | {"arguments": models}}
+    server.put(nightly, manager="kubectl-patch")
+    for force in (False, True):
+        assert {each.state for each in install(there, platform, dry_run=False, force=force)} == {"unchanged"}
+    spec = server.find("CronWorkflow", "slipway-nightly", there.namespace)["spec"]
+    assert (spec["suspend"], spec["workflowSpec"]["arguments"]) == (False, models)
+
+
 def test_without_argo_nothing_is_applied(server, there, platform):
     before = server.objects.version
     server.unregister("argoproj.io/v1alpha1", "workflowtemplates")
     with pytest.raises(NotInstalled, match="has no kind WorkflowTemplate") as missing:
         install(there, platform, dry_run=False, force=False)
-    assert "Argo Workflows 4" in missing.value.hint
+    assert "Argo Workflows 3.6" in missing.value.hint
     assert server.objects.version == before
 
 
@@ -106,13 +105,18 @@ def test_a_bare_cluster_lacks_argo_the_volume_and_the_template(there, platform):
     found = checks(there, platform)
     assert found["Kubernetes"][0] == "ok"
     assert found["Argo Workflows"][0] == found["volume"][0] == found["template"][0] == "missing"
-    assert "Argo Workflows 4" in found["Argo Workflows"][2]
+    assert "Argo Workflows 3.6" in found["Argo Workflows"][2]
     assert found["template"][2] == f"slipway install --platform {PLATFORM}"
     assert found["KServe"][0] == "warning"
 
 
+CONTROLLER = controller("quay.io/argoproj/workflow-controller:v3.7.3")
+
+
 def test_an_installed_cluster_has_everything(server, there, platform):
     argo_definitions(server, "schedules")
+    server.put(CONTROLLER)
+    with_kserve(server)
     install(there, platform, dry_run=False, force=False)
     claim = platform.platform.claim
     server.set_status("PersistentVolumeClaim", there.namespace, claim, {"phase": "Bound"})
@@ -124,36 +128,131 @@ def test_an_installed_cluster_has_everything(server, there, platform):
             "status": {"allocatable": {"nvidia.com/gpu": "4"}},
         }
     )
-    server.put(namespace("kserve"))
-    server.put(definition("inferenceservices.serving.kserve.io", "canary", "predictor"))
-    settings = {"deploy": '{"defaultDeploymentMode": "Standard"}', "ingress": '{"enableGatewayApi": true}'}
-    config_map = {"apiVersion": "v1", "kind": "ConfigMap"}
-    server.put(config_map | {"metadata": {"name": "inferenceservice-config", "namespace": "kserve"}, "data": settings})
     found = checks(there, platform)
     assert {state for state, _, _ in found.values()} == {"ok"}, found
     assert found["GPUs"][1] == "4 on 1 of 1 nodes"
-    assert found["KServe"][1] == "Standard mode, 0.20 or newer"
-    server.put(
-        config_map
-        | {"metadata": {"name": "inferenceservice-config", "namespace": "kserve"}, "data": settings | {"ingress": "{}"}}
+    assert found["Argo Workflows"][1] == "4.0 or newer, argo-workflow-controller v3.7.3 in argo"
+    assert found["KServe"][1] == "mode standard, gateway kserve/kserve-ingress-gateway"
+
+
+def test_argo_without_a_controller_that_is_ready_is_not_ok(server, there, platform):
+    argo_definitions(server, "schedule", "schedules")
+    state, found, hint = checks(there, platform)["Argo Workflows"]
+    assert (state, found) == ("missing", "its definitions, but no workflow-controller in namespace argo")
+    assert "cluster.controller_namespace" in hint
+    server.put(controller("mirror.example/argo/workflow-controller@sha256:0", ready=0))
+    assert checks(there, platform)["Argo Workflows"][:2] == ("missing", "argo-workflow-controller is not ready")
+    server.put(CONTROLLER)
+    assert checks(there, platform)["Argo Workflows"][:2] == (
+        "ok",
+        "3.6 to 3.7, argo-workflow-controller v3.7.3 in argo",
     )
-    assert "enableGatewayApi" in checks(there, platform)["KServe"][2]
+
+
+def test_what_rollouts_need_is_installed_where_kserve_is(server, there, platform):
+    without = install(there, platform, dry_run=False, force=False)
+    assert "ServingRuntime" not in {each.kind for each in without}
+    with_kserve(server)
+    assert checks(there, platform)["KServe"][:2] == (
+        "missing",
+        "no ServingRuntime slipway/slipway-vllm, Role slipway/slipway-serve-kserve, "
+        "RoleBinding slipway/slipway-serve-kserve, Role kserve/slipway-serve, RoleBinding kserve/slipway-serve",
+    )
+    brought = {
+        f"{each.kind} {each.namespace}/{each.name}" for each in install(there, platform, dry_run=False, force=False)
+    }
+    assert {"ServingRuntime slipway/slipway-vllm", "Role kserve/slipway-serve"} <= brought
+    assert checks(there, platform)["KServe"][0] == "ok"
+
+
+def test_a_model_in_another_mode_than_kserves_is_named_and_another_mode_is_refused_before_a_run(
+    server, there, platform
+):
+    with_kserve(server)
+    install(there, platform, dry_run=False, force=False)
+    server.register(Resource("serving.kserve.io/v1beta1", "InferenceService", "inferenceservices"))
+    labels = {"app.kubernetes.io/part-of": "slipway", "slipway/endpoint": "org-model-123456"}
+    metadata = {"name": "org-model-123456-r1", "namespace": there.namespace, "labels": labels}
+    metadata["annotations"] = {"slipway/model": "org/model"}
+    server.put({"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService", "metadata": metadata})
+    state, found, hint = checks(there, platform)["KServe"]
+    assert (state, found.partition("; ")[2]) == ("warning", "org/model (route) stay as they are")
+    assert "docs/rollout.md" in hint
+    named = platform.model_copy(update={"kserve": platform.kserve.model_copy(update={"mode": "standard"})})
+    with pytest.raises(Conflict, match=r"served in mode route, and kserve\.mode says standard"):
+        start(there, named, "org/model", "main", serve=True, refresh=False, force=False)
+    assert start(there, platform, "org/model", "main", serve=True, refresh=False, force=False)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"ingress": "{}"}, "without the Gateway API"),
+        ({"version": "lab"}, "version can't be read"),
+    ],
+)
+def test_a_kserve_on_which_the_rollout_would_fail_is_found_before_a_run(server, there, platform, changed, why):
+    with_kserve(server, **changed)
+    install(there, platform, dry_run=False, force=False)
+    assert why in checks(there, platform)["KServe"][1]
+    with pytest.raises(NotInstalled, match=why):
+        start(there, platform, "org/model", "main", serve=True, refresh=False, force=False)
+    assert start(there, platform, "org/model", "main", serve=False, refresh=False, force=False)
 
 
 def test_an_old_argo_a_changed_template_and_a_missing_right_are_reported(server, there, platform):
     argo_definitions(server, "schedule")
+    server.put(CONTROLLER)
     install(there, platform, dry_run=False, force=False)
     template = server.find("WorkflowTemplate", NAME, there.namespace)
     template["spec"]["entrypoint"] = "other"
     server.put(template)
     server.forbidden |= {("create", "workflows"), ("list", "nodes"), ("get", "pods/log")}
     found = checks(there, platform)
-    assert found["Argo Workflows"][1] == "older than 4.0"
+    assert found["Argo Workflows"][1] == "older than 3.6"
     assert found["template"][:2] == ("warning", "not what would be installed now: spec.entrypoint")
     assert found["rights: workflows"][:2] == ("missing", "no create")
     assert found["rights: pods/log"][:2] == ("missing", "no get")
     assert found["GPUs"][0] == "warning"
     assert "may not be seen" in found["GPUs"][1]
+
+
+HELM = "prod-argo-workflows-workflow-controller"
+
+
+@pytest.mark.parametrize(
+    "labels", [{"app": "workflow-controller"}, {"app.kubernetes.io/component": "workflow-controller"}]
+)
+def test_the_account_of_argos_controller_is_found_and_may_keep_the_memo(server, there, platform, labels):
+    server.put(controller("mirror.example/argo:4", account=HELM, labels=labels))
+    install(there, platform, dry_run=False, force=False)
+    subjects = server.find("RoleBinding", RESOLVE_CACHE, "argo")["subjects"]
+    assert subjects == [{"kind": "ServiceAccount", "name": HELM, "namespace": "argo"}]
+    assert checks(there, platform)["memoization"][:2] == ("ok", f"slipway-resolve in argo, kept by {HELM}")
+
+
+def test_a_controller_that_may_not_keep_the_memo_is_reported(server, there, platform):
+    install(there, platform, dry_run=False, force=False)
+    server.put(controller("quay.io/argoproj/workflow-controller:v4.1.2", account=HELM))
+    state, found, hint = checks(there, platform)["memoization"]
+    assert state == "missing"
+    assert found == f"the service account {HELM} of Argo's controller may not get, update slipway-resolve"
+    assert "slipway install" in hint
+    assert "cluster.controller_account" in hint
+    server.forbidden.add(("create", "subjectaccessreviews"))
+    assert checks(there, platform)["memoization"][0] == "warning"
+
+
+def test_the_account_of_argos_controller_can_be_named_and_need_not_be_seen(server, there, platform):
+    named = platform.platform.cluster.model_copy(update={"controller_account": "mine"})
+    asked = platform.model_copy(update={"platform": platform.platform.model_copy(update={"cluster": named})})
+    server.put(controller("quay.io/argoproj/workflow-controller:v4.1.2", account=HELM))
+    install(there, asked, dry_run=False, force=False)
+    assert server.find("RoleBinding", RESOLVE_CACHE, "argo")["subjects"][0]["name"] == "mine"
+    assert "kept by mine" in checks(there, asked)["memoization"][1]
+    server.forbidden.add(("list", "deployments"))
+    install(there, platform, dry_run=False, force=False)
+    assert server.find("RoleBinding", RESOLVE_CACHE, "argo")["subjects"][0]["name"] == "argo"
 
 
 def test_a_cache_without_its_label_is_reported(there, platform):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.argo.follow import follow
-from pipeline.argo.runs import ClusterRun, again, find, read_logs, stop
+from pipeline.argo.runs import ClusterRun, again, find, read_logs, resume, stop
+from pipeline.argo.status import SUSPENDED
 from pipeline.argo.submission import submit
 from pipeline.runs.state import failure
 from stages.parts.base.errors import (
@@ -307,7 +308,7 @@ def test_without_the_template_or_argo_it_says_what_to_install(server: Kubernetes
         server.unregister("argoproj.io/v1alpha1", plural)
     with pytest.raises(NotInstalled, match="has no kind WorkflowTemplate") as missing:
         submit(connected(server, tmp_path, patience_s=5.0), given)
-    assert "Argo Workflows 4" in missing.value.hint
+    assert "Argo Workflows 3.6" in missing.value.hint
 
 
 def test_another_versions_template_is_refused(argo, cluster, given):
@@ -328,6 +329,23 @@ def test_a_stopped_run_ends_with_its_report(argo, cluster, given, seen):
     assert run.state.message == "Stopped with strategy 'Stop'"
     assert run.state.node("onExit").phase == "Succeeded"
     assert stop(cluster, run) is False
+
+
+def test_a_run_that_waits_for_an_approval_goes_on_once_it_is_given(argo, cluster, given, seen):
+    name = started(cluster, given | {"approval": "true"})
+
+    def approve() -> None:
+        until(lambda: ("Running", SUSPENDED) in seen.of("approve"))
+        with pytest.raises(UnknownName):
+            resume(cluster, find(cluster, name), "acquire")
+        assert resume(cluster, find(cluster, name)) == ["approve"]
+
+    threading.Thread(target=approve).start()
+    run = ClusterRun(follow(cluster, name, seen, patience_s=60.0))
+    assert run.state.phase == "Succeeded"
+    assert run.state.node("approve").phase == "Succeeded"
+    with pytest.raises(MissingRun, match="not running"):
+        resume(cluster, run)
 
 
 def test_a_retried_run_has_the_same_arguments(argo, cluster, given, seen):
@@ -385,8 +403,25 @@ def test_logs_of_pods_that_are_gone_say_so(argo, cluster, given, seen):
     run = ended(cluster, given, seen)
     for pod in argo.server.all("Pod"):
         argo.server.remove("Pod", pod["metadata"]["name"])
-    with pytest.raises(MissingRun, match="its pods are gone"):
+    with pytest.raises(MissingRun, match="its pods are gone") as gone:
         list(read_logs(cluster, run, "acquire", follow=False))
+    assert gone.value.hint.endswith(f"org--name/runs/{run.id}/logs")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'time="2026-11-22T10:00:00.123Z" level=info msg="capturing logs" argo=true',
+        "time=2026-11-22T10:00:00.123Z level=INFO msg=saving argo=true",
+        '{"argo":true,"level":"info","msg":"capturing logs","time":"2026-11-22T10:00:00.123Z"}',
+    ],
+)
+def test_lines_of_argos_executor_are_left_out_of_logs(argo, cluster, given, seen, line):
+    argo.script["acquire"] = [Outcome(log=("time=2026-11-22 is printed", line, "level=info argo=false"))]
+    run = ended(cluster, given, seen)
+    own = ["time=2026-11-22 is printed\n", "level=info argo=false\n"]
+    assert list(read_logs(cluster, run, "acquire", follow=False)) == own
+    assert list(read_logs(cluster, run, "acquire", follow=True)) == own
 
 
 def test_a_run_is_found_by_the_beginning_of_its_name(argo, cluster, given, seen):

@@ -108,7 +108,7 @@ NEWER: Final[dict[str, set[str]]] = {
 """Fields of Argo 4.1's CRD that Hera's models don't have."""
 BY_THE_SERVER: Final = {"creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "uid"}
 """metadata that nobody writes into a manifest."""
-NOT_MODELS_OF_ARGO: Final = {"Manifest"}
+NOT_MODELS_OF_ARGO: Final = {"Manifest", "PodSpecPatch", "PatchedContainer", "PatchedVolume"}
 
 
 def fields(model: type[BaseModel]) -> set[str]:

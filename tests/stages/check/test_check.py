@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from stages.parts.base.settings import Optimize
+from pipeline.config import load
+from stages.parts.base.settings import AskedServing, Optimize, Serving
 from stages.parts.machine.processor import processor
-from tests.hub.models import Stages
+from tests.hub import HubServer
+from tests.hub.models import Stages, tiny_model
 
 FOUR_BIT = "vLLM's CPU build has no 4-bit kernel for processors without AVX-512"
 ROOT = Path(__file__).parents[3]
@@ -19,16 +22,46 @@ AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": f"{ROOT / 'tests' / 'process
 CHOOSE = "from stages.parts.engine.kernels import FORMATS; [form.kernel() for form in FORMATS.values()]"
 
 
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+    "dtype": "bfloat16",
+}
+INDEX = {"metadata": {"total_size": 311_936}, "weight_map": {"weight": "model-00001-of-00001.safetensors"}}
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[HubServer]:
+    files = {
+        "config.json": json.dumps(CONFIG).encode(),
+        "model.safetensors": None,
+        "model.safetensors.index.json": json.dumps(INDEX).encode(),
+        "model-00001-of-00001.safetensors": b"weights",
+    }
+    with HubServer() as server:
+        server.add_repo("org/tiny", tiny_model(**files))
+        yield server
+
+
 @pytest.fixture
-def stages(tmp_path: Path) -> Stages:
-    return Stages("http://127.0.0.1:9", tmp_path)
+def stages(tmp_path: Path, hub: HubServer) -> Stages:
+    return Stages(hub.url, tmp_path)
 
 
-def checked(stages: Stages, environment: dict[str, str], *, make_unservable: bool = False) -> dict[str, str]:
+def checked(
+    stages: Stages, environment: dict[str, str], *arguments: str, make_unservable: bool = False
+) -> dict[str, str]:
     """The outputs of the program, by name."""
     settings = Optimize(variants=("fp16", "awq", "gptq", "int8"), make_unservable=make_unservable).model_dump_json()
     environment = {"SLIPWAY_RUN": "r1", "XDG_CACHE_HOME": str(stages.folder), **environment}
-    ended = stages.run("check", "--model", "org/tiny", "--settings", settings, **environment)
+    ended = stages.run("check", "--model", "org/tiny", "--settings", settings, *arguments, **environment)
     assert ended.returncode == 0, ended.stderr
     return {path.name: path.read_text() for path in (stages.folder / "outputs").iterdir()}
 
@@ -38,6 +71,9 @@ def test_four_bit_needs_avx512_and_int8_does_not(stages: Stages) -> None:
     assert here is not None
     outputs = checked(stages, {})
     four_bit = str(here.avx512).lower()
+    about = {name: outputs.pop(name) for name in ("serving", "gpus", "memory", "shm")}
+    assert Serving.model_validate_json(about["serving"]) == Serving(max_model_len=2048)
+    assert (about["gpus"], about["shm"]) == ("0", "2Gi")
     assert outputs == {
         "awq": four_bit,
         "gptq": four_bit,
@@ -61,9 +97,29 @@ def test_a_variant_that_cannot_be_served_is_left_out_with_the_cause(stages: Stag
     assert (for_another_machine["awq"], for_another_machine["variants"]) == ("true", "fp16,int8")
 
 
+def test_settings_that_contradict_each_other_end_the_stage_before_anything_is_made(stages: Stages) -> None:
+    serving = AskedServing(max_model_len=4096).model_dump_json()
+    ended = stages.run("check", "--model", "org/tiny", "--serving", serving, SLIPWAY_RUN="r1")
+    assert ended.returncode == 2
+    assert "max_model_len 4,096: the model was made for 2,048 tokens" in ended.stderr
+    assert not (stages.folder / "outputs" / "variants").exists()
+
+
 def test_vllm_chooses_a_kernel_for_every_format_as_it_is_asked_on_a_gpu(stages: Stages) -> None:
     """No GPU is needed to see that vLLM takes our description of the layers."""
     if not (here := processor()) or not here.avx512:
         pytest.skip("the processor has no AVX-512")
     ended = subprocess.run([sys.executable, "-c", CHOOSE], capture_output=True, text=True, check=False, timeout=180)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_pod_that_got_a_gpu_and_sees_none_decides_nothing_for_its_processor(stages: Stages) -> None:
+    given = {"SLIPWAY_GPUS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    ended = stages.run("check", "--model", "org/tiny", **given)
+    assert ended.returncode == 61
+    assert "this pod asked for 1 GPU, and sees none" in ended.stderr
+    config = load()
+    settings = {"workload": config.workload, "serving": Serving(), "profile": config.profile}
+    flags = [flag for name, each in settings.items() for flag in (f"--{name}", each.model_dump_json())]
+    ended = stages.run("evaluate", "--model", "org/tiny", "--variants", "fp16", *flags, **given)
+    assert "this pod asked for 1 GPU, and sees none" in ended.stderr

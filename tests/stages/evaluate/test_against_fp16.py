@@ -18,8 +18,8 @@ from stages.parts.engine.probes import ProbeCheck, check_probes, record_probes
 from stages.parts.engine.server import Server, ServerSpec, running
 from stages.parts.records.evaluation import Probe
 from stages.parts.records.production import Divergence
+from stages.parts.samples.divergence import divergence_record, divergences
 from stages.parts.samples.lines import Samples
-from stages.select.divergence import divergence_record, divergences
 from tests.serving import DEMO, SERVING
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -28,9 +28,9 @@ WORKLOAD = Workload(
     prompt_tokens=8,
     output_tokens=8,
     concurrency=1,
-    requests=1,
     quality_tasks=("t",),
     divergence_documents=8,
+    divergence_text="python-docs",  # the model knows no other
 )
 
 
@@ -63,8 +63,8 @@ def served(model: Path, log: Path) -> Any:
 
 
 def distributions_of(server: Server) -> Samples:
-    documents = measure_distributions(server.url, server.name, "", WORKLOAD, server.max_model_len())
-    return Samples(rounds=(), sweep=(), accuracy=(), perplexity=(), held_out=tuple(documents))
+    documents = measure_distributions(server.url, server.name, "", WORKLOAD, server.max_model_len(), chats=True)
+    return Samples(rounds=(), accuracy=(), perplexity=(), held_out=tuple(documents))
 
 
 def with_zeros(source: Path, target: Path, share: float) -> Path:
@@ -84,6 +84,8 @@ def test_the_same_server_agrees_with_itself(found: Found) -> None:
     assert found.again.agreement > 0.97
     assert found.apart_from_itself.kl < 0.002
     assert found.apart_from_itself.top1_agreement > 0.97
+    assert found.apart_from_itself.greedy_prefix is not None
+    assert found.apart_from_itself.greedy_prefix > 0.8
 
 
 def test_probes_hold_every_token_with_its_probability(found: Found) -> None:
@@ -98,6 +100,7 @@ def test_a_model_with_zeroed_weights_is_beyond_the_limit_of_the_default_profile(
     limits = Profile.model_validate({"name": "balanced"} | yaml.safe_load(text)).constraints.limits()
     assert found.apart_from_damaged.kl_low > limits["kl_divergence"]
     assert found.apart_from_damaged.top1_high < 0.8
+    assert found.apart_from_damaged.greedy_agreement == 0
 
 
 def test_a_server_with_zeroed_weights_fails_its_probes(found: Found) -> None:

@@ -11,7 +11,7 @@ from stages.parts.base.store import ModelStore
 from stages.parts.records.variant import Variant
 from tests.serving import MODEL, stand_in_variant
 
-WORKLOAD = Workload(name="w", prompt_tokens=8, output_tokens=8, concurrency=1, requests=1, quality_tasks=("t",))
+WORKLOAD = Workload(name="w", prompt_tokens=8, output_tokens=8, concurrency=1, quality_tasks=("t",))
 pytest.importorskip("vllm", reason="the evaluate extra is not installed")
 
 
@@ -34,12 +34,16 @@ def test_a_setting_without_effect_on_a_figure_does_not_change_the_key(variant: V
     assert conditions_of(variant, WORKLOAD, here).key == conditions_of(variant, WORKLOAD, elsewhere).key
 
 
+def test_how_long_is_measured_does_not_change_the_key(variant: Variant) -> None:
+    longer = WORKLOAD.model_copy(update={"protocol": "thorough", "budget_minutes": 500.0})
+    assert conditions_of(variant, longer, Serving()).key == conditions_of(variant, WORKLOAD, Serving()).key
+
+
 @pytest.mark.parametrize(
     ("workload", "serving"),
     [
         ({"concurrency": 2}, {}),
         ({"seed": 1}, {}),
-        ({"restarts": 2}, {}),
         ({"request_rate_per_s": 1.0}, {}),
         ({"divergence_tokens": 64}, {}),
         ({"divergence_documents": 0}, {}),
@@ -78,7 +82,7 @@ def test_without_a_folder_of_tasks_there_is_no_digest_and_a_missing_folder_is_an
 def test_a_trace_is_known_by_its_content_and_not_by_where_it_lies(variant: Variant, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"prompt_tokens": 1, "output_tokens": 1}\n')
-    workload = Workload(name="w", trace=str(trace), concurrency=1, requests=1, quality_tasks=("t",))
+    workload = Workload(name="w", trace=str(trace), concurrency=1, quality_tasks=("t",))
     before = conditions_of(variant, workload, Serving())
     assert "trace" not in before.workload
     moved = trace.rename(tmp_path / "moved.jsonl")

@@ -6,6 +6,7 @@ What it measures is shown by the whole pipeline's tests, and a trace here, by th
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -35,30 +36,40 @@ from tests.serving import (
     wait_until,
 )
 
+LM_EVAL = Path(__file__).with_name("standin")
 WORKLOAD: dict[str, Any] = {
     "name": "small",
-    "protocol": "quick",
+    "budget_minutes": 0.1,
     "prompt_tokens": 32,
     "output_tokens": 16,
     "concurrency": 2,
-    "requests": 8,
     "warmup_requests": 2,
-    "rounds": 2,
+    "steady_s": 1,
+    "ramp_s": 0.25,
     "quality_tasks": ["demo_continuation", "demo_perplexity"],
     "quality_limit": 12,
     "tasks_path": str(DEMO / "tasks"),
 }
+STAND_IN: dict[str, Any] = {"quality_tasks": ["questions"], "tasks_path": None, "divergence_documents": 0}
+"""What the stand-ins can be asked before any load."""
 HANGING: dict[str, Any] = {"prompt_tokens": 2}
 FAILING: dict[str, Any] = {"prompt_tokens": 3}
 """Loads that the stand-in never ends, and fails at."""
 
 
-def evaluate(store: ModelStore, name: str, *, stand_in: bool = True, **workload: Any) -> Said:
-    return stage("evaluate", *flags(name, **workload), variables=environment(store, stand_in=stand_in))
+def evaluate(store: ModelStore, name: str, **workload: Any) -> Said:
+    return stage("evaluate", *flags(name, **workload), variables=surroundings(store))
 
 
 def flags(name: str, **workload: Any) -> list[str]:
-    return ["--variant", name, "--workload", json.dumps(WORKLOAD | workload), "--serving", json.dumps(SERVING)]
+    given = WORKLOAD | STAND_IN | workload
+    return ["--variants", name, "--workload", json.dumps(given), "--serving", json.dumps(SERVING)]
+
+
+def surroundings(store: ModelStore, **more: str) -> dict[str, str]:
+    """The environment of the stage, with stand-ins for vLLM and lm-eval."""
+    variables = environment(store, stand_in=True, STANDIN_JOURNAL=str(store.root / "journal"), **more)
+    return variables | {"PYTHONPATH": os.pathsep.join([str(LM_EVAL), variables["PYTHONPATH"]])}
 
 
 @pytest.fixture
@@ -72,9 +83,15 @@ def _lm_eval() -> None:
 
 
 def test_a_variant_that_was_never_made_is_named(store: ModelStore) -> None:
-    said = evaluate(store, "awq")
+    said = evaluate(store, "fp16")
     assert said.returncode == 14
-    assert "optimized/awq has no variant.json" in said.stderr
+    assert "optimized/fp16 has no variant.json" in said.stderr
+
+
+def test_without_fp16_there_is_nothing_to_compare_with(store: ModelStore) -> None:
+    said = evaluate(store, "awq,gptq")
+    assert said.returncode == 2
+    assert "fp16 is not among the variants" in said.stderr
 
 
 def test_a_damaged_variant_is_not_served(store: ModelStore) -> None:
@@ -90,11 +107,11 @@ def test_a_damaged_variant_is_not_served(store: ModelStore) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--variant", "../base", "--workload", "{}"], "'../base' is not a variant's name"),
-        (["--variant", "fp16", "--workload", "{"], "--workload is not JSON"),
-        (["--variant", "fp16", "--workload", '{"promt_tokens": 1}'], "did you mean 'prompt_tokens'?"),
+        (["--variants", "../base", "--workload", "{}"], "'../base' is not a variant's name"),
+        (["--variants", "fp16", "--workload", "{"], "--workload is not JSON"),
+        (["--variants", "fp16", "--workload", '{"promt_tokens": 1}'], "did you mean 'prompt_tokens'?"),
         (
-            ["--variant", "fp16", "--workload", json.dumps(WORKLOAD), "--serving", "[]"],
+            ["--variants", "fp16", "--workload", json.dumps(WORKLOAD), "--serving", "[]"],
             "--serving is not a JSON object",
         ),
     ],
@@ -127,7 +144,7 @@ def test_a_workload_that_cannot_be_measured_starts_no_server(
 @pytest.mark.usefixtures("_lm_eval")
 def test_a_server_that_does_not_start_fails_the_stage_and_its_log_stays(store: ModelStore) -> None:
     stand_in_variant(store, "fp16", refuses="out of kernels")
-    variables = environment(store, stand_in=True, **{RUN_VARIABLE: "run-1"})
+    variables = surroundings(store, **{RUN_VARIABLE: "run-1"})
     said = stage("evaluate", *flags("fp16"), variables=variables)
     assert said.returncode == 30
     log = store.run("run-1") / "logs" / "evaluate-fp16.vllm.log"
@@ -164,7 +181,7 @@ def test_a_server_that_is_killed_under_load_is_worth_another_try(store: ModelSto
     ("workload", "message"),
     [
         (FAILING, "the load generator failed (1): RuntimeError: no tokenizer"),
-        ({}, "7 of 8 requests failed: TimeoutError: slow"),
+        ({}, "5 of 6 requests failed: TimeoutError: slow"),
     ],
 )
 def test_a_failed_load_fails_the_measurement(store: ModelStore, workload: dict[str, Any], message: str) -> None:
@@ -181,7 +198,7 @@ def test_stopped_under_load_it_leaves_no_process_and_no_evaluation(
     store: ModelStore, number: signal.Signals, status: int
 ) -> None:
     stand_in_variant(store, "fp16")
-    with Measuring(store, "fp16", stand_in=True, **HANGING) as (process, family):
+    with Measuring(store, "fp16", **HANGING) as (process, family):
         process.send_signal(number)
         assert process.wait(60) == status
         wait_until(lambda: not living(family), "the end of every process")
@@ -191,11 +208,11 @@ def test_stopped_under_load_it_leaves_no_process_and_no_evaluation(
 class Measuring:
     """The stage, under way: from the moment that the load is."""
 
-    def __init__(self, store: ModelStore, name: str, *, stand_in: bool, **workload: Any) -> None:
+    def __init__(self, store: ModelStore, name: str, **workload: Any) -> None:
         self.root = str(store.root)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "stages.evaluate", "--model", MODEL, *flags(name, **workload)],
-            env=environment(store, stand_in=stand_in),
+            env=surroundings(store),
         )
 
     def __enter__(self) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
@@ -225,7 +242,7 @@ def test_a_trace_is_sent_line_by_line_at_its_rate(tmp_path: Path) -> None:
     lines += [{"prompt": "The function returns a list of", "output_tokens": 9}]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     workload = {name: value for name, value in WORKLOAD.items() if name not in ("prompt_tokens", "output_tokens")}
-    workload |= {"trace": str(tmp_path / "trace.jsonl"), "requests": 4, "request_rate_per_s": 8, "quality_limit": 2}
+    workload |= {"trace": str(tmp_path / "trace.jsonl"), "request_rate_per_s": 8, "quality_limit": 2, "trials": 3}
     arguments = ["--variants", "fp16", "--workload", json.dumps(workload), "--serving", json.dumps(SERVING)]
     said = stage("evaluate", *arguments, variables=environment(store))
     assert said.returncode == 0, said.stderr
@@ -233,7 +250,9 @@ def test_a_trace_is_sent_line_by_line_at_its_rate(tmp_path: Path) -> None:
     assert found
     rounds = read_samples(samples_path(store, "fp16"), found).rounds
     requests = [request for each in rounds for request in each.requests]
-    assert [each.output_tokens for each in requests] == [4, 5, 6, 7, 8, 9, 4, 5]
-    assert all(abs(each.prompt_tokens - 20 - number) <= 2 for number, each in enumerate(requests[:4]))
-    # Four arrivals at 8 a second take half a second, however fast the server is.
-    assert all(each.duration_s >= 0.4 for each in found.rounds)
+    # The first two are those of the ramp.
+    assert [each.output_tokens for each in requests[:8]] == [6, 7, 8, 9, 4, 5, 6, 7]
+    assert all(abs(each.prompt_tokens - 22 - number) <= 2 for number, each in enumerate(requests[:3]))
+    assert {each.rate_per_s for each in found.rounds} == {8.0}
+    # Ten arrivals at 8 a second take more than a second, however fast the server is.
+    assert all(each.duration_s > 0.5 for each in found.rounds)

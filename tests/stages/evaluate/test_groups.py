@@ -63,7 +63,6 @@ def test_a_group_has_lm_eval_s_score_and_the_items_of_its_tasks(tasks: Path) -> 
         prompt_tokens=8,
         output_tokens=8,
         concurrency=1,
-        requests=1,
         quality_tasks=("demo_group",),
         tasks_path=str(tasks),
     )
@@ -78,7 +77,8 @@ def test_a_group_has_lm_eval_s_score_and_the_items_of_its_tasks(tasks: Path) -> 
                 "tasks": ["demo_group"],
                 "tasks_path": str(tasks),
                 "include_defaults": False,
-                "limit": LIMIT,
+                "part": [0, LIMIT],
+                "parses_calls": False,
                 "concurrency": 1,
             }
         )
@@ -91,7 +91,7 @@ def test_a_group_has_lm_eval_s_score_and_the_items_of_its_tasks(tasks: Path) -> 
         fmean(each.correct for each in items if each.subtask == task) for task in ("demo_continuation", "demo_few")
     ]
     assert score.value == pytest.approx(fmean(shares))
-    samples = Samples(rounds=(), sweep=(), accuracy=items, perplexity=(), held_out=())
+    samples = Samples(rounds=(), accuracy=items, perplexity=(), held_out=())
     again = task_score(score, samples)
     assert again is not None
     assert (again.value, again.low, again.high) == pytest.approx((score.value, score.low, score.high))

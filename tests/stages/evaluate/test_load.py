@@ -1,92 +1,77 @@
+"""What is sent to a server, which of it counts, and what is refused."""
+
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stages.evaluate.load import check_lengths, planned_rounds, planned_sweep, samples_of
+from stages.evaluate import bench, load
+from stages.evaluate.bench import Call, Limits, Target, command, lengths, timed_requests, write_requests
+from stages.evaluate.load import Known, StartLoad, check_known, check_lengths, load_start
 from stages.parts.base.errors import ConfigError, MeasurementFailed
-from stages.parts.base.settings import Serving, Workload
-from stages.parts.samples.figures import goodput_of, load_of, pooled_load
-from stages.parts.samples.lines import LoadRun, TimedRequest
+from stages.parts.base.settings import Serving, Slo, Workload
+from stages.parts.samples.lines import TimedRequest
 
 WORKLOAD = Workload(
-    name="w", prompt_tokens=100, output_tokens=20, concurrency=2, requests=3, quality_tasks=("arc_easy",)
+    name="w",
+    prompt_tokens=100,
+    output_tokens=20,
+    concurrency=2,
+    steady_s=10,
+    ramp_s=1,
+    trial_s=20,
+    trials=7,
+    slo=Slo(ttft_ms=1000, tpot_ms=100),
+    quality_tasks=("arc_easy",),
 )
-FIRST = planned_rounds(WORKLOAD, 0)[0]
+
+
+def target(workload: Workload = WORKLOAD) -> Target:
+    server: Any = type("Server", (), {"url": "http://here", "name": "m"})
+    generator: Any = None
+    return Target(generator, server, Path("model"), workload, None, Path("log"))
 
 
 def generated(**changed: Any) -> dict[str, Any]:
     """What ``vllm bench serve`` writes: in seconds, a request takes 0.1 s to its first token, and 19 × 0.01 s more."""
-    told = {"completed": 3, "failed": 0, "errors": ["", "", ""], "duration": 1.5, "max_concurrent_requests": 7}
+    told = {"completed": 3, "failed": 0, "errors": ["", "", ""]}
     details = {"start_times": [50.0, 50.0, 50.5], "ttfts": [0.1, 0.1, 0.1], "itls": [[0.01] * 19] * 3}
     return told | details | {"input_lens": [100, 101, 100], "output_lens": [20, 20, 20]} | changed
 
 
 def test_the_generator_s_figures_are_kept_with_their_units() -> None:
-    samples = samples_of(generated(), WORKLOAD, FIRST, None)
-    load = load_of(samples)
-    assert load.requests == 3
-    assert (load.prompt_tokens, load.output_tokens, load.output_tokens_per_s) == (301, 60, 40.0)
-    assert (load.ttft_ms.p95, load.tpot_ms.p95, load.itl_ms.mean, load.e2el_ms.p99) == pytest.approx((100, 10, 10, 290))
-
-
-def test_every_request_has_its_restart_and_round() -> None:
-    samples = samples_of(generated(), WORKLOAD, planned_rounds(WORKLOAD, 1)[0], None)
-    label: dict[str, Any] = {"restart": 1, "phase": "round", "number": WORKLOAD.rounds}
-    assert samples.run == LoadRun(**label, concurrency=2, duration_s=1.5)
-    assert samples.requests[2] == TimedRequest(
-        **label,
-        start_s=0.5,
-        ttft_ms=100.0,
-        tpot_ms=10.0,
-        e2el_ms=290.0,
-        itl_ms=(10.0,) * 19,
-        prompt_tokens=100,
-        output_tokens=20,
-    )
+    last = timed_requests(generated(), [20, 20, 20])[2]
+    assert (last.start_s, last.prompt_tokens, last.output_tokens) == (0.5, 100, 20)
+    assert (last.ttft_ms, last.tpot_ms, last.e2el_ms, last.itl_ms) == (100.0, 10.0, 290.0, (10.0,) * 19)
 
 
 def test_failed_requests_fail_the_measurement_with_their_reason() -> None:
     failed = generated(completed=1, failed=2, errors=["", "Traceback\n  ...\nTimeoutError: too slow", "x"])
     with pytest.raises(MeasurementFailed, match="2 of 3 requests failed: TimeoutError: too slow"):
-        samples_of(failed, WORKLOAD, FIRST, None)
+        timed_requests(failed, [20] * 3)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_figure_that_is_not_a_number_fails_the_measurement(value: float) -> None:
     with pytest.raises(MeasurementFailed, match=f"ttft is {value}"):
-        samples_of(generated(ttfts=[0.1, value, 0.1]), WORKLOAD, FIRST, None)
-    with pytest.raises(MeasurementFailed, match=f"duration is {value}"):
-        samples_of(generated(duration=value), WORKLOAD, FIRST, None)
+        timed_requests(generated(ttfts=[0.1, value, 0.1]), [20] * 3)
 
 
 @pytest.mark.parametrize("missing", [{"ttfts": []}, {"itls": [[0.01] * 19] * 2}, {"output_lens": None}])
 def test_missing_requests_fail_the_measurement(missing: dict[str, Any]) -> None:
     with pytest.raises(MeasurementFailed, match="not usable"):
-        samples_of(generated(**missing), WORKLOAD, FIRST, None)
+        timed_requests(generated(**missing), [20] * 3)
 
 
-def test_an_answer_shorter_than_requested_fails_the_measurement() -> None:
+def test_an_answer_of_another_length_than_requested_fails_the_measurement() -> None:
     with pytest.raises(MeasurementFailed, match="gave 19 tokens, not the 20 asked for"):
-        samples_of(generated(output_lens=[20, 19, 20]), WORKLOAD, FIRST, None)
-
-
-def test_answers_of_drawn_lengths_have_to_lie_within_the_spread() -> None:
-    spread = WORKLOAD.model_copy(update={"output_spread": 0.5})
-    assert len(samples_of(generated(output_lens=[10, 30, 20]), spread, FIRST, None).requests) == 3
-    with pytest.raises(MeasurementFailed, match="gave 31 tokens, not the 10 to 30 asked for"):
-        samples_of(generated(output_lens=[10, 31, 20]), spread, FIRST, None)
-
-
-def test_answers_to_a_trace_have_to_be_as_long_as_it_says() -> None:
-    trace = Workload(name="w", trace="t.jsonl", concurrency=2, requests=3, quality_tasks=("arc_easy",))
-    assert len(samples_of(generated(output_lens=[5, 6, 7]), trace, FIRST, [5, 6, 7]).requests) == 3
-    with pytest.raises(MeasurementFailed, match="gave 6 tokens, not the 5 asked for"):
-        samples_of(generated(output_lens=[6, 5, 7]), trace, FIRST, [5, 6, 7])
+        timed_requests(generated(output_lens=[20, 19, 20]), [20] * 3)
 
 
 @pytest.mark.parametrize(("config_tokens", "served_tokens"), [(119, None), (1024, 119)])
@@ -104,39 +89,194 @@ def test_a_workload_that_just_fits_is_accepted_and_its_longest_requests_count(tm
             check_lengths(tmp_path, WORKLOAD.model_copy(update=changed), Serving(), None)
 
 
-def test_rounds_are_put_together() -> None:
-    slower = {"ttfts": [0.2, 0.2, 0.2], "duration": 3.0}
-    rounds = [samples_of(each, WORKLOAD, FIRST, None) for each in (generated(), generated(**slower))]
-    load = pooled_load(rounds)
-    assert (load.requests, load.output_tokens, load.duration_s, load.output_tokens_per_s) == (6, 120, 4.5, 30.0)
-    assert (load.ttft_ms.p50, load.ttft_ms.p99) == pytest.approx((150, 200))
-    assert (load.tpot_ms.mean, load.e2el_ms.p99) == pytest.approx((10, 390))
+def test_lengths_are_drawn_within_their_spreads_and_more_requests_begin_with_the_same() -> None:
+    spread = WORKLOAD.model_copy(update={"prompt_spread": 0.5, "output_spread": 0.25})
+    drawn = lengths(spread, 3, 5000)
+    prompts, answers = zip(*drawn, strict=True)
+    assert (min(prompts), max(prompts), min(answers), max(answers)) == (50, 150, 15, 25)
+    assert lengths(spread, 3, 7) == drawn[:7] != lengths(spread, 4, 7)
 
 
-def test_goodput_counts_the_requests_that_meet_every_target() -> None:
-    mixed = generated(ttfts=[0.1, 0.3, 0.1], itls=[[0.01] * 19, [0.01] * 19, [0.03] * 19])
-    found = goodput_of([samples_of(mixed, WORKLOAD, FIRST, None)], ttft_ms=100, tpot_ms=10)
-    assert (found.share, found.requests_per_s, found.output_tokens_per_s) == pytest.approx((1 / 3, 1 / 1.5, 20 / 1.5))
+def test_prompts_of_the_same_number_are_the_same_and_no_others(tmp_path: Path) -> None:
+    sent = []
+    for first in (0, 0, 1000):
+        write_requests(tmp_path / "sent.jsonl", target(), Call(requests=2, seed=1, first=first))
+        sent.append([json.loads(line) for line in (tmp_path / "sent.jsonl").read_text().splitlines()])
+    assert sent[0] == sent[1]
+    assert [(each["input_length"], each["output_length"]) for each in sent[0]] == [(100, 20)] * 2
+    assert len({str(each["hash_ids"]) for sent_once in sent[1:] for each in sent_once}) == 4
 
 
-def test_rounds_are_numbered_over_all_starts_and_each_has_prompts_of_its_own() -> None:
-    workload = WORKLOAD.model_copy(update={"rounds": 2, "restarts": 2, "seed": 10, "sweep": (1, 32)})
-    calls = [*planned_rounds(workload, 0), *planned_rounds(workload, 1)]
-    assert [(each.restart, each.number, each.seed, each.start) for each in calls] == [
-        (0, 0, 10, 0),
-        (0, 1, 11, 3),
-        (1, 2, 12, 6),
-        (1, 3, 13, 9),
-    ]
-    assert [(each.concurrency, each.requests, each.seed) for each in planned_sweep(workload)] == [
-        (1, 24, 14),
-        (32, 128, 15),
-    ]
+def test_requests_are_sent_at_a_rate_without_a_limit_on_those_in_flight() -> None:
+    arguments = command(target(), Call(requests=2, seed=1, first=0, rate_per_s=4.5), Path("work"))
+    assert arguments[arguments.index("--request-rate") + 1] == "4.5"
+    assert "--max-concurrency" not in arguments
+    arguments = command(target(), Call(requests=2, seed=1, first=0, concurrency=3), Path("work"))
+    assert arguments[arguments.index("--max-concurrency") + 1] == "3"
+    assert "--request-rate" not in arguments
 
 
-def test_with_a_request_rate_the_observed_concurrency_counts() -> None:
-    at_a_rate = WORKLOAD.model_copy(update={"request_rate_per_s": 4.0, "sweep": (3,)})
-    assert samples_of(generated(), at_a_rate, FIRST, None).run.concurrency == 7
-    sweep = planned_sweep(at_a_rate.model_copy(update={"requests": 3}))[0]
-    told = {name: (value * 8 if isinstance(value, list) else value) for name, value in generated(completed=24).items()}
-    assert samples_of(told, at_a_rate, sweep, None).run.concurrency == 3
+class Queue:
+    """Servers that take a fixed time for a request, and what was sent to them, in place of the load generator."""
+
+    def __init__(self, slots: int, request_s: float) -> None:
+        self.slots, self.request_s = slots, request_s
+        self.calls: list[Call] = []
+
+    def send(self, to: Target, call: Call) -> list[TimedRequest] | None:
+        self.calls.append(call)
+        free_s, found = [0.0] * self.slots, []
+        for start_s, length in zip(self._arrivals(call), lengths(to.workload, call.seed, call.requests), strict=True):
+            place = free_s.index(min(free_s))
+            begin_s = max(start_s, free_s[place])
+            free_s[place] = begin_s + self.request_s
+            found.append(request(start_s, 1000 * (begin_s - start_s + self.request_s), length))
+            if call.limits and self._missed(found, call.limits) > call.limits.allowed:
+                return None
+        return found
+
+    def _arrivals(self, call: Call) -> list[float]:
+        """As vLLM's: a Poisson process, scaled so that its mean rate is exact."""
+        if call.rate_per_s is None:
+            return [number * self.request_s / self.slots for number in range(call.requests)]
+        drawn = random.Random(call.seed)
+        times = list(itertools.accumulate(drawn.expovariate(1.0) for _ in range(call.requests)))
+        return [each * call.requests / call.rate_per_s / times[-1] for each in times]
+
+    def _missed(self, found: list[TimedRequest], limits: Limits) -> int:
+        return sum(each.ttft_ms > limits.ttft_ms for each in found[limits.first : limits.end])
+
+
+def request(start_s: float, ttft_ms: float, length: tuple[int, int]) -> TimedRequest:
+    return TimedRequest(
+        restart=0,
+        phase="round",
+        number=0,
+        start_s=start_s,
+        ttft_ms=ttft_ms,
+        tpot_ms=1.0,
+        e2el_ms=ttft_ms + length[1],
+        itl_ms=(1.0,) * (length[1] - 1),
+        prompt_tokens=length[0],
+        output_tokens=length[1],
+    )
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    found = Queue(slots=4, request_s=0.5)
+    monkeypatch.setattr(load, "send", found.send)
+    return found
+
+
+def test_the_search_finds_the_rate_that_a_queue_can_serve(queue: Queue) -> None:
+    """Four requests at a time of half a second each: 8 requests/s, and a little less with random arrivals."""
+    found = load_start(target(), 0, Known()).capacity_per_s()
+    assert found is not None
+    assert 5.5 < found < 8.5
+
+
+def test_the_rounds_are_at_seventy_percent_of_the_reference_s_capacity_for_all_variants(queue: Queue) -> None:
+    reference = load_start(target(), 0, Known())
+    rate = reference.rounds[0].run.rate_per_s
+    assert rate == pytest.approx(0.7 * (reference.capacity_per_s() or 0))
+    queue.slots = 6
+    other = load_start(target(), 0, Known(reference))
+    again = load_start(target(), 1, Known(reference, other))
+    assert {each.run.rate_per_s for each in (*other.rounds, *again.rounds)} == {rate}
+    assert (other.capacity_per_s() or 0) > 1.3 * (reference.capacity_per_s() or 0)
+    assert (again.capacity_per_s() or 0) == pytest.approx(other.capacity_per_s() or 0, rel=0.15)
+    assert [(each.run.restart, each.run.number) for each in again.rounds] == [(1, 2), (1, 3)]
+
+
+def test_all_variants_get_the_same_requests_at_the_same_times_and_each_start_others(queue: Queue) -> None:
+    reference = load_start(target(), 0, Known())
+    sent = queue.calls[-1]
+    load_start(target(), 0, Known(reference))
+    assert queue.calls[-1] == sent
+    load_start(target(), 1, Known(reference, reference))
+    assert (queue.calls[-1].seed, queue.calls[-1].first) == (sent.seed + 1, sent.requests)
+
+
+def test_no_prompt_is_sent_twice_to_a_server(queue: Queue) -> None:
+    load_start(target(), 3, Known())
+    numbers = [number for each in queue.calls for number in range(each.first, each.first + each.requests)]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_later_starts_begin_with_what_was_found_before(queue: Queue) -> None:
+    first = load_start(target(), 0, Known())
+    before = len(queue.calls)
+    later = load_start(target(), 1, Known(first, first))
+    assert len(later.trials) < len(first.trials)
+    capacity = first.capacity_per_s() or 0
+    assert all(capacity / 1.3 < (each.rate_per_s or 0) < 1.3 * capacity for each in queue.calls[before:-1])
+
+
+def test_requests_of_the_ramps_do_not_count(queue: Queue) -> None:
+    found = load_start(target(), 0, Known())
+    sent, rate = queue.calls[-1], found.rounds[0].run.rate_per_s or 0
+    ramp = math.ceil(rate * WORKLOAD.ramp_s)
+    counted = [each for one in found.rounds for each in one.requests]
+    assert len(counted) == sent.requests - 2 * ramp
+    assert counted[0].start_s > 0
+    assert sum(each.run.duration_s for each in found.rounds) == pytest.approx(WORKLOAD.steady_s, rel=0.35)
+    first, second = found.rounds
+    assert first.requests[-1].start_s < second.requests[0].start_s
+    assert first.run.duration_s == pytest.approx(second.requests[0].start_s - first.requests[0].start_s)
+
+
+def test_a_trial_that_fails_early_is_kept_without_requests(queue: Queue) -> None:
+    trials = load_start(target(), 0, Known()).trials
+    early = [each for each in trials if each.run.held is False and not each.requests]
+    assert early
+    assert all(each.requests or each.run.held is False for each in trials)
+    assert not any(one.itl_ms for each in trials for one in each.requests)
+
+
+def test_the_number_of_trials_is_bounded(queue: Queue) -> None:
+    few = target(WORKLOAD.model_copy(update={"trials": 3}))
+    trials = load_start(few, 0, Known()).trials
+    assert len([each for each in trials if each.run.rate_per_s]) == 3
+
+
+def test_targets_that_hold_at_no_rate_are_named(queue: Queue) -> None:
+    queue.request_s = 3.0
+    with pytest.raises(MeasurementFailed, match="1000 ms to the first token and 100 ms per token don't hold for 95%"):
+        load_start(target(), 0, Known())
+
+
+def test_a_server_that_holds_a_low_rate_only_is_measured_beyond_the_number_of_trials(queue: Queue) -> None:
+    queue.request_s, few = 0.9, target(WORKLOAD.model_copy(update={"trials": 3}))
+    first = load_start(few, 0, Known())
+    queue.slots = 1
+    found = load_start(few, 1, Known(first, first))
+    rated = [each for each in found.trials if each.run.rate_per_s]
+    assert found.capacity_per_s()
+    assert len(rated) > 3
+    assert [each.run.held for each in rated][-1]
+
+
+def test_a_workload_may_fix_the_rate_itself(queue: Queue) -> None:
+    fixed = target(WORKLOAD.model_copy(update={"request_rate_per_s": 2.5}))
+    assert load_start(fixed, 0, Known()).rounds[0].run.rate_per_s == 2.5
+
+
+def test_without_targets_the_saturated_server_is_measured(queue: Queue) -> None:
+    offline = target(WORKLOAD.model_copy(update={"slo": None, "concurrency": 4}))
+    found = load_start(offline, 0, Known())
+    assert found.trials == ()
+    assert {(each.run.rate_per_s, each.run.concurrency) for each in found.rounds} == {(None, 4)}
+    assert found.rounds[0].output_tokens_per_s == pytest.approx(8 * 20)
+    assert queue.calls[-1].concurrency == 4
+    queue.slots = 2
+    other = load_start(offline, 0, Known(found))
+    assert [len(each.requests) for each in other.rounds] == [len(each.requests) for each in found.rounds]
+
+
+def test_without_the_reference_s_load_another_variant_is_refused() -> None:
+    with pytest.raises(MeasurementFailed, match="the load of awq depends on what the reference can serve"):
+        check_known(WORKLOAD, "awq", Known())
+    check_known(WORKLOAD.model_copy(update={"request_rate_per_s": 2.5}), "awq", Known())
+    assert bench.RESULT
+    assert StartLoad().capacity_per_s() is None

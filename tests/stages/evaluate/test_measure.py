@@ -1,5 +1,5 @@
-"""Several variants by one call of the stage: in turns, over restarts, and when one of them fails. By stand-ins for vLLM
-and lm-eval, which note what they are asked."""
+"""Several variants by one call of the stage: gates, blocks and looks, what is kept, and when one of them fails. By
+stand-ins for vLLM and lm-eval, which note what they are asked."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from tests.serving import (
     SERVING,
     Said,
     environment,
+    one_gpu,
     processes_with,
     stage,
     stand_in_variant,
@@ -40,13 +41,13 @@ LM_EVAL = Path(__file__).with_name("standin")
 RUN = "run-1"
 WORKLOAD: dict[str, Any] = {
     "name": "small",
-    "protocol": "quick",
-    "interleave": True,
+    "budget_minutes": 0.001,
     "prompt_tokens": 4,
     "output_tokens": 3,
     "concurrency": 2,
-    "requests": 2,
-    "rounds": 1,
+    "slo": None,
+    "request_rate_per_s": 5,
+    "steady_s": 1,
     "quality_tasks": ["questions"],
     "divergence_documents": 0,
 }
@@ -61,13 +62,15 @@ def store(tmp_path: Path) -> ModelStore:
 
 def evaluate(
     store: ModelStore,
-    names: str = "a,b,c",
+    names: str = "fp16,b",
     serving: dict[str, Any] | None = None,
     variables: dict[str, str] | None = None,
+    profile: dict[str, Any] | None = None,
     **workload: Any,
 ) -> Said:
     """The stage, as part of a run."""
     given = ["--workload", json.dumps(WORKLOAD | workload), "--serving", json.dumps(SERVING | (serving or {}))]
+    given += ["--profile", json.dumps({"name": "p"} | (profile or {}))]
     return stage("evaluate", "--variants", names, *given, variables=surroundings(store, variables))
 
 
@@ -85,9 +88,17 @@ def journal(store: ModelStore) -> Path:
     return store.root / "journal"
 
 
-def done(store: ModelStore) -> list[str]:
-    """What the stand-ins were asked, such as ``load a 0``: the variant and the prompts' seed."""
-    return [" ".join(line.split()[:3]) for line in journal(store).read_text().splitlines()]
+def done(store: ModelStore, *kinds: str) -> list[str]:
+    """What the stand-ins were asked, such as ``load b 0``: the variant, and the prompts' seed or the items' numbers.
+
+    A server may start beside another or while quality is asked, so their order among each other is not certain.
+    """
+    lines = [" ".join(line.split()[:3]) for line in journal(store).read_text().splitlines()]
+    return [line for line in lines if not kinds or line.split()[0] in kinds]
+
+
+def results(store: ModelStore) -> dict[str, str]:
+    return {each.variant: each.result for each in outcomes(store.run(RUN)) if each.stage == "evaluate"}
 
 
 def evaluation(store: ModelStore, name: str) -> Evaluation:
@@ -96,77 +107,103 @@ def evaluation(store: ModelStore, name: str) -> Evaluation:
     return found
 
 
-def test_servers_side_by_side_take_turns_and_each_round_has_the_same_prompts_for_all(store: ModelStore) -> None:
-    for name in "abc":
+def test_each_block_starts_every_server_once_in_an_order_that_rotates_with_the_same_prompts(store: ModelStore) -> None:
+    for name in ("fp16", "b", "c"):
         stand_in_variant(store, name)
-    said = evaluate(store, rounds=2)
+    said = evaluate(store, "b,c,fp16")
     assert said.returncode == 0, said.stderr
-    assert done(store) == [
-        *("start a", "start b", "start c"),
-        *("load a 0", "load b 0", "load c 0"),
-        *("load c 1", "load b 1", "load a 1"),
-        *("quality a", "quality b", "quality c"),
+    moments = done(store, "start", "load")
+    assert moments[:6] == ["start fp16", "start b", "load fp16 0", "start c", "load b 0", "load c 0"]
+    assert sorted(moments[6:9]) == ["start b", "start c", "start fp16"]
+    assert moments[9:] == ["load b 1", "load c 1", "load fp16 1"]
+    assert done(store, "quality") == [
+        f"quality {name} {items}" for name in ("fp16", "b", "c") for items in ("0-99", "100-999")
     ]
-    assert set(json.loads(said.stdout)) == {"a", "b", "c"}
-    assert {each.variant: each.result for each in outcomes(store.run(RUN))} == {"a": "done", "b": "done", "c": "done"}
+    assert set(json.loads(said.stdout)) == {"fp16", "b", "c"}
+    assert results(store) == {"fp16": "done", "b": "done", "c": "done"}
+    looks = [line for line in said.stderr.splitlines() if line.startswith("after block ")]
+    assert looks[0].endswith("one start of each server does not show how much chance there is in it")
+    assert looks[1].endswith("equivalent within the margins; b takes the least")
     found = evaluation(store, "b")
-    assert found.interleaved_with == ("a", "c")
-    assert [each.requests for each in found.rounds] == [2, 2]
-    assert found.memory.peak_gpu_bytes is None
+    assert [each.requests for each in found.rounds] == [10] * 4
+    assert (found.looks[0], found.agreement) == (0.0, 1.0)
+    samples = read_samples(samples_path(store, "b"), found)
+    assert [(each.run.restart, each.run.number) for each in samples.rounds] == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    assert {each.restart for each in samples.accuracy} == {0}
+    assert found.schedule
+    assert (found.schedule.ended, found.schedule.variants) == ("settled", ("b", "c", "fp16"))
+    assert found.schedule == evaluation(store, "fp16").schedule
     assert not processes_with(str(store.root))
 
 
+def test_a_variant_that_fails_a_gate_is_never_loaded_and_its_record_says_why(store: ModelStore) -> None:
+    stand_in_variant(store, "fp16")
+    stand_in_variant(store, "wrong")
+    said = evaluate(store, "fp16,wrong")
+    assert said.returncode == 0, said.stderr
+    assert [line for line in done(store) if " wrong" in line] == ["start wrong", "quality wrong 0-99"]
+    assert results(store) == {"fp16": "done", "wrong": "left out"}
+    reason = next(each.reason for each in outcomes(store.run(RUN)) if each.variant == "wrong")
+    assert reason.startswith("failed before any load: loses 99.3% of questions (at least ")
+    assert not store.evaluation("wrong").exists()
+    journal(store).unlink()
+    again = evaluate(store, "fp16,wrong")
+    assert again.returncode == 0, again.stderr
+    assert done(store) == []
+    assert results(store) == {"fp16": "reused", "wrong": "left out"}
+
+
 def test_two_stores_on_one_machine_take_turns(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in_variant(store, "a")
+    stand_in_variant(store, "fp16")
     lock = store.root / "machine.lock"
     monkeypatch.setenv(LOCK_VARIABLE, str(lock))
     with ThreadPoolExecutor() as pool:
         with alone("evaluate fp16 of org/other"):
-            said = pool.submit(evaluate, store, "a")
+            said = pool.submit(evaluate, store, "fp16")
             wait_until(lambda: waits_for(lock), "the stage waits for its turn")
             assert done(store) == []
         assert said.result().returncode == 0, said.result().stderr
     assert "waiting for evaluate fp16 of org/other" in said.result().stderr
-    assert done(store) == ["start a", "load a 0", "quality a"]
+    assert done(store) == ["start fp16", "quality fp16 0-99", "quality fp16 100-999", "load fp16 0"]
 
 
 @pytest.mark.slow
-def test_a_second_call_measures_only_missing_variants(store: ModelStore) -> None:
-    for name in "abc":
+def test_a_variant_that_comes_later_is_compared_in_further_blocks_and_nothing_is_asked_twice(store: ModelStore) -> None:
+    for name in ("fp16", "b", "c"):
         stand_in_variant(store, name)
-    assert evaluate(store).returncode == 0
-    kept = store.evaluation("a").read_bytes()
-    store.evaluation("b").unlink()
+    assert evaluate(store, "fp16,b").returncode == 0
     journal(store).unlink()
-    said = evaluate(store)
+    said = evaluate(store, "fp16,b,c")
     assert said.returncode == 0, said.stderr
-    assert done(store) == ["start b", "load b 0", "quality b"]
-    assert store.evaluation("a").read_bytes() == kept
-    results = {each.variant: each.result for each in outcomes(store.run(RUN))}
-    assert results == {"a": "reused", "b": "done", "c": "reused"}
+    assert done(store, "quality") == ["quality c 0-99", "quality c 100-999"]
+    assert set(done(store, "load")) == {f"load {name} {seed}" for name in ("fp16", "b", "c") for seed in (2,)}
+    assert [len(evaluation(store, name).rounds) for name in ("fp16", "b", "c")] == [6, 6, 2]
+    assert results(store) == dict.fromkeys(("fp16", "b", "c"), "done")
 
 
 @pytest.mark.slow
-def test_every_restart_repeats_all_measurements_and_quality_is_their_mean(store: ModelStore) -> None:
-    for name in "ab":
-        stand_in_variant(store, name)
-    said = evaluate(store, "a,b", rounds=2, restarts=2, sweep=[3], slo={"ttft_ms": 100, "tpot_ms": 10})
-    assert said.returncode == 0, said.stderr
-    assert done(store) == [
-        *("start a", "start b", "load a 0", "load b 0", "load b 1", "load a 1"),
-        *("load a 4", "load b 4", "quality a", "quality b"),
-        *("start a", "start b", "load a 2", "load b 2", "load b 3", "load a 3", "quality a", "quality b"),
-    ]
-    found = evaluation(store, "a")
-    assert len(found.rounds) == 4
-    assert [(each.concurrency, each.requests) for each in found.sweep] == [(3, 24)]
-    assert found.quality[0].value == pytest.approx((0.75 + 0.5) / 2)
-    assert found.goodput
-    assert found.goodput.share == 1
-    samples = read_samples(samples_path(store, "a"), found)
-    assert [(each.run.restart, each.run.number) for each in samples.rounds] == [(0, 0), (0, 1), (1, 2), (1, 3)]
-    assert [each.run.number for each in samples.sweep] == [3]
-    assert [(each.restart, each.correct) for each in samples.accuracy if each.doc_id == 2] == [(0, 1.0), (1, 0.0)]
+def test_what_the_budget_ended_is_used_again_until_a_larger_one_goes_on(store: ModelStore) -> None:
+    stand_in_variant(store, "fp16", noise=0.1)
+    stand_in_variant(store, "b", noise=0.1)
+    assert evaluate(store, budget_minutes=0.01).returncode == 0
+    first = evaluation(store, "b")
+    assert first.schedule
+    assert (first.schedule.ended, len(first.looks), first.looks[-1]) == ("budget", 2, 1.0)
+    journal(store).unlink()
+    same = evaluate(store, budget_minutes=0.01)
+    assert same.returncode == 0, same.stderr
+    assert done(store) == []
+    assert results(store) == {"fp16": "reused", "b": "reused"}
+    more = evaluate(store, budget_minutes=(first.schedule.spent_s + 12) / 60)
+    assert more.returncode == 0, more.stderr
+    assert done(store, "quality") == []
+    assert done(store, "load")[:2] == ["load fp16 2", "load b 2"]
+    found = evaluation(store, "b")
+    assert len(found.rounds) >= 6
+    assert found.rounds[:4] == first.rounds
+    assert found.schedule
+    assert found.schedule.spent_s > first.schedule.spent_s
+    assert results(store) == {"fp16": "done", "b": "done"}
 
 
 @pytest.mark.slow
@@ -185,42 +222,58 @@ def test_a_server_that_does_not_start_is_left_out_and_the_others_go_on(store: Mo
 
 
 @pytest.mark.slow
-def test_a_load_that_fails_in_its_second_round_ends_only_that_variant(store: ModelStore) -> None:
+def test_a_load_that_fails_in_its_second_block_ends_only_that_variant(store: ModelStore) -> None:
     stand_in_variant(store, "fp16")
     stand_in_variant(store, "b", fails_at_seed=1)
-    said = evaluate(store, "fp16,b", rounds=2, restarts=2)
+    said = evaluate(store, "fp16,b")
     assert said.returncode == 0, said.stderr
-    assert [line for line in done(store) if line.split()[1] == "b"] == ["start b", "load b 0", "load b 1"]
+    assert [line for line in done(store, "start", "load") if " b" in line] == [
+        "start b",
+        "load b 0",
+        "start b",
+        "load b 1",
+    ]
     assert len(evaluation(store, "fp16").rounds) == 4
     reason = next(each.reason for each in outcomes(store.run(RUN)) if each.variant == "b")
     assert reason == "the load generator failed (1): RuntimeError: lost the server"
-    assert not store.evaluation("b").exists()
+    assert results(store) == {"fp16": "done", "b": "failed"}
 
 
-def test_a_variant_whose_server_is_killed_is_not_left_out_but_tried_again(store: ModelStore) -> None:
+def test_a_variant_whose_server_is_killed_twice_is_not_left_out_but_for_another_attempt(store: ModelStore) -> None:
     stand_in_variant(store, "fp16")
     stand_in_variant(store, "b", engine="kill -KILL $$")
     said = evaluate(store, "fp16,b")
     assert said.returncode == 75
-    assert "ended by SIGKILL" in said.stderr
+    assert "block 1: b is tried once more: vLLM's EngineCore was ended by SIGKILL" in said.stderr
     assert "left out" not in said.stderr
     assert store.evaluation("fp16").exists()
-    results = {each.variant: each.result for each in outcomes(store.run(RUN))}
-    assert results == {"fp16": "done", "b": "failed"}
+    assert results(store) == {"fp16": "done", "b": "failed"}
 
 
-def test_interrupted_while_only_the_next_server_is_waited_for_it_ends_and_leaves_no_process(store: ModelStore) -> None:
-    stand_in_variant(store, "a")
+def test_a_server_that_is_killed_once_costs_its_block_one_more_start(store: ModelStore) -> None:
+    for name in ("fp16", "b"):
+        stand_in_variant(store, name, killed_at_seed=1)
+    said = evaluate(store, "fp16,b")
+    assert said.returncode == 0, said.stderr
+    once_more = ["load {0} 1", "start {0}", "load {0} 1"]
+    for name in ("fp16", "b"):
+        expected = [each.format(name) for each in ("start {0}", "load {0} 0", "start {0}", *once_more)]
+        assert [line for line in done(store, "start", "load") if line.split()[1] == name] == expected
+        assert len(evaluation(store, name).rounds) == 4
+
+
+def test_interrupted_while_another_server_is_waited_for_it_ends_and_leaves_no_process(store: ModelStore) -> None:
+    stand_in_variant(store, "fp16")
     stand_in_variant(store, "b", never_ready=True)
-    command = [sys.executable, "-m", "stages.evaluate", "--model", MODEL, "--variants", "a,b"]
-    given = ["--workload", json.dumps(WORKLOAD | {"interleave": False}), "--serving", json.dumps(SERVING)]
-    next_log = store.run(RUN) / "logs" / "evaluate-b.vllm.log"
+    command = [sys.executable, "-m", "stages.evaluate", "--model", MODEL, "--variants", "fp16,b"]
+    given = ["--workload", json.dumps(WORKLOAD), "--serving", json.dumps(SERVING)]
+    other_log = store.run(RUN) / "logs" / "evaluate-b.vllm.log"
     with subprocess.Popen([*command, *given], env=surroundings(store), stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         for line in process.stderr:
-            if line.startswith("quality of a"):
+            if line.startswith("serving fp16"):
                 break
-        wait_until(lambda: next_log.exists() and "still loading" in next_log.read_text(), "the next server")
+        wait_until(lambda: other_log.exists() and "still loading" in other_log.read_text(), "the other server")
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
@@ -238,18 +291,19 @@ def test_a_client_that_cannot_be_imported_fails_the_measurement_with_its_own_wor
     given = ["--workload", json.dumps(WORKLOAD), "--serving", json.dumps(SERVING)]
     said = stage("evaluate", "--variants", "fp16", *given, variables=variables)
     assert said.returncode == MeasurementFailed.exit_code, said.stderr
-    assert "lm-eval failed: ModuleNotFoundError: No module named 'lm_eval.models'" in said.stderr
+    assert "a quality task failed: ModuleNotFoundError: No module named 'lm_eval.models'" in said.stderr
 
 
-def test_when_the_reference_fails_the_stage_does_once_the_others_are_measured(store: ModelStore) -> None:
+def test_when_the_reference_fails_nothing_is_compared_with_it(store: ModelStore) -> None:
     stand_in_variant(store, "fp16", refuses="out of kernels")
     stand_in_variant(store, "b")
     said = evaluate(store, "fp16,b")
     assert said.returncode == 30
     assert "out of kernels" in said.stderr
-    assert store.evaluation("b").exists()
-    results = {each.variant: each.result for each in outcomes(store.run(RUN))}
-    assert results == {"fp16": "failed", "b": "done"}
+    assert done(store) == ["start fp16"]
+    assert results(store) == {"fp16": "failed", "b": "failed"}
+    reason = next(each.reason for each in outcomes(store.run(RUN)) if each.variant == "b")
+    assert reason == "not measured, because the variant to compare with could not be"
 
 
 def test_a_damaged_variant_is_left_out(store: ModelStore) -> None:
@@ -274,52 +328,29 @@ def test_a_variant_that_this_run_failed_to_make_is_not_measured_in_an_older_stat
 
 
 @pytest.mark.slow
-def test_without_room_side_by_side_the_variants_are_measured_one_after_the_other(store: ModelStore) -> None:
-    for name in "ab":
+def test_without_room_the_next_server_starts_after_the_one_before_has_ended(store: ModelStore) -> None:
+    for name in ("fp16", "b"):
         stand_in_variant(store, name)
-    said = evaluate(store, "a,b", serving={"kv_cache_mib": 10**8}, restarts=2)
+    said = evaluate(store, "fp16,b", serving={"kv_cache_mib": 10**8})
     assert said.returncode == 0, said.stderr
-    assert "cannot run side by side (they need about" in said.stderr
-    # Side by side or not, what comes first changes from start to start.
-    assert [line for line in done(store) if line.startswith(("start", "quality"))] == [
-        *("start a", "quality a", "start b", "quality b", "start b", "quality b", "start a", "quality a")
-    ]
-    assert evaluation(store, "a").interleaved_with == ()
+    assert done(store)[:5] == ["start fp16", "quality fp16 0-99", "quality fp16 100-999", "load fp16 0", "start b"]
 
 
-def test_after_a_drift_the_load_is_measured_again_on_new_servers_and_a_message_says_so(store: ModelStore) -> None:
-    for name in "ab":
+def test_on_several_gpus_servers_run_side_by_side_each_on_its_own(store: ModelStore, tmp_path: Path) -> None:
+    for name in ("fp16", "b", "c"):
         stand_in_variant(store, name)
-    said = evaluate(store, "a,b", drift_limit=1e-9)  # no two probes agree as closely
+    gpus = one_gpu(tmp_path / "gpu", 2) | {"CUDA_VISIBLE_DEVICES": "0,1"}
+    gpus["PYTHONPATH"] = os.pathsep.join([str(LM_EVAL), gpus["PYTHONPATH"]])
+    said = evaluate(store, "fp16,b,c", variables=gpus)
     assert said.returncode == 0, said.stderr
-    load = ["start a", "start b", "load a 0", "load b 0"]
-    assert done(store) == [*load, *load, "quality a", "quality b"]
-    assert said.stderr.count("note: the machine's speed changed by") == 2
-    assert "measuring the load once more" in said.stderr
-    found = evaluation(store, "a")
-    assert len(found.rounds) == 1
-    assert found.drift
-    assert found.drift.measured_again == 1
-    assert found.drift.largest_change > 0
-    (one,) = read_samples(samples_path(store, "a"), found).rounds
-    assert len(one.requests) == 2
-
-
-def test_where_a_gpu_serves_the_processors_drift_is_recorded_and_nothing_more(store: ModelStore) -> None:
-    stand_in_variant(store, "a")
-    driver = store.root / "bin" / "nvidia-smi"
-    driver.parent.mkdir()
-    driver.write_text("#!/bin/sh\necho 'NVIDIA H100, 81559 MiB'\n")
-    driver.chmod(0o755)
-    path = os.pathsep.join([str(driver.parent), os.environ["PATH"]])
-    said = evaluate(store, "a", variables={"PATH": path, "CUDA_VISIBLE_DEVICES": "0"}, drift_limit=1e-9)
-    assert said.returncode == 0, said.stderr
-    assert done(store) == ["start a", "load a 0", "quality a"]
-    found = evaluation(store, "a")
-    assert found.hardware.gpus == ("NVIDIA H100, 81559 MiB",)
-    assert found.drift
-    assert found.drift.largest_change > 0
-    assert found.drift.measured_again == 0
+    starts = [line.split()[1:] for line in journal(store).read_text().splitlines() if line.startswith("start")]
+    assert sorted(starts[:2]) == [["b", "1"], ["fp16", "0"]]
+    assert starts[2] == ["c", "0"]
+    assert sorted(starts[3:5]) == [["b", "0"], ["c", "1"]]
+    assert evaluation(store, "b").hardware.gpus == ("Stand-in, 1024 MiB",)
+    drift = evaluation(store, "b").drift
+    assert drift
+    assert len(drift.probes()) == 4
 
 
 @pytest.mark.slow

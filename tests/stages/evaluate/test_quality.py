@@ -44,7 +44,6 @@ def workload(*tasks: str, tasks_path: Path | None = None) -> Workload:
         prompt_tokens=8,
         output_tokens=8,
         concurrency=1,
-        requests=1,
         quality_tasks=tasks,
         tasks_path=str(tasks_path) if tasks_path else None,
     )
@@ -233,7 +232,6 @@ def test_data_that_cannot_be_downloaded_may_pass_and_data_that_is_missing_will_n
             server,
             DEMO / "model",
             workload("own", tasks_path=tmp_path / "tasks"),
-            tmp_path,
             tmp_path / "quality.log",
             include_defaults=False,
         )

@@ -19,7 +19,7 @@ VOCABULARY = 40
 
 
 def workload(**changed: Any) -> Workload:
-    given = {"name": "w", "prompt_tokens": 8, "output_tokens": 8, "concurrency": 1, "requests": 1}
+    given = {"name": "w", "prompt_tokens": 8, "output_tokens": 8, "concurrency": 1}
     return Workload.model_validate(given | {"quality_tasks": ("t",)} | changed)
 
 
@@ -28,6 +28,11 @@ def answer(path: str, asked: Asked) -> tuple[int, Any]:
     text has it may be wrong, as in vLLM's AVX2 build."""
     if path == "/tokenize":
         return 200, {"tokens": [ord(each) % VOCABULARY for each in asked["prompt"]]}
+    if path == "/v1/chat/completions":
+        return 200, {"choices": [{"index": 0, "token_ids": continued(asked["messages"][0]["content"])}]}
+    if "return_token_ids" in asked:
+        choices = [{"index": number, "token_ids": continued(each)} for number, each in enumerate(asked["prompt"])]
+        return 200, {"choices": choices}
     logprobs, likeliest = [-1.0 - token for token in range(VOCABULARY)], asked["prompt_logprobs"]
     places = [
         {
@@ -43,10 +48,18 @@ def answer(path: str, asked: Asked) -> tuple[int, Any]:
     return 200, {"choices": [{"index": number, "prompt_logprobs": each} for number, each in enumerate(told)]}
 
 
-def measured(server: Answering, tmp_path: Path, texts: list[str], **changed: Any) -> list[HeldOutDocument]:
+def continued(prompt: str) -> list[int]:
+    """The tokens of the prompt from its end."""
+    return [ord(each) for each in reversed(prompt)]
+
+
+def measured(
+    server: Answering, tmp_path: Path, texts: list[str], *, chats: bool = False, **changed: Any
+) -> list[HeldOutDocument]:
     path = tmp_path / "text.jsonl"
     path.write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
-    return measure_distributions(server.url, "m", "", workload(divergence_text=str(path), **changed), 1024)
+    given = workload(divergence_text=str(path), **changed)
+    return measure_distributions(server.url, "m", "", given, 1024, chats=chats)
 
 
 def test_the_likeliest_tokens_of_each_position_are_kept_in_order(tmp_path: Path) -> None:
@@ -63,7 +76,18 @@ def test_as_many_documents_and_tokens_are_asked_for_as_the_workload_says(tmp_pat
     with Answering(answer) as server:
         documents = measured(server, tmp_path, ["x" * 500] * 30, divergence_documents=20, divergence_tokens=50)
     assert [len(each.tokens) for each in documents] == [50] * 20
-    assert [len(each["prompt"]) for each in server.asked if "max_tokens" in each] == [8, 8, 4]
+    assert [len(each["prompt"]) for each in server.asked if "prompt_logprobs" in each] == [8, 8, 4]
+
+
+@pytest.mark.parametrize("chats", [False, True])
+def test_the_beginning_of_each_text_is_continued_in_the_order_of_the_texts(tmp_path: Path, chats: bool) -> None:
+    texts = [f"{number} the first half, the second half" for number in range(12)]
+    with Answering(answer) as server:
+        documents = measured(server, tmp_path, texts, chats=chats)
+    said = ["".join(map(chr, reversed(each.continued))) for each in documents]
+    begins = "Continue this text:\n\n" if chats else ""
+    assert said == [begins + text[: len(text) // 2 + 1].rstrip() for text in texts]
+    assert all(each["temperature"] == 0 for each in server.asked if "return_token_ids" in each)
 
 
 def test_short_documents_count_but_single_tokens_do_not(tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from stages.optimize.base_model import read_base
 from stages.optimize.methods import QUANTIZERS
 from stages.optimize.variant import ensure, identify
 from stages.optimize.verify import verify
-from stages.parts.base.errors import ConfigError, QuantizationFailed
+from stages.parts.base.errors import ConfigError, NotInstalled, QuantizationFailed
 from stages.parts.base.settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of
+from stages.parts.machine.hardware import GPUS_VARIABLE
 from stages.parts.machine.processor import LIMIT, Processor
 from tests.stages.optimize.tiny import ROOT, acquire, command, environment, llama, optimize, publish, variant
 
@@ -70,6 +71,15 @@ def test_gptq_makes_what_vllm_reads(gptq: ModelStore) -> None:
 
 def test_awq_makes_what_vllm_reads(awq: ModelStore) -> None:
     check(awq, "awq", (256, 128 // 8))
+
+
+def test_a_pod_that_got_a_gpu_does_not_quantize_without_one(tiny: Path, settings: Any, tmp_path: Path) -> None:
+    store = acquire(tiny, tmp_path)
+    ended = optimize(store, "gptq", settings, **{GPUS_VARIABLE: "1", "CUDA_VISIBLE_DEVICES": ""})
+    assert ended.status == NotInstalled.exit_code
+    assert "this pod asked for 1 GPU, and sees none: " in ended.stderr
+    assert "hint: look at the node's driver" in ended.stderr
+    assert not store.optimized("gptq").exists()
 
 
 @pytest.mark.parametrize("method", ["awq", pytest.param("gptq", marks=pytest.mark.slow)])

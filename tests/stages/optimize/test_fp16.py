@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from stages.optimize.variant import ensure
 from stages.parts.base.errors import DamagedModel, NothingToServe, QuantizationFailed, UnknownName, UnusableModel
 from stages.parts.base.settings import Optimize
-from stages.parts.base.store import ModelStore
+from stages.parts.base.store import ModelStore, digest_of
 from stages.parts.machine.lock import LOCK_VARIABLE, alone
 from stages.parts.records.acquired import ACQUIRED
 from stages.parts.records.variant import VARIANT
@@ -36,18 +36,19 @@ def with_weights(source: Path, root: Path, weights: dict[str, torch.Tensor]) -> 
     return store
 
 
-def test_a_sharded_base_keeps_its_shards_and_every_weight(tiny: Path, tmp_path: Path) -> None:
+def test_a_16_bit_base_is_its_own_reference_byte_for_byte(tiny: Path, tmp_path: Path) -> None:
     store = acquire(tiny, tmp_path)
     ended = optimize(store, "fp16", {}, SLIPWAY_OUTPUTS=str(tmp_path / "outputs"))
     assert ended.status == 0, ended.stderr
     made, record = store.optimized("fp16"), variant(store, "fp16")
     assert ended.stdout.strip() == record.digest == (tmp_path / "outputs" / "digest").read_text()
     assert sorted(path.name for path in made.glob("*.safetensors")) == SHARDS
-    originals, halves = tensors(tiny), tensors(made)
-    assert halves.keys() == originals.keys()
-    assert all(torch.equal(half, originals[name].to(torch.float16)) for name, half in halves.items())
-    assert (record.bits, record.dtype, record.calibration_digest) == (16, "float16", None)
-    assert record.weights_bytes == sum(half.nbytes for half in halves.values())
+    for name in (*SHARDS, "model.safetensors.index.json"):
+        assert (made / name).read_bytes() == (tiny / name).read_bytes()
+        assert (made / name).stat().st_ino == (store.base / name).stat().st_ino, "no space is taken"
+    assert (record.bits, record.dtype, record.calibration_digest) == (16, "bfloat16", None)
+    assert record.weights_bytes == sum(each.nbytes for each in tensors(made).values())
+    assert record.stored == {"bfloat16": record.weights_bytes}
     assert record.peak_memory_bytes < 200 << 20
 
 
@@ -67,7 +68,28 @@ def test_no_variant_is_made_during_a_measurement_on_the_same_machine(
     assert store.optimized("fp16").exists()
 
 
-def test_the_index_and_the_config_say_float16(tiny: Path, tmp_path: Path) -> None:
+def test_a_float16_base_stays_float16(tiny: Path, tmp_path: Path) -> None:
+    weights = {"odd": torch.rand(3).half(), "bias": torch.rand(1)}
+    store = with_weights(tiny, tmp_path, weights)
+    record, _ = ensure(store, "fp16", Optimize())
+    made = tensors(store.optimized("fp16"))
+    assert all(torch.equal(made[name], each) and made[name].dtype == each.dtype for name, each in weights.items())
+    assert (record.dtype, record.stored) == ("float16", {"float16": 6, "float32": 4})
+
+
+def test_a_variant_made_by_the_former_rule_is_made_again(tiny: Path, tmp_path: Path) -> None:
+    store = acquire(tiny, tmp_path)
+    record, _ = ensure(store, "fp16", Optimize())
+    identity = {
+        name: getattr(record, name) for name in ("method", "base_digest", "calibration_digest", "tool_versions")
+    }
+    former = digest_of(identity | {"parameters": {"dtype": "float16", "recipe": 1}})
+    record.model_copy(update={"key": former}).write(store.optimized("fp16") / VARIANT)
+    _, made = ensure(store, "fp16", Optimize())
+    assert made
+
+
+def test_the_index_and_the_config_of_a_wider_base_say_bfloat16(tiny: Path, tmp_path: Path) -> None:
     store = acquire(publish(tmp_path / "wide", llama(), dtype="float32", shard_size="600KB"), tmp_path / "store")
     record, _ = ensure(store, "fp16", Optimize())
     index = json.loads((store.optimized("fp16") / "model.safetensors.index.json").read_text())
@@ -75,7 +97,7 @@ def test_the_index_and_the_config_say_float16(tiny: Path, tmp_path: Path) -> Non
     assert index["weight_map"] == before["weight_map"]
     assert index["metadata"]["total_size"] == record.weights_bytes == before["metadata"]["total_size"] // 2
     config = json.loads((store.optimized("fp16") / "config.json").read_text())
-    assert config == {**json.loads((store.base / "config.json").read_text()), "dtype": "float16"}
+    assert config == {**json.loads((store.base / "config.json").read_text()), "dtype": "bfloat16"}
 
 
 def test_all_other_files_are_copied_unchanged(tiny: Path, tmp_path: Path) -> None:
@@ -94,12 +116,12 @@ def test_an_older_config_with_parts_changes_every_dtype_that_it_has(tiny: Path, 
     store = acquire(tiny, tmp_path)
     config = json.loads((store.base / "config.json").read_text())
     del config["dtype"]
-    config |= {"torch_dtype": "bfloat16", "text_config": {"torch_dtype": "bfloat16", "hidden_size": 128}}
+    config |= {"torch_dtype": "float32", "text_config": {"torch_dtype": "float32", "hidden_size": 128}}
     (store.base / "config.json").write_text(json.dumps(config))
     record_base(store)
     ensure(store, "fp16", Optimize())
     made = json.loads((store.optimized("fp16") / "config.json").read_text())
-    assert made == {**config, "torch_dtype": "float16", "text_config": {"torch_dtype": "float16", "hidden_size": 128}}
+    assert made == {**config, "torch_dtype": "bfloat16", "text_config": {"torch_dtype": "bfloat16", "hidden_size": 128}}
 
 
 def test_tensors_that_are_not_floating_point_stay_unchanged(tiny: Path, tmp_path: Path) -> None:
@@ -114,19 +136,26 @@ def test_tensors_that_are_not_floating_point_stay_unchanged(tiny: Path, tmp_path
     made = tensors(store.optimized("fp16"))
     assert torch.equal(made["ids"], odd["ids"])
     assert torch.equal(made["mask"], odd["mask"])
-    assert torch.equal(made["odd"], odd["odd"].half())
-    assert torch.equal(made["wide"], odd["wide"].half())
+    assert torch.equal(made["odd"], odd["odd"].bfloat16())
+    assert torch.equal(made["wide"], odd["wide"].float().bfloat16())
     assert made["scalar"].item() == 0.5
     assert made["empty"].shape == (0, 4)
 
 
-def test_the_error_names_a_weight_beyond_float16_and_nothing_is_published(tiny: Path, tmp_path: Path) -> None:
-    store = with_weights(
-        tiny, tmp_path, {"fits": torch.tensor([65504.0]), "model.big.weight": torch.tensor([1.0, -7e4])}
-    )
+def test_a_wider_base_is_rounded_as_torch_rounds_whatever_the_size_of_a_weight(tiny: Path, tmp_path: Path) -> None:
+    edges = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8 + 2**-20), 7e4, -3e38, 1e-40, 0.0, -0.0])
+    weights = torch.cat([edges, torch.randn(10_000, generator=torch.Generator().manual_seed(0))])
+    store = with_weights(tiny, tmp_path, {"model.weight": weights})
+    ensure(store, "fp16", Optimize())
+    made = tensors(store.optimized("fp16"))["model.weight"]
+    assert torch.equal(made.view(torch.int16), weights.bfloat16().view(torch.int16))
+
+
+def test_the_error_names_a_weight_beyond_bfloat16_and_nothing_is_published(tiny: Path, tmp_path: Path) -> None:
+    store = with_weights(tiny, tmp_path, {"fits": torch.tensor([65504.0]), "model.big.weight": torch.tensor([3.4e38])})
     ended = optimize(store, "fp16", {})
     assert ended.status == QuantizationFailed.exit_code
-    assert ended.error.startswith("error: fp16 cannot hold model.big.weight: it has a weight of 7e+04")
+    assert ended.error.startswith("error: fp16 cannot hold model.big.weight: it has a weight of 3.4e+38")
     assert "hint: " in ended.error
     assert not store.optimized("fp16").exists()
 
@@ -161,7 +190,9 @@ def test_a_damaged_variant_is_made_again(tiny: Path, tmp_path: Path, damage: str
     if damage == "missing":
         file.unlink()
     else:
-        file.write_bytes(file.read_bytes()[:100])
+        content = file.read_bytes()
+        file.unlink()  # a shard is shared with base/
+        file.write_bytes(content[:100])
     after, made = ensure(store, "fp16", Optimize())
     assert made
     assert after.digest == before.digest

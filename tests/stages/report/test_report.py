@@ -17,12 +17,12 @@ from pipeline.config import RunConfig, load
 from pipeline.definition import arguments
 from pipeline.local.submission import render as workflow
 from scoring.constraints import Constraints
-from scoring.metrics import shown, si
+from scoring.metrics import odds, shown, si
 from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
-from stages.parts.records.evaluation import Drift, Goodput, Load, Percentiles, Speed
+from stages.parts.records.evaluation import Capacity, Drift, Goodput, Speed, Trial
 from stages.parts.records.production import Price
-from stages.report.choice import changed, confidence, lead, sentences, verdict
+from stages.report.choice import changed, sentences, verdict
 from stages.report.collect import collect
 from stages.report.page import TEMPLATES, render
 from stages.report.record import RunReport
@@ -102,22 +102,28 @@ def decided(
 
 
 def with_all(report: RunReport) -> RunReport:
-    """*report* as for a workload with a sweep and latency targets, on a machine that drifted."""
+    """*report* as for a workload with latency targets, on a machine that drifted."""
     speed = Speed(compute_gflop_per_s=30, memory_gib_per_s=10)
     evaluations = []
     for number, each in enumerate(report.evaluations):
-        assert isinstance(each.load, Load)
-        points = []
-        for at in (1, 16):
-            times = {
-                name: Percentiles(mean=at, p50=at * 3.0 + number, p95=at * 7.0 + number, p99=at * 9.0)
-                for name in ("ttft_ms", "e2el_ms")
-            }
-            points.append(each.load.model_copy(update={"concurrency": at, **times}))
+        tried = [
+            Trial(restart=0, rate_per_s=rate, requests=40, share=share, held=held)
+            for rate, share, held in ((16.0, 0.25 + number / 100, False), (8.0, 0.99, True), (32.0, None, False))
+        ]
+        capacity = Capacity(
+            ttft_ms=500,
+            tpot_ms=50,
+            requests_per_s=9.5 + number,
+            output_tokens_per_s=608.0,
+            low=590.0,
+            high=620.0,
+            starts=(600.0, 616.0),
+            trials=tuple(tried),
+        )
         good = Goodput(ttft_ms=500, tpot_ms=50, share=0.875, requests_per_s=3, output_tokens_per_s=77.5)
         drift = Drift(before=speed, after=speed, largest_change=0.21, measured_again=1)
         engine = each.engine.model_copy(update={"kernel": "MarlinKernel", "fallbacks": ("falling back to <slow>",)})
-        update = {"sweep": tuple(points), "goodput": good, "drift": drift, "engine": engine}
+        update = {"capacity": capacity, "goodput": good, "drift": drift, "engine": engine}
         evaluations.append(each.model_copy(update=update))
     return report.model_copy(update={"evaluations": tuple(evaluations)})
 
@@ -130,29 +136,78 @@ def test_the_first_screen_says_what_to_ship_by_how_much_and_how_sure(report):
     first = page.text[page.text.index("Ship awq") : page.text.index("Score, profile")]
     assert lead in first
     assert rest in first
-    assert "scores highest again with a probability of" in first
+    assert "Ship awq decided, better than every other" in first
     winner = report.decision.candidates[0]
     assert winner.change["latency"].value == pytest.approx(-0.2)
     assert "−20.0%" in first
     assert all(shown(metric, value) in first for metric, value in winner.raw.items())
-    margin = report.decision.margin
-    assert margin is not None
-    ends = [f"{each:+.3f}" for each in (margin.value, margin.low, margin.high)]
-    assert f"Score difference from {margin.over}: {ends[0]} (95% interval {ends[1]} to {ends[2]})." in first
     near, anywhere = winner.weights_share, winner.any_weights_share
     assert near is not None
     assert anywhere is not None
-    assert f"First under {near:.0%} of the weightings near the profile’s, {anywhere:.0%} of all." in first
+    assert (
+        f"awq scores highest under {near:.0%} of the weightings near the profile’s, {anywhere:.0%} of all." in page.text
+    )
+
+
+def test_what_the_outcome_follows_from_is_a_table(report):
+    assert report.decision is not None
+    page = Page(render(report))
+    assert [cell.strip() for cell in page.tables["comparisons"][0]] == [
+        "awq and",
+        "Result",
+        "Lead in score",
+        "Confidence",
+    ]
+    for each in report.decision.comparisons:
+        name, result, lead, confidence = page.row("comparisons", each.other)
+        assert (name, result, confidence) == ([each.other], ["awq is better"], [">99%"])
+        assert lead == [f"+{each.lead:.3f}", f"(+{each.low:.3f} to +{each.high:.3f})"]
+
+
+def test_after_a_single_start_the_page_says_that_the_noise_is_not_known(report):
+    assert report.decision is not None
+    compared = [
+        each.model_copy(update={"relation": "open", "low": None, "high": None, "confidence": 0.5})
+        for each in report.decision.comparisons
+    ]
+    bare = [
+        each.model_copy(
+            update={
+                "chance": None,
+                "score_low": None,
+                "score_high": None,
+                "change": {m: c.model_copy(update={"low": None, "high": None}) for m, c in each.change.items()},
+            }
+        )
+        for each in report.decision.candidates
+    ]
+    unsure = {"outcome": "unresolved", "comparisons": tuple(compared), "candidates": tuple(bare)}
+    page = Page(render(report.model_copy(update={"decision": report.decision.model_copy(update=unsure)})))
+    assert "Ship awq unresolved, first of the ranking" in page.text
+    assert page.row("comparisons", "gptq")[1:] == [
+        ["open: too few data to tell"],
+        [f"+{compared[0].lead:.3f}", "noise of starts not known"],
+        ["not known"],
+    ]
+    assert page.row("scores", "awq")[2] == ["–"]
+    assert "None" not in page.text
+
+
+def test_an_incomplete_decision_names_what_is_missing(store):
+    outcome(store, RUN, "evaluate", "gptq", "failed", why="vLLM did not start")
+    page = Page(render(decided(store)))
+    assert "Best of the others: awq incomplete, without gptq" in page.text
+    assert "gptq is excluded: evaluate failed: vLLM did not start" in page.text
 
 
 def test_every_figure_of_the_score_table_is_the_decisions(report):
     assert report.decision is not None
     page = Page(render(report))
     for each in report.decision.candidates:
-        name, score, again, *metrics, cost = page.row("scores", each.variant)
+        name, score, chance, *metrics, cost = page.row("scores", each.variant)
         assert name[0] == each.variant
         assert score == [f"{each.score:.3f}", f"{each.score_low:.2f}–{each.score_high:.2f}"]
-        assert again[0]
+        assert chance == [odds(each.chance)]
         for metric, cell in zip(("quality", "latency", "throughput", "memory"), metrics, strict=True):
             assert cell[0] == shown(metric, each.raw[metric])
             if metric in each.intervals:
@@ -161,6 +216,7 @@ def test_every_figure_of_the_score_table_is_the_decisions(report):
                 assert high == pytest.approx(each.intervals[metric].high, rel=0.01)
             if metric in each.change:
                 assert changed(each.change[metric])[0] in cell
+            assert cell[-1] == f"counts {each.normalized[metric]:z.2f}"
         assert each.cost is not None
         assert cost == [
             f"{each.cost.value:.3g} EUR",
@@ -175,16 +231,15 @@ def test_every_figure_of_the_load_table_is_the_evaluations(report):
     names = [heading.strip() for heading in page.tables["load"][0][1:]]
     assert sorted(names) == sorted(VARIANTS)
     by_name = {each.variant: each for each in report.evaluations}
-    rate, goodput, swept = (page.row("load", name) for name in ("Output tokens/s", "Goodput", "16 in flight"))
+    rate, goodput, times = (page.row("load", name) for name in ("Output tokens/s", "Goodput", "End to end"))
     for place, name in enumerate(names, 1):
         each = by_name[name]
         assert each.goodput is not None
         assert float(rate[place][0]) == pytest.approx(each.load.output_tokens_per_s, abs=0.05)
         assert goodput[place] == ["87.5%", "77.5 tokens/s"]
-        point = each.sweep[-1]
-        assert swept[place] == [
-            f"{time.p50:.0f} / {time.p95:.0f}" for time in (point.ttft_ms, point.e2el_ms)
-        ]  # fmt: skip
+        assert each.load.e2el_ms.intervals is not None
+        low, high = each.load.e2el_ms.intervals.p95
+        assert f"{low:.1f}–{high:.1f}" in times[place][1]
     assert page.row("load", "Requests")[1] == [str(report.evaluations[0].load.requests)]
 
 
@@ -209,7 +264,7 @@ def test_the_page_suits_light_and_dark_schemes_and_screen_readers(report):
     page = Page(text)
     plots = [attributes for tag, attributes in page.tags if tag == "svg" and attributes.get("role") == "img"]
     identifiers = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
-    assert len(plots) == 6
+    assert len(plots) == 4
     assert len(identifiers) == len(set(identifiers))
     assert all(set(each["aria-labelledby"].split()) <= set(identifiers) for each in plots)
     for scheme in text[: text.index("</style>")].split("@media (prefers-color-scheme: dark)"):
@@ -234,14 +289,18 @@ def luminance(color: str) -> float:
 
 
 def test_the_table_of_constraints_shows_which_variants_keep_them(store):
-    limits = Constraints.model_validate({"quality_recovery": {"min": 0.97}, "goodput_share": {"min": 0}})
+    limits = Constraints.model_validate({"quality_recovery": {"min": 0.993}, "goodput_share": {"min": 0}})
     report = decided(store, Profile(name="own", constraints=limits.model_copy(update={"goodput_share": None})))
     assert report.decision is not None
     page = Page(render(report))
     names = [heading.strip() for heading in page.tables["constraints"][0][2:]]
     cells = dict(zip(names, (cell[0] for cell in page.row("constraints", "quality_recovery")[2:]), strict=True))
-    assert cells == {"fp16": "1 ✓", "awq": "0.975 ✓", "gptq": "0.95 ✗"}
-    assert "gptq is excluded: quality_recovery 0.95 is below" in page.text
+    assert cells == {"fp16": "1 ✓", "awq": "0.995 ✓", "gptq": "0.9925 ✗"}
+    assert "gptq is excluded: quality_recovery 0.9925 is below" in page.text
+    assert page.row("constraints", "loss on arc")[1] == ["< 3%"]
+    shown_losses = dict(zip(names, page.row("constraints", "loss on arc")[2:], strict=True))
+    assert shown_losses["fp16"] == ["–"]
+    assert shown_losses["awq"] == ["+0.5% ✓", "at most +0.7%"]
 
 
 def test_the_page_shows_notes_the_engines_fallbacks_and_the_machines_drift(report):
@@ -252,20 +311,6 @@ def test_the_page_shows_notes_the_engines_fallbacks_and_the_machines_drift(repor
     assert "falling back to <slow>" in page.text
     assert page.row("load", "Kernel")[1][0] == "MarlinKernel"
     assert "awq 21% (measured again)" in page.text
-
-
-def test_a_sole_eligible_variant_shows_that_a_repetition_may_exclude_it(report):
-    assert report.decision is not None
-    alone = [
-        each if each.variant == "awq" else each.model_copy(update={"excluded": "too slow"})
-        for each in report.decision.candidates
-    ]
-    alone[0] = alone[0].model_copy(update={"win_probability": 0.83})
-    decision = report.decision.model_copy(update={"candidates": tuple(alone), "margin": None})
-    assert confidence(decision) == "the only eligible variant"
-    unsure = decision.model_copy(update={"separated": False})
-    assert confidence(unsure) == "the only eligible variant; would be chosen again with a probability of 83%"
-    assert lead(unsure) == ""
 
 
 def test_a_cost_without_an_upper_bound_shows_the_lower_one(report):
@@ -281,9 +326,12 @@ def test_a_cost_without_an_upper_bound_shows_the_lower_one(report):
     assert "≥ 16.7, at the goodput" in page.text[: page.text.index("Score, profile")]
 
 
-def test_a_plot_over_concurrency_is_there_only_for_a_sweep(report):
-    assert 'id="load-ttft-ms"' not in render(report)
-    assert 'id="load-ttft-ms"' in render(with_all(report))
+def test_the_share_of_requests_within_the_targets_is_shown_for_each_rate_that_was_tried(report):
+    assert 'id="rates"' not in render(report)
+    page = Page(render(with_all(report)))
+    _, capacity, output, tried = page.row("rates", report.evaluations[1].variant)
+    assert (capacity, output) == (["10.5 requests/s"], ["608 tokens/s", "590–620"])
+    assert tried == ["8: 99% · 16: 26% · 32: ended early"]
 
 
 def own_settings(folder: Path) -> RunConfig:
@@ -292,8 +340,8 @@ def own_settings(folder: Path) -> RunConfig:
     (folder / "trace.jsonl").write_text('{"prompt": "When?", "output_tokens": 8}\n')
     (folder / "lines.txt").write_text("one\n\ntwo\n")
     (folder / "mine.yaml").write_text(
-        "protocol: thorough\nrounds: 2\ntrace: trace.jsonl\ntasks_path: tasks\ndivergence_text: ./lines.txt\n"
-        "concurrency: 2\nrequests: 4\nslo: {ttft_ms: 200.5, tpot_ms: 1.0e-4}\nquality_tasks: ['no', '1e3']\n"
+        "protocol: thorough\nbudget_minutes: 2\ntrace: trace.jsonl\ntasks_path: tasks\ndivergence_text: ./lines.txt\n"
+        "concurrency: 2\nslo: {ttft_ms: 200.5, tpot_ms: 1.0e-4}\nquality_tasks: ['no', '1e3']\n"
     )
     return load(
         chosen={"profile": "chatbot", "workload": str(folder / "mine.yaml")},
@@ -308,7 +356,7 @@ def own_settings(folder: Path) -> RunConfig:
 def program_of(config: RunConfig, store: ModelStore) -> str:
     """The page that the program writes when it is called as the pipeline's definition calls it for *config*."""
     given = arguments(config, MODEL, "main", serve=False)
-    (template,) = [each for each in workflow(config)["spec"]["templates"] if each["name"] == "report"]
+    (template,) = [each for each in workflow(config)["spec"]["templates"] if each["name"] == "ending"]
     told = [
         re.sub(r"{{workflow.parameters.([\w-]+)}}", lambda found: given[found[1]], each).replace(
             "{{workflow.status}}", "Succeeded"
@@ -316,7 +364,7 @@ def program_of(config: RunConfig, store: ModelStore) -> str:
         for each in template["container"]["args"]
     ]
     subprocess.run(
-        [sys.executable, "-m", "stages.report", *told],
+        [sys.executable, "-m", "stages.ending", *told],
         env=os.environ | {"SLIPWAY_STORE": str(store.root), "SLIPWAY_RUN": RUN},
         capture_output=True,
         check=True,
@@ -382,16 +430,16 @@ def test_a_failed_variant_is_shown_with_the_reason(store):
 
 def test_one_variant_alone_has_a_report_without_comparisons(store):
     text = render(decided(store, names=["fp16"]))
-    assert "the only eligible variant" in Page(text).text
+    assert "Ship fp16 decided, the only choice" in Page(text).text
     assert 'id="quality-latency"' not in text
 
 
-def test_without_fp16_there_is_nothing_to_compare_with(store):
+def test_without_fp16_the_variants_are_compared_with_the_values_of_the_profile(store):
     outcome(store, RUN, "evaluate", "fp16", "failed", why="out of memory")
-    report = decided(store)
-    assert report.decision is not None
-    assert not any(each.change for each in report.decision.candidates)
-    assert "no fp16 to compare with" in Page(render(report)).text
+    values = {"quality": 0.8, "latency": 10, "throughput": 100, "memory": 1000}
+    page = Page(render(decided(store, Profile.model_validate({"name": "own", "reference": values}))))
+    assert "Changes are relative to the profile’s values" in page.text
+    assert "−20.0%" in page.text
 
 
 def test_a_decision_without_intervals_and_scores_has_a_report(report):
@@ -401,9 +449,9 @@ def test_a_decision_without_intervals_and_scores_has_a_report(report):
         for each in report.decision.candidates
     ]
     last = bare[-1].model_copy(
-        update={"raw": {}, "score": None, "cost": None, "win_probability": None, "excluded": "no numbers"}
+        update={"raw": {}, "score": None, "cost": None, "chance": None, "excluded": "no numbers"}
     )
-    decision = report.decision.model_copy(update={"candidates": (*bare[:-1], last), "noise": {}})
+    decision = report.decision.model_copy(update={"candidates": (*bare[:-1], last)})
     page = Page(render(report.model_copy(update={"decision": decision, "evaluations": ()})))
     assert page.row("scores", last.variant)[1:] == [["excluded"], *[["–"]] * 6]
 

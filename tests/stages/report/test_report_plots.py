@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.report.plots import Bar, Line, Point, front, lines, scatter, score_bars, ticks
+from stages.report.plots import Bar, Point, front, scatter, score_bars, ticks
 from stages.report.svg import STYLES, legend_mark
 
 CIRCLE = 1
@@ -70,14 +70,6 @@ def test_the_front_is_drawn_in_steps_that_only_rise():
     heights = [float(each) for each in re.findall(r"V([\d.]+)", path)]
     assert heights == sorted(heights, reverse=True)
     assert heights == [y for _, y in sorted(circles(svg))]
-
-
-def test_concurrencies_are_evenly_spaced_and_higher_percentiles_lie_higher():
-    svg = lines("plot", "t", "ms", [Line("awq", CIRCLE, at=(1, 4, 64), p50=(1, 2, 3), p95=(2, 4, 30))])
-    p50, p95 = circles(svg)[:3], circles(svg)[3:]
-    assert [x for x, _ in p50] == [x for x, _ in p95]
-    assert p50[1][0] - p50[0][0] == pytest.approx(p50[2][0] - p50[1][0], abs=0.1)
-    assert all(high[1] < low[1] for low, high in zip(p50, p95, strict=True))
 
 
 def test_a_bar_is_as_long_as_its_score():

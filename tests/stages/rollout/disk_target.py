@@ -40,6 +40,22 @@ class DiskTarget:
         with self._noted("split", found["percent"]):
             return Split(**found)
 
+    def who(self) -> str:
+        return "somebody"
+
+    def announce(self, reason: str, note: str) -> None:
+        with (self.folder / "announced").open("a") as file:
+            file.write(f"{reason}: {note}\n")
+
+    def changes(self, release: str) -> str:
+        return ""
+
+    def startup_s(self, release: str) -> int:
+        return 60
+
+    def check_room(self, release: str) -> None:
+        pass
+
     def deploy(self, release: str) -> None:
         with self._noted("deploy"):
             found = self._read()

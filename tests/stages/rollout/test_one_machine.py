@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from stages.parts.base.errors import Conflict, ServerFailed, TransientError
+from stages.parts.base.errors import ConfigError, Conflict, ServerFailed, TransientError
 from stages.parts.base.settings import Serving, Slo, Workload
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.endpoint.envoy import Admin
@@ -46,7 +46,6 @@ WORKLOAD = Workload(
     prompt_tokens=4,
     output_tokens=8,
     concurrency=4,
-    requests=8,
     quality_tasks=("none",),
 )
 
@@ -324,6 +323,18 @@ def test_a_second_canary_and_other_settings_are_refused(place: Place) -> None:
             call()
 
 
+def test_a_certificate_that_cannot_be_used_leaves_what_is_served(place: Place, tmp_path: Path) -> None:
+    release = place.release(1)
+    place.target.deploy(release)
+    before = place.endpoint()
+    missing = {"tls_certificate": str(tmp_path / "tls.crt"), "tls_key": str(tmp_path / "tls.key")}
+    with pytest.raises(ConfigError, match="are no certificate and its key"):
+        place.with_settings(**missing).deploy(release)
+    with pytest.raises(ConfigError, match="in clear text"):
+        place.with_settings(host="0.0.0.0").deploy(release)  # noqa: S104
+    assert place.endpoint() == before
+
+
 def test_a_release_is_refused_without_the_endpoint_s_key_and_the_variable_is_named(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,7 +413,7 @@ def test_the_load_drill_fails_beyond_the_latency_targets(place: Place) -> None:
 def test_a_server_that_is_gone_is_replaced_by_a_good_release_never_by_the_canary(
     up: set[str], stand_ins: dict[str, list[str]]
 ) -> None:
-    backends = {name: Backend(name, "127.0.0.1", port) for port, name in enumerate(sorted(up), 1)}
+    backends = {name: Backend(name, f"/{name}.sock") for name in up}
     made = plan(["stable", "canary"], backends, "stable", "canary", 10, "standby")
     assert {name: [each.release for each in order] for name, order in made.clusters.items()} == stand_ins
     assert made.weights == {"stable": 90, "canary": 10}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from stages.parts.base.errors import Conflict, NothingToServe, RolledBack, ServerFailed
+from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases
 from stages.parts.releases.history import history
@@ -71,24 +73,28 @@ def test_a_good_canary_goes_through_every_step_and_is_promoted_with_its_reasons(
         "deploy",
         "shift 10",
         "shift 50",
+        "shift 90",
         "shift 100",
         "promote",
     ]
     assert [(each.percent, each.verdict) for each in journal.analyses] == [
         (10, "promote"),
         (50, "promote"),
+        (90, "promote"),
         (100, "promote"),
     ]
+    absolute = {"requests", "errors", "own requests", "quality"}
     for each in journal.analyses:
-        assert {check.name: check.verdict for check in each.checks} == dict.fromkeys(
-            ("requests", "errors", "refused", "own requests", "ttft", "tpot", "speed", "quality"), "pass"
-        )
+        compared = each.percent < 100
+        checks = absolute | ({"refused", "ttft", "tpot", "speed"} if compared else set())
+        assert {check.name: check.verdict for check in each.checks} == dict.fromkeys(checks, "pass")
+        assert (each.stable is not None) == compared
         assert each.canary.requests >= SETTINGS.min_requests
     assert stage.target.split() == Split(stable=NEXT, standby=GOOD)
     assert (releases.current_release(stage.store), stage.reasons()) == (NEXT, NEXT)
     move = history(stage.store)[-1]
     assert (move.kind, move.release, move.before, move.result) == ("rollout", NEXT, GOOD, "promoted")
-    assert len(move.analyses) == 3
+    assert len(move.analyses) == 4
 
 
 @pytest.mark.parametrize(
@@ -116,7 +122,7 @@ def test_a_worse_canary_is_rolled_back_and_the_reason_is_named(
     recorded = bool(behaviour.pop("recorded", True))
     stage.make(NEXT, recorded=recorded, **behaviour)
     stage.nominate(NEXT)
-    settings = SETTINGS.model_copy(update={"ready_timeout_s": 0.3 if behaviour.get("never_ready") else 20})
+    settings = SETTINGS.model_copy(update={"ready_timeout_s": 0.3 if behaviour.get("never_ready") else 20.0})
     with pytest.raises(RolledBack, match=reason):
         roll_out(stage.store, stage.target, NEXT, settings)
     assert stage.target.split() == Split(stable=GOOD)
@@ -128,6 +134,21 @@ def test_a_worse_canary_is_rolled_back_and_the_reason_is_named(
     journal = read_journal(stage.store)
     assert journal is not None
     assert journal.reason == move.reason
+
+
+@pytest.mark.parametrize("platform", ["local", "kserve"])
+def test_the_hint_of_a_rollback_works_where_it_is_read(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    monkeypatch.setenv(RUN_VARIABLE, "slipway-1")
+    stage.target.name = platform
+    stage.served()
+    stage.make(NEXT, garbage=True)
+    stage.nominate(NEXT)
+    with pytest.raises(RolledBack) as rolled_back:
+        roll_out(stage.store, stage.target, NEXT, SETTINGS)
+    assert ("slipway rollout status" in rolled_back.value.hint) == (platform == "local")
+    assert ("the run's report" in rolled_back.value.hint) == (platform == "kserve")
 
 
 @pytest.mark.parametrize("behaviour", [{"garbage": True}, {"never_ready": True}])
@@ -165,10 +186,39 @@ def test_only_the_traffic_of_clients_decides_if_there_is_enough(stage: Stage) ->
         while len(got) < seen + 5:
             time.sleep(0.01)
     assert all(got)
-    assert {each.percent: each.canary.requests >= 16 for each in journal.analyses} == {10: True, 50: True, 100: True}
+    found = {each.percent: each.canary.requests >= 16 for each in journal.analyses}
+    assert found == dict.fromkeys((10, 50, 90, 100), True)
     assert {check.text for each in journal.analyses for check in each.checks if check.name == "own requests"} == {
         "none sent"
     }
+
+
+@pytest.mark.parametrize("share", ["50", "90"])
+def test_a_sound_canary_on_a_machine_that_becomes_busy_is_promoted(stage: Stage, share: str) -> None:
+    stage.served()
+    stage.make(NEXT)
+    roll_out(stage.store, stage.target, NEXT, SETTINGS, until=share)
+    for release in (GOOD, NEXT):
+        busy = {"first_s": 0.5, "token_s": 0.05}
+        (stage.store.releases / release / "behaviour.json").write_text(json.dumps(busy))
+        stage.target.stop(release)
+        stage.target._start(release)
+    assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
+
+
+@pytest.mark.parametrize("behaviour", [{"fails_every": 2}, {"garbage": True}])
+def test_a_canary_that_fails_only_with_all_the_traffic_is_rolled_back(
+    stage: Stage, behaviour: dict[str, object]
+) -> None:
+    stage.served()
+    stage.make(NEXT)
+    roll_out(stage.store, stage.target, NEXT, SETTINGS, until="90")
+    (stage.store.releases / NEXT / "behaviour.json").write_text(json.dumps(behaviour))
+    stage.target.stop(NEXT)
+    stage.target._start(NEXT)
+    with pytest.raises(RolledBack, match="at 100 %: "):
+        roll_out(stage.store, stage.target, NEXT, SETTINGS)
+    assert stage.target.split() == Split(stable=GOOD)
 
 
 def test_clients_of_the_stable_release_notice_nothing_of_a_canary_that_dies(stage: Stage) -> None:
@@ -227,6 +277,14 @@ def test_a_release_that_is_served_already_is_only_confirmed(stage: Stage) -> Non
     assert [each for each in stage.target.calls() if each != "counters"] == ["deploy", "promote", "deploy"]
 
 
+def test_the_time_to_start_follows_from_what_the_server_needs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.make(GOOD)
+    monkeypatch.setattr(stage.target, "startup_s", lambda _: 4396)
+    automatic = SETTINGS.model_copy(update={"ready_timeout_s": "auto"})
+    assert roll_out(stage.store, stage.target, GOOD, automatic).ready_timeout_s == 900 + 4396
+    assert roll_out(stage.store, stage.target, GOOD, SETTINGS).ready_timeout_s == 60
+
+
 def test_a_second_rollout_is_refused_while_one_is_under_way(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
@@ -247,7 +305,7 @@ def test_the_steps_can_be_calls_of_their_own_and_each_may_be_repeated(stage: Sta
     stage.served()
     stage.make(NEXT)
     seen = []
-    for until in ("deploy", "10", "10", "50", "100", "promote"):
+    for until in ("deploy", "10", "10", "50", "90", "100", "promote"):
         journal = roll_out(stage.store, stage.target, NEXT, SETTINGS, until=until)
         seen.append((until, journal.state, stage.target.split().percent))
     assert seen == [
@@ -255,6 +313,7 @@ def test_the_steps_can_be_calls_of_their_own_and_each_may_be_repeated(stage: Sta
         ("10", "shifting", 10),
         ("10", "shifting", 10),
         ("50", "shifting", 50),
+        ("90", "shifting", 90),
         ("100", "promoting", 100),
         ("promote", "promoted", 0),
     ]

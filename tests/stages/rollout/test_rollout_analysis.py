@@ -43,10 +43,10 @@ def told(
     )
 
 
-def look(canary: Counters, stable: Counters, *, percent: int = 10, **changes: Any) -> Analysis:
+def look(canary: Counters, stable: Counters | None, *, percent: int = 10, **changes: Any) -> Analysis:
     """The last of ten looks that were alike."""
-    window = Window(canary=NOTHING, stable=NOTHING, **changes.pop("own", {}))
-    pace = changes.pop("pace", None) or repeated(extend_pace(window, canary, stable, alone=percent == 100))
+    window = Window(canary=NOTHING, stable=stable and NOTHING, **changes.pop("own", {}))
+    pace = changes.pop("pace", None) or (repeated(extend_pace(window, canary, stable)) if stable else None)
     window = window.model_copy(update={"pace": pace})
     given: dict[str, Any] = {"earlier": [], "agreement": 1.0, "seconds": 60, "at": datetime.now(UTC)}
     return analyse(SETTINGS, Observation(percent, window, canary, stable, **(given | changes)))
@@ -153,23 +153,23 @@ def test_a_speed_is_compared_look_by_look_so_that_one_stall_decides_nothing(
     assert verdicts(found)["speed"] == verdict
 
 
-def test_at_100_percent_each_look_is_compared_with_the_stable_release_under_all_traffic() -> None:
-    alone = figures(told(450, tokens_per_s=100).since(NOTHING))
-    slow = look(told(50), told(1), percent=100, earlier=[alone], pace=speeds([70.0] * 7, [None] * 7))
-    assert verdicts(slow)["speed"] == "fail"
-    found = next(each for each in slow.checks if each.name == "speed")
-    assert (found.canary, found.stable, found.limit) == (70, 100, 75)
+def test_a_canary_with_most_of_the_traffic_is_slow_if_it_is_slower_than_the_stable_release_was_with_it() -> None:
+    before = figures(told(450, tokens_per_s=80).since(NOTHING))
+    for canary, verdict in ((70.0, "pass"), (50.0, "fail")):
+        found = look(told(50), told(50), percent=90, earlier=[before], pace=speeds([canary] * 7, [100.0] * 7))
+        assert verdicts(found)["speed"] == verdict
+    speed = next(each for each in found.checks if each.name == "speed")
+    assert (speed.canary, speed.stable, speed.limit) == (50, pytest.approx(80), pytest.approx(60))
 
 
 def test_a_look_lasts_until_a_request_has_ended_at_both_releases() -> None:
     window = Window(canary=NOTHING, stable=NOTHING)
-    begun = extend_pace(window, told(5, tokens_per_s=50), NOTHING, alone=False)
+    begun = extend_pace(window, told(5, tokens_per_s=50), NOTHING)
     assert (begun.canary, begun.stable) == ((), ())
-    ended = extend_pace(window.model_copy(update={"pace": begun}), told(6), told(1), alone=False)
+    ended = extend_pace(window.model_copy(update={"pace": begun}), told(6), told(1))
     assert (ended.canary, ended.stable) == (pytest.approx((100,)), pytest.approx((100,)))
-    later = extend_pace(window.model_copy(update={"pace": ended}), told(9, tokens_per_s=50), told(1), alone=True)
-    assert later.canary == pytest.approx((100, 25))
-    assert later.stable == (ended.stable[0], None)
+    later = extend_pace(window.model_copy(update={"pace": ended}), told(9, tokens_per_s=50), told(1))
+    assert later == ended
 
 
 def test_as_many_errors_as_the_stable_release_has_do_not_roll_back() -> None:
@@ -206,22 +206,48 @@ def test_mistakes_of_clients_do_not_count_against_a_release(canary: Counters, st
     assert verdicts(look(canary, stable, own=own))["refused"] == verdict
 
 
-def test_at_100_percent_refusals_are_compared_with_those_of_the_stable_release_under_all_traffic() -> None:
-    diluted = figures(told(90, refused=10).since(NOTHING), own=50)
-    assert verdicts(look(told(80, refused=20), told(0), percent=100, earlier=[diluted]))["refused"] == "pass"
-    assert verdicts(look(told(20, refused=80), told(0), percent=100, earlier=[diluted]))["refused"] == "fail"
+BUSY = Figures(requests=500, answered=500, failed=0, ttft_p95_ms=900.0, tpot_p95_ms=9.5, tokens_per_s_each=100.0)
 
 
-def test_at_100_percent_the_canary_is_compared_with_the_stable_release_under_all_traffic() -> None:
-    busy = Figures(requests=500, answered=500, failed=0, ttft_p95_ms=900.0, tpot_p95_ms=9.5, tokens_per_s_each=100.0)
-    few = busy.model_copy(update={"requests": 3})
+def test_more_load_than_the_stable_release_has_now_does_not_make_a_canary_slow() -> None:
+    few = BUSY.model_copy(update={"requests": 3})
     slow, idle = told(50, slow=20), told(50)
-    assert look(slow, idle, percent=100).verdict == "rollback"
-    assert look(slow, idle, percent=100, earlier=[busy]).verdict == "promote"
-    assert look(slow, idle, percent=100, earlier=[few]).verdict == "rollback", "too few to compare with"
-    assert look(slow, idle, percent=100, earlier=[few, busy]).stable == busy
-    assert look(slow, idle, percent=50, earlier=[busy]).verdict == "rollback", "both get traffic then"
-    assert look(told(50), told(0), percent=100, earlier=[busy]).verdict == "promote"
+    assert look(slow, idle, percent=90).verdict == "rollback"
+    assert look(slow, idle, percent=90, earlier=[BUSY]).verdict == "promote"
+    assert look(slow, idle, percent=90, earlier=[few]).verdict == "rollback", "too few to compare with"
+    assert look(slow, idle, percent=90, earlier=[few, BUSY]).verdict == "promote"
+    assert look(slow, told(50, slow=20), percent=90, earlier=[figures(idle.since(NOTHING))]).verdict == "promote"
+
+
+def test_at_100_percent_a_machine_that_became_busy_is_no_fault_of_the_canary() -> None:
+    idle = figures(told(500).since(NOTHING))
+    found = look(told(50, slow=50, tokens_per_s=1), None, percent=100, earlier=[idle])
+    assert (found.verdict, found.stable) == ("promote", None)
+    assert found.reason == "as good as the stable release in every check, and sound with all the traffic"
+    assert list(verdicts(found)) == ["requests", "errors", "own requests", "quality"]
+
+
+@pytest.mark.parametrize(
+    ("canary", "failed_before", "verdict"),
+    [
+        (told(49), 0, "inconclusive"),
+        (told(99, failed=1), 0, "promote"),
+        (told(97, failed=3), 0, "inconclusive"),
+        (told(90, failed=10), 0, "rollback"),
+        (told(90, failed=10), 50, "promote"),  # the stable release failed as often while both served
+        (told(0, failed=10), 0, "rollback"),
+    ],
+)
+def test_at_100_percent_errors_decide(canary: Counters, failed_before: int, verdict: str) -> None:
+    both = figures(told(450, failed=failed_before).since(NOTHING))
+    assert look(canary, None, percent=100, earlier=[both]).verdict == verdict
+
+
+def test_at_100_percent_failures_of_our_own_requests_and_other_answers_decide() -> None:
+    own = {"to_canary": SyntheticRequests(sent=16, failed=16)}
+    found = look(told(50), None, percent=100, own=own)
+    assert (found.verdict, found.reason) == ("rollback", "16 of 16 requests failed (at most 1.0 %)")
+    assert look(told(50), None, percent=100, agreement=0.5).verdict == "rollback"
 
 
 @pytest.mark.parametrize(("agreement", "verdict"), [(0.9, "pass"), (0.89, "fail"), (math.nan, "fail"), (0.0, "fail")])

@@ -54,14 +54,14 @@ def test_with_approval_the_rollout_stops_before_100_percent_until_a_person_appro
     stage.served()
     stage.make(NEXT)
     for _ in range(2):  # asked again, it still waits
-        journal = roll_out(stage.store, stage.target, NEXT, ASKS, until="50")
-        assert (journal.state, journal.percent) == ("awaiting approval", 50)
-    assert stage.target.split() == Split(stable=GOOD, canary=NEXT, percent=50)
+        journal = roll_out(stage.store, stage.target, NEXT, ASKS, until="90")
+        assert (journal.state, journal.percent) == ("awaiting approval", 90)
+    assert stage.target.split() == Split(stable=GOOD, canary=NEXT, percent=90)
     ended = promote(stage.store, stage.target)
     assert stage.target.split() == Split(stable=NEXT, standby=GOOD)
     assert [(each.state, each.percent) for each in ended.transitions][-6:] == [
-        ("awaiting approval", 50),
-        ("observing", 50),  # it may have waited for long
+        ("awaiting approval", 90),
+        ("observing", 90),  # it may have waited for long
         ("shifting", 100),
         ("observing", 100),
         ("promoting", 100),
@@ -84,7 +84,7 @@ def test_a_canary_that_gets_worse_while_it_waits_for_approval_is_rolled_back(sta
     thread, ended = watched(stage, ASKS, "awaiting approval")
     made_worse(stage, NEXT)
     thread.join(60)
-    assert "at 50 %" in str(ended[0])
+    assert "at 90 %" in str(ended[0])
     assert "requests failed" in str(ended[0])
     assert stage.target.split() == Split(stable=GOOD)
 
@@ -92,9 +92,9 @@ def test_a_canary_that_gets_worse_while_it_waits_for_approval_is_rolled_back(sta
 def test_an_approved_canary_that_got_worse_unobserved_does_not_get_all_traffic(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT)
-    roll_out(stage.store, stage.target, NEXT, ASKS, until="50")
+    roll_out(stage.store, stage.target, NEXT, ASKS, until="90")
     made_worse(stage, NEXT)
-    with pytest.raises(RolledBack, match=r"at 50 %: .*requests failed"):
+    with pytest.raises(RolledBack, match=r"at 90 %: .*requests failed"):
         roll_out(stage.store, stage.target, NEXT, ASKS, until="100", approved=True)
     assert "shift 100" not in stage.target.calls()
     assert stage.target.split() == Split(stable=GOOD)
@@ -329,7 +329,7 @@ def test_restarts_are_counted_over_all_steps_and_between_them(stage: Stage) -> N
         assert roll_out(stage.store, stage.target, NEXT, SETTINGS, until=until).state == "shifting"
         stage.target.stop(NEXT)
         stage.target._start(NEXT)
-    with pytest.raises(RolledBack, match="at 100 %: its server was restarted 2 times"):
+    with pytest.raises(RolledBack, match="at 90 %: its server was restarted 2 times"):
         roll_out(stage.store, stage.target, NEXT, SETTINGS)
 
 

@@ -25,6 +25,7 @@ FORWARD = [
     *("before deploy", "after deploy", "before ready", "after ready"),
     *("before shift 10", "after shift 10", "before counters 10"),
     *("before shift 50", "after shift 50", "before counters 50"),
+    *("before shift 90", "after shift 90", "before counters 90"),
     *("before shift 100", "after shift 100", "before counters 100"),
     *("before promote", "after promote"),
 ]
@@ -199,6 +200,7 @@ def test_a_canary_that_vanished_unobserved_is_deployed_again(stage: Stage) -> No
         "shift 50",
         "shift 10",
         "shift 50",
+        "shift 90",
         "shift 100",
     ]
 

@@ -12,7 +12,7 @@ from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Evaluation, Goodput
 from stages.parts.records.production import Cost, Price
-from stages.select.candidates import changes, cost_of, intervals, recovery
+from stages.select.candidates import cost_of, intervals, recovery
 from stages.select.selection import select
 from tests.samples import measured_store
 
@@ -84,13 +84,6 @@ def test_an_interval_holds_its_value_and_95_percent_of_the_draws():
     assert (found["latency"].low, found["latency"].high) == pytest.approx((25, 975))
     assert found["throughput"].high == 6
     assert found.keys() == {"latency", "throughput"}
-
-
-def test_common_variation_is_no_change_and_counted_metrics_are_exact():
-    drawn = np.array([90.0, 100.0, 110.0])
-    values, whole = {"latency": 200.0, "memory": 40.0}, {"latency": 100.0, "memory": 100.0, "quality": 0.0}
-    found = changes(values, whole, {"latency": 2 * drawn}, {"latency": drawn})
-    assert [(each.value, each.low, each.high) for each in found.values()] == [(1, 1, 1), (-0.6, -0.6, -0.6)]
 
 
 def test_recovery_is_computed_task_by_task(store):

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from scoring.profile import Profile, Weights
+from scoring.criteria import Weights
+from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.hardware import Hardware
 from stages.parts.machine.processor import Processor
-from stages.parts.records.evaluation import Evaluation, Goodput
+from stages.parts.records.evaluation import Capacity, Evaluation, Goodput, Trial
 from stages.parts.records.production import Price, Production
 from stages.report.collect import collect
 from stages.report.page import render
 from stages.report.provenance import machines
-from stages.select.notes import single_rounds
 from stages.select.selection import select
 from tests.samples import measured_store, outcome
 
@@ -65,8 +65,6 @@ def test_on_different_hardware_speed_does_not_count_and_the_report_names_the_har
     by_name = {each.variant: each for each in decision.candidates}
     assert set(by_name["awq"].change) == {"quality", "memory"}
     assert set(by_name["gptq"].change) == {"quality", "latency", "throughput", "memory"}
-    assert len({each.normalized["latency"] for each in decision.candidates}) == 1
-    assert set(decision.noise) == {"quality", "memory"}
     outcome(store, RUN, "select", "", "done", key=decision.key)
     page = render(collect(store, RUN, "Succeeded"))
     assert decision.notes[0] in page
@@ -88,29 +86,15 @@ def test_a_winner_on_other_hardware_than_fp16_is_not_compared_with_it_in_speed(s
     smallest = Profile(name="own", weights=Weights(quality=0, latency=0, throughput=0, memory=1))
     decision = decided(store, smallest)
     assert decision.winner == "awq"
-    assert "p95 latency not comparable, throughput not comparable, memory -60.0%" in decision.reason
+    assert "latency not comparable, throughput not comparable, memory -60.0%" in decision.reason
 
 
 def test_the_same_machine_with_more_memory_is_the_same_hardware(store):
     before = decided(store)
     change(store, "awq", hardware=LARGER.model_copy(update={"cores": 2}))
     after = decided(store)
-    assert (after.notes, after.noise) == ((), before.noise)
+    assert (after.notes, after.comparisons) == ((), before.comparisons)
     assert len(machines([read(store, name) for name in VARIANTS])) == 1
-
-
-def test_a_note_says_that_a_single_round_does_not_show_the_noise_between_rounds(store):
-    evaluations = {name: read(store, name) for name in VARIANTS}
-    assert single_rounds(evaluations) == []
-    evaluations |= {
-        name: each.model_copy(update={"rounds": each.rounds[:1]})
-        for name, each in evaluations.items()
-        if name != "fp16"
-    }
-    (note,) = single_rounds(evaluations)
-    assert note.startswith(
-        "The load of awq, gptq was measured in a single round: the variation of latency and throughput"
-    )
 
 
 def goodput(share: float, rate: float) -> Goodput:
@@ -126,3 +110,51 @@ def test_a_variant_that_met_no_target_has_no_cost_and_a_note_says_so(store):
     assert {each.basis for each in costs.values() if each} == {"goodput"}
     assert decision.notes == ("No request of fp16 met the latency targets, so there is no cost of tokens within them.",)
     assert decided(store).notes == ()
+
+
+def test_a_task_without_items_counts_in_no_score_and_a_note_says_so(store):
+    (score,) = read(store, "awq").quality
+    group = score.model_copy(update={"task": "group", "score": 0.1})
+    before = decided(store)
+    change(store, "awq", quality=(score, group))
+    after = decided(store)
+    assert after.notes == ("Not every variant has items of group: that does not count in any score.",)
+    assert after.comparisons == before.comparisons
+
+
+def test_a_task_that_the_model_can_not_be_asked_is_named_with_the_reason(store):
+    for name in VARIANTS:
+        change(store, name, not_asked={"tool_calls": "the chat template shows no tools"})
+    assert "tool_calls was not asked: the chat template shows no tools." in decided(store).notes
+
+
+def capacity_of(per_s: float, trials: tuple[Trial, ...] = ()) -> Capacity:
+    return Capacity(
+        ttft_ms=500,
+        tpot_ms=50,
+        requests_per_s=per_s,
+        output_tokens_per_s=8 * per_s,
+        low=None,
+        high=None,
+        starts=(8 * per_s,),
+        trials=trials,
+    )
+
+
+def test_a_capacity_above_every_rate_that_was_tried_is_named_a_lower_bound(store):
+    held = [Trial(restart=start, rate_per_s=9, requests=20, share=1.0, held=True) for start in (0, 1)]
+    failed = [Trial(restart=start, rate_per_s=11, requests=0, share=None, held=False) for start in (0, 1)]
+    change(store, "gptq", capacity=capacity_of(9.0, (*held, *failed)))
+    change(store, "awq", capacity=capacity_of(9.0, (*held, failed[0])))
+    (note,) = [each for each in decided(store).notes if "every rate held" in each]
+    assert note.startswith("After a start of awq every rate held that was tried: the capacity is at least")
+
+
+def test_a_variant_that_was_loaded_beyond_its_capacity_is_named(store):
+    for name, per_s in (("awq", 5.0), ("gptq", 9.0)):
+        given = read(store, name)
+        change(store, name, capacity=capacity_of(per_s), load=given.load.model_copy(update={"rate_per_s": 7.0}))
+    (note,) = [each for each in decided(store).notes if "can serve only" in each]
+    assert note.startswith(
+        "awq can serve only 5 requests/s within the latency targets, and its latency was measured at 7,"
+    )

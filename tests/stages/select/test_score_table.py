@@ -24,7 +24,9 @@ def cells(table: str) -> list[list[str]]:
 
 def test_the_table_has_a_row_for_each_variant_with_the_winner_in_bold(store):
     _, decision, _ = select(store, PROFILE, ["fp16", "awq", "gptq"])
-    head, rule, *rows = cells(markdown(decision))
+    said, _, *table = markdown(decision).splitlines()
+    assert said == "awq: decided, better than every other"
+    head, rule, *rows = cells("\n".join(table))
     assert head[:2] == ["Variant", "Score"]
     assert len(head) == 3 + len(HEADINGS)
     assert set(rule[1:]) == {"---:"}

@@ -64,7 +64,7 @@ def test_a_changed_sample_is_named_with_every_number_that_it_moves(store):
     assert any(
         each.startswith("evaluation of gptq: load.e2el_ms.mean is 9.0, the samples give 8.6") for each in findings
     )
-    assert not any("fp16" in each for each in findings)
+    assert not any("evaluation of fp16" in each for each in findings)
 
 
 def test_samples_that_were_replaced_in_the_store_alone_are_found_too(store):
@@ -118,13 +118,13 @@ def test_a_variant_that_was_made_again_later_is_noted_and_its_release_is_checked
 @pytest.mark.parametrize(
     ("keys", "value", "named"),
     [
-        (("candidates", 0, "score"), 0.99, "candidates.awq.score is 0.99, recomputed 0.8"),
+        (("candidates", 0, "score"), 0.99, "candidates.awq.score is 0.99, recomputed 0.6"),
         (("candidates", 0, "cost", "value"), 0.5, "candidates.awq.cost.value is 0.5"),
         (("winner",), "gptq", 'winner is "gptq", recomputed "awq"'),
-        (("noise", "quality"), 0.5, "noise.quality is 0.5"),
+        (("comparisons", 0, "lead"), 0.5, "comparisons.0.lead is 0.5"),
         (("reason",), "because", 'reason is "because"'),
         (("release",), "0001-gptq-000000000000", "release is 0001-gptq-000000000000, not one of awq"),
-        (("candidates", 1, "evaluation_digest"), "0" * 64, "candidates.fp16.evaluation_digest"),
+        (("candidates", 1, "evaluation_digest"), "0" * 64, "candidates.gptq.evaluation_digest"),
     ],
 )
 def test_a_changed_number_is_named_with_its_place(store, keys, value, named):
@@ -152,14 +152,14 @@ def reword(store: ModelStore, **changed: Any) -> None:
 def test_a_decision_that_another_version_worded_is_compared_by_its_figures(store):
     reword(store)
     assert found(store) == []
-    reword(store, separated=False)
-    assert all(each.endswith("separated is false, recomputed true") for each in found(store))
+    reword(store, outcome="unresolved")
+    assert all(each.endswith('outcome is "unresolved", recomputed "decided"') for each in found(store))
     assert len(found(store)) == 4
 
 
 def test_whether_a_candidate_is_excluded_is_compared_whatever_the_wording(store):
     reword(store, excluded="It is slow.")
-    assert all("candidates.gptq.excluded is true, recomputed false" in each for each in found(store))
+    assert all("candidates.fp16.excluded is true, recomputed false" in each for each in found(store))
     assert len(found(store)) == 4
 
 
@@ -175,10 +175,10 @@ def test_a_decision_of_a_version_before_wordings_had_numbers_is_verified(store):
 
 def test_a_changed_report_is_found(store):
     report = store.run(RUN) / "report.json"
-    change(report, "decision", "separated", to=False)
+    change(report, "decision", "outcome", to="equivalent")
     change(report, "evaluations", 0, "load", "output_tokens_per_s", to=1e6)
     findings = found(store)
-    assert f"runs/{RUN}/report.json: separated is false, recomputed true" in findings
+    assert f'runs/{RUN}/report.json: outcome is "equivalent", recomputed "decided"' in findings
     assert any("load.output_tokens_per_s is 1000000.0" in each for each in findings)
 
 
@@ -238,6 +238,15 @@ def test_a_run_in_which_no_variant_could_be_chosen_is_verified_too(tmp_path, mon
     assert (verdict.winner, verdict.findings) == (None, [])
     assert verdict.nobody
     assert "ttft_p95_ms" in verdict.nobody
+
+
+def test_a_decision_by_other_rules_names_the_version_that_replays_it(store):
+    change(store.run(RUN) / "measurements" / "basis.json", "rules", to=7)
+    change(store.run(RUN) / "measurements" / "basis.json", "slipway", to="0.3.0")
+    verdict = verify(store.run(RUN))
+    assert (verdict.replayed_by, verdict.winner, verdict.findings) == ("0.3.0", "awq", [])
+    change(store.production_metrics, "candidates", 0, "score", to=0.99)
+    assert any(each.startswith("production_metrics.json: candidates.awq.score is 0.99") for each in found(store))
 
 
 def test_a_run_without_a_decision_cannot_be_verified(tmp_path):

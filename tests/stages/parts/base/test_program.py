@@ -6,10 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
+import tomllib
+from pathlib import Path
 
 import pytest
 
-from stages.parts.base.program import FAILURE, OUTPUTS_VARIABLE, TERMINATION_BYTES, StageFailure
+from stages.parts.base.errors import AccessDenied
+from stages.parts.base.program import FAILURE, OUTPUTS_VARIABLE, TERMINATION_BYTES, VERSION, StageFailure
 
 PROGRAM = """
 import sys
@@ -23,15 +27,20 @@ program.main(stage)
 """
 
 
+def test_the_version_that_documents_name_is_the_packages():
+    project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
+    assert project["version"] == VERSION
+
+
 @pytest.fixture
 def ran(tmp_path):
     """``ran(code)``: a stage program with that body, as a pod runs it."""
     (tmp_path / "termination-log").touch()
 
-    def run(code):
+    def run(code, **environment):
         return subprocess.run(
             [sys.executable, "-c", PROGRAM.format(code), str(tmp_path / "termination-log")],
-            env={**os.environ, OUTPUTS_VARIABLE: str(tmp_path)},
+            env={**os.environ, OUTPUTS_VARIABLE: str(tmp_path), **environment},
             capture_output=True,
             text=True,
         )
@@ -92,3 +101,45 @@ def test_a_failure_fits_into_a_termination_message(letter):
 def test_the_words_of_a_program_that_was_killed_afterwards_do_not_count():
     line = StageFailure(message="m", exit_code=75).line()
     assert StageFailure.parse(line, 137) is None
+
+
+PRINTS = "import os; print('made', flush=True); os.system('echo by another program >&2'); raise AccessDenied('gated')"
+
+
+def test_a_pods_log_is_kept_in_the_file_that_is_named_and_continued_by_the_next_attempt(ran, tmp_path):
+    log = tmp_path / "runs" / "1" / "logs" / "acquire.log"
+    printed = "made\nby another program\nerror: gated\n"
+    for attempt in (1, 2):
+        ended = ran(PRINTS, SLIPWAY_LOG=str(log))
+        assert ended.returncode == AccessDenied.exit_code
+        assert ended.stdout == printed
+        first, *others = log.read_text().split("\n--- another attempt")
+        assert first == printed
+        assert len(others) == attempt - 1
+        assert all(each.endswith(f"---\n{printed}") for each in others)
+
+
+def test_a_stage_that_is_killed_leaves_its_log(ran, tmp_path):
+    log = tmp_path / "acquire.log"
+    kill = "import os, signal; print('half way', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    assert ran(kill, SLIPWAY_LOG=str(log)).returncode == -9
+    deadline = time.monotonic() + 10
+    while "half way" not in log.read_text():
+        assert time.monotonic() < deadline
+
+
+def test_a_stage_that_is_stopped_with_everything_in_its_pod_ends_as_stopped(ran, tmp_path):
+    log = tmp_path / "acquire.log"
+    stop = (
+        "import os, psutil, signal, time; [each.terminate() for each in psutil.Process().children()]; time.sleep(0.2); "
+        "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)"
+    )
+    assert ran(stop, SLIPWAY_LOG=str(log)).returncode == 143
+    assert "(SIGTERM)" in log.read_text()
+
+
+def test_a_log_that_cannot_be_kept_does_not_end_the_stage(ran, tmp_path):
+    (tmp_path / "a-file").touch()
+    ended = ran("print('made')", SLIPWAY_LOG=str(tmp_path / "a-file" / "acquire.log"))
+    assert (ended.returncode, ended.stdout) == (0, "made\n")
+    assert "can't be kept" in ended.stderr

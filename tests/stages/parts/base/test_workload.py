@@ -5,32 +5,27 @@ from typing import Any
 import pytest
 import yaml
 
+from stages.evaluate.quality import OURS
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import CONFIGS, Workload, parse
+from stages.parts.base.settings import CONFIGS, Slo, Workload, parse
 
 LENGTHS = {"prompt_tokens": 8, "output_tokens": 8}
-BASE: dict[str, Any] = {"name": "w", "concurrency": 1, "requests": 1, "quality_tasks": ["t"]}
+BASE: dict[str, Any] = {"name": "w", "concurrency": 1, "quality_tasks": ["t"]}
 
 
 def workload(**changed: Any) -> Workload:
     return parse(Workload, BASE | changed, "the workload")
 
 
-def protocol(found: Workload) -> tuple[int, int, bool, float | None]:
-    return found.rounds, found.restarts, found.interleave, found.drift_limit
-
-
-def test_a_protocol_sets_defaults_that_each_field_can_override() -> None:
-    assert protocol(workload(**LENGTHS, protocol="quick")) == (3, 1, False, None)
-    assert protocol(workload(**LENGTHS)) == (4, 1, True, 0.15)
-    assert protocol(workload(**LENGTHS, protocol="thorough")) == (4, 3, True, 0.15)
-    own = {"rounds": 2, "interleave": False, "drift_limit": None}
-    assert protocol(workload(**LENGTHS, protocol="thorough", **own)) == (2, 3, False, None)
-    assert protocol(workload(**LENGTHS, protocol="quick", restarts=2, drift_limit=0.3)) == (3, 2, False, 0.3)
+def test_a_protocol_sets_the_budget_unless_the_workload_does() -> None:
+    assert workload(**LENGTHS, protocol="quick").budget_minutes == 20
+    assert workload(**LENGTHS).budget_minutes == 60
+    assert workload(**LENGTHS, protocol="thorough").budget_minutes == 180
+    assert workload(**LENGTHS, protocol="thorough", budget_minutes=2.5).budget_minutes == 2.5
 
 
 def test_a_written_workload_is_read_back_the_same() -> None:
-    found = workload(**LENGTHS, protocol="thorough", rounds=2, slo={"ttft_ms": 10, "tpot_ms": 1}, sweep=[1, 4])
+    found = workload(**LENGTHS, protocol="thorough", budget_minutes=2, slo={"ttft_ms": 10, "tpot_ms": 1})
     assert Workload.model_validate(found.model_dump(mode="json")) == found
 
 
@@ -43,12 +38,16 @@ def test_a_written_workload_is_read_back_the_same() -> None:
         (LENGTHS | {"trace": "t.jsonl"}, "a trace has its own lengths: remove prompt_tokens"),
         ({"trace": "t.jsonl", "output_spread": 0.5}, "a trace has its own lengths"),
         (LENGTHS | {"prompt_spread": 1.0}, "prompt_spread: Input should be less than 1"),
-        (LENGTHS | {"sweep": [4, 4]}, "sweep names a concurrency twice"),
-        (LENGTHS | {"sweep": [0]}, "sweep.0: Input should be greater than 0"),
+        (LENGTHS | {"steady_s": 0}, "steady_s: Input should be greater than 0"),
+        (LENGTHS | {"trials": 2}, "trials: Input should be greater than or equal to 3"),
         (LENGTHS | {"request_rate_per_s": 0}, "request_rate_per_s: Input should be greater than 0"),
         (LENGTHS | {"slo": {"ttft_ms": 100}}, "slo.tpot_ms: Field required"),
         (LENGTHS | {"slo": {"ttft_ms": 100, "tpot_ms": 10, "itl_ms": 1}}, "slo.itl_ms: unknown field"),
-        (LENGTHS | {"drift_limit": 15}, "drift_limit: Input should be less than 1"),
+        (LENGTHS | {"budget_minutes": 0}, "budget_minutes: Input should be greater than 0"),
+        (LENGTHS | {"rounds": 4}, "rounds: there is no such field any more: every start of a server has two rounds"),
+        (LENGTHS | {"restarts": 3}, "restarts: there is no such field any more: servers are started anew until"),
+        (LENGTHS | {"interleave": True}, "interleave: there is no such field any more: the variants are measured in"),
+        (LENGTHS | {"drift_limit": 0.1}, "drift_limit: there is no such field any more: drift affects all variants"),
     ],
 )
 def test_contradictory_fields_are_refused_with_a_message(changed: dict[str, Any], message: str) -> None:
@@ -61,6 +60,13 @@ def test_the_longest_request_follows_from_the_spreads() -> None:
     assert workload(prompt_tokens=100, prompt_spread=0.5, output_tokens=9, output_spread=0.25).longest() == (150, 12)
 
 
+def test_only_where_nobody_waits_there_are_no_targets() -> None:
+    assert workload(**LENGTHS).slo == Slo(ttft_ms=2000, tpot_ms=200)
+    assert workload(**LENGTHS, slo=None).slo is None
+    included = {path.stem: yaml.safe_load(path.read_text()) for path in (CONFIGS / "workloads").glob("*.yaml")}
+    assert [name for name, each in included.items() if not each["slo"]] == ["batch"]
+
+
 @pytest.mark.parametrize("path", sorted((CONFIGS / "workloads").glob("*.yaml")), ids=lambda path: str(path.stem))
 def test_the_included_workloads_are_valid(path: Any) -> None:
     found = parse(Workload, {"name": path.stem} | yaml.safe_load(path.read_text()), str(path))
@@ -68,12 +74,8 @@ def test_the_included_workloads_are_valid(path: Any) -> None:
     assert found.prompt_spread > 0
 
 
-@pytest.mark.slow
-def test_the_tasks_of_the_included_workloads_exist_and_can_be_scored() -> None:
-    pytest.importorskip("lm_eval", reason="the evaluate extra is not installed")
-    from stages.evaluate.quality import check_tasks
-
+def test_the_tasks_of_the_included_workloads_are_among_our_own() -> None:
     files = sorted((CONFIGS / "workloads").glob("*.yaml"))
     tasks = {task for path in files for task in yaml.safe_load(path.read_text())["quality_tasks"]}
     assert len(files) >= 4
-    assert check_tasks(workload(**LENGTHS, quality_tasks=sorted(tasks))) is True
+    assert tasks <= OURS

@@ -13,6 +13,11 @@ Answer = Callable[[str, Asked], tuple[int, Any]]
 """From the path and the request's JSON to a status and a body: JSON, or bytes as they are."""
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128
+    """Otherwise some of many clients at once wait a second for their connection."""
+
+
 class Answering:
     """Serves while the block runs; ``asked`` holds the requests in order."""
 
@@ -28,6 +33,7 @@ class Answering:
                 status, content = answer(self.path, body)
                 sent = content if isinstance(content, bytes) else json.dumps(content).encode()
                 self.send_response(status)
+                self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(sent)))
                 self.end_headers()
                 self.wfile.write(sent)
@@ -35,7 +41,7 @@ class Answering:
             def log_message(self, *arguments: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 

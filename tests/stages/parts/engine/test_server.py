@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -97,7 +99,7 @@ def test_settings_become_arguments_and_variables_that_override_them_are_removed(
     settings = Serving(max_model_len=512, kv_cache_mib=64, tensor_parallel_size=2, enforce_eager=True)
     on_gpu = ["--gpu-memory-utilization", "0.9"] if serves_on_gpu() else []
     assert engine_arguments(settings, tmp_path) == [
-        *("--dtype", "float16" if on_gpu else cpu_dtype(processor())),
+        *("--dtype", "bfloat16" if on_gpu else cpu_dtype(processor())),
         *("--max-model-len", "512"),
         *on_gpu,
         *("--kv-cache-memory-bytes", str(64 << 20)),
@@ -125,8 +127,29 @@ def test_without_bf16_arithmetic_vllm_serves_float32_where_the_format_allows_it(
     told = {"quantization_config": {"quant_method": quantization}} if quantization else {}
     (tmp_path / "config.json").write_text(json.dumps(told))
     assert engine_arguments(Serving(), tmp_path, on_gpu=False)[:2] == ["--dtype", dtype]
-    assert engine_arguments(Serving(), tmp_path, on_gpu=True)[:2] == ["--dtype", "float16"]
-    for chosen in ("bfloat16", "float32"):
+    for chosen in ("float16", "float32"):
+        assert engine_arguments(Serving(dtype=chosen), tmp_path, on_gpu=False)[:2] == ["--dtype", chosen]
+
+
+@pytest.mark.parametrize(
+    ("config", "capability", "dtype"),
+    [
+        ({"dtype": "bfloat16"}, 9.0, "bfloat16"),
+        ({"torch_dtype": "bfloat16"}, 8.0, "bfloat16"),
+        ({"dtype": "bfloat16"}, 7.5, "float16"),
+        ({"dtype": "bfloat16"}, None, "bfloat16"),
+        ({"dtype": "float16"}, 9.0, "float16"),
+        ({"text_config": {"dtype": "float16"}}, 9.0, "float16"),
+        ({}, 9.0, "bfloat16"),
+    ],
+)
+def test_a_gpu_serves_a_model_in_the_type_that_it_is_stored_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], capability: float | None, dtype: str
+) -> None:
+    monkeypatch.setattr("stages.parts.engine.arguments.compute_capability", lambda: capability)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert engine_arguments(Serving(), tmp_path, on_gpu=True)[:2] == ["--dtype", dtype]
+    for chosen in ("float16", "bfloat16", "float32"):
         assert engine_arguments(Serving(dtype=chosen), tmp_path, on_gpu=True)[:2] == ["--dtype", chosen]
 
 
@@ -342,3 +365,12 @@ def test_the_cache_is_where_the_user_chose_or_in_our_own_folder(monkeypatch: pyt
     monkeypatch.setenv("VLLM_CACHE_ROOT", "/elsewhere")
     assert environment()["VLLM_CACHE_ROOT"] == "/elsewhere"
     assert os.environ.keys() - environment().keys() <= {"VLLM_CPU_KVCACHE_SPACE", "VLLM_API_KEY"}
+
+
+def test_the_server_keeps_an_idle_connection_longer_than_the_load_generator() -> None:
+    found = importlib.util.find_spec("vllm")
+    if found is None or found.submodule_search_locations is None:
+        pytest.skip("the evaluate extra is not installed")
+    client = Path(found.submodule_search_locations[0], "benchmarks", "serve.py").read_text()
+    (kept_s,) = map(int, re.findall(r"keepalive_timeout=(\d+)", client))
+    assert int(environment()["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]) > kept_s

@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from stages.parts.machine.hardware import Hardware, core_halves, gpu_memory_used_bytes, gpus, hardware
+from stages.parts.base.errors import NotInstalled
+from stages.parts.machine.hardware import (
+    GPUS_VARIABLE,
+    Hardware,
+    check_gpus,
+    core_halves,
+    gpu_memory_used_bytes,
+    gpus,
+    hardware,
+)
 from stages.parts.machine.processor import Processor, processor
 
 NVIDIA_SMI = """#!/bin/sh
@@ -80,6 +89,37 @@ def test_a_machine_without_a_driver_has_no_gpu(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PATH", str(tmp_path))
     assert gpus() == []
     assert gpu_memory_used_bytes() is None
+
+
+def test_a_driver_that_is_on_no_path_is_found_where_gke_puts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\ncase "$LD_LIBRARY_PATH" in *{tmp_path}/lib64) echo "NVIDIA L4, 23034 MiB";; esac\n')
+    program.chmod(0o755)
+    monkeypatch.setattr("stages.parts.machine.hardware.DRIVER", tmp_path)
+    monkeypatch.setenv("PATH", "/nothing/here")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for path in ("", "/opt/lib"):
+        monkeypatch.setenv("LD_LIBRARY_PATH", path)
+        assert gpus() == ["NVIDIA L4, 23034 MiB"]
+
+
+def test_a_pod_that_got_a_gpu_and_sees_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(GPUS_VARIABLE, raising=False)
+    check_gpus()
+    monkeypatch.setenv(GPUS_VARIABLE, "2")
+    with pytest.raises(NotInstalled, match="asked for 2 GPU, and sees none") as refused:
+        check_gpus()
+    assert "/usr/local/nvidia/lib64" in refused.value.hint
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_pod_that_sees_its_gpu_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(GPUS_VARIABLE, "2")
+    check_gpus()
 
 
 @pytest.mark.usefixtures("driver")

@@ -4,19 +4,24 @@ import json
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from scoring.profile import Profile, Weights
+from scoring.criteria import Weights
+from scoring.profile import Profile
 from stages.parts.base.errors import ConfigError, UnknownName
+from stages.parts.base.settings import Rollout
 from stages.parts.base.store import ModelStore, swap_link
 from stages.parts.endpoint.record import supervising
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.releases.history import HISTORY, Move, history, remember
 from stages.parts.releases.listing import catalogue, prune, summarized_moves
-from stages.parts.releases.release import before, candidate, current_release, find, probes, promote
+from stages.parts.releases.release import METRICS, before, candidate, current_release, find, probes, promote
 from stages.parts.releases.split import Split
+from stages.rollout.plan import begin
 from stages.select.selection import select
 from tests.samples import MODEL, measured_store
 from tests.stages.rollout.release_server import probes as recorded_probes
@@ -40,6 +45,20 @@ def empty(store: ModelStore, *names: str) -> None:
     for name in names:
         (store.releases / name).mkdir(parents=True)
         (store.releases / name / "model.safetensors").write_text(f"weights of {name}")
+
+
+def test_every_move_names_the_outcome_by_which_its_release_was_chosen(store: ModelStore) -> None:
+    _, decision, _ = select(store, BALANCED, VARIANTS)
+    assert decision.headline == "awq: decided, better than every other"
+    assert [each.decision for each in history(store)] == [decision.headline]
+    assert [(each.outcome, each.moves[0].decision) for each in catalogue(store)] == [(decision.headline,) * 2]
+    asked = {"split": lambda: Split(stable=None), "check_room": lambda _: None, "who": lambda: "jane"}
+    asked["startup_s"] = lambda _: 900
+    target: Any = SimpleNamespace(name="kserve", **asked)
+    assert begin(store, target, decision.release, Rollout(), rollback=False).decision == decision.headline
+    (store.releases / decision.release / METRICS).write_text("{}")
+    (store.path / "candidate_metrics.json").unlink(missing_ok=True)
+    assert begin(store, target, decision.release, Rollout(), rollback=False).decision == ""
 
 
 def test_the_winner_is_in_production_at_once_if_nothing_is_served(store: ModelStore) -> None:

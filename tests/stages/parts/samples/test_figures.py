@@ -40,7 +40,6 @@ FAST = one_round(1.0, request(100, 10), request(100, 20))
 def samples(*items: Item) -> Samples:
     return Samples(
         rounds=(),
-        sweep=(),
         accuracy=tuple(each for each in items if isinstance(each, AccuracyItem)),
         perplexity=tuple(each for each in items if isinstance(each, PerplexityItem)),
         held_out=(),

@@ -1,4 +1,4 @@
-"""The file of samples: what is written is read again, also from the previous version, and nothing else is."""
+"""The file of samples: what is written is read again, also from older versions, and nothing else is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stages.parts.samples.lines import (
 )
 from tests.samples import MODEL, base, evaluation, variant
 
-PREVIOUS_VERSION = """\
+OLDEST_VERSION = """\
 {"evaluation": "KEY"}
 {"restart": 0, "round": 0, "concurrency": 4, "duration_s": 7.163168466000002}
 {"restart": 0, "round": 0, "start_s": 0.0, "ttft_ms": 137.934, "tpot_ms": 8.531, "e2el_ms": 675.381, \
@@ -55,26 +55,35 @@ FIRST = LoadSamples(
         ),
     ),
 )
-AT_SIXTEEN = LoadSamples(
-    LoadRun(restart=0, phase="sweep", number=16, concurrency=16, duration_s=2.5),
+TRIAL = LoadSamples(
+    LoadRun(
+        restart=0,
+        phase="trial",
+        number=2,
+        rate_per_s=12.5,
+        concurrency=3,
+        duration_s=2.5,
+        targets_ms=(1000.0, 100.0),
+        held=True,
+    ),
     (
         TimedRequest(
             restart=0,
-            phase="sweep",
-            number=16,
+            phase="trial",
+            number=2,
             start_s=0.25,
             ttft_ms=169.659,
             tpot_ms=8.205,
             e2el_ms=686.593,
-            itl_ms=(7.453,),
+            itl_ms=(),
             prompt_tokens=117,
             output_tokens=64,
         ),
     ),
 )
+ENDED_EARLY = LoadSamples(TRIAL.run.model_copy(update={"number": 3, "rate_per_s": 50.0, "held": False}), ())
 SAMPLES = Samples(
     rounds=(FIRST,),
-    sweep=(AT_SIXTEEN,),
     accuracy=(
         AccuracyItem(
             restart=0, task="demo_group", subtask="demo_few", doc_id=7, doc_hash="0c4b", weight=1.5, correct=1.0
@@ -90,6 +99,7 @@ SAMPLES = Samples(
             document=31, tokens=(68, 43, 81), listed=((43, 9), (81, 68)), logprobs=((-0.25, -1.5), (-0.75, -2.0))
         ),
     ),
+    trials=(TRIAL, ENDED_EARLY),
 )
 
 
@@ -111,12 +121,27 @@ def test_what_is_written_is_read_again(measured: Evaluation, path: Path) -> None
     assert write_samples(path, measured.key, SAMPLES) == sha256_of(path)
     assert read_samples(path, measured) == SAMPLES
     kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
-    assert kinds == ["head", "load", "request", "load", "request", "accuracy", "perplexity", "held_out"]
+    assert kinds == ["head", "load", "request", "load", "request", "load", "accuracy", "perplexity", "held_out"]
 
 
-def test_a_file_of_the_previous_version_is_read_as_the_same_samples(measured: Evaluation, path: Path) -> None:
-    path.write_text(PREVIOUS_VERSION.replace("KEY", measured.key))
-    assert read_samples(path, measured) == SAMPLES
+def test_files_of_older_versions_are_read_without_their_runs_at_further_concurrencies(
+    measured: Evaluation, path: Path
+) -> None:
+    path.write_text(OLDEST_VERSION.replace("KEY", measured.key))
+    assert read_samples(path, measured) == replace(SAMPLES, trials=())
+    write_samples(path, measured.key, replace(SAMPLES, trials=(TRIAL,)))
+    path.write_text(path.read_text().replace('"phase":"trial"', '"phase":"sweep"'))
+    assert read_samples(path, measured) == replace(SAMPLES, trials=())
+
+
+def test_an_evaluation_of_an_older_version_is_read_without_its_runs_at_further_concurrencies(
+    measured: Evaluation,
+) -> None:
+    older = measured.model_dump(mode="json")
+    del older["capacity"], older["load"]["rate_per_s"], older["load"]["e2el_ms"]["intervals"]
+    found = Evaluation.model_validate_json(json.dumps(older | {"sweep": [older["load"]]}))
+    assert found.capacity is None
+    assert found.metrics()["throughput"] == measured.load.output_tokens_per_s
 
 
 def test_rounds_are_read_in_the_order_of_their_numbers_and_each_with_its_own_requests(
@@ -138,8 +163,8 @@ def test_rounds_are_read_in_the_order_of_their_numbers_and_each_with_its_own_req
         (2, {"ttft_ms": "fast"}, r"line 3: request\.ttft_ms Input should be a valid number"),
         (2, {"tttf_ms": 1.0}, r"line 3: request\.tttf_ms Extra inputs are not permitted"),
         (1, {"duration_s": 0}, r"line 2: load\.duration_s Input should be greater than 0"),
-        (5, {"kind": "guess"}, "line 6: .*does not match any of the expected tags"),
-        (7, {"logprobs": [["a", "b"]]}, r"line 8: held_out\.logprobs\.0\.0"),
+        (6, {"kind": "guess"}, "line 7: .*does not match any of the expected tags"),
+        (8, {"logprobs": [["a", "b"]]}, r"line 9: held_out\.logprobs\.0\.0"),
     ],
 )
 def test_an_invalid_line_is_damage_and_named(

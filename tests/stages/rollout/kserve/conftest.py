@@ -24,6 +24,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., OnKServe]]:
         for each in made:
             each.kserve.stop()
             assert server.mistakes == []
+            assert each.kserve.contested == []
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from stages.parts.base.store import STORE_VARIABLE
 from stages.parts.cluster.api import Cluster
 from stages.parts.records.rollout import Journal
 from stages.rollout.kserve.connect import on
-from stages.rollout.kserve.objects import KServeEndpoint
+from stages.rollout.kserve.objects import KServeEndpoint, route_name
 from stages.rollout.kserve.settings import VARIABLE, KServe
 from stages.rollout.kserve.target import KServeTarget
 from stages.rollout.state_machine import roll_out
@@ -51,6 +51,11 @@ class OnKServe(Stage):
     @property
     def name(self) -> str:
         return self.endpoint().name
+
+    @property
+    def route(self) -> str:
+        """The HTTPRoute's name in mode ``route``."""
+        return route_name(self.endpoint())
 
     def endpoint(self) -> KServeEndpoint:
         return KServeEndpoint(self.store, self.serving, self.settings, "default")

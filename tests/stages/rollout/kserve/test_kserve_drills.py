@@ -19,6 +19,7 @@ import yaml
 from pipeline.config import load
 from pipeline.serving import kserve_settings
 from stages.parts.base.errors import AccessDenied, DrillFailed, NothingToServe, RolledBack
+from stages.parts.base.settings import PINNED, Serving
 from stages.parts.base.store import STORE_VARIABLE
 from stages.parts.records.rollout import under_way
 from stages.parts.releases import release as releases
@@ -57,11 +58,11 @@ class Drilled:
         reached = {"namespace": "default", "service_url": STRAIGHT, "gateway_url": kserve.gateway.url}
         times = {"in_force_s": in_force_s, "propagation_s": PROPAGATION_S, "drain_s": 0}
         # These releases were never measured, so that auto has no answer.
-        serving = {"dtype": "bfloat16"}
+        serving = {"dtype": "bfloat16"} | Serving().model_dump(include=set(PINNED))
         document = {"kserve": reached | times, "rollout": {"poll_s": 0.05}, "serving": serving}
         self.config.write_text(yaml.safe_dump(document))
         settings = load(self.config, chosen={"platform": "kind"})
-        kserve.settings, kserve.serving = kserve_settings(settings), settings.serving
+        kserve.settings, kserve.serving = kserve_settings(settings), settings.serving.pinned()
 
     def two_releases(self) -> None:
         self.kserve.first(GOOD, **PACE)

@@ -32,12 +32,14 @@ def killed(kserve: OnKServe, call: str, *, done: bool, mode: str = "standard") -
         roll_out(kserve.store, kserve.connect(), NEXT, SETTINGS, until=until)
     if call == "remove":  # the canary, which has no traffic any more
         kserve.connect().shift(NEXT, 0)
-    kind, plural = ("HTTPRoute", "httproutes") if mode == "route" else ("InferenceService", "inferenceservices")
+    kind, plural, name = ("InferenceService", "inferenceservices", kserve.name)
+    if mode == "route":
+        kind, plural, name = ("HTTPRoute", "httproutes", kserve.route)
     asked = ("patch", f"*/{plural}/*")
 
     def so_far() -> int:
         if done:
-            return int(kserve.server.find(kind, kserve.name)["metadata"]["generation"])
+            return int(kserve.server.find(kind, name)["metadata"]["generation"])
         return len(kserve.server.requests_for(*asked))
 
     before = so_far()

@@ -12,9 +12,9 @@ import yaml
 
 from scoring.profile import Profile
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Serving
+from stages.parts.base.settings import AskedServing, Serving
 from stages.parts.base.store import ModelStore
-from stages.parts.engine.arguments import engine_arguments
+from stages.parts.engine.arguments import GPU_ARGUMENT, engine_arguments
 from stages.parts.machine.processor import LIMIT
 from stages.rollout.kserve.autoscaling import scaled_object
 from stages.rollout.kserve.objects import (
@@ -28,6 +28,7 @@ from stages.rollout.kserve.objects import (
     inference_service,
     predictor,
     predictor_name,
+    route_service,
     startup_s,
 )
 from stages.rollout.kserve.settings import KServe
@@ -93,6 +94,40 @@ def test_without_a_gpu_a_release_is_served_as_it_was_measured(
     assert model["args"][model["args"].index("--dtype") + 1] == "float16"
 
 
+@pytest.mark.parametrize(("arguments", "dtype"), [((GPU_ARGUMENT, "0.9"), "float16"), ((), "bfloat16")])
+def test_on_a_gpu_a_release_is_served_as_it_was_measured_on_one(
+    tmp_path: Path, arguments: tuple[str, ...], dtype: str
+) -> None:
+    """A measurement without a GPU says nothing; then the type that the release is stored in decides."""
+    store = measured_store(tmp_path)
+    for path in (store.evaluation(name) for name in ("fp16", "awq", "gptq")):
+        told = json.loads(path.read_text())
+        told["engine"] |= {"dtype": "float16", "arguments": arguments}
+        path.write_text(json.dumps(told))
+    _, decision, _ = select(store, Profile(name="balanced"), ["fp16", "awq", "gptq"])
+    at = KServeEndpoint(store, Serving(), KServe(), "slipway")
+    model = predictor(at, decision.release, "standard")["model"]
+    assert model["args"][model["args"].index("--dtype") + 1] == dtype
+
+
+def test_a_release_is_served_with_what_it_was_measured_with_unless_the_settings_say_otherwise(tmp_path: Path) -> None:
+    store = measured_store(tmp_path)
+    for name in ("fp16", "awq", "gptq"):
+        path = store.evaluation(name)
+        told = json.loads(path.read_text())
+        told["engine"] |= {"arguments": ["--max-model-len", "4096", "--tensor-parallel-size", "2"], "ready_s": 400.0}
+        path.write_text(json.dumps(told))
+    _, decision, _ = select(store, Profile(name="balanced"), ["fp16", "awq", "gptq"])
+    at = KServeEndpoint(store, AskedServing(), KServe(), "slipway")
+    model = predictor(at, decision.release, "standard")["model"]
+    assert " --max-model-len 4096 " in f" {' '.join(model['args'])} "
+    assert model["resources"]["limits"] == {"nvidia.com/gpu": "2", "memory": "19Gi"}
+    assert startup_s(at, decision.release) == 3 * 400
+    other = dataclasses.replace(at, serving=AskedServing(tensor_parallel_size=4), settings=KServe(memory="64Gi"))
+    limits = predictor(other, decision.release, "standard")["model"]["resources"]["limits"]
+    assert limits == {"nvidia.com/gpu": "4", "memory": "64Gi"}
+
+
 def test_the_version_of_vllm_is_that_of_the_evaluation() -> None:
     images = (REPOSITORY / "manifests/images/evaluate/Containerfile").read_text()
     assert f"ARG VLLM_IMAGE={KServe().image}" in images
@@ -109,17 +144,36 @@ def test_a_pod_that_stops_finishes_its_requests(tmp_path: Path) -> None:
 
 
 def test_a_large_model_gets_time_to_load(tmp_path: Path) -> None:
-    at = endpoint(tmp_path)
+    at = dataclasses.replace(endpoint(tmp_path), serving=AskedServing())
     folder = at.store.releases / SECOND
     folder.mkdir(parents=True)
     with (folder / "model.safetensors").open("wb") as weights:
         weights.truncate(400 << 30)  # a sparse file
     probe = predictor(at, SECOND, "standard")["model"]["startupProbe"]
-    assert startup_s(at, FIRST) == at.serving.startup_timeout_s
+    assert startup_s(at, FIRST) == 900
     assert startup_s(at, SECOND) == 300 + 4096
+    assert startup_s(dataclasses.replace(at, serving=AskedServing(startup_timeout_s=60)), SECOND) == 60
     assert probe["periodSeconds"] * probe["failureThreshold"] >= startup_s(at, SECOND)
     annotations = predictor(at, SECOND, "knative")["annotations"]
     assert int(annotations["serving.knative.dev/progress-deadline"].removesuffix("s")) > startup_s(at, SECOND)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "size", "expected"), [("nvidia.com/gpu", 1, 4), ("nvidia.com/gpu", 8, 18), (None, 1, 2)]
+)
+def test_shared_memory_grows_with_the_gpus_and_is_part_of_the_memory(
+    tmp_path: Path, gpu: str | None, size: int, expected: int
+) -> None:
+    at = dataclasses.replace(endpoint(tmp_path, gpu=gpu), serving=Serving(tensor_parallel_size=size))
+    for mode in MODES:
+        pods = predictor(at, FIRST, mode)
+        (shared,) = pods["volumes"]
+        assert shared == {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{expected}Gi"}}
+        assert int(pods["model"]["resources"]["limits"]["memory"].removesuffix("Gi")) > expected
+    assert canary(predictor(at, FIRST, "standard"), 10)["predictor"]["volumes"] == [shared]
+    (mounted,) = [each for each in runtime()["spec"]["containers"][0]["volumeMounts"] if each["name"] == "shm"]
+    assert mounted["mountPath"] == "/dev/shm"
+    assert "shm" in {each["name"] for each in runtime()["spec"]["volumes"]}
 
 
 def test_probes_need_no_api_key(tmp_path: Path) -> None:
@@ -180,6 +234,21 @@ def test_names_fit_into_labels_and_hosts(tmp_path: Path, model: str) -> None:
     assert at.name[0].isalpha()
     assert at.name == at.name.lower()
     assert set(at.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+
+
+@pytest.mark.parametrize("model", ["org/name", "0x/" + "y" * 90])
+@pytest.mark.parametrize("namespace", ["ml", "slipway-test-539175", "n" * 24])
+def test_the_hosts_of_mode_route_fit_into_a_label_of_dns(tmp_path: Path, model: str, namespace: str) -> None:
+    at = dataclasses.replace(endpoint(tmp_path, model), namespace=namespace)
+    names = [route_service(at, f"{number:04}-awq-bbbbbbbbbbbb") for number in (1, 9999)]
+    assert all(len(f"{name}-predictor-{namespace}") <= 63 for name in names)
+    assert all(name[0].isalpha() and at.name[-6:] in name for name in names)
+    assert "--" not in names[0]
+
+
+def test_a_namespace_without_room_for_a_host_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="too long for the host names"):
+        route_service(dataclasses.replace(endpoint(tmp_path, "org/name"), namespace="n" * 60), FIRST)
 
 
 def test_models_that_look_alike_in_dns_have_names_of_their_own(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from stages.parts.base.errors import Conflict, RolledBack
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases
 from stages.parts.releases.split import Split
-from stages.rollout.commands import roll_back
+from stages.rollout.commands import abort, roll_back
+from stages.rollout.kserve.settings import Scaling
 from stages.rollout.state_machine import roll_out
 from tests.serving import wait_until
 from tests.stages.rollout.kserve.on_kserve import OnKServe
@@ -45,11 +46,32 @@ def test_a_good_canary_is_promoted_step_by_step_without_a_restart(kserve: OnKSer
     kserve.make(NEXT)
     journal = kserve.roll(NEXT)
     assert journal.state == "promoted"
-    assert [each.percent for each in journal.analyses] == [10, 50, 100]
+    assert [each.percent for each in journal.analyses] == [10, 50, 90, 100]
     assert kserve.connect().split() == Split(NEXT)
     assert kserve.kserve.started == [GOOD, NEXT]
     wait_until(lambda: {each.release for each in kserve.kserve.deployments.values()} == {NEXT}, "the old one is gone")
     assert kserve.kserve.sent_into_the_void == []
+
+
+@pytest.mark.parametrize("ends", ["promoted", "rolled back"])
+def test_the_stable_release_keeps_its_replicas_beside_a_canary(serve: Callable[..., OnKServe], ends: str) -> None:
+    kserve = serve()
+    kserve.settings = kserve.settings.model_copy(update={"scaling": Scaling(minimum=2, maximum=2)})
+    kserve.first()
+    wait_until(lambda: kserve.kserve.started.count(GOOD) == 2, "two replicas")
+    kserve.make(NEXT)
+    for _ in range(2):
+        roll_out(kserve.store, kserve.connect(), NEXT, SETTINGS, until="10")
+        kserve.connect().deploy(NEXT)
+    (stable,) = [each for each in kserve.kserve.deployments.values() if each.release == GOOD]
+    assert len(stable.pods) == 2
+    if ends == "promoted":
+        kserve.roll(NEXT)
+    else:
+        abort(kserve.store, kserve.connect())
+    left = kserve.service()["spec"]["predictor"]
+    assert (left["minReplicas"], left["maxReplicas"]) == (2, 2)
+    assert kserve.kserve.started == [GOOD, GOOD, NEXT, NEXT], "nothing was started twice"
 
 
 def test_a_bad_canary_is_rolled_back_and_removed(kserve: OnKServe) -> None:
@@ -79,7 +101,7 @@ def test_a_canary_that_never_becomes_ready_is_given_up_in_time(kserve: OnKServe)
     kserve.first()
     kserve.make(NEXT, never_ready=True)
     with pytest.raises(RolledBack, match="did not answer a completion within 1 s"):
-        kserve.roll(NEXT, ready_timeout_s=1)
+        kserve.roll(NEXT, ready_timeout_s=1.0)
     assert kserve.connect().split() == Split(GOOD)
 
 
@@ -87,13 +109,13 @@ def test_each_step_may_be_a_process_of_its_own(kserve: OnKServe) -> None:
     kserve.first()
     kserve.make(NEXT)
     shares = []
-    for step in ("deploy", "10", "50", "100"):
+    for step in ("deploy", "10", "50", "90", "100"):
         roll_out(kserve.store, kserve.connect(), NEXT, SETTINGS, until=step)
         shares.append(kserve.connect().split())
     last = kserve.roll(NEXT)
-    assert [each.canary for each in shares] == [NEXT] * 4
+    assert [each.canary for each in shares] == [NEXT] * 5
     assert last.state == "promoted"
-    assert [each.percent for each in last.analyses] == [10, 50, 100]
+    assert [each.percent for each in last.analyses] == [10, 50, 90, 100]
     assert kserve.connect().split() == Split(NEXT)
     assert kserve.kserve.started == [GOOD, NEXT]
 

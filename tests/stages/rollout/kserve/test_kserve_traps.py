@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled, RolledBack, TransientError
+from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled, RolledBack, ServerFailed, TransientError
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases.split import Split
 from stages.rollout.commands import abort
@@ -23,7 +23,7 @@ ISVC_PATHS = "*/inferenceservices/*"
 
 def edited(kserve: OnKServe, change: Callable[[dict[str, Any]], None], kind: str = "InferenceService") -> None:
     """Somebody uses kubectl edit."""
-    now = kserve.server.find(kind, kserve.name)
+    now = kserve.server.find(kind, kserve.route if kind == "HTTPRoute" else kserve.name)
     change(now)
     kserve.server.put({key: now[key] for key in ("apiVersion", "kind", "metadata", "spec")}, manager="kubectl-edit")
 
@@ -174,7 +174,7 @@ def test_a_status_that_changes_meanwhile_is_not_a_conflict(standard: OnKServe) -
     body = {key: seen[key] for key in ("apiVersion", "kind", "spec")}
     body["metadata"] = {key: seen["metadata"][key] for key in ("name", "labels", "annotations")}
     body["spec"]["canary"][0]["trafficPercent"] = 20
-    from stages.rollout.kserve.target import ISVCS
+    from stages.rollout.kserve.kept import ISVCS
 
     assert target.apply(ISVCS, body, seen)["spec"]["canary"][0]["trafficPercent"] == 20
 
@@ -206,6 +206,16 @@ def test_the_observed_generation_of_a_child_object_is_ignored(standard: OnKServe
     assert standard.roll(NEXT).state == "promoted"
     now = standard.service()
     assert now["metadata"]["generation"] > now["status"]["observedGeneration"] == 1
+
+
+def test_what_kserve_can_not_make_fails_at_once_with_its_words(standard: OnKServe) -> None:
+    standard.first()
+    standard.make(NEXT)
+    target = standard.connect()
+    target.deploy(NEXT)
+    standard.kserve.refuses = "a-host"
+    with pytest.raises(ServerFailed, match=r'KServe can.t serve .*: invalid domain name "a-host"'):
+        wait_until(lambda: target.ready(NEXT), "KServe refuses")
 
 
 def test_another_models_service_under_the_same_name_is_left_alone(standard: OnKServe) -> None:

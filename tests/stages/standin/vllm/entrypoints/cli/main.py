@@ -7,6 +7,9 @@ Tests of what vLLM itself does start the real one.
 import argparse
 import json
 import os
+import signal
+import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -49,9 +52,19 @@ class Server(ThreadingHTTPServer):
         self.tokens = 0
 
 
+class SocketServer(Server):
+    """Listens on a Unix socket."""
+
+    address_family = socket.AF_UNIX
+
+    def server_bind(self) -> None:
+        socketserver.TCPServer.server_bind(self)
+
+
 class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
+
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
@@ -68,6 +81,8 @@ class Handler(BaseHTTPRequestHandler):
         return self.reply(200, {"data": [{"id": self.server.name, "max_model_len": MAX_MODEL_LEN}]})
 
     def do_POST(self) -> None:
+        if self.path == "/kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         self.respond()
         if "ends_after_s" in self.server.behaviour:
             threading.Timer(float(str(self.server.behaviour["ends_after_s"])), self.end).start()
@@ -85,8 +100,11 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(400, {"error": {"message": "no chat template"}})
         if fails:
             return self.reply(500, {"error": {"message": "out of luck"}})
+        if "prompt_logprobs" in asked:
+            return self.reply(200, {"choices": [read(number, each) for number, each in enumerate(asked["prompt"])]})
         if asked.get("return_token_ids"):
-            return self.reply(200, {"choices": [told(number) for number in range(len(asked["prompt"]))]})
+            count = len(asked["prompt"]) if "prompt" in asked else 1
+            return self.reply(200, {"choices": [told(number) for number in range(count)]})
         return self.complete(int(asked.get("max_tokens") or 1), bool(asked.get("stream")))
 
     def complete(self, tokens: int, stream: bool) -> None:
@@ -149,10 +167,20 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+class SocketHandler(Handler):
+    disable_nagle_algorithm = False  # a Unix socket has none
+
+
 def told(number: int) -> dict[str, object]:
     """An answer of one token to the prompt of that number, with what there is to know of it."""
     logprobs = {"tokens": ["!"], "token_logprobs": [-0.5]}
     return {"index": number, "text": "!", "token_ids": [1], "prompt_token_ids": [2, 3], "logprobs": logprobs}
+
+
+def read(number: int, tokens: list[int]) -> dict[str, object]:
+    """What it says of the tokens of the prompt of that number: each is as likely as when it answers."""
+    places = [None, *({str(token): {"logprob": -0.5, "rank": 1}} for token in tokens[1:])]
+    return {"index": number, "text": "!", "prompt_logprobs": places}
 
 
 def metrics(server: Server) -> str:
@@ -193,12 +221,17 @@ def serve(arguments: argparse.Namespace) -> None:
             f"ValueError: User-specified max_model_len ({arguments.max_model_len}) is greater than {MAX_MODEL_LEN}"
         )
     if "STANDIN_GPU" in os.environ:
-        take(arguments.gpu_memory_utilization, Path(os.environ["STANDIN_GPU"]))
+        take(arguments.gpu_memory_utilization, Path(f"{os.environ['STANDIN_GPU']}{os.environ['CUDA_VISIBLE_DEVICES']}"))
     print(LOG, flush=True)
-    with Server((arguments.host, arguments.port), Handler) as server:
+    made = (
+        SocketServer(arguments.uds, SocketHandler)
+        if arguments.uds
+        else Server((arguments.host, arguments.port), Handler)
+    )
+    with made as server:
         server.name, server.behaviour, server.engine = arguments.served_model_name, behaviour, engine
         if "STANDIN_JOURNAL" in os.environ:
-            note("start", server.name)
+            note("start", server.name, *filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
         server.serve_forever()
 
 
@@ -219,21 +252,27 @@ def main() -> None:
     parser.add_argument("--served-model-name")
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
+    parser.add_argument("--uds")
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--gpu-memory-utilization", type=float)
-    parser.add_argument("--random-input-len", type=int)
-    parser.add_argument("--dataset-name")
+    parser.add_argument("--dataset-path", type=Path)
     parser.add_argument("--result-dir", type=Path)
     parser.add_argument("--result-filename")
     parser.add_argument("--num-prompts", type=int)
     arguments, _ = parser.parse_known_args()
-    if arguments.command == "serve":
+    if arguments.command == "bench":
+        load(arguments)
+    else:
         serve(arguments)
-    elif arguments.random_input_len == 2:  # a load that never ends
+
+
+def load(arguments: argparse.Namespace) -> None:
+    first = json.loads(arguments.dataset_path.read_text().splitlines()[0])
+    if first.get("input_length") == 2:  # a load that never ends
         time.sleep(1000)
-    elif arguments.random_input_len == 3:
+    elif first.get("input_length") == 3:
         sys.exit("RuntimeError: no tokenizer")
-    elif arguments.random_input_len == 4 or arguments.dataset_name == "custom":
+    elif first.get("input_length", 4) == 4:
         bench()
     else:
         failures = {

@@ -1,0 +1,101 @@
+"""Refuses a run whose settings contradict each other, the model or the hardware, before anything is submitted."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from pipeline.config import RunConfig
+from stages.parts.base.errors import HubUnavailable, SlipwayError, UnknownName
+from stages.parts.base.store import ModelStore
+from stages.parts.engine.automatic import Asked, Decided, Place, decide, place_here, refuse_contradictions
+from stages.parts.machine.accelerators import catalogue
+from stages.parts.model.description import Description, describe_directory, describe_model
+from stages.parts.model.name import ModelName
+from stages.parts.records.acquired import ACQUIRED, Acquired
+
+PATIENCE_S: Final = 10.0
+"""Without an answer by then, a run is submitted without this check, and checks itself."""
+
+
+def decide_before(config: RunConfig, model: str, revision: str, store: Path | None = None) -> Decided | None:
+    """What *auto* will mean in a run; None if that is known only during it.
+
+    Args:
+        store: where the model may lie already; None: on a cluster.
+
+    Raises:
+        UnknownName: the catalogue has no accelerator of the platform's name.
+        ConfigError: the settings contradict each other, the model or the hardware; every contradiction is named.
+    """
+    asked = Asked(config.serving, config.workload, config.optimize)
+    place = place_of(config)
+    described = _described(model, revision, store)
+    if described is None:
+        return None
+    if place is None:
+        refuse_contradictions(described, asked)
+        return None
+    return decide(described, asked, place)
+
+
+def place_of(config: RunConfig) -> Place | None:
+    """The hardware that the platform's runs measure on; None if it is not known.
+
+    Raises:
+        UnknownName: the catalogue has no accelerator of the platform's name.
+    """
+    cluster, most = config.platform.cluster, config.platform.most_gpus
+    if cluster is None:
+        return place_here(catalogue())
+    if not most:
+        return Place("a node without GPUs", None)
+    if cluster.accelerator is None:
+        return None
+    known = catalogue()
+    if cluster.accelerator not in known:
+        raise UnknownName("accelerator", cluster.accelerator, known)
+    return Place(cluster.accelerator, known[cluster.accelerator], most)
+
+
+def _in_time(ask: Callable[[], Description]) -> Description:
+    """What *ask* returns, unless it takes too long.
+
+    Raises:
+        HubUnavailable: it took longer; the other errors are those of *ask*.
+    """
+    answers: queue.SimpleQueue[Description | SlipwayError] = queue.SimpleQueue()
+
+    def answer() -> None:
+        try:
+            answers.put(ask())
+        except SlipwayError as error:
+            answers.put(error)
+
+    threading.Thread(target=answer, daemon=True).start()  # a command that ends does not wait for it
+    try:
+        found = answers.get(timeout=PATIENCE_S)
+    except queue.Empty:
+        raise HubUnavailable(f"the Hub has not answered within {PATIENCE_S:g} s") from None
+    if isinstance(found, SlipwayError):
+        raise found
+    return found
+
+
+def _described(model: str, revision: str, store: Path | None) -> Description | None:
+    """The model's small files; None if they can't be had now: the run says why."""
+    try:
+        name = ModelName.parse(model)
+        place = ModelStore(store, name.id) if store and not name.directory else None
+        acquired = Acquired.read(place.base / ACQUIRED) if place else None
+        if place and acquired and revision in (acquired.revision, acquired.commit):
+            return describe_directory(place.base, model)
+        return _in_time(lambda: describe_model(model, revision))
+    except SlipwayError as error:
+        if store is None:
+            sys.stderr.write(f"note: the run itself will check whether {model} fits: {error}\n")
+        return None

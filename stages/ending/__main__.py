@@ -1,0 +1,44 @@
+"""ending: what is done last, however a run ended. The canary of a run that failed is withdrawn; the report is written.
+
+One program, because Argo begins no second task of an exit handler once a run is stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from stages.parts.base import program
+from stages.parts.machine.process import contained
+
+
+def main() -> None:
+    arguments, settings = _arguments()
+    common = ("--model", arguments.model, "--status", arguments.status, "--serving", arguments.serving)
+    withdrawn = _run("rollout", *common, "--abort") if arguments.status != "Succeeded" else 0
+    written = _run("report", *common, *settings)
+    if failed := written or withdrawn:
+        sys.exit(failed)
+
+
+def _run(stage: str, *arguments: str) -> int:
+    """The exit code of a stage's program, which says itself what went wrong."""
+    with contained([sys.executable, "-m", f"stages.{stage}", *arguments]) as running:
+        return running.wait()
+
+
+def _arguments() -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog="python -m stages.ending",
+        description="Withdraw the canary of a run that failed, and write the run's report.",
+        epilog="example: SLIPWAY_RUN=run-1 python -m stages.ending --model org/name --status Failed. "
+        "All other arguments are those of stages.report.",
+    )
+    parser.add_argument("--model", required=True, help="name on the Hub, or a local directory")
+    parser.add_argument("--status", required=True, help="how the run ended, in Argo's words")
+    parser.add_argument("--serving", default="{}", help="JSON: see AskedServing in stages/parts/base/settings.py")
+    return parser.parse_known_args()
+
+
+if __name__ == "__main__":
+    program.main(main)

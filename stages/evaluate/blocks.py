@@ -1,0 +1,316 @@
+"""The measurement of a model's variants within a budget of time: gates first, then blocks of load.
+
+A block is one start of every server that is still of interest, each loaded with the same requests. The order rotates.
+Servers run one after another, or side by side where there is a lane for each. What a variant has to pass is asked at
+its first start, before any load. After each block the choice is looked at, and what was measured is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Final, Literal
+
+from scoring.choice import Verdict
+from scoring.schedule import ROUNDS, Plan, Progress, look, next_block
+from stages.evaluate.drift import probe
+from stages.evaluate.gates import reference_of, refusal
+from stages.evaluate.lanes import Lane, lanes
+from stages.evaluate.load import StartLoad
+from stages.evaluate.results import choice_digest, keep
+from stages.evaluate.room import no_room
+from stages.evaluate.session import Session, say
+from stages.evaluate.subject import Subject
+from stages.parts.base.errors import TransientError
+from stages.parts.records.evaluation import Evaluation, Schedule, Speed
+from stages.parts.samples.capacity import throughput_of
+from stages.parts.samples.evidence import evidence_of, gates_of
+
+MINUTE: Final = 60
+
+
+class Blocks:
+    """Measures *subjects*, the reference among them if there is one. ``run`` is called once."""
+
+    def __init__(self, session: Session, subjects: Sequence[Subject], before: Evaluation | None) -> None:
+        """Args: before: an evaluation with all looks, if the subjects were measured together before."""
+        self.session, self.subjects = session, {each.name: each for each in subjects}
+        self.reference = self.subjects.get(reference_of(session.profile))
+        self.number = max(each.blocks for each in subjects)
+        self.lanes: list[Lane] = []
+        self._began = time.monotonic()
+        self._spent_before_s = before.schedule.spent_s if before and before.schedule else 0.0
+        self.progress = self._progress(before)
+
+    def run(self, logs: Path) -> None:
+        """Measure until the choice is settled or the budget is spent."""
+        if self.progress.times and not self._goes_on():
+            return
+        with contextlib.ExitStack() as standing:
+            self.lanes = lanes(standing, self.session.serving, len(self.subjects), logs)
+            for each in self.subjects.values():
+                standing.callback(each.stop)
+            while order := next_block(self.plan, self.progress):
+                self.measure([self.subjects[name] for name in order])
+                if self.lost or not self.look():
+                    return
+
+    @property
+    def lost(self) -> bool:
+        """Whether the reference could not be measured, so that nothing can be compared with it."""
+        return self.reference is not None and self.reference.failure is not None
+
+    @property
+    def spent_s(self) -> float:
+        return self._spent_before_s + time.monotonic() - self._began
+
+    @property
+    def plan(self) -> Plan:
+        """With the mean times measured so far; zeros before the first block, which is measured in any case."""
+        ready = [seconds for each in self.subjects.values() for seconds in each.ready_s]
+        load = [seconds for each in self.subjects.values() for seconds in each.load_s]
+        return Plan(
+            budget_s=MINUTE * self.session.workload.budget_minutes,
+            start_s=fmean(ready) if ready else 0.0,
+            round_s=fmean(load) / ROUNDS if load else 0.0,
+            quality_s=0.0,
+            side_by_side=max(1, len(self.lanes)),
+        )
+
+    def measure(self, order: Sequence[Subject]) -> None:
+        """Measure a block. A variant whose server was lost for a reason that may pass is tried once more."""
+        size, speeds = len(self.lanes), []
+        if all(each.asked for each in order) and self.have_room(order):
+            self.together(order, lambda each, _: self.stand(each, 0))
+        waves = [order[start : start + size] for start in range(0, len(order), size)]
+        for group, following in itertools.zip_longest(waves, waves[1:], fillvalue=()):
+            speeds += self.wave(group, following)
+            if again := [each for each in group if isinstance(each.failure, TransientError)]:
+                for each in again:
+                    say(f"block {self.number + 1}: {each.name} is tried once more: {each.failure}")
+                    each.failure = None
+                speeds += self.wave(again, ())
+            if self.lost:
+                break
+        if speeds:
+            after = probe()
+            for each in order:
+                if each.blocks > self.number:
+                    each.speeds.append((speeds[0], after))
+        self.number += 1
+
+    def have_room(self, subjects: Sequence[Subject]) -> bool:
+        """Whether their servers can stand at the same time. A GPU has no such room: vLLM counts on what it finds
+        free."""
+        variants = [each.conditions.variant for each in subjects]
+        return not subjects[0].conditions.hardware.gpus and not no_room(variants, self.session.serving)
+
+    def wave(self, group: Sequence[Subject], following: Sequence[Subject]) -> list[Speed]:
+        """Start one server per lane, ask what was not asked before, and load those that pass.
+
+        Returns:
+            The speed of the machine before the load.
+        """
+        with contextlib.ExitStack() as standing:
+            for each in group:
+                standing.callback(each.stop)
+            self.together(group, self.stand)
+            if new := [each for each in group if each.going and not each.asked]:
+                with self.ahead(group, following):
+                    self.ask(new)
+            if self.lost or not (going := [each for each in group if each.going]):
+                return []
+            speed = probe()
+            # The rate for the others follows from what the first one can serve.
+            alone = [each for each in going if each is self.leading and not each.rounds]
+            for each in alone:
+                self.load(each, 0)
+            self.together([each for each in going if each not in alone], self.load)
+            return [speed]
+
+    def ask(self, new: Sequence[Subject]) -> None:
+        """The gates: what takes seconds and a slice of the quality items first, then the rest of the items."""
+        self.together(new, self.check)
+        self.refuse(new)
+        self.together([each for each in new if each.going and not each.asked], self.ask_all)
+        self.refuse(new)
+
+    def refuse(self, subjects: Sequence[Subject]) -> None:
+        """End the variants that fail a gate, against what is known of the reference."""
+        for each in subjects:
+            if each is self.reference or not each.going or self.lost:
+                continue
+            each.refused = self._refusal(each)
+            if each.refused:
+                each.stop()
+                say(f"{each.name} is not loaded: {each.refused}")
+
+    def _refusal(self, subject: Subject) -> str:
+        workload = self.session.workload
+        reference = self.reference.measured(workload) if self.reference else None
+        return refusal(subject.measured(workload), reference, self.session.profile, whole=subject.asked)
+
+    def stand(self, subject: Subject, number: int) -> None:
+        """Start the server of *subject* in the lane with this number, if it does not stand."""
+        if not subject.standing and subject.going:
+            session = self.session
+            with subject.turn():
+                ready_s = subject.start(
+                    self.lanes[number], session.workload, session.serving, session.trace, session.cancelled
+                )
+                say(f"serving {subject.name}: ready in {ready_s:.0f} s")
+
+    def check(self, subject: Subject, _: int) -> None:
+        if subject.going:
+            with subject.turn():
+                subject.check(self.session.workload)
+                self._ask(subject)
+
+    def ask_all(self, subject: Subject, _: int) -> None:
+        with subject.turn():
+            self._ask(subject)
+
+    def _ask(self, subject: Subject) -> None:
+        subject.ask(self.session.workload, include_defaults=self.session.include_defaults)
+        for score in subject.quality if subject.asked else ():
+            say(f"quality of {subject.name}: {score.task} {score.value:.3f} ({score.low:.3f} to {score.high:.3f})")
+
+    def load(self, subject: Subject, _: int) -> None:
+        leading = self.leading is subject
+        with subject.turn():
+            found = subject.load(
+                self.session.workload, self.number, self.session.trace, None if leading else self.leading.loaded
+            )
+            say(f"load of {subject.name}: block {self.number + 1}, {described(found)}")
+            trace = self.session.trace
+            if trace and len(trace.requests) < sum(len(each.requests) for each in found.rounds):
+                say(f"note: the trace's {len(trace.requests)} requests were repeated: prompts may be cached")
+
+    @property
+    def leading(self) -> Subject:
+        """The variant whose capacity fixes the rate for all: the reference, or without one the first that is loaded."""
+        rest = (each for each in self.subjects.values() if each.going)
+        return self.reference or next((each for each in self.subjects.values() if each.rounds), None) or next(rest)
+
+    def together(self, group: Sequence[Subject], act: Callable[[Subject, int], None]) -> None:
+        """Do something with each, side by side if there are several; *act* also gets the number of the lane."""
+        if len(group) < 2:
+            for each in group:
+                act(each, 0)
+            return
+        with ThreadPoolExecutor(len(group)) as pool:
+            self._wait([pool.submit(act, each, number) for number, each in enumerate(group)])
+
+    @contextlib.contextmanager
+    def ahead(self, group: Sequence[Subject], following: Sequence[Subject]) -> Iterator[None]:
+        """Start the servers of *following* during the block if they have room beside those of *group*."""
+        others = [each for each in following if each.going]
+        if not self.have_room([*group, *others]):
+            others = []
+        with ThreadPoolExecutor(1) as pool:
+            starting = [pool.submit(self.stand, each, 0) for each in others]
+            try:
+                yield
+            except BaseException:
+                self.session.cancelled.set()
+                raise
+            self._wait(starting)
+
+    def _wait(self, running: Sequence[Future[None]]) -> None:
+        """Until all have ended. An interruption reaches only this thread, so it ends what the others wait for."""
+        try:
+            for each in running:
+                each.result()
+        except BaseException:
+            self.session.cancelled.set()
+            for subject in self.subjects.values():
+                subject.stop()
+            raise
+
+    def look(self) -> bool:
+        """Judge, keep what was measured, and say whether another block is to be measured."""
+        gone = {name: each for name, each in self.subjects.items() if each.going and each.rounds}
+        measured = {name: each.measured(self.session.workload) for name, each in gone.items()}
+        gates = gates_of(measured, self.session.profile, self.session.profile.constraints)
+        able = tuple(name for name in gone if gates[name].verdict == "pass")
+        if not able:
+            self._keep(gone, "settled", "no variant is within the profile's limits")
+            return False
+        running = tuple(name for name in self.progress.running if name in gone)
+        missing = [name for name, each in self.subjects.items() if each.failure]
+        for name in running:
+            gone[name].looks = len(self.progress.times) + 1
+        self.progress, verdict, goes_on = look(
+            self.plan,
+            replace(self.progress, able=able, running=running),
+            evidence_of(measured),
+            self.session.profile,
+            missing,
+            spent_s=self.spent_s,
+        )
+        settled = all(each.relation != "open" for each in verdict.comparisons)
+        self._keep(gone, "" if goes_on else "settled" if settled else "budget", told(verdict))
+        return goes_on
+
+    def _keep(self, gone: Mapping[str, Subject], ended: Literal["settled", "budget", ""], said: str) -> None:
+        plan, spent_s = self.plan, self.spent_s
+        schedule = Schedule(
+            variants=tuple(gone),
+            profile=choice_digest(self.session.profile),
+            budget_s=plan.budget_s,
+            spent_s=round(spent_s, 3),
+            ended=ended,
+            said=said,
+        )
+        # Without lanes, nothing was measured since it was kept.
+        for each in gone.values() if self.lanes else ():
+            keep(self.session, each, self.progress.times[: each.looks], schedule)
+        say(f"after block {self.number}, {spent_s / MINUTE:.1f} of {plan.budget_s / MINUTE:g} minutes: {said}")
+
+    def _progress(self, before: Evaluation | None) -> Progress:
+        names = tuple(sorted(self.subjects, key=lambda name: self.subjects[name] is not self.reference))
+        if before is None or before.schedule is None:
+            return Progress(0.0, names, names)
+        # As shares of this budget, which may be another one.
+        scale = before.schedule.budget_s / self.plan.budget_s
+        last = before.schedule.spent_s / self.plan.budget_s
+        times = (*(min(1.0, each * scale) for each in before.looks[:-1]), min(1.0, last))
+        return Progress(before.schedule.spent_s, names, names, times=tuple(itertools.accumulate(times, max)))
+
+    def _goes_on(self) -> bool:
+        """Look at what was measured before, by this run's profile and budget."""
+        for each in self.subjects.values():
+            each.refused = "" if each is self.reference else self._refusal(each)
+        self.progress = replace(self.progress, times=self.progress.times[:-1])
+        return self.look()
+
+
+def told(verdict: Verdict) -> str:
+    """The outcome of a look, in one sentence."""
+    first, *others = verdict.ranking
+    if verdict.outcome == "equivalent":
+        return f"equivalent within the margins; {verdict.chosen} takes the least"
+    if not (open_ones := [each for each in verdict.comparisons if each.relation == "open"]):
+        return f"{first} is better than {', '.join(others)}" if others else f"only {first} can be chosen"
+    closest = min(open_ones, key=lambda each: each.lead)
+    if closest.low == -math.inf:
+        return f"{first} is first; one start of each server does not show how much chance there is in it"
+    return (
+        f"{first} leads {closest.other} by {closest.lead:.3f}, which may be chance ({closest.low:+.3f} to "
+        f"{closest.high:+.3f})"
+    )
+
+
+def described(found: StartLoad) -> str:
+    counted = sum(len(each.requests) for each in found.rounds)
+    rate = f" at {found.rounds[0].run.rate_per_s:.3g} requests/s" if found.rounds[0].run.rate_per_s else ""
+    capacity = found.capacity_per_s()
+    limit = f"capacity {capacity:.3g} requests/s, " if capacity else ""
+    return f"{limit}{counted} requests{rate}, {throughput_of(found.rounds, found.trials):.0f} tokens/s"

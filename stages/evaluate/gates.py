@@ -1,0 +1,56 @@
+"""What a variant has to pass before it is loaded, against the reference: its own answers, the divergence of its
+distributions, and the loss on every quality task, first on a slice of the items."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from stages.parts.samples.lines import Item, Samples
+
+if TYPE_CHECKING:
+    from scoring.profile import Profile
+    from stages.parts.samples.evidence import Measured
+
+SLICE: Final = 100
+"""Items of each task in the first slice: enough to notice a variant that is broken."""
+
+
+def reference_of(profile: Profile) -> str:
+    """The variant with which the others are compared; empty if the profile has fixed values in its place."""
+    return profile.reference if isinstance(profile.reference, str) else ""
+
+
+def refusal(variant: Measured, reference: Measured | None, profile: Profile, *, whole: bool) -> str:
+    """The gates that the variant fails, in words; empty if it fails none.
+
+    Args:
+        whole: whether all items were asked. Until then only a loss that is shown counts; at the end, it has to be shown
+            that too much is not lost.
+
+    Raises:
+        DamagedModel: raw samples are not what was written.
+    """
+    from stages.parts.samples.evidence import gates_of
+
+    limits = profile.constraints if whole else profile.constraints.model_copy(update={"quality_recovery": None})
+    measured = {"": replace(variant, load=None)}
+    if reference is not None:
+        asked = common(reference.samples, variant.samples)
+        measured[reference_of(profile)] = replace(reference, samples=asked, load=None)
+    gate = gates_of(measured, profile, limits)[""]
+    return "" if gate.verdict == "pass" or (gate.verdict == "unclear" and not whole) else "; ".join(gate.reasons)
+
+
+def common(samples: Samples, others: Samples) -> Samples:
+    """*samples* with the items alone that the *others* have."""
+    known = {_place(each) for each in others.items}
+    return replace(
+        samples,
+        accuracy=tuple(each for each in samples.accuracy if _place(each) in known),
+        perplexity=tuple(each for each in samples.perplexity if _place(each) in known),
+    )
+
+
+def _place(item: Item) -> tuple[str, str, int]:
+    return item.task, item.subtask, item.doc_id

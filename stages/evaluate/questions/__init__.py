@@ -1,0 +1,43 @@
+"""The quality tasks of our own, by name: what lm-eval cannot ask for, or not without other downloads.
+
+To add one, write a function that makes the questions from a ``Served`` and add a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from stages.evaluate.questions.data import DATA
+from stages.evaluate.questions.instructions import ifeval, instructions
+from stages.evaluate.questions.question import Task
+from stages.evaluate.questions.recall import recall
+from stages.evaluate.questions.requests import structured_outputs, tool_calls
+from stages.evaluate.questions.text import KIND, of_text
+from stages.parts.base.store import digest_of, sha256_of
+from stages.parts.model.corpora import text_path
+
+RECIPE: Final = 2
+"""Increased when the same questions are asked or graded in another way, so that older answers do not count."""
+TEXTS: Final = ("prose", "code")
+"""What the questions are made from, in ``configs/held-out``."""
+OWN: Final[dict[str, Task]] = {
+    "ifeval": Task("chat", ifeval),
+    "instructions": Task("chat", instructions),
+    "structured_output": Task("chat", structured_outputs),
+    "tool_calls": Task("tools", tool_calls),
+    "long_context": Task("nothing", recall),
+    **{f"perplexity_{text}": Task("nothing", of_text(text), "bits_per_byte") for text in TEXTS},
+}
+
+
+DEFINED: Final = frozenset({"gsm8k"})
+"""What ``stages/evaluate/tasks`` defines for lm-eval. All of it needs a chat template."""
+
+
+def questions_digest(tasks: Iterable[str]) -> str | None:
+    """The digest of what our own among *tasks* ask; None if there are none."""
+    if (OWN.keys() | DEFINED).isdisjoint(tasks):
+        return None
+    texts = {text: sha256_of(text_path(text, KIND)) for text in TEXTS}
+    return digest_of({"recipe": RECIPE, "data": {name: each.commit for name, each in DATA.items()}} | texts)

@@ -1,0 +1,102 @@
+"""A question to a served model: the request, and what counts as the right answer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from stages.parts.engine.client import chat_template
+from stages.parts.engine.completions import GREEDY, no_answer, post
+
+CHAT: Final = "/v1/chat/completions"
+PLAIN: Final = "/v1/completions"
+TIMEOUT_S: Final = 900.0
+"""A question may wait for many others on a slow machine."""
+NO_THINKING: Final = {"chat_template_kwargs": {"enable_thinking": False}}
+"""Templates that can do so keep the model from thinking aloud, which takes more tokens than the answers here have."""
+END_OF_THINKING: Final = "</think>"
+Choice = Mapping[str, Any]
+"""The first choice of a reply."""
+Needs = Literal["nothing", "chat", "tools"]
+"""What the model's tokenizer must have: a chat template, or one that shows the model its tools."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server under measurement, and the directory of the model that it serves."""
+
+    url: str
+    model: str
+    directory: Path
+    max_model_len: int
+    parses_calls: bool = False
+    """Whether it was started to find the calls of tools in what the model writes; otherwise they stay in the text."""
+
+    @cached_property
+    def chats(self) -> bool:
+        return bool(chat_template(self.directory))
+
+
+@dataclass(frozen=True)
+class Question:
+    path: str
+    body: Mapping[str, Any]
+    """The request, without the model and without what makes the answer greedy."""
+    grade: Callable[[Choice], Any]
+    """An answer's value under the task's metric. Whatever a model writes is graded; a choice without the fields of the
+    API is an error."""
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps([self.path, self.body], sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Task:
+    needs: Needs
+    questions: Callable[[Served], Iterable[Question]]
+    """The same questions in the same order for every variant of a model."""
+    metric: str = "acc"
+
+
+def asked(served: Served, prompt: str, max_tokens: int, right: Callable[[str], bool]) -> Question:
+    """*prompt* as a user's message, or for a model without a chat template as the beginning of a text."""
+    if served.chats:
+        return message(prompt, max_tokens, lambda choice: right(said(choice)))
+    body = {"prompt": prompt, "max_tokens": max_tokens}
+    return Question(PLAIN, body, lambda choice: float(right(str(choice.get("text") or ""))))
+
+
+def message(prompt: str, max_tokens: int, right: Callable[[Choice], bool], **options: Any) -> Question:
+    body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, **NO_THINKING, **options}
+    return Question(CHAT, body, lambda choice: float(right(choice)))
+
+
+def said(choice: Choice) -> str:
+    """The text of a chat's answer without the thoughts before it; empty if there is none."""
+    return str((choice.get("message") or {}).get("content") or "").rpartition(END_OF_THINKING)[2]
+
+
+def values(served: Served, questions: Sequence[Question], concurrency: int) -> list[Any]:
+    """Ask all questions, *concurrency* at a time, and grade the answers; in the order of the questions.
+
+    Raises:
+        ServerFailed, TransientError: as ``completions.post``, at the first one.
+    """
+
+    def one(question: Question) -> Any:
+        where = served.url + question.path
+        reply = post(where, {"model": served.model, **question.body, **GREEDY}, "", TIMEOUT_S)
+        try:
+            return question.grade(reply["choices"][0])
+        except (LookupError, TypeError, AttributeError) as error:
+            raise no_answer(where, error) from error
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        return list(pool.map(one, questions))

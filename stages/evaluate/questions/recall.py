@@ -1,0 +1,122 @@
+"""Recall over a long context: a fact somewhere in a text that fills what the server serves.
+
+The needles and questions are like those of RULER's retrieval tasks (Hsieh et al., 2024). All questions about one text
+share its tokens, so a server with a prefix cache reads it once.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from stages.evaluate.questions.question import Question, Served, asked
+from stages.parts.engine.completions import tokenize
+from stages.parts.model.corpora import read_documents, text_path
+
+SEED: Final = 20260102
+LENGTHS: Final = (1.0, 0.5, 0.25)
+"""Shares of the served context, in turn."""
+TEXTS: Final = 48
+NEEDLES: Final = 48
+"""At most, in one text."""
+TOKENS_PER_NEEDLE: Final = 64
+"""At least, so that most of a short text is not needles."""
+AROUND: Final = 160
+"""Tokens for the question, the chat template and the answer."""
+MAX_TOKENS: Final = 32
+SHRINK: Final = 0.97
+CODE: Final = re.compile(r"\d{7}")
+COLOURS: Final = (
+    "red",
+    "blue",
+    "green",
+    "grey",
+    "white",
+    "black",
+    "amber",
+    "violet",
+    "silver",
+    "copper",
+    "ivory",
+    "pink",
+)
+THINGS: Final = ("harbour", "archive", "tunnel", "garden", "tower", "cellar", "hangar", "vault", "chapel", "workshop")
+
+
+@dataclass(frozen=True)
+class Needle:
+    place: str
+    code: str
+
+    @property
+    def sentence(self) -> str:
+        return f"The access code of the {self.place} is {self.code}."
+
+
+def recall(served: Served) -> Iterator[Question]:
+    """For each text, a question for each of its needles."""
+    fits = _Fits(served)
+    for number in range(TEXTS):
+        room = int(LENGTHS[number % len(LENGTHS)] * (served.max_model_len - AROUND))
+        chance = random.Random(SEED + number)
+        needles = _needles(chance, max(1, min(NEEDLES, room // TOKENS_PER_NEEDLE)))
+        text = fits.text(chance, needles, room)
+        for each in needles:
+            yield _question(served, text, each)
+
+
+def _question(served: Served, text: str, needle: Needle) -> Question:
+    if served.chats:
+        prompt = f"{text}\n\nWhat is the access code of the {needle.place}? Answer with the code only."
+    else:
+        prompt = f"{text}\n\nAs was said above, the access code of the {needle.place} is"
+
+    def right(answer: str) -> bool:
+        return CODE.findall(answer)[:1] == [needle.code]
+
+    return asked(served, prompt, MAX_TOKENS, right)
+
+
+def _needles(chance: random.Random, count: int) -> list[Needle]:
+    places = chance.sample([f"{colour} {thing}" for colour in COLOURS for thing in THINGS], count)
+    return [Needle(each, str(chance.randrange(10**6, 10**7))) for each in places]
+
+
+class _Fits:
+    """Makes texts of a given number of tokens, by the server's own tokenizer."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._sentences = [
+            each.strip()
+            for document in read_documents(text_path("prose", "held-out"), "held-out")
+            for each in re.findall(r"[^.!?]+[.!?]+[\"”]?", document)
+        ]
+        self._per_sentence = self._tokens(" ".join(self._sentences)) / len(self._sentences)
+
+    def text(self, chance: random.Random, needles: list[Needle], room: int) -> str:
+        """Sentences in a random order, with the needles spread evenly, in at most *room* tokens."""
+        count = int(max(0.0, room - self._tokens(" ".join(each.sentence for each in needles))) / self._per_sentence)
+        hay = [chance.choice(self._sentences) for _ in range(count)]
+        while True:
+            text = " ".join(_spread(hay, needles))
+            if not hay or self._tokens(text) <= room:
+                return text
+            hay = hay[: int(len(hay) * SHRINK)]
+
+    def _tokens(self, text: str) -> int:
+        return len(tokenize(self._served.url, self._served.model, "", text))
+
+
+def _spread(hay: list[str], needles: list[Needle]) -> Iterator[str]:
+    """Each needle after its share of the hay, the first at the very beginning and the last at the very end."""
+    done = 0
+    for number, needle in enumerate(needles):
+        until = len(hay) * number // max(1, len(needles) - 1)
+        yield from hay[done:until]
+        yield needle.sentence
+        done = until
+    yield from hay[done:]

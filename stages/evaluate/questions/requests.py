@@ -1,0 +1,270 @@
+"""Requests of users with what they ask for, as the arguments of a function: generated, the same everywhere.
+
+An answer counts only if it is valid and every value is right, which any schema that allows the values includes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stages.evaluate.questions.question import Choice, Question, Served, message, said
+
+COUNT: Final = 2000
+SEED: Final = 20260101
+MAX_TOKENS: Final = 256
+FENCE: Final = "```"
+JSON_BEGINS: Final = re.compile(r"[{\[]")
+
+NAMES: Final = ("Okafor", "Lindqvist", "Moreau", "Tanaka", "Alvarez", "Novak", "Haddad", "Kowalski", "Mbeki", "Ferrari")
+CITIES: Final = ("Lisbon", "Osaka", "Nairobi", "Toronto", "Gdansk", "Lima", "Tbilisi", "Perth", "Oslo", "Hanoi")
+PLACES: Final = ("Blue Lantern", "Casa Verde", "The Old Mill", "Kite & Anchor", "Saffron House", "North Pier")
+PRODUCTS: Final = ("desk lamp", "rain jacket", "coffee grinder", "bicycle pump", "wall clock", "tea kettle", "yoga mat")
+SYSTEMS: Final = ("payroll", "mail server", "booking site", "badge reader", "warehouse scanner", "video door")
+TOPICS: Final = ("budget review", "release planning", "safety briefing", "design critique", "hiring round")
+MONTHS: Final = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October")
+DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+NUMBERS: Final = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+FIRST_NUMBER: Final = 2
+
+Arguments = dict[str, Any]
+Properties = dict[str, dict[str, Any]]
+TEXT: Final = {"type": "string"}
+COUNTED: Final = {"type": "integer"}
+FLAG: Final = {"type": "boolean"}
+DATE: Final = {"type": "string", "description": "YYYY-MM-DD"}
+TIME: Final = {"type": "string", "description": "24-hour clock, HH:MM"}
+
+
+@dataclass(frozen=True)
+class Function:
+    name: str
+    description: str
+    properties: Properties
+    drawn: Callable[[random.Random], tuple[str, Arguments]]
+    """A user's words, and the arguments that they ask for."""
+
+    def schema(self) -> dict[str, Any]:
+        """All properties are required, and no other is allowed."""
+        return {
+            "type": "object",
+            "properties": self.properties,
+            "required": list(self.properties),
+            "additionalProperties": False,
+        }
+
+    def tool(self) -> dict[str, Any]:
+        told = {"name": self.name, "description": self.description, "parameters": self.schema()}
+        return {"type": "function", "function": told}
+
+
+def structured_outputs(served: Served) -> list[Question]:  # noqa: ARG001
+    """The arguments as a JSON object by a schema, without the engine's help: is it that object and nothing else?"""
+    return [_structured(*each) for each in drawn(SEED)]
+
+
+def _structured(function: Function, words: str, arguments: Arguments) -> Question:
+    prompt = (
+        f"A customer writes:\n\n{words}\n\nWrite what the customer asks for as one JSON object that is valid under "
+        f"this JSON schema:\n\n{json.dumps(function.schema())}\n\nAnswer with the JSON object only."
+    )
+    return message(prompt, MAX_TOKENS, lambda choice: same(parsed(without_fence(said(choice))), arguments))
+
+
+def tool_calls(served: Served) -> list[Question]:
+    """One of several tools has to be called: is it the right one, with the right arguments?
+
+    With "none" the template shows the tools as well, and nothing forces the model to write a valid call.
+    """
+    options = {"tools": [each.tool() for each in FUNCTIONS], "tool_choice": "auto" if served.parses_calls else "none"}
+    return [_tool_call(options, *each) for each in drawn(SEED + 1)]
+
+
+def _tool_call(options: Mapping[str, Any], function: Function, words: str, arguments: Arguments) -> Question:
+    def right(choice: Choice) -> bool:
+        calls = [
+            (each["function"]["name"], parsed(each["function"]["arguments"]))
+            for each in choice["message"].get("tool_calls") or ()
+        ] or written_calls(said(choice))
+        return len(calls) == 1 and calls[0][0] == function.name and same(calls[0][1], arguments)
+
+    return message(words, MAX_TOKENS, right, **options)
+
+
+def written_calls(text: str) -> list[tuple[Any, Any]]:
+    """The names and arguments of the calls in *text*: JSON objects, or lists of them, with whatever around them."""
+    found, decoder, place = [], json.JSONDecoder(), 0
+    while begins := JSON_BEGINS.search(text, place):
+        try:
+            value, place = decoder.raw_decode(text, begins.start())
+        except (ValueError, RecursionError):
+            place = begins.end()
+            continue
+        calls = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, dict)]
+        found += [(each["name"], each.get("arguments", each.get("parameters"))) for each in calls if "name" in each]
+    return found
+
+
+def drawn(seed: int) -> list[tuple[Function, str, Arguments]]:
+    """``COUNT`` different requests, the functions in turn."""
+    chance, found = random.Random(seed), dict[str, tuple[Function, str, Arguments]]()
+    while len(found) < COUNT:
+        function = FUNCTIONS[len(found) % len(FUNCTIONS)]
+        words, arguments = function.drawn(chance)
+        found.setdefault(words, (function, words, arguments))
+    return list(found.values())
+
+
+def parsed(text: str) -> Any:
+    """The JSON value that *text* is; None if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def without_fence(text: str) -> str:
+    """The content of the one code block that *text* consists of; otherwise *text*."""
+    text = text.strip()
+    if text.startswith(FENCE) and text.endswith(FENCE) and text.count(FENCE) == 2:
+        return text.removesuffix(FENCE).partition("\n")[2]
+    return text
+
+
+def same(found: Any, wanted: Any) -> bool:
+    """Equal values of the same JSON types; of a text's letters the case does not count."""
+    if isinstance(wanted, dict):
+        return (
+            isinstance(found, dict) and found.keys() == wanted.keys() and all(same(found[k], wanted[k]) for k in wanted)
+        )
+    if isinstance(wanted, list):
+        return isinstance(found, list) and len(found) == len(wanted) and all(map(same, found, wanted))
+    if isinstance(wanted, str):
+        return isinstance(found, str) and found.strip().casefold() == wanted.casefold()
+    return type(found) is type(wanted) and bool(found == wanted)
+
+
+def _date(chance: random.Random) -> tuple[str, str]:
+    """In words and as ISO 8601."""
+    month, day, year = chance.randrange(len(MONTHS)), chance.randrange(1, 29), chance.randrange(2027, 2030)
+    return f"{MONTHS[month]} {day}, {year}", f"{year}-{month + 1:02}-{day:02}"
+
+
+def _clock(chance: random.Random) -> tuple[str, str]:
+    hour, minute = chance.randrange(1, 12), chance.choice((0, 15, 30, 45))
+    evening = chance.random() < 0.5
+    return f"{hour}:{minute:02} {'p.m.' if evening else 'a.m.'}", f"{hour + 12 * evening:02}:{minute:02}"
+
+
+def _number(chance: random.Random) -> tuple[str, int]:
+    number = chance.randrange(len(NUMBERS))
+    return NUMBERS[number], number + FIRST_NUMBER
+
+
+def _table(chance: random.Random) -> tuple[str, Arguments]:
+    place, name, (people, count) = chance.choice(PLACES), chance.choice(NAMES), _number(chance)
+    (day, date), (clock, time) = _date(chance), _clock(chance)
+    words = f"Please book a table for {people} at {place} on {day} at {clock}, in the name of {name}."
+    return words, {"restaurant": place, "date": date, "time": time, "people": count, "name": name}
+
+
+def _flight(chance: random.Random) -> tuple[str, Arguments]:
+    (start, end), (people, count), (day, date) = chance.sample(CITIES, 2), _number(chance), _date(chance)
+    cabin = chance.choice(("economy", "premium", "business"))
+    words = f"On {day} we want to fly to {end} from {start}, {people} of us, in {cabin} class."
+    return words, {"from": start, "to": end, "date": date, "cabin": cabin, "passengers": count}
+
+
+def _order(chance: random.Random) -> tuple[str, Arguments]:
+    wanted = [(*_number(chance), each) for each in chance.sample(PRODUCTS, chance.randrange(1, 4))]
+    city, gift = chance.choice(CITIES), chance.random() < 0.5
+    listed = ", ".join(f"{word} pieces of the {product}" for word, _, product in wanted)
+    how = "Wrap it as a gift, please." if gift else "No gift wrapping, please."
+    items = [{"product": product, "quantity": count} for _, count, product in wanted]
+    return f"I would like to order {listed}, sent to {city}. {how}", {"items": items, "city": city, "gift": gift}
+
+
+def _incident(chance: random.Random) -> tuple[str, Arguments]:
+    system, name, (word, hours) = chance.choice(SYSTEMS), chance.choice(NAMES), _number(chance)
+    priority = chance.choice(("low", "medium", "high", "urgent"))
+    words = (
+        f"The {system} has been down for {word} hours. Open a ticket of {priority} priority and assign it to {name}."
+    )
+    return words, {"system": system, "priority": priority, "down_hours": hours, "assignee": name}
+
+
+def _meeting(chance: random.Random) -> tuple[str, Arguments]:
+    topic, day, (clock, time) = chance.choice(TOPICS), chance.choice(DAYS), _clock(chance)
+    minutes, online = chance.choice((15, 30, 45, 60, 90)), chance.random() < 0.5
+    guests = chance.sample(NAMES, chance.randrange(1, 4))
+    where = "online" if online else "in the office"
+    words = f"Set up a {topic} {where} next {day} at {clock}, {minutes} minutes, with {', '.join(guests)}."
+    told = {"topic": topic, "weekday": day, "start": time, "minutes": minutes}
+    return words, told | {"online": online, "guests": guests}
+
+
+def _choice_of(*values: str) -> dict[str, Any]:
+    return {"type": "string", "enum": list(values)}
+
+
+def _list_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": schema}
+
+
+_ITEM: Final = {
+    "type": "object",
+    "properties": {"product": TEXT, "quantity": COUNTED},
+    "required": ["product", "quantity"],
+    "additionalProperties": False,
+}
+FUNCTIONS: Final[Sequence[Function]] = (
+    Function(
+        "book_table",
+        "Reserve a table in a restaurant.",
+        {"restaurant": TEXT, "date": DATE, "time": TIME, "people": COUNTED, "name": TEXT},
+        _table,
+    ),
+    Function(
+        "book_flight",
+        "Book seats on a flight.",
+        {
+            "from": TEXT,
+            "to": TEXT,
+            "date": DATE,
+            "cabin": _choice_of("economy", "premium", "business"),
+            "passengers": COUNTED,
+        },
+        _flight,
+    ),
+    Function(
+        "place_order", "Order products of the shop.", {"items": _list_of(_ITEM), "city": TEXT, "gift": FLAG}, _order
+    ),
+    Function(
+        "open_ticket",
+        "Report that a system does not work.",
+        {
+            "system": TEXT,
+            "priority": _choice_of("low", "medium", "high", "urgent"),
+            "down_hours": COUNTED,
+            "assignee": TEXT,
+        },
+        _incident,
+    ),
+    Function(
+        "schedule_meeting",
+        "Put a meeting into the calendar.",
+        {
+            "topic": TEXT,
+            "weekday": _choice_of(*DAYS),
+            "start": TIME,
+            "minutes": COUNTED,
+            "online": FLAG,
+            "guests": _list_of(TEXT),
+        },
+        _meeting,
+    ),
+)

@@ -1,0 +1,35 @@
+"""The probability that a model gives to text that it was not calibrated with, in bits per byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+from stages.evaluate.questions.question import PLAIN, Choice, Question, Served
+from stages.parts.engine.completions import given
+from stages.parts.model.corpora import read_documents, text_path
+
+KIND: Final = "held-out"
+
+
+def of_text(name: str) -> Callable[[Served], Iterator[Question]]:
+    """The questions about a text in ``configs/held-out/``, one for each document."""
+    return partial(_documents, name)
+
+
+def _documents(name: str, served: Served) -> Iterator[Question]:
+    # A token has one character at least, nearly always.
+    longest = max(1, served.max_model_len // 2)
+    for document in read_documents(text_path(name, KIND), KIND):
+        text = document[:longest]
+        yield Question(
+            PLAIN,
+            {"prompt": text, "max_tokens": 1, "prompt_logprobs": 0},
+            partial(_likelihood, len(text.encode())),
+        )
+
+
+def _likelihood(size: int, choice: Choice) -> tuple[float, int]:
+    """Nats and bytes. Without further tokens asked for, each place has the text's own alone."""
+    return sum(float(token["logprob"]) for place in given(choice) for token in place.values()), size

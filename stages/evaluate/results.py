@@ -1,0 +1,122 @@
+"""What the store holds of a measurement: read to be reused or continued, and written after each block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from stages.evaluate.session import Session, say
+from stages.parts.base.errors import DamagedModel
+from stages.parts.base.settings import Workload
+from stages.parts.base.store import ModelStore, digest_of
+from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation, Schedule
+from stages.parts.records.refused import REFUSED_SUFFIX, Refused
+from stages.parts.samples.lines import read_samples, write_samples
+
+if TYPE_CHECKING:
+    from scoring.profile import Profile
+    from stages.evaluate.subject import Subject
+
+MINUTE: Final = 60
+UNCOMPARED: Final = "not measured, because the variant to compare with could not be"
+Result = Evaluation | Refused
+
+
+def existing(store: ModelStore, name: str, key: str) -> Evaluation | None:
+    """The evaluation with this key; None if there is none, or if it is damaged and has to be measured again."""
+    try:
+        found = Evaluation.read(store.evaluation(name))
+    except DamagedModel as error:
+        say(f"{error}; measuring again")
+        return None
+    return found if found and found.key == key else None
+
+
+def refused(store: ModelStore, name: str, key: str, profile: Profile) -> Refused | None:
+    """Why the variant was refused under the same conditions by the same limits; None if it was not."""
+    try:
+        found = Refused.read(refused_path(store, name))
+    except DamagedModel:
+        return None
+    return found if found and (found.key, found.limits) == (key, limits_digest(profile)) else None
+
+
+def complete(found: Mapping[str, Result], workload: Workload, profile: Profile) -> bool:
+    """Whether no more is to be measured: the choice between those that were measured together was settled by the same
+    profile, or the budget is spent."""
+    schedules = {each.schedule for each in found.values() if isinstance(each, Evaluation)}
+    if len(schedules) != 1 or not (schedule := schedules.pop()):
+        return False
+    names = {name for name, each in found.items() if isinstance(each, Evaluation)}
+    if not names <= set(schedule.variants) or not schedule.ended:
+        return False
+    enough = schedule.budget_s >= MINUTE * workload.budget_minutes
+    if schedule.ended == "budget":
+        return enough
+    return schedule.profile == choice_digest(profile)
+
+
+def restore(store: ModelStore, subjects: Sequence[Subject]) -> Evaluation | None:
+    """Give the subjects what the store holds of them under the same conditions.
+
+    Returns:
+        An evaluation with the looks and the schedule of all of them; None if they were not measured together.
+    """
+    found = []
+    for each in subjects:
+        if evaluation := existing(store, each.name, each.conditions.key):
+            try:
+                each.restore(evaluation, read_samples(samples_path(store, each.name), evaluation))
+            except DamagedModel as error:
+                say(f"{error}; measuring again")
+            else:
+                found.append(evaluation)
+    if len(found) == len(subjects) and len({each.schedule for each in found}) == 1:
+        return max(found, key=lambda each: len(each.looks))
+    for each in subjects:
+        each.looks = 0
+    return None
+
+
+def keep(session: Session, subject: Subject, looks: tuple[float, ...], schedule: Schedule) -> None:
+    """Write the samples, and only then the evaluation computed from them."""
+    sha256 = write_samples(samples_path(session.store, subject.name), subject.conditions.key, subject.samples())
+    made = subject.evaluation(session.workload, sha256, beside=session.beside, looks=looks, schedule=schedule)
+    made.write(session.store.evaluation(subject.name))
+
+
+def keep_refusal(session: Session, subject: Subject) -> Refused:
+    """Write why the variant was refused."""
+    made = Refused(
+        variant=subject.name,
+        variant_digest=subject.conditions.variant.digest,
+        key=subject.conditions.key,
+        limits=limits_digest(session.profile),
+        reason=subject.refused,
+        started_at=subject.started_at or datetime.now(UTC),
+        seconds=round(subject.seconds, 3),
+    )
+    made.write(refused_path(session.store, subject.name))
+    return made
+
+
+def limits_digest(profile: Profile) -> str:
+    """The digest of what the gates follow from."""
+    return digest_of(
+        profile.model_dump(mode="json", exclude={"name", "description", "weights", "margins", "error_rate"})
+    )
+
+
+def choice_digest(profile: Profile) -> str:
+    """The digest of what it depends on whether a choice is settled."""
+    return digest_of(profile.model_dump(mode="json", exclude={"name", "description"}))
+
+
+def samples_path(store: ModelStore, name: str) -> Path:
+    return store.evaluation(name).with_suffix(SAMPLES_SUFFIX)
+
+
+def refused_path(store: ModelStore, name: str) -> Path:
+    return store.evaluation(name).with_suffix(REFUSED_SUFFIX)

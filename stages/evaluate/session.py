@@ -1,0 +1,47 @@
+"""What is the same for every variant that is measured."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stages.evaluate.trace import Trace
+from stages.parts.base.program import RUN_VARIABLE
+from stages.parts.base.settings import Serving, Workload
+from stages.parts.base.store import ModelStore
+
+if TYPE_CHECKING:
+    from scoring.profile import Profile
+
+
+@dataclass(frozen=True)
+class Session:
+    store: ModelStore
+    workload: Workload
+    serving: Serving
+    profile: Profile
+    trace: Trace | None
+    include_defaults: bool
+    """Whether lm-eval's own tasks are needed."""
+    beside: tuple[str, ...]
+    """Models that are served on the same machine."""
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    """Ends the starts that other threads wait for."""
+
+
+def logs_folder(store: ModelStore) -> Path:
+    """The folder for logs: in the run's folder, or outside a run a temporary folder that stays after a failure."""
+    if run_id := os.environ.get(RUN_VARIABLE):
+        folder = store.run(run_id) / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    return Path(tempfile.mkdtemp(prefix="slipway-evaluate-"))
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,135 @@
+"""Envoy's access log: one line of JSON for each request that has ended, without a word of its text."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+NAME: Final = "access.jsonl"
+NAMESPACE: Final = "slipway"
+AUTHORIZATION: Final = "envoy.filters.http.ext_authz"
+USAGE: Final = {
+    "prompt_tokens": (("usage", "prompt_tokens"), ("usage", "input_tokens"), ("response", "usage", "input_tokens")),
+    "output_tokens": (
+        ("usage", "completion_tokens"),
+        ("usage", "output_tokens"),
+        ("response", "usage", "output_tokens"),
+    ),
+    "cached_tokens": (
+        ("usage", "prompt_tokens_details", "cached_tokens"),
+        ("usage", "input_tokens_details", "cached_tokens"),
+        ("response", "usage", "input_tokens_details", "cached_tokens"),
+    ),
+}
+"""Where answers tell what they used: completions and embeddings, responses, and streamed responses."""
+
+
+def line_format(model: str, client_header: str, release_header: str) -> dict[str, str]:
+    """Envoy's format of a line: one field for each of ``Request``."""
+    return {
+        "id": "%REQ(X-REQUEST-ID)%",
+        "at": "%START_TIME(%s.%6f)%",
+        "model": model.replace("%", "%%"),
+        "client": f"%DYNAMIC_METADATA({AUTHORIZATION}:{client_header})%",
+        "release": f"%RESP({release_header})%",
+        "path": "%PATH(NQ):64%",
+        "status": "%RESPONSE_CODE%",
+        "flags": "%RESPONSE_FLAGS%",
+        "ttft_ms": "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:ms)%",
+        "duration_ms": "%DURATION%",
+        **{name: f"%DYNAMIC_METADATA({NAMESPACE}:{name})%" for name in USAGE},
+    }
+
+
+class Request(BaseModel):
+    """One request that has ended."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str
+    at: float
+    """Seconds since 1970."""
+    model: str = ""
+    client: str | None = None
+    """None: nobody was let in."""
+    release: str | None = None
+    """The one that answered."""
+    path: str | None = None
+    status: int = 0
+    """0: the client was gone before there was one."""
+    flags: str | None = None
+    """Why Envoy itself ended it; see its documentation of RESPONSE_FLAGS. ``DC``: the client went away."""
+    ttft_ms: float | None = None
+    """Until the first byte of an answer: of a stream, the first token."""
+    duration_ms: float = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    """How many of the prompt's tokens were in the prefix cache."""
+    output_tokens: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        return (self.prompt_tokens or 0) + (self.output_tokens or 0)
+
+
+class Reader:
+    """Reads the log at *path* while Envoy writes it, and goes on with the next file once Envoy has begun one.
+
+    Args:
+        at_end: do not read what is there already.
+    """
+
+    def __init__(self, path: Path, *, at_end: bool = False) -> None:
+        self._path, self._rest = path, b""
+        self._file: IO[bytes] | None = None
+        if at_end:
+            with contextlib.suppress(FileNotFoundError):
+                self._file = path.open("rb")
+                self._file.seek(0, 2)
+
+    def requests(self) -> Iterator[Request]:
+        """Those that have ended since the last call."""
+        while True:
+            moved = self._moved()  # before reading: Envoy writes nothing more to a file once it has opened the next
+            for line in self._lines():
+                if found := parsed(line):
+                    yield found
+            if not moved:
+                return
+            self._open()
+
+    def _moved(self) -> bool:
+        try:
+            there = self._path.stat()
+        except FileNotFoundError:
+            return False
+        return self._file is None or there.st_ino != _inode(self._file)
+
+    def _open(self) -> None:
+        if self._file:
+            self._file.close()
+        self._file, self._rest = self._path.open("rb"), b""
+
+    def _lines(self) -> list[bytes]:
+        """Complete lines; the beginning of another one is kept."""
+        if self._file is None:
+            return []
+        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        return lines
+
+
+def parsed(line: bytes) -> Request | None:
+    """None: a line that was cut when Envoy was killed."""
+    try:
+        return Request.model_validate_json(line)
+    except ValidationError:
+        return None
+
+
+def _inode(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_ino

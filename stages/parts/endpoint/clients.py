@@ -1,0 +1,132 @@
+"""The clients of a store's endpoints: who may ask, for what, and how much. ``clients.json`` holds no key, only hashes.
+
+A key is 256 random bits, so that nobody finds it by trying: a slow hash, as passwords need it, would protect nothing
+more, and would have to be computed for each request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from stages.parts.base.errors import ConfigError, UnknownName
+from stages.parts.base.record import Record
+from stages.parts.base.store import exclusive, write_json
+
+FILE: Final = "clients.json"
+PREFIX: Final = "sk-slipway-"
+"""How a key begins, so that programs that look for secrets in files find it."""
+KEY_BYTES: Final = 32
+DEFAULT: Final = "default"
+"""The client whose key is ``SLIPWAY_API_KEY``: whoever runs the endpoint. It has no limits."""
+ANYBODY: Final = "anybody"
+"""Who asks an endpoint that requires no key."""
+NAME: Final = r"^[a-z0-9]([a-z0-9._-]{0,62})$"
+Limit = Annotated[int, Field(ge=1)]
+
+
+class Client(Record):
+    """One client."""
+
+    name: Annotated[str, Field(pattern=NAME)]
+    key_sha256: str
+    models: tuple[str, ...] = ()
+    """Names of the models that it may ask. Empty: all."""
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    """Tokens of prompts and answers. They are counted when an answer ends, so that what is under way may exceed it."""
+    requests_at_once: Limit | None = None
+    priority: int = 0
+    """Among waiting requests, vLLM takes the one with the lowest number first, and of these the one that came first."""
+
+    def may_ask(self, model: str) -> bool:
+        return not self.models or model in self.models
+
+
+class Clients(Record):
+    """``clients.json`` in the store."""
+
+    clients: tuple[Client, ...] = ()
+
+    def named(self, name: str) -> Client:
+        """Raises: UnknownName: there is no such client."""
+        for each in self.clients:
+            if each.name == name:
+                return each
+        raise UnknownName("client", name, known=[each.name for each in self.clients])
+
+
+def hash_of(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def unlimited(name: str, key: str = "") -> Client:
+    return Client(name=name, key_sha256=hash_of(key))
+
+
+def read_clients(root: Path) -> Clients | None:
+    """The clients of the store at *root*; None if it has no file of them.
+
+    Raises:
+        DamagedModel: the file is not valid.
+    """
+    return Clients.read(root / FILE)
+
+
+def add(root: Path, client: Client) -> str:
+    """Add *client*, whatever its hash, and return its key, which is kept nowhere.
+
+    Raises:
+        ConfigError: there is one of that name.
+    """
+    if client.name in (DEFAULT, ANYBODY):
+        raise ConfigError(f"{client.name!r} can't be the name of a client", hint="Slipway itself uses it")
+    with _changing(root) as clients:
+        if any(each.name == client.name for each in clients):
+            raise ConfigError(
+                f"there is a client {client.name!r}", hint=f"for a new key: slipway clients rotate {client.name}"
+            )
+        key = _new_key()
+        clients.append(client.model_copy(update={"key_sha256": hash_of(key)}))
+    return key
+
+
+def rotate(root: Path, name: str) -> str:
+    """Give a client another key, and return it. The old one is no longer accepted.
+
+    Raises:
+        UnknownName: there is no such client.
+    """
+    with _changing(root) as clients:
+        place = clients.index(Clients(clients=tuple(clients)).named(name))
+        key = _new_key()
+        clients[place] = clients[place].model_copy(update={"key_sha256": hash_of(key)})
+    return key
+
+
+def remove(root: Path, name: str) -> None:
+    """Raises: UnknownName: there is no such client."""
+    with _changing(root) as clients:
+        clients.remove(Clients(clients=tuple(clients)).named(name))
+
+
+def _new_key() -> str:
+    return PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+@contextmanager
+def _changing(root: Path) -> Iterator[list[Client]]:
+    """The clients, to be changed in place; written when the block is left without an error."""
+    root.mkdir(parents=True, exist_ok=True)
+    with exclusive(root / f".{FILE}.lock", "the clients"):
+        found = list((read_clients(root) or Clients()).clients)
+        yield found
+        path = root / FILE
+        write_json(path, Clients(clients=tuple(found)))
+        path.chmod(0o600)

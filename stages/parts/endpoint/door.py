@@ -1,0 +1,284 @@
+"""Decides for Envoy who may ask: it answers Envoy's ``ext_authz`` filter (HTTP) and reads Envoy's access log.
+
+Envoy's own ``local_ratelimit`` forgets its counts whenever the routes change, which a rollout does; its circuit
+breakers count by release, not by client; and tokens are known only when an answer has ended. One question for each
+request answers all of it. If this service does not answer, Envoy refuses the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import math
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from stages.parts.base.errors import DamagedModel
+from stages.parts.endpoint.access_log import Reader, Request
+from stages.parts.endpoint.clients import ANYBODY, DEFAULT, FILE, Client, hash_of, read_clients, unlimited
+from stages.parts.endpoint.record import say
+
+CLIENT_HEADER: Final = "x-slipway-client"
+"""Tells Envoy the client's name, for its log."""
+REMOVE_HEADER: Final = "x-envoy-auth-headers-to-remove"
+"""Tells Envoy what not to forward: the key."""
+PRIORITY_HEADER: Final = "x-vllm-priority"
+"""Tells vLLM the client's priority, before what the request itself says."""
+WINDOW_S: Final = 60.0
+AT_ONCE_S: Final = 1.0
+"""When a request beyond those at once may be tried again."""
+BUSY_POLL_S: Final = 0.02
+IDLE_POLL_S: Final = 0.2
+LOG_LAG_S: Final = 0.2
+"""An answer may have ended so long ago, and not be in the log."""
+REMEMBERED: Final = 10_000
+START_TIMEOUT_S: Final = 10.0
+CODES: Final = {401: "invalid_api_key", 403: "model_not_allowed", 429: "rate_limit_exceeded"}
+KINDS: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What Envoy is told of a request: 200, or what the client gets instead."""
+
+    status: int
+    client: str = ""
+    message: str = ""
+    wait_s: float = 0.0
+    """After which a refused request may be tried again."""
+    priority: int = 0
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        found = [(CLIENT_HEADER.encode(), self.client.encode())] if self.client else []
+        if self.status == 200:
+            # Whatever the client itself says of its priority: this replaces it.
+            found.append((PRIORITY_HEADER.encode(), str(self.priority).encode()))
+            return [*found, (REMOVE_HEADER.encode(), b"authorization")]
+        if self.status == 401:
+            found.append((b"www-authenticate", b"Bearer"))
+        if self.status == 429:
+            found.append((b"retry-after", str(max(1, math.ceil(self.wait_s))).encode()))
+        return [*found, (b"content-type", b"application/json")]
+
+    def body(self) -> bytes:
+        """OpenAI's error."""
+        if self.status == 200:
+            return b""
+        error = {"message": self.message, "type": KINDS[self.status], "param": None, "code": CODES[self.status]}
+        return json.dumps({"error": error}).encode()
+
+
+class Window:
+    """A sum over the last minute."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[float, int]] = deque()
+        self._sum = 0
+
+    def add(self, amount: int, now: float) -> None:
+        self._events.append((now, amount))
+        self._sum += amount
+
+    def wait_s(self, limit: int, now: float) -> float:
+        """The time until the sum is below *limit*; 0: it is."""
+        while self._events and self._events[0][0] <= now - WINDOW_S:
+            self._sum -= self._events.popleft()[1]
+        left = self._sum
+        if left < limit:
+            return 0.0
+        for at, amount in self._events:
+            left -= amount
+            if left < limit:
+                return at + WINDOW_S - now
+        return WINDOW_S
+
+
+@dataclass
+class Use:
+    """What a client does and did within the last minute."""
+
+    requests: Window = field(default_factory=Window)
+    tokens: Window = field(default_factory=Window)
+    at_once: int = 0
+
+
+class Door:
+    """The decisions for one model's endpoint.
+
+    Args:
+        root: the store's, with its clients.
+        key: the key of the client ``DEFAULT``; empty: there is no such client.
+    """
+
+    def __init__(self, root: Path, model: str, key: str) -> None:
+        self.model = model
+        self._file, self._root = root / FILE, root
+        self._default = unlimited(DEFAULT, key) if key else None
+        self._seen: tuple[int, int] | None = None
+        self._by_hash: dict[str, Client] = {}
+        self._open = False
+        self._guarded = bool(key)
+        """There is a key, or there were clients: without their file nobody is let in, instead of everybody."""
+        self._use: dict[str, Use] = {}
+        self._under_way: dict[str, str] = {}
+        """The client of each request that was let in, by the id that Envoy gave it."""
+        self._ended: dict[str, None] = {}
+        """The ids of the last requests that have ended, in order."""
+
+    def decide(self, authorization: str, request: str, now: float) -> Answer:
+        """Args: request: the id that Envoy gave it."""
+        client = self._client(authorization)
+        if client is None:
+            said = "the API key is wrong" if authorization else "an API key is required: Authorization: Bearer KEY"
+            return Answer(401, message=said)
+        if not client.may_ask(self.model):
+            return Answer(403, client.name, f"{client.name} may not ask {self.model}")
+        use = self._use.setdefault(client.name, Use())
+        if refusal := _beyond(client, use, now):
+            return refusal
+        use.requests.add(1, now)
+        if request not in self._ended:  # a client may be gone before it is let in
+            use.at_once += 1
+            self._under_way[request] = client.name
+        return Answer(200, client.name, priority=client.priority)
+
+    def note(self, request: Request, now: float) -> None:
+        """Count what the log says of a request that has ended."""
+        self._ended[request.id] = None
+        if len(self._ended) > REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+        if (name := self._under_way.pop(request.id, None)) is not None:
+            use = self._use[name]
+            use.at_once -= 1
+            if request.tokens:
+                use.tokens.add(request.tokens, now)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._under_way)
+
+    def _client(self, authorization: str) -> Client | None:
+        self._read_again()
+        if self._open:
+            return unlimited(ANYBODY)
+        scheme, _, key = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            return None
+        asked = hash_of(key.strip())
+        if self._default and hmac.compare_digest(self._default.key_sha256, asked):
+            return self._default
+        return self._by_hash.get(asked)  # a hash tells nothing by the time that it takes to compare
+
+    def _read_again(self) -> None:
+        """Take in what has changed; clients that can't be read are nobody."""
+        try:
+            told = self._file.stat()
+            seen = (told.st_mtime_ns, told.st_ino)
+        except OSError:
+            seen = (0, 0)
+        if seen == self._seen:
+            return
+        try:
+            found = read_clients(self._root)
+        except DamagedModel as error:
+            say(f"no client is let in: {error}")
+            self._by_hash, self._open, self._guarded, self._seen = {}, False, True, seen
+            return
+        self._by_hash = {each.key_sha256: each for each in found.clients} if found else {}
+        self._guarded = self._guarded or found is not None
+        self._open, self._seen = not self._guarded, seen
+
+
+def _beyond(client: Client, use: Use, now: float) -> Answer | None:
+    """The refusal of a request beyond the client's limits."""
+    if client.requests_at_once and use.at_once >= client.requests_at_once:
+        return Answer(429, client.name, f"{client.name} may have {client.requests_at_once} requests at once", AT_ONCE_S)
+    for window, limit, unit in (
+        (use.requests, client.requests_per_minute, "requests"),
+        (use.tokens, client.tokens_per_minute, "tokens"),
+    ):
+        if limit and (wait_s := window.wait_s(limit, now)):
+            return Answer(429, client.name, f"{client.name} may use {limit} {unit} per minute", wait_s)
+    return None
+
+
+class _Service:
+    """The ASGI application, and what follows the log beside it."""
+
+    def __init__(self, door: Door, log: Path) -> None:
+        self._door, self._log = door, Reader(log, at_end=True)
+
+    async def __call__(self, scope: MutableMapping[str, Any], _: Any, send: Any) -> None:
+        told = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        answer = await self._answer(told.get("authorization", ""), told.get("x-request-id", ""))
+        body = answer.body()
+        headers = [*answer.headers(), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, authorization: str, request: str) -> Answer:
+        deadline = time.monotonic() + LOG_LAG_S
+        while True:
+            answer = self._door.decide(authorization, request, time.monotonic())
+            # A client that asks again at once is not refused for an answer that has just ended.
+            if answer.wait_s != AT_ONCE_S or time.monotonic() > deadline:
+                return answer
+            await asyncio.sleep(BUSY_POLL_S)
+
+    async def follow(self) -> None:
+        while True:
+            for each in self._log.requests():
+                self._door.note(each, time.monotonic())
+            await asyncio.sleep(BUSY_POLL_S if self._door.busy else IDLE_POLL_S)
+
+
+@contextlib.contextmanager
+def answering(door: Door, path: Path, log: Path) -> Iterator[threading.Thread]:
+    """Answer Envoy at the socket *path*, in the thread that is yielded, until the block is left.
+
+    Args:
+        log: Envoy's access log.
+    """
+    import uvicorn
+
+    service = _Service(door, log)
+    config = uvicorn.Config(service, lifespan="off", log_level="warning", access_log=False, interface="asgi3")
+    server = uvicorn.Server(config)
+
+    async def serve(listener: socket.socket) -> None:
+        following = asyncio.create_task(service.follow())
+        following.add_done_callback(lambda _: setattr(server, "should_exit", True))  # no answers without counting
+        await server.serve([listener])
+        following.cancel()
+
+    path.unlink(missing_ok=True)
+    with _listening(path) as listener:
+        thread = threading.Thread(target=lambda: asyncio.run(serve(listener)), name="door", daemon=True)
+        thread.start()
+        try:
+            yield thread
+        finally:
+            server.should_exit = True
+            thread.join(START_TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    """A Unix socket that only its user can open. The path of one is limited to 107 bytes, that of the store is not."""
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            listener.bind(f"/proc/self/fd/{descriptor}/{path.name}")
+        finally:
+            os.close(descriptor)
+        path.chmod(0o600)
+        yield listener

@@ -1,0 +1,94 @@
+"""TLS before an endpoint on one machine, from files that may change at any time."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.settings import Serving
+from stages.parts.base.store import digest_of, write_json
+
+SECRET_FILE: Final = "certificate.json"  # noqa: S105
+SECRET: Final = "certificate"  # noqa: S105
+TYPES: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3"
+
+
+@dataclass(frozen=True)
+class Tls:
+    """A certificate, with the chain that belongs to it, and its key: PEM files."""
+
+    certificate: Path
+    key: Path
+
+    def check(self) -> None:
+        """Raises: ConfigError: they can't be read, or do not belong together."""
+        try:
+            # With a password, an encrypted key is an error; without, it would be asked for.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password="")
+        except (OSError, ValueError) as error:  # also ssl.SSLError
+            raise ConfigError(
+                f"{self.certificate} and {self.key} are no certificate and its key: {error}",
+                hint="see serving.tls_certificate and serving.tls_key",
+            ) from error
+
+    def version(self) -> str:
+        """Another one whenever one of the files was changed or replaced. Empty: one of them is missing."""
+        try:
+            told = [each.stat() for each in (self.certificate, self.key)]
+        except OSError:
+            return ""
+        return digest_of([[each.st_mtime_ns, each.st_ino, each.st_size] for each in told])[:12]
+
+    def write(self, folder: Path) -> None:
+        """Tell Envoy to use the files as they are now. It reads files again only if they have other names."""
+        version, names = self.version(), {}
+        for name, path in (("certificate_chain", self.certificate), ("private_key", self.key)):
+            for link in folder.glob(f"{name}-*"):
+                link.unlink()
+            link = folder / f"{name}-{version}"
+            link.symlink_to(path)
+            names[name] = {"filename": str(link)}
+        secret = {"@type": f"{TYPES}.Secret", "name": SECRET, "tls_certificate": names}
+        write_json(folder / SECRET_FILE, {"version_info": version, "resources": [secret]})
+
+
+def tls_of(serving: Serving) -> Tls | None:
+    """The files that are set; None: plain HTTP.
+
+    Raises:
+        ConfigError: they are no certificate and its key, or plain HTTP would be served to other machines.
+    """
+    if serving.tls_certificate and serving.tls_key:
+        found = Tls(Path(serving.tls_certificate), Path(serving.tls_key))
+        found.check()
+        return found
+    if not serving.plain_http and not _loopback(serving.host):
+        raise ConfigError(
+            f"serving.host {serving.host} is reached from other machines, which would send their keys in clear text",
+            hint="set serving.tls_certificate and serving.tls_key, or serving.plain_http=true behind a proxy with TLS",
+        )
+    return None
+
+
+def transport_socket(folder: str) -> dict[str, Any]:
+    """Envoy's configuration of a listener that follows ``SECRET_FILE``."""
+    source = {"path_config_source": {"path": f"{folder}/{SECRET_FILE}"}, "resource_api_version": "V3"}
+    common = {
+        "alpn_protocols": ["h2", "http/1.1"],
+        "tls_certificate_sds_secret_configs": [{"name": SECRET, "sds_config": source}],
+    }
+    context = {"@type": f"{TYPES}.DownstreamTlsContext", "common_tls_context": common}
+    return {"name": "envoy.transport_sockets.tls", "typed_config": context}
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,49 @@
+"""The settings with which a release is served: where they are left open, those that it was measured with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pydantic import ConfigDict
+
+from stages.parts.base.record import Record
+from stages.parts.base.settings import PINNED, AskedServing, Serving
+from stages.parts.base.store import ModelStore
+from stages.parts.engine.host import startup_s
+from stages.parts.records.evaluation import Engine
+from stages.parts.releases.release import METRICS
+
+ARGUMENTS: Final = {"max_model_len": "--max-model-len", "tensor_parallel_size": "--tensor-parallel-size"}
+
+
+class MeasuredWith(Record):
+    """The part of a release's ``production_metrics.json`` that is read here, also of one by another version."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    engine: Engine | None = None
+
+
+def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Serving:
+    """*asked* with a number in place of every ``auto``: the defaults of ``Serving`` where nothing is known.
+
+    Raises:
+        DamagedModel: what is stored of the release can't be read.
+    """
+    if release is None or not any(getattr(asked, name) == "auto" for name in PINNED):
+        return asked.pinned()
+    measured = MeasuredWith.read(store.releases / release / METRICS)
+    engine = measured.engine if measured else None
+    arguments, ready_s = (engine.arguments, engine.ready_s) if engine else ((), 0.0)
+    figures = {name: found for name, argument in ARGUMENTS.items() if (found := _value(arguments, argument))}
+    return asked.pinned(**figures, startup_timeout_s=startup_s(weights_bytes(store, release), ready_s))
+
+
+def weights_bytes(store: ModelStore, release: str) -> int:
+    return sum(path.stat().st_size for path in (store.releases / release).glob("*.safetensors"))
+
+
+def _value(arguments: Sequence[str], name: str) -> int | None:
+    """The number after an argument of ``vllm serve``; None if it is not among them."""
+    return int(arguments[arguments.index(name) + 1]) if name in arguments[:-1] else None

@@ -1,0 +1,168 @@
+"""Capacity: the highest rate of requests at which the workload's targets hold, from the trials after a start of the
+server; and with it the throughput of a start.
+
+At a rate the targets hold if 95 % of the requests meet both, and the wait for the first token does not grow with time.
+The second shows that the server keeps up: where targets are loose, a short trial alone would not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import fmean, linear_regression, pvariance, stdev
+from typing import Final
+
+from stages.parts.records.evaluation import Capacity, Trial
+from stages.parts.samples.lines import LoadSamples, TimedRequest
+
+SHARE: Final = 0.95
+GROWTH: Final = 0.1
+"""Seconds by which the wait may grow in a second: the share of the arrivals that the server does not keep up with."""
+SURE: Final = 1.645
+"""Standard errors of a one-sided 95 % bound."""
+LEAST: Final = 1e-6
+"""In place of 0, which has no logarithm."""
+LARGEST: Final = 2.0
+"""Where the rate is interpolated, a strain counts at most so much: far beyond the capacity it depends on how long the
+trial was."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A rate in requests/s that was tried, and by how much it strained the server: it held if that is at most 1."""
+
+    rate_per_s: float
+    strain: float
+
+    @property
+    def held(self) -> bool:
+        return self.strain <= 1
+
+
+def strain_of(requests: Sequence[TimedRequest], ttft_ms: float, tpot_ms: float) -> float:
+    """How far the requests of a trial were from its targets: at most 1 where they held, infinite without requests,
+    because it was then ended early.
+
+    It is the 95th percentile over the requests of the larger of TTFT and TPOT, each as a share of its target; or, if
+    that is more, the growth of the wait during the trial, as a share of ``GROWTH``.
+    """
+    if not requests:
+        return math.inf
+    shares = sorted(max(each.ttft_ms / ttft_ms, each.tpot_ms / tpot_ms) for each in requests)
+    return max(shares[math.ceil(SHARE * len(shares)) - 1], growth_of(requests) / GROWTH)
+
+
+def growth_of(requests: Sequence[TimedRequest]) -> float:
+    """Seconds by which the time to the first token surely grew per second: the lower 95 % bound of the line through
+    all, because in a short trial waits also grow by chance. 0 if unknown."""
+    times_s, waits_s = [each.start_s for each in requests], [each.ttft_ms / 1000 for each in requests]
+    if len(requests) < 3 or min(times_s) == max(times_s):
+        return 0.0
+    slope, at_0_s = linear_regression(times_s, waits_s)
+    residual = sum((wait - at_0_s - slope * time) ** 2 for time, wait in zip(times_s, waits_s, strict=True))
+    spread = len(requests) * pvariance(times_s)
+    return slope - SURE * math.sqrt(residual / (len(requests) - 2) / spread)
+
+
+def within(request: TimedRequest, ttft_ms: float, tpot_ms: float) -> bool:
+    """Whether a request met both targets."""
+    return request.ttft_ms <= ttft_ms and request.tpot_ms <= tpot_ms
+
+
+def tried(trial: LoadSamples) -> Tried | None:
+    """None for a run that is no trial of a rate."""
+    run = trial.run
+    if run.rate_per_s is None or run.targets_ms is None:
+        return None
+    return Tried(run.rate_per_s, strain_of(trial.requests, *run.targets_ms))
+
+
+def bracket(given: Iterable[Tried]) -> tuple[Tried | None, Tried | None]:
+    """The highest rate that held, and the lowest above it that did not."""
+    found = sorted(given, key=lambda each: each.rate_per_s)
+    low = next((each for each in reversed(found) if each.held), None)
+    high = next((each for each in found if not each.held and (low is None or each.rate_per_s > low.rate_per_s)), None)
+    return low, high
+
+
+def capacity_per_s(given: Sequence[Tried]) -> float | None:
+    """The rate in requests/s at which the strain is 1, interpolated between the highest that held and the lowest that
+    did not, in logarithms; if none failed, the highest. None if none held."""
+    low, high = bracket(given)
+    if low is None or high is None:
+        return low.rate_per_s if low else None
+    below, above = -math.log(max(low.strain, 1 / LARGEST)), math.log(min(high.strain, LARGEST))
+    share = below / (below + above) if below + above > 0 else 1.0
+    return math.exp((1 - share) * math.log(low.rate_per_s) + share * math.log(high.rate_per_s))
+
+
+def throughput_of(rounds: Sequence[LoadSamples], trials: Sequence[LoadSamples]) -> float:
+    """The throughput of one start of the server in output tokens/s.
+
+    It is the capacity in requests/s times the mean answer of the rounds, which is the same for all variants. Without
+    trials of a rate, the rounds had the same number of requests in flight all the time: then it is the geometric mean
+    of their rates.
+
+    Raises:
+        ValueError: the targets held at no rate.
+    """
+    rates = [each for each in map(tried, trials) if each]
+    if not rates:
+        return math.exp(fmean(math.log(each.output_tokens_per_s) for each in rounds))
+    found = capacity_per_s(rates)
+    if found is None:
+        raise ValueError("the targets held at no rate")
+    return found * fmean(one.output_tokens for each in rounds for one in each.requests)
+
+
+def capacity_of(rounds: Sequence[LoadSamples], trials: Sequence[LoadSamples]) -> Capacity | None:
+    """The capacity over all starts of a server; None without trials of a rate.
+
+    Raises:
+        ValueError: the targets held at no rate after a start.
+    """
+    rated = [each for each in trials if tried(each)]
+    targets_ms = rated[0].run.targets_ms if rated else None
+    if targets_ms is None:
+        return None
+    starts = {number: list(each) for number, each in groupby(rated, key=lambda trial: trial.run.restart)}
+    tokens = [
+        throughput_of([each for each in rounds if each.run.restart == number], own) for number, own in starts.items()
+    ]
+    answers = fmean(one.output_tokens for each in rounds for one in each.requests)
+    mean = math.exp(fmean(map(math.log, tokens)))
+    low, high = interval(tokens) if len(tokens) > 1 else (None, None)
+    return Capacity(
+        ttft_ms=targets_ms[0],
+        tpot_ms=targets_ms[1],
+        requests_per_s=mean / answers,
+        output_tokens_per_s=mean,
+        low=low,
+        high=high,
+        starts=tuple(tokens),
+        trials=tuple(map(_trial, rated)),
+    )
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the geometric mean of two or more starts of the server, by Student's t of the logarithms: a
+    time or a rate has no negative end, however few the starts."""
+    from scoring.draws import student_95
+
+    logs = [math.log(max(each, LEAST)) for each in values]
+    reach = student_95(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+    return math.exp(fmean(logs) - reach), math.exp(fmean(logs) + reach)
+
+
+def _trial(given: LoadSamples) -> Trial:
+    run, requests = given.run, given.requests
+    targets_ms = run.targets_ms or (0.0, 0.0)
+    return Trial(
+        restart=run.restart,
+        rate_per_s=run.rate_per_s or 0.0,
+        requests=len(requests),
+        share=fmean(within(each, *targets_ms) for each in requests) if requests else None,
+        held=bool(run.held),
+    )

@@ -1,0 +1,56 @@
+"""Who acts on a cluster, and the events by which others there see what a rollout did: ``kubectl events``."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import uuid
+from datetime import UTC, datetime
+from typing import Final
+
+from stages.parts.base.errors import SlipwayError
+from stages.parts.cluster.api import FIELD_MANAGER, Cluster
+from stages.parts.cluster.kinds import EVENTS, USER_REVIEWS, Object
+
+BAD: Final = ("RolledBack", "GaveUp")
+LONGEST_NOTE: Final = 1024
+"""In bytes; the API refuses a longer one."""
+UNKNOWN: Final = "unknown"
+
+
+def cluster_user(cluster: Cluster) -> str:
+    """The user that the cluster takes the caller for."""
+    body = {"apiVersion": USER_REVIEWS.api_version, "kind": USER_REVIEWS.name}
+    try:
+        return str(cluster.request("POST", USER_REVIEWS.path(None), body=body)["status"]["userInfo"]["username"])
+    except (SlipwayError, KeyError):  # Kubernetes before 1.28, or the right was taken away
+        return UNKNOWN
+
+
+def event(regarding: Object, reason: str, note: str) -> Object:
+    """An event on an InferenceService or HTTPRoute."""
+    place = regarding["metadata"]
+    told = {key: place[key] for key in ("name", "namespace", "uid")}
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.name,
+        "metadata": {"name": f"{place['name']}.{uuid.uuid4().hex[:16]}", "namespace": place["namespace"]},
+        "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "reportingController": FIELD_MANAGER,
+        "reportingInstance": socket.gethostname(),
+        "action": "Rollout",
+        "reason": reason,
+        "type": "Warning" if reason in BAD else "Normal",
+        "regarding": {"apiVersion": regarding["apiVersion"], "kind": regarding["kind"], **told},
+        "note": note.encode()[:LONGEST_NOTE].decode(errors="ignore"),
+    }
+
+
+def emit(cluster: Cluster, regarding: Object | None, reason: str, note: str) -> None:
+    """Create the event; a rollout does not fail because nobody can be told."""
+    if regarding is None:
+        return
+    try:
+        cluster.create(EVENTS, event(regarding, reason, note))
+    except SlipwayError as error:
+        print(f"rollout: no event {reason}: {error}", file=sys.stderr, flush=True)

@@ -1,0 +1,85 @@
+"""Which mode serves a model now. It is kept, whatever the cluster's KServe would choose today: otherwise an upgrade of
+KServe would make a second set of objects beside those that serve.
+
+What serves says it itself: the annotation with which KServe was told the deployment mode and, in mode ``route``, the
+endpoint's label on the InferenceServices behind the rollout's own HTTPRoute.
+"""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+from stages.parts.base.errors import Conflict
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import Kind
+from stages.rollout.kserve.objects import (
+    DEPLOYMENT_MODE,
+    DEPLOYMENT_MODES,
+    ENDPOINT,
+    MODEL,
+    PART_OF,
+    Mode,
+    Object,
+)
+from stages.rollout.kserve.settings import KServe
+
+ISVCS: Final = Kind("serving.kserve.io/v1beta1", "InferenceService", "inferenceservices")
+MOVE: Final = "to move it, see 'Another mode' in docs/rollout.md"
+
+
+def mode_of(service: Object) -> Mode | None:
+    """The mode that an InferenceService of ours belongs to."""
+    metadata = service["metadata"]
+    if ENDPOINT in metadata.get("labels", {}):
+        return "route"
+    return cast("Mode | None", DEPLOYMENT_MODES.get(metadata.get("annotations", {}).get(DEPLOYMENT_MODE, "")))
+
+
+def served_modes(cluster: Cluster, namespace: str | None = None) -> dict[str, dict[Mode, list[str]]]:
+    """The InferenceServices by model and by mode; what others made is left out."""
+    found: dict[str, dict[Mode, list[str]]] = {}
+    selector = ",".join(f"{name}={value}" for name, value in PART_OF.items())
+    for each in cluster.list(ISVCS, namespace, labels=selector)[0]:
+        model, mode = each["metadata"].get("annotations", {}).get(MODEL), mode_of(each)
+        if model and mode:
+            found.setdefault(model, {}).setdefault(mode, []).append(each["metadata"]["name"])
+    return found
+
+
+def kept_mode(cluster: Cluster, model: str, asked: str, namespace: str | None = None) -> Mode | None:
+    """The mode in which *model* is served; None: it is not.
+
+    Args:
+        asked: ``KServe.mode``.
+
+    Raises:
+        Conflict: it is served in two modes at once, or in another one than *asked*.
+    """
+    found = served_modes(cluster, namespace).get(model, {})
+    if len(found) > 1:
+        said = " and ".join(f"{mode} ({', '.join(names)})" for mode, names in found.items())
+        raise Conflict(
+            f"{model} is served in two modes at once: {said}",
+            hint=f"keep one: kubectl -n {namespace or cluster.namespace} delete isvc, with the others' names",
+        )
+    mode = next(iter(found), None)
+    if mode and asked not in ("auto", mode):
+        raise Conflict(
+            f"{model} is served in mode {mode}, and kserve.mode says {asked}",
+            hint=f"set kserve.mode to auto or {mode}; {MOVE}",
+        )
+    return mode
+
+
+def in_mode(settings: KServe, mode: Mode | None) -> KServe:
+    return settings.model_copy(update={"mode": mode}) if mode else settings
+
+
+def refuse_foreign(kind: Kind, found: Object, owner: str = "") -> None:
+    """Raises: Conflict: a controller, but not the InferenceService *owner*, looks after the object."""
+    for each in found["metadata"].get("ownerReferences", []):
+        if (each["kind"], each["name"]) != ("InferenceService", owner):
+            raise Conflict(
+                f"the {kind.name} {found['metadata']['name']} belongs to the {each['kind']} {each['name']}",
+                hint=f"remove or rename that {each['kind']}; nothing was changed",
+            )

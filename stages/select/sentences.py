@@ -1,0 +1,103 @@
+"""A decision in words: sentences that agree with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from scoring.criteria import MARGIN_OF, Criteria
+from scoring.metrics import METRICS, odds
+from stages.parts.records.production import Change
+
+if TYPE_CHECKING:
+    from scoring.choice import Verdict
+
+METRIC_WORDS: Final = {"quality": "quality", "latency": "latency", "throughput": "throughput", "memory": "memory"}
+
+
+def reason_of(
+    verdict: Verdict,
+    criteria: Criteria,
+    *,
+    starts: int,
+    change: Mapping[str, Change],
+    missing: Sequence[str],
+    excluded: Mapping[str, str],
+) -> str:
+    """The outcome, and why the winner was chosen.
+
+    Args:
+        starts: of each server.
+        change: the winner's metrics compared with the reference's; empty if it is the reference.
+        missing: the variants because of which the decision is incomplete.
+        excluded: why, by variant.
+    """
+    said = _settled(verdict, criteria, starts)
+    if missing:
+        said = f"Incomplete: {_listed(missing)} could not be made or measured. Of the others, {said}"
+    if change:
+        against = criteria.reference if isinstance(criteria.reference, str) else "the profile's values"
+        said += f" Against {against}: {', '.join(_change(name, change.get(name)) for name in METRICS)}."
+    if excluded:
+        said += " Excluded: " + "; ".join(f"{name}: {why}" for name, why in excluded.items()) + "."
+    return said
+
+
+def _settled(verdict: Verdict, criteria: Criteria, starts: int) -> str:
+    """What is known of the variants that can be chosen, whether or not others are missing."""
+    by_relation = {
+        relation: [each for each in verdict.comparisons if each.relation == relation]
+        for relation in ("better", "equivalent", "open")
+    }
+    chosen, first, others = verdict.chosen, verdict.ranking[0], len(verdict.chances) > 1
+    if by_relation["open"]:
+        rivals = _listed([each.other for each in by_relation["open"]])
+        chance = f" with a probability of {odds(verdict.chances[first])}" if verdict.chances else ""
+        return (
+            f"{first} ranks first, but there are too few data to tell whether it is better than {rivals}: "
+            f"it is the best{chance or ' by what was measured'}, and is chosen until more is known. "
+            f"{_more(verdict, starts)}"
+        )
+    if by_relation["equivalent"]:
+        equal = _listed([first, *(each.other for each in by_relation["equivalent"])])
+        rest = " Every other is worse." if by_relation["better"] else ""
+        return (
+            f"{equal} are equivalent: they differ by less than {_margins(criteria)}.{rest} "
+            f"{chosen} is chosen as the cheapest to run, by memory, then by speed."
+        )
+    if by_relation["better"]:
+        sure = odds(min(each.confidence for each in by_relation["better"]))
+        return (
+            f"{chosen} is better than {_listed([each.other for each in by_relation['better']])}, "
+            f"with a confidence of {sure}."
+        )
+    return f"{chosen} is better than every other." if others else f"{chosen} is the only variant that can be chosen."
+
+
+def _more(verdict: Verdict, starts: int) -> str:
+    if verdict.more:
+        needed = [f"{verdict.more.starts} more starts of each server"] if verdict.more.starts else []
+        needed += [f"{verdict.more.items} times as many items of the quality tasks"] if verdict.more.items > 1 else []
+        return f"{_listed(needed)} would settle it."
+    if starts < 2:
+        return "Each server was started only once, so it is not known how much a restart changes."
+    return "No reasonable amount of measuring would settle it."
+
+
+def _margins(criteria: Criteria) -> str:
+    counted = [name for name, share in criteria.shares().items() if share]
+    margins = {MARGIN_OF[name]: getattr(criteria.margins, MARGIN_OF[name]) for name in counted}
+    return _listed([f"{100 * margin:.3g}% in {name}" for name, margin in margins.items()])
+
+
+def _change(metric: str, change: Change | None) -> str:
+    if change is None:
+        return f"{METRIC_WORDS[metric]} not comparable"
+    said = f"{METRIC_WORDS[metric]} {change.value:+z.1%}"
+    if change.low is None or change.high is None:
+        return said
+    return said + (" (within noise)" if change.value and change.low <= 0 <= change.high else "")
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,0 +1,1 @@
+"""``make test-cluster``: what a cluster with real controllers shows."""

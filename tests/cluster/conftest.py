@@ -1,0 +1,191 @@
+"""The cluster of KUBECONFIG, with a namespace of its own that is removed at the end, and a Hub that its pods reach.
+
+SLIPWAY_TEST_IMAGE names the images (default: ``localhost/slipway-{family}:VERSION``), which must be on the nodes or
+where they can pull from. SLIPWAY_TEST_ADDRESS is this machine's address as pods see it (default: the one from which it
+reaches the first node). SLIPWAY_TEST_NAMESPACE names a namespace that is kept at the end, and used again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from pipeline.argo.runs import ClusterRun, find
+from stages.parts.base.program import VERSION
+from stages.parts.cluster.api import Cluster, connect
+from stages.parts.cluster.kinds import NAMESPACES, NODES, Object
+from stages.parts.cluster.refusals import Absent
+from tests.demo import DEMO, MODEL
+from tests.hub.server import HubServer
+
+TABLE: Final = pytest.StashKey[list[tuple[str, str]]]()
+VERSIONS: Final = pytest.StashKey[str]()
+OTHER_MODEL: Final = "slipway/demo-other"
+RUN_LIMIT_S: Final = 1800.0
+Tell = Callable[[str, str], None]
+
+CONFIG: Final[dict[str, dict[str, Any]]] = {
+    "optimize": {"variants": ["fp16", "int8"]},
+    "workload": {
+        "budget_minutes": 1,  # spent in the two blocks that are measured in any case
+        "prompt_tokens": 64,
+        "output_tokens": 32,
+        "concurrency": 2,
+        "warmup_requests": 2,
+        "slo": {"ttft_ms": 10000, "tpot_ms": 1000},
+        "steady_s": 4,
+        "ramp_s": 0.5,
+        "trial_s": 1,
+        "trials": 3,
+        "quality_tasks": ["perplexity_prose"],
+        "divergence_text": "python-docs",
+    },
+    "profile": {"task_loss": 0.3, "constraints": {"quality_recovery": {"min": 0.5}}},
+    "serving": {"kv_cache_mib": 64, "enforce_eager": True, "max_model_len": 512},
+    "rollout": {
+        "step_s": 10,
+        "min_requests": 20,
+        "ttft_ratio": 50,  # the releases share two cores with everything else
+        "tpot_ratio": 50,
+        "speed_ratio": 0.02,
+    },
+    "kserve": {"gpu": None, "cpu": "500m", "memory": "4Gi"},
+}
+"""Small enough for a node of two cores."""
+
+
+@dataclass
+class Place:
+    """The command line, for one namespace of the cluster."""
+
+    cluster: Cluster
+    folder: Path
+    hub: HubServer
+    new: bool
+    """Whether the namespace is made by the first install."""
+
+    @property
+    def namespace(self) -> str:
+        return self.cluster.namespace
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return os.environ | {
+            "SLIPWAY_ENGINE": "argo",
+            "SLIPWAY_PLATFORM": str(self.folder / "platform.yaml"),
+            "SLIPWAY_CONFIG": str(self.folder / "config.yaml"),
+        }
+
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pipeline", *arguments]
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, check=False, timeout=RUN_LIMIT_S
+        )
+
+    def answer(self, *arguments: str) -> Any:
+        """What a command prints with --json.
+
+        Raises:
+            AssertionError: it failed.
+        """
+        ended = self.call(*arguments, "--json")
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)
+
+    def submit(self, *arguments: str) -> str:
+        """Submit a run without following it; return its id."""
+        return str(self.answer("run", *arguments, "--no-follow")["run"])
+
+    def run(self, name: str) -> ClusterRun:
+        return find(self.cluster, name)
+
+    def until(self, what: Callable[[], Any], limit_s: float = RUN_LIMIT_S) -> Any:
+        """Wait until *what* returns something true, and return that."""
+        deadline = time.monotonic() + limit_s
+        while not (found := what()):
+            assert time.monotonic() < deadline, f"not within {limit_s:.0f} s"
+            time.sleep(1)
+        return found
+
+    def ended(self, name: str) -> ClusterRun:
+        self.until(lambda: self.run(name).state.phase not in ("Pending", "Running"))
+        return self.run(name)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The table of ``make test-cluster`` is the last thing that it prints."""
+    if rows := config.stash.get(TABLE, []):
+        terminalreporter.section("for docs")
+        lines = [("tried", "seen"), ("---", "---"), *rows]
+        said = "\n".join(f"| {tried} | {seen} |" for tried, seen in lines)
+        terminalreporter.write_line(f"{config.stash.get(VERSIONS, '')}.\n\n{said}")
+
+
+@pytest.fixture
+def tell(request: pytest.FixtureRequest) -> Tell:
+    """Add a row to the table."""
+    rows = request.config.stash.setdefault(TABLE, [])
+    return lambda tried, seen: rows.append((tried, seen))
+
+
+@pytest.fixture(scope="session")
+def address() -> str:
+    """This machine's address as pods see it."""
+    if given := os.environ.get("SLIPWAY_TEST_ADDRESS"):
+        return given
+    node: Object = connect().list(NODES)[0][0]
+    internal = next(each["address"] for each in node["status"]["addresses"] if each["type"] == "InternalIP")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        asked.connect((internal, 1))
+        return str(asked.getsockname()[0])
+
+
+@pytest.fixture(scope="session")
+def place(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    kept, folder = os.environ.get("SLIPWAY_TEST_NAMESPACE"), tmp_path_factory.mktemp("cluster")
+    namespace = kept or f"slipway-test-{uuid.uuid4().hex[:6]}"
+    image = os.environ.get("SLIPWAY_TEST_IMAGE", f"localhost/slipway-{{family}}:{VERSION}")
+    with HubServer(address=address) as hub:
+        for name in (MODEL, OTHER_MODEL):
+            hub.add_repo(name, DEMO / "model")
+        platform = {
+            "extends": "kind",
+            "namespace": namespace,
+            "image": image,
+            "retries": {"limit": 2, "backoff_s": 5},
+            "cluster": {
+                "storage": {"storage_class": None, "access": "ReadWriteOnce", "size": "5Gi"},
+                "environment": {"HF_ENDPOINT": hub.url},
+                "hub_ports": [hub.port],
+            },
+            "stages": {"evaluate": {"cpu": "1", "memory": "auto", "shm": "auto"}},
+        }
+        serves = {"image": image.replace("{family}", "evaluate-cpu"), "namespace": namespace}
+        (folder / "platform.yaml").write_text(yaml.safe_dump(platform))
+        (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG | {"kserve": CONFIG["kserve"] | serves}))
+        made = Place(connect(namespace=namespace), folder, hub, new=not kept)
+        try:
+            yield made
+        finally:
+            if not kept:
+                gone(made.cluster)
+
+
+def gone(cluster: Cluster) -> None:
+    """Remove the namespace, whatever a failed test has left in it."""
+    try:
+        cluster.delete(NAMESPACES, cluster.namespace)
+    except Absent:
+        return

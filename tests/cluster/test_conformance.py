@@ -1,0 +1,206 @@
+"""What a team does with a cluster, in this order, on the cluster of KUBECONFIG (``make test-cluster``).
+
+Each test goes on where the one before it ended. Argo's controller, the scheduler and, where it is, KServe's controller
+are the real ones.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from pipeline.argo.doctor import check_cluster
+from pipeline.argo.runs import ClusterRun
+from pipeline.config import load
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import CLAIMS, DEFINITIONS, NAMESPACES, PODS, WORKFLOWS, Kind
+from stages.parts.cluster.refusals import Absent
+from stages.rollout.kserve.detect import CRD
+from stages.rollout.kserve.http_route import HTTP_ROUTES
+from stages.rollout.kserve.kept import ISVCS
+from tests.cluster.conftest import OTHER_MODEL, VERSIONS, Place, Tell
+from tests.demo import MODEL
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.e2e,
+    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs a cluster: set KUBECONFIG"),
+]
+GATEWAYS = Kind("gateway.networking.k8s.io/v1", "Gateway", "gateways")
+OURS = "app.kubernetes.io/part-of=slipway"
+COMPONENT = "app.kubernetes.io/component"
+
+
+@pytest.fixture(scope="module")
+def kserve(place: Place) -> None:
+    if not there(place.cluster, CRD):
+        pytest.skip("needs KServe")
+
+
+def there(cluster: Cluster, definition: str) -> bool:
+    try:
+        return bool(cluster.get(DEFINITIONS, definition))
+    except Absent:
+        return False
+
+
+def pods(place: Place, run: str, stage: str, phase: str = "Running") -> list[str]:
+    labels = f"workflows.argoproj.io/workflow={run},{COMPONENT}={stage}"
+    found, _ = place.cluster.list(PODS, labels=labels)
+    return [each["metadata"]["name"] for each in found if each.get("status", {}).get("phase") == phase]
+
+
+def seconds(run: ClusterRun) -> str:
+    return f"{run.state.seconds or 0:.0f} s"
+
+
+def succeeded(run: ClusterRun) -> None:
+    assert run.state.phase == "Succeeded", f"{run.state.culprit}: {run.state.message}"
+
+
+def test_install_brings_everything_and_changes_nothing_when_repeated(place: Place, tell: Tell) -> None:
+    first = place.answer("install")
+    states = {each["state"] for each in first if each["namespace"] == place.namespace}
+    assert states == {"created"} or not place.new
+    again = place.answer("install")
+    assert [each for each in again if each["state"] != "unchanged"] == []
+    tell("install, twice", f"{len(first)} objects; then all unchanged")
+
+
+def test_doctor_finds_what_a_run_needs(place: Place, tell: Tell, request: pytest.FixtureRequest) -> None:
+    config = load(place.folder / "config.yaml", chosen={"platform": str(place.folder / "platform.yaml")})
+    found = check_cluster(place.cluster, config)
+    assert [each for each in found if each.state == "missing" and each.what != "KServe"] == []
+    named = {each.what: each.found for each in found}
+    versions = (f"{what} {named[what]}" for what in ("Kubernetes", "Argo Workflows", "KServe"))
+    request.config.stash[VERSIONS] = "; ".join(versions)
+    tell("doctor", f"{sum(each.state == 'ok' for each in found)} of {len(found)} ok")
+
+
+def test_a_run_survives_the_loss_of_a_pod(place: Place, tell: Tell) -> None:
+    name = place.submit(MODEL, "--no-serve")
+    place.until(lambda: "serving " in place.call("logs", name, "evaluate").stdout)  # one that is new, Argo makes again
+    place.cluster.delete(PODS, pods(place, name, "evaluate")[0], grace_s=0)
+    run = place.ended(name)
+    succeeded(run)
+    assert max(node.attempts for node in run.state.nodes) > 1
+    tell("a run whose pod is deleted while it measures", f"retried; {run.winner} ({run.outcome}) after {seconds(run)}")
+
+
+def test_argo_shows_the_model_the_winner_and_why(place: Place, tell: Tell) -> None:
+    run = place.run("latest")
+    title = run.workflow["metadata"]["annotations"]["workflows.argoproj.io/title"]
+    assert MODEL in title
+    document = run.document()
+    assert document["winner"] in ("fp16", "int8")
+    assert document["winner"] in document["reason"]
+    tell("title, outputs and reason in the Workflow", f"{title}: {document['reason']}")
+
+
+def test_logs_are_those_of_the_stages(place: Place, tell: Tell) -> None:
+    ended = place.call("logs", "latest", "select")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip()
+    tell("logs of a stage", f"{len(ended.stdout.splitlines())} lines of select")
+
+
+def test_a_second_run_ends_from_the_memo(place: Place, tell: Tell) -> None:
+    first, name = place.run("latest"), place.submit(MODEL, "--no-serve", "--force")
+    run = place.ended(name)
+    succeeded(run)
+    assert run.winner == first.winner
+    assert any(node.cached for node in run.state.nodes)
+    assert (run.state.seconds or 0) < (first.state.seconds or 0)
+    tell("the same run again", f"resolve from the memo, the rest from the store; {seconds(run)}")
+
+
+def test_two_configurations_run_side_by_side_and_one_is_stopped_and_retried(place: Place, tell: Tell) -> None:
+    other = place.submit(OTHER_MODEL, "--no-serve", "--set", "optimize.variants=[fp16]")
+    weights = "profile.weights={quality: 0.2, latency: 0.3, throughput: 0.3, memory: 0.2}"
+    same = place.submit(MODEL, "--no-serve", "--set", weights)
+    place.until(lambda: {place.run(each).state.phase for each in (other, same)} == {"Running"}, 300)
+    place.until(lambda: pods(place, other, "evaluate"))
+    assert place.call("stop", other).returncode == 0
+    stopped = place.ended(other)
+    assert stopped.state.phase == "Failed"
+    assert stopped.state.node("onExit").phase == "Succeeded"
+    succeeded(place.ended(same))
+    tell("two configurations side by side with one template", f"both ran; {seconds(place.run(same))} for the second")
+    again = str(place.answer("retry", other, "--no-follow")["run"])
+    run = place.ended(again)
+    succeeded(run)
+    tell("stop while measuring, then retry", f"report written; Succeeded {seconds(run)} after the retry")
+
+
+def test_a_model_that_does_not_exist_fails_in_its_first_stage(place: Place, tell: Tell) -> None:
+    began = time.monotonic()
+    ended = place.call("run", "slipway-test/does-not-exist")
+    assert ended.returncode not in (0, 75)
+    assert "slipway-test/does-not-exist" in ended.stderr
+    tell("a model that does not exist", f"exit code {ended.returncode} after {time.monotonic() - began:.0f} s")
+
+
+@pytest.mark.usefixtures("kserve")
+def test_the_first_release_is_served(place: Place, tell: Tell) -> None:
+    run = place.ended(place.submit(MODEL))
+    succeeded(run)
+    gateway = place.cluster.get(GATEWAYS, "kserve-ingress-gateway", "kserve")["status"]["addresses"][0]["value"]
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "What is a list?"}], "max_tokens": 8}
+    host = {"Host": urlsplit(run.document()["url"]).netloc}
+    answered = httpx.post(f"http://{gateway}/v1/chat/completions", json=body, headers=host, timeout=120)
+    assert answered.json()["choices"][0]["message"]["content"], answered.text
+    tell("the first release on KServe", f"{run.document()['release']} answers after {seconds(run)}")
+
+
+@pytest.mark.usefixtures("kserve")
+def test_a_canary_that_can_not_start_is_rolled_back(place: Place, tell: Tell) -> None:
+    before = place.run("latest").document()["release"]
+    other = "fp16" if "int8" in before else "int8"
+    name = place.submit(
+        MODEL,
+        *("--set", f"optimize.variants=[{other}]", "--set", "rollout.ready_timeout_s=60"),
+        *("--set", "kserve.image=localhost/slipway-evaluate-cpu:no-such-tag"),
+    )
+    state = place.ended(name).state
+    said = state.node(state.culprit or "onExit").message
+    assert (state.phase, "rolled back" in said) == ("Failed", True), said
+    tell("a canary whose image is not there", said)
+
+
+@pytest.mark.usefixtures("kserve")
+def test_a_good_canary_waits_for_an_approval_and_is_promoted(place: Place, tell: Tell) -> None:
+    name = place.submit(MODEL, "--set", "optimize.variants=[fp16]", "--set", "rollout.approval=true")
+    place.until(lambda: place.run(name).state.node("approve").phase != "Pending")
+    assert place.answer("resume", name)["resumed"] == ["approve"]
+    run = place.ended(name)
+    succeeded(run)
+    tell("a good canary, approved by slipway resume", f"{run.document()['release']} promoted after {seconds(run)}")
+
+
+def test_uninstall_leaves_nothing(place: Place, tell: Tell) -> None:
+    if there(place.cluster, CRD) and place.cluster.list(ISVCS, labels=OURS)[0]:
+        tell("uninstall while it serves", "refused")
+        assert "endpoints serve" in place.call("uninstall", "--yes").stderr
+        for kind in (ISVCS, HTTP_ROUTES):
+            for each in place.cluster.list(kind, labels=OURS)[0]:
+                place.cluster.delete(kind, each["metadata"]["name"])
+    kept = place.answer("uninstall", "--yes")
+    assert place.cluster.get(CLAIMS, "slipway-models")
+    removed = place.answer("uninstall", "--yes", "--models")
+    place.until(lambda: absent(place), 120)
+    assert place.cluster.list(WORKFLOWS)[0] == []
+    tell(
+        "uninstall, then with --models", f"{len(kept)} objects, the models kept; then {len(removed)} and the namespace"
+    )
+
+
+def absent(place: Place) -> bool:
+    try:
+        place.cluster.get(NAMESPACES, place.namespace)
+    except Absent:
+        return True
+    return False

@@ -1,0 +1,113 @@
+"""How many GPUs a model gets and how long its context is, for published models on GPUs of the catalogue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scoring.capacity.architecture import Architecture
+from scoring.capacity.families import read_architecture
+from scoring.capacity.layout import LEAST_CONTEXT, Layout, Wish, choose_layout, contradictions, left_out
+from scoring.capacity.memory import Parallelism, Serving, fit
+from scoring.capacity.weights import Parameters, count_parameters
+from stages.parts.machine.accelerators import catalogue
+
+PUBLISHED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "published_models.yaml").read_text())
+GPUS = catalogue()
+CHAT = Wish(longest_request=960, concurrency=8)
+
+
+def sized(name: str) -> tuple[Architecture, Parameters]:
+    model = read_architecture(PUBLISHED[name]["config"])
+    return model, count_parameters(model)
+
+
+def layout(name: str, gpu: str, wish: Wish = CHAT, gpus: int = 8, **serving: Any) -> Layout:
+    return choose_layout(*sized(name), GPUS[gpu], gpus, Serving(context=0, **serving), wish)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "size"),
+    [
+        ("llama-3.1-8b", "l4", 1),
+        ("llama-3.1-8b", "h100", 1),
+        ("llama-3.1-70b", "h100", 4),  # 65.7 GiB of weights on each of 2, and 71.3 to use: no room for the rest
+        ("llama-3.1-70b", "h200", 2),
+        ("llama-3.1-70b", "l40s", 4),
+        ("mixtral-8x7b", "a100-80", 2),
+        ("gemma-2-9b", "l4", 2),
+        ("qwen3-30b-a3b", "h100", 1),
+    ],
+)
+def test_a_model_gets_the_fewest_gpus_on_which_fp16_fits_with_room(name: str, gpu: str, size: int) -> None:
+    found = layout(name, gpu)
+    assert (found.tensor_parallel_size, found.reasons, found.with_room) == (size, (), True)
+    assert found.requests >= CHAT.concurrency
+    if size > 1:
+        assert layout(name, gpu, replace(CHAT, tensor_parallel_size=size // 2)).requests < CHAT.concurrency
+
+
+def test_the_context_is_the_longest_that_fits_and_at_most_the_models_own() -> None:
+    assert layout("llama-3.1-8b", "h100").context == 131_072
+    on_l4 = layout("llama-3.1-8b", "l4").context
+    assert LEAST_CONTEXT < on_l4 < 131_072
+    assert on_l4 % 256 == 0
+    model, parameters = sized("llama-3.1-8b")
+    found = fit(model, parameters, "fp16", GPUS["l4"], Parallelism(1), Serving(context=on_l4))
+    # What is kept free are a quarter of the estimates: 1.8 GiB of activations, CUDA graphs and runtime.
+    assert 0.8 * found.longest_context < on_l4 < found.longest_context
+
+
+def test_more_users_get_more_gpus_and_beyond_all_of_them_they_wait() -> None:
+    assert layout("llama-3.1-8b", "l4", replace(CHAT, concurrency=64)).tensor_parallel_size == 2
+    waiting = layout("llama-3.1-8b", "l4", replace(CHAT, concurrency=64), gpus=1)
+    assert (waiting.tensor_parallel_size, waiting.reasons) == (1, ())
+    assert 0 < waiting.requests < 64
+
+
+def test_what_fits_nowhere_says_why_on_the_most_gpus() -> None:
+    found = layout("deepseek-v3", "h100")
+    assert found.tensor_parallel_size == 8
+    assert found.reasons[0].startswith("weights 157.9, ")
+    asked = layout("llama-3.1-8b", "l4", Wish(context=131_072), gpus=1)
+    assert asked.reasons[0].endswith("of 131,072 tokens of context")
+
+
+def test_an_explicit_size_and_context_stay() -> None:
+    found = layout("llama-3.1-8b", "h100", Wish(tensor_parallel_size=2, context=8192))
+    assert (found.tensor_parallel_size, found.context, found.reasons) == (2, 8192, ())
+
+
+def test_an_explicit_cache_is_not_reduced_by_what_is_kept_free() -> None:
+    found = layout("llama-3.1-8b", "l4", kv_cache_bytes=1 << 30)
+    assert found.context == (1 << 30) // 131_072 // 256 * 256 - 256  # vLLM keeps one block
+
+
+def test_every_contradiction_is_named() -> None:
+    model, _ = sized("llama-3.1-8b")
+    wish = Wish(tensor_parallel_size=3, context=200_000, longest_request=300_000)
+    assert list(contradictions(model, wish)) == [
+        "max_model_len 200,000: the model was made for 131,072 tokens",
+        "the workload's requests have up to 300,000 tokens, and the model was made for 131,072",
+        "tensor_parallel_size 3: 32 attention heads are not divisible by 3",
+        "tensor_parallel_size 3: 8 KV heads can neither be divided among 3 GPUs nor copied evenly",
+        *(
+            f"tensor_parallel_size 3: {kind}: a width of {width} is not divisible by 3"
+            for kind, width in (("attention", "4096 × 4096"), ("mlp", "4096 × 28672"), ("mlp", "14336 × 4096"))
+        ),
+    ]
+    assert list(contradictions(model, Wish(tensor_parallel_size=4, context=8192, longest_request=8192))) == []
+    assert list(contradictions(model, Wish(context=1024, longest_request=1025))) == [
+        "the workload's requests have up to 1,025 tokens, and max_model_len is 1,024"
+    ]
+
+
+def test_a_variant_that_cannot_be_divided_is_left_out_with_the_reason() -> None:
+    model, _ = sized("llama-2-7b")
+    assert left_out(model, "int8", 4, 128) == ()
+    assert left_out(model, "awq", 4, 128) == ("mlp: 2752 inputs per GPU are not divisible by groups of 128",)
+    assert left_out(model, "awq", 4, 64) == left_out(model, "awq", 1, 128) == ()

@@ -1,0 +1,217 @@
+"""Every request is counted once, whatever is interrupted."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.parts.endpoint import access_log, usage
+from stages.parts.endpoint.usage import NOBODY, opened, rotate, sums, take_in, with_costs
+from tests.serving import wait_until
+from tests.stages.parts.endpoint.test_clients import MODEL, Front, front
+
+__all__ = ["front"]
+ALWAYS = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def line(number: int, **changed: Any) -> str:
+    told = {
+        "id": str(number),
+        "at": f"{datetime.now(UTC).timestamp():.6f}",
+        "model": MODEL,
+        "client": "a",
+        "release": "r1",
+        "path": "/v1/completions",
+        "status": 200,
+        "flags": "-",
+        "ttft_ms": number,
+        "duration_ms": 10 * number,
+        "prompt_tokens": 7,
+        "output_tokens": 3,
+    } | changed
+    return json.dumps({name: value for name, value in told.items() if value is not None}) + "\n"
+
+
+class Place:
+    """A store with the log of one endpoint."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.folder = root, root / "org--name" / "serving"
+        self.folder.mkdir(parents=True)
+        self.log = self.folder / access_log.NAME
+
+    def write(self, text: str) -> None:
+        with self.log.open("a") as file:
+            file.write(text)
+
+    def take(self) -> int:
+        with opened(self.root) as database:
+            return take_in(database, self.folder)
+
+    def sums(self, *by: str, since: datetime = ALWAYS) -> list[usage.Sum]:
+        with opened(self.root) as database:
+            return sums(database, since, by)
+
+    def files(self) -> list[str]:
+        return sorted(each.name for each in self.folder.iterdir())
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_line_is_taken_once_and_only_when_it_is_whole(place: Place) -> None:
+    text = line(1)
+    place.write(text[:20])
+    assert place.take() == 0
+    place.write(text[20:])
+    assert [place.take(), place.take()] == [1, 0]
+    place.write(line(2) + line(3)[:-5])
+    assert [place.take(), place.take()] == [1, 0]
+    (found,) = place.sums()
+    assert (found.requests, found.prompt_tokens, found.output_tokens) == (2, 14, 6)
+
+
+def test_what_was_being_taken_when_it_was_interrupted_is_taken_whole_afterwards(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.write("".join(line(number) for number in range(100)))
+
+    def interrupted(request: access_log.Request) -> list[Any]:
+        if request.id == "50":
+            raise KeyboardInterrupt
+        return taken(request)
+
+    taken = usage._row
+    monkeypatch.setattr(usage, "_row", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        place.take()
+    monkeypatch.undo()
+    assert place.sums() == []
+    place.take()
+    assert place.sums()[0].requests == 100
+
+
+def test_several_that_take_at_the_same_time_take_each_line_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "CHUNK_BYTES", 1000)
+    place.write("".join(line(number) for number in range(300)))
+    takers = [threading.Thread(target=place.take) for _ in range(4)]
+    for each in takers:
+        each.start()
+    for each in takers:
+        each.join()
+    assert place.sums()[0].requests == 300
+
+
+def test_a_finished_file_is_read_to_its_end_before_it_is_removed(place: Place) -> None:
+    place.write(line(1))
+    place.take()
+    place.write(line(2))
+    assert rotate(place.folder, limit=10)
+    with next(place.folder.glob("access.*.jsonl")).open("a") as envoy:  # which has not opened the next one
+        assert place.take() == 1
+        assert len(place.files()) == 1
+        envoy.write(line(3))
+    place.write(line(4))
+    assert place.take() == 2
+    assert place.files() == [access_log.NAME]
+    assert place.sums()[0].requests == 4
+    assert not rotate(place.folder)
+
+
+def test_the_beginning_of_a_line_that_a_killed_envoy_left_spoils_no_other(place: Place) -> None:
+    place.write(line(1) + line(2)[:30])
+    assert rotate(place.folder, 0)
+    place.write(line(3))
+    place.take()
+    assert place.sums()[0].requests == 2
+    assert place.files() == [access_log.NAME]
+
+
+def test_sums_are_by_what_is_asked_for_and_since_when(place: Place) -> None:
+    long_ago = f"{(datetime.now(UTC) - timedelta(days=2)).timestamp():.6f}"
+    place.write(line(1, cached_tokens=5) + line(2) + line(3, client="b", prompt_tokens=100) + line(4, at=long_ago))
+    place.write(line(5, client=None, status=401, prompt_tokens=None, output_tokens=None, release=None))
+    place.write(line(6, status=503, prompt_tokens=None, output_tokens=None) + line(7, status=0, prompt_tokens=None))
+    place.write(line(8, prompt_tokens=None, output_tokens=None) + line(9, path="/metrics", status=404))
+    place.write(line(10, path="/v1/models", prompt_tokens=None, output_tokens=None))
+    place.take()
+    first, second, third = place.sums("client", since=datetime.now(UTC) - timedelta(hours=1))
+    assert (first.group, first.requests, first.prompt_tokens) == ({"client": "b"}, 1, 100)
+    assert (second.group, second.requests, second.failed, second.unknown) == ({"client": "a"}, 6, 2, 1)
+    assert (second.prompt_tokens, second.cached_tokens, second.output_tokens) == (14, 5, 9)
+    assert (third.group, third.requests, third.refused) == ({"client": NOBODY}, 1, 1)
+    assert place.sums()[0].requests == 9, "what is not offered is not counted"
+
+
+def test_the_95th_percentile_is_of_answers_and_of_their_first_tokens(place: Place) -> None:
+    place.write("".join(line(number) for number in range(1, 101)))
+    place.write(line(5000, status=500, output_tokens=None))
+    place.take()
+    (found,) = place.sums()
+    assert (found.ttft_p95_ms, found.duration_p95_ms) == (95, 950)
+
+
+def test_a_price_is_shared_by_tokens_or_by_time(place: Place) -> None:
+    now = datetime.now(UTC)
+    told = {"at": f"{(now - timedelta(hours=2)).timestamp():.6f}", "prompt_tokens": 29, "output_tokens": 1}
+    place.write(line(1, **told) + line(3, client="b", prompt_tokens=9, output_tokens=1))
+    place.take()
+    found = place.sums("client")
+    with opened(place.root) as database:
+        assert usage.hours(database, ALWAYS, now) == pytest.approx(2, abs=1e-3)
+        assert usage.hours(database, now + timedelta(hours=1), now) == 0
+    assert [each.cost for each in found] == [None, None]
+    assert [each.cost for each in with_costs(found, 8.0, "tokens")] == [6.0, 2.0]
+    assert [each.cost for each in with_costs(found, 8.0, "time")] == [2.0, 6.0]
+
+
+def test_sums_equal_what_the_server_answered_over_rotation_and_streams_that_were_cut(front: Front) -> None:
+    keys = {name: front.add(name) for name in ("a", "b")}
+    for number in range(40):
+        name = "ab"[number % 2]
+        assert front.ask(keys[name], stream=number % 3 == 0).status_code == 200
+    front.give_up(keys["a"])
+    front.ask("wrong")
+    front.logged(42)
+    with opened(front.root) as database:
+        take_in(database, front.files)
+        assert rotate(front.files, limit=10)
+        front.proxy.admin.post("/reopen_logs")
+        for _ in range(5):
+            assert front.ask(keys["b"]).status_code == 200
+        front.logged(5)
+        wait_until(lambda: take_in(database, front.files) == 0, "the end of what there is")
+        found = {each.group["client"]: each for each in sums(database, ALWAYS, ["client"])}
+    assert {name: each.requests for name, each in found.items()} == {"a": 21, "b": 25, NOBODY: 1}
+    assert {name: (each.prompt_tokens, each.output_tokens) for name, each in found.items()} == {
+        "a": (140, 60),
+        "b": (175, 75),
+        NOBODY: (0, 0),
+    }
+    assert (found["a"].failed, found["a"].unknown, found[NOBODY].refused) == (1, 0, 1)
+
+
+def test_the_command_prints_a_table_json_and_csv(place: Place) -> None:
+    place.write(line(1) + line(2, client="b"))
+
+    def said(*arguments: str) -> str:
+        command = [sys.executable, "-m", "pipeline", "usage", "--store", str(place.root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ)).stdout
+
+    assert "org/name" in said()
+    assert [each["client"] for each in json.loads(said("--by", "client", "--json"))] == ["a", "b"]
+    (row,) = csv.DictReader(io.StringIO(said("--by", "model", "--csv")))
+    assert (row["model"], row["requests"], row["prompt_tokens"]) == (MODEL, "2", "14")
+    assert "no requests since" in said("--since", "2999-01-01")

@@ -1,0 +1,122 @@
+"""The highest rate at which targets hold, from the trials of rates."""
+
+from __future__ import annotations
+
+import math
+import random
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.evaluate.search import Search
+from stages.parts.samples.capacity import Tried, capacity_of, capacity_per_s, strain_of, throughput_of
+from stages.parts.samples.lines import LoadRun, LoadSamples, TimedRequest
+
+
+def request(ttft_ms: float, tpot_ms: float = 1.0, start_s: float = 0.0, tokens: int = 10) -> TimedRequest:
+    return TimedRequest(
+        restart=0,
+        phase="trial",
+        number=0,
+        start_s=start_s,
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot_ms,
+        e2el_ms=ttft_ms + tokens * tpot_ms,
+        itl_ms=(),
+        prompt_tokens=5,
+        output_tokens=tokens,
+    )
+
+
+def trial(start: int, rate: float, slowest_ms: float | None) -> LoadSamples:
+    """A trial of 40 requests with a target of 100 ms; ended early if *slowest_ms* is None."""
+    requests = () if slowest_ms is None else (request(slowest_ms),) * 40
+    run = LoadRun(
+        restart=start,
+        phase="trial",
+        number=start,
+        rate_per_s=rate,
+        concurrency=1,
+        duration_s=40 / rate,
+        targets_ms=(100.0, 10.0),
+        held=slowest_ms is not None and slowest_ms <= 100,
+    )
+    return LoadSamples(run, requests)
+
+
+def steady(start: int, tokens: int = 10) -> LoadSamples:
+    run = LoadRun(restart=start, phase="round", number=start, rate_per_s=7.0, concurrency=1, duration_s=2.0)
+    return LoadSamples(run, (request(50.0, tokens=tokens),) * 14)
+
+
+def test_the_targets_hold_if_95_percent_of_the_requests_meet_both() -> None:
+    good, late, slow = request(100.0, 10.0), request(101.0, 1.0), request(1.0, 11.0)
+    assert strain_of([good] * 38 + [late, slow], 100, 10) == 1
+    assert strain_of([good] * 37 + [late, late, slow], 100, 10) == pytest.approx(1.01)
+    assert strain_of([], 100, 10) == math.inf
+
+
+def test_a_wait_that_grows_all_the_time_does_not_hold_however_loose_the_targets_are() -> None:
+    growing = [request(1000 * 0.2 * second, start_s=second) for second in range(40)]
+    assert strain_of(growing, 60_000, 1000) == pytest.approx(2.0)
+    assert strain_of([request(5000, start_s=second) for second in range(40)], 60_000, 1000) < 0.1
+
+
+@pytest.mark.parametrize(("grows_s", "holds"), [(0.0, 95), (0.1, 95), (0.5, 5)])
+def test_waits_that_differ_by_chance_in_a_short_trial_still_hold(grows_s: float, holds: int) -> None:
+    chance = random.Random(1)
+
+    def trial() -> list[TimedRequest]:
+        times_s = [each / 15 for each in range(20)]
+        return [request(200 + 1000 * grows_s * at + chance.uniform(0, 200), start_s=at) for at in times_s]
+
+    held = sum(strain_of(trial(), 5000, 500) <= 1 for _ in range(100))
+    assert held <= holds if holds < 50 else held >= holds - 3
+
+
+def test_the_capacity_lies_between_the_highest_rate_that_held_and_the_next_that_did_not() -> None:
+    assert capacity_per_s([Tried(8, 0.5), Tried(16, 2.0)]) == pytest.approx(8 * math.sqrt(2))
+    assert capacity_per_s([Tried(8, 0.9), Tried(10, 0.95), Tried(16, math.inf)]) == pytest.approx(10.3, abs=0.2)
+    assert capacity_per_s([Tried(4, 0.1), Tried(8, 1.0)]) == 8
+    assert capacity_per_s([Tried(4, 1.5)]) is None
+
+
+@given(st.floats(1, 1000), st.floats(1, 1000), st.floats(1.05, 4), st.floats(0.5, 6))
+def test_the_search_ends_close_to_the_rate_where_the_strain_is_one(
+    capacity: float, begin: float, step: float, steepness: float
+) -> None:
+    tried: list[Tried] = []
+    search = Search(begin, step)
+    while rate := search.following(tried):
+        tried.append(Tried(rate, (rate / capacity) ** steepness))
+        assert len(tried) < 20
+    found = capacity_per_s(tried)
+    assert found is not None
+    assert found == pytest.approx(capacity, rel=0.05)
+
+
+def test_the_throughput_of_a_start_is_its_capacity_in_tokens_of_the_rounds() -> None:
+    trials = [trial(0, 8, 50.0), trial(0, 16, 200.0)]
+    assert throughput_of([steady(0)], trials) == pytest.approx(8 * math.sqrt(2) * 10)
+    assert throughput_of([steady(0, 20)], trials) == pytest.approx(8 * math.sqrt(2) * 20)
+    assert throughput_of([steady(0)], []) == pytest.approx(70)
+
+
+def test_over_several_starts_the_capacity_has_an_interval() -> None:
+    rates = [8.0, 8.2, 8.4]
+    trials = [each for start, rate in enumerate(rates) for each in (trial(start, rate, 100.0), trial(start, 9, None))]
+    found = capacity_of([steady(start) for start in range(3)], trials)
+    assert found is not None
+    assert found.starts == pytest.approx((80, 82, 84))
+    assert found.requests_per_s == pytest.approx(math.exp(fmean(map(math.log, rates))))
+    assert found.low is not None
+    assert found.high is not None
+    # Student's t with two degrees of freedom: 4.30 · 2.0 / √3.
+    assert (found.low, found.high) == pytest.approx((82 - 5, 82 + 5), abs=0.2)
+    assert [(each.rate_per_s, each.share, each.held) for each in found.trials][:2] == [(8, 1.0, True), (9, None, False)]
+    one = capacity_of([steady(0)], trials[:2])
+    assert one is not None
+    assert (one.low, one.high) == (None, None)
+    assert capacity_of([steady(0)], []) is None

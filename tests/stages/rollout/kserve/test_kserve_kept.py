@@ -1,0 +1,132 @@
+"""The mode in which a model is served is kept, and nobody else's objects are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stages.parts.base.errors import Conflict
+from stages.parts.releases.split import Split
+from stages.rollout.kserve import route
+from stages.rollout.kserve.objects import KServeEndpoint, predictor_name, route_name, route_service
+from tests.stages.rollout.kserve.on_kserve import OnKServe
+from tests.stages.rollout.kserve.test_kserve_rollout import MODES
+from tests.stages.rollout.stage import GOOD, NEXT
+
+Serve = Callable[..., OnKServe]
+
+
+def upgraded(kserve: OnKServe) -> None:
+    """KServe 0.21 takes the place of an older one."""
+    kserve.kserve.version, kserve.kserve.mode, kserve.kserve.gateway_api = "v0.21.0", "Standard", True
+    kserve.kserve.configure()
+
+
+@pytest.mark.parametrize("mode", ["route", "knative"])
+def test_an_upgrade_of_kserve_leaves_a_model_in_its_mode(
+    serve: Serve, mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kserve = serve(**MODES[mode])
+    kserve.first()
+    assert "stays in mode" not in capsys.readouterr().err
+    upgraded(kserve)
+    kserve.make(NEXT)
+    assert kserve.roll(NEXT).state == "promoted"
+    assert f"org/name stays in mode {mode}; KServe's is now standard" in capsys.readouterr().err
+    assert kserve.connect().installation.mode == mode
+    assert kserve.connect().split() == Split(NEXT)
+    assert kserve.kserve.started == [GOOD, NEXT]
+    assert kserve.kserve.sent_into_the_void == []
+
+
+def test_another_mode_than_the_one_that_serves_is_refused(serve: Serve) -> None:
+    kserve = serve(**MODES["route"])
+    kserve.first()
+    upgraded(kserve)
+    before = kserve.server.all("InferenceService")
+    with pytest.raises(Conflict, match=r"served in mode route, and kserve.mode says standard$") as refused:
+        kserve.connect(mode="standard")
+    assert "docs/rollout.md" in refused.value.hint
+    assert kserve.connect(mode="route").split() == Split(GOOD)
+    assert kserve.server.all("InferenceService") == before
+
+
+def test_a_release_under_the_names_of_older_versions_is_rolled_on_from(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def old_service(endpoint: KServeEndpoint, release: str) -> str:
+        return f"{endpoint.name}-{predictor_name(release)}"
+
+    kserve = serve(**MODES["route"])
+    with monkeypatch.context() as older:
+        older.setattr(route, "route_service", old_service)
+        older.setattr(route, "route_name", lambda endpoint: endpoint.name)
+        kserve.first()
+    assert kserve.server.find("HTTPRoute", kserve.name)
+    kserve.make(NEXT)
+    assert kserve.roll(NEXT).state == "promoted"
+    assert [each["metadata"]["name"] for each in kserve.server.all("HTTPRoute")] == [kserve.name]
+    (left,) = kserve.server.all("InferenceService")
+    assert left["metadata"]["name"] == route_service(kserve.endpoint(), NEXT)
+    assert kserve.kserve.started == [GOOD, NEXT]
+    assert kserve.kserve.sent_into_the_void == []
+
+
+def test_no_name_belongs_to_two_modes(standard: OnKServe) -> None:
+    endpoint = standard.endpoint()
+    by_kserve = {endpoint.name, f"{endpoint.name}-predictor", f"{endpoint.name}-{predictor_name(GOOD)}-predictor"}
+    ours = {route_name(endpoint), route_service(endpoint, GOOD), f"{route_service(endpoint, GOOD)}-predictor"}
+    assert by_kserve.isdisjoint(ours)
+    longest = f"isvc.{route_service(endpoint, '12345-awq-123456789012')}-predictor"
+    assert len(longest) + 28 - len(endpoint.name) <= 63, "a label's value, for the longest name of an endpoint"
+
+
+def of_somebody(kserve: OnKServe, name: str, **metadata: Any) -> None:
+    spec = {"parentRefs": [{"name": "theirs"}], "hostnames": ["theirs"], "rules": [{"backendRefs": [{"name": "x"}]}]}
+    kserve.server.put(
+        {
+            "apiVersion": "gateway.networking.k8s.io/v1",
+            "kind": "HTTPRoute",
+            "metadata": {"name": name, "namespace": "default", **metadata},
+            "spec": spec,
+        },
+        manager="theirs",
+    )
+
+
+@pytest.mark.parametrize("mode", ["standard", "route"])
+def test_a_route_of_somebody_else_is_refused_by_name(serve: Serve, mode: str) -> None:
+    kserve = serve(**MODES[mode])
+    kserve.make(GOOD)
+    name = kserve.route if mode == "route" else kserve.name
+    of_somebody(kserve, name)
+    with pytest.raises(Conflict, match=f"the HTTPRoute {name} (is not of org/name|was not made by KServe)"):
+        kserve.roll(GOOD)
+    assert kserve.server.all("InferenceService") == []
+
+
+@pytest.mark.parametrize("mode", ["standard", "route"])
+def test_a_route_that_another_controller_looks_after_is_refused_by_name(serve: Serve, mode: str) -> None:
+    kserve = serve(**MODES[mode])
+    kserve.make(GOOD)
+    owner = {"apiVersion": "v1", "kind": "Rollout", "name": "theirs", "uid": "1"}
+    name = kserve.route if mode == "route" else kserve.name
+    of_somebody(kserve, name, ownerReferences=[owner], annotations={"slipway/model": "org/name"})
+    with pytest.raises(Conflict, match=f"the HTTPRoute {name} belongs to the Rollout theirs"):
+        kserve.roll(GOOD)
+    assert kserve.server.all("InferenceService") == []
+
+
+def test_a_model_that_two_modes_serve_is_refused_with_the_names_of_both(serve: Serve) -> None:
+    kserve = serve(**MODES["route"])
+    kserve.first()
+    other = kserve.server.all("InferenceService")[0]
+    annotations = {"slipway/model": "org/name", "serving.kserve.io/deploymentMode": "Standard"}
+    labels = {"app.kubernetes.io/part-of": "slipway"}
+    metadata = {"name": kserve.name, "namespace": "default", "labels": labels, "annotations": annotations}
+    kserve.kserve.stop()
+    kserve.server.put({**{key: other[key] for key in ("apiVersion", "kind", "spec")}, "metadata": metadata})
+    with pytest.raises(Conflict, match=f"in two modes at once: .*standard \\({kserve.name}\\)"):
+        kserve.connect()
