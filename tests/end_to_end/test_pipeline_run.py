@@ -162,7 +162,7 @@ def test_what_is_published_follows_from_the_samples_that_are_kept(pipeline, fini
     bits, of_bytes = bits_by_document(pipeline, name).sum(axis=0)
     assert bits / of_bytes == pytest.approx(perplexity.value)
     assert perplexity.score == pytest.approx(2**-perplexity.value)
-    assert [len(each.tokens) for each in given.held_out] == [128] * 32
+    assert [len(each.tokens) for each in given.held_out] == [128] * 16
     assert all(each.tokens.shape == each.logprobs.shape == (127, 20) for each in distributions(given))
     assert [each.prompt for each in evaluation.probes] == list(PROMPTS)
 
