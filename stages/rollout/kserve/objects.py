@@ -61,6 +61,9 @@ HASH_CHARACTERS: Final = 6
 LABEL_CHARACTERS: Final = 63
 """The most in a label of DNS and in a label's value."""
 KNATIVE_TIMEOUT_S: Final = 600
+KEEP_ALIVE_S: Final = 3700
+"""Longer than a gateway keeps an idle connection (Envoy: one hour): a request that is sent as the server closes its
+connection fails."""
 PRE_STOP_S: Final = 10
 """Until no proxy sends it new requests: a pod is told to stop while it is still being removed from the Services."""
 STOP_MARGIN_S: Final = 15
@@ -298,7 +301,7 @@ def _container(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
         "image": settings.image,
         "storageUri": endpoint.storage_uri(release),
         "args": _arguments(endpoint, release),
-        "env": [_api_key()],
+        "env": [_api_key(), {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": str(KEEP_ALIVE_S)}],
         "resources": resources,
         "startupProbe": health | {"failureThreshold": math.ceil(startup_s(endpoint, release) / PROBE_PERIOD_S)},
         "readinessProbe": health | {"failureThreshold": 2},

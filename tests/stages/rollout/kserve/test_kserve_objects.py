@@ -68,7 +68,8 @@ def test_a_release_is_served_from_its_own_directory_with_what_was_measured(tmp_p
         {
             "name": "VLLM_API_KEY",
             "valueFrom": {"secretKeyRef": {"name": "slipway-api", "key": "key", "optional": True}},
-        }
+        },
+        {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": "3700"},
     ]
 
 
