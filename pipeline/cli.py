@@ -139,8 +139,6 @@ def serve_model(
     from stages.parts.endpoint.record import stop as stop_serving
     from stages.parts.endpoint.supervisor import serve_foreground
     from stages.parts.model.name import ModelName
-    from stages.parts.releases.pinned import pinned
-    from stages.parts.releases.release import current_release
 
     given = {"serving.port": port, "serving.host": host}
     flags = [f"{field}={value}" for field, value in given.items() if value is not None]
@@ -152,7 +150,7 @@ def serve_model(
         return
     answer_sigterm()
     try:
-        serve_foreground(place, pinned(place, settings.serving, current_release(place)))
+        serve_foreground(place, settings.serving)
     except (KeyboardInterrupt, Interrupted):
         typer.echo("stopped", err=True)
 

@@ -117,11 +117,11 @@ def place_of(store: Any, model: str) -> ModelStore:
 
 def serving_of(place: ModelStore, settings: RunConfig) -> AskedServing:
     """The settings of the running endpoint, so that commands need not repeat them; else the configured ones."""
-    from stages.parts.base.settings import Serving, parse
+    from stages.parts.base.settings import AskedServing, parse
     from stages.parts.endpoint.record import endpoint
 
     found = endpoint(place)
-    return parse(Serving, found.serving, "endpoint.json") if found else settings.serving
+    return parse(AskedServing, found.serving, "endpoint.json") if found else settings.serving
 
 
 def served(place: ModelStore, settings: RunConfig, model: str) -> Split | None:

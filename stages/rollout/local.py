@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Final
 
 import httpx
 import psutil
 
 from stages.parts.base.errors import Conflict, ServerFailed, SlipwayError, TransientError
-from stages.parts.base.settings import AskedServing, Serving, parse
+from stages.parts.base.settings import AskedServing, parse
 from stages.parts.base.store import ModelStore, exclusive
 from stages.parts.endpoint.detached import start
 from stages.parts.endpoint.envoy import Admin
@@ -37,7 +36,6 @@ from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import LOCAL
 from stages.parts.releases.history import user
 from stages.parts.releases.pinned import pinned
-from stages.parts.releases.release import candidate, current_release
 from stages.parts.releases.split import Split
 
 IN_FORCE_TIMEOUT_S: Final = 60.0
@@ -52,11 +50,6 @@ class OneMachine:
     def __init__(self, store: ModelStore, source: str, serving: AskedServing) -> None:
         self._store, self._source, self._asked = store, source, serving
 
-    @cached_property
-    def _serving(self) -> Serving:
-        """The settings of both servers: what the newest release was measured with, where they are left open."""
-        return pinned(self._store, self._asked, candidate(self._store) or current_release(self._store))
-
     @property
     def name(self) -> str:
         return LOCAL
@@ -65,7 +58,7 @@ class OneMachine:
         found = self._running()
         if found is None:
             return Split(None)
-        room = fits_twice(self._serving)
+        room = fits_twice(self._asked)
         if replaced := self._replaced():
             return Split(replaced, found.release, 100, room=room)
         return Split(found.release, found.canary, found.percent, found.standby, room)
@@ -92,7 +85,7 @@ class OneMachine:
         """
         found = self._running()
         if found is None:
-            start(self._store, self._source, self._serving, Wanted(stable=release))
+            start(self._store, self._source, self._asked, Wanted(stable=release))
             return
         changed = self.changed_settings(found)
         if release == found.release:
@@ -106,7 +99,7 @@ class OneMachine:
             )
         if self._replaced():
             raise Conflict(f"{found.release} is being rolled out already", hint="end that rollout first")
-        if not fits_twice(self._serving):
+        if not fits_twice(self._asked):
             say(f"two servers do not fit on the GPU (serving.gpu_memory_utilization > 0.5): replacing {found.release}")
             self._restart(found, Wanted(stable=release, replaced=found.release))
             return
@@ -207,7 +200,7 @@ class OneMachine:
         if supervisor(self._store):
             raise TransientError(f"the endpoint of {self._store.model} is starting")
         wanted = Wanted.read(self._store.path / WANTED)
-        return start(self._store, self._source, self._serving, wanted) if wanted and wanted.tried else None
+        return start(self._store, self._source, self._asked, wanted) if wanted and wanted.tried else None
 
     def _replaced(self) -> str | None:
         wanted = Wanted.read(self._store.path / WANTED)
@@ -220,11 +213,11 @@ class OneMachine:
             ConfigError: see ``tls_of``; what is served stays.
             ServerFailed, PortInUse: it could not be served. What was served before is served again.
         """
-        tls_of(self._serving)
+        tls_of(self._asked)
         before, key = Wanted.read(self._store.path / WANTED) or Wanted(stable=found.release), key_of(found)
         try:
             stop(self._store)
-            start(self._store, self._source, self._serving, wanted)
+            start(self._store, self._source, self._asked, wanted)
         except BaseException as error:
             say(f"serving {found.release} again as before")
             stop(self._store)
@@ -242,10 +235,12 @@ class OneMachine:
         return f"to apply the present ones: slipway serve {self._source}"
 
     def changed_settings(self, found: Endpoint) -> list[str]:
-        """The names of the settings in which *found* differs from the present ones."""
-        asked = {**self._serving.model_dump(mode="json"), "the API key": bool(api_key())}
-        runs = {**found.serving, "the API key": found.protected}
-        return [name for name, value in asked.items() if runs.get(name) != value]
+        """The names of the settings in which *found* differs from the present ones, for the release that it serves."""
+        asked, runs = (
+            {**pinned(self._store, each, found.release).model_dump(mode="json"), "the API key": protected}
+            for each, protected in ((self._asked, bool(api_key())), (settings_of(found), found.protected))
+        )
+        return [name for name, value in asked.items() if runs[name] != value]
 
     @contextlib.contextmanager
     def _wanted(self) -> Iterator[Wanted]:
@@ -290,13 +285,13 @@ class OneMachine:
         return server
 
 
-def fits_twice(serving: Serving) -> bool:
+def fits_twice(serving: AskedServing) -> bool:
     """Whether a canary's server fits beside the stable one's: on a GPU, each takes its share of the memory."""
     return not serves_on_gpu() or serving.gpu_memory_utilization <= ALONE
 
 
-def settings_of(found: Endpoint) -> Serving:
-    return parse(Serving, found.serving, "endpoint.json")
+def settings_of(found: Endpoint) -> AskedServing:
+    return parse(AskedServing, found.serving, "endpoint.json")
 
 
 def key_of(found: Endpoint) -> str:

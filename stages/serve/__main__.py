@@ -12,8 +12,6 @@ from stages.parts.base.store import ModelStore, store_root
 from stages.parts.endpoint.record import API_KEY_VARIABLE, say, stop
 from stages.parts.endpoint.supervisor import serve_foreground
 from stages.parts.model.name import ModelName
-from stages.parts.releases.pinned import pinned
-from stages.parts.releases.release import current_release
 from stages.serve.ensure import ensure
 
 
@@ -24,7 +22,7 @@ def main() -> None:
     rollout = parse_json(Rollout, arguments.rollout, "--rollout")
     if arguments.foreground:
         try:
-            serve_foreground(store, pinned(store, serving, current_release(store)), resume=arguments.resume)
+            serve_foreground(store, serving, resume=arguments.resume)
         except (KeyboardInterrupt, Interrupted):
             say("stopped")
     elif arguments.stop:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stages.parts.base.errors import RolledBack, ServerFailed
-from stages.parts.base.settings import AskedServing, Rollout, Serving
+from stages.parts.base.settings import AskedServing, Rollout
 from stages.parts.base.store import ModelStore, exclusive
 from stages.parts.endpoint.clients import read_clients
 from stages.parts.endpoint.record import LOG, SERVERS, Endpoint, api_key, endpoint, published, say
@@ -12,7 +12,7 @@ from stages.parts.engine.client import answer, healthy
 from stages.parts.records.rollout import under_way
 from stages.parts.releases.pinned import pinned
 from stages.parts.releases.release import candidate
-from stages.rollout.local import OneMachine
+from stages.rollout.local import OneMachine, settings_of
 from stages.rollout.plan import resume
 from stages.rollout.state_machine import roll_out
 
@@ -33,14 +33,13 @@ def ensure(store: ModelStore, asked: AskedServing, source: str, rollout: Rollout
         Conflict: another release is being rolled out.
     """
     release = candidate(store) or published(store).name
-    serving = pinned(store, asked, release)
     with exclusive(store.lock("serve"), f"serve {store.model}"):
         found = endpoint(store)
-        if found and serves(store, found, release, serving):
+        if found and serves(store, found, release, asked):
             interrupted = under_way(store)  # a rollout that was killed at its very end has yet to be marked as ended
             if interrupted is None or interrupted.release != release:
                 return found, False
-        target = OneMachine(store, source, serving)
+        target = OneMachine(store, source, asked)
         resume(store, release, target.name)  # raises before anything is changed if another rollout is under way
         if found and found.release != release and (changed := target.changed_settings(found)):
             say(f"first restarting the served release with the new settings ({', '.join(changed)})")
@@ -57,13 +56,13 @@ def ensure(store: ModelStore, asked: AskedServing, source: str, rollout: Rollout
         return found, True
 
 
-def serves(store: ModelStore, found: Endpoint, release: str, serving: Serving) -> bool:
+def serves(store: ModelStore, found: Endpoint, release: str, serving: AskedServing) -> bool:
     """Whether *found* serves *release* exactly as asked, and answers with the API key that is set now. Without one, and
     with clients who have keys of their own, the release's server is asked itself."""
-    same = (found.release, found.canary, found.serving, found.protected) == (
+    same = (found.release, found.canary, pinned(store, settings_of(found), release), found.protected) == (
         release,
         None,
-        serving.model_dump(mode="json"),
+        pinned(store, serving, release),
         bool(api_key()),
     )
     if not same or not healthy(found.url, serving.tls_certificate):

@@ -12,7 +12,7 @@ from typing import Final
 
 from stages.parts.base import program
 from stages.parts.base.errors import PortInUse, ServerFailed
-from stages.parts.base.settings import Serving
+from stages.parts.base.settings import AskedServing
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.endpoint.record import (
     API_KEY_VARIABLE,
@@ -32,7 +32,7 @@ from stages.parts.engine.server import POLL_S, reserved_port
 PREVIOUS_LOG: Final = "endpoint.previous.log"
 
 
-def start(store: ModelStore, source: str, serving: Serving, wanted: Wanted, *, key: str | None = None) -> Endpoint:
+def start(store: ModelStore, source: str, serving: AskedServing, wanted: Wanted, *, key: str | None = None) -> Endpoint:
     """Serve what is *wanted* and return once the stable release answers. If this is interrupted, it is stopped again.
 
     Args:
@@ -86,7 +86,7 @@ def _cause(said: program.StageFailure | None, log: Path) -> ServerFailed:
     return ServerFailed(said.message, hint=said.hint or f"see {log}")
 
 
-def _wait_for_port(serving: Serving, timeout_s: float) -> None:
+def _wait_for_port(serving: AskedServing, timeout_s: float) -> None:
     """Raises: PortInUse: something still listens on the port after *timeout_s*."""
     deadline = time.monotonic() + timeout_s
     while True:

@@ -92,6 +92,7 @@ class Endpoint(Record):
     servers: tuple[ServerState, ...] = ()
     log: str
     serving: dict[str, Any]
+    """As they were asked for: where they leave something open, each release is served as it was measured."""
     protected: bool
     """Whether clients need an API key."""
     started_at: datetime

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Final, NoReturn
 
 from stages.parts.base.errors import ConfigError, NotEnoughSpace, ServerFailed, TransientError
-from stages.parts.base.settings import Serving
+from stages.parts.base.settings import AskedServing
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint import usage
 from stages.parts.endpoint.door import Door
@@ -40,6 +40,7 @@ from stages.parts.endpoint.supervised_server import RestartPolicy, SupervisedSer
 from stages.parts.endpoint.tls import tls_of
 from stages.parts.engine.client import reachable
 from stages.parts.engine.server import ServerSpec, reserved_port
+from stages.parts.releases.pinned import pinned
 
 DEFAULT_POLICY: Final = RestartPolicy()
 POLL_S: Final = 0.1
@@ -51,7 +52,7 @@ WITHDRAWN_DRAIN_S: Final = 600
 
 
 def serve_foreground(
-    store: ModelStore, serving: Serving, policy: RestartPolicy = DEFAULT_POLICY, *, resume: bool = False
+    store: ModelStore, serving: AskedServing, policy: RestartPolicy = DEFAULT_POLICY, *, resume: bool = False
 ) -> None:
     """Serve the published release until interrupted; a rollout that was under way is resumed.
 
@@ -75,7 +76,7 @@ def serve_foreground(
             (store.path / RECORD).unlink(missing_ok=True)
 
 
-def supervise(store: ModelStore, serving: Serving, policy: RestartPolicy) -> NoReturn:
+def supervise(store: ModelStore, serving: AskedServing, policy: RestartPolicy) -> NoReturn:
     """Serve what ``serving.json`` asks for, until a signal or an error.
 
     Raises:
@@ -104,7 +105,7 @@ def supervise(store: ModelStore, serving: Serving, policy: RestartPolicy) -> NoR
 class _Supervisor:
     """The servers, the proxy (once a server is up), and what is in force."""
 
-    def __init__(self, store: ModelStore, serving: Serving, policy: RestartPolicy, port: int) -> None:
+    def __init__(self, store: ModelStore, serving: AskedServing, policy: RestartPolicy, port: int) -> None:
         self._store, self._serving, self._policy, self._port = store, serving, policy, port
         self._tls = tls_of(serving)
         self._servers: dict[str, SupervisedServer] = {}
@@ -182,7 +183,7 @@ class _Supervisor:
         spec = ServerSpec(
             self._store.releases / release,
             self._store.model,
-            self._serving,
+            pinned(self._store, self._serving, release),
             log=self._store.path / SERVERS / f"{release}.log",
             unix_socket=True,
             for_clients=True,

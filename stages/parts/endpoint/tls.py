@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Serving
+from stages.parts.base.settings import AskedServing
 from stages.parts.base.store import digest_of, write_json
 
 SECRET_FILE: Final = "certificate.json"  # noqa: S105
@@ -56,7 +56,7 @@ class Tls:
         write_json(folder / SECRET_FILE, {"version_info": version, "resources": [secret]})
 
 
-def tls_of(serving: Serving) -> Tls | None:
+def tls_of(serving: AskedServing) -> Tls | None:
     """The files that are set; None: plain HTTP.
 
     Raises:
