@@ -12,7 +12,7 @@ from typing import Final
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture, VariantName
 from scoring.capacity.assumptions import ESTIMATE_ERROR
-from scoring.capacity.memory import Memory, Parallelism, Serving, fit, undivided
+from scoring.capacity.memory import Fit, Memory, Parallelism, Serving, fit, undivided
 from scoring.capacity.weights import Parameters
 
 LEAST_CONTEXT: Final = 4096
@@ -100,6 +100,23 @@ def left_out(model: Architecture, variant: VariantName, tensor_parallel_size: in
     return tuple(undivided(model, variant, Parallelism(tensor_parallel_size), group_size))
 
 
+def surely_fits(found: Fit, serving: Serving) -> bool:
+    """Whether it fits with ``serving.context`` also if more memory is taken than was estimated."""
+    return (
+        not found.reasons and found.cache is not None and found.cache.longest(_spare(found, serving)) >= serving.context
+    )
+
+
+def certain_reasons(found: Fit, serving: Serving) -> tuple[str, ...]:
+    """Why it does not fit also if less memory is taken than was estimated; empty if it may."""
+    if found.cache is None:
+        return found.reasons
+    room = found.memory.kv_cache + _uncertain(found.memory)
+    least = serving.kv_cache_bytes
+    may = room >= (least or 1) and found.cache.longest(least or room) >= serving.context
+    return () if may else found.reasons
+
+
 def _tried(
     model: Architecture,
     parameters: Parameters,
@@ -112,11 +129,16 @@ def _tried(
     found = fit(model, parameters, "fp16", accelerator, Parallelism(size), replace(serving, context=least))
     if found.reasons or found.cache is None:
         return Layout(size, least, 0, found.reasons)
-    spare = found.cache_bytes - (0 if serving.kv_cache_bytes else _uncertain(found.memory))
+    spare = _spare(found, serving)
     longest = found.cache.longest(spare)
     context = wish.context or max(least, rounded_context(longest, model))
     requests = found.cache.sequences(max(spare, 0), wish.longest_request or context)
     return Layout(size, context, requests, with_room=longest >= least)
+
+
+def _spare(found: Fit, serving: Serving) -> int:
+    """Bytes for the KV cache that are left if more memory is taken than was estimated."""
+    return found.cache_bytes - (0 if serving.kv_cache_bytes else _uncertain(found.memory))
 
 
 def _uncertain(memory: Memory) -> int:

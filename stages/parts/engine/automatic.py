@@ -137,6 +137,17 @@ def decide(described: Description, asked: Asked, place: Place) -> Decided:
         return _literal(asked.serving, place, weights, note=f"{described.model} can't be sized: {error}")
 
 
+def memory_of(serving: AskedServing, group_size: int, context: int = 0) -> Memory:
+    """The settings that a server's memory on GPUs depends on."""
+    return Memory(
+        context=context,
+        utilization=serving.gpu_memory_utilization,
+        enforce_eager=serving.enforce_eager,
+        kv_cache_bytes=serving.kv_cache_mib * MIB if serving.kv_cache_mib else None,
+        group_size=group_size,
+    )
+
+
 def refuse_contradictions(described: Description, asked: Asked) -> None:
     """Refuse what no hardware could serve.
 
@@ -153,13 +164,7 @@ def refuse_contradictions(described: Description, asked: Asked) -> None:
 
 def _on_gpus(sized: _Sized, asked: Asked, place: Place, accelerator: Accelerator, source: str) -> Decided:
     model, wish, serving = sized.model, asked.wish(sized.model), asked.serving
-    memory = Memory(
-        context=0,
-        utilization=serving.gpu_memory_utilization,
-        enforce_eager=serving.enforce_eager,
-        kv_cache_bytes=serving.kv_cache_mib * MIB if serving.kv_cache_mib else None,
-        group_size=asked.optimize.group_size,
-    )
+    memory = memory_of(serving, asked.optimize.group_size)
     found = choose_layout(model, sized.parameters, accelerator, place.gpus, memory, wish)
     size, wrong = found.tensor_parallel_size, list(contradictions(model, wish))
     if size > place.gpus:

@@ -8,7 +8,8 @@ import pytest
 
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Serving
-from stages.parts.engine.room import GIB, check_room
+from stages.parts.engine.host import GIB
+from stages.parts.engine.room import check_room
 from stages.parts.engine.server import ServerSpec, running
 from tests.serving import one_gpu
 
