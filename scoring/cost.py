@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+
+from scoring.student import quantile
 
 if TYPE_CHECKING:
     from scoring.arrays import Floats
@@ -51,3 +55,35 @@ def per_million(price_per_hour: float, tokens_per_s: float, draws: Floats | None
 
 def _cost(price_per_hour: float, tokens_per_s: float) -> float:
     return price_per_hour / SECONDS_PER_HOUR / tokens_per_s * MILLION if tokens_per_s else math.inf
+
+
+@dataclass(frozen=True)
+class CostChange:
+    """The change of the cost of a request, as a share: −0.3 is 30 % less."""
+
+    value: float
+    low: float | None
+    high: float | None
+    """95 % interval; None where each way of serving was started once, which does not show the noise of a start."""
+
+
+def cost_change(before: Sequence[float], after: Sequence[float]) -> CostChange:
+    """How the cost of a request changes if the same GPUs serve in another way: what an hour of a GPU costs is the same,
+    so it is the inverse of the ratio of the rates per GPU.
+
+    The interval is Student's t of the difference of the mean logarithms, with one variance for the starts of both ways
+    of serving.
+
+    Args:
+        before: requests or tokens per second and GPU after each start; positive.
+        after: the same with the other way of serving; its starts are not paired with the first ones.
+    """
+    logs = [[math.log(each) for each in rates] for rates in (before, after)]
+    change = fmean(logs[0]) - fmean(logs[1])
+    degrees = sum(len(each) - 1 for each in logs)
+    if not degrees:
+        return CostChange(math.expm1(change), None, None)
+    squares = sum((one - fmean(each)) ** 2 for each in logs for one in each)
+    spread = math.sqrt(squares / degrees * sum(1 / len(each) for each in logs))
+    reach = quantile(0.975, degrees) * spread
+    return CostChange(math.expm1(change), math.expm1(change - reach), math.expm1(change + reach))

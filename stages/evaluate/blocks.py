@@ -23,14 +23,15 @@ from scoring.schedule import ROUNDS, Plan, Progress, look, next_block
 from stages.evaluate.drift import probe
 from stages.evaluate.gates import reference_of, refusal
 from stages.evaluate.lanes import Lane, lanes
-from stages.evaluate.load import StartLoad
+from stages.evaluate.load import described
 from stages.evaluate.results import choice_digest, keep
 from stages.evaluate.room import no_room
 from stages.evaluate.session import Session, say
+from stages.evaluate.smaller import measure_smaller
 from stages.evaluate.subject import Subject
 from stages.parts.base.errors import TransientError
+from stages.parts.engine.room import fewest_gpus
 from stages.parts.records.evaluation import Evaluation, Schedule, Speed
-from stages.parts.samples.capacity import throughput_of
 from stages.parts.samples.evidence import evidence_of, gates_of
 
 MINUTE: Final = 60
@@ -39,22 +40,23 @@ MINUTE: Final = 60
 class Blocks:
     """Measures *subjects*, the reference among them if there is one. ``run`` is called once."""
 
-    def __init__(self, session: Session, subjects: Sequence[Subject], before: Evaluation | None) -> None:
+    def __init__(self, session: Session, subjects: Sequence[Subject], before: Evaluation | None, logs: Path) -> None:
         """Args: before: an evaluation with all looks, if the subjects were measured together before."""
         self.session, self.subjects = session, {each.name: each for each in subjects}
         self.reference = self.subjects.get(reference_of(session.profile))
         self.number = max(each.blocks for each in subjects)
         self.lanes: list[Lane] = []
+        self._logs = logs
         self._began = time.monotonic()
         self._spent_before_s = before.schedule.spent_s if before and before.schedule else 0.0
         self.progress = self._progress(before)
 
-    def run(self, logs: Path) -> None:
+    def run(self) -> None:
         """Measure until the choice is settled or the budget is spent."""
         if self.progress.times and not self._goes_on():
             return
         with contextlib.ExitStack() as standing:
-            self.lanes = lanes(standing, self.session.serving, len(self.subjects), logs)
+            self.lanes = lanes(standing, self.session.serving, len(self.subjects), self._logs)
             for each in self.subjects.values():
                 standing.callback(each.stop)
             while order := next_block(self.plan, self.progress):
@@ -241,7 +243,7 @@ class Blocks:
         gates = gates_of(measured, self.session.profile, self.session.profile.constraints)
         able = tuple(name for name in gone if gates[name].verdict == "pass")
         if not able:
-            self._keep(gone, "settled", "no variant is within the profile's limits")
+            self._keep(gone, "settled", "no variant is within the profile's limits", self.spent_s)
             return False
         running = tuple(name for name in self.progress.running if name in gone)
         missing = [name for name, each in self.subjects.items() if each.failure]
@@ -255,12 +257,29 @@ class Blocks:
             missing,
             spent_s=self.spent_s,
         )
+        said, spent_s = told(verdict), self.spent_s
+        say(f"after block {self.number}, {spent_s / MINUTE:.1f} of {self.plan.budget_s / MINUTE:g} minutes: {said}")
+        if not goes_on:
+            self._on_fewer_gpus(gone, verdict.chosen, said)
         settled = all(each.relation != "open" for each in verdict.comparisons)
-        self._keep(gone, "" if goes_on else "settled" if settled else "budget", told(verdict))
+        self._keep(gone, "" if goes_on else "settled" if settled else "budget", said, spent_s)
         return goes_on
 
-    def _keep(self, gone: Mapping[str, Subject], ended: Literal["settled", "budget", ""], said: str) -> None:
-        plan, spent_s = self.plan, self.spent_s
+    def _on_fewer_gpus(self, gone: Mapping[str, Subject], name: str, said: str) -> None:
+        """Measure the variant that leads on fewer GPUs if it fits there. If this is interrupted, it goes on here."""
+        session, subject = self.session, gone[name]
+        size = None if subject.smaller else fewest_gpus(subject.directory, session.serving)
+        if size is None:
+            return
+        self._keep(gone, "", said, self.spent_s)
+        left_s = self.plan.budget_s - self.spent_s
+        load = self.leading.loaded
+        measure_smaller(session, subject, size, load, left_s=left_s, given=self.lanes, logs=self._logs)
+
+    def _keep(
+        self, gone: Mapping[str, Subject], ended: Literal["settled", "budget", ""], said: str, spent_s: float
+    ) -> None:
+        plan = self.plan
         schedule = Schedule(
             variants=tuple(gone),
             profile=choice_digest(self.session.profile),
@@ -269,10 +288,9 @@ class Blocks:
             ended=ended,
             said=said,
         )
-        # Without lanes, nothing was measured since it was kept.
-        for each in gone.values() if self.lanes else ():
+        # Otherwise nothing was measured since it was kept.
+        for each in gone.values() if any(each.measured_now for each in gone.values()) else ():
             keep(self.session, each, self.progress.times[: each.looks], schedule)
-        say(f"after block {self.number}, {spent_s / MINUTE:.1f} of {plan.budget_s / MINUTE:g} minutes: {said}")
 
     def _progress(self, before: Evaluation | None) -> Progress:
         names = tuple(sorted(self.subjects, key=lambda name: self.subjects[name] is not self.reference))
@@ -306,11 +324,3 @@ def told(verdict: Verdict) -> str:
         f"{first} leads {closest.other} by {closest.lead:.3f}, which may be chance ({closest.low:+.3f} to "
         f"{closest.high:+.3f})"
     )
-
-
-def described(found: StartLoad) -> str:
-    counted = sum(len(each.requests) for each in found.rounds)
-    rate = f" at {found.rounds[0].run.rate_per_s:.3g} requests/s" if found.rounds[0].run.rate_per_s else ""
-    capacity = found.capacity_per_s()
-    limit = f"capacity {capacity:.3g} requests/s, " if capacity else ""
-    return f"{limit}{counted} requests{rate}, {throughput_of(found.rounds, found.trials):.0f} tokens/s"

@@ -26,7 +26,7 @@ from stages.evaluate.search import FIRST_STEP, OTHER_STEP, OWN_STEP, Search
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import ConfigError, MeasurementFailed
 from stages.parts.base.settings import Serving, Slo, Workload
-from stages.parts.samples.capacity import SHARE, capacity_per_s, strain_of, tried
+from stages.parts.samples.capacity import SHARE, capacity_per_s, strain_of, throughput_of, tried
 from stages.parts.samples.lines import LoadRun, LoadSamples, Phase, TimedRequest
 
 LOWER_TRIALS: Final = 5
@@ -105,6 +105,15 @@ def check_known(workload: Workload, name: str, known: Known) -> None:
             f"the load of {name} depends on what the reference can serve, which could not be measured",
             hint="see why, or set the workload's request_rate_per_s",
         )
+
+
+def described(found: StartLoad) -> str:
+    """What the load of a start showed, in a few words."""
+    counted = sum(len(each.requests) for each in found.rounds)
+    rate = f" at {found.rounds[0].run.rate_per_s:.3g} requests/s" if found.rounds[0].run.rate_per_s else ""
+    capacity = found.capacity_per_s()
+    limit = f"capacity {capacity:.3g} requests/s, " if capacity else ""
+    return f"{limit}{counted} requests{rate}, {throughput_of(found.rounds, found.trials):.0f} tokens/s"
 
 
 def load_start(target: Target, start: int, known: Known) -> StartLoad:

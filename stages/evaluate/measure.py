@@ -50,7 +50,7 @@ def measure(
             say(f"note: {model} is being served on this machine and shares it with this measurement")
         session = Session(store, workload, serving, profile, trace, include_defaults, beside)
         subjects = [Subject(name, store.optimized(name), each, folder) for name, each in wanted.items()]
-        Blocks(session, subjects, restore(store, subjects)).run(folder)
+        Blocks(session, subjects, restore(store, subjects), folder).run()
     if not os.environ.get(RUN_VARIABLE) and not any(each.failure for each in subjects):
         shutil.rmtree(folder)
     return {each.name: (result(session, each), each.measured_now) for each in subjects}

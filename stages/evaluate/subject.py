@@ -33,6 +33,7 @@ from stages.parts.records.evaluation import (
     Memory,
     Probe,
     Schedule,
+    Smaller,
     Speed,
     TaskScore,
     measures_of,
@@ -61,6 +62,9 @@ class Subject:
         """How often the choice was looked at with data of this variant."""
         self.rounds: list[LoadSamples] = []
         self.trials: list[LoadSamples] = []
+        self.smaller: Smaller | None = None
+        """What was measured of it on fewer GPUs, with its samples."""
+        self.smaller_load = StartLoad()
         self.speeds: list[tuple[Speed, Speed]] = []
         """The speed of the machine before and after each block."""
         self.ready_s: list[float] = []
@@ -84,6 +88,8 @@ class Subject:
     def restore(self, evaluation: Evaluation, samples: Samples) -> None:
         """Continue what was measured before under the same conditions."""
         self.rounds, self.trials = list(samples.rounds), list(samples.trials)
+        self.smaller = evaluation.smaller
+        self.smaller_load = StartLoad(samples.smaller_rounds, samples.smaller_trials)
         self._items, self._held_out = list(samples.items), list(samples.held_out)
         self._probes, self._agreement, self.quality = evaluation.probes, evaluation.agreement, evaluation.quality
         self._not_asked = evaluation.not_asked
@@ -239,6 +245,8 @@ class Subject:
             perplexity=tuple(each for each in self._items if isinstance(each, PerplexityItem)),
             held_out=tuple(self._held_out),
             trials=tuple(self.trials),
+            smaller_rounds=tuple(self.smaller_load.rounds),
+            smaller_trials=tuple(self.smaller_load.trials),
         )
 
     def measured(self, workload: Workload) -> Measured:
@@ -280,15 +288,34 @@ class Subject:
             not_asked=self._not_asked,
             looks=looks,
             schedule=schedule,
-            memory=Memory(
-                weights_bytes=variant.weights_bytes,
-                peak_resident_bytes=self._resident_bytes,
-                peak_gpu_bytes=self._gpu_bytes or None,
-                kv_cache_tokens=self._kv_cache_tokens,
-            ),
+            smaller=self.smaller,
+            memory=self._memory(),
             stored=variant.stored,
             beside=beside,
             started_at=self.started_at or datetime.now(UTC),
+            seconds=round(self.seconds, 3),
+        )
+
+    def _memory(self) -> Memory:
+        return Memory(
+            weights_bytes=self.conditions.variant.weights_bytes,
+            peak_resident_bytes=self._resident_bytes,
+            peak_gpu_bytes=self._gpu_bytes or None,
+            kv_cache_tokens=self._kv_cache_tokens,
+        )
+
+    def as_smaller(self, size: int, workload: Workload, serving: Serving) -> Smaller:
+        """What was measured of this subject, as that of the same variant on *size* GPUs, fewer than *serving* says."""
+        return Smaller(
+            tensor_parallel_size=size,
+            instead_of=serving.tensor_parallel_size,
+            failure=str(self.failure or ""),
+            engine=self._engine,
+            load=pooled_load(self.rounds) if self.rounds else None,
+            rounds=tuple(map(load_of, self.rounds)),
+            capacity=capacity_of(self.rounds, self.trials),
+            goodput=_goodput(self.rounds, workload) if self.rounds else None,
+            kv_cache_tokens=self._kv_cache_tokens,
             seconds=round(self.seconds, 3),
         )
 

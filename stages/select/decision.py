@@ -17,6 +17,7 @@ from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Candidate, Comparison, More, Production
 from stages.parts.samples.lines import Samples
 from stages.select.candidates import candidates_of
+from stages.select.layout import layout_of, said_of
 from stages.select.measurements import Measurements, measurements_of
 from stages.select.notes import near_limits, notes_of
 from stages.select.sentences import reason_of
@@ -129,6 +130,8 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
     """
     winner, verdict, base = choice.winner, choice.verdict, choice.basis.base
     found, price = choice.measurements, choice.basis.price
+    layout = layout_of(winner, choice.profile.constraints)
+    (cost,) = (each.cost for each in choice.candidates if each.variant == winner.variant)
     return Production(
         model=base.model,
         commit=base.commit,
@@ -142,6 +145,7 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
         notes=(
             *near_limits(found, choice.profile.constraints.limits()),
             *notes_of(found.evaluations, price, found.questions),
+            *([said_of(layout, winner.variant, cost)] if layout else ()),
         ),
         rules=RULES,
         slipway=VERSION,
@@ -158,6 +162,7 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
         workload=winner.workload,
         engine=winner.engine,
         hardware=winner.hardware,
+        layout=layout,
         key=decision_key(choice.basis, found.evaluations),
         decided_at=datetime.now(UTC),
     )

@@ -19,6 +19,7 @@ from stages.parts.records.acquired import ACQUIRED, Acquired, difference
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.production import Price, Production
 from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.releases.pinned import alike
 from stages.parts.releases.release import decisions, publish, release_name, settle
 from stages.parts.samples.lines import read_samples
 from stages.select.decision import choose, decision_key, document
@@ -66,8 +67,11 @@ def select(
         found = Selection(True, standing, "hardlink")
     else:
         choice = choose(basis, measured, samples)
-        release = release_name(store, choice.winner.variant, choice.winner.variant_digest)
-        decision = document(choice, run=run, release=release)
+        decision, winner = document(choice, run=run, release=""), choice.winner
+        name = release_name(
+            store, winner.variant, winner.variant_digest, lambda release: alike(store, release, decision)
+        )
+        decision = decision.model_copy(update={"release": name})
         held = _held(decision, allow_incomplete=allow_incomplete)
         found = Selection(False, decision, publish(store, decision, wait=wait or held))
     if run:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from stages.parts.base.errors import DamagedModel, NoWinner, SlipwayError
 from stages.parts.base.store import ModelStore, sha256_of
 from stages.parts.records.acquired import files_digest
-from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
+from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation, Smaller
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.samples.capacity import capacity_of
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load, task_score
@@ -166,6 +166,7 @@ def check_evaluation(evaluation: Evaluation, samples: Samples, verdict: Verdict)
             "rounds": tuple(map(load_of, samples.rounds)),
             "capacity": capacity_of(samples.rounds, samples.trials),
             "goodput": goodput_of(samples.rounds, slo.ttft_ms, slo.tpot_ms) if slo else None,
+            "smaller": _smaller(evaluation.smaller, samples),
             "quality": tuple(computed or recorded for recorded, computed in scores),
         }
     )
@@ -176,6 +177,21 @@ def check_evaluation(evaluation: Evaluation, samples: Samples, verdict: Verdict)
         for path, recorded, computed in found
     ]
     return recomputed if found else evaluation
+
+
+def _smaller(recorded: Smaller | None, samples: Samples) -> Smaller | None:
+    """What was measured on fewer GPUs, as it follows from the samples."""
+    if recorded is None or not samples.smaller_rounds:
+        return recorded
+    slo = recorded.goodput
+    return recorded.model_copy(
+        update={
+            "load": pooled_load(samples.smaller_rounds),
+            "rounds": tuple(map(load_of, samples.smaller_rounds)),
+            "capacity": capacity_of(samples.smaller_rounds, samples.smaller_trials),
+            "goodput": goodput_of(samples.smaller_rounds, slo.ttft_ms, slo.tpot_ms) if slo else None,
+        }
+    )
 
 
 def check_decision(

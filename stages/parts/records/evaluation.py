@@ -211,6 +211,25 @@ class Schedule(Record):
     """The outcome of the last look, in one sentence."""
 
 
+class Smaller(Record):
+    """The variant on fewer GPUs than all were measured on: started and loaded in the same way, after the choice."""
+
+    tensor_parallel_size: int
+    instead_of: int
+    """The GPUs of one server in the rest of the evaluation."""
+    failure: str = ""
+    """Why it could not be started or loaded, if it could not; the figures are those of the starts before that."""
+    engine: Engine | None = None
+    """None, like what follows, if it was never started or loaded."""
+    load: Load | None = None
+    """At the rate at which all variants were measured; if the capacity is lower, it could not keep up."""
+    rounds: tuple[Load, ...] = ()
+    capacity: Capacity | None = None
+    goodput: Goodput | None = None
+    kv_cache_tokens: int = 0
+    seconds: float
+
+
 class Evaluation(Record):
     """``evaluations/<variant>.json``: everything measured of one variant under one workload."""
 
@@ -251,6 +270,8 @@ class Evaluation(Record):
     were looked at (``scoring.sequential``); empty if they were looked at only once."""
     schedule: Schedule | None = None
     """None in records of older versions."""
+    smaller: Smaller | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Absent unless the variant led the others when measuring ended, on several GPUs, and fits on fewer."""
     memory: Memory
     stored: dict[str, int] = Field(default_factory=dict, exclude_if=lambda value: not value)
     """``Variant.stored``: what the weights are stored in; ``engine.dtype`` says what they are served in."""

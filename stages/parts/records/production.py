@@ -150,6 +150,24 @@ class More(Record):
     """How many times the present items of the quality tasks; 1: these are enough."""
 
 
+class Layout(Record):
+    """The winner on fewer GPUs than all variants were measured on, compared per GPU-hour."""
+
+    tensor_parallel_size: int
+    requests_per_s: float | None
+    """Per GPU, within the workload's targets where it has some; None if it could not be measured."""
+    instead_of: int
+    """The GPUs of one server with which all variants were measured."""
+    requests_per_s_before: float
+    """Per GPU, with so many."""
+    cost: Change | None
+    """The change of the cost of a request; None like the rate."""
+    against: tuple[str, ...]
+    """Why it is not served on fewer GPUs; empty if ``serving.tensor_parallel_size: auto`` means them."""
+    engine: Engine | None
+    """As it was measured on fewer GPUs."""
+
+
 class Candidate(Record):
     """One variant in a decision."""
 
@@ -249,6 +267,8 @@ class Production(Record):
     engine: Engine
     """The engine of the winner, as it was measured."""
     hardware: Hardware
+    layout: Layout | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Absent unless the winner fits on fewer GPUs and was measured there too."""
     key: str
     """``digest_of`` everything that the decision follows from: the same key means the same decision."""
     decided_at: datetime

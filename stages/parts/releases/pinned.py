@@ -7,14 +7,26 @@ from typing import Final
 
 from pydantic import ConfigDict
 
+from stages.parts.base.errors import DamagedModel
 from stages.parts.base.record import Record
 from stages.parts.base.settings import PINNED, AskedServing, Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.engine.host import startup_s
 from stages.parts.records.evaluation import Engine
+from stages.parts.records.production import Production
 from stages.parts.releases.release import METRICS
 
 ARGUMENTS: Final = {"max_model_len": "--max-model-len", "tensor_parallel_size": "--tensor-parallel-size"}
+
+
+class OnFewerGpus(Record):
+    """The part of ``Layout`` that is read here."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    tensor_parallel_size: int
+    against: tuple[str, ...]
+    engine: Engine | None
 
 
 class MeasuredWith(Record):
@@ -23,6 +35,26 @@ class MeasuredWith(Record):
     model_config = ConfigDict(extra="ignore")
 
     engine: Engine | None = None
+    layout: OnFewerGpus | None = None
+
+    @property
+    def served(self) -> Engine | None:
+        """The engine as clients get it: on fewer GPUs than all variants were measured on where that is cheaper."""
+        return self.layout.engine if self.layout and not self.layout.against else self.engine
+
+    @property
+    def fewer_gpus(self) -> int | None:
+        """So many; None: it is served on as many as it was measured on."""
+        return self.layout.tensor_parallel_size if self.layout and not self.layout.against else None
+
+
+def alike(store: ModelStore, release: str, decision: Production) -> bool:
+    """Whether a release of the same variant is served on as many GPUs as *decision* says. A release never changes."""
+    try:
+        made = MeasuredWith.read(store.releases / release / METRICS) or MeasuredWith()
+    except DamagedModel:
+        return False
+    return made.fewer_gpus == MeasuredWith.model_validate(decision.model_dump()).fewer_gpus
 
 
 def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Serving:
@@ -34,7 +66,7 @@ def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Servi
     if release is None or not any(getattr(asked, name) == "auto" for name in PINNED):
         return asked.pinned()
     measured = MeasuredWith.read(store.releases / release / METRICS)
-    engine = measured.engine if measured else None
+    engine = measured.served if measured else None
     arguments, ready_s = (engine.arguments, engine.ready_s) if engine else ((), 0.0)
     figures = {name: found for name, argument in ARGUMENTS.items() if (found := _value(arguments, argument))}
     return asked.pinned(**figures, startup_timeout_s=startup_s(weights_bytes(store, release), ready_s))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -133,14 +134,18 @@ def headline(store: ModelStore, release: str) -> str:
     return decision.headline
 
 
-def release_name(store: ModelStore, variant: str, digest: str) -> str:
+def release_name(store: ModelStore, variant: str, digest: str, alike: Callable[[str], bool] = lambda _: True) -> str:
     """The newest release if it already holds this variant (also after a crash while publishing), or the release in
-    production if that does; otherwise a new number. Numbers only grow and are never reused, even after a rollback."""
+    production if that does; otherwise a new number. Numbers only grow and are never reused, even after a rollback.
+
+    Args:
+        alike: whether a release of this variant is also served in the same way.
+    """
     suffix = f"{variant}-{digest[:12]}"
     names = numbered(store)
     newest = max(names, default=0)
     for name in (names.get(newest), current_release(store)):
-        if name and name.partition("-")[2] == suffix:
+        if name and name.partition("-")[2] == suffix and alike(name):
             return name
     return f"{newest + 1:04d}-{suffix}"
 

@@ -60,6 +60,8 @@ class _OfRun(_Line):
     phase: Phase
     number: int
     """The round or trial over all starts, from 0."""
+    gpus: int | None = None
+    """The GPUs of the server, only where they are fewer than those on which all variants were measured."""
 
 
 class LoadRun(_OfRun):
@@ -160,6 +162,9 @@ class Samples:
     held_out: tuple[HeldOutDocument, ...]
     trials: tuple[LoadSamples, ...] = ()
     """In the order of their numbers."""
+    smaller_rounds: tuple[LoadSamples, ...] = ()
+    smaller_trials: tuple[LoadSamples, ...] = ()
+    """Those on fewer GPUs (``Evaluation.smaller``)."""
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -167,7 +172,7 @@ class Samples:
 
     def lines(self) -> Iterator[_Line]:
         """Every line but the head."""
-        for each in (*self.rounds, *self.trials):
+        for each in (*self.rounds, *self.trials, *self.smaller_rounds, *self.smaller_trials):
             yield each.run
             yield from each.requests
         yield from self.items
@@ -200,21 +205,28 @@ def read_samples(path: Path, evaluation: Evaluation) -> Samples:
         raise DamagedModel(f"the raw samples {path} cannot be read: {error}", hint=MEASURE_AGAIN) from error
     if not isinstance(head, Head) or head.evaluation != evaluation.key:
         raise DamagedModel(f"the raw samples {path} belong to another evaluation", hint=MEASURE_AGAIN)
-    rounds = sorted(_runs(lines, "round"), key=lambda each: each.run.number)
-    trials = sorted(_runs(lines, "trial"), key=lambda each: each.run.number)
-    if len(rounds) != len(evaluation.rounds):
+    runs = sorted(_runs(lines), key=lambda each: each.run.number)
+    rounds, trials, smaller_rounds, smaller_trials = (
+        tuple(each for each in runs if (each.run.phase, each.run.gpus is not None) == (phase, smaller))
+        for smaller in (False, True)
+        for phase in ("round", "trial")
+    )
+    found, measured = len(rounds) + len(smaller_rounds), len(evaluation.rounds)
+    measured += len(evaluation.smaller.rounds) if evaluation.smaller else 0
+    if found != measured:
         raise DamagedModel(
-            f"the raw samples {path} hold {len(rounds)} rounds, but {len(evaluation.rounds)} were measured",
-            hint=MEASURE_AGAIN,
+            f"the raw samples {path} hold {found} rounds, but {measured} were measured", hint=MEASURE_AGAIN
         )
-    if not all(each.requests or each.run.held is False for each in (*rounds, *trials)):
+    if not all(each.requests or each.run.held is False for each in runs):
         raise DamagedModel(f"the raw samples {path} lack the requests of a run", hint=MEASURE_AGAIN)
     return Samples(
-        rounds=tuple(rounds),
+        rounds=rounds,
         accuracy=tuple(each for each in lines if isinstance(each, AccuracyItem)),
         perplexity=tuple(each for each in lines if isinstance(each, PerplexityItem)),
         held_out=tuple(each for each in lines if isinstance(each, HeldOutDocument)),
-        trials=tuple(trials),
+        trials=trials,
+        smaller_rounds=smaller_rounds,
+        smaller_trials=smaller_trials,
     )
 
 
@@ -247,14 +259,14 @@ def _with_kind(data: Any) -> Any:
     return {"kind": kind} | data
 
 
-def _runs(lines: list[Line], phase: Phase) -> list[LoadSamples]:
-    """The runs of one phase with their requests, in the order of the file."""
-    requests: dict[tuple[int, int], list[TimedRequest]] = {}
+def _runs(lines: list[Line]) -> list[LoadSamples]:
+    """The runs with their requests, in the order of the file."""
+    requests: dict[tuple[object, ...], list[TimedRequest]] = {}
     for line in lines:
-        if isinstance(line, TimedRequest) and line.phase == phase:
-            requests.setdefault((line.restart, line.number), []).append(line)
-    return [
-        LoadSamples(line, tuple(requests.get((line.restart, line.number), ())))
-        for line in lines
-        if isinstance(line, LoadRun) and line.phase == phase
-    ]
+        if isinstance(line, TimedRequest):
+            requests.setdefault(_run_of(line), []).append(line)
+    return [LoadSamples(line, tuple(requests.get(_run_of(line), ()))) for line in lines if isinstance(line, LoadRun)]
+
+
+def _run_of(line: _OfRun) -> tuple[object, ...]:
+    return line.gpus, line.phase, line.restart, line.number

@@ -16,6 +16,8 @@ from stages.parts.endpoint.record import WANTED, Endpoint, Wanted, endpoint
 from stages.parts.engine.client import answer
 from stages.parts.records.rollout import LOCK
 from stages.parts.releases.history import history
+from stages.parts.releases.release import METRICS
+from tests.samples import engine
 from tests.serving import (
     MODEL,
     REPOSITORY,
@@ -23,6 +25,7 @@ from tests.serving import (
     SERVING,
     WAIT_S,
     Said,
+    arguments_of,
     environment,
     living,
     one_gpu,
@@ -152,3 +155,42 @@ def test_a_rollback_replaces_the_bad_release_or_leaves_it_if_it_fails(machine: M
     assert machine.endpoint().release == old
     moves = [(each.kind, each.release, each.result) for each in history(machine.store)]
     assert moves[-2:] == [("rollback", broken, "rolled back"), ("rollback", old, "promoted")]
+
+
+def test_each_release_is_served_on_as_many_gpus_as_it_was_measured_on(machine: Machine) -> None:
+    old = machine.release(1)
+    measured_on(machine, old, 2)
+    assert machine.serve().returncode == 0
+    assert gpus_of(machine, old) == "2"
+    new = machine.release(2)
+    measured_on(machine, new, 2, fewer=1)
+    said = machine.serve()
+    assert said.returncode == 0, said.stderr
+    assert "restarting the served release" not in said.stderr
+    assert (machine.endpoint().release, gpus_of(machine, new)) == (new, "1")
+    back = machine.slipway("rollback", MODEL, "--to", "1")
+    assert back.returncode == 0, back.stderr
+    assert (machine.endpoint().release, gpus_of(machine, old)) == (old, "2")
+
+
+def measured_on(machine: Machine, release: str, gpus: int, fewer: int | None = None) -> None:
+    """Write what the release was measured with: on so many GPUs, and on fewer more cheaply."""
+
+    def measured(count: int) -> dict[str, Any]:
+        arguments = ["--tensor-parallel-size", str(count)] if count > 1 else []
+        return engine(None).model_dump(mode="json") | {"arguments": arguments}
+
+    layout = {"tensor_parallel_size": fewer, "against": [], "engine": measured(fewer)} if fewer else None
+    path = machine.store.releases / release / METRICS
+    path.write_text(json.dumps({"engine": measured(gpus), "layout": layout}))
+
+
+def gpus_of(machine: Machine, release: str) -> str:
+    """What the release's server was told; 1 if it was told nothing."""
+    (server, *_) = (
+        found
+        for each in living(processes_with(str(machine.store.releases / release)))
+        if "serve" in (found := arguments_of(each))
+    )
+    name = "--tensor-parallel-size"
+    return server[server.index(name) + 1] if name in server else "1"

@@ -16,6 +16,7 @@ from stages.parts.base.settings import AskedServing, Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.engine.arguments import GPU_ARGUMENT, engine_arguments
 from stages.parts.machine.processor import LIMIT
+from stages.parts.releases.release import METRICS
 from stages.rollout.kserve.autoscaling import scaled_object
 from stages.rollout.kserve.objects import (
     ISVC,
@@ -33,7 +34,7 @@ from stages.rollout.kserve.objects import (
 )
 from stages.rollout.kserve.settings import KServe
 from stages.select.selection import select
-from tests.samples import measured_store
+from tests.samples import engine, measured_store
 from tests.serving import REPOSITORY
 
 FIRST, SECOND = "0001-fp16-aaaaaaaaaaaa", "0002-awq-bbbbbbbbbbbb"
@@ -127,6 +128,24 @@ def test_a_release_is_served_with_what_it_was_measured_with_unless_the_settings_
     other = dataclasses.replace(at, serving=AskedServing(tensor_parallel_size=4), settings=KServe(memory="64Gi"))
     limits = predictor(other, decision.release, "standard")["model"]["resources"]["limits"]
     assert limits == {"nvidia.com/gpu": "4", "memory": "64Gi"}
+
+
+def test_a_release_that_is_cheaper_on_fewer_gpus_asks_for_so_many(tmp_path: Path) -> None:
+    at = dataclasses.replace(endpoint(tmp_path), serving=AskedServing())
+    measured = engine(None).model_dump(mode="json") | {"arguments": ["--tensor-parallel-size", "4"], "ready_s": 100.0}
+    fewer = {**measured, "arguments": ["--tensor-parallel-size", "2", "--max-model-len", "4096"], "ready_s": 400.0}
+    (at.store.releases / FIRST).mkdir(parents=True)
+    for against, gpus, ready_s in (([], "2", 1200), (["it is not cheaper"], "4", 900)):
+        layout = {"tensor_parallel_size": 2, "against": against, "engine": fewer}
+        (at.store.releases / FIRST / METRICS).write_text(json.dumps({"engine": measured, "layout": layout}))
+        model = predictor(at, FIRST, "standard")["model"]
+        assert (
+            model["resources"]["limits"]["nvidia.com/gpu"] == model["resources"]["requests"]["nvidia.com/gpu"] == gpus
+        )
+        assert f" --tensor-parallel-size {gpus} " in f" {' '.join(model['args'])} "
+        assert startup_s(at, FIRST) == ready_s
+    number = dataclasses.replace(at, serving=AskedServing(tensor_parallel_size=8))
+    assert predictor(number, FIRST, "standard")["model"]["resources"]["limits"]["nvidia.com/gpu"] == "8"
 
 
 def test_the_version_of_vllm_is_that_of_the_evaluation() -> None:

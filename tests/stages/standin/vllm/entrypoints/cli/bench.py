@@ -8,6 +8,7 @@ import os
 import random
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 
@@ -22,7 +23,7 @@ def bench() -> None:
     parser.add_argument("--result-dir", type=Path)
     parser.add_argument("--result-filename")
     asked, _ = parser.parse_known_args()
-    behaviour = json.loads((asked.tokenizer / "behaviour.json").read_text())
+    behaviour = behaviour_of(asked.tokenizer, asked.model)
     note("load", asked.model, asked.seed)
     if asked.seed == behaviour.get("fails_at_seed"):
         sys.exit("RuntimeError: lost the server")
@@ -32,18 +33,28 @@ def bench() -> None:
     # A start of its own has an effect of its own on the speed, the same whenever this is repeated.
     drawn = random.Random(f"{asked.model} {asked.seed}").gauss(0, behaviour.get("noise", 0))
     slower = math.exp(drawn) / behaviour.get("faster", 1)
+    # With a limit, the wait for the first token is in proportion to the rate, and 0.1 s at this one.
+    wait_s = 0.1 * slower * (asked.request_rate / behaviour["limit"] if "limit" in behaviour else 1)
     lines = map(json.loads, asked.dataset_path.read_text().splitlines())
     lengths = [each.get("output_tokens") or each["output_length"] for each in lines]
     told = {
         "completed": len(lengths),
         "failed": 0,
         "start_times": [100.0 + number * slower / asked.request_rate for number in range(len(lengths))],
-        "ttfts": [0.1 * slower] * len(lengths),
+        "ttfts": [wait_s] * len(lengths),
         "itls": [[0.01 * slower] * (length - 1) for length in lengths],
         "input_lens": [4] * len(lengths),
         "output_lens": lengths,
     }
     (asked.result_dir / asked.result_filename).write_text(json.dumps(told))
+
+
+def behaviour_of(model: Path, name: str) -> dict[str, Any]:
+    """What ``behaviour.json`` says of a server of this name: ``on_fewer_gpus`` changes it for one on fewer GPUs."""
+    path = model / "behaviour.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    fewer = found.pop("on_fewer_gpus", {})
+    return {**found, **(fewer if "-tp" in name else {})}
 
 
 def noted(what: str, name: str, number: int) -> int:

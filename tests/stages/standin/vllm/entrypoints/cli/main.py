@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from vllm.entrypoints.cli.bench import bench, note
+from vllm.entrypoints.cli.bench import behaviour_of, bench, note
 
 LOG = """\
 (EngineCore pid=1) INFO 01-02 03:04:05 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: \
@@ -205,8 +205,7 @@ def metrics(server: Server) -> str:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    path = Path(arguments.model) / "behaviour.json"
-    behaviour = json.loads(path.read_text()) if path.exists() else {}
+    behaviour = behaviour_of(Path(arguments.model), arguments.served_model_name)
     while "starts_after" in behaviour and not Path(behaviour["starts_after"]).exists():
         time.sleep(0.02)
     engine = None
