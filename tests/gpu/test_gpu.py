@@ -119,3 +119,22 @@ def test_two_evaluations_run_side_by_side_each_on_its_own_gpu(store: ModelStore,
     assert first.started_at.timestamp() < second.started_at.timestamp() + second.seconds
     assert second.started_at.timestamp() < first.started_at.timestamp() + first.seconds
     assert json.loads(found.evaluation(names[0]).read_text())["hardware"]["gpus"] == [gpus()[0]]
+
+
+@pytest.mark.skipif(len(gpus()) < 2, reason="needs two GPUs")
+def test_what_leads_on_two_gpus_is_measured_on_one_too(store: ModelStore, tmp_path: Path) -> None:
+    config, found = load(SETTINGS, assignments=CHANGED), ModelStore(tmp_path, MODEL)
+    names = ("fp16", "int8")
+    for name in names:
+        files = [path.name for path in store.optimized(name).iterdir()]
+        place_tree(store.optimized(name), found.optimized(name), files)
+    serving = config.serving.pinned(tensor_parallel_size=2)
+    command = [sys.executable, "-m", "stages.evaluate", "--model", MODEL, "--variants", ",".join(names)]
+    command += ["--workload", config.workload.model_dump_json(), "--serving", serving.model_dump_json()]
+    subprocess.run(command, env=os.environ | {STORE_VARIABLE: str(tmp_path)}, check=True)
+    (smaller,) = (each for name in names if (each := evaluation(found, name).smaller))
+    assert (smaller.tensor_parallel_size, smaller.instead_of, smaller.failure) == (1, 2, "")
+    assert smaller.engine
+    assert "--tensor-parallel-size" not in smaller.engine.arguments
+    assert smaller.capacity
+    assert smaller.load

@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from scoring.constraints import AtMost, Constraints
+from scoring.profile import Profile
+from stages.parts.base.settings import AskedServing
 from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Capacity, Evaluation, Smaller, Trial
 from stages.parts.records.production import Cost, Layout
+from stages.parts.releases.pinned import pinned
 from stages.select.layout import layout_of, said_of
+from stages.select.selection import select
 from tests.samples import measured_store
 
 TOKENS = 100
@@ -121,3 +125,25 @@ def test_without_targets_the_rates_of_the_saturated_servers_are_compared_start_b
 def test_a_variant_that_was_measured_once_has_no_layout(winner: Evaluation) -> None:
     assert layout_of(winner, Constraints()) is None
     assert "smaller" not in winner.model_dump(mode="json")
+
+
+def test_the_same_winner_on_another_number_of_gpus_is_another_release(tmp_path: Path) -> None:
+    store, profile, variants = measured_store(tmp_path), Profile(name="balanced"), ["fp16", "awq", "gptq"]
+    first = select(store, profile, variants).decision
+    found = Evaluation.read(store.evaluation(first.winner))
+    assert found
+    smaller = Smaller(
+        tensor_parallel_size=1,
+        instead_of=2,
+        engine=found.engine,
+        load=found.load,
+        capacity=capacity(9 * found.load.requests_per_s),
+        seconds=1.0,
+    )
+    found.model_copy(update={"smaller": smaller}).write(store.evaluation(first.winner))
+    second = select(store, profile, variants).decision
+    assert second.layout
+    assert (second.winner, second.layout.against) == (first.winner, ())
+    assert (first.release[:4], second.release[:4]) == ("0001", "0002")
+    assert pinned(store, AskedServing(), second.release).tensor_parallel_size == 1
+    assert select(store, profile, variants).decision.release == second.release
