@@ -42,21 +42,24 @@ class _Sized:
     gpus: int
     """Those of this machine."""
 
-    def on(self, size: int) -> Fit:
-        return fit(self.model, self.parameters, self.variant, self.accelerator, Parallelism(size), self.memory)
+    def on(self, size: int) -> Fit | None:
+        """None: the KV cache of the model can't be calculated."""
+        with contextlib.suppress(NotSizeable):
+            return fit(self.model, self.parameters, self.variant, self.accelerator, Parallelism(size), self.memory)
+        return None
 
-    def powers(self) -> list[int]:
-        return [1 << n for n in range(self.gpus.bit_length())]
+    def fewest(self, below: int | None = None) -> int | None:
+        """The fewest GPUs on which it fits, of those that are here, or *below* so many."""
+        powers = (1 << n for n in range(self.gpus.bit_length()))
+        sizes = (size for size in powers if below is None or size < below)
+        return next((size for size in sizes if (found := self.on(size)) and surely_fits(found, self.memory)), None)
 
 
 def fewest_gpus(directory: Path, settings: Serving) -> int | None:
     """The fewest GPUs on which the variant fits with the same settings otherwise, if those are fewer than in
     *settings*. None also where nothing can be calculated, as without GPUs."""
     sized = _sized(directory, settings)
-    if sized is None:
-        return None
-    smaller = (size for size in sized.powers() if size < settings.tensor_parallel_size)
-    return next((size for size in smaller if surely_fits(sized.on(size), sized.memory)), None)
+    return sized.fewest(settings.tensor_parallel_size) if sized else None
 
 
 def check_room(directory: Path, settings: Serving) -> None:
@@ -67,13 +70,13 @@ def check_room(directory: Path, settings: Serving) -> None:
         ConfigError: it needs more than ``tensor_parallel_size`` GPUs have; the hint says how many are enough.
     """
     sized = _sized(directory, settings)
-    if sized is None:
+    found = sized.on(settings.tensor_parallel_size) if sized else None
+    if sized is None or found is None:
         _check_weights(directory, settings)
-    elif reasons := certain_reasons(sized.on(settings.tensor_parallel_size), sized.memory):
-        enough = next((size for size in sized.powers() if surely_fits(sized.on(size), sized.memory)), None)
+    elif reasons := certain_reasons(found, sized.memory):
         raise ConfigError(
             f"it does not fit on {settings.tensor_parallel_size} GPU(s): {'; '.join(reasons)}",
-            hint=_hint(enough, sized.gpus),
+            hint=_hint(sized.fewest(), sized.gpus),
         )
 
 

@@ -73,6 +73,14 @@ def test_without_gpus_or_with_other_arguments_nothing_is_calculated(made: Made) 
     assert fewest_gpus(made("awq"), serving(extra_arguments=("--cpu-offload-gb", "2"))) is None
 
 
+def test_a_model_whose_cache_cannot_be_calculated_is_only_refused_for_its_weights(made: Made) -> None:
+    directory = made("fp16", model="jamba-v0.1")
+    config = PUBLISHED["jamba-v0.1"]["config"] | {"attn_layer_period": 100, "attn_layer_offset": 99}
+    (directory / "config.json").write_text(json.dumps(config))
+    assert fewest_gpus(directory, serving()) is None
+    check_room(directory, serving(1))
+
+
 def test_a_start_that_surely_fails_is_refused_with_the_number_of_gpus_that_is_enough(made: Made) -> None:
     directory = made("fp16")
     with pytest.raises(ConfigError, match=r"on 1 GPU\(s\): weights 131.4, .* GiB of 71.3 leave no room") as refused:
