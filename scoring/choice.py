@@ -12,7 +12,8 @@ tests keep to the error rate although the data are looked at after every block (
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -87,7 +88,7 @@ def judge(
         able: the variants that passed the gates; None: all. The others, such as a reference, only set the scale.
         beaten: those that an earlier look found worse than the first; they stay worse.
         missing: variants that were asked for and could not be made or measured.
-        times: the share of the budget used at each look, this one last; one per block.
+        times: of each look as in ``scoring.sequential.spent``, this one last; one per block.
         last: no block follows, so an unresolved choice comes with what would settle it.
 
     Raises:
@@ -113,7 +114,7 @@ def judge(
         scores={name: float(estimate.scores[estimate.place(name)]) for name in ranking},
         chances=chances(estimate, sorted(able)),
         comparisons=tuple(pairs),
-        more=_more(estimate, first, unsettled),
+        more=_more(estimate, first, unsettled, times),
     )
 
 
@@ -137,13 +138,17 @@ def _equal_to_all(estimate: Estimate, names: Sequence[str], times: tuple[float, 
 
 
 def _within_margins(estimate: Estimate, first: int, second: int, times: tuple[float, ...]) -> bool:
-    return _equivalent(estimate.differences(first, second), estimate.criteria.error_rate, times)
+    error_rate = estimate.criteria.error_rate
+    return _equivalent(estimate.differences(first, second), error_rate, limits(error_rate, times)[-1])
 
 
-def _equivalent(differences: Sequence[tuple[float, Lead]], error_rate: float, times: tuple[float, ...]) -> bool:
+def _equivalent(differences: Sequence[tuple[float, Lead]], error_rate: float, by_look: float) -> bool:
     """Whether every difference is shown to lie within its margin, by two one-sided tests each (Schuirmann 1987). The
-    items of the quality tasks are asked once, so there is one look at them."""
-    by_look = limits(error_rate, times)[-1]
+    items of the quality tasks are asked once, so there is one look at them.
+
+    Args:
+        by_look: the limit for what further starts can show.
+    """
     return all(
         max(each.below(-margin), 1 - each.below(margin)) <= (by_look if each.by_starts else error_rate)
         for margin, each in differences
@@ -158,15 +163,19 @@ def _cheapest(estimate: Estimate, names: Sequence[str]) -> str:
     return min(names, key=cost)
 
 
-def _more(estimate: Estimate, first: int, others: Sequence[int]) -> More | None:
-    """What would settle every open comparison."""
+def _more(estimate: Estimate, first: int, others: Sequence[int], times: tuple[float, ...]) -> More | None:
+    """What would settle every open comparison: within a larger budget, or for more items measured anew."""
     blocks = estimate.evidence.speed.blocks
     if not others or estimate.evidence.speed.degrees < 1:
         return None
 
     def settled(total: int, items: int) -> bool:
-        return all(_settled(estimate, first, other, total / blocks, items) for other in others)
+        def limit(alpha: float) -> float:
+            return limits(alpha, *(((*times, ended + 1.0), total - blocks) if items == 1 else ((1.0,),)))[-1]
 
+        return all(_settled(estimate, first, other, total / blocks, items, limit) for other in others)
+
+    ended = math.ceil(times[-1])
     for items in MORE_ITEMS:
         totals = (blocks, *(each for each in MORE_STARTS if each > blocks))
         enough = [each for each in totals if (each > blocks or items > 1) and settled(each, items)]
@@ -175,9 +184,11 @@ def _more(estimate: Estimate, first: int, others: Sequence[int]) -> More | None:
     return None
 
 
-def _settled(estimate: Estimate, first: int, other: int, starts: float, items: float) -> bool:
+def _settled(
+    estimate: Estimate, first: int, other: int, starts: float, items: float, limit: Callable[[float], float]
+) -> bool:
     rate, degrees = estimate.criteria.error_rate, estimate.evidence.speed.degrees * starts
-    if estimate.lead(first, other).with_more(starts, items, degrees).below(0.0) <= FEW_STARTS * rate / 2:
+    if estimate.lead(first, other).with_more(starts, items, degrees).below(0.0) <= limit(FEW_STARTS * rate / 2):
         return True
     further = [(margin, each.with_more(starts, items, degrees)) for margin, each in estimate.differences(first, other)]
-    return _equivalent(further, rate, (1.0,))
+    return _equivalent(further, rate, limit(rate))

@@ -54,7 +54,8 @@ class Progress:
     running: tuple[str, ...]
     """Those that the next block measures: of the able ones all that are not beaten, and at first the reference."""
     times: tuple[float, ...] = ()
-    """The share of the budget that was used at each look, one per block; 0 while the noise was not known."""
+    """When each look was, one per block (``scoring.sequential.spent``): the number of budgets that had ended, and the
+    used share of the present one; 0 while the noise was not known. A larger budget leaves them as they were."""
 
     @property
     def beaten(self) -> tuple[str, ...]:
@@ -79,11 +80,13 @@ def look(
     missing: Sequence[str] = (),
     *,
     spent_s: float | None = None,
+    again: bool = False,
 ) -> tuple[Progress, Verdict, bool]:
     """Judge after a block of all running variants.
 
     Args:
         spent_s: what was spent in all; None: what the plan charges for the block.
+        again: nothing was measured since the last look, but the budget or the criteria may be others.
 
     Returns:
         The progress, the verdict, and whether another block is to be measured: the choice is not settled, and the
@@ -91,10 +94,9 @@ def look(
     """
     block_s = plan.block_s(len(progress.running))
     spent = progress.spent_s + block_s if spent_s is None else spent_s
-    left = _suffices(plan, spent, len(progress.running), len(progress.times) + 1)
-    # Nothing can be decided, and so no error made, while the noise is not known.
-    used = spent / max(plan.budget_s, spent + block_s) if evidence.speed.degrees > 0 else 0.0
-    times = (*progress.times, max([used, *progress.times]) if left else 1.0)
+    left = _suffices(plan, spent, len(progress.running), len(progress.times) + (not again))
+    end_s = max(plan.budget_s, spent + block_s) if left else spent
+    times = _times(progress, spent, end_s, known=evidence.speed.degrees > 0, again=again)
     verdict = judge(
         evidence, criteria, able=progress.able, beaten=progress.beaten, missing=missing, times=times, last=not left
     )
@@ -104,6 +106,24 @@ def look(
     after = Progress(spent, progress.able, running, times)
     settled = all(each.relation != "open" for each in verdict.comparisons)
     return after, verdict, left and not settled
+
+
+def _times(progress: Progress, spent_s: float, end_s: float, *, known: bool, again: bool) -> tuple[float, ...]:
+    """The times of all looks, this one last: they run evenly to the next whole number at the end of the budget.
+
+    Args:
+        end_s: where the budget ends; ``spent_s`` if no block follows.
+        known: whether there is an estimate of the noise. Without one nothing can be decided, and so no error made.
+    """
+    before, left = progress.times[-1] if progress.times else 0.0, end_s > spent_s
+    if again:
+        return (*progress.times[:-1], before if left else max(1.0, math.ceil(before)))
+    following = math.floor(before) + 1.0
+    since_s = progress.spent_s if before else 0.0
+    now = following if not left else before
+    if left and known:
+        now += (following - before) * (spent_s - since_s) / (end_s - since_s)
+    return (*progress.times, now)
 
 
 def _suffices(plan: Plan, spent_s: float, variants: int, looks: int) -> bool:

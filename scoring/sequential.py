@@ -21,44 +21,52 @@ POINTS: Final = 401
 REACH: Final = 8.0
 """Standard deviations that the numerical integration covers."""
 NORMAL: Final = NormalDist()
+RESERVED: Final = 0.1
+"""The share of what is left of the error rate that a budget leaves to larger ones that may extend it. What was spent
+stays spent: without a reserve a further budget could decide nothing, and with the whole rate again errors add up."""
 
 
 def spent(alpha: float, time: float) -> float:
-    """The part of the one-sided error rate *alpha* that may be used up to *time*, the used share of the budget, 0–1."""
-    if time >= 1:
-        return alpha
-    return 2 * NORMAL.cdf(NORMAL.inv_cdf(alpha / 2) / math.sqrt(time)) if time > 0 else 0.0
+    """The part of the one-sided error rate *alpha* that may be used up to *time*: the number of budgets that have ended
+    and the used share of the present one."""
+    ended = math.floor(time)
+    left = alpha * RESERVED**ended
+    now = (1 - RESERVED) * left
+    used = 2 * NORMAL.cdf(NORMAL.inv_cdf(now / 2) / math.sqrt(time - ended)) if time > ended else 0.0
+    return alpha - left + used
 
 
 @lru_cache(maxsize=4096)
-def limits(alpha: float, times: tuple[float, ...]) -> tuple[float, ...]:
+def limits(alpha: float, times: tuple[float, ...], step: int = 1) -> tuple[float, ...]:
     """The p-value at which a one-sided test may be decided, for each look; 0 where nothing may be spent.
 
     Args:
         alpha: the error rate of all looks together.
-        times: the share of the budget that is used at each look, ascending. The information at look k is proportional
-            to k: each look adds one start of the server. If part of the noise does not shrink with further starts, the
-            error rate is lower than *alpha*.
+        times: of each look as in ``spent``, ascending. The information at look k is proportional to k: each look adds
+            one start of the server. If part of the noise does not shrink with further starts, the error rate is lower
+            than *alpha*.
+        step: the starts that the last look adds.
 
     Raises:
         ValueError: the times are not ascending.
     """
     if any(later < earlier for earlier, later in pairwise(times)):
         raise ValueError(f"the times of the looks are not ascending: {times}")
-    # B is the sum of the looks' independent standard normal increments; `density` is its density at `grid` where no
+    # B is the sum of independent standard normal increments, one per start; `density` is its density at `grid` where no
     # look has been decided.
     found: list[float] = []
     grid: Floats = np.zeros(1)
     density: Floats = np.ones(1)
     used = 0.0
     for number, time in enumerate(times, 1):
-        scale = math.sqrt(number)
+        starts = step if number == len(times) else 1
+        scale = math.sqrt(number - 1 + starts)
         wide = _grid(-REACH * scale, REACH * scale)
-        bound = _crossing(wide, _moved(grid, density, wide), spent(alpha, time) - used)
+        bound = _crossing(wide, _moved(grid, density, wide, starts), spent(alpha, time) - used)
         used = max(used, spent(alpha, time))
         found.append(0.5 * math.erfc(bound / scale / math.sqrt(2)) if bound < wide[-1] else 0.0)
         inside = _grid(-REACH * scale, bound)
-        grid, density = inside, _moved(grid, density, inside)
+        grid, density = inside, _moved(grid, density, inside, starts)
     return tuple(found)
 
 
@@ -66,9 +74,9 @@ def _grid(low: float, high: float) -> Floats:
     return np.linspace(low, high, POINTS, dtype=np.float64)
 
 
-def _moved(grid: Floats, density: Floats, to: Floats) -> Floats:
-    """The density after adding a standard normal increment."""
-    kernel = np.exp(-((to[:, None] - grid) ** 2) / 2) / math.sqrt(2 * math.pi)
+def _moved(grid: Floats, density: Floats, to: Floats, variance: int) -> Floats:
+    """The density after adding a normal increment."""
+    kernel = np.exp(-((to[:, None] - grid) ** 2) / 2 / variance) / math.sqrt(2 * math.pi * variance)
     weights = np.ones(1) if len(grid) == 1 else np.full(len(grid), grid[1] - grid[0])
     if len(grid) > 1:
         weights[[0, -1]] /= 2

@@ -236,8 +236,12 @@ class Blocks:
                 subject.stop()
             raise
 
-    def look(self) -> bool:
-        """Judge, keep what was measured, and say whether another block is to be measured."""
+    def look(self, *, again: bool = False) -> bool:
+        """Judge, keep what was measured, and say whether another block is to be measured.
+
+        Args:
+            again: nothing was measured since the last look.
+        """
         gone = {name: each for name, each in self.subjects.items() if each.going and each.rounds}
         measured = {name: each.measured(self.session.workload) for name, each in gone.items()}
         gates = gates_of(measured, self.session.profile, self.session.profile.constraints)
@@ -247,8 +251,6 @@ class Blocks:
             return False
         running = tuple(name for name in self.progress.running if name in gone)
         missing = [name for name, each in self.subjects.items() if each.failure]
-        for name in running:
-            gone[name].looks = len(self.progress.times) + 1
         self.progress, verdict, goes_on = look(
             self.plan,
             replace(self.progress, able=able, running=running),
@@ -256,7 +258,10 @@ class Blocks:
             self.session.profile,
             missing,
             spent_s=self.spent_s,
+            again=again,
         )
+        for name in running:
+            gone[name].looks = len(self.progress.times)
         said, spent_s = told(verdict), self.spent_s
         say(f"after block {self.number}, {spent_s / MINUTE:.1f} of {self.plan.budget_s / MINUTE:g} minutes: {said}")
         if not goes_on:
@@ -296,18 +301,13 @@ class Blocks:
         names = tuple(sorted(self.subjects, key=lambda name: self.subjects[name] is not self.reference))
         if before is None or before.schedule is None:
             return Progress(0.0, names, names)
-        # As shares of this budget, which may be another one.
-        scale = before.schedule.budget_s / self.plan.budget_s
-        last = before.schedule.spent_s / self.plan.budget_s
-        times = (*(min(1.0, each * scale) for each in before.looks[:-1]), min(1.0, last))
-        return Progress(before.schedule.spent_s, names, names, times=tuple(itertools.accumulate(times, max)))
+        return Progress(before.schedule.spent_s, names, names, times=before.looks)
 
     def _goes_on(self) -> bool:
         """Look at what was measured before, by this run's profile and budget."""
         for each in self.subjects.values():
             each.refused = "" if each is self.reference else self._refusal(each)
-        self.progress = replace(self.progress, times=self.progress.times[:-1])
-        return self.look()
+        return self.look(again=True)
 
 
 def told(verdict: Verdict) -> str:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from scoring.criteria import Criteria
+from scoring.criteria import Criteria, Values
 from scoring.estimate import Evidence
 from scoring.losses import Quality
 from scoring.schedule import Plan, Progress, look, next_block
@@ -85,6 +87,68 @@ def test_a_reference_that_cannot_be_chosen_is_measured_for_the_scale_only():
     assert "fp16" in after.running
     after, *_ = look(PLAN, after, evidence(progress.running, [1, 1.3, 1.3], 2), CRITERIA)
     assert "fp16" not in after.running
+
+
+def test_a_larger_budget_leaves_the_looks_where_they_were_and_decides_with_the_reserve_only():
+    names = ("fp16", "awq")
+    progress = Progress(1000, names, names, times=(0.0, 0.6, 1.0))
+    close = evidence(names, [1, 1.02], 3, 0.05)
+    again, _, go_on = look(replace(PLAN, budget_s=2000), progress, close, CRITERIA, spent_s=1000, again=True)
+    assert (again.times, go_on) == (progress.times, True)
+    after, _, go_on = look(replace(PLAN, budget_s=2000), again, evidence(names, [1, 1.02], 4, 0.05), CRITERIA)
+    assert (after.times, go_on) == ((0.0, 0.6, 1.0, pytest.approx(1.2)), True)
+
+
+def test_a_budget_that_is_not_large_enough_for_another_block_spends_nothing():
+    names = ("fp16", "awq")
+    progress = Progress(1000, names, names, times=(0.0, 0.6, 1.0))
+    close = evidence(names, [1, 1.02], 3, 0.05)
+    again, _, go_on = look(replace(PLAN, budget_s=1100), progress, close, CRITERIA, spent_s=1000, again=True)
+    assert (again.times, go_on) == (progress.times, False)
+
+
+def test_a_measurement_that_was_interrupted_is_looked_at_when_it_was_and_ends_with_its_budget():
+    names = ("fp16", "awq")
+    progress = Progress(600, names, names, times=(0.0, 0.6))
+    close = evidence(names, [1, 1.02], 2, 0.05)
+    again, _, go_on = look(PLAN, progress, close, CRITERIA, spent_s=600, again=True)
+    assert (again.times, go_on) == ((0.0, 0.6), True)
+    after, _, go_on = look(PLAN, again, evidence(names, [1, 1.02], 3, 0.05), CRITERIA)
+    assert after.times == (0.0, 0.6, pytest.approx(0.8))
+    ended, _, go_on = look(replace(PLAN, budget_s=700), progress, close, CRITERIA, spent_s=600, again=True)
+    assert (ended.times, go_on) == ((0.0, 1.0), False)
+
+
+def test_a_look_without_an_estimate_of_the_noise_spends_nothing():
+    progress = Progress(400, ("awq",), ("awq",), times=(0.0, 0.4))
+    once = evidence(("fp16", "awq"), [1, 1.8], 1)
+    after, _, _ = look(PLAN, replace(progress, able=("fp16", "awq"), running=("awq",)), once, CRITERIA)
+    assert after.times == (0.0, 0.4, 0.4)
+
+
+def test_a_budget_that_is_extended_again_and_again_keeps_the_error_rate():
+    """Simulated with identical variants: 1 of these 100 is decided, and 6 if each budget spends the error rate anew,
+    by looks as shares of the present budget."""
+    found = [_decided_within_budgets(np.random.default_rng([seed])) for seed in range(100)]
+    assert sum(found) <= 5
+
+
+def _decided_within_budgets(random: np.random.Generator) -> bool:
+    """Whether one of five budgets, of five blocks more each, ends with a choice between variants that are the same."""
+    names, logs = ("awq", "gptq"), 0.1 * random.standard_normal((25, 2, 1)) * [1, -1]
+    quality, memory = Quality(np.full(2, np.log(0.7)), np.eye(2) * 1e-12), np.full(2, 16e9)
+    criteria = Criteria(reference=Values(quality=0.7, latency=1.3, throughput=1 / 1.3, memory=16e9))
+    progress = Progress(0, names, names)
+    for budget in range(1, 6):
+        plan, again, go_on = replace(PLAN, budget_s=1000 * budget), budget > 1, True
+        while go_on:
+            measured = Evidence(names, quality, effects(logs[: len(progress.times) + (not again)]), memory)
+            spent_s = progress.spent_s + plan.block_s(2) * (not again)
+            progress, verdict, go_on = look(plan, progress, measured, criteria, spent_s=spent_s, again=again)
+            again = False
+        if verdict.outcome != "unresolved":
+            return verdict.outcome == "decided"
+    return False
 
 
 @pytest.mark.parametrize("missing", [(), ("gptq",)])

@@ -266,8 +266,8 @@ class Evaluation(Record):
     not_asked: dict[str, str] = Field(default={})
     """The workload's tasks that the model can't be asked, and why."""
     looks: tuple[float, ...] = ()
-    """The share of the budget that was used after each block in which the variant was measured, which is when the data
-    were looked at (``scoring.sequential``); empty if they were looked at only once."""
+    """When the data were looked at, after each block in which the variant was measured: the number of budgets that had
+    ended and the used share of the present one (``scoring.sequential``); empty if they were looked at only once."""
     schedule: Schedule | None = None
     """None in records of older versions."""
     smaller: Smaller | None = Field(default=None, exclude_if=lambda value: value is None)

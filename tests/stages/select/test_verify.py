@@ -16,6 +16,7 @@ from stages.parts.records.production import Price
 from stages.parts.records.variant import VARIANT, Variant
 from stages.report.collect import collect
 from stages.select.selection import select
+from stages.select.stored import RULES
 from stages.select.verify import verify
 from tests.samples import evaluation, measured_store, outcome, variant
 
@@ -241,7 +242,7 @@ def test_a_run_in_which_no_variant_could_be_chosen_is_verified_too(tmp_path, mon
 
 
 def test_a_decision_by_other_rules_names_the_version_that_replays_it(store):
-    change(store.run(RUN) / "measurements" / "basis.json", "rules", to=7)
+    change(store.run(RUN) / "measurements" / "basis.json", "rules", to=RULES + 1)
     change(store.run(RUN) / "measurements" / "basis.json", "slipway", to="0.3.0")
     verdict = verify(store.run(RUN))
     assert (verdict.replayed_by, verdict.winner, verdict.findings) == ("0.3.0", "awq", [])
