@@ -2,9 +2,10 @@
 
     make bench-choice
 
-Every simulated run is one model with its variants, measured in blocks within the default budget; each block is charged
-the start of its servers and its rounds, and each variant its quality. What is drawn is what a schedule measures: the
-times of the same requests to every variant, the rates of rounds, the answers to the same items.
+Every simulated run is one model with its variants, measured by the default settings in blocks within their budget.
+Each block is charged the start of its servers and their load, the search for the capacity included, and each variant
+its quality. What is drawn is what a schedule measures: the times of the same requests to every variant, the rates of
+rounds, the answers to the same items.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import Final
 
 import numpy as np
 
+from pipeline.config import load
 from scoring.anchored import log_margins, log_ratios, scores
 from scoring.arrays import Floats
 from scoring.choice import Verdict
@@ -27,20 +30,26 @@ from scoring.criteria import Criteria
 from scoring.draws import Items
 from scoring.estimate import Estimate, Evidence
 from scoring.losses import Quality, mean_quality, task_losses, task_quality
-from scoring.schedule import Plan, Progress, look, next_block
+from scoring.schedule import ROUNDS, Plan, Progress, look, next_block
 from scoring.starts import effects, log_means
 
 REFERENCE: Final = "fp16"
-CRITERIA: Final = Criteria()
-PLAN: Final = Plan(budget_s=3600, start_s=70, round_s=60, quality_s=240)
-"""The default budget on one GPU; a start includes 10 s of warm-up."""
-REQUESTS: Final = 300
-"""Requests of a round: five per second."""
-TASKS: Final = {"reasoning": 0.6, "instructions": 0.7, "structure": 0.8, "recall": 0.7}
-"""The accuracy tasks, with the reference's accuracy."""
-ITEMS: Final = 2500
-"""Items of each accuracy task."""
-DOCUMENTS: Final = 500
+DEFAULTS: Final = load()
+CRITERIA: Final[Criteria] = DEFAULTS.profile
+WORKLOAD: Final = DEFAULTS.workload
+BUDGET_S: Final = 60 * WORKLOAD.budget_minutes
+START_S: Final = 60.0
+QUALITY_S: Final = 240.0
+"""For one variant on a GPU."""
+LOAD_S: Final = (160.0, 120.0)
+"""The trials and rounds after the first start of a server and after later ones: the mean of 16 searches of the default
+workload, simulated with queues of known speed. 70 s of this are the rounds."""
+RATE_PER_S: Final = 5.0
+REQUESTS: Final = round(RATE_PER_S * WORKLOAD.steady_s / ROUNDS)
+"""Requests of a round."""
+TASKS: Final = {"gsm8k": (1319, 0.85), "instructions": (2000, 0.75), "long_context": (2000, 0.9)}
+"""The items of the accuracy tasks, and the reference's accuracy."""
+DOCUMENTS: Final = 40
 BYTES: Final = 4000.0
 NATS_PER_BYTE: Final = 0.5
 """The perplexity task's loss."""
@@ -118,7 +127,7 @@ class Case:
         return len(ratios) > 1 and bool((np.ptp(ratios, axis=0) <= log_margins(CRITERIA.margins)).all())
 
     def _ratios(self, variant: Variant) -> Floats:
-        whole = np.array([*TASKS.values(), math.exp(-NATS_PER_BYTE)])
+        whole = np.array([*(accuracy for _, accuracy in TASKS.values()), math.exp(-NATS_PER_BYTE)])
         kept = float((whole * (1 - np.array(variant.losses))).sum() / whole.sum())
         speed = variant.speed
         return log_ratios(np.array([kept, 1 / speed, speed, variant.memory]), np.ones(4))
@@ -179,16 +188,25 @@ class Bench:
         self.random = np.random.default_rng(seed)
         self.names = tuple(case.variants)
         self.blocks: list[Floats] = []
+        self.load_s: list[float] = []
 
-    def run(self, plan: Plan) -> Run:
+    def run(self) -> Run:
+        """Measure as the stage does, until the choice is settled or the budget is spent."""
         tasks = self.quality()
         able = tuple(name for place, name in enumerate(self.names) if not place or passes(tasks, place))
-        progress = Progress(plan.gates_s(len(self.names)), able, able)
+        progress = Progress(QUALITY_S * len(self.names), able, able)
         go_on = True
         while go_on:
-            self.measure(next_block(plan, progress))
-            progress, verdict, go_on = look(plan, progress, self.evidence(tasks, able), CRITERIA)
+            spent_s = progress.spent_s + self.measure(next_block(self.plan, progress))
+            evidence = self.evidence(tasks, able)
+            progress, verdict, go_on = look(self.plan, progress, evidence, CRITERIA, spent_s=spent_s)
         return Run(verdict, able, progress.spent_s / 60)
+
+    @property
+    def plan(self) -> Plan:
+        """With the mean times measured so far."""
+        round_s = fmean(self.load_s) / ROUNDS if self.load_s else 0.0
+        return Plan(BUDGET_S, START_S, round_s, quality_s=0.0)
 
     def evidence(self, tasks: Mapping[str, Quality], able: Sequence[str]) -> Evidence:
         """The evidence of the variants that passed the gates."""
@@ -199,14 +217,14 @@ class Bench:
 
     def quality(self) -> dict[str, Quality]:
         found = {}
-        for number, (task, accuracy) in enumerate(TASKS.items()):
-            answers = {REFERENCE: self.random.random(ITEMS) < accuracy}
+        for number, (task, (items, accuracy)) in enumerate(TASKS.items()):
+            answers = {REFERENCE: self.random.random(items) < accuracy}
             for name, variant in list(self.case.variants.items())[1:]:
                 assert variant.like  # noqa: S101 - only the reference is like no other
                 model = answers[variant.like]
                 lost = (variant.flips / 2 + variant.losses[number] * accuracy) / accuracy
                 gained = variant.flips / 2 / (1 - accuracy)
-                answers[name] = model ^ (self.random.random(ITEMS) < np.where(model, lost, gained))
+                answers[name] = model ^ (self.random.random(items) < np.where(model, lost, gained))
             found[task] = task_quality([Items(answers[name].astype(float)) for name in self.names])
         return {**found, "perplexity": self.perplexity()}
 
@@ -219,8 +237,12 @@ class Bench:
             nats[name] = nats[variant.like] + math.log1p(-variant.losses[-1]) + apart
         return task_quality([Items(nats[name] * sizes, sizes=sizes) for name in self.names])
 
-    def measure(self, running: Sequence[str]) -> None:
-        """A block: the running variants in their order, on a machine that drifts."""
+    def measure(self, running: Sequence[str]) -> float:
+        """A block: the running variants in their order, on a machine that drifts.
+
+        Returns:
+            Its seconds.
+        """
         noise, random = self.noise, self.random
         drift = noise.machine * random.standard_normal()
         prompts = 0.5 * random.standard_normal((2, REQUESTS))
@@ -234,7 +256,10 @@ class Bench:
             times[row] = 1000 * np.exp(each).ravel()
             logs[places[row], 1] = math.log(500) - rounds.mean()
         logs[places, 0] = log_means(times)
+        load_s = LOAD_S[1 if self.blocks else 0]
+        self.load_s += [load_s] * len(running)
         self.blocks.append(logs)
+        return len(running) * (START_S + load_s)
 
 
 def passes(tasks: Mapping[str, Quality], place: int) -> bool:
@@ -259,8 +284,8 @@ class Tally:
     minutes: float
 
 
-def tally(case: Case, noise: Noise, runs: int, plan: Plan = PLAN) -> Tally:
-    made = [Bench(case, noise, [number, *case.name.encode()]).run(plan) for number in range(runs)]
+def tally(case: Case, noise: Noise, runs: int) -> Tally:
+    made = [Bench(case, noise, [number, *case.name.encode()]).run() for number in range(runs)]
     right = case.right()
     counts = Counter(each.verdict.outcome for each in made)
     decided = [each.verdict.chosen for each in made if each.verdict.outcome == "decided"]
@@ -276,7 +301,7 @@ def tally(case: Case, noise: Noise, runs: int, plan: Plan = PLAN) -> Tally:
     )
 
 
-def stated(runs: int, noises: Sequence[Noise] = NOISES, plan: Plan = PLAN) -> list[tuple[float, bool]]:
+def stated(runs: int, noises: Sequence[Noise] = NOISES) -> list[tuple[float, bool]]:
     """For random truths, the stated probability of the first of the ranking to be the best, and whether it is.
 
     The second variant's speed is up to a fifth higher or lower, and one of the two loses up to 1.5 % of quality.
@@ -286,7 +311,7 @@ def stated(runs: int, noises: Sequence[Noise] = NOISES, plan: Plan = PLAN) -> li
         random = np.random.default_rng([number, *b"truth"])
         speed, loss = math.exp(random.uniform(-0.2, 0.2)), random.uniform(0, 0.015)
         case = rivals("random", speed=speed, losses=lossy(loss))
-        run = Bench(case, noises[number % len(noises)], [number, *b"stated"]).run(plan)
+        run = Bench(case, noises[number % len(noises)], [number, *b"stated"]).run()
         first, chances = run.verdict.ranking[0], run.verdict.chances
         if len(run.able) == len(case.variants) and chances:
             found.append((chances[first], first == case.best(run.able)))
@@ -330,8 +355,10 @@ def reversals(cases: int) -> int:
 def main() -> None:
     arguments = _arguments()
     began = time.monotonic()
-    for line in table(arguments.runs):
+    for line in table(arguments.runs, arguments.only):
         print(line, flush=True)
+    if arguments.only:
+        return
     print()
     for line in calibration(arguments.runs * 15):
         print(line, flush=True)
@@ -340,11 +367,15 @@ def main() -> None:
     print(f"\n{arguments.runs} runs a row, {(time.monotonic() - began) / 60:.0f} minutes")
 
 
-def table(runs: int) -> Iterator[str]:
-    """The rows of a Markdown table; identical variants get five times the runs, because their errors are rare."""
+def table(runs: int, only: str = "") -> Iterator[str]:
+    """The rows of a Markdown table; identical variants get five times the runs, because their errors are rare.
+
+    Args:
+        only: a part of the names of the truths.
+    """
     yield "| truth | noise of a start | right | equivalent | unresolved | wrong | right served | excluded | minutes |"
     yield "| --- " * 9 + "|"
-    for case in (*IDENTICAL, *LEADS, *MORE_FLIPS, ONE_TASK, AT_MARGIN):
+    for case in [each for each in (*IDENTICAL, *LEADS, *MORE_FLIPS, ONE_TASK, AT_MARGIN) if only in each.name]:
         for noise in NOISES:
             found = tally(case, noise, runs * 5 if case in IDENTICAL else runs)
             shares = (found.right, found.equivalent, found.unresolved, found.wrong, found.served, found.excluded)
@@ -369,6 +400,7 @@ def _arguments() -> argparse.Namespace:
         prog="python -m benchmarks.choice", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=200, help="simulated runs a row (default: %(default)s)")
+    parser.add_argument("--only", default="", help="only the rows of truths with this in their name")
     return parser.parse_args()
 
 

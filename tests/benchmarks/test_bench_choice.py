@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.choice import (
     IDENTICAL,
     LEADS,
+    LOAD_S,
     NOISES,
     ONE_TASK,
+    QUALITY_S,
+    START_S,
+    TASKS,
+    WORKLOAD,
+    Bench,
     calibration,
     copies,
     replicated,
@@ -33,20 +41,36 @@ def test_identical_variants_are_not_called_different_however_large_the_noise():
 
 def test_a_lead_of_ten_percent_at_equal_quality_is_found():
     found = tally(LEADS[1], USUAL, RUNS)
-    assert found.right >= 0.75
+    assert found.right >= 0.6
     assert found.served >= 0.95
     assert found.minutes <= 60
 
 
 def test_a_variant_that_loses_three_percent_on_one_task_is_not_chosen():
     found = tally(ONE_TASK, USUAL, RUNS)
-    assert found.excluded >= 0.9
-    assert found.right >= 0.9
+    assert found.excluded >= 0.85
+    assert found.right >= 0.85
     assert found.wrong <= 0.1
 
 
 def test_a_third_variant_never_changes_the_order_of_two():
     assert reversals(1000) == 0
+
+
+def test_the_questions_are_those_of_the_default_workload():
+    assert (*TASKS, "perplexity_prose") == WORKLOAD.quality_tasks
+    assert max(items for items, _ in TASKS.values()) == WORKLOAD.quality_limit
+
+
+def test_each_block_is_charged_its_starts_and_load_and_each_variant_its_quality():
+    bench = Bench(copies(2), USUAL, [0])
+    seconds = bench.measure(bench.names), bench.measure(bench.names)
+    assert seconds == tuple(2 * (START_S + each) for each in LOAD_S)
+    assert bench.plan.block_s(2) == 2 * (START_S + sum(LOAD_S) / 2)
+    blocks = Bench(copies(2), NOISES[-1], [0])
+    minutes = blocks.run().minutes
+    assert minutes == pytest.approx((2 * QUALITY_S + sum(seconds) + (len(blocks.blocks) - 2) * seconds[1]) / 60)
+    assert 55 < minutes <= 60
 
 
 def test_what_is_right_follows_from_the_truth():
@@ -68,3 +92,4 @@ def test_the_tables_have_a_row_for_every_case():
     assert len(rows) == 2 + 4 * (len(IDENTICAL) + len(LEADS) + 4)
     assert len({row.count("|") for row in rows}) == 1
     assert next(iter(calibration(4))).startswith("| stated")
+    assert [row.split(" | ")[0] for row in table(1, "one task")][2:] == ["| 3 % lost on one task"] * 4
