@@ -14,6 +14,7 @@ import typer
 from pipeline.commands import clients, cluster, decisions, drill, engine, events, plan, releases, rollout, usage
 from pipeline.options import (
     STORE,
+    AllowIncompleteOption,
     BudgetOption,
     ConfigOption,
     ContextOption,
@@ -82,9 +83,7 @@ def run(
     config: ConfigOption = None,
     assignments: SetOption = None,
     serve: Annotated[bool, typer.Option(help="Leave the winner serving at the end.")] = True,
-    allow_incomplete: Annotated[
-        bool, typer.Option("--allow-incomplete", help="Go on if a variant could not be made or measured.")
-    ] = False,
+    allow_incomplete: AllowIncompleteOption = False,
     refresh: Annotated[bool, typer.Option("--refresh", help="Ask the Hub again which commit a revision is.")] = False,
     engine: EngineOption = None,
     platform: PlatformOption = None,

@@ -36,6 +36,9 @@ WorkloadOption = Annotated[
 BudgetOption = Annotated[
     float | None, typer.Option(help="Minutes for measuring all variants of a model: workload.budget_minutes.")
 ]
+AllowIncompleteOption = Annotated[
+    bool, typer.Option("--allow-incomplete", help="Go on if a variant could not be made or measured.")
+]
 PlatformOption = Annotated[
     str | None, typer.Option(envvar="SLIPWAY_PLATFORM", help="Where it runs: a name in configs/platforms.")
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import uuid
 from typing import TYPE_CHECKING, Final
@@ -43,6 +44,11 @@ def arguments(config: RunConfig, model: str, revision: str, *, serve: bool, refr
         "price": price(config.platform),
         **for_kserve(config),
     }
+
+
+def allowing_incomplete(optimize: str) -> str:
+    """The parameter ``optimize`` of a run that goes on without a variant."""
+    return canonical_json({**json.loads(optimize), "allow_incomplete": True})
 
 
 def price(platform: Platform) -> str:

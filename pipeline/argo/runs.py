@@ -14,7 +14,8 @@ from typing import Any, Final
 from pipeline.argo.follow import PAUSE_S, versions
 from pipeline.argo.status import arguments_of, attempts, ended, nodes_of, outputs, run_state
 from pipeline.argo.submission import submit
-from pipeline.parameters import NAME, resolve_key
+from pipeline.argo.template import installed
+from pipeline.parameters import NAME, allowing_incomplete, resolve_key
 from pipeline.runs.state import EXIT_NODE, LATEST, RunState
 from stages.parts.base.errors import ClusterRefused, ClusterUnavailable, ConfigError, MissingRun
 from stages.parts.cluster.api import Cluster
@@ -157,11 +158,18 @@ def resume(cluster: Cluster, run: ClusterRun, task: str | None = None) -> list[s
     return chosen
 
 
-def again(cluster: Cluster, run: ClusterRun) -> tuple[Object, bool]:
-    """Submit a run's arguments again; finished work is in the store and is reused."""
+def again(cluster: Cluster, run: ClusterRun, *, allow_incomplete: bool = False) -> tuple[Object, bool]:
+    """Submit a run's arguments again; finished work is in the store and is reused.
+
+    Args:
+        allow_incomplete: go on without a variant, whatever the run did.
+    """
     given = arguments_of(run.workflow)
     if {"model", "revision"} <= given.keys():
         given["resolve-key"] = resolve_key(given["model"], given["revision"])
+    if allow_incomplete:  # a run that a trigger started leaves most to the template
+        whole = arguments_of(installed(cluster, given)) | given
+        given["optimize"] = allowing_incomplete(whole["optimize"])
     return submit(cluster, given)
 
 

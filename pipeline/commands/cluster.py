@@ -11,6 +11,7 @@ import typer
 
 from pipeline.options import (
     STORE,
+    AllowIncompleteOption,
     ConfigOption,
     ContextOption,
     EngineOption,
@@ -153,6 +154,7 @@ def retry(
     engine: EngineOption = None,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
+    allow_incomplete: AllowIncompleteOption = False,
     follow: Annotated[bool, typer.Option(help="On a cluster: wait until the run ends.")] = True,
     as_json: JsonOption = False,
 ) -> None:
@@ -164,11 +166,12 @@ def retry(
         from pipeline.argo.runs import again, find
 
         there = connected(context, namespace)
-        print_started(there, announced(*again(there, find(there, name))), follow=follow, as_json=as_json)
+        started = again(there, find(there, name), allow_incomplete=allow_incomplete)
+        print_started(there, announced(*started), follow=follow, as_json=as_json)
         return
     from pipeline.local import submission
 
-    finished = submission.again(runs.find(store, name), store.absolute())
+    finished = submission.again(runs.find(store, name), store.absolute(), allow_incomplete=allow_incomplete)
     print_result(finished.document(), finished.summary(), as_json)
 
 

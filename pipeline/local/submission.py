@@ -91,17 +91,22 @@ def run(config: RunConfig, model: str, revision: str, *, store: Path, serve: boo
     return _execute(render(config), given, store)
 
 
-def again(run: Run, store: Path) -> Finished:
+def again(run: Run, store: Path, *, allow_incomplete: bool = False) -> Finished:
     """Run the workflow of *run* again with the same arguments; finished work is reused.
+
+    Args:
+        allow_incomplete: go on without a variant, whatever the run did.
 
     Raises: as ``run``.
     """
-    from pipeline.parameters import hub_here, resolve_key
+    from pipeline.parameters import allowing_incomplete, hub_here, resolve_key
 
     kept = read_workflow(run.path)
     given = kept["arguments"]
     if {"model", "revision"} <= given.keys():  # a local directory may have changed since
         given["resolve-key"] = resolve_key(given["model"], given["revision"], hub=hub_here())
+    if allow_incomplete:
+        given["optimize"] = allowing_incomplete(given["optimize"])
     if given.get("serve") == "true":
         place = ModelStore(store, ModelName.parse(given["model"]).id)
         _check_port(place, AskedServing.model_validate_json(given["serving"]))

@@ -64,6 +64,15 @@ def test_a_retried_run_gets_the_same_arguments_and_fails_for_the_same_reason(tmp
     assert json.loads(newer["arguments"]["profile"])["name"] == "chatbot"
 
 
+def test_a_retried_run_may_go_on_without_a_variant(tmp_path, hub: HubServer):
+    slipway("run", "org/nothing", "--set", "optimize.group_size=64", "--no-serve", store=tmp_path, HF_ENDPOINT=hub.url)
+    again = slipway("retry", "latest", "--allow-incomplete", store=tmp_path, HF_ENDPOINT=hub.url)
+    assert again.returncode == 10, again.stderr
+    newer, older = (json.loads(each["arguments"].pop("optimize")) for each in runs(tmp_path))
+    assert newer == older | {"allow_incomplete": True}
+    assert not older["allow_incomplete"]
+
+
 def test_a_run_without_a_report_says_so(tmp_path, hub: HubServer):
     slipway("run", "org/nothing", "--no-serve", store=tmp_path, HF_ENDPOINT=hub.url)
     for report in tmp_path.glob("*/runs/*/report.json"):

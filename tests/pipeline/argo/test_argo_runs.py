@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -355,6 +356,18 @@ def test_a_retried_run_has_the_same_arguments(argo, cluster, given, seen):
     assert new
     assert ClusterRun(workflow).state.arguments == given
     assert ClusterRun(follow(cluster, workflow["metadata"]["name"], seen)).state.phase == "Succeeded"
+
+
+@pytest.mark.parametrize("triggered", [False, True])
+def test_a_retried_run_may_go_on_without_a_variant(argo, cluster, given, seen, triggered):
+    """A trigger gives few arguments: the others are the installed template's."""
+    argo.script["acquire"] = [Outcome.failed(15, "the volume is full"), Outcome()]
+    asked = {name: value for name, value in given.items() if name != "optimize" or not triggered}
+    run = ended(cluster, asked, seen)
+    workflow, _ = again(cluster, run, allow_incomplete=True)
+    retried = ClusterRun(workflow).state.arguments
+    assert json.loads(retried.pop("optimize")) == json.loads(given["optimize"]) | {"allow_incomplete": True}
+    assert retried == {name: value for name, value in given.items() if name != "optimize"}
 
 
 def test_a_change_by_another_client_in_between_is_a_conflict(argo, cluster, given):
