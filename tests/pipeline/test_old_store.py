@@ -12,12 +12,15 @@ import pytest
 
 from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
+from stages.parts.endpoint.record import endpoint
+from stages.parts.engine.client import healthy
 from stages.parts.records.production import Production
 from stages.parts.releases.release import before, current_release, decisions, promote
 from stages.report.page import render
 from stages.report.record import RunReport
 from stages.select.selection import select
 from tests.samples import MODEL
+from tests.serving import ROLLOUT, SERVING, environment, publish, stage, stand_in_variant
 
 RUN = "20260102-030405-6a1b"
 RELEASE = "0001-awq-9e2400b23bd3"
@@ -32,9 +35,11 @@ def store(tmp_path: Path) -> ModelStore:
     return found
 
 
-def slipway(*arguments: str, store: ModelStore) -> subprocess.CompletedProcess[str]:
+def slipway(
+    *arguments: str, store: ModelStore, variables: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pipeline", *arguments, "--store", str(store.root)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
 
 
 def test_its_decision_is_read_with_the_outcome_that_it_had(store: ModelStore) -> None:
@@ -77,6 +82,33 @@ def test_its_measurements_are_scored_by_the_present_rules(store: ModelStore) -> 
     assert (told["decision"]["winner"], told["decision"]["outcome"]) == ("awq", "unresolved")
     assert "outcome: decided → unresolved" in told["changes"]
     assert "rules: those of Slipway 0.1.0 → those of 0.2.0" in told["changes"]
+
+
+def test_its_release_is_served_and_a_rollback_from_a_newer_one_serves_it_again(store: ModelStore) -> None:
+    variables = environment(store, stand_in=True)
+    try:
+        assert served(store, variables) == RELEASE
+        newer = publish(store, 2, stand_in_variant(store, "newer"))
+        assert served(store, variables) == newer
+        rolled = slipway("rollback", MODEL, "--to", "1", store=store, variables=variables)
+        assert rolled.returncode == 0, rolled.stderr
+        found = endpoint(store)
+        assert found
+        assert found.release == current_release(store) == RELEASE
+        assert healthy(found.url)
+    finally:
+        stage("serve", "--stop", variables=variables)
+
+
+def served(store: ModelStore, variables: dict[str, str]) -> str:
+    """The release that answers once the stage has put in service what is in production."""
+    flags = ["--serving", json.dumps(SERVING), "--rollout", json.dumps(ROLLOUT)]
+    said = stage("serve", *flags, variables=variables)
+    assert said.returncode == 0, said.stderr
+    found = endpoint(store)
+    assert found
+    assert healthy(found.url)
+    return found.release
 
 
 def test_a_new_decision_replaces_it_and_a_rollback_returns_to_it(
