@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pipeline.runs.state import Node, RunState
 from stages.parts.cluster.api import Cluster
 from tests.kubernetes import KubernetesServer
+
+PLATFORM: Final = "kind"
+"""The platform that is installed, and that the tests' own is made from."""
 
 
 def connected(server: KubernetesServer, tmp_path: Path, *, patience_s: float, token: str | None = None) -> Cluster:

@@ -15,10 +15,8 @@ from pipeline.definition import arguments, workflow_template
 from pipeline.manifests import for_kserve
 from stages.parts.cluster.api import Cluster
 from tests.kubernetes import KubernetesServer, Outcome, WorkflowController
-from tests.pipeline.argo.argo_bench import Seen, connected, environment_of, with_kserve
+from tests.pipeline.argo.argo_bench import PLATFORM, Seen, connected, environment_of, namespace, with_kserve
 
-LIKE = "kind"
-"""The platform that the tests' own is made from."""
 Slipway = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -31,9 +29,23 @@ def server() -> Iterator[KubernetesServer]:
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
     path = tmp_path / "test.yaml"
-    data = load(chosen={"platform": LIKE}).platform.model_dump(mode="json", exclude={"name"})
+    data = load(chosen={"platform": PLATFORM}).platform.model_dump(mode="json", exclude={"name"})
     path.write_text(yaml.safe_dump(data | {"namespace": "default", "retries": {"limit": 2, "backoff_s": 1}}))
     return load(chosen={"platform": str(path)})
+
+
+@pytest.fixture
+def platform() -> RunConfig:
+    """The settings of the platform as it is."""
+    return load(chosen={"platform": PLATFORM})
+
+
+@pytest.fixture
+def there(server: KubernetesServer, cluster: Cluster, platform: RunConfig) -> Cluster:
+    """The platform's cluster, with Argo's own namespace as its installation leaves it."""
+    assert platform.platform.cluster
+    server.put(namespace(platform.platform.cluster.controller_namespace))
+    return Cluster(cluster.client, platform.platform.namespace)
 
 
 @pytest.fixture

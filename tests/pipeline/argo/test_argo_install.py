@@ -9,7 +9,6 @@ import pytest
 from pipeline.argo.doctor import check_cluster
 from pipeline.argo.engine import start
 from pipeline.argo.install import install
-from pipeline.config import load
 from pipeline.definition import NAME
 from pipeline.parameters import RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled
@@ -17,21 +16,7 @@ from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CONFIG_MAPS
 from tests.kubernetes import KubernetesServer
 from tests.kubernetes.objects import Resource
-from tests.pipeline.argo.argo_bench import controller, definition, namespace, with_kserve
-
-PLATFORM = "kind"
-
-
-@pytest.fixture
-def platform():
-    return load(chosen={"platform": PLATFORM})
-
-
-@pytest.fixture
-def there(server: KubernetesServer, cluster: Cluster, platform) -> Cluster:
-    """With Argo's own namespace, as its installation leaves it."""
-    server.put(namespace(platform.platform.cluster.controller_namespace))
-    return Cluster(cluster.client, platform.platform.namespace)
+from tests.pipeline.argo.argo_bench import PLATFORM, controller, definition, with_kserve
 
 
 def argo_definitions(server: KubernetesServer, *cron_fields: str) -> None:

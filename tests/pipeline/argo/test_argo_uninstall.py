@@ -9,28 +9,18 @@ import pytest
 
 from pipeline.argo.install import install
 from pipeline.argo.uninstall import uninstall
-from pipeline.config import load
 from pipeline.definition import NAME
 from pipeline.parameters import RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, Conflict
 from stages.parts.cluster.api import Cluster
 from tests.kubernetes import KubernetesServer
-from tests.pipeline.argo.argo_bench import namespace, with_kserve
-
-PLATFORM = "kind"
+from tests.pipeline.argo.argo_bench import PLATFORM, namespace, with_kserve
 
 
 @pytest.fixture
-def platform():
-    return load(chosen={"platform": PLATFORM})
-
-
-@pytest.fixture
-def there(server: KubernetesServer, cluster: Cluster, platform) -> Cluster:
+def there(server: KubernetesServer, there: Cluster, platform) -> Cluster:
     """A cluster with KServe on which everything is installed."""
-    server.put(namespace(platform.platform.cluster.controller_namespace))
     with_kserve(server)
-    there = Cluster(cluster.client, platform.platform.namespace)
     install(there, platform, dry_run=False, force=False)
     return there
 
