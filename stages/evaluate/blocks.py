@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -208,7 +208,7 @@ class Blocks:
                 act(each, 0)
             return
         with ThreadPoolExecutor(len(group)) as pool:
-            self._wait([pool.submit(act, each, number) for number, each in enumerate(group)])
+            self._wait(pool.submit(act, each, number) for number, each in enumerate(group))
 
     @contextlib.contextmanager
     def ahead(self, group: Sequence[Subject], following: Sequence[Subject]) -> Iterator[None]:
@@ -217,18 +217,19 @@ class Blocks:
         if not self.have_room([*group, *others]):
             others = []
         with ThreadPoolExecutor(1) as pool:
-            starting = [pool.submit(self.stand, each, 0) for each in others]
+            starting: list[Future[None]] = []
             try:
+                starting += [pool.submit(self.stand, each, 0) for each in others]
                 yield
             except BaseException:
                 self.session.cancelled.set()
                 raise
             self._wait(starting)
 
-    def _wait(self, running: Sequence[Future[None]]) -> None:
+    def _wait(self, running: Iterable[Future[None]]) -> None:
         """Until all have ended. An interruption reaches only this thread, so it ends what the others wait for."""
         try:
-            for each in running:
+            for each in list(running):
                 each.result()
         except BaseException:
             self.session.cancelled.set()

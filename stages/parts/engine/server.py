@@ -275,8 +275,8 @@ def _ended_when(cancelled: threading.Event | None, process: Contained) -> Iterat
                 return
 
     watcher = threading.Thread(target=watch)
-    watcher.start()
     try:
+        watcher.start()  # an interruption may come before it returns, when the thread already runs
         yield
     except (ServerFailed, ServerKilled) as error:
         if cancelled.is_set():
@@ -284,7 +284,8 @@ def _ended_when(cancelled: threading.Event | None, process: Contained) -> Iterat
         raise
     finally:
         over.set()
-        watcher.join()
+        if watcher.is_alive():
+            watcher.join()
 
 
 def _wait_until_it_answers(server: Server, timeout_s: float) -> int:

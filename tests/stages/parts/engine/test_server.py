@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -222,6 +223,26 @@ def test_a_server_that_is_never_ready_is_stopped_after_its_time(
     ):
         pass
     assert "startup_timeout_s" in raised.value.hint
+    assert not processes_with(NAME)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_an_interruption_while_the_watcher_starts_leaves_no_thread(
+    store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would keep the interrupted process from ending."""
+    stand_in_variant(store, "fp16")
+    start, before = threading.Thread.start, threading.active_count()
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    spec = ServerSpec(store.optimized("fp16"), NAME, QUICK, tmp_path / "vllm.log")
+    with pytest.raises(KeyboardInterrupt), running(spec, threading.Event()):
+        pass
+    assert threading.active_count() == before
     assert not processes_with(NAME)
 
 
