@@ -39,7 +39,7 @@ CRITERIA: Final[Criteria] = DEFAULTS.profile
 WORKLOAD: Final = DEFAULTS.workload
 BUDGET_S: Final = 60 * WORKLOAD.budget_minutes
 START_S: Final = 60.0
-QUALITY_S: Final = 240.0
+QUALITY_S: Final = 270.0
 """For one variant on a GPU."""
 LOAD_S: Final = (160.0, 120.0)
 """The trials and rounds after the first start of a server and after later ones: the mean of 16 searches of the default
@@ -47,7 +47,12 @@ workload, simulated with queues of known speed. 70 s of this are the rounds."""
 RATE_PER_S: Final = 5.0
 REQUESTS: Final = round(RATE_PER_S * WORKLOAD.steady_s / ROUNDS)
 """Requests of a round."""
-TASKS: Final = {"gsm8k": (1319, 0.85), "instructions": (2000, 0.75), "long_context": (2000, 0.9)}
+TASKS: Final = {
+    "gsm8k": (1319, 0.85),
+    "instructions": (2000, 0.75),
+    "structured_output": (2000, 0.9),
+    "long_context": (2000, 0.9),
+}
 """The items of the accuracy tasks, and the reference's accuracy."""
 DOCUMENTS: Final = 40
 BYTES: Final = 4000.0

@@ -24,9 +24,10 @@ from scoring.sequential import limits
 Outcome = Literal["decided", "equivalent", "unresolved", "incomplete"]
 Relation = Literal["better", "equivalent", "open"]
 FEW_STARTS: Final = 0.7
-"""The share of the error rate that is used. The limits of ``scoring.sequential`` hold for two variants and a noise that
-is known. If it is estimated from the same few starts, errors are up to a sixth more frequent (simulated: 5.9 instead of
-5 % with seven looks), and each further variant is another chance to be wrong."""
+"""The share of the error rate that is used where all noise is that of starts. The limits of ``scoring.sequential`` hold
+for two variants and a noise that is known. If it is estimated from the same few starts, errors are up to a sixth more
+frequent (simulated: 5.9 instead of 5 % with seven looks), and each further variant is another chance to be wrong. The
+noise of items is known, and a start adds nothing to it."""
 MORE_STARTS: Final = (*range(2, 13), 16, 24, 32, 48, 64)
 MORE_ITEMS: Final = (1, 2, 4, 8, 16, 32)
 """The starts in all and the multiples of items that ``More`` can suggest."""
@@ -121,9 +122,14 @@ def judge(
 def _compared(estimate: Estimate, first: int, other: int, times: tuple[float, ...]) -> Comparison:
     lead, name = estimate.lead(first, other), estimate.evidence.variants[other]
     chance, reach = lead.below(0.0), lead.reach(0.025)
-    better = chance <= limits(FEW_STARTS * estimate.criteria.error_rate / 2, times)[-1]
+    better = chance <= limits(_used(estimate.criteria.error_rate, lead), times)[-1]
     relation: Relation = "better" if better and not _within_margins(estimate, first, other, times) else "open"
     return Comparison(name, relation, lead.value, lead.value - reach, lead.value + reach, max(0.5, 1 - chance))
+
+
+def _used(error_rate: float, lead: Lead) -> float:
+    """The part of the error rate that a test whether *lead* is above zero may use."""
+    return error_rate / 2 * (1 - (1 - FEW_STARTS) * lead.share_by_starts)
 
 
 def _equal_to_all(estimate: Estimate, names: Sequence[str], times: tuple[float, ...]) -> list[str]:
@@ -188,7 +194,8 @@ def _settled(
     estimate: Estimate, first: int, other: int, starts: float, items: float, limit: Callable[[float], float]
 ) -> bool:
     rate, degrees = estimate.criteria.error_rate, estimate.evidence.speed.degrees * starts
-    if estimate.lead(first, other).with_more(starts, items, degrees).below(0.0) <= limit(FEW_STARTS * rate / 2):
+    lead = estimate.lead(first, other).with_more(starts, items, degrees)
+    if lead.below(0.0) <= limit(_used(rate, lead)):
         return True
     further = [(margin, each.with_more(starts, items, degrees)) for margin, each in estimate.differences(first, other)]
     return _equivalent(further, rate, limit(rate))

@@ -150,6 +150,12 @@ class Lead:
         return math.sqrt(max(0.0, self.by_starts + self.by_items))
 
     @property
+    def share_by_starts(self) -> float:
+        """The share of the variance that further starts reduce; 1 if the noise is not known, or there is none."""
+        known = self.by_starts + self.by_items
+        return self.by_starts / known if known > 0 else 1.0
+
+    @property
     def joint_degrees(self) -> float:
         """Welch and Satterthwaite's degrees of freedom; the variance by items counts as known."""
         if self.by_starts <= 0:
