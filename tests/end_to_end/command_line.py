@@ -19,15 +19,18 @@ from tests.demo import DEMO
 from tests.demo import MODEL as MODEL
 from tests.hub.server import HubServer
 
-SERVED_IN_4_BIT: Final = ("gptq", "awq") if os.environ.get("EVERY_VARIANT") else ("gptq",)
+EVERY: Final = bool(os.environ.get("EVERY_VARIANT"))
+"""As in ``make test-all``: awq too, whose kernel is gptq's, and int8 where vLLM can serve 4 bit."""
+SERVED_IN_4_BIT: Final = ("gptq", "awq") if EVERY else ("gptq",)
 FOUR_BIT: Final = SERVED_IN_4_BIT if (here := processor()) and here.avx512 else ()
-"""The 4-bit variants, where vLLM can serve them. awq is made and served in ``make test-all``: its kernel is gptq's."""
-VARIANTS: Final = ("fp16", *FOUR_BIT, "int8")
+"""The 4-bit variants, where vLLM can serve them."""
+EIGHT_BIT: Final = ("int8",) if EVERY or not FOUR_BIT else ()
+VARIANTS: Final = ("fp16", *FOUR_BIT, *EIGHT_BIT)
 SETTINGS: Final = DEMO / "slipway.yaml"
 BLOCKS, ROUNDS, STEADY_S = 2, 4, 4
 PROMPT_TOKENS, OUTPUT_TOKENS, SPREAD = 64, 32, 0.5
 CHANGED: Final = (
-    f"optimize.variants=[fp16, {', '.join(SERVED_IN_4_BIT)}, int8]",
+    f"optimize.variants=[{', '.join(('fp16', *SERVED_IN_4_BIT, *EIGHT_BIT))}]",
     "optimize.calibration.samples=16",
     "workload.budget_minutes=1",  # spent in the two blocks that are measured in any case
     f"workload.steady_s={STEADY_S}",

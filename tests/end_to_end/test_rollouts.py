@@ -49,7 +49,7 @@ USERS, PAUSE_S = 2, 4.0
 """The users come once the canary is up; until then there is one, who pauses. vLLM's worker keeps a core busy for a
 second after each request: with more, two cores would have little left to start another server with."""
 ROLLBACK_LIMIT_S = 30.0
-WIDER = 64
+WIDER = 32
 """So many times; a token takes 50 to 70 ms (p95), alone 9.5."""
 # Servers, proxy and clients share two cores: a good canary's figures differ by more than the defaults allow.
 ROLLOUT = {
@@ -168,7 +168,7 @@ def stable(pipeline: Pipeline, finished: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def garbage(pipeline: Pipeline, stable: str) -> Tried:
-    name = imitation(pipeline.store, 101, "int8", damage)
+    name = imitation(pipeline.store, 101, VARIANTS[1], damage)
     return tried(pipeline, "rollout", "start", MODEL, "--release", name, *SETTINGS)
 
 

@@ -3,24 +3,22 @@ CUDA build, measured with its kernels, and released. Prints the table of ``tests
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from pipeline.config import load
 from stages.optimize.methods import QUANTIZERS
+from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.base.store import STORE_VARIABLE, ModelStore, place_tree
 from stages.parts.endpoint.record import endpoint
 from stages.parts.engine.arguments import installed_version
 from stages.parts.machine.hardware import gpus
-from stages.parts.machine.lock import LOCK_VARIABLE
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
@@ -34,6 +32,8 @@ VARIANTS = tuple(QUANTIZERS)
 QUANTIZED = tuple(name for name in VARIANTS if name != "fp16")
 CALIBRATED = ("awq", "gptq")
 """The methods that compute with the model; the others only convert its tensors."""
+ON_TWO = ("fp16", "int8")
+RUN = "two-gpus"
 
 pytestmark = [
     pytest.mark.gpu,
@@ -101,38 +101,39 @@ def test_the_best_variant_is_released_and_answers(store: ModelStore) -> None:
     assert reply.json()["usage"]["completion_tokens"] > 0
 
 
-@pytest.mark.skipif(len(gpus()) < 2, reason="needs two GPUs")
-def test_two_evaluations_run_side_by_side_each_on_its_own_gpu(store: ModelStore, tmp_path: Path) -> None:
+@pytest.fixture
+def copied(store: ModelStore, tmp_path: Path) -> ModelStore:
+    """The two variants that are measured on two GPUs, in a store of their own; nothing else uses the GPUs."""
+    stop = [sys.executable, "-m", "pipeline", "serve", MODEL, "--stop", "--store", str(store.root)]
+    subprocess.run(stop, check=True)
+    found = ModelStore(tmp_path, MODEL)
+    for name in ON_TWO:
+        files = [path.name for path in store.optimized(name).iterdir()]
+        place_tree(store.optimized(name), found.optimized(name), files)
+    return found
+
+
+def measure(store: ModelStore, tensor_parallel_size: int) -> None:
     config = load(SETTINGS, assignments=CHANGED)
-    names, found = ("fp16", CALIBRATED[0]), ModelStore(tmp_path, MODEL)
-    started: list[subprocess.Popen[Any]] = []
-    for gpu, name in enumerate(names):
-        files = [path.name for path in store.optimized(name).iterdir()]
-        place_tree(store.optimized(name), found.optimized(name), files)
-        command = [sys.executable, "-m", "stages.evaluate", "--model", MODEL, "--variant", name]
-        command += ["--workload", config.workload.model_dump_json(), "--serving", config.serving.model_dump_json()]
-        own = {"CUDA_VISIBLE_DEVICES": str(gpu), LOCK_VARIABLE: str(tmp_path / f"lock-{gpu}")}
-        started.append(subprocess.Popen(command, env=os.environ | {STORE_VARIABLE: str(tmp_path)} | own))
-    assert [each.wait() for each in started] == [0, 0]
-    first, second = (evaluation(found, name) for name in names)
-    assert [len(each.hardware.gpus) for each in (first, second)] == [1, 1]
-    assert first.started_at.timestamp() < second.started_at.timestamp() + second.seconds
-    assert second.started_at.timestamp() < first.started_at.timestamp() + first.seconds
-    assert json.loads(found.evaluation(names[0]).read_text())["hardware"]["gpus"] == [gpus()[0]]
+    serving = config.serving.pinned(tensor_parallel_size=tensor_parallel_size)
+    command = [sys.executable, "-m", "stages.evaluate", "--model", MODEL, "--variants", ",".join(ON_TWO)]
+    command += ["--workload", config.workload.model_dump_json(), "--serving", serving.model_dump_json()]
+    own = {STORE_VARIABLE: str(store.root), RUN_VARIABLE: RUN}
+    subprocess.run(command, env=os.environ | own, check=True)
 
 
 @pytest.mark.skipif(len(gpus()) < 2, reason="needs two GPUs")
-def test_what_leads_on_two_gpus_is_measured_on_one_too(store: ModelStore, tmp_path: Path) -> None:
-    config, found = load(SETTINGS, assignments=CHANGED), ModelStore(tmp_path, MODEL)
-    names = ("fp16", "int8")
-    for name in names:
-        files = [path.name for path in store.optimized(name).iterdir()]
-        place_tree(store.optimized(name), found.optimized(name), files)
-    serving = config.serving.pinned(tensor_parallel_size=2)
-    command = [sys.executable, "-m", "stages.evaluate", "--model", MODEL, "--variants", ",".join(names)]
-    command += ["--workload", config.workload.model_dump_json(), "--serving", serving.model_dump_json()]
-    subprocess.run(command, env=os.environ | {STORE_VARIABLE: str(tmp_path)}, check=True)
-    (smaller,) = (each for name in names if (each := evaluation(found, name).smaller))
+def test_two_servers_are_measured_side_by_side_each_on_its_own_gpu(copied: ModelStore) -> None:
+    measure(copied, 1)
+    assert [len(evaluation(copied, name).hardware.gpus) for name in ON_TWO] == [1, 1]
+    # A lane of its own for the second server.
+    assert (copied.run(RUN) / "logs" / "evaluate.generator1.log").exists()
+
+
+@pytest.mark.skipif(len(gpus()) < 2, reason="needs two GPUs")
+def test_what_leads_on_two_gpus_is_measured_on_one_too(copied: ModelStore) -> None:
+    measure(copied, 2)
+    (smaller,) = (each for name in ON_TWO if (each := evaluation(copied, name).smaller))
     assert (smaller.tensor_parallel_size, smaller.instead_of, smaller.failure) == (1, 2, "")
     assert smaller.engine
     assert "--tensor-parallel-size" not in smaller.engine.arguments
