@@ -35,6 +35,7 @@ from stages.parts.records.evaluation import Evaluation, Schedule, Speed
 from stages.parts.samples.evidence import evidence_of, gates_of
 
 MINUTE: Final = 60
+Ended = Literal["settled", "budget", ""]
 
 
 class Blocks:
@@ -263,28 +264,20 @@ class Blocks:
         )
         for name in running:
             gone[name].looks = len(self.progress.times)
-        said, spent_s = told(verdict), self.spent_s
-        say(f"after block {self.number}, {spent_s / MINUTE:.1f} of {self.plan.budget_s / MINUTE:g} minutes: {said}")
-        if not goes_on:
-            self._on_fewer_gpus(gone, verdict.chosen, said)
+        said, spent_s, chosen = told(verdict), self.spent_s, gone[verdict.chosen]
         settled = all(each.relation != "open" for each in verdict.comparisons)
-        self._keep(gone, "" if goes_on else "settled" if settled else "budget", said, spent_s)
+        ended: Ended = "" if goes_on else "settled" if settled else "budget"
+        fewer = None if goes_on or chosen.smaller else fewest_gpus(chosen.directory, self.session.serving)
+        # Kept before it is said, and before more is measured: an interruption after that loses nothing of it.
+        self._keep(gone, "" if fewer else ended, said, spent_s)
+        say(f"after block {self.number}, {spent_s / MINUTE:.1f} of {self.plan.budget_s / MINUTE:g} minutes: {said}")
+        if fewer:
+            left_s, load = self.plan.budget_s - self.spent_s, self.leading.loaded
+            measure_smaller(self.session, chosen, fewer, load, left_s=left_s, given=self.lanes, logs=self._logs)
+            self._keep(gone, ended, said, spent_s)
         return goes_on
 
-    def _on_fewer_gpus(self, gone: Mapping[str, Subject], name: str, said: str) -> None:
-        """Measure the variant that leads on fewer GPUs if it fits there. If this is interrupted, it goes on here."""
-        session, subject = self.session, gone[name]
-        size = None if subject.smaller else fewest_gpus(subject.directory, session.serving)
-        if size is None:
-            return
-        self._keep(gone, "", said, self.spent_s)
-        left_s = self.plan.budget_s - self.spent_s
-        load = self.leading.loaded
-        measure_smaller(session, subject, size, load, left_s=left_s, given=self.lanes, logs=self._logs)
-
-    def _keep(
-        self, gone: Mapping[str, Subject], ended: Literal["settled", "budget", ""], said: str, spent_s: float
-    ) -> None:
+    def _keep(self, gone: Mapping[str, Subject], ended: Ended, said: str, spent_s: float) -> None:
         plan = self.plan
         schedule = Schedule(
             variants=tuple(gone),

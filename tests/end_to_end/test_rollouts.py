@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from stages.parts.base.errors import RolledBack
-from stages.parts.base.settings import Serving
+from stages.parts.base.settings import AskedServing
 from stages.parts.base.store import ModelStore, place_tree, write_json
 from stages.parts.endpoint.record import Endpoint, endpoint
 from stages.parts.records.counters import Counters
@@ -192,7 +192,7 @@ def good(pipeline: Pipeline, slow: Tried, finished: dict[str, Any], tmp_path_fac
 
 @pytest.fixture(scope="module")
 def counted(pipeline: Pipeline, good: Tried) -> Counters:
-    served = Serving.model_validate(good.left.serving)
+    served = AskedServing.model_validate(good.left.serving)
     return OneMachine(pipeline.store, MODEL, served).counters(good.left.release)
 
 

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -262,23 +263,42 @@ def test_a_server_that_is_killed_once_costs_its_block_one_more_start(store: Mode
         assert len(evaluation(store, name).rounds) == 4
 
 
+def ended_when(store: ModelStore, line: str, *, by: signal.Signals, ready: Callable[[], bool] = lambda: True) -> int:
+    """Evaluate two variants, end the stage once it has said *line*, and return its exit status."""
+    command = [sys.executable, "-m", "stages.evaluate", "--model", MODEL, "--variants", "fp16,b"]
+    given = ["--workload", json.dumps(WORKLOAD), "--serving", json.dumps(SERVING)]
+    with subprocess.Popen([*command, *given], env=surroundings(store), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        assert any(each.startswith(line) for each in process.stderr)
+        wait_until(ready, "what else has to be")
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(by)
+        process.communicate(timeout=60)
+    wait_until(lambda: not any(each.is_running() for each in family), "the end of every process")
+    return process.returncode
+
+
 def test_interrupted_while_another_server_is_waited_for_it_ends_and_leaves_no_process(store: ModelStore) -> None:
     stand_in_variant(store, "fp16")
     stand_in_variant(store, "b", never_ready=True)
-    command = [sys.executable, "-m", "stages.evaluate", "--model", MODEL, "--variants", "fp16,b"]
-    given = ["--workload", json.dumps(WORKLOAD), "--serving", json.dumps(SERVING)]
-    other_log = store.run(RUN) / "logs" / "evaluate-b.vllm.log"
-    with subprocess.Popen([*command, *given], env=surroundings(store), stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr
-        for line in process.stderr:
-            if line.startswith("serving fp16"):
-                break
-        wait_until(lambda: other_log.exists() and "still loading" in other_log.read_text(), "the other server")
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-    assert process.returncode == 130
-    wait_until(lambda: not any(each.is_running() for each in family), "the end of every process")
+    log = store.run(RUN) / "logs" / "evaluate-b.vllm.log"
+
+    def loading() -> bool:
+        return log.exists() and "still loading" in log.read_text()
+
+    assert ended_when(store, "serving fp16", by=signal.SIGINT, ready=loading) == 130
+
+
+def test_killed_when_it_has_said_what_a_block_shows_it_goes_on_from_there(store: ModelStore) -> None:
+    for name in ("fp16", "b"):
+        stand_in_variant(store, name)
+    assert ended_when(store, "after block 1", by=signal.SIGKILL) == -signal.SIGKILL
+    journal(store).unlink()
+    said = evaluate(store)
+    assert said.returncode == 0, said.stderr
+    assert done(store, "quality") == []
+    assert sorted(done(store, "load")) == ["load b 1", "load fp16 1"]
+    assert [len(evaluation(store, name).rounds) for name in ("fp16", "b")] == [4, 4]
 
 
 def test_a_client_that_cannot_be_imported_fails_the_measurement_with_its_own_words(store: ModelStore) -> None:
