@@ -191,8 +191,8 @@ class KServeController:
                 if each.owner not in owners:
                     self._remove(each)
             for route in self.server.all("HTTPRoute"):
-                owned = route["metadata"].get("ownerReferences")
-                if owned and owned[0]["name"] not in owners:
+                references = route["metadata"].get("ownerReferences", [])
+                if {each["name"] for each in references if each["kind"] == "InferenceService"} - owners:
                     self._made.pop(("HTTPRoute", route["metadata"]["name"]), None)
                     self.server.remove("HTTPRoute", route["metadata"]["name"], self.namespace)
                 elif not self.gateway_stuck:
