@@ -302,6 +302,9 @@ def main() -> NoReturn:
     try:
         app()
     except SlipwayError as error:
+        from stages.parts.base.program import leave_failure
+
+        leave_failure(str(error), error.hint, error.exit_code)
         if debug:
             raise
         if "--json" in sys.argv[1:]:

@@ -1,6 +1,6 @@
 """The manifests of each platform: the workflow, its volume, locks, rights and limits.
 
-``manifests/base`` is the platform ``cluster``: some files are written by hand, two are generated from
+``manifests/base`` is the platform ``cluster``: some files are written by hand, three are generated from
 ``configs/platforms/cluster.yaml``. ``manifests/overlays/<platform>`` holds only the differences, as patches generated
 from ``configs/platforms/<platform>.yaml``. ``kubectl apply -k manifests/overlays/<platform>`` works without Slipway;
 ``documents`` returns the same objects without kubectl.
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import yaml
 
-from pipeline import cluster_objects, pods
+from pipeline import cluster_objects, pods, store_commands
 from pipeline.config import RunConfig, load, names
 from pipeline.definition import workflow_template
 from pipeline.platform import ClusterSettings, Platform
@@ -60,6 +60,7 @@ def documents_of(config: RunConfig) -> list[Document]:
         *_written(platform.namespace, *(MANIFESTS / "base" / file for file in WRITTEN)),
         *cluster_objects.of(platform, cluster),
         workflow_template(config),
+        *store_commands.of(config),
     ]
 
 
@@ -119,7 +120,11 @@ def files() -> dict[Path, str]:
     """The contents of every generated file, by its path in ``manifests/``."""
     shared = load(chosen={"platform": SHARED})
     objects = cluster_objects.of(shared.platform, shared.platform.cluster) if shared.platform.cluster else []
-    base = {"platform.yaml": objects, "workflow.yaml": [workflow_template(shared)]}
+    base = {
+        "platform.yaml": objects,
+        "workflow.yaml": [workflow_template(shared)],
+        "commands.yaml": store_commands.of(shared),
+    }
     base["kustomization.yaml"] = [_kustomization([*WRITTEN, *base])]
     image = shared.platform.image_of("resolve")
     made = {Path(file): IMAGE.sub(image, (MANIFESTS / file).read_text(encoding="utf-8")) for file in WITH_IMAGES}

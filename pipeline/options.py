@@ -44,6 +44,8 @@ PlatformOption = Annotated[
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="[RUN]", help="A run's id, or its beginning.")]
 STORE: Final = Path(".slipway")
+SAID: Final = "said"
+"""The output of a pod with what the command in it printed."""
 
 
 class WorkflowEngine(StrEnum):
@@ -79,12 +81,19 @@ def load_config(
 
 
 def print_result(document: Any, text: Any, as_json: bool) -> None:
-    """Print the result to stdout: JSON for programs, or *text* (a string or anything that rich can draw)."""
-    if as_json:
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
-        return
-    from rich.console import Console
+    """Print the result to stdout: JSON for programs, or *text* (a string or anything that rich can draw). In a pod, it
+    becomes the output ``SAID`` too, for whoever runs the command from elsewhere."""
+    from stages.parts.base.program import write_output
 
-    # A pipe has no width, and the default of 80 columns would cut tables.
-    terminal = sys.stdout.isatty()
-    Console(width=None if terminal else 200, highlight=False, soft_wrap=not terminal).print(text)
+    if as_json:
+        said = json.dumps(document, indent=2) + "\n"
+        sys.stdout.write(said)
+    else:
+        from rich.console import Console
+
+        # A pipe has no width, and the default of 80 columns would cut tables.
+        terminal = sys.stdout.isatty()
+        console = Console(width=None if terminal else 200, highlight=False, soft_wrap=not terminal, record=True)
+        console.print(text)
+        said = console.export_text()
+    write_output(SAID, said)

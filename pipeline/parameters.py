@@ -22,6 +22,13 @@ NAME: Final = "slipway"
 RESOLVE_CACHE: Final = "slipway-resolve"
 """The ConfigMap in which Argo keeps memoized results."""
 
+STORE_COMMAND: Final = f"{NAME}-command"
+"""The WorkflowTemplate that runs any command which needs the store's volume."""
+COMMAND: Final = "command"
+"""Its one task."""
+OF_STORE_COMMANDS: Final = {"platform", "serving", "rollout", "kserve"}
+"""The part of a configuration that these commands read."""
+
 
 def arguments(config: RunConfig, model: str, revision: str, *, serve: bool, refresh: bool = False) -> dict[str, str]:
     """The workflow's parameters for one run.
@@ -61,6 +68,11 @@ def price(platform: Platform) -> str:
 def for_kserve(config: RunConfig) -> dict[str, str]:
     """The parameters that only a platform that serves on KServe has."""
     return {} if config.platform.serves_on == LOCAL else {"kserve": canonical_json(kserve_settings(config))}
+
+
+def store_settings(config: RunConfig) -> str:
+    """The parameter ``config`` of a command that needs the store's volume."""
+    return canonical_json(config.model_dump(mode="json", include=OF_STORE_COMMANDS))
 
 
 def hub_here() -> str:

@@ -71,7 +71,7 @@ def start(
     """
     from pipeline.argo.engine import start as submit
 
-    _of_a_cluster(config)
+    of_a_cluster(config)
     return submit(there, config, model, revision, serve=serve, refresh=refresh, force=force)
 
 
@@ -121,7 +121,7 @@ def check(config: RunConfig, context: str | None, namespace: str | None) -> list
     """
     from pipeline.argo.doctor import check_cluster
 
-    _of_a_cluster(config)
+    of_a_cluster(config)
     return check_cluster(connected(context, namespace or config.platform.namespace), config)
 
 
@@ -218,7 +218,7 @@ def install(
     from pipeline.argo.install import install as apply
 
     settings = load_config(config, None, None, platform, None)
-    _of_a_cluster(settings)
+    of_a_cluster(settings)
     there = connected(context, settings.platform.namespace)
     applied = apply(there, settings, dry_run=dry_run, force=force)
     print_result([vars(each) for each in applied], table(applied), as_json)
@@ -244,7 +244,7 @@ def uninstall(
     from pipeline.argo.uninstall import uninstall as remove
 
     settings = load_config(config, None, None, platform, None)
-    _of_a_cluster(settings)
+    of_a_cluster(settings)
     there = connected(context, settings.platform.namespace)
     if not (dry_run or yes):
         planned = remove(there, settings, models=models, dry_run=True, force=force)
@@ -260,7 +260,7 @@ def _confirm(there: Cluster, count: int, *, models: bool) -> None:
     typer.confirm(f"Remove {what} from namespace {there.namespace} of {there.address}?", abort=True, err=True)
 
 
-def _of_a_cluster(config: RunConfig) -> None:
+def of_a_cluster(config: RunConfig) -> None:
     from pipeline.config import names
 
     if config.platform.cluster is None:

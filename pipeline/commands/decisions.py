@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.commands.on_the_volume import on_the_volume
 from pipeline.options import STORE, JsonOption, ProfileOption, RunArgument, StoreOption, print_result
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ AssignmentOption = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command("verify-decision", epilog="Example: slipway verify-decision latest")(verify_decision)
+    app.command("verify-decision", epilog="Example: slipway verify-decision latest")(on_the_volume(verify_decision))
     app.command("score", epilog="Example: slipway score latest --profile chatbot --set weights.latency=0.4")(score)
     app.command("compare", epilog="Example: slipway compare 20260102-030405-6a1b latest")(compare)
 
@@ -33,14 +34,14 @@ def verify_decision(name: RunArgument = "latest", store: StoreOption = STORE, as
     Every changed sample, weights file, digest or number is named; the exit code is then 41. The same if
     the decision was made by the rules of another version of Slipway, which is named.
     """
-    from pipeline.local.runs import find
+    from pipeline.local.runs import folder
     from stages.parts.base.errors import VerificationFailed
     from stages.select.verify import verify
 
-    run = find(store, name)
-    verdict = verify(run.path)
+    run = folder(store, name)
+    verdict = verify(run)
     verified = not verdict.findings and not verdict.replayed_by
-    document = vars(verdict) | {"run": run.id, "verified": verified}
+    document = vars(verdict) | {"run": run.name, "verified": verified}
     if not verified and as_json:
         print_result(document, None, as_json)
         raise typer.Exit(VerificationFailed.exit_code)
@@ -48,16 +49,17 @@ def verify_decision(name: RunArgument = "latest", store: StoreOption = STORE, as
         count = "one thing does" if len(verdict.findings) == 1 else f"{len(verdict.findings)} things do"
         lines = "".join(f"\n    {each}" for each in (*verdict.findings, *(f"note: {each}" for each in verdict.notes)))
         raise VerificationFailed(
-            f"the decision of run {run.id} does not follow from what was measured: {count} not agree{lines}",
+            f"the decision of run {run.name} does not follow from what was measured: {count} not agree{lines}",
             hint="to make changed files again, remove them and run again",
         )
     if verdict.replayed_by:
         raise VerificationFailed(
-            f"the decision of run {run.id} was made by the rules of Slipway {verdict.replayed_by}, which this version "
-            f"can't replay; its samples, figures, weights and documents agree ({len(verdict.compared)} of them)",
+            f"the decision of run {run.name} was made by the rules of Slipway {verdict.replayed_by}, which this "
+            f"version can't replay; its samples, figures, weights and documents agree "
+            f"({len(verdict.compared)} of them)",
             hint=f"install Slipway {verdict.replayed_by}, and verify it with that version",
         )
-    print_result(document, _verified(run.id, verdict), as_json)
+    print_result(document, _verified(run.name, verdict), as_json)
 
 
 def score(
@@ -68,23 +70,23 @@ def score(
     as_json: JsonOption = False,
 ) -> None:
     """Score a run's measurements with another profile or other weights. Runs nothing and publishes nothing."""
-    from pipeline.local.runs import find
+    from pipeline.local.runs import folder
     from stages.select.decision import decide
     from stages.select.stored import read_stored
 
-    run = find(store, name)
-    given = read_stored(run.path)
+    run = folder(store, name)
+    given = read_stored(run)
     wanted = _profile(given.basis.profile, profile, assignments or [])
     basis = given.basis.model_copy(update={"profile": wanted.model_dump(mode="json")})
     decision = decide(basis, given.evaluations, given.samples())
     changed = _changes(given.decision, decision)
     document = {
-        "run": run.id,
+        "run": run.name,
         "decision": decision.model_dump(mode="json", exclude={"run", "release"}),
         "published": given.decision and given.decision.model_dump(mode="json"),
         "changes": changed,
     }
-    print_result(document, _what_if(run.id, decision, changed), as_json)
+    print_result(document, _what_if(run.name, decision, changed), as_json)
 
 
 def compare(
@@ -94,14 +96,14 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare two runs: settings, versions, hardware, metrics beyond noise, the winner and why."""
-    from pipeline.local.runs import find
+    from pipeline.local.runs import folder
     from stages.select.comparison import compare as compared
     from stages.select.stored import read_stored
 
-    runs = [find(store, name) for name in (first, second)]
-    found = compared(*(read_stored(run.path) for run in runs))
-    document = found.model_dump(mode="json") | {"runs": [run.id for run in runs]}
-    print_result(document, _beside(runs[0].id, runs[1].id, found), as_json)
+    runs = [folder(store, name) for name in (first, second)]
+    found = compared(*(read_stored(run) for run in runs))
+    document = found.model_dump(mode="json") | {"runs": [run.name for run in runs]}
+    print_result(document, _beside(runs[0].name, runs[1].name, found), as_json)
 
 
 def _profile(published: dict[str, Any], name: str | None, assignments: list[str]) -> Profile:

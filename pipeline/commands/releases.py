@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from pipeline.commands.on_the_volume import on_the_volume
 from pipeline.options import (
     STORE,
     ConfigOption,
@@ -30,9 +31,9 @@ ModelArgument = Annotated[str, typer.Argument(help="A model that a run has publi
 
 
 def register(app: typer.Typer) -> None:
-    app.command("releases", epilog="Example: slipway releases org/name --history")(releases)
-    app.command("rollback", epilog="Example: slipway rollback org/name --to 3")(rollback)
-    app.command("prune", epilog="Example: slipway prune org/name --keep 5")(prune)
+    app.command("releases", epilog="Example: slipway releases org/name --history")(on_the_volume(releases))
+    app.command("rollback", epilog="Example: slipway rollback org/name --to 3")(on_the_volume(rollback))
+    app.command("prune", epilog="Example: slipway prune org/name --keep 5")(on_the_volume(prune))
 
 
 def releases(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.commands.on_the_volume import on_the_volume
 from pipeline.commands.releases import ModelArgument, place_of, served, serving_of
 from pipeline.options import (
     STORE,
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, help="Roll out a new release beside the stable one, step by step.")
-    group.command("start", epilog="Example: slipway rollout start org/name")(start)
-    group.command("status", epilog="Example: slipway rollout status org/name --json")(status)
-    group.command("promote", epilog="Example: slipway rollout promote org/name")(promote)
+    group.command("start", epilog="Example: slipway rollout start org/name")(on_the_volume(start))
+    group.command("status", epilog="Example: slipway rollout status org/name --json")(on_the_volume(status))
+    group.command("promote", epilog="Example: slipway rollout promote org/name")(on_the_volume(promote))
     group.command("render", epilog="Example: slipway rollout render org/name --platform gke --mode route")(render)
-    group.command("abort", epilog="Example: slipway rollout abort org/name")(abort)
+    group.command("abort", epilog="Example: slipway rollout abort org/name")(on_the_volume(abort))
     app.add_typer(group, name="rollout")
 
 

@@ -87,6 +87,22 @@ def find(store: Path, name: str) -> Run:
     raise MissingRun(f"{name!r} {problem} in {store}", hint=f"the latest: {known}")
 
 
+def folder(store: Path, name: str) -> Path:
+    """The folder of a run as ``find``, also of one that a cluster made, which keeps its state there.
+
+    Raises:
+        MissingRun: there is none, or more than one.
+    """
+    runs = sorted(store.glob("*/runs/*"), key=lambda each: each.stat().st_mtime, reverse=True)
+    exact = [each for each in runs if each.name == name]
+    matches = exact or [each for each in runs if name == LATEST or each.name.startswith(name)]
+    if len(matches) == 1 or (matches and name == LATEST):
+        return matches[0]
+    problem = "matches several runs" if matches else "is not a run"
+    known = ", ".join(each.name for each in runs[:5]) or "none yet"
+    raise MissingRun(f"{name!r} {problem} in {store}", hint=f"the latest: {known}")
+
+
 def read_workflow(run: Path) -> dict[str, Any]:
     """Read what a run executed: its ``manifest`` and its ``arguments``."""
     kept: dict[str, Any] = json.loads((run / WORKFLOW).read_text(encoding="utf-8"))

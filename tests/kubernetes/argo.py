@@ -322,7 +322,7 @@ class _Run:
             end = {"phase": outcome.phase, "message": outcome.node_message()}
             code = {} if outcome.exit_code is None else {"exitCode": str(outcome.exit_code)}
             made = [{"name": name, "value": value} for name, value in outputs.items()]
-            end["outputs"] = code | ({"parameters": made} if outcome.phase == "Succeeded" else {})
+            end["outputs"] = code | ({"parameters": made} if outcome.phase == "Succeeded" or outcome.outputs else {})
             task = node["displayName"].partition("(")[0]
             self.values |= {f"tasks.{task}.outputs.parameters.{name}": value for name, value in outputs.items()}
         if not outcome.cached and end["message"] != "pod deleted":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.config import load
+from pipeline.definition import workflow_template
 from pipeline.manifests import documents_of
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.log import LOG_VARIABLE
@@ -97,9 +98,9 @@ cluster:
 def test_every_pod_of_a_stage_gets_the_platforms_variables_and_certificates(tmp_path):
     (tmp_path / "mine.yaml").write_text(BEHIND_A_PROXY)
     found = documents_of(load(chosen={"platform": str(tmp_path / "mine.yaml")}))
-    *_, spec = (each["spec"] for each in found if each["kind"] == "WorkflowTemplate")
-    assert {"name": "certificates", "configMap": {"name": "trusted"}} in spec["volumes"]
-    for template in spec["templates"]:
+    specs = [each["spec"] for each in found if each["kind"] == "WorkflowTemplate"]
+    assert all({"name": "certificates", "configMap": {"name": "trusted"}} in each["volumes"] for each in specs)
+    for template in (template for each in specs for template in each["templates"]):
         if container := template.get("container"):
             variables = {each["name"]: each.get("value") for each in container["env"]}
             assert variables["HF_ENDPOINT"] == "https://mirror.example:8443"
@@ -124,7 +125,7 @@ def test_a_variable_that_is_secret_or_not_the_users_is_refused(tmp_path, variabl
 
 
 def test_each_task_of_a_cluster_keeps_a_log_of_its_own():
-    *_, template = documents_of(load(chosen={"platform": "cluster"}))
+    template = workflow_template(load(chosen={"platform": "cluster"}))
     containers = [each["container"] for each in template["spec"]["templates"] if "container" in each]
     found = [each["value"] for container in containers for each in container["env"] if each["name"] == LOG_VARIABLE]
     assert len(found) == len(containers)
@@ -134,7 +135,7 @@ def test_each_task_of_a_cluster_keeps_a_log_of_its_own():
 
 
 def test_a_pod_with_gpus_is_told_how_many_so_that_it_refuses_to_work_without():
-    *_, template = documents_of(load(chosen={"platform": "gke"}))
+    template = workflow_template(load(chosen={"platform": "gke"}))
     told = {
         each["name"]: [it["value"] for it in each["container"]["env"] if it["name"] == GPUS_VARIABLE]
         for each in template["spec"]["templates"]

@@ -136,16 +136,21 @@ def _ended(stage: Callable[[], None]) -> NoReturn:
 
 
 def _fail(message: str, hint: str, exit_code: int) -> NoReturn:
-    """Print the error, leave it as JSON for whoever started the program, and end."""
+    """Print the error, leave it, and end."""
     with suppress(OSError):  # nobody listens any more
         print(SlipwayError(message, hint=hint).render(), file=sys.stderr, flush=True)
+    leave_failure(message, hint, exit_code)
+    sys.exit(exit_code)
+
+
+def leave_failure(message: str, hint: str, exit_code: int) -> None:
+    """Leave an error as JSON for whoever started the program."""
     line = StageFailure(message=message, hint=hint, exit_code=exit_code).line()
     with suppress(SlipwayError, OSError):  # a full disk must not hide the error
         write_output(FAILURE, line)
     if TERMINATION_LOG.exists():
         with suppress(OSError):
             TERMINATION_LOG.write_text(line, encoding="utf-8")
-    sys.exit(exit_code)
 
 
 def answer_sigterm() -> None:

@@ -50,8 +50,8 @@ def test_a_field_that_somebody_else_changed_is_named_and_force_takes_it(server, 
     with pytest.raises(Conflict, match=r"WorkflowTemplate slipway: .*kubectl-edit.*\.spec\.onExit") as conflict:
         install(there, platform, dry_run=False, force=False)
     assert "--force" in conflict.value.hint
-    states = {each.kind: each.state for each in install(there, platform, dry_run=False, force=True)}
-    assert states["WorkflowTemplate"] == "changed"
+    states = {each.name: each.state for each in install(there, platform, dry_run=False, force=True)}
+    assert states[NAME] == "changed"
     assert server.find("WorkflowTemplate", NAME, there.namespace)["spec"]["onExit"] != "other"
 
 

@@ -1,0 +1,83 @@
+"""Runs a command in a pod that has the store's volume, with the command's own output and exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pipeline.argo.follow import follow
+from pipeline.argo.status import run_state
+from pipeline.options import SAID
+from pipeline.parameters import COMMAND, NAME, STORE_COMMAND, store_settings
+from pipeline.runs.progress import observer_for
+from stages.parts.base.errors import Interrupted, NotInstalled, RunFailed
+from stages.parts.base.store import canonical_json
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import TEMPLATES, WORKFLOWS, Object
+from stages.parts.cluster.refusals import Absent, AlreadyExists
+
+if TYPE_CHECKING:
+    from pipeline.config import RunConfig
+
+ID_BYTES: Final = 5
+
+
+def call(cluster: Cluster, config: RunConfig, words: Sequence[str]) -> tuple[str, int]:
+    """Run ``slipway WORDS`` where the store is; its progress is shown on stderr.
+
+    Returns:
+        What it printed, and its exit code.
+
+    Raises:
+        NotInstalled: the template is missing.
+        RunFailed: the command failed without a result, with its message, hint and exit code.
+        Interrupted: by Ctrl-C; the command continues.
+    """
+    name = _submit(cluster, config, words)
+    try:
+        ended = run_state(follow(cluster, name, observer_for(sys.stderr, Path(name))))
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"the command continues in the cluster, as the workflow {name}") from error
+    node = next((each for each in ended.nodes if each.name == COMMAND), None)
+    said = node.outputs.get(SAID, "") if node else ""
+    if node and (said or ended.phase == "Succeeded"):
+        return said, node.exit_code or 0
+    if node is None or not node.message:
+        raise RunFailed(f"the workflow {name} {ended.phase.lower()}: {ended.message or 'no message'}")
+    raise RunFailed(node.message, hint=node.hint, exit_code=node.exit_code or RunFailed.exit_code)
+
+
+def _submit(cluster: Cluster, config: RunConfig, words: Sequence[str]) -> str:
+    try:
+        cluster.get(TEMPLATES, STORE_COMMAND)
+    except Absent as error:
+        cluster.kind(TEMPLATES.api_version, TEMPLATES.name)  # raises if Argo itself is missing
+        raise NotInstalled(
+            f"the template {STORE_COMMAND} is not installed in namespace {cluster.namespace}",
+            hint="slipway install --platform NAME",
+        ) from error
+    name = f"{STORE_COMMAND}-{secrets.token_hex(ID_BYTES)}"
+    with contextlib.suppress(AlreadyExists):  # the response to the first try was lost
+        cluster.create(WORKFLOWS, _workflow(name, config, words))
+    return name
+
+
+def _workflow(name: str, config: RunConfig, words: Sequence[str]) -> Object:
+    given = {"arguments": canonical_json(list(words)), "config": store_settings(config)}
+    return {
+        "apiVersion": WORKFLOWS.api_version,
+        "kind": WORKFLOWS.name,
+        "metadata": {
+            "name": name,
+            "labels": {"app.kubernetes.io/part-of": NAME, "workflows.argoproj.io/workflow-template": STORE_COMMAND},
+            "annotations": {"workflows.argoproj.io/title": " ".join(("slipway", *words))},
+        },
+        "spec": {
+            "workflowTemplateRef": {"name": STORE_COMMAND},
+            "arguments": {"parameters": [{"name": key, "value": value} for key, value in given.items()]},
+        },
+    }
