@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from pipeline.argo.doctor import check_serving
 from pipeline.argo.follow import follow
-from pipeline.argo.runs import ClusterRun
+from pipeline.argo.runs import ClusterRun, find, stop
 from pipeline.argo.submission import submit
 from pipeline.argo.template import compare, installed
 from pipeline.parameters import arguments
 from pipeline.planning.refusal import decide_before
 from pipeline.runs.progress import observer_for
 from pipeline.runs.state import failure
-from stages.parts.base.errors import ConfigError, Interrupted
+from stages.parts.base.errors import ConfigError, Interrupted, NotInstalled
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Object
 from stages.parts.model.name import ModelName
@@ -68,6 +68,7 @@ def to_its_end(cluster: Cluster, name: str) -> ClusterRun:
         RunFailed: with the exit code of the task that failed first.
         MissingRun: it was deleted.
         ClusterUnavailable: the API did not answer for too long; the run continues.
+        NotInstalled: an image can't be pulled; the run was stopped.
         Interrupted: by Ctrl-C; the run continues.
     """
     try:
@@ -76,6 +77,9 @@ def to_its_end(cluster: Cluster, name: str) -> ClusterRun:
         raise Interrupted(
             f"run {name} continues in the cluster", hint=f"stop it: slipway stop {name} --namespace {cluster.namespace}"
         ) from error
+    except NotInstalled:
+        stop(cluster, find(cluster, name))
+        raise
     if run.state.phase != "Succeeded":
         raise failure(run.state, where=f" --namespace {cluster.namespace}")
     return run

@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from pipeline.argo.room import Rooms
-from pipeline.argo.status import changed, ended, nodes_of, run_state, templates
+from pipeline.argo.status import CANT_BE_PULLED, changed, ended, nodes_of, run_state, templates
 from pipeline.runs.progress import RunObserver
 from pipeline.runs.state import RunState
-from stages.parts.base.errors import ClusterUnavailable, MissingRun
+from stages.parts.base.errors import ClusterUnavailable, MissingRun, NotInstalled
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import WORKFLOWS, Kind, Object
 from stages.parts.cluster.refusals import Expired
 
 PATIENCE_S: Final = 600.0
 """How long the API may not answer."""
+UNPULLED_S: Final = 600.0
+"""After so long the registry is not having a bad moment: the image is not there, or may not be pulled."""
 PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 15.0
 
@@ -27,9 +29,10 @@ def follow(cluster: Cluster, name: str, observer: RunObserver, *, patience_s: fl
     Raises:
         MissingRun: there is no such workflow, or it was deleted.
         ClusterUnavailable: the API did not answer for *patience_s*. The run itself continues.
+        NotInstalled: the image of a task could not be pulled for ``UNPULLED_S``. The run itself continues.
     """
     state: RunState | None = None
-    rooms = Rooms(cluster)
+    rooms, unpulled = Rooms(cluster), _Unpulled()
 
     def lost(error: ClusterUnavailable) -> None:
         if state is not None and state.message != str(error):
@@ -44,12 +47,29 @@ def follow(cluster: Cluster, name: str, observer: RunObserver, *, patience_s: fl
                 observer.node_changed(state, node)
             observer.finished(state)
             return workflow
+        unpulled.check(state)
         # In any case, because a live view draws the last state that it was told.
         if before is None or (before.phase, before.message) != (state.phase, state.message):
             observer.run_changed(state)
         for node in changed(before, state):
             observer.node_changed(state, node)
     raise AssertionError("an endless iterator ended")
+
+
+class _Unpulled:
+    """Since when the image of each task can't be pulled. Argo itself would wait until the task's deadline."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def check(self, state: RunState) -> None:
+        """Raises: NotInstalled: see ``follow``."""
+        now = {each.name: each for each in state.nodes if each.message.endswith(CANT_BE_PULLED) and not each.finished}
+        self._since = {name: self._since.get(name, time.monotonic()) for name in now}
+        for name, since in self._since.items():
+            if time.monotonic() - since > UNPULLED_S:
+                said = f"{name}: {now[name].message}, for {UNPULLED_S / 60:.0f} minutes"
+                raise NotInstalled(said, hint=now[name].hint)
 
 
 def versions(

@@ -28,6 +28,7 @@ SUSPENDED: Final = "waits for an approval: in Argo's user interface, or with sli
 OUT_OF_MEMORY: Final = "OOMKilled"
 UNPULLED: Final = re.compile(r"^(?:ErrImagePull|ImagePullBackOff|InvalidImageName)\b.*?image \"([^\"]+)\"", re.DOTALL)
 """The kubelet's messages alternate while it tries; they differ in nothing that a person needs."""
+CANT_BE_PULLED: Final = "can't be pulled"
 TERMINATION_MESSAGE: Final = re.compile(r"\(exit code (?P<exit_code>\d+)\): (?P<document>\{.*\})", re.DOTALL)
 
 
@@ -180,7 +181,7 @@ def _said(message: str) -> tuple[str, str]:
     if found and (failure := StageFailure.parse(found["document"], int(found["exit_code"]))):
         return failure.message, failure.hint
     if unpulled := UNPULLED.search(message):
-        return f"the image {unpulled[1]} can't be pulled", "check its name, and that the nodes may pull it"
+        return f"the image {unpulled[1]} {CANT_BE_PULLED}", "check its name, and that the nodes may pull it"
     hint = (
         "give the stage more memory in the platform's file, then: slipway install" if OUT_OF_MEMORY in message else ""
     )

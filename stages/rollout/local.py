@@ -113,6 +113,11 @@ class OneMachine:
     def ready(self, release: str) -> bool:
         return self._server(release).state == "up"
 
+    def waits_for(self, release: str) -> str:
+        with contextlib.suppress(SlipwayError):
+            return self._server(release).message
+        return ""
+
     def url(self, release: str) -> str:
         return self._up(release).url
 

@@ -188,7 +188,8 @@ class StateMachine:
         except TransientError as error:
             why = f"the platform did not answer: {error}"
         if self._elapsed_s() > journal.ready_timeout_s:
-            return self._start_rollback(f"{why} within {journal.ready_timeout_s:g} s")
+            waits = self.target.waits_for(journal.release)
+            return self._start_rollback(f"{why} within {journal.ready_timeout_s:g} s" + (f": {waits}" if waits else ""))
         return self._pause()
 
     def _wrong_answers(self) -> str:

@@ -69,6 +69,10 @@ class Target(Protocol):
         """Whether its servers report that they are ready. The rollout then asks for a completion itself."""
         ...
 
+    def waits_for(self, release: str) -> str:
+        """What *release* waits for that is not ready, as the platform says it; empty if it says nothing, or not now."""
+        ...
+
     def url(self, release: str) -> str:
         """Base URL (without ``/v1``) that reaches only this release, stable or canary: for the first completion, the
         probes and the rollout's own requests."""

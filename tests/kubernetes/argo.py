@@ -48,6 +48,8 @@ class Outcome:
     cached: bool = False
     until: threading.Event | None = None
     """It stays Running until this is set."""
+    unpulled: str = ""
+    """The image that can't be pulled: it stays Pending."""
 
     @classmethod
     def failed(cls, exit_code: int, message: str, hint: str = "") -> Self:
@@ -312,11 +314,15 @@ class _Run:
         else:
             self._pod(node, template, "Pending")
             self._save()
+            while outcome.unpulled and not self._stopping():
+                for message in ("ErrImagePull: failed to pull image", "ImagePullBackOff: Back-off pulling image"):
+                    self._change(node, message=f'{message} "{outcome.unpulled}"')
             self._pod(node, template, "Running", outcome.log or (f"{node['displayName']} works",))
             self._change(node, phase="Running")
             while outcome.until and not outcome.until.is_set() and not self._stopping():
                 time.sleep(STEP_S)
-        if (stopped := self._stopping()) and outcome.until and not outcome.until.is_set():
+        held = outcome.unpulled or (outcome.until and not outcome.until.is_set())
+        if (stopped := self._stopping()) and held:
             end: Object = {"phase": "Failed", "message": f"workflow shutdown with strategy:  {stopped}"}
         else:
             end = {"phase": outcome.phase, "message": outcome.node_message()}

@@ -94,6 +94,8 @@ class KServeController:
     """The stable predictor counts as not ready, as on a slow load beyond 600 s."""
     crashing: set[str] = field(default_factory=set)
     """Releases whose container crashes at its start."""
+    unpulled: set[str] = field(default_factory=set)
+    """Releases whose image can't be pulled."""
     started: list[str] = field(default_factory=list)
     """Releases, once for each pod that was started."""
     contested: list[str] = field(default_factory=list)
@@ -386,7 +388,7 @@ class KServeController:
             if each.process.poll() is not None and release not in self.crashing:
                 each.process, each.port = self._start(each.name, release, predictor)
                 each.restarts += 1
-            each.ready = release not in self.crashing and _healthy(each.port)
+            each.ready = release not in self.crashing | self.unpulled and _healthy(each.port)
         self._show(now)
         return all(each.ready for each in now.pods)
 
@@ -425,6 +427,11 @@ class KServeController:
                 said["restartCount"] = CRASHES
                 said["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
                 said["lastState"] = {"terminated": {"reason": "Error", "message": "CUDA out of memory"}}
+            if deployment.release in self.unpulled:
+                said["image"] = "localhost/x:1"
+                said["state"] = {
+                    "waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling "localhost/x:1"'}
+                }
             ready = [_condition("Ready", each.ready)]
             pod = {"metadata": place | {"name": each.name}, "spec": {"containers": [container]}}
             status = {"podIP": "127.0.0.1", "conditions": ready, "containerStatuses": [said]}

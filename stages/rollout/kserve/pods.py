@@ -30,6 +30,7 @@ from stages.rollout.kserve.objects import CONTAINER, ENDPOINT, PORT, RELEASE, RE
 CRASHES: Final = 3
 """After so many restarts, a container that crashes again is considered broken."""
 HOPELESS: Final = frozenset({"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"})
+UNPULLED: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
 KEPT: Final = "2h"
 """How far back Prometheus is queried for pods that are gone: longer than a step of a rollout."""
 
@@ -65,6 +66,11 @@ class Pods:
                     hint=f"kubectl -n {self.endpoint.namespace} logs {each['metadata']['name']} --previous",
                 )
         return False
+
+    def waits_for(self, release: str) -> str:
+        """See ``Target``."""
+        said = ((each["metadata"]["name"], _waiting(each)) for each in self.of(release))
+        return next((f"{name}: {why}" for name, why in said if why), "")
 
     def counters(self, release: str) -> Counters:
         """See ``Target``.
@@ -175,6 +181,19 @@ def _failure(pod: Object) -> str:
             why = ended.get("message") or ended.get("reason") or "crashed"
             return f"it crashed {each['restartCount']} times: {' '.join(why.split())}"
     return ""
+
+
+def _waiting(pod: Object) -> str:
+    """What a pod waits for that is not ready; empty if nothing is said."""
+    for each in _statuses(pod):
+        waiting = each.get("state", {}).get("waiting", {})
+        if waiting.get("reason") in UNPULLED:
+            return f"the image {each['image']} can't be pulled"
+        if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            return f"{waiting['reason']}: {' '.join(waiting.get('message', '').split())}".rstrip(": ")
+    said = pod.get("status", {}).get("conditions", [])
+    unplaced = (each for each in said if each["type"] == "PodScheduled" and each["status"] == "False")
+    return next((f"no node has room for it: {each.get('message', '')}" for each in unplaced), "")
 
 
 def _port(pod: Object) -> int:

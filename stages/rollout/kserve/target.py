@@ -97,6 +97,11 @@ class KServeTarget(ABC):
     @abstractmethod
     def ready(self, release: str) -> bool: ...
 
+    def waits_for(self, release: str) -> str:
+        with contextlib.suppress(SlipwayError):
+            return self.pods.waits_for(release)
+        return ""
+
     @abstractmethod
     def url(self, release: str) -> str: ...
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.argo.engine import to_its_end
 from pipeline.argo.follow import follow
 from pipeline.argo.runs import ClusterRun, again, find, read_logs, resume, stop
 from pipeline.argo.status import SUSPENDED
@@ -265,6 +266,18 @@ def test_a_lost_response_to_the_submission_creates_no_second_workflow(argo, clus
     assert new
     assert [each["metadata"]["name"] for each in argo.server.all("Workflow")] == [workflow["metadata"]["name"]]
     assert len(argo.server.requests_for("create", "*/workflows")) == 2
+
+
+def test_a_run_whose_image_can_not_be_pulled_is_stopped(argo, cluster, given, monkeypatch):
+    monkeypatch.setattr("pipeline.argo.follow.UNPULLED_S", 0.3)
+    argo.script["acquire"] = [Outcome(unpulled="localhost/x:1")]
+    name, began = started(cluster, given), time.monotonic()
+    with pytest.raises(NotInstalled, match="acquire: the image localhost/x:1 can't be pulled, for 0 minutes") as raised:
+        to_its_end(cluster, name)
+    assert "the nodes may pull it" in raised.value.hint
+    assert time.monotonic() - began > 0.3
+    until(lambda: find(cluster, name).state.phase == "Failed")
+    assert argo.server.find("Workflow", name)["spec"]["shutdown"] == "Stop"
 
 
 def test_many_simultaneous_submitters_create_one_run_and_all_follow_it(argo, tmp_path, given):

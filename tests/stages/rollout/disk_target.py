@@ -71,6 +71,9 @@ class DiskTarget:
             except httpx.HTTPError as error:
                 raise ServerFailed(f"the server of {release} is gone") from error
 
+    def waits_for(self, release: str) -> str:
+        return f"{release} is on disk alone"
+
     def url(self, release: str) -> str:
         state = self._state(release)
         if state is None:

@@ -105,6 +105,15 @@ def test_a_canary_that_never_becomes_ready_is_given_up_in_time(kserve: OnKServe)
     assert kserve.connect().split() == Split(GOOD)
 
 
+def test_a_canary_whose_image_can_not_be_pulled_is_given_up_and_the_reason_said(kserve: OnKServe) -> None:
+    kserve.first()
+    kserve.make(NEXT)
+    kserve.kserve.unpulled.add(NEXT)
+    with pytest.raises(RolledBack, match=r"within 1 s: \S+: the image localhost/x:1 can't be pulled"):
+        kserve.roll(NEXT, ready_timeout_s=1.0)
+    assert kserve.connect().split() == Split(GOOD)
+
+
 def test_each_step_may_be_a_process_of_its_own(kserve: OnKServe) -> None:
     kserve.first()
     kserve.make(NEXT)
