@@ -41,6 +41,7 @@ RIGHTS: Final = (
 )
 """The rights to submit, follow and stop runs and to read logs; to install takes more."""
 GPU: Final = "nvidia.com/gpu"
+SCALED_OBJECTS: Final = "scaledobjects.keda.sh"
 CACHE_LABEL: Final = ("workflows.argoproj.io/configmap-type", "Cache")
 OLDEST: Final = "3.6"
 """The first version that knows all that the manifests have."""
@@ -59,7 +60,8 @@ def check_cluster(cluster: Cluster, config: RunConfig) -> list[CheckResult]:
     found += [_rights(cluster, *each) for each in RIGHTS]
     for what, check in (("volume", _claim), ("GPUs", _gpus), ("template", _template), ("memoization", _cache)):
         found.append(_seen(what, partial(check, cluster, config)))
-    return [*found, _seen("KServe", partial(_kserve, cluster, config, definitions[CRD]))]
+    found.append(_seen("KServe", partial(_kserve, cluster, config, definitions[CRD])))
+    return [*found, *([_seen("autoscaling", partial(_autoscaling, cluster, config))] if definitions[CRD] else [])]
 
 
 def check_serving(cluster: Cluster, config: RunConfig, model: str) -> None:
@@ -258,6 +260,25 @@ def _kserve(cluster: Cluster, config: RunConfig, definition: Object | SlipwayErr
         said += f"; {', '.join(kept)} stay as they are"
         return CheckResult(what="KServe", state="warning", found=said, hint=MOVE)
     return CheckResult(what="KServe", state="ok", found=said)
+
+
+def _autoscaling(cluster: Cluster, config: RunConfig) -> CheckResult:
+    """Who adds replicas when more is asked of a release than they can take."""
+    scaling, what = config.kserve.scaling, "autoscaling"
+    span = f"{scaling.minimum} to {scaling.maximum} replicas of a release"
+    try:
+        knative = detect(cluster, kserve_settings(config)).mode == "knative"
+    except (ConfigError, NotInstalled):  # said already
+        knative = False
+    if knative:
+        return CheckResult(what=what, state="ok", found=f"Knative: {span}")
+    if config.kserve.prometheus is None:
+        hint = "to follow the load: KEDA, a Prometheus with manifests/monitoring, and kserve.prometheus"
+        return CheckResult(what=what, state="ok", found="off: as many replicas under any load", hint=hint)
+    if not isinstance(_definition(cluster, SCALED_OBJECTS), dict):
+        hint = "install KEDA 2, or leave kserve.prometheus empty"
+        return CheckResult(what=what, state="missing", found=f"kserve.prometheus, but no {SCALED_OBJECTS}", hint=hint)
+    return CheckResult(what=what, state="ok", found=f"KEDA: {span}")
 
 
 def _kept_modes(cluster: Cluster, namespace: str | None, mode: str) -> list[str]:

@@ -121,6 +121,9 @@ class OneMachine:
     def url(self, release: str) -> str:
         return self._up(release).url
 
+    def prepare(self, release: str, percent: int) -> str:  # noqa: ARG002
+        return ""  # one server takes as much as the stable release's does
+
     def shift(self, release: str, percent: int) -> None:
         with self._wanted() as wanted:
             if wanted.replaced and wanted.stable == release:

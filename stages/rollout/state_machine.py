@@ -234,9 +234,16 @@ class StateMachine:
         return max(self.journal.step - (self.journal.state == "awaiting approval"), 0)
 
     def _shift(self) -> None:
-        self._say(f"{self.journal.percent} % of requests to {self.journal.release}")
+        release, percent = self.journal.release, self.journal.percent
+        # On the way back nobody waits for replicas.
+        lacks = self.target.prepare(release, percent) if self.journal.kind == "rollout" else ""
+        if lacks and self._elapsed_s() > self.journal.ready_timeout_s:
+            return self._start_rollback(f"it did not get the replicas for {percent} % of the requests: {lacks}")
+        if lacks:
+            return self._pause()
+        self._say(f"{percent} % of requests to {release}")
         try:
-            self.target.shift(self.journal.release, self.journal.percent)
+            self.target.shift(release, percent)
         except Conflict as error:  # with a share of somebody else, nothing would be compared
             return self._start_rollback(f"{CHANGED}: {error}")
         if self.journal.kind == "rollback":

@@ -78,6 +78,14 @@ class Target(Protocol):
         probes and the rollout's own requests."""
         ...
 
+    def prepare(self, release: str, percent: int) -> str:
+        """Ask for as many servers of the canary as *percent* % of the requests need; do not wait for them.
+
+        Returns:
+            What is lacking until they are up; empty: nothing.
+        """
+        ...
+
     def shift(self, release: str, percent: int) -> None:
         """Give the canary *percent* % of new requests; return once that is in force. Requests in flight stay."""
         ...

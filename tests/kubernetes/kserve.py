@@ -1,8 +1,8 @@
 """Plays KServe 0.21's controller and a gateway: makes pods, Services and routes of InferenceServices, and says so.
 
-Each Deployment has as many pods as its predictor's ``minReplicas``; a pod that somebody deletes is taken out of its
-Service, killed, and replaced by another one. A pod's server is a real process (tests/stages/rollout/release_server.py),
-told how well to serve by the release that its ``storageUri`` names.
+Each Deployment has as many pods as its predictor's ``minReplicas`` or, where KEDA scales it, its ScaledObject's; a pod
+that somebody deletes is taken out of its Service, killed, and replaced by another one. A pod's server is a real process
+(tests/stages/rollout/release_server.py), told how well to serve by the release that its ``storageUri`` names.
 
 What KServe does (pkg/controller/v1beta1/inferenceservice) is done here in the same order: canaries first, the stable
 predictor scaled to max(minReplicas − the canaries', 1), orphans removed before the route changes, no route before the
@@ -45,6 +45,7 @@ ISVC_LABEL: Final = "serving.kserve.io/inferenceservice"
 CLUSTER_LOCAL: Final = ("networking.kserve.io/visibility", "cluster-local")
 NOT_ON_A_CANARY: Final = ("maxReplicas", "scaleTarget", "scaleMetric", "autoScaling", "workerSpec")
 MODE: Final = "serving.kserve.io/deploymentMode"
+AUTOSCALER: Final = "serving.kserve.io/autoscalerClass"
 CRASHES: Final = 5
 KNATIVE_DRAIN_S: Final = 2.0
 """Time of the queue-proxy from the end of new requests to the server's SIGTERM; 30 s in Knative."""
@@ -92,6 +93,8 @@ class KServeController:
     """Routes are not programmed any more: their status stays as it is."""
     flickering: bool = False
     """The stable predictor counts as not ready, as on a slow load beyond 600 s."""
+    scaling: bool = True
+    """Whether KEDA does what its ScaledObjects ask for."""
     crashing: set[str] = field(default_factory=set)
     """Releases whose container crashes at its start."""
     unpulled: set[str] = field(default_factory=set)
@@ -376,10 +379,11 @@ class KServeController:
         if now is None:
             now = self.deployments[name] = Deployment(name, owner, release, predictor, labels)
         self._end_deleted(now)
-        for each in now.pods[predictor.get("minReplicas", 1) :]:
+        wanted = self._wanted(service, name, predictor)
+        for each in now.pods[wanted:]:
             self.server.remove("Pod", each.name, self.namespace)
         self._end_deleted(now)
-        while len(now.pods) < predictor.get("minReplicas", 1):
+        while len(now.pods) < wanted:
             pod = f"{name}-{now.made}"
             now.pods.append(Pod(pod, *self._start(pod, release, predictor)))
             now.made += 1
@@ -391,6 +395,13 @@ class KServeController:
             each.ready = release not in self.crashing | self.unpulled and _healthy(each.port)
         self._show(now)
         return all(each.ready for each in now.pods)
+
+    def _wanted(self, service: Object, name: str, predictor: Object) -> int:
+        """The replicas of a Deployment. Those of another autoscaler, KEDA's part, stand in its ScaledObject."""
+        scalers = {each["metadata"]["name"]: each for each in self.server.all("ScaledObject", self.namespace)}
+        if name in scalers and service["metadata"]["annotations"].get(AUTOSCALER) == "external" and self.scaling:
+            return int(scalers[name]["spec"]["minReplicaCount"])
+        return int(predictor.get("minReplicas", 1))
 
     def _end_deleted(self, deployment: Deployment) -> None:
         there = {each["metadata"]["name"] for each in self.server.all("Pod", self.namespace)}

@@ -16,10 +16,13 @@ FAILURES: Final = 3
 """After so many polls without an answer from Prometheus, the number of replicas stays as it is."""
 
 
-def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str) -> Object:
+def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str, *, least: int | None = None) -> Object:
     """One for each release: a canary scales by its own load, and promoting it changes nothing about its pods.
 
     Needs ``settings.prometheus``.
+
+    Args:
+        least: the fewest replicas; None: ``scaling.minimum``.
     """
     scaling = endpoint.settings.scaling
     return {
@@ -32,7 +35,7 @@ def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str) -> Ob
         },
         "spec": {
             "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment},
-            "minReplicaCount": scaling.minimum,
+            "minReplicaCount": scaling.minimum if least is None else least,
             "maxReplicaCount": scaling.maximum,
             "pollingInterval": POLL_S,
             "fallback": {

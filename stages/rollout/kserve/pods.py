@@ -90,7 +90,7 @@ class Pods:
 
     def kill(self, release: str) -> Callable[[], bool]:
         """See ``Target``. There is no grace period: Services drop the pod at once, its node kills it within seconds."""
-        before = self._ready_names(release)
+        before = self.ready_names(release)
         if not before:
             raise TransientError(f"{release} has no pod that is ready")
         try:
@@ -100,9 +100,9 @@ class Pods:
             raise AccessDenied(
                 str(error), hint=f"a role with the verb delete on pods in the namespace {self.endpoint.namespace}"
             ) from error
-        return lambda: len(self._ready_names(release)) >= len(before)
+        return lambda: len(self.ready_names(release)) >= len(before)
 
-    def _ready_names(self, release: str) -> list[str]:
+    def ready_names(self, release: str) -> list[str]:
         return [each["metadata"]["name"] for each in self.of(release) if _condition(each, "Ready")]
 
     def _scrape(self, pods: list[Object], release: str) -> list[Sample]:

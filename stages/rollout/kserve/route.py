@@ -90,6 +90,10 @@ class RouteTarget(KServeTarget):
             self.wait_for_propagation(release, 100)
         for each in set(self._releases().values()) - {release}:
             self._remove(each)
+        self.apply_companions(release, self._deployment(release))
+
+    def autoscaled(self, release: str) -> str:
+        return self._deployment(release) if self.endpoint.settings.prometheus else ""
 
     def withdraw(self, release: str, *, first: bool = False) -> None:
         route = self._route()

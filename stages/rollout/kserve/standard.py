@@ -60,8 +60,7 @@ class StandardTarget(KServeTarget):
             if other is None:
                 stable = with_replicas(stable, replicas(wanted))
             applied = self._apply(found, stable, [canary(wanted, other["trafficPercent"] if other else 0)])
-        scaled = applied["metadata"]["annotations"].get(AUTOSCALER) == "external"
-        self.apply_companions(release, self._deployment(wanted), scaled=scaled)
+        self._apply_companions(release, applied, wanted)
 
     def ready(self, release: str) -> bool:
         """What both KServe and the pods report. KServe's report changes while a model loads, and may be about an older
@@ -111,7 +110,13 @@ class StandardTarget(KServeTarget):
             self._wait(stable, 100)
             self.wait_for_propagation(release, 100)
         self._remove_stale_autoscalers(found)
+        self._apply_companions(release, found, stable)
         self._wait(stable, 100)
+
+    def autoscaled(self, release: str) -> str:
+        if not self.endpoint.settings.prometheus:
+            return ""
+        return self._deployment(self._predictor(self._service(), release))
 
     def withdraw(self, release: str, *, first: bool = False) -> None:
         found = self.service()
@@ -140,6 +145,10 @@ class StandardTarget(KServeTarget):
         if seen and not anew:  # another autoscaler class would restart the stable release's pods
             body["metadata"]["annotations"] |= {AUTOSCALER: seen["metadata"]["annotations"].get(AUTOSCALER, "external")}
         return self.apply(ISVCS, body, seen, back=back)
+
+    def _apply_companions(self, release: str, service: Object, predictor: Object) -> None:
+        scaled = service["metadata"]["annotations"].get(AUTOSCALER) == "external"
+        self.apply_companions(release, self._deployment(predictor), scaled=scaled)
 
     def _remove_stale_autoscalers(self, service: Object) -> None:
         """Remove the autoscalers of Deployments that the InferenceService no longer has."""

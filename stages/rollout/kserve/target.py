@@ -9,6 +9,7 @@ that field from then on, but must not keep clients at a bad canary.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -104,6 +105,23 @@ class KServeTarget(ABC):
 
     @abstractmethod
     def url(self, release: str) -> str: ...
+
+    def prepare(self, release: str, percent: int) -> str:
+        """Without an autoscaler every release has the same replicas. With one the canary has as few as its share
+        needed so far, and more of them take minutes to load."""
+        name, stable = self.autoscaled(release), self.split().stable
+        if not name or stable is None or self.get(SCALED_OBJECTS, name) is None:
+            return ""
+        there = len(self.pods.ready_names(release))
+        serving = len(self.pods.ready_names(stable)) + there  # the stable release may have followed its smaller share
+        scaling = self.endpoint.settings.scaling
+        needed = min(scaling.maximum, max(scaling.minimum, math.ceil(serving * percent / 100)))
+        self.cluster.apply(SCALED_OBJECTS, scaled_object(self.endpoint, release, name, least=needed), force=True)
+        return "" if there >= needed else f"{there} of {needed} are ready"
+
+    def autoscaled(self, release: str) -> str:  # noqa: ARG002
+        """The Deployment that KEDA scales; empty: none."""
+        return ""
 
     @abstractmethod
     def shift(self, release: str, percent: int) -> None: ...

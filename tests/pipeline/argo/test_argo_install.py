@@ -120,6 +120,16 @@ def test_an_installed_cluster_has_everything(server, there, platform):
     assert found["KServe"][1] == "mode standard, gateway kserve/kserve-ingress-gateway"
 
 
+def test_autoscaling_needs_keda_where_it_is_asked_for(server, there, platform):
+    with_kserve(server)
+    assert checks(there, platform)["autoscaling"][:2] == ("ok", "off: as many replicas under any load")
+    wanted = platform.model_copy(update={"kserve": platform.kserve.model_copy(update={"prometheus": "http://x:9090"})})
+    state, found, hint = checks(there, wanted)["autoscaling"]
+    assert (state, "scaledobjects.keda.sh" in found, "KEDA" in hint) == ("missing", True, True)
+    server.put(definition("scaledobjects.keda.sh"))
+    assert checks(there, wanted)["autoscaling"][:2] == ("ok", "KEDA: 1 to 3 replicas of a release")
+
+
 def test_argo_without_a_controller_that_is_ready_is_not_ok(server, there, platform):
     argo_definitions(server, "schedule", "schedules")
     state, found, hint = checks(there, platform)["Argo Workflows"]

@@ -80,6 +80,9 @@ class DiskTarget:
             raise TransientError(f"{release} is not being served")
         return f"http://127.0.0.1:{state['port']}"
 
+    def prepare(self, release: str, percent: int) -> str:
+        return f"no replicas for {percent} %" if (self.releases / release / "alone").exists() else ""
+
     def shift(self, release: str, percent: int) -> None:
         with self._noted("shift", percent):
             found = self._read()

@@ -136,6 +136,16 @@ def test_a_worse_canary_is_rolled_back_and_the_reason_is_named(
     assert journal.reason == move.reason
 
 
+def test_a_canary_that_does_not_get_its_replicas_gets_no_traffic(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    (stage.store.releases / NEXT / "alone").touch()
+    settings = SETTINGS.model_copy(update={"ready_timeout_s": 0.3})
+    with pytest.raises(RolledBack, match="did not get the replicas for 10 % of the requests: no replicas for 10 %"):
+        roll_out(stage.store, stage.target, NEXT, settings)
+    assert stage.target.split() == Split(stable=GOOD)
+
+
 @pytest.mark.parametrize("platform", ["local", "kserve"])
 def test_the_hint_of_a_rollback_works_where_it_is_read(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, platform: str

@@ -114,6 +114,29 @@ def test_a_canary_whose_image_can_not_be_pulled_is_given_up_and_the_reason_said(
     assert kserve.connect().split() == Split(GOOD)
 
 
+@pytest.mark.parametrize("mode", ["standard", "route"])
+def test_a_canary_gets_the_replicas_that_its_share_needs(serve: Callable[..., OnKServe], mode: str) -> None:
+    kserve = serve(**MODES[mode])
+    kserve.settings = kserve.settings.model_copy(update={"prometheus": "http://x:9090", "scaling": Scaling(maximum=4)})
+    target = kserve.connect()
+    for release in (GOOD, NEXT):
+        kserve.make(release)
+        target.deploy(release)
+        wait_until(lambda release=release: target.ready(release), f"{release} is ready")  # type: ignore[misc]
+        if release == GOOD:
+            target.promote(GOOD)
+    scaler = kserve.server.find("ScaledObject", kserve.deployment(GOOD))
+    scaler["spec"]["minReplicaCount"] = 3  # as KEDA does under load
+    kserve.server.put(scaler)
+    wait_until(lambda: len(target.pods.ready_names(GOOD)) == 3, "the stable release has three replicas")
+    assert target.prepare(NEXT, 10) == ""
+    assert target.prepare(NEXT, 90) == "1 of 4 are ready"
+    wait_until(lambda: target.prepare(NEXT, 90) == "", "the canary has its replicas")
+    target.shift(NEXT, 90)
+    target.promote(NEXT)
+    assert [each["spec"]["minReplicaCount"] for each in kserve.server.all("ScaledObject")] == [1]
+
+
 def test_each_step_may_be_a_process_of_its_own(kserve: OnKServe) -> None:
     kserve.first()
     kserve.make(NEXT)
