@@ -3,6 +3,7 @@
 SLIPWAY_TEST_IMAGE names the images (default: ``localhost/slipway-{family}:VERSION``), which must be on the nodes or
 where they can pull from. SLIPWAY_TEST_ADDRESS is this machine's address as pods see it (default: the one from which it
 reaches the first node). SLIPWAY_TEST_NAMESPACE names a namespace that is kept at the end, and used again.
+SLIPWAY_TEST_NATS is the address of a NATS server with JetStream, where Argo Events is to use one.
 """
 
 from __future__ import annotations
@@ -75,6 +76,10 @@ class Place:
     hub: HubServer
     new: bool
     """Whether the namespace is made by the first install."""
+    images: str
+    """Their names, with ``{family}`` for the part that differs."""
+    commits: dict[str, str]
+    """The commit of each model on the Hub."""
 
     @property
     def namespace(self) -> str:
@@ -87,6 +92,9 @@ class Place:
             "SLIPWAY_PLATFORM": str(self.folder / "platform.yaml"),
             "SLIPWAY_CONFIG": str(self.folder / "config.yaml"),
         }
+
+    def image(self, family: str) -> str:
+        return self.images.replace("{family}", family)
 
     def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pipeline", *arguments]
@@ -158,8 +166,7 @@ def place(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pl
     namespace = kept or f"slipway-test-{uuid.uuid4().hex[:6]}"
     image = os.environ.get("SLIPWAY_TEST_IMAGE", f"localhost/slipway-{{family}}:{VERSION}")
     with HubServer(address=address) as hub:
-        for name in (MODEL, OTHER_MODEL):
-            hub.add_repo(name, DEMO / "model")
+        commits = {name: hub.add_repo(name, DEMO / "model") for name in (MODEL, OTHER_MODEL)}
         platform = {
             "extends": "kind",
             "namespace": namespace,
@@ -175,7 +182,7 @@ def place(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pl
         serves = {"image": image.replace("{family}", "evaluate-cpu"), "namespace": namespace}
         (folder / "platform.yaml").write_text(yaml.safe_dump(platform))
         (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG | {"kserve": CONFIG["kserve"] | serves}))
-        made = Place(connect(namespace=namespace), folder, hub, new=not kept)
+        made = Place(connect(namespace=namespace), folder, hub, not kept, image, commits)
         try:
             yield made
         finally:

@@ -7,21 +7,26 @@ are the real ones.
 from __future__ import annotations
 
 import os
+import threading
 import time
-from urllib.parse import urlsplit
+from functools import partial
 
 import httpx
 import pytest
+import yaml
 
 from pipeline.argo.doctor import check_cluster
 from pipeline.argo.runs import ClusterRun
+from pipeline.argo.status import arguments_of
 from pipeline.config import load
+from pipeline.events.push import Push
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CLAIMS, DEFINITIONS, NAMESPACES, PODS, WORKFLOWS, Kind
 from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.detect import CRD
 from stages.rollout.kserve.http_route import HTTP_ROUTES
 from stages.rollout.kserve.kept import ISVCS
+from tests.cluster import pushes
 from tests.cluster.conftest import OTHER_MODEL, VERSIONS, Place, Tell
 from tests.demo import MODEL
 
@@ -33,6 +38,40 @@ pytestmark = [
 GATEWAYS = Kind("gateway.networking.k8s.io/v1", "Gateway", "gateways")
 OURS = "app.kubernetes.io/part-of=slipway"
 COMPONENT = "app.kubernetes.io/component"
+
+
+EVENTS = "sensors.argoproj.io"
+SMALLEST = ("--set", "profile.weights={quality: 0.01, latency: 0.01, throughput: 0.01, memory: 0.97}")
+"""By these weights int8 is the winner."""
+
+
+class Clients:
+    """They ask the endpoint through the gateway, one request after another."""
+
+    def __init__(self, place: Place) -> None:
+        routes, _ = place.cluster.list(HTTP_ROUTES, labels=OURS)
+        route = next(each for each in routes if each["metadata"]["name"].endswith("-route"))
+        gateway = place.cluster.get(GATEWAYS, "kserve-ingress-gateway", "kserve")["status"]["addresses"][0]["value"]
+        self._host, self._base = {"Host": route["spec"]["hostnames"][0]}, f"http://{gateway}"
+        self.statuses: list[int] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._go)
+
+    def ask(self) -> httpx.Response:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "What is a list?"}], "max_tokens": 8}
+        return httpx.post(f"{self._base}/v1/chat/completions", json=body, headers=self._host, timeout=120)
+
+    def _go(self) -> None:
+        while not self._over.wait(0.5):
+            self.statuses.append(self.ask().status_code)
+
+    def __enter__(self) -> Clients:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +91,16 @@ def pods(place: Place, run: str, stage: str, phase: str = "Running") -> list[str
     labels = f"workflows.argoproj.io/workflow={run},{COMPONENT}={stage}"
     found, _ = place.cluster.list(PODS, labels=labels)
     return [each["metadata"]["name"] for each in found if each.get("status", {}).get("phase") == phase]
+
+
+def installed_anew(place: Place) -> None:
+    """Install another template, as an upgrade does."""
+    platform = place.folder / "platform.yaml"
+    told = yaml.safe_load(platform.read_text())
+    told["retries"]["limit"] += 1
+    platform.write_text(yaml.safe_dump(told))
+    changed = {each["name"] for each in place.answer("install") if each["state"] == "changed"}
+    assert "slipway" in changed, changed
 
 
 def seconds(run: ClusterRun) -> str:
@@ -108,14 +157,24 @@ def test_logs_are_those_of_the_stages(place: Place, tell: Tell) -> None:
     tell("logs of a stage", f"{len(ended.stdout.splitlines())} lines of select")
 
 
-def test_a_second_run_ends_from_the_memo(place: Place, tell: Tell) -> None:
-    first, name = place.run("latest"), place.submit(MODEL, "--no-serve", "--force")
-    run = place.ended(name)
-    succeeded(run)
-    assert run.winner == first.winner
-    assert any(node.cached for node in run.state.nodes)
-    assert (run.state.seconds or 0) < (first.state.seconds or 0)
-    tell("the same run again", f"resolve from the memo, the rest from the store; {seconds(run)}")
+def test_a_second_and_a_third_run_end_from_the_memo(place: Place, tell: Tell) -> None:
+    first, took = place.run("latest"), []
+    for _ in range(2):
+        run = place.ended(place.submit(MODEL, "--no-serve", "--force"))
+        succeeded(run)
+        assert run.winner == first.winner
+        assert any(node.cached for node in run.state.nodes)
+        assert (run.state.seconds or 0) < (first.state.seconds or 0)
+        took.append(seconds(run))
+    tell("the same run twice more", f"resolve from the memo, the rest from the store; {', '.join(took)}")
+
+
+def test_a_decision_is_verified_where_the_store_is(place: Place, tell: Tell) -> None:
+    run = place.run("latest")
+    verified = place.answer("verify-decision", run.id)
+    assert (verified["verified"], verified["winner"]) == (True, run.winner)
+    assert place.call("verify-decision", "no-such-run").returncode == 51
+    tell("verify-decision from elsewhere", f"{len(verified['compared'])} files and documents agree")
 
 
 def test_two_configurations_run_side_by_side_and_one_is_stopped_and_retried(place: Place, tell: Tell) -> None:
@@ -124,6 +183,7 @@ def test_two_configurations_run_side_by_side_and_one_is_stopped_and_retried(plac
     same = place.submit(MODEL, "--no-serve", "--set", weights)
     place.until(lambda: {place.run(each).state.phase for each in (other, same)} == {"Running"}, 300)
     place.until(lambda: pods(place, other, "evaluate"))
+    installed_anew(place)
     assert place.call("stop", other).returncode == 0
     stopped = place.ended(other)
     assert stopped.state.phase == "Failed"
@@ -133,6 +193,7 @@ def test_two_configurations_run_side_by_side_and_one_is_stopped_and_retried(plac
     again = str(place.answer("retry", other, "--no-follow")["run"])
     run = place.ended(again)
     succeeded(run)
+    tell("install of another template while both run", "changed; they ended as they had begun")
     tell("stop while measuring, then retry", f"report written; Succeeded {seconds(run)} after the retry")
 
 
@@ -146,39 +207,66 @@ def test_a_model_that_does_not_exist_fails_in_its_first_stage(place: Place, tell
 
 @pytest.mark.usefixtures("kserve")
 def test_the_first_release_is_served(place: Place, tell: Tell) -> None:
-    run = place.ended(place.submit(MODEL))
+    run = place.ended(place.submit(MODEL, "--set", "optimize.variants=[fp16]"))
     succeeded(run)
-    gateway = place.cluster.get(GATEWAYS, "kserve-ingress-gateway", "kserve")["status"]["addresses"][0]["value"]
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "What is a list?"}], "max_tokens": 8}
-    host = {"Host": urlsplit(run.document()["url"]).netloc}
-    answered = httpx.post(f"http://{gateway}/v1/chat/completions", json=body, headers=host, timeout=120)
+    answered = Clients(place).ask()
     assert answered.json()["choices"][0]["message"]["content"], answered.text
     tell("the first release on KServe", f"{run.document()['release']} answers after {seconds(run)}")
 
 
 @pytest.mark.usefixtures("kserve")
 def test_a_canary_that_can_not_start_is_rolled_back(place: Place, tell: Tell) -> None:
-    before = place.run("latest").document()["release"]
-    other = "fp16" if "int8" in before else "int8"
     name = place.submit(
         MODEL,
-        *("--set", f"optimize.variants=[{other}]", "--set", "rollout.ready_timeout_s=60"),
+        *(*SMALLEST, "--set", "rollout.ready_timeout_s=60"),
         *("--set", "kserve.image=localhost/slipway-evaluate-cpu:no-such-tag"),
     )
     state = place.ended(name).state
     said = state.node(state.culprit or "onExit").message
-    assert (state.phase, "rolled back" in said) == ("Failed", True), said
+    assert (state.phase, "no-such-tag can't be pulled" in said) == ("Failed", True), said
     tell("a canary whose image is not there", said)
 
 
 @pytest.mark.usefixtures("kserve")
-def test_a_good_canary_waits_for_an_approval_and_is_promoted(place: Place, tell: Tell) -> None:
-    name = place.submit(MODEL, "--set", "optimize.variants=[fp16]", "--set", "rollout.approval=true")
-    place.until(lambda: place.run(name).state.node("approve").phase != "Pending")
-    assert place.answer("resume", name)["resumed"] == ["approve"]
-    run = place.ended(name)
-    succeeded(run)
-    tell("a good canary, approved by slipway resume", f"{run.document()['release']} promoted after {seconds(run)}")
+def test_a_good_canary_waits_for_an_approval_is_promoted_and_rolled_back(place: Place, tell: Tell) -> None:
+    stable = place.answer("rollout", "status", MODEL)["split"]["stable"]
+    with Clients(place) as clients:
+        name = place.submit(MODEL, *SMALLEST, "--set", "rollout.approval=true")
+        place.until(lambda: place.run(name).state.node("approve").phase != "Pending")
+        installed_anew(place)
+        assert place.answer("resume", name)["resumed"] == ["approve"]
+        run = place.ended(name)
+        succeeded(run)
+        promoted = run.document()["release"]
+        tell("a good canary, approved by slipway resume", f"{promoted} promoted after {seconds(run)}")
+        began = time.monotonic()
+        back = place.answer("rollback", MODEL)
+        took_s = time.monotonic() - began
+    assert promoted != stable
+    assert (back["release"], back["served"]) == (stable, True)
+    states = {each["name"]: each["state"] for each in place.answer("releases", MODEL)}
+    assert [name for name, state in states.items() if state == "production"] == [stable]
+    assert set(clients.statuses) == {200}, clients.statuses
+    tell("slipway rollback from elsewhere", f"{stable} serves again after {took_s:.0f} s")
+    tell("clients meanwhile", f"all {len(clients.statuses)} requests answered with 200")
+
+
+def test_a_push_to_each_registry_makes_a_run(place: Place, tell: Tell) -> None:
+    if not there(place.cluster, EVENTS):
+        pytest.skip("needs Argo Events")
+    applied = pushes.deploy(place)
+    made = {"huggingface": MODEL, "harbor": OTHER_MODEL}
+    for provider, model in made.items():
+        push = Push(provider, model, place.commits[model])
+        pushes.post(place, provider, model, push.commit)
+        place.until(partial(pushes.there, place.cluster, WORKFLOWS, push.name), 120)
+        workflow = place.cluster.get(WORKFLOWS, push.name)
+        assert workflow["metadata"]["labels"]["slipway/trigger"] == provider
+        assert arguments_of(workflow)["model"] == model
+        assert place.call("stop", push.name).returncode == 0
+        place.ended(push.name)
+    pushes.remove(place, applied)
+    tell("a push to the Hub and one to Harbor", f"{len(made)} runs, each of its commit")
 
 
 def test_uninstall_leaves_nothing(place: Place, tell: Tell) -> None:
