@@ -177,7 +177,8 @@ def _serving_tasks(platform: Platform, rollout: Rollout) -> None:
         name = {DEPLOY: "deploy", PROMOTE: "serve"}.get(step, f"canary-{step}")
         if step == "100":
             approval = f"{workflow_parameter('approval')} == true"
-            Task(name="approve", template="approve", depends=before, when=f"{serve} && {approval}")
+            observed = {"message": f"{{{{tasks.{before}.outputs.parameters.said}}}}"}
+            Task(name="approve", template="approve", arguments=observed, depends=before, when=f"{serve} && {approval}")
             before = "approve"
         approved = str(step in ("100", PROMOTE)).lower()
         arguments = {"step": step, "approved": approved}

@@ -228,12 +228,12 @@ def _add_serving(platform: Platform) -> None:
             asks,
             (*model, *step, "--approved", _input("approved")),
             inputs=("step", "approved"),
-            outputs=("release", "state", "url"),
+            outputs=("release", "state", "said", "url"),
             secrets=(API_KEY,),
             variables=variables,
         )
         _add(template, platform)
-        Suspend(name="approve")
+        Suspend(name="approve", inputs=[Parameter(name="message", description="what was observed so far")])
     _add(_ending(platform, variables), platform)
 
 

@@ -134,7 +134,7 @@ def _node(name: str, template: str, node: Object | None, nodes: Mapping[str, Obj
         message, hint = "", ""
     elif phase not in FINISHED:  # a Retry node says that it waits; its last attempt says why
         message = ": ".join(filter(None, (own, message)))
-    message = message or own or (SUSPENDED if node["type"] == "Suspend" and phase == "Running" else "")
+    message = message or own or (_waiting(node) if node["type"] == "Suspend" and phase == "Running" else "")
     made = (node.get("outputs") or {}).get("parameters") or (last.get("outputs") or {}).get("parameters") or []
     return Node(
         name=name,
@@ -151,6 +151,12 @@ def _node(name: str, template: str, node: Object | None, nodes: Mapping[str, Obj
         started_at=_time((tries[0] if tries else node).get("startedAt")) if phase != "Pending" else None,
         finished_at=_time(node.get("finishedAt") or (last.get("finishedAt") if phase in FINISHED else None)),
     )
+
+
+def _waiting(node: Object) -> str:
+    """That a Suspend node waits, after what it was told of."""
+    given = {each["name"]: each.get("value", "") for each in (node.get("inputs") or {}).get("parameters", [])}
+    return "; ".join(filter(None, (given.get("message", ""), SUSPENDED)))
 
 
 def _phase(node: Object, last: Object, code: str | None, retried: str) -> Phase:

@@ -1,4 +1,5 @@
-"""ending: what is done last, however a run ended. The canary of a run that failed is withdrawn; the report is written.
+"""ending: what is done last, however a run ended. The canary of a run that failed is withdrawn; the report is written,
+and the run's Workflow shows what came of it.
 
 One program, because Argo begins no second task of an exit handler once a run is stopped.
 """
@@ -6,10 +7,14 @@ One program, because Argo begins no second task of an exit handler once a run is
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
+from stages.ending.shown import show
 from stages.parts.base import program
+from stages.parts.base.store import ModelStore, store_root
 from stages.parts.machine.process import contained
+from stages.parts.model.name import ModelName
 
 
 def main() -> None:
@@ -17,6 +22,9 @@ def main() -> None:
     common = ("--model", arguments.model, "--status", arguments.status, "--serving", arguments.serving)
     withdrawn = _run("rollout", *common, "--abort") if arguments.status != "Succeeded" else 0
     written = _run("report", *common, *settings)
+    run = os.environ.get(program.RUN_VARIABLE)
+    if run and not written and "KUBERNETES_SERVICE_HOST" in os.environ:
+        show(ModelStore(store_root(), ModelName.parse(arguments.model).id), run, arguments.status)
     if failed := written or withdrawn:
         sys.exit(failed)
 

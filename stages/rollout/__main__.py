@@ -51,6 +51,7 @@ def main() -> None:
             report.done(said)
     program.write_output("release", journal.release)
     program.write_output("state", journal.state)
+    program.write_output("said", said)
     url = target.client_url() if journal.ended else ""
     program.write_output("url", url)
     if url:
@@ -68,13 +69,13 @@ def _abort(store: ModelStore, arguments: argparse.Namespace, serving: AskedServi
 
 
 def _said(store: ModelStore, journal: Journal) -> str:
-    if journal.state == "awaiting approval":
-        way = "" if journal.run and journal.target != LOCAL else f": slipway rollout promote {store.model}"
-        return f"{journal.release} at {journal.percent} %, awaiting approval{way}"
     if journal.state == "promoted":
         was = "is still" if journal.kind == "refresh" else "is now"
         return f"{journal.release} {was} what clients get: {journal.reason}"
-    return f"{journal.release} at {journal.percent} %, {journal.state}"
+    said = f"{journal.release} at {journal.percent} %, {journal.state}"
+    if journal.state == "awaiting approval" and not (journal.run and journal.target != LOCAL):
+        said += f": slipway rollout promote {store.model}"
+    return said + (f"; {journal.analyses[-1].reason}" if journal.analyses else "")
 
 
 def _arguments() -> argparse.Namespace:

@@ -42,7 +42,7 @@ COMPONENT = "app.kubernetes.io/component"
 
 EVENTS = "sensors.argoproj.io"
 SMALLEST = ("--set", "profile.weights={quality: 0.01, latency: 0.01, throughput: 0.01, memory: 0.97}")
-"""By these weights int8 is the winner."""
+"""Weights by which int8 is the winner."""
 
 
 class Clients:
@@ -142,11 +142,14 @@ def test_a_run_survives_the_loss_of_a_pod(place: Place, tell: Tell) -> None:
 
 def test_argo_shows_the_model_the_winner_and_why(place: Place, tell: Tell) -> None:
     run = place.run("latest")
-    title = run.workflow["metadata"]["annotations"]["workflows.argoproj.io/title"]
-    assert MODEL in title
+    shown = run.workflow["metadata"]["annotations"]
     document = run.document()
     assert document["winner"] in ("fp16", "int8")
     assert document["winner"] in document["reason"]
+    title = shown["workflows.argoproj.io/title"]
+    assert title == f"{MODEL} → {document['winner']}"
+    assert document["reason"] in shown["workflows.argoproj.io/description"]
+    assert f"{run.directory}/report.html" in shown["workflows.argoproj.io/description"]
     tell("title, outputs and reason in the Workflow", f"{title}: {document['reason']}")
 
 
@@ -233,6 +236,7 @@ def test_a_good_canary_waits_for_an_approval_is_promoted_and_rolled_back(place: 
     with Clients(place) as clients:
         name = place.submit(MODEL, *SMALLEST, "--set", "rollout.approval=true")
         place.until(lambda: place.run(name).state.node("approve").phase != "Pending")
+        tell("what the approver is told", place.run(name).state.node("approve").message)
         installed_anew(place)
         assert place.answer("resume", name)["resumed"] == ["approve"]
         run = place.ended(name)

@@ -244,12 +244,15 @@ class _Run:
             if not expressions.holds(expressions.parse(condition, "when"), str):
                 return self._never(path, task, "Skipped", f"when '{condition}' evaluated false")
         if "suspend" in template:
-            return self._suspend(f"{path}.{name}", name, template)
+            return self._suspend(f"{path}.{name}", task, template)
         return self._attempts(f"{path}.{name}", name, template)
 
-    def _suspend(self, path: str, name: str, template: Object) -> Phase:
+    def _suspend(self, path: str, task: Object, template: Object) -> Phase:
         """A Suspend node, until its phase in the workflow's status is set, which is how Argo is told to go on."""
-        node = self._node(path, name, "Suspend", template["name"], "Running")
+        given = task.get("arguments", {}).get("parameters", [])
+        told = [each | {"value": substitute(each["value"], self.values.__getitem__)} for each in given]
+        node = self._node(path, task["name"], "Suspend", template["name"], "Running")
+        self._change(node, inputs={"parameters": told})
         while not self._stopping():
             kept = self.server.find("Workflow", self.name, self.namespace)["status"]["nodes"][node["id"]]
             if kept["phase"] != "Running":

@@ -346,10 +346,11 @@ def test_a_stopped_run_ends_with_its_report(argo, cluster, given, seen):
 
 
 def test_a_run_that_waits_for_an_approval_goes_on_once_it_is_given(argo, cluster, given, seen):
+    argo.script["canary-90"] = [Outcome(outputs={"said": "2-awq at 90 %; as good as 1-fp16"})]
     name = started(cluster, given | {"approval": "true"})
 
     def approve() -> None:
-        until(lambda: ("Running", SUSPENDED) in seen.of("approve"))
+        until(lambda: ("Running", f"2-awq at 90 %; as good as 1-fp16; {SUSPENDED}") in seen.of("approve"))
         with pytest.raises(UnknownName):
             resume(cluster, find(cluster, name), "acquire")
         assert resume(cluster, find(cluster, name)) == ["approve"]
