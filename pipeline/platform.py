@@ -170,6 +170,9 @@ class Platform(Settings):
     namespace: str
     image: str
     """``{family}`` becomes slim, optimize or evaluate; the latter two with ``-cpu`` for stages without a GPU."""
+    digests: dict[str, Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]] = Field(default={})
+    """The digest of each image, by what stands for ``{family}``: pods then run this very image, whatever its tag comes
+    to name. ``manifests/images/build --push --record DIR`` writes them."""
     claim: str
     """The PersistentVolumeClaim that holds the store."""
     retries: Retries = Retries()
@@ -207,7 +210,9 @@ class Platform(Settings):
     def image_of(self, stage: str) -> str:
         family = FAMILIES.get(stage, "slim")
         asks: Stage | None = getattr(self.stages, stage, None)
-        return self.image.replace("{family}", family if family == "slim" or (asks and asks.gpus) else f"{family}-cpu")
+        name = family if family == "slim" or (asks and asks.gpus) else f"{family}-cpu"
+        digest = self.digests.get(name)
+        return self.image.replace("{family}", name) + (f"@{digest}" if digest else "")
 
     def nodes_of(self, stage: Stage) -> Nodes:
         """All requirements of a stage's pod on its node."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from pipeline.config import load
-from pipeline.manifests import MANIFESTS, clusters
+from pipeline.manifests import MANIFESTS, as_text, clusters, documents_of
 from pipeline.pods import USER
 
 IMAGES = MANIFESTS / "images"
@@ -159,6 +160,25 @@ def test_the_build_script_explains_itself_and_refuses_what_it_does_not_know():
     refused = subprocess.run([script, "huge"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "unknown argument huge" in refused.stderr
+
+
+def test_a_platform_with_digests_runs_these_very_images(tmp_path):
+    digest = f"sha256:{'0123456789abcdef' * 4}"
+    platform = tmp_path / "mine.yaml"
+    platform.write_text(f"extends: kind\ndigests: {{slim: '{digest}'}}\n")
+    found = documents_of(load(chosen={"platform": str(platform)}))
+    images = re.findall(r"localhost/slipway-([\w-]+):[\d.]+(@\S+?)?[\"\s]", as_text(found))
+    assert {name for name, at in images if at == f"@{digest}"} == {"slim"}
+    assert {name for name, at in images if not at} == {"optimize-cpu", "evaluate-cpu"}
+
+
+def test_what_an_image_holds_is_listed_with_the_name_that_scanners_know():
+    listed = subprocess.run([sys.executable, str(IMAGES / "sbom.py")], capture_output=True, text=True, check=True)
+    bom = json.loads(listed.stdout)
+    assert (bom["bomFormat"], bom["specVersion"]) == ("CycloneDX", "1.6")
+    found = {each["name"]: each["purl"] for each in bom["components"]}
+    assert found["pydantic"] == f"pkg:pypi/pydantic@{locked('requirements.lock')['pydantic']}"
+    assert len({each["bom-ref"] for each in bom["components"]}) == len(bom["components"])
 
 
 def test_every_image_that_a_platform_names_is_one_that_the_script_builds():

@@ -309,7 +309,7 @@ def _container(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
     }
     if mode != "knative":
         container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_S)]}}}
-    if tag := re.search(r":([\w.-]+)$", settings.image):
+    if "@" not in settings.image and (tag := re.search(r":([\w.-]+)$", settings.image)):
         # Without it KServe uses the image's "-cpu" variant where no GPU is requested.
         container["runtimeVersion"] = tag[1]
     return container
