@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from pipeline.argo import nodes
 from pipeline.argo.controller import CONTROLLER, account, controllers, ready, tag
 from pipeline.argo.template import difference
 from pipeline.checks import CheckResult
@@ -58,7 +59,13 @@ def check_cluster(cluster: Cluster, config: RunConfig) -> list[CheckResult]:
     definitions = {name: _definition(cluster, name) for name in (*ARGO, CRD)}
     found.append(_seen("Argo Workflows", partial(_argo, cluster, config, definitions)))
     found += [_rights(cluster, *each) for each in RIGHTS]
-    for what, check in (("volume", _claim), ("GPUs", _gpus), ("template", _template), ("memoization", _cache)):
+    for what, check in (
+        ("volume", _claim),
+        ("GPUs", _gpus),
+        (nodes.WHAT, nodes.check),
+        ("template", _template),
+        ("memoization", _cache),
+    ):
         found.append(_seen(what, partial(check, cluster, config)))
     found.append(_seen("KServe", partial(_kserve, cluster, config, definitions[CRD])))
     return [*found, *([_seen("autoscaling", partial(_autoscaling, cluster, config))] if definitions[CRD] else [])]
@@ -175,10 +182,10 @@ def _claim(cluster: Cluster, config: RunConfig) -> CheckResult:
 
 
 def _gpus(cluster: Cluster, config: RunConfig) -> CheckResult:
-    nodes, _ = cluster.list(NODES)
-    counts = [int(quantity(str(each.get("status", {}).get("allocatable", {}).get(GPU, "0")))) for each in nodes]
+    found_nodes, _ = cluster.list(NODES)
+    counts = [int(quantity(str(each.get("status", {}).get("allocatable", {}).get(GPU, "0")))) for each in found_nodes]
     wanted = max(stage.gpus if stage and isinstance(stage.gpus, int) else 0 for _, stage in config.platform.stages)
-    found = f"{sum(counts)} on {sum(count > 0 for count in counts)} of {len(nodes)} nodes"
+    found = f"{sum(counts)} on {sum(count > 0 for count in counts)} of {len(found_nodes)} nodes"
     if wanted > max(counts, default=0):
         hint = "no node has enough now: fine if an autoscaler adds nodes, else install NVIDIA's GPU operator"
         return CheckResult(what="GPUs", state="warning", found=f"{found}; a stage asks for {wanted}", hint=hint)

@@ -36,7 +36,7 @@ def explained(message: str, template: Object, node: Object) -> str:
         return message
     why = REST.sub("", found["why"]).rstrip(". ")
     asks = asked(template, node)
-    short = f"room: asks for {_shown(asks)}; {NONE_FREE}" if "Insufficient" in why and asks else f"a node: {why}"
+    short = f"room: asks for {shown(asks)}; {NONE_FREE}" if "Insufficient" in why and asks else f"a node: {why}"
     return f"{message[: found.start()]}waits for {short}"
 
 
@@ -79,12 +79,12 @@ class Rooms:
             self._looked, self._free = time.monotonic(), self._look()
         if self._free is None:
             return NONE_FREE
-        fitting = [free for node, free in self._free if _takes(node, template)]
+        fitting = [free for node, free in self._free if takes(node, template)]
         if not fitting:
             return f"none of {len(self._free)} nodes has the labels and taints for it"
         best = max(fitting, key=lambda free: min(free.get(name, Decimal(0)) / asks[name] for name in asks))
         count = "the node that matches" if len(fitting) == 1 else f"the best of {len(fitting)} nodes that match"
-        return f"{count} has {_shown({name: best.get(name, Decimal(0)) for name in asks})} left"
+        return f"{count} has {shown({name: best.get(name, Decimal(0)) for name in asks})} left"
 
     def _look(self) -> list[tuple[Object, Amounts]] | None:
         """Each node with what is left of it; None where nodes or other people's pods can't be read."""
@@ -115,7 +115,7 @@ def _requested(pod: Object, name: str) -> Decimal:
     return max(sum(amounts("containers"), Decimal(0)), *amounts("initContainers"), Decimal(0))
 
 
-def _takes(node: Object, template: Object) -> bool:
+def takes(node: Object, template: Object) -> bool:
     labels = node["metadata"].get("labels") or {}
     taints = node.get("spec", {}).get("taints") or []
     tolerations = template.get("tolerations") or []
@@ -132,7 +132,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     return same_key and same_effect and (exists or toleration.get("value", "") == taint.get("value", ""))
 
 
-def _shown(amounts: Amounts) -> str:
+def shown(amounts: Amounts) -> str:
     return ", ".join(
         f"{float(round(amount / UNITS[name][0], 2)):g} {UNITS[name][1]}" for name, amount in amounts.items()
     )

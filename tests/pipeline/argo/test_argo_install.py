@@ -9,6 +9,7 @@ import pytest
 from pipeline.argo.doctor import check_cluster
 from pipeline.argo.engine import start
 from pipeline.argo.install import install
+from pipeline.config import load
 from pipeline.definition import NAME
 from pipeline.parameters import RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled
@@ -110,7 +111,7 @@ def test_an_installed_cluster_has_everything(server, there, platform):
             "apiVersion": "v1",
             "kind": "Node",
             "metadata": {"name": "node-1"},
-            "status": {"allocatable": {"nvidia.com/gpu": "4"}},
+            "status": {"allocatable": {"nvidia.com/gpu": "4", "cpu": "8", "memory": "32Gi"}},
         }
     )
     found = checks(there, platform)
@@ -118,6 +119,23 @@ def test_an_installed_cluster_has_everything(server, there, platform):
     assert found["GPUs"][1] == "4 on 1 of 1 nodes"
     assert found["Argo Workflows"][1] == "4.0 or newer, argo-workflow-controller v3.7.3 in argo"
     assert found["KServe"][1] == "mode standard, gateway kserve/kserve-ingress-gateway"
+
+
+def test_nodes_that_are_too_small_for_a_stage_are_named(server, there):
+    platform = load(chosen={"platform": "gke"})
+    selector = platform.platform.cluster.gpu.selector
+    taint = [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]
+    for name, labels, taints, cpu in (("small", {}, [], "2"), ("gpu", selector, taint, "4")):
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+        allocatable = {"cpu": cpu, "memory": "15Gi", "nvidia.com/gpu": "1" if taints else "0"}
+        server.put(node | {"spec": {"taints": taints}, "status": {"allocatable": allocatable}})
+    state, found, hint = checks(there, platform)["nodes"]
+    assert (state, "autoscaler" in hint) == ("warning", True)
+    assert "evaluate: asks for 8 CPU; the largest node that matches has 4 CPU" in found
+    assert "optimize: asks for 4 CPU, 48 GiB, 1 GPU; " in found
+    assert "resolve" not in found
+    server.remove("Node", "gpu")
+    assert "none of 1 nodes matches cloud.google.com/" in checks(there, platform)["nodes"][1]
 
 
 def test_autoscaling_needs_keda_where_it_is_asked_for(server, there, platform):
