@@ -24,7 +24,7 @@ def of(platform: Platform, cluster: ClusterSettings) -> list[Document]:
     namespace = platform.namespace
     return [
         claim(platform, cluster),
-        _object("v1", "ConfigMap", LOCKS, namespace, data={GPU_PODS: str(cluster.gpu_pods)}),
+        made("v1", "ConfigMap", LOCKS, namespace, data={GPU_PODS: str(cluster.gpu_pods)}),
         quota(namespace, cluster),
         api_server_policy(namespace, cluster),
         hub_policy(namespace, cluster),
@@ -41,12 +41,12 @@ def claim(platform: Platform, cluster: ClusterSettings) -> Document:
     }
     if storage.storage_class:
         spec["storageClassName"] = storage.storage_class
-    return _object("v1", "PersistentVolumeClaim", platform.claim, platform.namespace, spec=spec)
+    return made("v1", "PersistentVolumeClaim", platform.claim, platform.namespace, spec=spec)
 
 
 def quota(namespace: str, cluster: ClusterSettings) -> Document:
     hard = {"pods": str(PODS), "requests.nvidia.com/gpu": str(cluster.gpu_quota)}
-    return _object("v1", "ResourceQuota", "slipway", namespace, spec={"hard": hard})
+    return made("v1", "ResourceQuota", "slipway", namespace, spec={"hard": hard})
 
 
 def api_server_policy(namespace: str, cluster: ClusterSettings) -> Document:
@@ -76,7 +76,7 @@ def _egress(name: str, namespace: str, stages: Document, blocks: list[Document],
             }
         ],
     }
-    return _object("networking.k8s.io/v1", "NetworkPolicy", name, namespace, spec=spec)
+    return made("networking.k8s.io/v1", "NetworkPolicy", name, namespace, spec=spec)
 
 
 def resolve_cache(namespace: str, account: str) -> list[Document]:
@@ -87,16 +87,16 @@ def resolve_cache(namespace: str, account: str) -> list[Document]:
     ]
     role = {"apiGroup": RBAC, "kind": "Role", "name": name}
     subjects = [{"kind": "ServiceAccount", "name": account, "namespace": namespace}]
-    cache = _object("v1", "ConfigMap", name, namespace)
+    cache = made("v1", "ConfigMap", name, namespace)
     # Argo replaces all labels each time it writes, so that ours stand as annotations.
     cache["metadata"] |= {"labels": {"workflows.argoproj.io/configmap-type": "Cache"}, "annotations": dict(LABELS)}
     return [
         cache,
-        _object(f"{RBAC}/v1", "Role", name, namespace, rules=rules),
-        _object(f"{RBAC}/v1", "RoleBinding", name, namespace, roleRef=role, subjects=subjects),
+        made(f"{RBAC}/v1", "Role", name, namespace, rules=rules),
+        made(f"{RBAC}/v1", "RoleBinding", name, namespace, roleRef=role, subjects=subjects),
     ]
 
 
-def _object(api_version: str, kind: str, name: str, namespace: str, **fields: Any) -> Document:
+def made(api_version: str, kind: str, name: str, namespace: str, **fields: Any) -> Document:
     metadata = {"name": name, "namespace": namespace, "labels": dict(LABELS)}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}

@@ -129,7 +129,7 @@ def _platform(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
     Raises:
         UnknownName: there is no such file, or only one that extends this one.
     """
-    data, seen = read_yaml(path), (*extending, path.resolve())
+    data, seen = _with_clients(read_yaml(path), path.parent), (*extending, path.resolve())
     base = data.pop("extends", None)
     if base is None:
         return data
@@ -140,6 +140,15 @@ def _platform(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
     whole = _platform(found, seen)
     _merge(whole, data)
     return whole
+
+
+def _with_clients(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A platform with the whole path of its clients' file."""
+    cluster = data.get("cluster")
+    clients = cluster.get("clients") if isinstance(cluster, dict) else None
+    if isinstance(clients, dict) and isinstance(clients.get("file"), str):
+        clients["file"] = str((folder / clients["file"]).resolve())
+    return data
 
 
 def names(kind: str) -> list[str]:

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import yaml
 
-from pipeline import cluster_objects, pods, store_commands
+from pipeline import cluster_objects, gateway, pods, store_commands
 from pipeline.config import RunConfig, load, names
 from pipeline.definition import workflow_template
-from pipeline.platform import ClusterSettings, Platform
+from pipeline.platform import Clients, ClusterSettings, Platform
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.store import write_text
 
@@ -34,6 +34,17 @@ WITH_IMAGES: Final = ("events/receiver.yaml", "events/poll/poll.yaml")
 """Written by hand, but for the images: these are the platform's, so that a registry is named in one place."""
 IMAGE: Final = re.compile(r"(?<=image: )\S*/slipway-slim:\S+")
 NAMESPACE: Final = "slipway"
+CLIENTS: Final = Path("envoy-gateway/clients/gateway.yaml")
+EXAMPLE: Final = Clients(
+    file=str(MANIFESTS / CLIENTS.with_name("clients.yaml")),
+    hosts=("*.example.com",),
+    issuer="letsencrypt",
+    prometheus="monitoring",
+)
+"""What the example in ``CLIENTS`` is rendered with."""
+EXAMPLE_MADE: Final = (
+    "# Made from clients.yaml by: make manifests. An example: slipway install applies your platform's.\n"
+)
 MADE: Final = "# Made from configs/platforms/{}.yaml by: make manifests\n"
 
 Document = dict[str, Any]
@@ -56,12 +67,14 @@ def documents_of(config: RunConfig) -> list[Document]:
     """
     platform = config.platform
     cluster = _cluster(platform)
-    return [
+    found = [
         *_written(platform.namespace, *(MANIFESTS / "base" / file for file in WRITTEN)),
         *cluster_objects.of(platform, cluster),
         workflow_template(config),
         *store_commands.of(config),
     ]
+    own = gateway.of(platform.namespace, cluster.clients) if cluster.clients else []
+    return list({_identity(each): each for each in (*found, *own)}.values())
 
 
 def _cluster(platform: Platform) -> ClusterSettings:
@@ -129,6 +142,7 @@ def files() -> dict[Path, str]:
     image = shared.platform.image_of("resolve")
     made = {Path(file): IMAGE.sub(image, (MANIFESTS / file).read_text(encoding="utf-8")) for file in WITH_IMAGES}
     made |= {Path("base") / file: MADE.format(SHARED) + as_text(contents) for file, contents in base.items()}
+    made[CLIENTS] = EXAMPLE_MADE + as_text(gateway.of(NAMESPACE, EXAMPLE))
     for name in clusters():
         overlay = _kustomization(["../../base"], list(_patches(documents(SHARED), documents(name))))
         made[Path("overlays") / name / "kustomization.yaml"] = MADE.format(name) + as_text([overlay])

@@ -110,6 +110,29 @@ class Storage(Settings):
     size: Quantity = "1Ti"
 
 
+class Clients(Settings):
+    """Clients with keys of their own, whom Envoy Gateway lets in. What each may do stands in a file of its own."""
+
+    file: str
+    """Their names, limits and Secrets (docs/endpoint.md); beside the platform's file, unless it is a whole path."""
+    gateway: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[a-z0-9.-]+$")] = "kserve/kserve-ingress-gateway"
+    """``namespace/name`` of the Gateway through which they come."""
+    proxies: str = "envoy-gateway-system"
+    """The namespace in which Envoy Gateway runs that Gateway's proxies."""
+    prometheus: str | None = None
+    """The namespace from which Prometheus scrapes vLLM's pods. None: nothing there may reach them."""
+    hosts: tuple[str, ...] = ()
+    """The hosts of the certificate, such as ``*.example.com``."""
+    issuer: str | None = None
+    """cert-manager's ClusterIssuer of a certificate for ``hosts``. None: none is asked for."""
+
+    @model_validator(mode="after")
+    def _issued_for_hosts(self) -> Self:
+        if bool(self.issuer) != bool(self.hosts):
+            raise ValueError("issuer and hosts belong together: who signs, and for what")
+        return self
+
+
 class ClusterSettings(Settings):
     """What pods on a cluster need and processes on one machine do not."""
 
@@ -150,6 +173,8 @@ class ClusterSettings(Settings):
     without a cluster says ``argo``, as Argo's own manifests do."""
     deadline_s: Positive = 259_200
     """Deadline of a whole run, time in queues included."""
+    clients: Clients | None = None
+    """None: endpoints have one key for all, or none."""
     kept_s: Positive = 604_800
     """How long an ended run is listed; a failed one is listed twice as long. Its results stay in the store."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from pipeline.argo import nodes
+from pipeline.argo import clients, nodes
 from pipeline.argo.controller import CONTROLLER, account, controllers, ready, tag
 from pipeline.argo.template import difference
 from pipeline.checks import CheckResult
@@ -68,7 +68,12 @@ def check_cluster(cluster: Cluster, config: RunConfig) -> list[CheckResult]:
     ):
         found.append(_seen(what, partial(check, cluster, config)))
     found.append(_seen("KServe", partial(_kserve, cluster, config, definitions[CRD])))
-    return [*found, *([_seen("autoscaling", partial(_autoscaling, cluster, config))] if definitions[CRD] else [])]
+    if definitions[CRD]:
+        found.append(_seen("autoscaling", partial(_autoscaling, cluster, config)))
+    platform = config.platform
+    if platform.cluster and platform.cluster.clients:
+        found.append(_seen(clients.WHAT, partial(clients.check, cluster, platform, platform.cluster.clients)))
+    return found
 
 
 def check_serving(cluster: Cluster, config: RunConfig, model: str) -> None:

@@ -28,6 +28,7 @@ class Kind:
 
 PODS: Final = Kind("v1", "Pod", "pods")
 CONFIG_MAPS: Final = Kind("v1", "ConfigMap", "configmaps")
+SECRETS: Final = Kind("v1", "Secret", "secrets")
 CLAIMS: Final = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 DEPLOYMENTS: Final = Kind("apps/v1", "Deployment", "deployments")
 NODES: Final = Kind("v1", "Node", "nodes", namespaced=False)
@@ -50,6 +51,8 @@ PROVIDERS: Final = {
     "serving.kserve.io": "KServe 0.21 or newer",
     "serving.knative.dev": "Knative Serving",
     "gateway.networking.k8s.io": "the Gateway API's CRDs",
+    "gateway.envoyproxy.io": "Envoy Gateway 1.9 or newer",
+    "cert-manager.io": "cert-manager",
     "keda.sh": "KEDA",
     "monitoring.coreos.com": "prometheus-operator",
 }

@@ -31,11 +31,10 @@ NAME: Final = r"^[a-z0-9]([a-z0-9._-]{0,62})$"
 Limit = Annotated[int, Field(ge=1)]
 
 
-class Client(Record):
-    """One client."""
+class Allowed(Record):
+    """What one client may do."""
 
     name: Annotated[str, Field(pattern=NAME)]
-    key_sha256: str
     models: tuple[str, ...] = ()
     """Names of the models that it may ask. Empty: all."""
     requests_per_minute: Limit | None = None
@@ -47,6 +46,12 @@ class Client(Record):
 
     def may_ask(self, model: str) -> bool:
         return not self.models or model in self.models
+
+
+class Client(Allowed):
+    """One client of the endpoints on this machine."""
+
+    key_sha256: str
 
 
 class Clients(Record):
@@ -92,7 +97,7 @@ def add(root: Path, client: Client) -> str:
             raise ConfigError(
                 f"there is a client {client.name!r}", hint=f"for a new key: slipway clients rotate {client.name}"
             )
-        key = _new_key()
+        key = new_key()
         clients.append(client.model_copy(update={"key_sha256": hash_of(key)}))
     return key
 
@@ -105,7 +110,7 @@ def rotate(root: Path, name: str) -> str:
     """
     with _changing(root) as clients:
         place = clients.index(Clients(clients=tuple(clients)).named(name))
-        key = _new_key()
+        key = new_key()
         clients[place] = clients[place].model_copy(update={"key_sha256": hash_of(key)})
     return key
 
@@ -116,7 +121,7 @@ def remove(root: Path, name: str) -> None:
         clients.remove(Clients(clients=tuple(clients)).named(name))
 
 
-def _new_key() -> str:
+def new_key() -> str:
     return PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 

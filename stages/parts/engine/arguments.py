@@ -29,6 +29,8 @@ GPU_ARGUMENT: Final = "--gpu-memory-utilization"
 """Only a server on a GPU has it."""
 BFLOAT16_CAPABILITY: Final = 8.0
 """NVIDIA's Ampere; older GPUs have no bfloat16 arithmetic."""
+TELLS_TOKENS: Final = ("--enable-force-include-usage", "--enable-prompt-tokens-details")
+"""Every answer, and every event of a streamed one, tells the tokens that were used so far."""
 MIB: Final = 1 << 20
 
 

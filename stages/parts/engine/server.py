@@ -24,7 +24,14 @@ import httpx
 
 from stages.parts.base.errors import ConfigError, Interrupted, PortInUse, ServerFailed, ServerKilled, SlipwayError
 from stages.parts.base.settings import Serving
-from stages.parts.engine.arguments import VLLM, core_binding, engine_arguments, environment, serves_on_gpu
+from stages.parts.engine.arguments import (
+    TELLS_TOKENS,
+    VLLM,
+    core_binding,
+    engine_arguments,
+    environment,
+    serves_on_gpu,
+)
 from stages.parts.engine.client import (
     HEALTH_TIMEOUT_S,
     LOOPBACK,
@@ -45,10 +52,7 @@ SETTLE_S: Final = 2.0
 """Time for vLLM to write what it still has to say once its engine is dead."""
 SIGNALLED: Final = 128
 """Plus a signal's number: the exit status of a program that the signal ended."""
-FOR_CLIENTS: Final = (
-    *("--enable-force-include-usage", "--enable-prompt-tokens-details"),
-    *("--scheduling-policy", "priority"),
-)
+FOR_CLIENTS: Final = (*TELLS_TOKENS, "--scheduling-policy", "priority")
 API: Final = "APIServer"
 """The name in vLLM's log of the process that was started, whose children the engine's processes are."""
 FAILED_CHILD: Final = "Failed core proc(s)"

@@ -18,7 +18,7 @@ from stages.parts.base.settings import AskedServing, Serving
 from stages.parts.base.store import ModelStore, digest_of, directory_name
 from stages.parts.endpoint.offered import OFFERED
 from stages.parts.endpoint.record import API_KEY_VARIABLE
-from stages.parts.engine.arguments import CPU_KV_CACHE_MIB, GPU_ARGUMENT, MIB, engine_arguments
+from stages.parts.engine.arguments import CPU_KV_CACHE_MIB, GPU_ARGUMENT, MIB, TELLS_TOKENS, engine_arguments
 from stages.parts.engine.host import GIB, SERVER_BYTES, START_S, gpu_memory_bytes, shared_bytes
 from stages.parts.releases.pinned import MeasuredWith, pinned, weights_bytes
 from stages.parts.releases.release import METRICS
@@ -83,11 +83,7 @@ class KServeEndpoint:
 
     @property
     def name(self) -> str:
-        """The InferenceService's name: the model's in DNS letters, with a digest, since two names may become alike."""
-        slug = re.sub(r"[^a-z0-9]+", "-", self.store.model.lower()).strip("-")
-        slug = slug if slug[:1].isalpha() else f"m-{slug}"
-        digest = hashlib.sha256(self.store.model.encode()).hexdigest()[:HASH_CHARACTERS]
-        return f"{slug[: NAME_CHARACTERS - HASH_CHARACTERS - 1].strip('-')}-{digest}"
+        return endpoint_name(self.store.model)
 
     def serving_of(self, release: str) -> Serving:
         """The settings, with what the release was measured with where they leave it open, also the dtype: the pod that
@@ -103,6 +99,14 @@ class KServeEndpoint:
     def storage_uri(self, release: str) -> str:
         """The release's own directory, which never changes, unlike the ``production`` link."""
         return f"pvc://{self.settings.claim}/{directory_name(self.store.model)}/releases/{release}"
+
+
+def endpoint_name(model: str) -> str:
+    """The InferenceService's name: the model's in DNS letters, with a digest, since two names may become alike."""
+    slug = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+    slug = slug if slug[:1].isalpha() else f"m-{slug}"
+    digest = hashlib.sha256(model.encode()).hexdigest()[:HASH_CHARACTERS]
+    return f"{slug[: NAME_CHARACTERS - HASH_CHARACTERS - 1].strip('-')}-{digest}"
 
 
 def predictor_name(release: str) -> str:
@@ -339,7 +343,8 @@ def _arguments(endpoint: KServeEndpoint, release: str) -> list[str]:
     draining = ["--shutdown-timeout", str(endpoint.settings.drain_s)]
     quiet = ["--disable-access-log-for-endpoints", "/health,/metrics"]
     named = ["--fingerprint-mode", "custom", "--fingerprint-value", release]
-    return ["--served-model-name", endpoint.store.model, *address, *draining, *quiet, *named, *measured]
+    told = [*draining, *quiet, *named, *TELLS_TOKENS]
+    return ["--served-model-name", endpoint.store.model, *address, *told, *measured]
 
 
 def _api_key() -> Object:

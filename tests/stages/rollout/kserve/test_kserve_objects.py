@@ -63,6 +63,7 @@ def test_a_release_is_served_from_its_own_directory_with_what_was_measured(tmp_p
     measured = engine_arguments(serving, tmp_path, on_gpu=True)
     assert model["args"][-len(measured) :] == measured
     assert model["args"][:2] == ["--served-model-name", "org/name"]
+    assert "--enable-force-include-usage" in model["args"], "a gateway would not know the tokens of a stream"
     assert model["resources"]["limits"]["nvidia.com/gpu"] == "2"
     assert "--tensor-parallel-size" in model["args"]
     assert model["env"] == [

@@ -1,0 +1,206 @@
+"""What clients.yaml becomes for Envoy Gateway."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.config import load
+from pipeline.gateway import of
+from pipeline.manifests import CLIENTS, MANIFESTS, documents_of
+from pipeline.platform import Clients
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.settings import CONFIGS
+from stages.parts.endpoint.offered import OFFERED
+from stages.rollout.kserve.detect import as_configured
+from stages.rollout.kserve.objects import endpoint_name
+from stages.rollout.kserve.settings import KServe
+
+HEADER = "x-slipway-client"
+THREE = """
+clients:
+  - {name: search, secret: keys, models: [org/a, org/b], requests_per_minute: 600, tokens_per_minute: 2000}
+  - {name: reports, secret: others, models: [org/a], tokens_per_minute: 70}
+  - {name: everything, secret: keys}
+"""
+
+
+def rendered(folder: Path, text: str = THREE, **settings: Any) -> dict[str, dict[str, Any]]:
+    """The objects by kind; Secrets by their kind and name."""
+    file = folder / "clients.yaml"
+    file.write_text(text)
+    found = of("models", Clients(file=str(file), **settings))
+    names = [each["kind"] + (f" {each['metadata']['name']}" if each["kind"] == "Secret" else "") for each in found]
+    assert len(set(names)) == len(names)
+    return dict(zip(names, found, strict=True))
+
+
+def allowed(policy: dict[str, Any], client: str, host: str, path: str, method: str) -> bool:
+    """What the policy says of a request with *client*'s key."""
+    for rule in policy["spec"]["authorization"]["rules"]:
+        assert rule["action"] == "Allow"
+        (header,) = rule["principal"]["headers"]
+        assert header["name"] == HEADER
+        operation = rule["operation"]
+        assert operation["path"]["type"] == "Exact"
+        starts = [part.split("'")[1] for part in rule.get("cel", "request.host.startsWith('')").split(" || ")]
+        if (
+            client in header["values"]
+            and (operation["methods"], operation["path"]["value"]) == ([method], path)
+            and any(host.startswith(start) for start in starts)
+        ):
+            return True
+    assert policy["spec"]["authorization"]["defaultAction"] == "Deny"
+    return False
+
+
+def host(model: str, template: str = "") -> str:
+    ingress = {"ingressDomain": "example.com", "domainTemplate": template}
+    return as_configured("route", KServe(), ingress).hostname(endpoint_name(model), "models")
+
+
+@pytest.mark.parametrize("template", ["", "{{ .Name }}.{{ .Namespace }}.{{ .IngressDomain }}"])
+def test_each_client_may_ask_its_models_what_an_endpoint_offers_and_nothing_else(tmp_path: Path, template: str) -> None:
+    policy = rendered(tmp_path)["SecurityPolicy"]
+    may = {
+        (client, model): {
+            path for path, method in OFFERED.items() if allowed(policy, client, host(model, template), path, method)
+        }
+        for client in ("search", "reports", "everything", "nobody")
+        for model in ("org/a", "org/b", "org/c")
+    }
+    full, nothing = set(OFFERED), set[str]()
+    assert [may["search", each] for each in ("org/a", "org/b", "org/c")] == [full, full, nothing]
+    assert [may["reports", each] for each in ("org/a", "org/b", "org/c")] == [full, nothing, nothing]
+    assert [may["everything", each] for each in ("org/a", "org/b", "org/c")] == [full, full, full]
+    assert [may["nobody", each] for each in ("org/a", "org/b", "org/c")] == [nothing, nothing, nothing]
+    assert not allowed(policy, "everything", host("org/a"), "/invocations", "POST")
+    assert not allowed(policy, "everything", host("org/a"), "/health", "POST")
+
+
+def test_the_key_is_taken_from_the_request_and_is_in_nothing_that_is_rendered(tmp_path: Path) -> None:
+    found = rendered(tmp_path)
+    assert found["SecurityPolicy"]["spec"]["apiKeyAuth"] == {
+        "credentialRefs": [{"name": "keys"}, {"name": "others"}],
+        "extractFrom": [{"headers": ["Authorization"]}],
+        "forwardClientIDHeader": HEADER,
+        "sanitize": True,
+    }
+    for name in ("keys", "others"):
+        assert found[f"Secret {name}"].keys() == {"apiVersion", "kind", "metadata", "type"}
+
+
+def test_one_policy_of_each_kind_selects_the_routes_of_all_endpoints(tmp_path: Path) -> None:
+    found = rendered(tmp_path)
+    labels = {"app.kubernetes.io/part-of": "slipway"}
+    selector = {"group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "matchLabels": labels}
+    for kind in ("SecurityPolicy", "BackendTrafficPolicy", "EnvoyExtensionPolicy"):
+        assert found[kind]["spec"]["targetSelectors"] == [selector]
+        assert found[kind]["metadata"]["namespace"] == "models"
+    routes = yaml.safe_load((MANIFESTS / "envoy-gateway/routes.yaml").read_text())
+    assert found["SecurityPolicy"]["metadata"]["name"] == routes["metadata"]["name"], "they would contradict each other"
+
+
+def test_requests_and_tokens_count_by_client_over_all_routes(tmp_path: Path) -> None:
+    rules = rendered(tmp_path)["BackendTrafficPolicy"]["spec"]["rateLimit"]["global"]["rules"]
+    assert all(each["shared"] for each in rules)
+    said = []
+    for rule in rules:
+        ((selector,),) = ([header for each in rule["clientSelectors"] for header in each["headers"]],)
+        assert (selector["name"], selector["type"], rule["limit"]["unit"]) == (HEADER, "Exact", "Minute")
+        said.append((selector["value"], rule["limit"]["requests"], rule.get("cost")))
+    spent = {"from": "Metadata", "metadata": {"namespace": "slipway", "key": "tokens"}}
+    cost = {"request": {"from": "Number", "number": 0}, "response": spent}
+    assert said == [("search", 600, None), ("search", 2000, cost), ("reports", 70, cost)]
+
+
+def test_refusals_have_openais_body(tmp_path: Path) -> None:
+    overrides = rendered(tmp_path)["BackendTrafficPolicy"]["spec"]["responseOverride"]
+    kinds = {}
+    for each in overrides:
+        assert each["source"] == "Local"
+        ((status,),) = ([code["value"] for code in each["match"]["statusCodes"]],)
+        kinds[status] = json.loads(each["response"]["body"]["inline"])["error"]["type"]
+    assert kinds == {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+def test_without_limits_nothing_is_counted(tmp_path: Path) -> None:
+    found = rendered(tmp_path, "clients: [{name: a, secret: keys}]")
+    assert "EnvoyExtensionPolicy" not in found
+    assert "rateLimit" not in found["BackendTrafficPolicy"]["spec"]
+    counted = rendered(tmp_path, "clients: [{name: a, secret: keys, requests_per_minute: 1}]")
+    assert "EnvoyExtensionPolicy" not in counted
+    assert "rateLimit" in counted["BackendTrafficPolicy"]["spec"]
+
+
+def test_only_the_gateway_the_rollout_and_prometheus_reach_the_pods(tmp_path: Path) -> None:
+    named = rendered(tmp_path, gateway="edge/public", proxies="proxies", prometheus="metrics")["NetworkPolicy"]["spec"]
+    (ingress,) = named["ingress"]
+    gateway, rollout, prometheus = ingress["from"]
+    labels = "gateway.envoyproxy.io/owning-gateway-"
+    assert gateway == {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "proxies"}},
+        "podSelector": {"matchLabels": {f"{labels}namespace": "edge", f"{labels}name": "public"}},
+    }
+    assert rollout["podSelector"]["matchExpressions"][0]["values"] == ["rollout", "ending"]
+    assert prometheus == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "metrics"}}}
+    assert len(rendered(tmp_path)["NetworkPolicy"]["spec"]["ingress"][0]["from"]) == 2
+
+
+def test_a_certificate_is_asked_for_in_the_gateways_namespace(tmp_path: Path) -> None:
+    found = rendered(tmp_path, gateway="edge/public", issuer="ours", hosts=("*.example.com",))["Certificate"]
+    assert found["metadata"]["namespace"] == "edge"
+    assert (found["spec"]["dnsNames"], found["spec"]["issuerRef"]["name"]) == (["*.example.com"], "ours")
+    assert "Certificate" not in rendered(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("client", "why"),
+    [
+        ("{name: a}", r"clients\.0\.secret: Field required"),
+        ("{name: a, secret: keys, models: ['../etc']}", "is not a model's name"),
+        ("{name: a, secret: keys, model: org/a}", "unknown field"),
+        ("{name: a, secret: keys, requests_per_minute: 0}", "greater than or equal to 1"),
+        ("{name: a, secret: keys, requests_at_once: 4}", "are for one machine"),
+        ("{name: a, secret: keys, priority: -1}", "are for one machine"),
+        ("{name: a, secret: slipway-hub}", "is for something else"),
+        ("{name: default, secret: keys}", "can't be the name of a client"),
+        ("{name: a, secret: keys}, {name: a, secret: others}", "named twice: a"),
+        ("", "names no client"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, client: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        rendered(tmp_path, f"clients: [{client}]")
+
+
+def test_more_limits_than_envoy_gateway_takes_are_refused(tmp_path: Path) -> None:
+    many = [f"{{name: c{n}, secret: keys, requests_per_minute: 1, tokens_per_minute: 1}}" for n in range(129)]
+    assert rendered(tmp_path, f"clients: [{', '.join(many[:128])}]")
+    with pytest.raises(ConfigError, match="takes 256 clients"):
+        rendered(tmp_path, f"clients: [{', '.join(many)}]")
+
+
+def test_a_platform_that_names_clients_installs_them_and_closes_its_pods(tmp_path: Path) -> None:
+    (tmp_path / "clients.yaml").write_text(THREE)
+    platform = tmp_path / "ours.yaml"
+    platform.write_text("extends: gke\nnamespace: models\ncluster: {clients: {file: clients.yaml}}\n")
+    found = documents_of(load(chosen={"platform": str(platform)}))
+    assert "SecurityPolicy" in {each["kind"] for each in found}
+    (policy,) = (each for each in found if each["metadata"]["name"] == "endpoints-answer-the-cluster")
+    assert "podSelector" in policy["spec"]["ingress"][0]["from"][0], "everybody in the cluster is still let in"
+    assert "SecurityPolicy" not in {each["kind"] for each in documents_of(load(chosen={"platform": "gke"}))}
+
+
+def test_the_example_is_what_its_file_says() -> None:
+    made = list(yaml.safe_load_all((MANIFESTS / CLIENTS).read_text()))
+    known = yaml.safe_load((MANIFESTS / CLIENTS.with_name("clients.yaml")).read_text())["clients"]
+    assert {each["name"] for each in known} == {"search", "reports"}
+    assert {each["kind"] for each in made} == {
+        *("Secret", "NetworkPolicy", "SecurityPolicy", "BackendTrafficPolicy", "EnvoyExtensionPolicy", "Certificate")
+    }
+    assert not (CONFIGS / "clients.yaml").exists()
