@@ -32,6 +32,7 @@ clients:
   - {name: search, secret: keys, models: [org/a], tokens_per_minute: 2000}
   - {name: reports, secret: others, requests_per_minute: 60}
 """
+PASSING = "  - {name: passing, secret: keys}\n"
 
 
 @pytest.fixture
@@ -87,7 +88,9 @@ def test_a_key_is_written_into_the_secret_shown_once_replaced_and_removed(server
     assert keys(server, "others") == {"reports": other["key"]}
     second = said("rotate", "search").strip()
     assert keys(server, "keys") == {"search": second} != {"search": first}
-    assert second not in said("list")
+    third = said("rotate", "reports").strip()
+    assert keys(server, "others") == {"reports": third}
+    assert not {second, third} & set(said("list").split())
     listed = yaml.safe_load(said("list", "--json"))
     assert [(each["name"], each["secret"], each["key"]) for each in listed] == [
         ("search", "keys", True),
@@ -148,6 +151,19 @@ def test_a_key_of_a_client_that_the_file_names_no_more_can_be_removed(
     clients.write_text("clients: [{name: reports, secret: keys}]")
     assert said("rm", "search") == "removed search\n"
     assert keys(server, "keys") == {}
+
+
+def test_a_client_keeps_its_secret_and_of_two_keys_the_first_counts(
+    server: KubernetesServer, clients: Path, said: Said
+) -> None:
+    said("add", "search")
+    clients.write_text(NAMED.replace("name: search, secret: keys", "name: search, secret: others") + PASSING)
+    second = said("rotate", "search").strip()
+    assert keys(server, "keys")["search"] == second
+    other = {"name": "others", "namespace": NAMESPACE}
+    server.put({"apiVersion": "v1", "kind": "Secret", "metadata": other, "data": {"search": "b2xk"}})
+    third = said("rotate", "search").strip()
+    assert (keys(server, "keys")["search"], keys(server, "others")["search"]) == (second, third)
 
 
 def test_without_envoy_gateway_nothing_is_applied(
