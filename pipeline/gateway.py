@@ -48,6 +48,11 @@ MESSAGES: Final = {
     403: "the client may not ask this",
     429: "the client's limit of requests or tokens per minute is reached",
 }
+HEADERS: Final = {
+    401: {"name": "www-authenticate", "value": "Bearer"},
+    # The rate-limit service counts by the minutes of the clock.
+    429: {"name": "retry-after", "value": "%CEL(60 - request.time.getSeconds())%"},
+}
 COUNT: Final = f"""\
 -- Tells the tokens that an answer, whole or streamed, says it used. The most that it says: it may repeat what it was
 -- asked, numbers of the client's own among it.
@@ -238,10 +243,13 @@ def _refusal(status: int) -> Document:
     """OpenAI's error body for a refusal of the gateway's own."""
     error = {"message": MESSAGES[status], "type": KINDS[status], "param": None, "code": CODES[status]}
     body = {"type": "Inline", "inline": json.dumps({"error": error})}
+    response: Document = {"contentType": "application/json", "body": body}
+    if status in HEADERS:
+        response["header"] = {"set": [HEADERS[status]]}
     return {
         "match": {"statusCodes": [{"type": "Value", "value": status}]},
         "source": "Local",
-        "response": {"contentType": "application/json", "body": body},
+        "response": response,
     }
 
 

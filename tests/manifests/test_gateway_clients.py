@@ -120,12 +120,14 @@ def test_requests_and_tokens_count_by_client_over_all_routes(tmp_path: Path) -> 
 
 def test_refusals_have_openais_body(tmp_path: Path) -> None:
     overrides = rendered(tmp_path)["BackendTrafficPolicy"]["spec"]["responseOverride"]
-    kinds = {}
+    kinds, headers = {}, {}
     for each in overrides:
         assert each["source"] == "Local"
         ((status,),) = ([code["value"] for code in each["match"]["statusCodes"]],)
         kinds[status] = json.loads(each["response"]["body"]["inline"])["error"]["type"]
+        headers[status] = [header["name"] for header in each["response"].get("header", {}).get("set", [])]
     assert kinds == {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    assert headers == {401: ["www-authenticate"], 403: [], 429: ["retry-after"]}
 
 
 def test_without_limits_nothing_is_counted(tmp_path: Path) -> None:
