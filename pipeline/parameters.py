@@ -71,8 +71,9 @@ def for_kserve(config: RunConfig) -> dict[str, str]:
 
 
 def store_settings(config: RunConfig) -> str:
-    """The parameter ``config`` of a command that needs the store's volume."""
-    return canonical_json(config.model_dump(mode="json", include=OF_STORE_COMMANDS))
+    """The parameter ``config`` of a command that needs the store's volume, without the path of a file here."""
+    here = {"platform": {"cluster": {"clients"}}}
+    return canonical_json(config.model_dump(mode="json", include=OF_STORE_COMMANDS, exclude=here))
 
 
 def hub_here() -> str:

@@ -193,6 +193,7 @@ def test_a_platform_that_names_clients_installs_them_and_closes_its_pods(tmp_pat
     platform.write_text("extends: gke\nnamespace: models\ncluster: {clients: {file: clients.yaml}}\n")
     found = documents_of(load(chosen={"platform": str(platform)}))
     assert "SecurityPolicy" in {each["kind"] for each in found}
+    assert str(tmp_path) not in json.dumps(found), "whoever installs from another folder would change it"
     (policy,) = (each for each in found if each["metadata"]["name"] == "endpoints-answer-the-cluster")
     assert "podSelector" in policy["spec"]["ingress"][0]["from"][0], "everybody in the cluster is still let in"
     assert "SecurityPolicy" not in {each["kind"] for each in documents_of(load(chosen={"platform": "gke"}))}
