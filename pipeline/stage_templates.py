@@ -233,7 +233,7 @@ def _add_serving(platform: Platform) -> None:
             variables=variables,
         )
         _add(template, platform)
-        Suspend(name="approve", inputs=[Parameter(name="message", description="what was observed so far")])
+        Suspend(name="approve", inputs=[Parameter(name="message")])
     _add(_ending(platform, variables), platform)
 
 
