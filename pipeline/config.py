@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import yaml
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from pipeline.platform import Platform
 from scoring.profile import Profile
@@ -27,6 +27,7 @@ from stages.parts.base.settings import (
     protocol_of,
 )
 from stages.parts.model.corpora import is_path
+from stages.parts.records.rollout import LOCAL
 from stages.rollout.kserve.settings import KServe
 
 FOLDERS: Final = {"profile": "profiles", "workload": "workloads", "platform": "platforms"}
@@ -40,6 +41,12 @@ class RunConfig(Settings):
     serving: AskedServing = AskedServing()
     rollout: Rollout = Rollout()
     kserve: KServe = KServe()
+
+    @model_validator(mode="after")
+    def _replicas_on_one_machine(self) -> Self:
+        if self.serving.replicas > 1 and self.platform.serves_on != LOCAL:
+            raise ValueError(f"serving.replicas is for one machine; on {self.platform.name}: kserve.scaling.minimum")
+        return self
 
 
 def load(

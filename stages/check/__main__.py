@@ -18,6 +18,7 @@ from stages.parts.base.store import ModelStore, canonical_json, store_root
 from stages.parts.engine.automatic import Asked, Decided, decide, place_here
 from stages.parts.engine.host import GIB
 from stages.parts.engine.kernels import FORMATS, missing_kernels
+from stages.parts.engine.placement import check_replicas
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import check_gpus
 from stages.parts.model.description import describe_commit
@@ -40,6 +41,7 @@ def main() -> None:
         described = describe_commit(store, arguments.model, arguments.commit)
         place = place_here(catalogue(), arguments.gpus)
         decided = decide(described, Asked(serving, workload, optimize), place)
+        check_replicas(decided.serving)
         for note in decided.notes:
             print(f"note: {note}", file=sys.stderr)
         missing: dict[str, str] = {name: why for name, why in missing_kernels().items() if name in optimize.variants}

@@ -7,19 +7,22 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.evaluate.divergence import held_out_digest
-from stages.evaluate.lanes import gpu_groups
 from stages.evaluate.questions import questions_digest
 from stages.parts.base.errors import ConfigError, DamagedModel
 from stages.parts.base.settings import Serving, Workload
 from stages.parts.base.store import ModelStore, digest_of, sha256_of
 from stages.parts.engine.arguments import core_binding, installed_version
+from stages.parts.engine.placement import gpu_groups
 from stages.parts.machine.hardware import Hardware, hardware
 from stages.parts.records.acquired import difference
 from stages.parts.records.variant import VARIANT, Variant
 
 TOOLS: Final = ("vllm", "lm_eval", "torch")
-NOT_MEASURED: Final = {"host", "port", "startup_timeout_s", "tls_certificate", "tls_key", "plain_http"}
-"""Serving settings that have no effect on a figure."""
+NOT_MEASURED: Final = {
+    *("host", "port", "startup_timeout_s", "tls_certificate", "tls_key", "plain_http"),
+    *("max_queued_tokens", "replicas", "affinity", "request_timeout_s"),
+}
+"""Serving settings that have no effect on a figure, or only through ``Conditions.binding``."""
 HOW_LONG: Final = ("protocol", "budget_minutes")
 """Fields of a workload that say how much is measured, and not what."""
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stages.evaluate import generator, harness
 from stages.evaluate.preloaded import Preloaded
 from stages.parts.base.settings import Serving
-from stages.parts.engine.arguments import serves_on_gpu
-from stages.parts.machine.hardware import gpu_ids, gpus
+from stages.parts.engine.placement import gpu_groups
 
 
 @dataclass(frozen=True)
@@ -34,22 +32,3 @@ def lanes(standing: contextlib.ExitStack, serving: Serving, variants: int, logs:
         )
         found.append(Lane(each, *clients))
     return found
-
-
-def gpu_groups(serving: Serving) -> list[str]:
-    """Groups of ``tensor_parallel_size`` GPUs of one kind, as ``CUDA_VISIBLE_DEVICES``. A single empty one if servers
-    use what there is: without GPUs, with too few, or with GPUs that differ."""
-    if not serves_on_gpu():
-        return [""]
-    return groups(gpu_ids(), gpus(), serving.tensor_parallel_size)
-
-
-def groups(ids: Sequence[str], kinds: Sequence[str], size: int) -> list[str]:
-    """See ``gpu_groups``.
-
-    Args:
-        kinds: the GPUs' names and memory, in the order of *ids*.
-    """
-    if len(set(kinds)) > 1 or len(ids) != len(kinds) or len(ids) < 2 * size:
-        return [""]
-    return [",".join(ids[start : start + size]) for start in range(0, len(ids) - size + 1, size)]

@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from stages.evaluate.lanes import Lane, gpu_groups, lanes
+from stages.evaluate.lanes import Lane, lanes
 from stages.evaluate.load import StartLoad, described
 from stages.evaluate.session import Session, say
 from stages.evaluate.subject import Subject
+from stages.parts.engine.placement import gpu_groups
 from stages.parts.samples.lines import LoadSamples
 
 STARTS: Final = 2

@@ -144,7 +144,8 @@ class Subject:
         """
         self.started_at = self.started_at or datetime.now(UTC)
         log = self._logs / f"evaluate-{self.name}.vllm.log"
-        spec = ServerSpec(self.directory, self.served_name, serving, log, gpus=lane.gpus)
+        unlimited = serving.model_copy(update={"max_queued_tokens": None})  # a refused request would not be measured
+        spec = ServerSpec(self.directory, self.served_name, unlimited, log, gpus=lane.gpus)
         server = self._running.enter_context(running(spec, cancelled))
         check_fits(workload, trace, server.max_model_len())
         facts = server.startup_log.facts()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -32,7 +33,8 @@ from stages.parts.endpoint.tls import tls_of
 from stages.parts.engine.arguments import serves_on_gpu
 from stages.parts.engine.client import HEALTH_TIMEOUT_S, http, socket_of
 from stages.parts.engine.metrics import read_counters
-from stages.parts.records.counters import Counters
+from stages.parts.engine.placement import check_replicas
+from stages.parts.records.counters import Counters, together
 from stages.parts.records.rollout import LOCAL
 from stages.parts.releases.history import user
 from stages.parts.releases.pinned import pinned
@@ -49,6 +51,7 @@ class OneMachine:
 
     def __init__(self, store: ModelStore, source: str, serving: AskedServing) -> None:
         self._store, self._source, self._asked = store, source, serving
+        self._asked_last = 0
 
     @property
     def name(self) -> str:
@@ -77,7 +80,12 @@ class OneMachine:
         return pinned(self._store, self._asked, release).startup_timeout_s
 
     def check_room(self, release: str) -> None:
-        """It always fits: where two servers do not, ``deploy`` replaces the stable release."""
+        """See ``Target``. Where two releases do not fit, ``deploy`` replaces the stable one.
+
+        Raises:
+            ConfigError: the machine has too few GPUs or cores for so many replicas.
+        """
+        check_replicas(pinned(self._store, self._asked, release))
 
     def deploy(self, release: str) -> None:
         """See ``Target``. Unlike a canary, these are waited for: the first release, one that has to replace the stable
@@ -111,7 +119,11 @@ class OneMachine:
         self._until(lambda now: now.canary == release)
 
     def ready(self, release: str) -> bool:
-        return self._server(release).state == "up"
+        servers = self._replicas(release)
+        for each in servers:
+            if each.state == "failed":
+                raise ServerFailed(f"{release}: {each.message}", hint=each.hint)
+        return all(each.state == "up" for each in servers)
 
     def waits_for(self, release: str) -> str:
         with contextlib.suppress(SlipwayError):
@@ -119,7 +131,10 @@ class OneMachine:
         return ""
 
     def url(self, release: str) -> str:
-        return self._up(release).url
+        """Each replica's in turn."""
+        up = self._up(release)
+        self._asked_last += 1
+        return up[self._asked_last % len(up)].url
 
     def prepare(self, release: str, percent: int) -> str:  # noqa: ARG002
         return ""  # one server takes as much as the stable release's does
@@ -171,17 +186,17 @@ class OneMachine:
             self._until(lambda now: release not in (now.canary, now.standby))
 
     def counters(self, release: str) -> Counters:
-        """vLLM's own counters, and Envoy's count of requests that never reached it."""
-        server = self._up(release)
-        try:
-            text = http().get(f"{server.url}/metrics", timeout=HEALTH_TIMEOUT_S).raise_for_status().text
-        except httpx.HTTPError as error:
-            raise TransientError(f"the metrics of {release} can't be read: {type(error).__name__}: {error}") from error
-        told = read_counters(text, f"{server.pid} on {server.url}")
-        host = Admin(self._store.path / SERVERS).hosts(release).get(socket_of(server.url), {})
-        # rq_error also counts the 5xx of clients' requests, but not of requests that did not pass through Envoy.
-        failed = max(told.failed + host.get("cx_connect_fail", 0), host.get("rq_error", 0))
-        return told.model_copy(update={"failed": float(failed)})
+        """vLLM's own counters, and Envoy's count of requests that never reached it, of all replicas."""
+        servers = self._up(release)
+        hosts = Admin(self._store.path / SERVERS).hosts(release)
+        told = []
+        for each in servers:
+            counted = read_counters(_metrics(each), f"{each.pid} on {each.url}")
+            host = hosts.get(socket_of(each.url), Counter())
+            # rq_error also counts the 5xx of clients' requests, but not of requests that did not pass through Envoy.
+            failed = max(counted.failed + host["cx_connect_fail"], host["rq_error"])
+            told.append(counted.model_copy(update={"failed": float(failed)}))
+        return together(told)
 
     def client_url(self) -> str:
         found = self._running()
@@ -190,14 +205,16 @@ class OneMachine:
         return found.url
 
     def kill(self, release: str) -> Callable[[], bool]:
-        server = self._up(release)
+        server, *_ = self._up(release)
         for process in psutil.Process(server.pid).children():  # the pid is that of its guard process
             process.kill()
 
         def up_again() -> bool:
             found = endpoint(self._store)
-            now = found.server(release) if found else None
-            return now is not None and now.state == "up" and now.pid != server.pid
+            states = found.replicas(release) if found else ()
+            return any(
+                each.state == "up" and each.pid != server.pid for each in states if each.replica == server.replica
+            )
 
         return up_again
 
@@ -275,22 +292,39 @@ class OneMachine:
                 raise TransientError(f"the change was not in force within {IN_FORCE_TIMEOUT_S:.0f} s")
             time.sleep(POLL_S)
 
-    def _server(self, release: str) -> ServerState:
-        """Raises: ServerFailed: it failed for good. TransientError: the endpoint does not have it."""
+    def _replicas(self, release: str) -> tuple[ServerState, ...]:
+        """Raises: TransientError: the endpoint does not have the release."""
         found = self._running()
-        server = found.server(release) if found else None
-        if server is None:
+        servers = found.replicas(release) if found else ()
+        if not servers:
             raise TransientError(f"{release} is not being served")
-        if server.state == "failed":
-            raise ServerFailed(f"{release}: {server.message}", hint=server.hint)
-        return server
+        return servers
 
-    def _up(self, release: str) -> ServerState:
-        """Raises: as ``_server``; also TransientError: it is starting, or being restarted."""
-        server = self._server(release)
-        if server.state != "up":
-            raise TransientError(f"{release} is {server.state}{f': {server.message}' if server.message else ''}")
-        return server
+    def _up(self, release: str) -> list[ServerState]:
+        """All replicas that did not fail for good: one that is left out and comes back would look like a restart.
+
+        Raises:
+            ServerFailed: all failed for good.
+            TransientError: one is starting, or being restarted; or the endpoint does not have the release.
+        """
+        servers = self._replicas(release)
+        left = [each for each in servers if each.state != "failed"]
+        if not left:
+            raise ServerFailed(f"{release}: {servers[0].message}", hint=servers[0].hint)
+        for each in left:
+            if each.state != "up":
+                raise TransientError(f"{release} is {each.state}{f': {each.message}' if each.message else ''}")
+        return left
+
+
+def _metrics(server: ServerState) -> str:
+    """Raises: TransientError: they can't be read at the moment."""
+    try:
+        return http().get(f"{server.url}/metrics", timeout=HEALTH_TIMEOUT_S).raise_for_status().text
+    except httpx.HTTPError as error:
+        raise TransientError(
+            f"the metrics of {server.release} can't be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def fits_twice(serving: AskedServing) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -14,8 +14,9 @@ from stages.parts.base.program import VERSION
 from stages.parts.base.settings import parse
 from stages.parts.base.store import digest_of
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.production import Candidate, Comparison, More, Production
-from stages.parts.samples.lines import Samples
+from stages.parts.records.production import Candidate, Comparison, Layout, More, Production
+from stages.parts.samples.figures import prompt_tokens_per_s
+from stages.parts.samples.lines import LoadSamples, Samples
 from stages.select.candidates import candidates_of
 from stages.select.layout import layout_of, said_of
 from stages.select.measurements import Measurements, measurements_of
@@ -131,7 +132,6 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
     winner, verdict, base = choice.winner, choice.verdict, choice.basis.base
     found, price = choice.measurements, choice.basis.price
     layout = layout_of(winner, choice.profile.constraints)
-    (cost,) = (each.cost for each in choice.candidates if each.variant == winner.variant)
     return Production(
         model=base.model,
         commit=base.commit,
@@ -142,11 +142,7 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
         release=release,
         reason=choice.reason(),
         wording=WORDING,
-        notes=(
-            *near_limits(found, choice.profile.constraints.limits()),
-            *notes_of(found.evaluations, price, found.questions),
-            *([said_of(layout, winner.variant, cost)] if layout else ()),
-        ),
+        notes=_notes(choice, layout),
         rules=RULES,
         slipway=VERSION,
         outcome=verdict.outcome,
@@ -163,9 +159,27 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
         engine=winner.engine,
         hardware=winner.hardware,
         layout=layout,
+        prompt_tokens_per_s=prompt_tokens_per_s(_loads(found.measured[winner.variant].samples, layout)),
         key=decision_key(choice.basis, found.evaluations),
         decided_at=datetime.now(UTC),
     )
+
+
+def _notes(choice: Choice, layout: Layout | None) -> tuple[str, ...]:
+    found, winner = choice.measurements, choice.winner.variant
+    (cost,) = (each.cost for each in choice.candidates if each.variant == winner)
+    return (
+        *near_limits(found, choice.profile.constraints.limits()),
+        *notes_of(found.evaluations, choice.basis.price, found.questions),
+        *([said_of(layout, winner, cost)] if layout else ()),
+    )
+
+
+def _loads(samples: Samples, layout: Layout | None) -> Sequence[LoadSamples]:
+    """The load on the winner's servers as it is served."""
+    if layout and not layout.against:
+        return *samples.smaller_rounds, *samples.smaller_trials
+    return *samples.rounds, *samples.trials
 
 
 def decide(basis: Basis, measured: Mapping[str, Evaluation], samples: Mapping[str, Samples]) -> Production:

@@ -28,6 +28,8 @@ from stages.select.stored import DECISION, MEASUREMENTS, RULES, StoredDecision, 
 
 NOT_COMPARED: Final = {"run", "release", "decided_at", "wording", "slipway"}
 """Fields of a decision that do not follow from the measurements."""
+LATER: Final = {"prompt_tokens_per_s"}
+"""Fields that decisions by the same rules did not have at first."""
 REPORT: Final = "report.json"
 PUBLISHED: Final = ("production_metrics.json", "candidate_metrics.json")
 
@@ -246,6 +248,7 @@ def different_fields(document: dict[str, Any], recomputed: dict[str, Any]) -> It
     which candidates are excluded, and no reason."""
     if document.get("wording", 1) != recomputed.get("wording", 1):
         document, recomputed = without_sentences(document), without_sentences(recomputed)
+    recomputed = {name: value for name, value in recomputed.items() if name in document or name not in LATER}
     return (each for each in differences(document, recomputed) if each[0] not in NOT_COMPARED)
 
 

@@ -128,6 +128,12 @@ def test_a_wrong_file_is_a_clear_error(tmp_path, content, problem):
     assert "own.yaml" in str(caught.value)
 
 
+def test_replicas_of_one_machine_are_refused_on_a_cluster():
+    assert load(assignments=["serving.replicas=2"]).serving.replicas == 2
+    with pytest.raises(ConfigError, match=r"serving.replicas is for one machine; on gke: kserve.scaling.minimum"):
+        load(chosen={"platform": "gke"}, assignments=["serving.replicas=2"])
+
+
 def test_an_empty_file_changes_nothing(tmp_path):
     (tmp_path / "own.yaml").write_text("# nothing yet\n")
     assert load(tmp_path / "own.yaml") == load()

@@ -79,7 +79,7 @@ class Optimize(Settings):
         return variants
 
 
-PINNED: Final = ("max_model_len", "tensor_parallel_size", "startup_timeout_s")
+PINNED: Final = ("max_model_len", "tensor_parallel_size", "startup_timeout_s", "max_queued_tokens")
 """The serving settings in which *auto* becomes a number before anything is served."""
 
 
@@ -109,6 +109,21 @@ class AskedServing(Settings):
     reading the weights from a slow volume; at least 900."""
     extra_arguments: tuple[str, ...] = ()
     """Further arguments of ``vllm serve``, passed unchanged."""
+    max_queued_tokens: Positive | Literal["auto"] | None = "auto"
+    """Prompt tokens that may wait at a server of production before further requests are answered 503. auto: as many as
+    the release was measured to read within the workload's target for the first token, and at least its context; no
+    limit if that is not known, or if ``extra_arguments`` has one. None: no limit. Evaluations have none."""
+    replicas: Positive = 1
+    """Servers of each release on one machine: each with ``tensor_parallel_size`` GPUs of its own, or without GPUs with
+    an equal part of the cores. Evaluations measure one of them. On a cluster ``kserve.scaling`` says how many."""
+    affinity: Literal["session", "client", "none"] = "session"
+    """Which requests go to the same replica, where the beginning of their prompt is cached. session: those with the
+    same header ``x-session-id``; those without one go where the fewest are under way. That is the default because a
+    client is often a program with many users, who share little of a prompt. client: also those of the same client at
+    the same address that name no session. none: all go where the fewest are under way."""
+    request_timeout_s: Positive = 3600
+    """The longest time that one request to the production endpoint may take, to the end of its answer. Longer than
+    clients wait for the longest answer; a request that hangs ends some time. On a cluster: ``kserve.timeout_s``."""
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """The port of the production endpoint. 0: any free port. Evaluations always use a free port."""
@@ -138,6 +153,7 @@ class Serving(AskedServing):
     max_model_len: Positive | None = None
     tensor_parallel_size: Positive = 1
     startup_timeout_s: Positive = 900
+    max_queued_tokens: Positive | None = None
 
 
 class Protocol(NamedTuple):

@@ -12,6 +12,7 @@ import contextlib
 import os
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ import httpx
 from stages.parts.base.errors import ConfigError, ServerFailed, TransientError
 from stages.parts.base.store import write_json
 from stages.parts.endpoint import access_log, usage
+from stages.parts.endpoint.clusters import Plan, clusters_document, names_of
 from stages.parts.endpoint.door import Door, answering
 from stages.parts.endpoint.envoy_config import (
     ADMIN_SOCKET,
@@ -29,9 +31,7 @@ from stages.parts.endpoint.envoy_config import (
     ROUTER,
     ROUTES,
     ROUTES_FILE,
-    Plan,
     bootstrap,
-    clusters_document,
     routes_document,
 )
 from stages.parts.endpoint.tls import Tls
@@ -69,15 +69,14 @@ class Admin:
         found = self.get(f"/stats?format=json&filter={pattern}").json()["stats"]
         return {each["name"]: each["value"] for each in found if "name" in each}
 
-    def hosts(self, cluster: str) -> dict[str, dict[str, int]]:
-        """Envoy's own counts of each server of a cluster, by the server's socket."""
+    def hosts(self, release: str) -> dict[str, Counter[str]]:
+        """Envoy's own counts of each server in the clusters of a release, by the server's socket."""
+        found: dict[str, Counter[str]] = defaultdict(Counter)
         for each in self.get("/clusters?format=json").json().get("cluster_statuses", []):
-            if each["name"] == cluster:
-                return {
-                    host["address"]["pipe"]["path"]: {stat["name"]: int(stat.get("value", 0)) for stat in host["stats"]}
-                    for host in each.get("host_statuses", [])
-                }
-        return {}
+            for host in each.get("host_statuses", []) if each["name"] in names_of(release) else ():
+                for stat in host["stats"]:
+                    found[host["address"]["pipe"]["path"]][stat["name"]] += int(stat.get("value", 0))
+        return found
 
     def _call(self, method: str, path: str) -> httpx.Response:
         try:
@@ -138,9 +137,9 @@ class Proxy:
         self._tls.write(self._folder)
 
     def in_flight(self, release: str | None = None) -> int:
-        """The number of requests in flight: those of one release's cluster, or all."""
-        name = f"cluster.{release}.upstream_rq_active" if release else f"http.{ROUTER}.downstream_rq_active"
-        return int(self.admin.stats(f"^{name}$").get(name, 0))
+        """The number of requests in flight: those in the clusters of one release, or all."""
+        clusters = f"^cluster.({'|'.join(names_of(release))}).upstream_rq_active$" if release else ""
+        return sum(map(int, self.admin.stats(clusters or f"^http.{ROUTER}.downstream_rq_active$").values()))
 
     def drain(self, timeout_s: float) -> None:
         """Accept no new connections; return when all requests in flight have ended, or after *timeout_s*."""

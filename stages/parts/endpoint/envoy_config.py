@@ -1,4 +1,4 @@
-"""Envoy's configuration: one listener, a cluster for each release, and routes that split new requests by weight.
+"""Envoy's configuration: one listener, and routes that split new requests by weight among the releases' clusters.
 
 A path is compared as it was sent: what another spelling would mean to vLLM (doubled or encoded slashes, dot segments,
 upper case) does not matter, since only what is spelled as in ``OFFERED`` is forwarded. All else is answered 404.
@@ -9,11 +9,20 @@ Field names and meanings: https://www.envoyproxy.io/docs/envoy/latest/api-v3/api
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from stages.parts.endpoint import access_log
+from stages.parts.endpoint.clusters import (
+    BODY_BYTES,
+    PROTOCOL,
+    TYPES,
+    UNLIMITED_USE,
+    Balance,
+    Json,
+    Plan,
+    http_options,
+    names_of,
+)
 from stages.parts.endpoint.door import CLIENT_HEADER, PRIORITY_HEADER
 from stages.parts.endpoint.offered import HEALTH, OFFERED
 from stages.parts.endpoint.tls import transport_socket
@@ -30,55 +39,13 @@ DOOR: Final = "door"
 """The cluster of the service that decides who may ask."""
 DOOR_TIMEOUT_S: Final = 5
 AUTHORIZATION: Final = access_log.AUTHORIZATION
-BODY_BYTES: Final = 64 << 20
-"""The longest prompt, and the longest answer that is not streamed, both with all that belongs to them."""
 EVENT_BYTES: Final = 1 << 20
 RETRY_AFTER_S: Final = 2
 NOT_FOUND: Final = {"message": "there is no such route", "type": "invalid_request_error", "param": None, "code": None}
-IDLE_S: Final = 3
-"""Envoy closes an idle connection before vLLM does, so that a request never meets a closing connection."""
-UNLIMITED: Final = 1_000_000
-"""Envoy's own limits would refuse more than 1024 requests, and more than 3 retries, at a time."""
-TYPES: Final = "type.googleapis.com/envoy"
+SESSION_HEADER: Final = "x-session-id"
+RETRY_HOSTS: Final = 20
+"""How often Envoy looks for a server that has not been tried yet."""
 MANAGER: Final = f"{TYPES}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
-Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Backend:
-    """A server that is up."""
-
-    release: str
-    socket: str
-    """The path of the Unix socket on which it listens."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How requests are routed."""
-
-    clusters: Mapping[str, tuple[Backend, ...]]
-    """For each release: its own server, then those that replace it while it does not answer."""
-    weights: Mapping[str, int]
-    """Share of new requests in %, by release."""
-
-
-def plan(
-    releases: Iterable[str],
-    up: Mapping[str, Backend],
-    stable: str,
-    canary: str | None,
-    percent: int,
-    standby: str | None,
-) -> Plan:
-    """If a server is gone, its requests go to the stable release's server; those of the stable release, to the
-    standby's."""
-    clusters = {}
-    for release in releases:
-        order = dict.fromkeys(name for name in (release, stable, standby) if name in up)
-        clusters[release] = tuple(up[name] for name in order if name is not None)
-    weights = {stable: 100} if canary is None else {stable: 100 - percent, canary: percent}
-    return Plan(clusters, {release: share for release, share in weights.items() if share})
 
 
 def bootstrap(address: tuple[str, int], folder: str, model: str, *, tls: bool) -> Json:
@@ -94,22 +61,18 @@ def bootstrap(address: tuple[str, int], folder: str, model: str, *, tls: bool) -
     }
 
 
-def clusters_document(plan: Plan, version: str) -> Json:
-    resources = [_cluster(release, backends) for release, backends in plan.clusters.items()]
-    return {"version_info": version, "resources": resources}
-
-
 def routes_document(plan: Plan, version: str) -> Json:
-    weighted = [{"name": release, "weight": share} for release, share in plan.weights.items()]
-    action = {
-        "weighted_clusters": {"clusters": weighted},
-        "timeout": "0s",  # no limit on the time of an answer
-        "retry_policy": _RETRY,
-    }
-    routes = [
-        {"match": _match(path, method), "route": action} | (_UNASKED if path == HEALTH else {})
-        for path, method in OFFERED.items()
-    ]
+    balance = plan.balance
+    plain, sessions = ([names_of(release)[place] for release in plan.weights] for place in (0, 1))
+    routes = []
+    for path, method in OFFERED.items():
+        unasked = _UNASKED if path == HEALTH else {}
+        if balance.sessions:
+            of_session = {"name": SESSION_HEADER, "present_match": True}
+            action = _action(plan, sessions, [_SESSION])
+            routes.append({"match": _match(path, method, of_session), "route": action} | unasked)
+        hashed = [_SESSION, *_CLIENT] if balance.affinity == "client" else []
+        routes.append({"match": _match(path, method), "route": _action(plan, plain, hashed)} | unasked)
     routes.append(_NOTHING)
     release = {"key": RELEASE_HEADER, "value": "%UPSTREAM_METADATA(slipway:release)%"}
     # What vLLM refuses because too much is waiting already may be tried again. An empty header is left out.
@@ -163,22 +126,68 @@ _UNAVAILABLE: Final[Json] = {
 }
 
 
-def _match(path: str, method: str) -> Json:
-    return {"path": path, "headers": [{"name": ":method", "string_match": {"exact": method}}]}
-
-
-# A request goes to the next server if its own refuses it, or dies before it has answered a byte.
-_RETRY: Final[Json] = {
-    "retry_on": "connect-failure,refused-stream,reset",
-    "num_retries": 2,
-    "retry_priority": {
-        "name": "envoy.retry_priorities.previous_priorities",
-        "typed_config": {
-            "@type": f"{TYPES}.extensions.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig",
-            "update_frequency": 1,
-        },
+# It would take as long again: OpenAI's clients don't retry what says so.
+_TIMED_OUT: Final[Json] = {
+    "filter": {"status_code_filter": {"comparison": {"value": {"default_value": 504, "runtime_key": "timed_out"}}}},
+    "headers_to_add": [
+        {"header": {"key": "x-should-retry", "value": "false"}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+    ],
+    "body_format_override": {
+        "json_format": {
+            "error": {
+                "message": "the answer took longer than serving.request_timeout_s allows",
+                "type": "server_error",
+                "param": None,
+                "code": "timeout",
+            }
+        }
     },
 }
+
+
+def _match(path: str, method: str, *headers: Json) -> Json:
+    return {"path": path, "headers": [{"name": ":method", "string_match": {"exact": method}}, *headers]}
+
+
+_SESSION: Final[Json] = {"header": {"header_name": SESSION_HEADER}, "terminal": True}
+# Both together: a client without a name is told by its address.
+_CLIENT: Final[list[Json]] = [
+    {"header": {"header_name": CLIENT_HEADER}},
+    {"connection_properties": {"source_ip": True}},
+]
+
+
+def _action(plan: Plan, clusters: list[str], hashed: list[Json]) -> Json:
+    shares = zip(clusters, plan.weights.values(), strict=True)
+    return {
+        "weighted_clusters": {"clusters": [{"name": name, "weight": share} for name, share in shares]},
+        "timeout": f"{plan.balance.request_timeout_s}s",
+        "retry_policy": _retry(plan.balance),
+        "hash_policy": hashed,
+    }
+
+
+def _retry(balance: Balance) -> Json:
+    """A request goes to the next server if its own refuses it, or dies before it has answered a byte: first to the
+    other replicas, then to another release's."""
+    return {
+        "retry_on": "connect-failure,refused-stream,reset",
+        "num_retries": balance.replicas + 1,
+        "retry_host_predicate": [
+            {
+                "name": "envoy.retry_host_predicates.previous_hosts",
+                "typed_config": {"@type": f"{TYPES}.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"},
+            }
+        ],
+        "host_selection_retry_max_attempts": RETRY_HOSTS,
+        "retry_priority": {
+            "name": "envoy.retry_priorities.previous_priorities",
+            "typed_config": {
+                "@type": f"{TYPES}.extensions.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig",
+                "update_frequency": balance.replicas,
+            },
+        },
+    }
 
 
 def _listener(address: tuple[str, int], folder: str, model: str, tls: bool) -> Json:
@@ -188,7 +197,7 @@ def _listener(address: tuple[str, int], folder: str, model: str, tls: bool) -> J
         "stream_idle_timeout": "0s",  # a long prompt takes long until the first token
         "use_remote_address": True,
         "access_log": [_access_log(model)],
-        "local_reply_config": {"mappers": [_UNAVAILABLE]},
+        "local_reply_config": {"mappers": [_UNAVAILABLE, _TIMED_OUT]},
         "server_header_transformation": "PASS_THROUGH",
         "rds": {
             "route_config_name": ROUTES,
@@ -230,7 +239,7 @@ def _authorization() -> Json:
         "http_service": {
             "server_uri": {"uri": f"http://{DOOR}", "cluster": DOOR, "timeout": f"{DOOR_TIMEOUT_S}s"},
             "authorization_response": {
-                "allowed_upstream_headers": {"patterns": [{"exact": PRIORITY_HEADER}]},
+                "allowed_upstream_headers": {"patterns": [{"exact": PRIORITY_HEADER}, {"exact": CLIENT_HEADER}]},
                 "allowed_client_headers": {"patterns": answered},
                 "dynamic_metadata_from_headers": {"patterns": [{"exact": CLIENT_HEADER}]},
             },
@@ -292,61 +301,10 @@ def _door() -> Json:
         "name": DOOR,
         "type": "STATIC",
         "connect_timeout": f"{DOOR_TIMEOUT_S}s",
-        "circuit_breakers": _UNLIMITED,
-        "typed_extension_protocol_options": _PROTOCOL,
+        "circuit_breakers": UNLIMITED_USE,
+        "typed_extension_protocol_options": http_options(PROTOCOL),
         "load_assignment": {
             "cluster_name": DOOR,
             "endpoints": [{"lb_endpoints": [{"endpoint": {"address": {"pipe": {"path": DOOR_SOCKET}}}}]}],
         },
-    }
-
-
-_PROTOCOL: Final[Json] = {
-    "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-        "@type": f"{TYPES}.extensions.upstreams.http.v3.HttpProtocolOptions",
-        "common_http_protocol_options": {"idle_timeout": f"{IDLE_S}s"},
-        "explicit_http_config": {"http_protocol_options": {}},
-    }
-}
-_UNLIMITED: Final[Json] = {
-    "thresholds": [dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), UNLIMITED)]
-}
-
-
-def _cluster(release: str, backends: tuple[Backend, ...]) -> Json:
-    return {
-        "@type": f"{TYPES}.config.cluster.v3.Cluster",
-        "name": release,
-        "type": "STATIC",
-        "connect_timeout": "5s",
-        "per_connection_buffer_limit_bytes": BODY_BYTES,
-        "circuit_breakers": _UNLIMITED,
-        "typed_extension_protocol_options": _PROTOCOL,
-        "health_checks": [
-            {
-                "timeout": "5s",
-                "interval": "1s",
-                "no_traffic_interval": "1s",
-                "unhealthy_threshold": 3,
-                "healthy_threshold": 1,
-                "http_health_check": {"path": HEALTH},
-            }
-        ],
-        "load_assignment": {
-            "cluster_name": release,
-            "endpoints": [_endpoints(priority, backend) for priority, backend in enumerate(backends)],
-        },
-    }
-
-
-def _endpoints(priority: int, backend: Backend) -> Json:
-    address = {"pipe": {"path": backend.socket}}
-    return {
-        "priority": priority,
-        "lb_endpoints": [
-            {
-                "endpoint": {"address": address},
-                "metadata": {"filter_metadata": {"slipway": {"release": backend.release}}},
-            }
-        ],
     }

@@ -39,6 +39,9 @@ DRAIN_S: Final = 30
 STOP_TIMEOUT_S: Final = 60.0 + DRAIN_S
 
 
+State = Literal["starting", "up", "down", "failed"]
+
+
 class Wanted(Record):
     """``serving.json``: what is to be served. The supervisor brings it into force, now or when it is started again."""
 
@@ -61,10 +64,12 @@ class Wanted(Record):
 
 
 class ServerState(Record):
-    """One release's server, as the supervisor knows it."""
+    """A server of a release, as the supervisor knows it."""
 
     release: str
-    state: Literal["starting", "up", "down", "failed"]
+    replica: int = 0
+    """Its number within the release."""
+    state: State
     """down: it was up, and is being restarted. failed: it is not restarted."""
     url: str = ""
     """This server's own base URL, without ``/v1``: ``unix://localhost`` and its socket, which only this user can open.
@@ -97,8 +102,18 @@ class Endpoint(Record):
     """Whether clients need an API key."""
     started_at: datetime
 
+    def replicas(self, release: str) -> tuple[ServerState, ...]:
+        """The servers of a release."""
+        return tuple(each for each in self.servers if each.release == release)
+
     def server(self, release: str) -> ServerState | None:
-        return next((each for each in self.servers if each.release == release), None)
+        """A server of a release, one that is up if there is any."""
+        return min(self.replicas(release), key=lambda each: each.state != "up", default=None)
+
+
+def log_of(store: ModelStore, release: str, replica: int) -> Path:
+    """The log of a release's server: ``<release>.log``, ``<release>.2.log`` of the second replica, and so on."""
+    return store.path / SERVERS / f"{release}{f'.{replica + 1}' if replica else ''}.log"
 
 
 def endpoint(store: ModelStore) -> Endpoint | None:

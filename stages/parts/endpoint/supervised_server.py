@@ -1,4 +1,4 @@
-"""Keeps one release's server up in a thread of its own: it is watched, and restarted when it dies or hangs."""
+"""Keeps one server of a release up in a thread of its own: it is watched, and restarted when it dies or hangs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import shutil
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 from stages.parts.base.errors import Interrupted, ServerFailed, ServerKilled, SlipwayError
-from stages.parts.endpoint.envoy_config import Backend
-from stages.parts.endpoint.record import ServerState, say
+from stages.parts.endpoint.clusters import Backend
+from stages.parts.endpoint.record import ServerState, State, say
 from stages.parts.engine.client import healthy, socket_of
+from stages.parts.engine.placement import check_replicas, gpus_of
 from stages.parts.engine.server import POLL_S, Server, ServerSpec, running
 
 PREVIOUS: Final = ".previous.log"
@@ -42,7 +43,7 @@ class RestartPolicy:
 
 
 class SupervisedServer:
-    """One release's server, from now until ``stop``. Only the proxy and this user reach it, through a Unix socket.
+    """A server of a release, from now until ``stop``. Only the proxy and this user reach it, through a Unix socket.
 
     Args:
         spec: its log is set aside first.
@@ -50,8 +51,11 @@ class SupervisedServer:
     """
 
     def __init__(self, spec: ServerSpec, policy: RestartPolicy, changed: threading.Event) -> None:
-        self.release, self.half = spec.directory.name, spec.half
-        self.state = ServerState(release=self.release, state="starting")
+        self._release, self._replica = spec.directory.name, spec.replica
+        self._name = self._release
+        if (count := spec.settings.replicas) > 1:
+            self._name += f" (server {spec.replica + 1} of {count})"
+        self.state = self._state("starting")
         self.backend: Backend | None = None
         """Where it listens while it is up."""
         self.error: SlipwayError | None = None
@@ -61,7 +65,7 @@ class SupervisedServer:
         spec.log.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             spec.log.replace(spec.log.with_suffix(PREVIOUS))
-        self._thread = threading.Thread(target=self._supervise, name=self.release)
+        self._thread = threading.Thread(target=self._supervise, name=self._name)
         self._thread.start()
 
     def stop(self) -> None:
@@ -84,7 +88,7 @@ class SupervisedServer:
             self._fail(error)
         except Exception as error:
             traceback.print_exc()  # nothing above a thread would report it
-            self._fail(ServerFailed(f"{self.release}: {type(error).__name__}: {error}", hint=f"see {self._spec.log}"))
+            self._fail(ServerFailed(f"{self._name}: {type(error).__name__}: {error}", hint=f"see {self._spec.log}"))
 
     def _serve_and_restart(self) -> NoReturn:
         """Serve, and restart the server after each failure.
@@ -94,6 +98,8 @@ class SupervisedServer:
                 row.
             Interrupted: it was asked to stop.
         """
+        check_replicas(self._spec.settings)
+        self._spec = replace(self._spec, gpus=gpus_of(self._spec.settings, self._replica))
         failures, ready_at = 0, None
         while True:
             try:
@@ -112,7 +118,7 @@ class SupervisedServer:
                     ) from error
                 pause_s = self._policy.pause_s(failures)
                 self._report("down", str(error), error.hint)
-                say(f"{self.release}: {error}; restarting it in {pause_s:g} s (failure {failures} in a row)")
+                say(f"{self._name}: {error}; restarting it in {pause_s:g} s (failure {failures} in a row)")
                 self._pause(pause_s)
 
     def _watch(self, server: Server) -> NoReturn:
@@ -143,9 +149,9 @@ class SupervisedServer:
             raise Interrupted("asked to stop")
 
     def _up(self, server: Server) -> None:
-        say(f"{self.release} is up, ready in {server.ready_s:.0f} s")
-        self.backend = Backend(self.release, socket_of(server.url))
-        self.state = ServerState(release=self.release, state="up", url=server.url, pid=server.process.pid)
+        say(f"{self._name} is up, ready in {server.ready_s:.0f} s")
+        self.backend = Backend(self._release, socket_of(server.url), self._replica)
+        self.state = self._state("up", url=server.url, pid=server.process.pid)
         self._changed.set()
 
     def _fail(self, error: SlipwayError) -> None:
@@ -154,8 +160,11 @@ class SupervisedServer:
 
     def _report(self, state: Literal["down", "failed"], message: str, hint: str) -> None:
         self.backend = None
-        self.state = ServerState(release=self.release, state=state, message=message, hint=hint)
+        self.state = self._state(state, message=message, hint=hint)
         self._changed.set()
+
+    def _state(self, state: State, **told: Any) -> ServerState:
+        return ServerState(release=self._release, replica=self._replica, state=state, **told)
 
 
 def rotate_log(log: Path, limit: int = LOG_BYTES) -> None:

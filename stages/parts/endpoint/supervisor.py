@@ -1,5 +1,5 @@
-"""Keeps an endpoint in the state that ``serving.json`` asks for: a vLLM server per release and Envoy in front of them,
-at one address.
+"""Keeps an endpoint in the state that ``serving.json`` asks for: the vLLM servers of each release and Envoy in front of
+them, at one address.
 
 ``serving.json`` may change at any time. New servers come up beside the old ones, traffic moves, and a server is stopped
 only once it answers no more requests. ``endpoint.json`` says what is in force.
@@ -20,9 +20,9 @@ from stages.parts.base.errors import ConfigError, NotEnoughSpace, ServerFailed, 
 from stages.parts.base.settings import AskedServing
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint import usage
+from stages.parts.endpoint.clusters import Balance, Plan, plan
 from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.envoy import Proxy, proxying
-from stages.parts.endpoint.envoy_config import Plan, plan
 from stages.parts.endpoint.record import (
     DRAIN_S,
     LOG,
@@ -32,11 +32,13 @@ from stages.parts.endpoint.record import (
     Endpoint,
     Wanted,
     api_key,
+    log_of,
     published,
     say,
     supervising,
 )
-from stages.parts.endpoint.supervised_server import RestartPolicy, SupervisedServer
+from stages.parts.endpoint.replicas import Replicas
+from stages.parts.endpoint.supervised_server import RestartPolicy
 from stages.parts.endpoint.tls import tls_of
 from stages.parts.engine.client import reachable
 from stages.parts.engine.server import ServerSpec, reserved_port
@@ -108,10 +110,11 @@ class _Supervisor:
     def __init__(self, store: ModelStore, serving: AskedServing, policy: RestartPolicy, port: int) -> None:
         self._store, self._serving, self._policy, self._port = store, serving, policy, port
         self._tls = tls_of(serving)
-        self._servers: dict[str, SupervisedServer] = {}
+        self._balance = Balance(serving.replicas, serving.affinity, serving.request_timeout_s)
+        self._servers: dict[str, Replicas] = {}
         self._draining: dict[str, float] = {}
-        """When each server lost its traffic."""
-        self._stopping: list[SupervisedServer] = []
+        """When each release lost its traffic."""
+        self._stopping: list[Replicas] = []
         self._proxy: Proxy | None = None
         self._proxy_stack = contextlib.ExitStack()
         self._proxy_failures = 0
@@ -132,7 +135,7 @@ class _Supervisor:
         stable = self._servers[wanted.stable]
         if stable.error and not self._answering(wanted.standby):
             raise stable.error
-        if self._proxy is None and stable.backend is None and not self.serving:
+        if self._proxy is None and not stable.started and not self.serving:
             return
         if self._route(wanted):
             self._retire(wanted)
@@ -179,19 +182,24 @@ class _Supervisor:
         return min((0, 1), key=taken.count)
 
     def _start(self, release: str, half: int) -> None:
-        say(f"starting {release}")
-        spec = ServerSpec(
-            self._store.releases / release,
-            self._store.model,
-            pinned(self._store, self._serving, release),
-            log=self._store.path / SERVERS / f"{release}.log",
-            unix_socket=True,
-            for_clients=True,
-            drain_s=DRAIN_S,
-            log_requests=False,
-            half=half,
-        )
-        self._servers[release] = SupervisedServer(spec, self._policy, self.changed)
+        settings = pinned(self._store, self._serving, release)
+        say(f"starting {release}{f' on {settings.replicas} servers' if settings.replicas > 1 else ''}")
+        specs = [
+            ServerSpec(
+                self._store.releases / release,
+                self._store.model,
+                settings,
+                log=log_of(self._store, release, replica),
+                unix_socket=True,
+                for_clients=True,
+                drain_s=DRAIN_S,
+                log_requests=False,
+                half=half,
+                replica=replica,
+            )
+            for replica in range(settings.replicas)
+        ]
+        self._servers[release] = Replicas(specs, self._policy, self.changed)
 
     def _route(self, wanted: Wanted) -> bool:
         """Bring the split into force. This starts the proxy the first time, and again if it dies.
@@ -202,8 +210,8 @@ class _Supervisor:
         Raises:
             ServerFailed: the proxy does not start the first time, or failed more than ``crashes`` times in a row.
         """
-        up = {release: each.backend for release, each in self._servers.items() if each.backend}
-        asked = plan(self._servers, up, wanted.stable, wanted.canary, wanted.percent, wanted.standby)
+        up = {release: each.backends for release, each in self._servers.items()}
+        asked = plan(self._servers, up, wanted.stable, wanted.canary, wanted.percent, wanted.standby, self._balance)
         try:
             if self._proxy:
                 self._proxy.check_alive()
@@ -249,9 +257,9 @@ class _Supervisor:
                 continue
             say(f"stopping {release}")
             del self._draining[release]
-            server = self._servers.pop(release)
-            server.stop()
-            self._stopping.append(server)
+            servers = self._servers.pop(release)
+            servers.stop()
+            self._stopping.append(servers)
         self._stopping = [each for each in self._stopping if not each.ended()]
 
     def _busy(self, release: str) -> bool:
@@ -261,8 +269,8 @@ class _Supervisor:
             return True
 
     def _answering(self, release: str | None) -> bool:
-        server = self._servers.get(release or "")
-        return server is not None and server.backend is not None
+        servers = self._servers.get(release or "")
+        return servers is not None and bool(servers.backends)
 
     def _report(self, wanted: Wanted) -> None:
         record = Endpoint(
@@ -273,7 +281,7 @@ class _Supervisor:
             canary=wanted.canary,
             percent=wanted.percent,
             standby=wanted.standby,
-            servers=tuple(each.state for each in self._servers.values()),
+            servers=tuple(state for each in self._servers.values() for state in each.states),
             log=str(self._store.path / LOG),
             serving=self._serving.model_dump(mode="json"),
             protected=bool(api_key()),

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Serving
-from stages.parts.machine.hardware import compute_capability, core_halves, gpus
+from stages.parts.machine.hardware import compute_capability, core_parts, gpus
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.checkpoint import CONFIG
 
@@ -27,6 +27,7 @@ ONLY_16_BIT: Final = {"awq", "gptq"}
 """Quantization methods whose layers vLLM does not compute in float32."""
 GPU_ARGUMENT: Final = "--gpu-memory-utilization"
 """Only a server on a GPU has it."""
+QUEUED_TOKENS: Final = "--max-num-queued-tokens"
 BFLOAT16_CAPABILITY: Final = 8.0
 """NVIDIA's Ampere; older GPUs have no bfloat16 arithmetic."""
 TELLS_TOKENS: Final = ("--enable-force-include-usage", "--enable-prompt-tokens-details")
@@ -61,6 +62,8 @@ def engine_arguments(settings: Serving, model: Path, *, on_gpu: bool | None = No
         arguments += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
     if settings.enforce_eager:
         arguments.append("--enforce-eager")
+    if settings.max_queued_tokens:
+        arguments += [QUEUED_TOKENS, str(settings.max_queued_tokens)]
     return [*arguments, *settings.extra_arguments]
 
 
@@ -105,18 +108,19 @@ def installed_version(tool: str) -> str:
         raise ConfigError(f"{tool} is not installed", hint="pip install 'slipway[evaluate]'") from error
 
 
-def core_binding(settings: Serving, half: int = 0) -> str:
+def core_binding(settings: Serving, half: int = 0, replica: int = 0) -> str:
     """The cores that a server's threads are bound to without a GPU, such as ``0,1,2``; empty where vLLM chooses.
 
-    vLLM itself would bind the threads of every server to the same cores, where a release and its canary starve each
-    other by turns. An evaluation gets as many cores as a release will. vLLM chooses in three cases: in a pod, which has
-    only one server; with tensor parallelism, which uses a NUMA node for each part; and on a single core.
+    vLLM itself would bind the threads of every server to the same cores, where they starve each other by turns. A
+    release and its canary have half of the cores each, which their replicas share out. An evaluation gets as many cores
+    as a replica will. vLLM chooses in three cases: in a pod, which has only one server; with tensor parallelism, which
+    uses a NUMA node for each part; and where there are fewer cores than servers.
     """
     if chosen := os.environ.get(BINDING):
         return chosen
     alone = "KUBERNETES_SERVICE_HOST" in os.environ or settings.tensor_parallel_size > 1
-    halves = None if alone or serves_on_gpu() else core_halves()
-    return ",".join(map(str, halves[half])) if halves else ""
+    parts = None if alone or serves_on_gpu() else core_parts(2 * settings.replicas)
+    return ",".join(map(str, parts[half * settings.replicas + replica])) if parts else ""
 
 
 def environment(api_key: str = "", binding: str = "", visible_gpus: str = "") -> dict[str, str]:

@@ -85,6 +85,8 @@ class ServerSpec:
     taken by their priority."""
     half: int = 0
     """Which half of the machine's cores, 0 or 1; see ``core_binding``."""
+    replica: int = 0
+    """Which of ``settings.replicas``, from 0."""
     gpus: str = ""
     """Its ``CUDA_VISIBLE_DEVICES``; empty: those of this process."""
 
@@ -190,7 +192,7 @@ def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Itera
             command = contained(
                 spec.command(address, arguments),
                 output=output,
-                environment=environment(spec.api_key, core_binding(spec.settings, spec.half), spec.gpus),
+                environment=environment(spec.api_key, core_binding(spec.settings, spec.half, spec.replica), spec.gpus),
                 grace_s=GRACE_S + spec.drain_s,
             )
             server = Server(

@@ -45,21 +45,21 @@ def hardware() -> Hardware:
     )
 
 
-def core_halves(cpus: Path = CPUS) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Two halves of the logical CPUs, for the threads of two servers side by side; None if there is only one CPU.
+def core_parts(count: int, cpus: Path = CPUS) -> tuple[tuple[int, ...], ...] | None:
+    """So many equal parts of the logical CPUs, for the threads of servers side by side; None if there are too few.
 
     Each physical core contributes one logical CPU, as in vLLM's own choice. They are divided in the order of their
-    numbers, so that on two sockets each half is a socket. A single physical core contributes its two. If a half has
+    numbers, so that on two sockets each half is a socket. A single physical core contributes its two. If a part has
     several CPUs, its last one stays free for the processes that pass work to the threads.
     """
     allowed = os.sched_getaffinity(0)
     physical = {min(_siblings(cpus, each) & allowed) for each in allowed}
     divided = sorted(physical if len(physical) > 1 else allowed)
-    size = len(divided) // 2
+    size = len(divided) // count
     if not size:
         return None
     used = max(1, size - 1)
-    return tuple(divided[:used]), tuple(divided[size : size + used])
+    return tuple(tuple(divided[start : start + used]) for start in range(0, size * count, size))
 
 
 def gpus() -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ConfigDict
 
@@ -103,6 +104,18 @@ ZERO: Final = Counters(
     instance="",
 )
 """A server that has counted nothing yet."""
+
+
+def together(servers: Sequence[Counters]) -> Counters:
+    """The sums over servers, of which at least one has reported; one that was restarted makes it another instance."""
+    names = ("answered", "failed", "refused", "output_tokens", "in_flight_s")
+    sums: dict[str, Any] = {name: sum(getattr(each, name) for each in servers) for name in names}
+    for name in ("ttft", "tpot"):
+        # A server without an observation has reported no histogram yet.
+        counts = [getattr(each, name) for each in servers if getattr(each, name)]
+        sums[name] = tuple(map(sum, zip(*counts, strict=True)))
+        sums[f"{name}_bounds"] = next((found for each in servers if (found := getattr(each, f"{name}_bounds"))), ())
+    return Counters(instance=", ".join(each.instance for each in servers), **sums)
 
 
 def _difference(now: tuple[float, ...], then: tuple[float, ...]) -> tuple[float, ...]:

@@ -269,6 +269,9 @@ class Production(Record):
     hardware: Hardware
     layout: Layout | None = Field(default=None, exclude_if=lambda value: value is None)
     """Absent unless the winner fits on fewer GPUs and was measured there too."""
+    prompt_tokens_per_s: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """How fast the winner, as it is served, reads prompts under load (``stages.parts.samples.figures``). Absent in
+    older decisions."""
     key: str
     """``digest_of`` everything that the decision follows from: the same key means the same decision."""
     decided_at: datetime

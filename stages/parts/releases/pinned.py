@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 from collections.abc import Sequence
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from stages.parts.base.errors import DamagedModel
 from stages.parts.base.record import Record
 from stages.parts.base.settings import PINNED, AskedServing, Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.engine.host import startup_s
+from stages.parts.model.checkpoint import CONFIG
 from stages.parts.records.evaluation import Engine
 from stages.parts.records.production import Production
 from stages.parts.releases.release import METRICS
 
+ROUNDED: Final = 100
+"""Tokens, to which a limit is rounded."""
+LIMITED: Final = re.compile(r"--max[-_]num[-_]queued[-_]")
+"""Extra arguments with a limit of the user's own."""
 ARGUMENTS: Final = {"max_model_len": "--max-model-len", "tensor_parallel_size": "--tensor-parallel-size"}
 
 
@@ -36,6 +45,14 @@ class MeasuredWith(Record):
 
     engine: Engine | None = None
     layout: OnFewerGpus | None = None
+    prompt_tokens_per_s: float | None = None
+    workload: dict[str, Any] = Field(default={})
+
+    @property
+    def read_in_time(self) -> float | None:
+        """Tokens of prompts that it reads within the target for the first token; None: no target, or not known."""
+        slo = self.workload.get("slo")
+        return slo["ttft_ms"] / 1000 * self.prompt_tokens_per_s if slo and self.prompt_tokens_per_s else None
 
     @property
     def served(self) -> Engine | None:
@@ -69,7 +86,28 @@ def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Servi
     engine = measured.served if measured else None
     arguments, ready_s = (engine.arguments, engine.ready_s) if engine else ((), 0.0)
     figures = {name: found for name, argument in ARGUMENTS.items() if (found := _value(arguments, argument))}
-    return asked.pinned(**figures, startup_timeout_s=startup_s(weights_bytes(store, release), ready_s))
+    figures["startup_timeout_s"] = startup_s(weights_bytes(store, release), ready_s)
+    settings = asked.pinned(**figures)
+    if measured is None or asked.max_queued_tokens != "auto" or LIMITED.search(" ".join(asked.extra_arguments)):
+        return settings
+    context = settings.max_model_len or _own_context(store.releases / release)
+    return settings.model_copy(update={"max_queued_tokens": _queue(measured.read_in_time, context)})
+
+
+def _queue(read_in_time: float | None, context: int | None) -> int | None:
+    """The prompt tokens that may wait: so many that the last is read in time. While the longest prompt alone is being
+    read, which may take longer, others may wait, too."""
+    if read_in_time is None or context is None:
+        return None
+    return max(round(read_in_time / ROUNDED) * ROUNDED, context)
+
+
+def _own_context(directory: Path) -> int | None:
+    """The model's longest context, by its configuration."""
+    with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+        config = json.loads((directory / CONFIG).read_bytes())
+        return int(config.get("text_config", config).get("max_position_embeddings"))
+    return None
 
 
 def weights_bytes(store: ModelStore, release: str) -> int:

@@ -63,6 +63,24 @@ def pooled_load(rounds: Sequence[LoadSamples], *, intervals: bool = True) -> Loa
     )
 
 
+def prompt_tokens_per_s(runs: Iterable[LoadSamples]) -> float | None:
+    """Tokens of prompts per second of the time in which any prompt waited or was being read, in the run in which they
+    were the most; None without requests. That is how fast waiting prompts become fewer, while answers are generated
+    beside. Alone or in a run with few requests a prompt also takes what does not depend on its length.
+    """
+    return max((_read_per_s(each.requests) for each in runs if each.requests), default=None)
+
+
+def _read_per_s(requests: Iterable[TimedRequest]) -> float:
+    tokens, seconds, read_until = 0, 0.0, -math.inf
+    for each in sorted(requests, key=lambda each: each.start_s):
+        end = each.start_s + each.ttft_ms / 1000
+        tokens += each.prompt_tokens
+        seconds += max(0.0, end - max(each.start_s, read_until))
+        read_until = max(read_until, end)
+    return tokens / seconds if seconds else 0.0
+
+
 def _intervals(rounds: Sequence[LoadSamples], name: str) -> Intervals:
     """The intervals of the percentiles of one time of the requests."""
     starts: dict[int, list[float]] = defaultdict(list)

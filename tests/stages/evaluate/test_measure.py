@@ -21,6 +21,7 @@ import pytest
 from stages.parts.base.errors import MeasurementFailed
 from stages.parts.base.program import RUN_VARIABLE, outcomes
 from stages.parts.base.store import ModelStore
+from stages.parts.engine.arguments import BINDING
 from stages.parts.machine.lock import LOCK_VARIABLE, alone
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.samples.lines import read_samples
@@ -312,6 +313,17 @@ def test_a_client_that_cannot_be_imported_fails_the_measurement_with_its_own_wor
     said = stage("evaluate", "--variants", "fp16", *given, variables=variables)
     assert said.returncode == MeasurementFailed.exit_code, said.stderr
     assert "a quality task failed: ModuleNotFoundError: No module named 'lm_eval.models'" in said.stderr
+
+
+def test_what_production_alone_has_is_not_measured_and_no_reason_to_measure_again(store: ModelStore) -> None:
+    stand_in_variant(store, "fp16")
+    own = {BINDING: "nobind"}
+    said = evaluate(store, "fp16", serving={"max_queued_tokens": 2000}, variables=own)
+    assert said.returncode == 0, said.stderr
+    assert "--max-num-queued-tokens" not in evaluation(store, "fp16").engine.arguments
+    changed = {"max_queued_tokens": None, "replicas": 2, "affinity": "none", "request_timeout_s": 9}
+    assert evaluate(store, "fp16", serving=changed, variables=own).returncode == 0
+    assert results(store) == {"fp16": "reused"}
 
 
 def test_when_the_reference_fails_nothing_is_compared_with_it(store: ModelStore) -> None:

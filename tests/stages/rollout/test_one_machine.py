@@ -17,14 +17,16 @@ import pytest
 from stages.parts.base.errors import ConfigError, Conflict, ServerFailed, TransientError
 from stages.parts.base.settings import Serving, Slo, Workload
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
+from stages.parts.endpoint.clusters import Backend, plan
 from stages.parts.endpoint.envoy import Admin
-from stages.parts.endpoint.envoy_config import RELEASE_HEADER, ROUTER, Backend, plan
+from stages.parts.endpoint.envoy_config import RELEASE_HEADER, ROUTER
 from stages.parts.endpoint.record import API_KEY_VARIABLE, SERVERS, Endpoint, endpoint, stop
 from stages.parts.endpoint.supervised_server import PREVIOUS, rotate_log
 from stages.parts.engine.arguments import BINDING, serves_on_gpu
+from stages.parts.engine.client import http
 from stages.parts.engine.log import ServerLog
 from stages.parts.engine.metrics import read_counters
-from stages.parts.machine.hardware import core_halves
+from stages.parts.machine.hardware import core_parts
 from stages.parts.releases.split import Split
 from stages.rollout.drills import access_to, drill_crash, drill_load
 from stages.rollout.local import OneMachine
@@ -142,7 +144,7 @@ def test_no_request_fails_while_traffic_moves_is_promoted_rolled_back_and_withdr
     assert {each.tokens for each in replies} == {20}
 
 
-@pytest.mark.skipif(core_halves() is None, reason="needs two cores")
+@pytest.mark.skipif(core_parts(2) is None, reason="needs two cores")
 @pytest.mark.skipif(serves_on_gpu(), reason="a GPU has no cores to share")
 def test_the_canary_and_the_stable_release_always_use_different_cores(
     place: Place, monkeypatch: pytest.MonkeyPatch
@@ -151,7 +153,7 @@ def test_the_canary_and_the_stable_release_always_use_different_cores(
     first, second = place.two_releases()
     third, target = place.release(3), place.target
     before = place.cores(first), place.cores(second)
-    assert [each.split(",")[0] for each in before] == [str(half[0]) for half in core_halves() or ()]
+    assert [each.split(",")[0] for each in before] == [str(half[0]) for half in core_parts(2) or ()]
     target.shift(second, 100)
     target.promote(second)
     target.deploy(third)
@@ -413,10 +415,82 @@ def test_the_load_drill_fails_beyond_the_latency_targets(place: Place) -> None:
 def test_a_server_that_is_gone_is_replaced_by_a_good_release_never_by_the_canary(
     up: set[str], stand_ins: dict[str, list[str]]
 ) -> None:
-    backends = {name: Backend(name, f"/{name}.sock") for name in up}
+    backends = {name: [Backend(name, f"/{name}.sock")] for name in up}
     made = plan(["stable", "canary"], backends, "stable", "canary", 10, "standby")
-    assert {name: [each.release for each in order] for name, order in made.clusters.items()} == stand_ins
+    assert {name: [each.release for (each,) in order] for name, order in made.clusters.items()} == stand_ins
     assert made.weights == {"stable": 90, "canary": 10}
+
+
+@pytest.fixture
+def two(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Two servers for each release, whatever the cores."""
+    monkeypatch.setenv(BINDING, "nobind")
+    place.target = place.with_settings(replicas=2)
+    return place
+
+
+def test_a_release_with_two_servers_stays_up_while_one_is_restarted(two: Place) -> None:
+    release = two.release(1, token_s=0.005)
+    two.target.deploy(release)
+    first, second = two.endpoint().replicas(release)
+    assert (first.replica, second.replica, {first.state, second.state}) == (0, 1, {"up"})
+    assert (two.store.path / SERVERS / f"{release}.log").is_file()
+    assert (two.store.path / SERVERS / f"{release}.2.log").is_file()
+    before = two.target.counters(release)
+    with two.load(users=4, tokens=4) as load:
+        wait_until(lambda: len(load.replies()) > 40, "answers")
+        back = two.target.kill(release)
+        wait_until(lambda: two.endpoint().servers != (first, second), "the death to be noticed")
+        with pytest.raises(TransientError, match="is down: vLLM"):
+            two.target.counters(release)
+        wait_until(back, "the restart")
+    # Only answers that the dead server had begun.
+    assert [each.error for each in load.failed() if "incomplete chunked read" not in each.error] == []
+    assert two.endpoint().replicas(release)[1] == second
+    after = two.target.counters(release)
+    assert before.instance != after.instance
+    assert after.instance.endswith(f"{second.pid} on {second.url}")
+    assert f"{release} (server 1 of 2) is up" in Path(two.endpoint().log).read_text()
+
+
+def test_what_a_release_did_is_the_sum_of_its_servers(two: Place) -> None:
+    release = two.release(1, fails_every=4)
+    two.target.deploy(release)
+    before = two.target.counters(release)
+    statuses = [each.status_code for each in two.ask(24, max_tokens=3)]
+    urls = {two.target.url(release) for _ in range(2)}
+    each = [read_counters(http().get(f"{url}/metrics").text, "") for url in urls]
+    assert len(each) == 2
+    assert min(one.answered for one in each) > 2, "both were asked"
+    done = two.target.counters(release).since(before)
+    assert (done.answered, done.failed) == (statuses.count(200), statuses.count(500))
+    assert (done.output_tokens, done.ttft.observations) == (3 * done.answered, done.answered)
+
+
+def test_a_canary_of_two_servers_is_ready_when_both_are_and_a_server_that_does_not_start_fails_it(two: Place) -> None:
+    two.target.deploy(two.release(1))
+    new = two.release(2)
+    two.target.deploy(new)
+    wait_until(lambda: two.target.ready(new), "the canary")
+    assert [each.state for each in two.endpoint().replicas(new)] == ["up", "up"]
+    two.target.withdraw(new)
+    bad = two.release(3, refuses="out of kernels")
+    two.target.deploy(bad)
+    with pytest.raises(ServerFailed, match="out of kernels"):
+        wait_until(lambda: two.target.ready(bad), "its failure")
+    assert two.answering(1) == [two.endpoint().release]
+
+
+def test_more_replicas_than_the_machine_has_cores_for_are_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(BINDING, raising=False)
+    release, target = place.release(1), place.with_settings(replicas=1000)
+    with pytest.raises(ConfigError, match="1000 servers of a release and 1000 of its canary need 2000 cores"):
+        target.check_room(release)
+    with pytest.raises(ServerFailed, match="need 2000 cores"):
+        target.deploy(release)
+    assert endpoint(place.store) is None
 
 
 def test_counters_cover_all_engines_and_only_completions() -> None:

@@ -55,6 +55,20 @@ def test_a_decision_follows_from_its_samples_again_and_again(store):
     assert {"production_metrics.json", "optimized/awq", "evaluations/awq.samples.jsonl"} <= set(first.compared)
 
 
+def test_a_decision_before_the_rate_of_reading_was_noted_still_follows_but_one_with_another_rate_does_not(store):
+    places = [store.run(RUN) / "decision.json", *store.path.glob("*_metrics.json")]
+    places += store.releases.glob("*/production_metrics.json")
+    for path in places:
+        document = json.loads(path.read_text())
+        assert document.pop("prompt_tokens_per_s") > 0
+        write_json(path, document)
+    change(store.run(RUN) / "report.json", "decision", to=json.loads(places[0].read_text()))
+    assert found(store) == []
+    change(places[0], "prompt_tokens_per_s", to=1.0)
+    (finding,) = found(store)
+    assert "prompt_tokens_per_s is 1.0, recomputed" in finding
+
+
 def test_a_changed_sample_is_named_with_every_number_that_it_moves(store):
     kept = store.run(RUN) / "measurements" / f"gptq{SAMPLES_SUFFIX}"
     kept.write_text(kept.read_text().replace('"e2el_ms":9.0', '"e2el_ms":1.0', 1))

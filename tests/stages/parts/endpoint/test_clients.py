@@ -19,9 +19,9 @@ from stages.parts.base.errors import ConfigError, ServerFailed, UnknownName
 from stages.parts.endpoint import access_log
 from stages.parts.endpoint.access_log import Reader, Request
 from stages.parts.endpoint.clients import ANYBODY, DEFAULT, FILE, Client, add, read_clients, remove, rotate
+from stages.parts.endpoint.clusters import Backend, plan
 from stages.parts.endpoint.door import Door, Window
 from stages.parts.endpoint.envoy import Proxy, proxying
-from stages.parts.endpoint.envoy_config import Backend, plan
 from stages.parts.endpoint.tls import Tls
 from stages.parts.engine.client import credentials, http
 from stages.parts.engine.server import reserved_port
@@ -112,7 +112,7 @@ class Front:
 @contextlib.contextmanager
 def serving(tmp_path: Path, key: str = "", tls: Tls | None = None) -> Iterator[Front]:
     backend = Backend("r1", str(tmp_path / "vllm.sock"))
-    asked = plan(["r1"], {"r1": backend}, "r1", None, 0, None)
+    asked = plan(["r1"], {"r1": [backend]}, "r1", None, 0, None)
     door = Door(tmp_path, MODEL, key)
     with Upstream(backend.socket) as upstream:
         threading.Thread(target=upstream.serve_forever, daemon=True).start()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from stages.parts.endpoint.clusters import Backend, plan
 from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.envoy import proxying
-from stages.parts.endpoint.envoy_config import Backend, plan
 from stages.parts.endpoint.offered import OFFERED
 from stages.parts.engine.server import reserved_port
 
@@ -123,7 +123,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     folder: Path = tmp_path_factory.mktemp("envoy")
     backend = Backend("r1", str(folder / "vllm.sock"))
     door = Door(folder, "org/name", "")
-    asked = plan(["r1"], {"r1": backend}, "r1", None, 0, None)
+    asked = plan(["r1"], {"r1": [backend]}, "r1", None, 0, None)
     with Upstream(backend.socket, Anything) as upstream:
         threading.Thread(target=upstream.serve_forever, daemon=True).start()
         with (

@@ -157,9 +157,13 @@ def test_a_gpu_serves_a_model_in_the_type_that_it_is_stored_in(
 @pytest.mark.usefixtures("stand_in")
 def test_without_a_gpu_two_servers_compute_on_different_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stages.parts.engine.arguments.serves_on_gpu", lambda: False)
-    monkeypatch.setattr("stages.parts.engine.arguments.core_halves", lambda: ((0, 1), (4, 5)))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(12)))
+    monkeypatch.setattr("stages.parts.machine.hardware._siblings", lambda _, cpu: {cpu})
     monkeypatch.delenv(BINDING, raising=False)
-    assert [core_binding(Serving(), half) for half in (0, 1)] == ["0,1", "4,5"]
+    assert [core_binding(Serving(), half) for half in (0, 1)] == ["0,1,2,3,4", "6,7,8,9,10"]
+    several = [core_binding(Serving(replicas=2), half, replica) for half in (0, 1) for replica in (0, 1)]
+    assert several == ["0,1", "3,4", "6,7", "9,10"]
+    assert core_binding(Serving(replicas=7)) == ""
     assert environment(binding="4,5")[BINDING] == "4,5"
     assert core_binding(Serving(tensor_parallel_size=2)) == ""
     assert BINDING not in environment()

@@ -10,7 +10,7 @@ from stages.parts.machine.hardware import (
     GPUS_VARIABLE,
     Hardware,
     check_gpus,
-    core_halves,
+    core_parts,
     gpu_memory_used_bytes,
     gpus,
     hardware,
@@ -82,7 +82,7 @@ def test_two_servers_get_separate_physical_cores(
         (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
         (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(f"{listed}\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cpus)
-    assert core_halves(tmp_path) == halves
+    assert core_parts(2, tmp_path) == halves
 
 
 def test_a_machine_without_a_driver_has_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

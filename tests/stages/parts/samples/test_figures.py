@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from stages.parts.records.evaluation import Load, TaskScore
-from stages.parts.samples.figures import goodput_of, load_of, pooled_load, task_score
+from stages.parts.samples.figures import goodput_of, load_of, pooled_load, prompt_tokens_per_s, task_score
 from stages.parts.samples.lines import AccuracyItem, Item, LoadRun, LoadSamples, PerplexityItem, Samples, TimedRequest
 
 
@@ -52,6 +52,18 @@ def test_a_round_is_counted_and_divided_by_its_time():
     assert (load.requests_per_s, load.output_tokens_per_s) == (1.0, 3.0)
     assert (load.e2el_ms.mean, load.e2el_ms.p50, load.ttft_ms.p95) == pytest.approx((240, 240, 290))
     assert load.itl_ms.mean == pytest.approx(20)
+
+
+def test_prompts_that_wait_at_the_same_time_are_read_faster_than_each_alone():
+    def waits(*spans: tuple[float, float]) -> LoadSamples:
+        timed = [request(1000 * (end - start), 1).model_copy(update={"start_s": start}) for start, end in spans]
+        return one_round(9.0, *timed)
+
+    apart, together = waits((0.0, 0.5), (2.0, 2.5)), waits((1.0, 1.4), (0.0, 0.5), (0.2, 0.4), (0.4, 0.6))
+    assert prompt_tokens_per_s([apart]) == pytest.approx(2 * 5 / 1.0)
+    assert prompt_tokens_per_s([together]) == pytest.approx(4 * 5 / 1.0)
+    assert prompt_tokens_per_s([apart, together, one_round(1.0)]) == pytest.approx(20)
+    assert prompt_tokens_per_s([one_round(1.0)]) is None
 
 
 def test_a_load_of_an_older_record_is_read_without_its_counts():

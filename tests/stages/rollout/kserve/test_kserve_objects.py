@@ -75,6 +75,16 @@ def test_a_release_is_served_from_its_own_directory_with_what_was_measured(tmp_p
     ]
 
 
+def test_a_pod_is_told_how_many_tokens_may_wait(tmp_path: Path) -> None:
+    at = KServeEndpoint(ModelStore(tmp_path, "org/name"), AskedServing(max_model_len=512), KServe(), "slipway")
+    told = {"prompt_tokens_per_s": 1000, "workload": {"slo": {"ttft_ms": 2000, "tpot_ms": 100}}}
+    path = at.store.releases / SECOND / METRICS
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(told))
+    arguments = predictor(at, SECOND, "standard")["model"]["args"]
+    assert arguments[arguments.index("--max-num-queued-tokens") + 1] == "2000"
+
+
 @pytest.mark.parametrize("measured", ["bfloat16", "float32"])
 def test_without_a_gpu_a_release_is_served_as_it_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: str

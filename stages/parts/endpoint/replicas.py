@@ -1,0 +1,59 @@
+"""The servers of one release, each of which is kept up by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from stages.parts.base.errors import SlipwayError
+from stages.parts.endpoint.clusters import Backend
+from stages.parts.endpoint.record import ServerState
+from stages.parts.endpoint.supervised_server import RestartPolicy, SupervisedServer
+from stages.parts.engine.server import ServerSpec
+
+
+class Replicas:
+    """See ``SupervisedServer``.
+
+    Args:
+        specs: of each server.
+    """
+
+    def __init__(self, specs: Sequence[ServerSpec], policy: RestartPolicy, changed: threading.Event) -> None:
+        self.half = specs[0].half
+        self._servers = [SupervisedServer(each, policy, changed) for each in specs]
+        self._started = False
+
+    @property
+    def states(self) -> tuple[ServerState, ...]:
+        return tuple(each.state for each in self._servers)
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """Where those listen that are up."""
+        return tuple(each.backend for each in self._servers if each.backend)
+
+    @property
+    def started(self) -> bool:
+        """Whether all of them have been up at the same time."""
+        self._started = self._started or len(self.backends) == len(self._servers)
+        return self._started
+
+    @property
+    def error(self) -> SlipwayError | None:
+        """Why the release failed for good: a server did not start, or all failed later."""
+        errors = [each.error for each in self._servers if each.error]
+        return errors[0] if errors and (len(errors) == len(self._servers) or not self.started) else None
+
+    def stop(self) -> None:
+        """Ask the servers to end; return at once."""
+        for each in self._servers:
+            each.stop()
+
+    def ended(self) -> bool:
+        return all(each.ended() for each in self._servers)
+
+    def join(self) -> None:
+        """Wait until the servers and their threads have ended."""
+        for each in self._servers:
+            each.join()
