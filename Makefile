@@ -29,7 +29,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install lock demo demo-stop test test-all test-avx2 test-cluster test-gpu check format bench bench-choice bench-decision bench-arithmetic manifests clean
+.PHONY: help install lock demo demo-stop test test-all test-avx2 test-cluster test-gpu check format bench bench-choice bench-decision bench-arithmetic bench-affinity manifests clean
 
 help: ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -131,6 +131,9 @@ bench-decision: $(INSTALLED) ## whether ten repeated measurements of the demo's 
 
 bench-arithmetic: $(INSTALLED) ## bfloat16 beside float32, for each set of instructions that this processor has
 	$(BIN)/python -m benchmarks.arithmetic
+
+bench-affinity: $(INSTALLED) ## how much of conversations two servers have cached, with affinity and without
+	$(BIN)/python -m benchmarks.affinity
 
 manifests: $(INSTALLED) ## what a cluster applies, made anew from configs/ and the definition
 	$(BIN)/python -m pipeline.manifests

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,8 +31,10 @@ from stages.parts.endpoint.clients import Client, add, remove
 from stages.parts.endpoint.record import SERVERS, WANTED, Endpoint, Wanted, endpoint
 from stages.parts.endpoint.supervised_server import RestartPolicy
 from stages.parts.endpoint.supervisor import supervise
-from stages.parts.engine.client import answer, healthy, http
+from stages.parts.engine.client import answer, credentials, healthy, http
 from stages.parts.records.rollout import journal_path, read_journal
+from stages.parts.releases.release import METRICS
+from stages.rollout.local import OneMachine
 from tests.serving import (
     DEMO,
     MODEL,
@@ -359,7 +363,9 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The demo model, served by the real vLLM under an API key."""
     store = ModelStore(tmp_path_factory.mktemp("served") / "store", MODEL)
-    publish(store, 1, variant_of(store, "fp16", DEMO / "model"))
+    release = publish(store, 1, variant_of(store, "fp16", DEMO / "model"))
+    measured = {"prompt_tokens_per_s": 100, "workload": {"slo": {"ttft_ms": 1000, "tpot_ms": 100}}}
+    (store.releases / release / METRICS).write_text(json.dumps(measured))
     variables = environment(store, SLIPWAY_API_KEY=API_KEY)
     said = stage("serve", "--serving", json.dumps(SERVING), variables=variables)
     assert said.returncode == 0, said.stderr
@@ -427,6 +433,28 @@ def test_what_clients_used_is_what_vllm_counted(served: Served) -> None:
     used = [sums["chats"], sums["lists"]]
     assert sum(each.prompt_tokens for each in used) == after[0] - before[0]
     assert sum(each.output_tokens for each in used) == after[1] - before[1]
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_what_vllm_cannot_read_in_time_is_refused_at_once_and_the_rollout_counts_it(served: Served) -> None:
+    release, target = served.endpoint.release, OneMachine(served.store, MODEL, Serving())
+    before = target.counters(release)
+
+    def ask(number: int) -> httpx.Response:
+        body = {"model": MODEL, "prompt": random.Random(number).choices(range(100, 1000), k=600), "max_tokens": 1}
+        url = f"{served.endpoint.url}/v1/completions"
+        return httpx.post(url, json=body, headers=credentials(API_KEY), timeout=60)
+
+    assert ask(0).status_code == 200
+    with ThreadPoolExecutor(32) as pool:
+        replies = list(pool.map(ask, range(1, 65)))
+    refused = [each for each in replies if each.status_code == 503]
+    assert {each.status_code for each in replies} == {200, 503}
+    assert {each.headers["retry-after"] for each in refused} == {"2"}
+    assert {each.json()["error"]["code"] for each in refused} == {503}, "vLLM's own answer, not Envoy's"
+    done = target.counters(release).since(before)
+    assert (done.failed, done.answered) == (len(refused), 65 - len(refused))
 
 
 @pytest.mark.slow
