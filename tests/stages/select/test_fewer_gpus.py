@@ -144,6 +144,8 @@ def test_the_same_winner_on_another_number_of_gpus_is_another_release(tmp_path: 
     second = select(store, profile, variants).decision
     assert second.layout
     assert (second.winner, second.layout.against) == (first.winner, ())
+    assert first.prompt_tokens_per_s
+    assert second.prompt_tokens_per_s is None, "this store has no samples of the load on one GPU"
     assert (first.release[:4], second.release[:4]) == ("0001", "0002")
     assert pinned(store, AskedServing(), second.release).tensor_parallel_size == 1
     assert select(store, profile, variants).decision.release == second.release
