@@ -51,8 +51,8 @@ class SupervisedServer:
     """
 
     def __init__(self, spec: ServerSpec, policy: RestartPolicy, changed: threading.Event) -> None:
-        self._release, self._replica = spec.directory.name, spec.replica
-        self._name = self._release
+        self.release, self._replica = spec.directory.name, spec.replica
+        self._name = self.release
         if (count := spec.settings.replicas) > 1:
             self._name += f" (server {spec.replica + 1} of {count})"
         self.state = self._state("starting")
@@ -150,7 +150,7 @@ class SupervisedServer:
 
     def _up(self, server: Server) -> None:
         say(f"{self._name} is up, ready in {server.ready_s:.0f} s")
-        self.backend = Backend(self._release, socket_of(server.url), self._replica)
+        self.backend = Backend(self.release, socket_of(server.url), self._replica)
         self.state = self._state("up", url=server.url, pid=server.process.pid)
         self._changed.set()
 
@@ -164,7 +164,7 @@ class SupervisedServer:
         self._changed.set()
 
     def _state(self, state: State, **told: Any) -> ServerState:
-        return ServerState(release=self._release, replica=self._replica, state=state, **told)
+        return ServerState(release=self.release, replica=self._replica, state=state, **told)
 
 
 def rotate_log(log: Path, limit: int = LOG_BYTES) -> None:
