@@ -127,7 +127,7 @@ class OneMachine:
 
     def waits_for(self, release: str) -> str:
         with contextlib.suppress(SlipwayError):
-            return self._server(release).message
+            return next((each.message for each in self._replicas(release) if each.message), "")
         return ""
 
     def url(self, release: str) -> str:
@@ -137,7 +137,7 @@ class OneMachine:
         return up[self._asked_last % len(up)].url
 
     def prepare(self, release: str, percent: int) -> str:  # noqa: ARG002
-        return ""  # one server takes as much as the stable release's does
+        return ""  # its servers take as much as the stable release's do
 
     def shift(self, release: str, percent: int) -> None:
         with self._wanted() as wanted:
