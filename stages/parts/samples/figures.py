@@ -66,7 +66,8 @@ def pooled_load(rounds: Sequence[LoadSamples], *, intervals: bool = True) -> Loa
 def prompt_tokens_per_s(runs: Iterable[LoadSamples]) -> float | None:
     """Tokens of prompts per second of the time in which any prompt waited or was being read, in the run in which they
     were the most; None without requests. That is how fast waiting prompts become fewer, while answers are generated
-    beside. Alone or in a run with few requests a prompt also takes what does not depend on its length.
+    beside. It is rather too low: what does not depend on a prompt's length takes time, too, and at the beginning of a
+    run requests are being read that do not count.
     """
     return max((_read_per_s(each.requests) for each in runs if each.requests), default=None)
 
