@@ -144,9 +144,11 @@ def failure(state: RunState, where: str = "") -> RunFailed:
         return RunFailed(
             f"run {state.name} {state.phase.lower()}: {state.message}", hint=f"slipway show {state.name}{where}"
         )
-    node = state.node(state.culprit)
+    task = state.node(state.culprit)
+    # A task that holds others has no exit code of its own.
+    node = next((each for each in state.nodes if each.parent == task.name and each.phase in FAILED), task)
     return RunFailed(
-        f"{node.name}: {node.message or 'no message'}",
-        hint=f"{node.hint + '; ' if node.hint else ''}slipway logs {state.name} {node.name}{where}",
+        f"{task.name}: {node.message or 'no message'}",
+        hint=f"{node.hint + '; ' if node.hint else ''}slipway logs {state.name} {task.name}{where}",
         exit_code=node.exit_code or RunFailed.exit_code,
     )

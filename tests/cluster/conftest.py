@@ -127,6 +127,10 @@ class Place:
             time.sleep(1)
         return found
 
+    def waits(self, name: str, task: str) -> bool:
+        """Whether a task waits for a person."""
+        return any(each.name == task and each.phase == "Running" for each in self.run(name).state.nodes)
+
     def ended(self, name: str) -> ClusterRun:
         self.until(lambda: self.run(name).state.phase not in ("Pending", "Running"))
         return self.run(name)
@@ -145,7 +149,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def tell(request: pytest.FixtureRequest) -> Tell:
     """Add a row to the table."""
     rows = request.config.stash.setdefault(TABLE, [])
-    return lambda tried, seen: rows.append((tried, seen))
+    return lambda tried, seen: rows.append((tried, seen.partition("\n")[0]))
 
 
 @pytest.fixture(scope="session")

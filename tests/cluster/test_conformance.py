@@ -20,6 +20,7 @@ from pipeline.argo.runs import ClusterRun
 from pipeline.argo.status import arguments_of
 from pipeline.config import load
 from pipeline.events.push import Push
+from stages.parts.base.errors import ModelNotFound
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CLAIMS, DEFINITIONS, NAMESPACES, PODS, WORKFLOWS, Kind
 from stages.parts.cluster.refusals import Absent
@@ -203,7 +204,7 @@ def test_two_configurations_run_side_by_side_and_one_is_stopped_and_retried(plac
 def test_a_model_that_does_not_exist_fails_in_its_first_stage(place: Place, tell: Tell) -> None:
     began = time.monotonic()
     ended = place.call("run", "slipway-test/does-not-exist")
-    assert ended.returncode not in (0, 75)
+    assert ended.returncode == ModelNotFound.exit_code
     assert "slipway-test/does-not-exist" in ended.stderr
     tell("a model that does not exist", f"exit code {ended.returncode} after {time.monotonic() - began:.0f} s")
 
@@ -235,7 +236,7 @@ def test_a_good_canary_waits_for_an_approval_is_promoted_and_rolled_back(place: 
     stable = place.answer("rollout", "status", MODEL)["split"]["stable"]
     with Clients(place) as clients:
         name = place.submit(MODEL, *SMALLEST, "--set", "rollout.approval=true")
-        place.until(lambda: place.run(name).state.node("approve").phase != "Pending")
+        place.until(partial(place.waits, name, "approve"))
         tell("what the approver is told", place.run(name).state.node("approve").message)
         installed_anew(place)
         assert place.answer("resume", name)["resumed"] == ["approve"]

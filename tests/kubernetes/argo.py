@@ -245,7 +245,26 @@ class _Run:
                 return self._never(path, task, "Skipped", f"when '{condition}' evaluated false")
         if "suspend" in template:
             return self._suspend(f"{path}.{name}", task, template)
+        if "dag" in template:
+            return self._nested(f"{path}.{name}", name, template)
         return self._attempts(f"{path}.{name}", name, template)
+
+    def _nested(self, path: str, name: str, template: Object) -> Phase:
+        """A DAG within the DAG; it, and not a task in it, may come from the memo."""
+        scripted = self.controller.script.get(name)
+        node = self._node(path, name, "DAG", template["name"], "Running")
+        if scripted and scripted[0].cached:
+            hit = {"hit": True, "key": "key", "cacheName": "slipway-resolve"}
+            found, phase = dict(scripted[0].outputs), "Succeeded"
+            self._change(node, memoizationStatus=hit, phase=phase, finishedAt=_now())
+        elif (phase := self._dag(path, name, template)) == "Succeeded":
+            said = template["outputs"]["parameters"]
+            found = {each["name"]: substitute(each["valueFrom"]["parameter"], self.values.__getitem__) for each in said}
+        else:
+            return "Failed"
+        self._change(node, outputs={"parameters": [{"name": key, "value": value} for key, value in found.items()]})
+        self.values |= {f"tasks.{name}.outputs.parameters.{key}": value for key, value in found.items()}
+        return "Succeeded"
 
     def _suspend(self, path: str, task: Object, template: Object) -> Phase:
         """A Suspend node, until its phase in the workflow's status is set, which is how Argo is told to go on."""
@@ -375,7 +394,7 @@ class _Run:
 
     def _node(self, path: str, shown: str, type_: str, template: str, phase: str) -> Object:
         with self.changing:
-            id_ = self.name if path == self.name else f"{self.name}-{_fnv(path)}"
+            id_ = self._id(path)
             node = self.nodes.setdefault(
                 id_,
                 {
@@ -384,6 +403,7 @@ class _Run:
                     "displayName": shown,
                     "type": type_,
                     "templateName": template,
+                    "boundaryID": self._id(path.rpartition(".")[0]),
                     "startedAt": _now(),
                     "finishedAt": None,
                     "message": "",
@@ -394,6 +414,9 @@ class _Run:
                 node["finishedAt"] = _now()
         self._save()
         return node
+
+    def _id(self, path: str) -> str:
+        return self.name if path == self.name else f"{self.name}-{_fnv(path)}" if path else ""
 
     def _stopping(self) -> str:
         while self.controller.paused.is_set() and not self.server.stopped.is_set():

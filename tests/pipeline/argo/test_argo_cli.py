@@ -49,6 +49,14 @@ def test_a_failed_stage_ends_with_its_exit_code_message_and_hint(argo, slipway):
     assert "Traceback" not in ended.stderr
 
 
+def test_what_fails_within_a_task_ends_the_command_with_its_exit_code(argo, slipway):
+    argo.script["commit"] = [Outcome.failed(10, "org/name is not on the Hub", "check the name")]
+    ended = slipway("run", "org/name", "--engine", "argo")
+    assert ended.returncode == 10
+    assert "error: resolve: org/name is not on the Hub" in ended.stderr
+    assert re.search(r"hint: check the name; slipway logs \S+ resolve --namespace default", ended.stderr)
+
+
 def test_a_run_that_is_not_followed_is_stopped_and_retried(argo, slipway):
     argo.script["acquire"] = [Outcome(until=threading.Event()), Outcome()]
     submitted = slipway("run", "org/name", "--engine", "argo", "--no-follow")
