@@ -45,6 +45,10 @@ def usage(
         SharedBy, typer.Option(help="How the platform's price is shared: by tokens, or by the time of requests.")
     ] = SharedBy.TOKENS,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+    usage_url: Annotated[
+        str,
+        typer.Option(envvar="SLIPWAY_USAGE_URL", help="Of PostgreSQL; without one, SQLite in the store."),
+    ] = "",
     platform: PlatformOption = None,
     config: ConfigOption = None,
     store: StoreOption = STORE,
@@ -55,16 +59,18 @@ def usage(
     With `price_per_hour`, the platform's price of the hours since the first of these requests is shared among them.
     """
     from stages.parts.endpoint import usage as kept
+    from stages.parts.endpoint.database import check_url, opened
     from stages.parts.endpoint.record import SERVERS
 
+    check_url(usage_url)
     root = store.absolute()
     groups = [each.strip() for each in by.split(",") if each.strip()]
     if unknown := [each for each in groups if each not in kept.GROUPS]:
         raise UnknownName("group", unknown[0], known=kept.GROUPS)
     begin = _begin(since)
-    if not root.is_dir():
+    if not root.is_dir() and not usage_url:
         raise ConfigError(f"there is no store {store}", hint="see --store")
-    with kept.opened(root) as database:
+    with opened(root, usage_url) as database:
         for folder in sorted(root.glob(f"*/{SERVERS}")):
             kept.take_in(database, folder)
         found = kept.sums(database, begin, groups)

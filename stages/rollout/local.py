@@ -14,8 +14,9 @@ import psutil
 from stages.parts.base.errors import Conflict, ServerFailed, SlipwayError, TransientError
 from stages.parts.base.settings import AskedServing, parse
 from stages.parts.base.store import ModelStore, exclusive
-from stages.parts.endpoint.detached import start
+from stages.parts.endpoint.detached import secrets_of, start
 from stages.parts.endpoint.envoy import Admin
+from stages.parts.endpoint.metering import count_own
 from stages.parts.endpoint.record import (
     API_KEY_VARIABLE,
     SERVERS,
@@ -52,6 +53,7 @@ class OneMachine:
     def __init__(self, store: ModelStore, source: str, serving: AskedServing) -> None:
         self._store, self._source, self._asked = store, source, serving
         self._asked_last = 0
+        count_own(store)
 
     @property
     def name(self) -> str:
@@ -166,9 +168,9 @@ class OneMachine:
             return
         with self._wanted() as wanted:
             if wanted.replaced and wanted.stable == release:
-                key = key_of(found)
+                secrets = secrets_of(found)
                 stop(self._store)
-                start(self._store, self._source, settings_of(found), Wanted(stable=wanted.replaced), key=key)
+                start(self._store, self._source, settings_of(found), Wanted(stable=wanted.replaced), secrets=secrets)
                 return
             alone = wanted.stable == release
             if alone and (not first or wanted.canary):
@@ -239,14 +241,14 @@ class OneMachine:
             ServerFailed, PortInUse: it could not be served. What was served before is served again.
         """
         tls_of(self._asked)
-        before, key = Wanted.read(self._store.path / WANTED) or Wanted(stable=found.release), key_of(found)
+        before, secrets = Wanted.read(self._store.path / WANTED) or Wanted(stable=found.release), secrets_of(found)
         try:
             stop(self._store)
             start(self._store, self._source, self._asked, wanted)
         except BaseException as error:
             say(f"serving {found.release} again as before")
             stop(self._store)
-            start(self._store, self._source, settings_of(found), before, key=key)
+            start(self._store, self._source, settings_of(found), before, secrets=secrets)
             if isinstance(error, SlipwayError):
                 error.args = (f"{error}; {found.release} is served again as before",)
             raise
@@ -334,11 +336,3 @@ def fits_twice(serving: AskedServing) -> bool:
 
 def settings_of(found: Endpoint) -> AskedServing:
     return parse(AskedServing, found.serving, "endpoint.json")
-
-
-def key_of(found: Endpoint) -> str:
-    """The API key that a running endpoint requires; no file holds it. Empty: none."""
-    try:
-        return psutil.Process(found.pid).environ().get(API_KEY_VARIABLE, "")
-    except psutil.Error:
-        return api_key()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import httpx
+
 from stages.parts.base.errors import RolledBack, ServerFailed
 from stages.parts.base.settings import AskedServing, Rollout
 from stages.parts.base.store import ModelStore, exclusive
-from stages.parts.endpoint.clients import read_clients
 from stages.parts.endpoint.record import LOG, SERVERS, Endpoint, api_key, endpoint, published, say
 from stages.parts.endpoint.supervised_server import PREVIOUS
-from stages.parts.engine.client import answer, healthy
+from stages.parts.engine.client import HEALTH_TIMEOUT_S, answer, credentials, healthy, http
 from stages.parts.records.rollout import under_way
 from stages.parts.releases.pinned import pinned
 from stages.parts.releases.release import candidate
@@ -34,12 +35,12 @@ def ensure(store: ModelStore, asked: AskedServing, source: str, rollout: Rollout
     """
     release = candidate(store) or published(store).name
     with exclusive(store.lock("serve"), f"serve {store.model}"):
+        target = OneMachine(store, source, asked)
         found = endpoint(store)
         if found and serves(store, found, release, asked):
             interrupted = under_way(store)  # a rollout that was killed at its very end has yet to be marked as ended
             if interrupted is None or interrupted.release != release:
                 return found, False
-        target = OneMachine(store, source, asked)
         resume(store, release, target.name)  # raises before anything is changed if another rollout is under way
         if found and found.release != release and (changed := target.changed_settings(found)):
             say(f"first restarting the served release with the new settings ({', '.join(changed)})")
@@ -57,8 +58,8 @@ def ensure(store: ModelStore, asked: AskedServing, source: str, rollout: Rollout
 
 
 def serves(store: ModelStore, found: Endpoint, release: str, serving: AskedServing) -> bool:
-    """Whether *found* serves *release* exactly as asked, and answers with the API key that is set now. Without one, and
-    with clients who have keys of their own, the release's server is asked itself."""
+    """Whether *found* serves *release* exactly as asked, and answers with the API key that is set now. The release's
+    server is asked itself, as our own requests are."""
     same = (found.release, found.canary, pinned(store, settings_of(found), release), found.protected) == (
         release,
         None,
@@ -68,10 +69,12 @@ def serves(store: ModelStore, found: Endpoint, release: str, serving: AskedServi
     if not same or not healthy(found.url, serving.tls_certificate):
         return False
     server = found.server(release)
-    alone = server is not None and not api_key() and read_clients(store.root) is not None
     try:
-        url = server.url if server and alone else found.url
-        answer(url, found.model, api_key(), certificate=serving.tls_certificate)
-    except ServerFailed:
+        if api_key():
+            client = http(serving.tls_certificate)
+            models = f"{found.url}/v1/models"
+            client.get(models, headers=credentials(api_key()), timeout=HEALTH_TIMEOUT_S).raise_for_status()
+        answer(server.url if server else "", found.model)
+    except (ServerFailed, httpx.HTTPError):
         return False
     return True

@@ -1,14 +1,22 @@
-"""Envoy's access log: one line of JSON for each request that has ended, without a word of its text."""
+"""Envoy's access log: one line of JSON for each request that has ended, without a word of its text.
+
+Files beside it (see ``leave``) tell of what does not pass through Envoy: our own requests to the servers, and what the
+servers themselves count.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from stages.parts.base.store import write_text
 
 NAME: Final = "access.jsonl"
 NAMESPACE: Final = "slipway"
@@ -37,6 +45,7 @@ def line_format(model: str, client_header: str, release_header: str) -> dict[str
         "model": model.replace("%", "%%"),
         "client": f"%DYNAMIC_METADATA({AUTHORIZATION}:{client_header})%",
         "release": f"%RESP({release_header})%",
+        "server": "%UPSTREAM_HOST%",
         "path": "%PATH(NQ):64%",
         "status": "%RESPONSE_CODE%",
         "flags": "%RESPONSE_FLAGS%",
@@ -59,6 +68,8 @@ class Request(BaseModel):
     """None: nobody was let in."""
     release: str | None = None
     """The one that answered."""
+    server: str | None = None
+    """The socket of the server that answered, which no other server and no other start of it has."""
     path: str | None = None
     status: int = 0
     """0: the client was gone before there was one."""
@@ -75,6 +86,21 @@ class Request(BaseModel):
     @property
     def tokens(self) -> int:
         return (self.prompt_tokens or 0) + (self.output_tokens or 0)
+
+
+class Reading(BaseModel):
+    """What a server has counted from its start until now."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    server: str
+    """See ``Request``."""
+    at: float
+    """Seconds since 1970."""
+    model: str
+    release: str
+    prompt_tokens: int
+    output_tokens: int
 
 
 class Reader:
@@ -124,11 +150,37 @@ class Reader:
 
 
 def parsed(line: bytes) -> Request | None:
-    """None: a line that was cut when Envoy was killed."""
+    """None: a line that was cut when Envoy was killed, or a ``Reading``."""
     try:
         return Request.model_validate_json(line)
     except ValidationError:
         return None
+
+
+def parsed_reading(line: bytes) -> Reading | None:
+    """None: it is none."""
+    try:
+        return Reading.model_validate_json(line)
+    except ValidationError:
+        return None
+
+
+def files(folder: Path) -> list[Path]:
+    """All that may still have to be read, the one that Envoy writes last."""
+    current = folder / NAME
+    return [*sorted(folder.glob(f"{current.stem}.*{current.suffix}")), current]
+
+
+def another(folder: Path, at_ns: int) -> Path:
+    """A name for a finished file, by the time of its end."""
+    current = folder / NAME
+    return current.with_name(f"{current.stem}.{at_ns}-{uuid.uuid4().hex[:8]}{current.suffix}")
+
+
+def leave(folder: Path, *lines: Request | Reading) -> None:
+    """Put *lines* beside Envoy's log, in a file of their own, which appears whole."""
+    text = "".join(f"{each.model_dump_json(exclude_none=True)}\n" for each in lines)
+    write_text(another(folder, time.time_ns()), text)
 
 
 def _inode(file: IO[bytes]) -> int:

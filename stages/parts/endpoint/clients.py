@@ -27,6 +27,12 @@ DEFAULT: Final = "default"
 """The client whose key is ``SLIPWAY_API_KEY``: whoever runs the endpoint. It has no limits."""
 ANYBODY: Final = "anybody"
 """Who asks an endpoint that requires no key."""
+NOBODY: Final = "nobody"
+"""The client of requests that were not let in."""
+OWN: Final = "slipway"
+"""The client of our own requests, which go to the servers themselves."""
+UNATTRIBUTED: Final = "unattributed"
+"""The client of tokens that vLLM has counted, and no request tells."""
 NAME: Final = r"^[a-z0-9]([a-z0-9._-]{0,62})$"
 Limit = Annotated[int, Field(ge=1)]
 
@@ -90,7 +96,7 @@ def add(root: Path, client: Client) -> str:
     Raises:
         ConfigError: there is one of that name.
     """
-    if client.name in (DEFAULT, ANYBODY):
+    if client.name in (DEFAULT, ANYBODY, NOBODY, OWN, UNATTRIBUTED):
         raise ConfigError(f"{client.name!r} can't be the name of a client", hint="Slipway itself uses it")
     with _changing(root) as clients:
         if any(each.name == client.name for each in clients):

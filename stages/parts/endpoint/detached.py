@@ -7,13 +7,17 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+
+import psutil
 
 from stages.parts.base import program
 from stages.parts.base.errors import PortInUse, ServerFailed
 from stages.parts.base.settings import AskedServing
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
+from stages.parts.endpoint.database import URL_VARIABLE, usage_url
 from stages.parts.endpoint.record import (
     API_KEY_VARIABLE,
     LOG,
@@ -32,19 +36,22 @@ from stages.parts.engine.server import POLL_S, reserved_port
 PREVIOUS_LOG: Final = "endpoint.previous.log"
 
 
-def start(store: ModelStore, source: str, serving: AskedServing, wanted: Wanted, *, key: str | None = None) -> Endpoint:
+def start(
+    store: ModelStore, source: str, serving: AskedServing, wanted: Wanted, *, secrets: Mapping[str, str] | None = None
+) -> Endpoint:
     """Serve what is *wanted* and return once the stable release answers. If this is interrupted, it is stopped again.
 
     Args:
         source: the model as the user named it.
-        key: the API key that clients must send; None: the one that is set for this process.
+        secrets: see ``secrets_of``; None: what is set for this process.
 
     Raises:
-        ConfigError: see ``tls_of``.
+        ConfigError: see ``tls_of`` and ``usage_url``.
         PortInUse: something else listens on ``serving.port``.
         ServerFailed: it could not be served.
     """
     tls_of(serving)
+    usage_url()
     # The proxy of a supervisor that ended a moment ago, or was killed, may still be ending.
     _wait_for_port(serving, STOP_TIMEOUT_S if (store.path / WANTED).exists() else 0.0)
     log = store.path / LOG
@@ -56,7 +63,7 @@ def start(store: ModelStore, source: str, serving: AskedServing, wanted: Wanted,
     failure.unlink(missing_ok=True)
     environment = {**os.environ, STORE_VARIABLE: str(store.root), program.OUTPUTS_VARIABLE: str(failure.parent)}
     environment.pop(program.RUN_VARIABLE, None)  # the run ends before the endpoint does
-    environment |= {} if key is None else {API_KEY_VARIABLE: key}
+    environment |= secrets or {}
     command = [sys.executable, "-m", "stages.serve", "--foreground", "--resume", "--model", source]
     with log.open("ab") as output:
         child = subprocess.Popen(
@@ -77,6 +84,16 @@ def start(store: ModelStore, source: str, serving: AskedServing, wanted: Wanted,
         child.wait()
         raise
     raise _cause(program.StageFailure.read(failure, child.returncode), log)
+
+
+def secrets_of(found: Endpoint) -> dict[str, str]:
+    """The environment variables of a running endpoint that no file holds: the key that it requires, and where it puts
+    its usage."""
+    try:
+        variables = psutil.Process(found.pid).environ()
+    except psutil.Error:
+        variables = dict(os.environ)
+    return {name: variables.get(name, "") for name in (API_KEY_VARIABLE, URL_VARIABLE)}
 
 
 def _cause(said: program.StageFailure | None, log: Path) -> ServerFailed:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NoReturn
 
 from stages.parts.base.errors import Interrupted, ServerFailed, ServerKilled, SlipwayError
 from stages.parts.endpoint.clusters import Backend
+from stages.parts.endpoint.metering import Meter
 from stages.parts.endpoint.record import ServerState, State, say
 from stages.parts.engine.client import healthy, socket_of
 from stages.parts.engine.placement import check_replicas, gpus_of
@@ -105,8 +106,13 @@ class SupervisedServer:
             try:
                 with running(self._spec, self._stop) as server:
                     ready_at = time.monotonic()
+                    meter = Meter(self._spec.log.parent, self._spec.name, self.release, server.url)
+                    meter.read()
                     self._up(server)
-                    self._watch(server)
+                    try:
+                        self._watch(server, meter)
+                    finally:
+                        meter.read()
             except (ServerFailed, ServerKilled) as error:
                 if ready_at is None and failures == 0 and isinstance(error, ServerFailed):
                     raise
@@ -121,8 +127,8 @@ class SupervisedServer:
                 say(f"{self._name}: {error}; restarting it in {pause_s:g} s (failure {failures} in a row)")
                 self._pause(pause_s)
 
-    def _watch(self, server: Server) -> NoReturn:
-        """Check the server's health as long as it is well.
+    def _watch(self, server: Server, meter: Meter) -> NoReturn:
+        """Check the server's health, and read what it has counted, as long as it is well.
 
         Raises:
             ServerFailed: it failed, or hangs.
@@ -137,6 +143,7 @@ class SupervisedServer:
                 self._pause(POLL_S)
             with contextlib.suppress(OSError):  # a log is no reason to stop serving
                 rotate_log(self._spec.log)
+            meter.read()
             unhealthy = 0 if healthy(server.url) else unhealthy + 1
             if unhealthy >= self._policy.unhealthy_checks:
                 server.check_alive()

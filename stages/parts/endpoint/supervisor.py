@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sqlite3
 import threading
 import time
 from datetime import UTC, datetime
@@ -19,10 +18,11 @@ from typing import Final, NoReturn
 from stages.parts.base.errors import ConfigError, NotEnoughSpace, ServerFailed, TransientError
 from stages.parts.base.settings import AskedServing
 from stages.parts.base.store import ModelStore
-from stages.parts.endpoint import usage
 from stages.parts.endpoint.clusters import Balance, Plan, plan
+from stages.parts.endpoint.database import usage_url
 from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.envoy import Proxy, proxying
+from stages.parts.endpoint.metering import Taking
 from stages.parts.endpoint.record import (
     DRAIN_S,
     LOG,
@@ -47,8 +47,6 @@ from stages.parts.releases.pinned import pinned
 DEFAULT_POLICY: Final = RestartPolicy()
 POLL_S: Final = 0.1
 PAUSE_S: Final = 5.0
-USAGE_INTERVAL_S: Final = 5.0
-USAGE_TIMEOUT_S: Final = 1.0
 WITHDRAWN_DRAIN_S: Final = 600
 """A server that gets no new requests may finish the others within this time; the endpoint keeps serving meanwhile."""
 
@@ -82,7 +80,8 @@ def supervise(store: ModelStore, serving: AskedServing, policy: RestartPolicy) -
     """Serve what ``serving.json`` asks for, until a signal or an error.
 
     Raises:
-        ConfigError: its certificate can't be used, or it would be plain HTTP for other machines.
+        ConfigError: its certificate or the usage database's URL can't be used, or it would be plain HTTP for other
+            machines.
         PortInUse: something else listens on ``serving.port``; nothing was started.
         ServerFailed: the stable release did not come up the first time, or crashed too often in a row, and no
             standby is up.
@@ -90,6 +89,7 @@ def supervise(store: ModelStore, serving: AskedServing, policy: RestartPolicy) -
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(reserved_port(serving.host, serving.port))
         supervisor = _Supervisor(store, serving, policy, port)
+        stack.callback(Taking(store, usage_url()).stop)  # after the servers' last readings
         stack.callback(supervisor.stop)
         while True:
             try:
@@ -99,7 +99,6 @@ def supervise(store: ModelStore, serving: AskedServing, policy: RestartPolicy) -
                     raise
                 say(f"{error}; serving as before")  # a full disk is no reason to stop a working endpoint
                 time.sleep(PAUSE_S)
-            supervisor.take_in_usage()
             supervisor.changed.wait(POLL_S)
             supervisor.changed.clear()
 
@@ -121,7 +120,6 @@ class _Supervisor:
         """In a row."""
         self._started_at = datetime.now(UTC)
         self._reported: Endpoint | None = None
-        self._usage_taken = time.monotonic()
         self.changed = threading.Event()
 
     def converge(self) -> None:
@@ -145,20 +143,6 @@ class _Supervisor:
     def serving(self) -> bool:
         """Whether clients have been told the address."""
         return self._reported is not None
-
-    def take_in_usage(self) -> None:
-        """Put into the database what Envoy has logged, every few seconds; what can't be now, later."""
-        if self._proxy is None or time.monotonic() < self._usage_taken + USAGE_INTERVAL_S:
-            return
-        self._usage_taken = time.monotonic()
-        folder = self._store.path / SERVERS
-        try:
-            with usage.opened(self._store.root, USAGE_TIMEOUT_S) as database:
-                usage.take_in(database, folder)
-            if usage.rotate(folder):
-                self._proxy.admin.post("/reopen_logs")
-        except (sqlite3.Error, OSError, TransientError) as error:
-            say(f"the usage is not taken in at the moment: {error}")
 
     def stop(self) -> None:
         """Let requests in flight finish, then end everything."""

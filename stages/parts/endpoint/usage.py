@@ -1,30 +1,30 @@
 """Who used what: one row for each request, taken from Envoy's access log into a database.
 
-Each line is taken once, whoever takes it and however often they are interrupted: the place up to which a file was read
-is stored in the same transaction as its rows.
+Each line is taken once into a database, whoever takes it and however often they are interrupted: the place up to which
+a file was read is stored in the same transaction as its rows, under the file's first line, which no other has on any
+machine. So nothing is lost while the database can't be reached: the lines wait in their files.
+
+Tokens that vLLM has counted and no line tells are the client ``UNATTRIBUTED``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from stages.parts.base.record import Record
 from stages.parts.endpoint import access_log
+from stages.parts.endpoint.clients import NOBODY, UNATTRIBUTED
+from stages.parts.endpoint.database import Database
 from stages.parts.endpoint.offered import OFFERED
 
-DATABASE: Final = "usage.db"
-"""In the store: one for all of its endpoints."""
 LOG_BYTES: Final = 16 << 20
 """The length at which Envoy begins another file."""
-NOBODY: Final = "nobody"
-"""The client of requests that were not let in."""
-TIMEOUT_S: Final = 30.0
 CHUNK_BYTES: Final = 4 << 20
 SECONDS_PER_HOUR: Final = 3600
 Basis = Literal["tokens", "time"]
@@ -33,6 +33,7 @@ COLUMNS: Final = (
     "client",
     "model",
     "release",
+    "server",
     "path",
     "status",
     "flags",
@@ -43,15 +44,27 @@ COLUMNS: Final = (
     "duration_ms",
 )
 GROUPS: Final = ("client", "model", "release", "path", "status")
-SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS requests (
-    id TEXT NOT NULL, at REAL NOT NULL, client TEXT NOT NULL, model TEXT NOT NULL, release TEXT, path TEXT NOT NULL,
-    status INTEGER NOT NULL, flags TEXT, prompt_tokens INTEGER, cached_tokens INTEGER, output_tokens INTEGER,
-    ttft_ms REAL, duration_ms REAL NOT NULL
-);
-CREATE INDEX IF NOT EXISTS requests_at ON requests (at);
-CREATE TABLE IF NOT EXISTS taken (file TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
-"""
+SUMMED: Final = (*GROUPS, "prompt_tokens", "cached_tokens", "output_tokens", "ttft_ms", "duration_ms")
+INSERT_REQUEST: Final = f"INSERT INTO requests (id, {', '.join(COLUMNS)}) VALUES (?{', ?' * len(COLUMNS)})"  # noqa: S608
+INSERT_READING: Final = f"""INSERT INTO counted ({", ".join(access_log.Reading.model_fields)})
+VALUES (?{", ?" * (len(access_log.Reading.model_fields) - 1)}) ON CONFLICT (server, at) DO NOTHING"""  # noqa: S608
+LOCK_FILE: Final = """INSERT INTO taken (file, bytes) VALUES (?, 0)
+ON CONFLICT (file) DO UPDATE SET bytes = taken.bytes RETURNING bytes"""
+"""Whoever else takes the same file waits until this transaction has ended."""
+LEFT: Final = """WITH read AS (
+    SELECT server, model, release, max(at) AS until,
+        max(prompt_tokens) - COALESCE(max(CASE WHEN at <= ? THEN prompt_tokens END), 0) AS prompt,
+        max(output_tokens) - COALESCE(max(CASE WHEN at <= ? THEN output_tokens END), 0) AS output,
+        COALESCE(max(CASE WHEN at <= ? THEN at END), 0) AS since
+    FROM counted GROUP BY server, model, release HAVING max(at) > ?
+)
+SELECT read.model, read.release, read.prompt - COALESCE(sum(requests.prompt_tokens), 0),
+    read.output - COALESCE(sum(requests.output_tokens), 0)
+FROM read LEFT JOIN requests ON requests.server = read.server
+    AND requests.at + requests.duration_ms / 1000 > read.since
+    AND requests.at + requests.duration_ms / 1000 <= read.until
+GROUP BY read.server, read.model, read.release, read.prompt, read.output"""
+"""For each start of a server: what it has counted between two readings, less the requests that ended between them."""
 
 
 class Sum(Record):
@@ -80,35 +93,21 @@ class Sum(Record):
         return self.prompt_tokens + self.output_tokens
 
 
-@contextlib.contextmanager
-def opened(root: Path, timeout_s: float = TIMEOUT_S) -> Iterator[sqlite3.Connection]:
-    """The database of the store at *root*, which is made if there is none.
+def take_in(database: Database, folder: Path, *, remove: bool = False) -> int:
+    """Take in what was written to *folder* since the last time. Returns the number of lines.
 
     Args:
-        timeout_s: how long to wait for others who write to it.
+        remove: remove files that are finished once they were read. For the endpoint's supervisor alone, which knows
+            into which database they have to go.
     """
-    connection = sqlite3.connect(root / DATABASE, timeout=timeout_s, isolation_level=None)
-    try:
-        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'taken'").fetchone():
-            connection.executescript(SCHEMA)
-        yield connection
-    finally:
-        connection.close()
-
-
-def take_in(database: sqlite3.Connection, folder: Path) -> int:
-    """Take in what Envoy has written to *folder* since the last time. Returns the number of requests.
-
-    Files that Envoy has finished are removed once they were read.
-    """
-    current, count = folder / access_log.NAME, 0
-    others = sorted(each for each in folder.glob(f"{current.stem}.*{current.suffix}"))
+    count, current = 0, folder / access_log.NAME
+    found = access_log.files(folder)
     finished = current.exists()  # before reading: Envoy writes nothing more to a file once it has opened the next
-    for each in [*others, current]:
+    for each in found:
         while read := _take_file(database, each):
             count += read
-        if each != current and finished:
-            _forget(database, each)
+        if remove and finished and each != current:
+            _remove(database, each)
     return count
 
 
@@ -118,26 +117,33 @@ def rotate(folder: Path, limit: int = LOG_BYTES) -> bool:
     with contextlib.suppress(FileNotFoundError):
         told = current.stat()
         if told.st_size > limit:
-            current.rename(current.with_name(f"{current.stem}.{told.st_mtime_ns}{current.suffix}"))
-            return True
-    return False
+            current.rename(access_log.another(folder, told.st_mtime_ns))
+    return not current.exists()
 
 
-def sums(database: sqlite3.Connection, since: datetime, by: Sequence[str]) -> list[Sum]:
-    """The requests since then, by groups of ``GROUPS``; those with the most tokens first."""
+def sums(database: Database, since: datetime, by: Sequence[str]) -> list[Sum]:
+    """The requests since then, by groups of ``GROUPS``; those with the most tokens first.
+
+    Tokens that no request tells are ``UNATTRIBUTED``'s, so that all groups together have what vLLM has counted.
+    """
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    columns = ("client", "model", "release", "path", *COLUMNS[5:])
-    rows = database.execute(f"SELECT {', '.join(columns)} FROM requests WHERE at >= ?", [since.timestamp()])  # noqa: S608
+    rows = database.execute(f"SELECT {', '.join(SUMMED)} FROM requests WHERE at >= ?", [since.timestamp()])  # noqa: S608
     for row in rows:
-        told = dict(zip(columns, row, strict=True))
+        told = dict(zip(SUMMED, row, strict=True))
         groups.setdefault(tuple(told[each] for each in by), []).append(told)
-    found = [_sum(dict(zip(by, group, strict=True)), rows) for group, rows in groups.items()]
+    left: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for told in _unattributed(database, since):
+        left.setdefault(tuple(told.get(each) for each in by), []).append(told)
+    found = [
+        _sum(dict(zip(by, group, strict=True)), groups.get(group, []), left.get(group, []))
+        for group in dict.fromkeys([*groups, *left])
+    ]
     return sorted(found, key=lambda each: -each.tokens)
 
 
-def hours(database: sqlite3.Connection, since: datetime, now: datetime) -> float:
+def hours(database: Database, since: datetime, now: datetime) -> float:
     """From then, or from the first request since then, until *now*; 0: there was none."""
-    (first,) = database.execute("SELECT min(at) FROM requests WHERE at >= ?", [since.timestamp()]).fetchone()
+    ((first,),) = database.execute("SELECT min(at) FROM requests WHERE at >= ?", [since.timestamp()])
     return max(0.0, now.timestamp() - first) / SECONDS_PER_HOUR if first else 0.0
 
 
@@ -150,16 +156,16 @@ def with_costs(found: Sequence[Sum], whole: float, by: Basis) -> list[Sum]:
     return [each.model_copy(update={"cost": whole * share}) for each, share in zip(found, shares, strict=True)]
 
 
-def _sum(group: dict[str, Any], rows: list[dict[str, Any]]) -> Sum:
+def _sum(group: dict[str, Any], rows: list[dict[str, Any]], left: list[dict[str, Any]]) -> Sum:
     answered = [row for row in rows if 200 <= row["status"] < 300]
     return Sum(
         group=group,
         requests=len(rows),
         refused=sum(400 <= row["status"] < 500 for row in rows),
         failed=sum(row["status"] >= 500 or row["status"] < 200 for row in rows),
-        prompt_tokens=sum(row["prompt_tokens"] or 0 for row in rows),
+        prompt_tokens=sum(row["prompt_tokens"] or 0 for row in (*rows, *left)),
         cached_tokens=sum(row["cached_tokens"] or 0 for row in rows),
-        output_tokens=sum(row["output_tokens"] or 0 for row in rows),
+        output_tokens=sum(row["output_tokens"] or 0 for row in (*rows, *left)),
         unknown=sum(row["prompt_tokens"] is None and OFFERED[row["path"]] == "POST" for row in answered),
         ttft_p95_ms=_p95([row["ttft_ms"] for row in answered if row["output_tokens"] and row["ttft_ms"] is not None]),
         duration_p95_ms=_p95([row["duration_ms"] for row in answered]),
@@ -167,33 +173,60 @@ def _sum(group: dict[str, Any], rows: list[dict[str, Any]]) -> Sum:
     )
 
 
+def _unattributed(database: Database, since: datetime) -> list[dict[str, Any]]:
+    """What each start of a server has counted that no request tells, as rows.
+
+    Never less than nothing: what was under way at the beginning of the period is told by its request as a whole, but
+    counted only in part.
+    """
+    found = []
+    for model, release, *tokens in database.execute(LEFT, [since.timestamp()] * 4):
+        prompt, output = (max(0, int(each)) for each in tokens)
+        if prompt or output:
+            told = {"client": UNATTRIBUTED, "model": model, "release": release}
+            found.append({**told, "prompt_tokens": prompt, "output_tokens": output})
+    return found
+
+
 def _p95(values: list[float]) -> float | None:
     """The smallest value that 95 % do not exceed."""
     return sorted(values)[-(-len(values) * 95 // 100) - 1] if values else None
 
 
-def _take_file(database: sqlite3.Connection, path: Path) -> int:
+def _take_file(database: Database, path: Path) -> int:
     """Take in the next lines of one file, in one transaction; 0: there is none."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
         return 0
-    with file, _transaction(database):
-        key = _key(file.fileno())
-        told = database.execute("SELECT bytes FROM taken WHERE file = ?", [key]).fetchone()
-        start = told[0] if told else 0
-        file.seek(start)
-        lines = file.read(CHUNK_BYTES).rpartition(b"\n")[0]
-        if not lines:
+    with file:
+        first = file.readline()
+        key = _key(first)
+        told = database.execute("SELECT bytes FROM taken WHERE file = ?", [key])
+        if not first.endswith(b"\n") or (told and told[0][0] >= os.fstat(file.fileno()).st_size):
             return 0
-        found = [each for line in lines.split(b"\n") if (each := access_log.parsed(line))]
-        database.executemany(
-            f"INSERT INTO requests (id, {', '.join(COLUMNS)}) VALUES (?{', ?' * len(COLUMNS)})",  # noqa: S608
-            [_row(each) for each in found if each.path in OFFERED],
-        )
-        end = start + len(lines) + 1
-        database.execute("INSERT OR REPLACE INTO taken (file, bytes) VALUES (?, ?)", [key, end])
-        return max(1, len(found))
+        with database.transaction():
+            ((start,),) = database.execute(LOCK_FILE, [key])
+            if not os.fstat(file.fileno()).st_nlink:  # it was read and removed meanwhile, and where to is forgotten
+                return 0
+            file.seek(start)
+            lines = file.read(CHUNK_BYTES).rpartition(b"\n")[0]
+            if not lines:
+                return 0
+            _insert(database, lines.split(b"\n"))
+            database.execute("UPDATE taken SET bytes = ? WHERE file = ?", [start + len(lines) + 1, key])
+            return lines.count(b"\n") + 1
+
+
+def _insert(database: Database, lines: Sequence[bytes]) -> None:
+    requests, readings = [], []
+    for line in lines:
+        if request := access_log.parsed(line):
+            requests += [_row(request)] if request.path in OFFERED else []
+        elif reading := access_log.parsed_reading(line):
+            readings.append(list(reading.model_dump().values()))
+    database.insert(INSERT_REQUEST, requests)
+    database.insert(INSERT_READING, readings)
 
 
 def _row(request: access_log.Request) -> list[Any]:
@@ -201,24 +234,13 @@ def _row(request: access_log.Request) -> list[Any]:
     return [request.id, *(told[each] for each in COLUMNS)]
 
 
-def _forget(database: sqlite3.Connection, path: Path) -> None:
+def _remove(database: Database, path: Path) -> None:
     """Remove a file that was read to its end."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        path.unlink()  # before its key: its number may be given to another file
-        database.execute("DELETE FROM taken WHERE file = ?", [_key(file.fileno())])
+        path.unlink()  # before its key: whoever has it open must see that it is gone
+        database.execute("DELETE FROM taken WHERE file = ?", [_key(file.readline())])
 
 
-@contextlib.contextmanager
-def _transaction(database: sqlite3.Connection) -> Iterator[None]:
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        database.execute("ROLLBACK")
-        raise
-    database.execute("COMMIT")
-
-
-def _key(descriptor: int) -> str:
-    told = os.fstat(descriptor)
-    return f"{told.st_dev}:{told.st_ino}"
+def _key(first: bytes) -> str:
+    """A file is known by its first line, which has a random id and a time."""
+    return hashlib.sha256(first).hexdigest()

@@ -129,7 +129,8 @@ def environment(api_key: str = "", binding: str = "", visible_gpus: str = "") ->
     variables = dict(os.environ)
     # It counts whole GiB, and would override --kv-cache-memory-bytes.
     variables.pop("VLLM_CPU_KVCACHE_SPACE", None)
-    variables.pop("VLLM_API_KEY", None)
+    for secret in ("VLLM_API_KEY", "SLIPWAY_API_KEY", "SLIPWAY_USAGE_URL"):
+        variables.pop(secret, None)
     variables |= {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",

@@ -21,10 +21,11 @@ LOOPBACK: Final = "127.0.0.1"
 HEALTH_TIMEOUT_S: Final = 5.0
 SOCKET: Final = ".sock"
 """How the name of a Unix socket ends."""
+SOCKET_EXTENSION: Final = "slipway.socket"
+"""Of a request that was sent to a Unix socket: the socket's path."""
 NO_CONNECTION_KEPT: Final = httpx.Limits(max_keepalive_connections=0)
 
 
-@functools.cache
 def http(certificate: str | None = None) -> httpx.Client:
     """The client for our own servers: without a proxy, and with a new connection for each request, since a server that
     was restarted does not know an old connection. It knows ``unix:`` URLs, too.
@@ -32,6 +33,11 @@ def http(certificate: str | None = None) -> httpx.Client:
     Args:
         certificate: see ``trusting``.
     """
+    return _client(certificate)
+
+
+@functools.cache
+def _client(certificate: str | None) -> httpx.Client:
     return httpx.Client(
         trust_env=False, limits=NO_CONNECTION_KEPT, mounts={"unix://": _UnixSockets()}, verify=trusting(certificate)
     )
@@ -54,6 +60,7 @@ class _UnixSockets(httpx.BaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         socket, _, path = request.url.raw_path.decode().partition(f"{SOCKET}/")
         request.url = httpx.URL(f"http://localhost/{path}")
+        request.extensions[SOCKET_EXTENSION] = f"{socket}{SOCKET}"
         return _at_socket(f"{socket}{SOCKET}").handle_request(request)
 
 

@@ -25,6 +25,8 @@ TTFT: Final = "vllm:time_to_first_token_seconds"
 TPOT: Final = "vllm:request_time_per_output_token_seconds"
 METRICS: Final = (REQUESTS, OUTPUT_TOKENS, IN_FLIGHT, f"{TTFT}_bucket", f"{TPOT}_bucket")
 """All series that are read."""
+PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
+GENERATED_TOKENS: Final = "vllm:generation_tokens_total"
 
 
 def read_counters(text: str, instance: str) -> Counters:
@@ -35,6 +37,20 @@ def read_counters(text: str, instance: str) -> Counters:
     """
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return sum_counters(samples, instance)
+
+
+def read_tokens(text: str) -> tuple[int, int]:
+    """The tokens of prompts and of answers that the server has computed since its start.
+
+    Raises:
+        ValueError: the text has a value that is not a finite number.
+    """
+    lines = "\n".join(line for line in text.splitlines() if line.startswith((PROMPT_TOKENS, GENERATED_TOKENS)))
+    samples = [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
+    try:
+        return int(_sum(samples, PROMPT_TOKENS)), int(_sum(samples, GENERATED_TOKENS))
+    except OverflowError as error:
+        raise ValueError("vLLM's metrics hold a value that is not a number") from error
 
 
 def sum_counters(samples: Sequence[Sample], instance: str) -> Counters:

@@ -28,6 +28,7 @@ from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore, write_json
 from stages.parts.endpoint import usage
 from stages.parts.endpoint.clients import Client, add, remove
+from stages.parts.endpoint.database import opened
 from stages.parts.endpoint.record import SERVERS, WANTED, Endpoint, Wanted, endpoint
 from stages.parts.endpoint.supervised_server import RestartPolicy
 from stages.parts.endpoint.supervisor import supervise
@@ -421,7 +422,7 @@ def test_what_clients_used_is_what_vllm_counted(served: Served) -> None:
     after = counted(served)
 
     def found() -> dict[Any, usage.Sum]:
-        with usage.opened(root) as database:
+        with opened(root) as database:
             usage.take_in(database, served.store.path / SERVERS)
             sums = usage.sums(database, datetime.now(UTC) - timedelta(hours=1), ["client"])
         return {each.group["client"]: each for each in sums}

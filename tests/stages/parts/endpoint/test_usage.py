@@ -1,4 +1,4 @@
-"""Every request is counted once, whatever is interrupted."""
+"""Every request is counted once, whatever is interrupted, in SQLite and in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stages.parts.base.errors import ConfigError, TransientError
 from stages.parts.endpoint import access_log, usage
-from stages.parts.endpoint.usage import NOBODY, opened, rotate, sums, take_in, with_costs
+from stages.parts.endpoint.clients import NOBODY
+from stages.parts.endpoint.database import check_url, opened
+from stages.parts.endpoint.usage import rotate, sums, take_in, with_costs
 from tests.serving import wait_until
+from tests.stages.parts.endpoint.postgresql import PASSWORD, PostgreSQL, serving
 from tests.stages.parts.endpoint.test_clients import MODEL, Front, front
 
 __all__ = ["front"]
@@ -43,10 +48,10 @@ def line(number: int, **changed: Any) -> str:
 
 
 class Place:
-    """A store with the log of one endpoint."""
+    """A store with the log of one endpoint, and where its usage goes."""
 
-    def __init__(self, root: Path) -> None:
-        self.root, self.folder = root, root / "org--name" / "serving"
+    def __init__(self, root: Path, url: str = "") -> None:
+        self.root, self.url, self.folder = root, url, root / "org--name" / "serving"
         self.folder.mkdir(parents=True)
         self.log = self.folder / access_log.NAME
 
@@ -54,21 +59,34 @@ class Place:
         with self.log.open("a") as file:
             file.write(text)
 
-    def take(self) -> int:
-        with opened(self.root) as database:
-            return take_in(database, self.folder)
+    def take(self, *, remove: bool = True) -> int:
+        with opened(self.root, self.url) as database:
+            return take_in(database, self.folder, remove=remove)
 
     def sums(self, *by: str, since: datetime = ALWAYS) -> list[usage.Sum]:
-        with opened(self.root) as database:
+        with opened(self.root, self.url) as database:
             return sums(database, since, by)
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """``slipway usage``."""
+        command = [sys.executable, "-m", "pipeline", "usage", "--store", str(self.root), *arguments]
+        variables = os.environ | ({"SLIPWAY_USAGE_URL": self.url} if self.url else {})
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
 
     def files(self) -> list[str]:
         return sorted(each.name for each in self.folder.iterdir())
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[PostgreSQL]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
+    server = request.getfixturevalue("postgresql") if request.param == "postgresql" else None
+    return Place(tmp_path, server.database() if server else "")
 
 
 def test_a_line_is_taken_once_and_only_when_it_is_whole(place: Place) -> None:
@@ -112,6 +130,99 @@ def test_several_that_take_at_the_same_time_take_each_line_once(place: Place, mo
     for each in takers:
         each.join()
     assert place.sums()[0].requests == 300
+
+
+def test_stores_that_share_a_database_take_their_own_lines_at_the_same_time(
+    tmp_path: Path, postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "CHUNK_BYTES", 1000)
+    url = postgresql.database()
+    places = [Place(tmp_path / str(number), url) for number in range(3)]
+    for number, each in enumerate(places):
+        each.write("".join(line(1000 * number + count, client=f"c{number}") for count in range(200)))
+        rotate(each.folder, 0)
+        each.write(line(1000 * number + 200, client=f"c{number}"))
+    takers = [threading.Thread(target=each.take, kwargs={"remove": n > 0}) for each in places for n in range(3)]
+    for taker in takers:
+        taker.start()
+    for taker in takers:
+        taker.join()
+    assert {each.group["client"]: each.requests for each in places[0].sums("client")} == dict.fromkeys(
+        ("c0", "c1", "c2"), 201
+    )
+    assert {len(each.files()) for each in places} == {1}
+
+
+def test_whoever_asks_removes_no_file_before_the_endpoint_has_taken_it_in(tmp_path: Path) -> None:
+    asked, place = Place(tmp_path), Place(tmp_path / "endpoint")
+    place.write(line(1))
+    rotate(place.folder, 0)
+    place.write(line(2))
+    with opened(asked.root) as database:
+        assert take_in(database, place.folder) == 2
+    assert place.take() == 2
+
+
+def test_a_file_that_is_removed_while_another_waits_for_it_is_not_taken_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.write(line(1))
+    rotate(place.folder, 0)
+    place.write(line(2))
+    taken = usage._key
+
+    def overtaken(first: bytes) -> str:
+        """It is read and removed by another one between being opened and being locked."""
+        monkeypatch.setattr(usage, "_key", taken)
+        place.take()
+        return taken(first)
+
+    monkeypatch.setattr(usage, "_key", overtaken)
+    place.take()
+    assert place.sums()[0].requests == 2
+
+
+def test_nothing_is_lost_while_the_database_is_away_and_its_password_is_not_told(tmp_path: Path) -> None:
+    with serving() as server:
+        place = Place(tmp_path, server.database())
+        place.write(line(1))
+        place.take()
+        server.stop()
+        place.write(line(2))
+        rotate(place.folder, 0)
+        place.write(line(3))
+        with pytest.raises(TransientError, match=r"usage database can't be reached: .*127\.0\.0\.1"):
+            place.take()
+        said = place.command()
+        assert (said.returncode, said.stdout) == (75, "")
+        assert "usage database can't be reached" in said.stderr
+        assert PASSWORD not in said.stderr
+        assert "nobody-may-see" not in said.stderr
+        assert len(place.files()) == 2
+        server.start()
+        assert place.take() == 2
+        assert place.sums()[0].requests == 3
+        wrong = Place(tmp_path / "another", server.url(password="another-secret"))
+        said = wrong.command()
+        assert "password authentication failed" in said.stderr
+        assert "another-secret" not in said.stderr
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:SECRET@1@host/db",
+        "postgresql://u:SECRET/1@host/db",
+        "postgresql://u:SECRET%zz@host/db",
+        "mysql://u:SECRET@host/db",
+        "host=h password=SECRET",
+    ],
+)
+def test_a_url_that_is_not_valid_is_refused_without_telling_it(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_url(url)
+    assert "SECRET" not in refused.value.render()
+    assert refused.value.__cause__ is None
 
 
 def test_a_finished_file_is_read_to_its_end_before_it_is_removed(place: Place) -> None:
@@ -169,7 +280,7 @@ def test_a_price_is_shared_by_tokens_or_by_time(place: Place) -> None:
     place.write(line(1, **told) + line(3, client="b", prompt_tokens=9, output_tokens=1))
     place.take()
     found = place.sums("client")
-    with opened(place.root) as database:
+    with opened(place.root, place.url) as database:
         assert usage.hours(database, ALWAYS, now) == pytest.approx(2, abs=1e-3)
         assert usage.hours(database, now + timedelta(hours=1), now) == 0
     assert [each.cost for each in found] == [None, None]
@@ -207,8 +318,9 @@ def test_the_command_prints_a_table_json_and_csv(place: Place) -> None:
     place.write(line(1) + line(2, client="b"))
 
     def said(*arguments: str) -> str:
-        command = [sys.executable, "-m", "pipeline", "usage", "--store", str(place.root), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ)).stdout
+        found = place.command(*arguments)
+        assert found.returncode == 0, found.stderr
+        return found.stdout
 
     assert "org/name" in said()
     assert [each["client"] for each in json.loads(said("--by", "client", "--json"))] == ["a", "b"]

@@ -28,6 +28,8 @@ dtype=torch.bfloat16, quantization=None, device_config=cpu
 
 
 MAX_MODEL_LEN = 1024
+PROMPT_TOKENS = 3
+"""Whatever the prompt is."""
 BOUNDS = (0.001, 0.01, 0.1, 1.0, 10.0, float("inf"))
 
 
@@ -50,6 +52,8 @@ class Server(ThreadingHTTPServer):
         self.token_s: list[float] = []
         self.requests_s: list[float] = []
         self.tokens = 0
+        self.prompts = self.generated = 0
+        """Tokens of prompts, and of answers while they are generated."""
 
 
 class SocketServer(Server):
@@ -110,6 +114,8 @@ class Handler(BaseHTTPRequestHandler):
     def complete(self, tokens: int, stream: bool) -> None:
         token_s = float(str(self.server.behaviour.get("token_s", 0)))
         started = time.monotonic()
+        with self.server.lock:
+            self.server.prompts += PROMPT_TOKENS
         if stream:
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
@@ -119,8 +125,10 @@ class Handler(BaseHTTPRequestHandler):
         for number in range(tokens):
             time.sleep(token_s)
             first_s = first_s or time.monotonic() - started
+            with self.server.lock:
+                self.server.generated += 1
             if stream:
-                self.event(json.dumps({"choices": [{"text": f"{number} ", "index": 0}]}))
+                self.event(json.dumps({"choices": [{"text": f"{number} ", "index": 0}], "usage": used(number + 1)}))
         took_s = time.monotonic() - started
         with self.server.lock:
             self.server.tokens += tokens
@@ -132,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
             self.event("[DONE]")
             self.wfile.write(b"0\r\n\r\n")
             return None
-        return self.reply(200, {"usage": {"completion_tokens": tokens}, "choices": [{"text": "!" * tokens}]})
+        return self.reply(200, {"usage": used(tokens), "choices": [{"text": "!" * tokens}]})
 
     def event(self, data: str) -> None:
         event = f"data: {data}\n\n".encode()
@@ -159,6 +167,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def send(self, status: int, content: bytes) -> None:
         self.send_response(status)
+        self.send_header("Content-Type", "text/plain" if self.path == "/metrics" else "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -169,6 +178,10 @@ class Handler(BaseHTTPRequestHandler):
 
 class SocketHandler(Handler):
     disable_nagle_algorithm = False  # a Unix socket has none
+
+
+def used(tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": tokens}
 
 
 def told(number: int) -> dict[str, object]:
@@ -192,6 +205,8 @@ def metrics(server: Server) -> str:
         ]
         lines += ['http_requests_total{handler="/health",method="GET",status="2xx"} 1000']
         lines += [f'vllm:request_generation_tokens_sum{{engine="0"}} {server.tokens}']
+        lines += [f'vllm:prompt_tokens_total{{engine="0"}} {server.prompts}']
+        lines += [f'vllm:generation_tokens_total{{engine="0"}} {server.generated}']
         lines += [f'vllm:e2e_request_latency_seconds_sum{{engine="0"}} {sum(server.requests_s)}']
         for name, values in (
             ("vllm:time_to_first_token_seconds", server.first_s),

@@ -1,0 +1,151 @@
+"""The database of usage: SQLite in the store, or PostgreSQL by its URL. Both take the same statements."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from stages.parts.base.errors import ConfigError, TransientError
+
+FILE: Final = "usage.db"
+"""In the store: one for all of its endpoints."""
+URL_VARIABLE: Final = "SLIPWAY_USAGE_URL"
+"""PostgreSQL's URL. It holds a password, so no argument and no record has it."""
+TIMEOUT_S: Final = 30.0
+CONNECT_TIMEOUT_S: Final = 5
+POSTGRESQL: Final[dict[str, Any]] = {
+    "autocommit": True,
+    "connect_timeout": CONNECT_TIMEOUT_S,
+    "application_name": "slipway",
+    "client_encoding": "UTF8",  # of a database without an encoding (SQL_ASCII), too
+    "tcp_user_timeout": 1000 * 30,  # a connection whose other end is gone does not hang
+}
+ENCODE: Final = "postgresql://user:password@host/database; in the password, special characters as %40 for @"
+LOCK: Final = 0x511B_3A7E
+"""A number of our own, for PostgreSQL's lock while tables are made."""
+TABLES: Final = (
+    """CREATE TABLE IF NOT EXISTS requests (
+    id TEXT NOT NULL, at DOUBLE PRECISION NOT NULL, client TEXT NOT NULL, model TEXT NOT NULL, release TEXT,
+    server TEXT, path TEXT NOT NULL, status INTEGER NOT NULL, flags TEXT, prompt_tokens BIGINT, cached_tokens BIGINT,
+    output_tokens BIGINT, ttft_ms DOUBLE PRECISION, duration_ms DOUBLE PRECISION NOT NULL
+)""",
+    "CREATE INDEX IF NOT EXISTS requests_at ON requests (at)",
+    "CREATE INDEX IF NOT EXISTS requests_server ON requests (server)",
+    """CREATE TABLE IF NOT EXISTS counted (
+    server TEXT NOT NULL, at DOUBLE PRECISION NOT NULL, model TEXT NOT NULL, release TEXT NOT NULL,
+    prompt_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, PRIMARY KEY (server, at)
+)""",
+    "CREATE TABLE IF NOT EXISTS taken (file TEXT PRIMARY KEY, bytes BIGINT NOT NULL)",
+)
+
+
+@dataclass(frozen=True)
+class Database:
+    """A connection. In statements ``?`` marks a value."""
+
+    connection: Any
+    """Of ``sqlite3`` or of ``psycopg``, which commits each statement unless there is a transaction."""
+    begin: str
+    mark: str
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        cursor = self.connection.execute(statement.replace("?", self.mark), values)
+        return list(cursor.fetchall()) if cursor.description else []
+
+    def insert(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Execute *statement* for each of the rows."""
+        if rows:
+            self.connection.cursor().executemany(statement.replace("?", self.mark), rows)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        self.execute(self.begin)
+        try:
+            yield
+        except BaseException:
+            self.execute("ROLLBACK")
+            raise
+        self.execute("COMMIT")
+
+
+@contextlib.contextmanager
+def opened(root: Path, url: str = "", timeout_s: float = TIMEOUT_S) -> Iterator[Database]:
+    """The database at *url*; empty: that of the store at *root*. Its tables are made if there are none.
+
+    Args:
+        timeout_s: how long to wait for others who write to SQLite's file.
+
+    Raises:
+        ConfigError: see ``check_url``.
+        TransientError: it can't be reached, read or written, in the block too; the password is not told.
+    """
+    with _postgresql(url) if url else _sqlite(root / FILE, timeout_s) as database:
+        yield database
+
+
+def usage_url() -> str:
+    """Where the endpoints that this process starts put their usage; empty: SQLite.
+
+    Raises:
+        ConfigError: see ``check_url``.
+    """
+    url = os.environ.get(URL_VARIABLE, "")
+    check_url(url)
+    return url
+
+
+def check_url(url: str) -> None:
+    """Raises: ConfigError: it is no URL of PostgreSQL; what it holds is not told, since that may be the password."""
+    if not url:
+        return
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        if not url.startswith(("postgresql://", "postgres://")):
+            raise ConfigError("the URL of the usage database does not begin with postgresql://", hint=ENCODE)
+        told = conninfo_to_dict(url)
+    except ProgrammingError:
+        raise ConfigError("the URL of the usage database is not valid", hint=ENCODE) from None
+    # A password with an @ or a / that is not encoded ends in the wrong place, from where errors would tell it.
+    if any("@" in str(told.get(part, "")) for part in ("host", "port", "dbname")):
+        raise ConfigError("the URL of the usage database is not valid", hint=ENCODE)
+
+
+@contextlib.contextmanager
+def _sqlite(path: Path, timeout_s: float) -> Iterator[Database]:
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=timeout_s, isolation_level=None)) as connection:
+            database = Database(connection, "BEGIN IMMEDIATE", "?")
+            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'counted'"):
+                _make_tables(database)
+            yield database
+    except sqlite3.Error as error:
+        raise TransientError(f"{path} can't be read or written: {error}") from error
+
+
+@contextlib.contextmanager
+def _postgresql(url: str) -> Iterator[Database]:
+    import psycopg
+
+    check_url(url)
+    try:
+        with contextlib.closing(psycopg.connect(url, **POSTGRESQL)) as connection:
+            database = Database(connection, "BEGIN", "%s")
+            if not database.execute("SELECT 1 FROM pg_tables WHERE tablename = 'counted'"):
+                _make_tables(database, f"SELECT pg_advisory_xact_lock({LOCK})")
+            yield database
+    except psycopg.Error as error:
+        said = " ".join(str(error).split())
+        raise TransientError(f"the usage database can't be reached: {said}", hint=f"see {URL_VARIABLE}") from error
+
+
+def _make_tables(database: Database, *before: str) -> None:
+    with database.transaction():
+        for each in (*before, *TABLES):
+            database.execute(each)

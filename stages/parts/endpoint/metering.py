@@ -1,0 +1,132 @@
+"""What does not pass through Envoy: our own requests to the servers, and what the servers themselves count."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from stages.parts.base.errors import SlipwayError, TransientError
+from stages.parts.base.store import ModelStore
+from stages.parts.endpoint import usage
+from stages.parts.endpoint.access_log import Reading, Request, leave
+from stages.parts.endpoint.clients import OWN
+from stages.parts.endpoint.database import opened
+from stages.parts.endpoint.envoy import Admin
+from stages.parts.endpoint.offered import OFFERED
+from stages.parts.endpoint.record import SERVERS, endpoint, say
+from stages.parts.engine.client import HEALTH_TIMEOUT_S, SOCKET_EXTENSION, http, socket_of
+from stages.parts.engine.metrics import read_tokens
+
+INTERVAL_S: Final = 5.0
+LAST_TIMEOUT_S: Final = 10.0
+COMPLETIONS: Final = "/v1/completions"
+
+
+class Meter:
+    """Leaves in *folder* what one start of a server has counted. What it counts until the first reading is our own: the
+    completion that shows that it is up."""
+
+    def __init__(self, folder: Path, model: str, release: str, url: str) -> None:
+        self._folder, self._model, self._release, self._url = folder, model, release, url
+        self._last: tuple[int, int] | None = None
+
+    def read(self) -> None:
+        """What can't be read or written now, is the next time: the counts only grow."""
+        with contextlib.suppress(httpx.HTTPError, ValueError, OSError, SlipwayError):
+            found = read_tokens(http().get(f"{self._url}/metrics", timeout=HEALTH_TIMEOUT_S).raise_for_status().text)
+            if found == self._last:
+                return
+            counted = Reading(
+                server=socket_of(self._url),
+                at=time.time(),
+                model=self._model,
+                release=self._release,
+                prompt_tokens=found[0],
+                output_tokens=found[1],
+            )
+            own = Request(id=uuid.uuid4().hex, client=OWN, path=COMPLETIONS, status=200, **counted.model_dump())
+            leave(self._folder, *([own] if self._last is None else []), counted)
+            self._last = found
+
+
+def count_own(store: ModelStore) -> None:
+    """From now on, count as the client ``OWN`` what this process asks of the store's servers past Envoy. Whoever is
+    counted by Envoy, too, would be counted twice; what is asked and not answered is nobody's."""
+    http().event_hooks = {"response": [functools.partial(_note, store)]}
+
+
+def _note(store: ModelStore, response: httpx.Response) -> None:
+    path, socket = response.request.url.path, response.request.extensions.get(SOCKET_EXTENSION)
+    if socket is None or not response.is_success or OFFERED.get(path) != "POST":
+        return
+    with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError, OSError, SlipwayError):
+        response.read()
+        told = response.json()["usage"]
+        found = endpoint(store)
+        for each in found.servers if found else ():
+            if each.url and socket_of(each.url) == socket:
+                leave(
+                    store.path / SERVERS,
+                    Request(
+                        id=uuid.uuid4().hex,
+                        at=time.time(),
+                        model=store.model,
+                        client=OWN,
+                        release=each.release,
+                        server=socket,
+                        path=path,
+                        status=response.status_code,
+                        prompt_tokens=told["prompt_tokens"],
+                        output_tokens=told["completion_tokens"],
+                    ),
+                )
+
+
+class Taking:
+    """Puts into the database what is in an endpoint's log, every few seconds, in a thread of its own: a database that
+    does not answer holds nothing up. What can't be taken in now, is later; until then it stays in its files.
+
+    Args:
+        url: see ``opened``.
+    """
+
+    def __init__(self, store: ModelStore, url: str) -> None:
+        self._store, self._url, self._folder = store, url, store.path / SERVERS
+        self._stop, self._said = threading.Event(), ""
+        self._thread = threading.Thread(target=self._keep_taking, name="usage", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take in what there is, and end."""
+        self._stop.set()
+        self._thread.join(LAST_TIMEOUT_S)
+
+    def _keep_taking(self) -> None:
+        while True:
+            last = self._stop.wait(INTERVAL_S)
+            said = self._take()
+            if said and said != self._said:
+                say(f"the usage is not taken in at the moment: {said}")
+            self._said = said
+            if last:
+                return
+
+    def _take(self) -> str:
+        """Why it was not possible; empty: it was."""
+        try:
+            with opened(self._store.root, self._url) as database:
+                usage.take_in(database, self._folder, remove=True)
+        except (OSError, SlipwayError) as error:
+            return str(error)
+        finally:
+            with contextlib.suppress(OSError, TransientError):
+                if usage.rotate(self._folder):
+                    Admin(self._folder).post("/reopen_logs")
+        return ""
