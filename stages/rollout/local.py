@@ -14,6 +14,7 @@ import psutil
 from stages.parts.base.errors import Conflict, ServerFailed, SlipwayError, TransientError
 from stages.parts.base.settings import AskedServing, parse
 from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.endpoint.database import usage_url
 from stages.parts.endpoint.detached import secrets_of, start
 from stages.parts.endpoint.envoy import Admin
 from stages.parts.endpoint.metering import count_own
@@ -237,10 +238,11 @@ class OneMachine:
         """Serve *wanted* instead of *found*, with the present settings.
 
         Raises:
-            ConfigError: see ``tls_of``; what is served stays.
+            ConfigError: see ``tls_of`` and ``usage_url``; what is served stays.
             ServerFailed, PortInUse: it could not be served. What was served before is served again.
         """
         tls_of(self._asked)
+        usage_url()
         before, secrets = Wanted.read(self._store.path / WANTED) or Wanted(stable=found.release), secrets_of(found)
         try:
             stop(self._store)

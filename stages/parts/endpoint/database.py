@@ -49,7 +49,7 @@ class Database:
     """A connection. In statements ``?`` marks a value."""
 
     connection: Any
-    """Of ``sqlite3`` or of ``psycopg``, which commits each statement unless there is a transaction."""
+    """From ``sqlite3`` or ``psycopg``; it commits each statement unless there is a transaction."""
     begin: str
     mark: str
 

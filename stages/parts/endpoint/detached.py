@@ -51,7 +51,7 @@ def start(
         ServerFailed: it could not be served.
     """
     tls_of(serving)
-    usage_url()
+    secrets = {URL_VARIABLE: usage_url()} if secrets is None else secrets
     # The proxy of a supervisor that ended a moment ago, or was killed, may still be ending.
     _wait_for_port(serving, STOP_TIMEOUT_S if (store.path / WANTED).exists() else 0.0)
     log = store.path / LOG
@@ -61,9 +61,6 @@ def start(
     wanted.write(store.path / WANTED)
     failure = store.path / SERVERS / program.FAILURE
     failure.unlink(missing_ok=True)
-    environment = {**os.environ, STORE_VARIABLE: str(store.root), program.OUTPUTS_VARIABLE: str(failure.parent)}
-    environment.pop(program.RUN_VARIABLE, None)  # the run ends before the endpoint does
-    environment |= secrets or {}
     command = [sys.executable, "-m", "stages.serve", "--foreground", "--resume", "--model", source]
     with log.open("ab") as output:
         child = subprocess.Popen(
@@ -71,7 +68,7 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=environment,
+            env=_environment(store, failure.parent) | secrets,
             start_new_session=True,
         )
     try:
@@ -94,6 +91,12 @@ def secrets_of(found: Endpoint) -> dict[str, str]:
     except psutil.Error:
         variables = dict(os.environ)
     return {name: variables.get(name, "") for name in (API_KEY_VARIABLE, URL_VARIABLE)}
+
+
+def _environment(store: ModelStore, outputs: Path) -> dict[str, str]:
+    found = {**os.environ, STORE_VARIABLE: str(store.root), program.OUTPUTS_VARIABLE: str(outputs)}
+    found.pop(program.RUN_VARIABLE, None)  # the run ends before the endpoint does
+    return found
 
 
 def _cause(said: program.StageFailure | None, log: Path) -> ServerFailed:

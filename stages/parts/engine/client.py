@@ -22,7 +22,7 @@ HEALTH_TIMEOUT_S: Final = 5.0
 SOCKET: Final = ".sock"
 """How the name of a Unix socket ends."""
 SOCKET_EXTENSION: Final = "slipway.socket"
-"""Of a request that was sent to a Unix socket: the socket's path."""
+"""The Unix socket's path, of a request that was sent to one."""
 NO_CONNECTION_KEPT: Final = httpx.Limits(max_keepalive_connections=0)
 
 
