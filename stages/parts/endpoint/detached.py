@@ -68,7 +68,7 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=_environment(store, failure.parent) | secrets,
+            env={**_environment(store, failure.parent), **secrets},
             start_new_session=True,
         )
     try:

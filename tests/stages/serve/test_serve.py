@@ -20,22 +20,20 @@ import httpx
 import openai
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from stages.parts.base.errors import Interrupted, ServerFailed
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore, write_json
-from stages.parts.endpoint import usage
-from stages.parts.endpoint.clients import Client, add, remove
-from stages.parts.endpoint.database import opened
-from stages.parts.endpoint.record import SERVERS, WANTED, Endpoint, Wanted, endpoint
+from stages.parts.endpoint.clients import OWN, UNATTRIBUTED
+from stages.parts.endpoint.record import WANTED, Endpoint, Wanted, endpoint
 from stages.parts.endpoint.supervised_server import RestartPolicy
 from stages.parts.endpoint.supervisor import supervise
 from stages.parts.engine.client import answer, credentials, healthy, http
 from stages.parts.records.rollout import journal_path, read_journal
 from stages.parts.releases.release import METRICS
 from stages.rollout.local import OneMachine
+from tests.mixed_requests import check_usage, sums_since
 from tests.serving import (
     DEMO,
     MODEL,
@@ -392,48 +390,15 @@ def test_an_openai_client_gets_a_chat_completion(served: Served) -> None:
         assert [model.id for model in client.models.list()] == [MODEL]
 
 
-def counted(served: Served) -> tuple[int, int]:
-    """Tokens of prompts and of answers, as vLLM itself counts them."""
-    server = served.endpoint.server(served.endpoint.release)
-    assert server
-    families = list(text_string_to_metric_families(http().get(f"{server.url}/metrics").raise_for_status().text))
-    totals = {sample.name: sample.value for family in families for sample in family.samples}
-    return int(totals["vllm:prompt_tokens_total"]), int(totals["vllm:generation_tokens_total"])
-
-
 @pytest.mark.slow
 @pytest.mark.e2e
-def test_what_clients_used_is_what_vllm_counted(served: Served) -> None:
-    root, before = served.store.root, counted(served)
-    key = add(root, Client(name="chats", key_sha256="", priority=-1))
-    other = add(root, Client(name="lists", key_sha256="", priority=5))
-    chat: Any = [{"role": "user", "content": "What is a list?"}]
-    with openai.OpenAI(base_url=f"{served.endpoint.url}/v1", api_key=key) as client:
-        for _ in range(3):
-            client.chat.completions.create(model=MODEL, messages=chat, max_tokens=8)
-            list(client.chat.completions.create(model=MODEL, messages=chat, max_tokens=8, stream=True))
-            list(client.completions.create(model=MODEL, prompt="A list", max_tokens=8, stream=True))
-            client.responses.create(model=MODEL, input="What is a list?", max_output_tokens=8)
-            list(client.responses.create(model=MODEL, input="What is a list?", max_output_tokens=8, stream=True))
-    with openai.OpenAI(base_url=f"{served.endpoint.url}/v1", api_key=other) as client:
-        client.completions.create(model=MODEL, prompt=["A list", "A set"], max_tokens=5)
-    for name in ("chats", "lists"):
-        remove(root, name)
-    after = counted(served)
-
-    def found() -> dict[Any, usage.Sum]:
-        with opened(root) as database:
-            usage.take_in(database, served.store.path / SERVERS)
-            sums = usage.sums(database, datetime.now(UTC) - timedelta(hours=1), ["client"])
-        return {each.group["client"]: each for each in sums}
-
-    wait_until(lambda: {"chats", "lists"} <= found().keys() and found()["chats"].requests == 15, "the log")
-    sums = found()
-    assert (sums["chats"].failed, sums["chats"].refused, sums["chats"].unknown) == (0, 0, 0)
-    assert sums["chats"].ttft_p95_ms
-    used = [sums["chats"], sums["lists"]]
-    assert sum(each.prompt_tokens for each in used) == after[0] - before[0]
-    assert sum(each.output_tokens for each in used) == after[1] - before[1]
+def test_what_2000_mixed_requests_used_is_what_vllm_counted(served: Served) -> None:
+    before = datetime.now(UTC) - timedelta(hours=1)
+    sums = check_usage(served.store, 2000)
+    print({name: each.model_dump(exclude={"group"}) for name, each in sums.items()})
+    assert sums["mixed"].requests > 1000
+    assert sums[UNATTRIBUTED].output_tokens > 0
+    assert sums_since(served.store, before)[OWN].requests == 3, "the completions that showed that it is up"
 
 
 @pytest.mark.slow
