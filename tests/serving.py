@@ -16,9 +16,6 @@ from typing import Any, Final
 import psutil
 
 from stages.parts.base.store import STORE_VARIABLE, ModelStore, place_tree, sha256_of, swap_link
-from stages.parts.endpoint.offered import HEALTH, OFFERED
-from stages.parts.endpoint.record import Endpoint
-from stages.parts.engine.client import credentials, http
 from stages.parts.records.acquired import File, files_digest
 from stages.parts.records.variant import VARIANT, Variant
 
@@ -154,24 +151,6 @@ def living(processes: list[psutil.Process]) -> list[psutil.Process]:
             if process.status() != psutil.STATUS_ZOMBIE:
                 left.append(process)
     return left
-
-
-def unexpected_answers(found: Endpoint) -> list[str]:
-    """What the endpoint answers, without its key, to a request for a route that its server has, other than 404 to what
-    is not offered, 401 to what is, and 200 to whether it is healthy."""
-    server = found.server(found.release)
-    assert server
-    registered = http().get(f"{server.url}/openapi.json").raise_for_status().json()["paths"]
-    assert len(registered) > 20
-    wrong = []
-    for path in {*registered, *OFFERED, "/metrics", "/docs", "/redoc", "/openapi.json", "/v1/realtime"}:
-        for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
-            offered = OFFERED.get(path) == method
-            expected = 404 if not offered else 200 if path == HEALTH else 401
-            for headers in ({}, credentials("a key of nobody")):
-                answered = http().request(method, f"{found.url}{path}", headers=headers).status_code
-                wrong += [f"{method} {path}: {answered}"] if answered != expected else []
-    return wrong
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:

@@ -48,6 +48,7 @@ from tests.end_to_end.command_line import (
     VARIANTS,
     Pipeline,
 )
+from tests.mixed_requests import check_usage
 from tests.samples import samples_path
 
 pytestmark = pytest.mark.e2e
@@ -239,6 +240,10 @@ def test_the_endpoint_refuses_a_client_without_the_key(finished):
     client = openai.OpenAI(base_url=f"{finished['endpoint']}/v1", api_key="wrong", max_retries=0)
     with pytest.raises(openai.AuthenticationError):
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}], max_tokens=1)
+
+
+def test_what_mixed_requests_used_is_what_vllm_counted(pipeline, finished):
+    assert check_usage(pipeline.store, 210)["mixed"].requests == 120
 
 
 def test_a_second_run_reuses_everything_and_says_so(pipeline, finished):

@@ -42,7 +42,9 @@ from tests.end_to_end.command_line import (
     command_lines,
     processes_naming,
 )
-from tests.serving import unexpected_answers, wait_until
+from tests.mixed_requests import clients as clients_of
+from tests.routes import unexpected_answers
+from tests.serving import wait_until
 
 pytestmark = pytest.mark.e2e
 USERS, PAUSE_S = 2, 4.0
@@ -265,7 +267,8 @@ def test_an_openai_client_streams_through_the_proxy(pipeline: Pipeline, drilled:
 def test_no_route_of_vllm_answers_without_the_key_but_whether_it_is_healthy(
     pipeline: Pipeline, drilled: dict[str, Any]
 ) -> None:
-    assert unexpected_answers(existing(pipeline.store)) == []
+    with clients_of(pipeline.store) as keys:
+        assert unexpected_answers(existing(pipeline.store).url, keys["elsewhere"]) == []
 
 
 def test_the_servers_listen_on_this_machine_alone(pipeline: Pipeline, drilled: dict[str, Any]) -> None:

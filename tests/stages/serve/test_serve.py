@@ -33,7 +33,8 @@ from stages.parts.engine.client import answer, credentials, healthy, http
 from stages.parts.records.rollout import journal_path, read_journal
 from stages.parts.releases.release import METRICS
 from stages.rollout.local import OneMachine
-from tests.mixed_requests import check_usage, sums_since
+from tests.mixed_requests import check_usage, clients, sums_since
+from tests.routes import unexpected_answers
 from tests.serving import (
     DEMO,
     MODEL,
@@ -48,7 +49,6 @@ from tests.serving import (
     publish,
     stage,
     stand_in_variant,
-    unexpected_answers,
     variant_of,
     wait_until,
 )
@@ -426,7 +426,8 @@ def test_what_vllm_cannot_read_in_time_is_refused_at_once_and_the_rollout_counts
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_no_route_of_vllm_answers_without_the_key_but_whether_it_is_healthy(served: Served) -> None:
-    assert unexpected_answers(served.endpoint) == []
+    with clients(served.store) as keys:
+        assert unexpected_answers(served.endpoint.url, keys["elsewhere"]) == []
 
 
 @pytest.mark.slow
