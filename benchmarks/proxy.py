@@ -1,0 +1,278 @@
+"""What Envoy costs with everything on, and whether one client's flood is felt by another.
+
+    make bench-proxy
+
+One vLLM server with the demo's model is asked in turns at its own socket, through the endpoint (keys, limits and usage
+on) and through the same with TLS: requests per second with a fixed number at once, and the time to the first token.
+Then one client asks at a modest rate, alone and while another one sends ten times its limit, in turns.
+
+Prints milliseconds of one session on one machine; only the ratios are valid for other machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from stages.parts.base.store import ModelStore
+from stages.parts.endpoint.clients import Client, add
+from stages.parts.endpoint.door import Door
+from stages.parts.endpoint.envoy import proxying
+from stages.parts.endpoint.envoy_config import Backend, plan
+from stages.parts.endpoint.record import Endpoint, endpoint
+from stages.parts.endpoint.tls import Tls
+from stages.parts.engine.client import credentials, socket_of, trusting
+from stages.parts.engine.server import reserved_port
+from tests.demo import DEMO
+from tests.serving import MODEL, SERVING, environment, publish, stage, variant_of
+
+TURNS: Final = 6
+REQUESTS: Final = 40
+"""In each turn and on each way."""
+AT_ONCE: Final = 4
+PROMPT_TOKENS: Final = 64
+OUTPUT_TOKENS: Final = 16
+FLOOD_TURNS: Final = 4
+FLOOD_TURN_S: Final = 30.0
+MODEST_PER_S: Final = 2.0
+PLENTY: Final[dict[str, Any]] = {
+    "requests_per_minute": 1_000_000,
+    "tokens_per_minute": 1_000_000_000,
+    "requests_at_once": 1000,
+}
+LIMITS: Final[dict[str, Any]] = {"requests_per_minute": 60, "tokens_per_minute": 6000, "requests_at_once": 2}
+"""The flooding client's."""
+FLOOD: Final = 10
+"""Times its requests per minute."""
+BOUND: Final = 1.5
+REQUEST_TIMEOUT_S: Final = 120.0
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to the server."""
+
+    name: str
+    url: str
+    key: str = ""
+    socket: str | None = None
+    certificate: str | None = None
+
+    def client(self) -> httpx.AsyncClient:
+        transport = httpx.AsyncHTTPTransport(uds=self.socket, verify=trusting(self.certificate))
+        return httpx.AsyncClient(transport=transport, timeout=REQUEST_TIMEOUT_S, headers=credentials(self.key))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one turn showed."""
+
+    ttft_ms: Sequence[float]
+    per_s: float
+    refused: int = 0
+
+    def percentile(self, share: float) -> float:
+        """The smallest value that this share does not exceed."""
+        return sorted(self.ttft_ms)[max(0, -(-len(self.ttft_ms) * round(100 * share) // 100) - 1)]
+
+    @property
+    def p50(self) -> float:
+        return self.percentile(0.5)
+
+    @property
+    def p95(self) -> float:
+        return self.percentile(0.95)
+
+
+def main() -> None:
+    print(f"load of the machine at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder, served(Path(folder)) as (store, found):
+        key = add(store.root, Client(name="modest", key_sha256="", **PLENTY))
+        with with_tls(Path(folder), found) as (url, certificate):
+            direct = Way("vLLM itself", "http://vllm", socket=backend(found).socket)
+            through = Way("Envoy", found.url, key)
+            compare([direct, through, Way("Envoy with TLS", url, key, certificate=certificate)])
+        flood(store, through)
+    print(f"load of the machine at the end: {os.getloadavg()[0]:.1f}")
+
+
+def compare(ways: Sequence[Way]) -> None:
+    """The same requests on each way in turns, each time in another order."""
+    turns: dict[str, list[Turn]] = {each.name: [] for each in ways}
+    draw = random.Random(0)
+    asyncio.run(closed_loop(ways[0], AT_ONCE, draw))  # a server's first requests are slower
+    for number in range(TURNS):
+        for way in (*ways[number % len(ways) :], *ways[: number % len(ways)]):
+            turns[way.name].append(asyncio.run(closed_loop(way, REQUESTS, draw)))
+    print(f"\n{TURNS} turns of {REQUESTS} streams, {AT_ONCE} at once, {PROMPT_TOKENS} tokens in, {OUTPUT_TOKENS} out")
+    print(f"{'median of the turns':20}{'requests/s':>12}{'TTFT p50 ms':>13}{'p95 ms':>9}   {'ratio to vLLM itself':30}")
+    first = turns[ways[0].name]
+    for name, found in turns.items():
+        figures = [statistics.median(getattr(each, what) for each in found) for what in ("per_s", "p50", "p95")]
+        compared = (f"{what} {ratios(found, first, what)}" for what in ("per_s", "p50", "p95") if found is not first)
+        print(f"{name:20}{figures[0]:12.2f}{figures[1]:13.1f}{figures[2]:9.1f}   {'; '.join(compared)}", flush=True)
+
+
+def ratios(found: Sequence[Turn], beside: Sequence[Turn], what: str) -> str:
+    """The median of the turns' ratios, and their spread."""
+    each = [getattr(one, what) / getattr(other, what) for one, other in zip(found, beside, strict=True)]
+    return f"{statistics.median(each):.2f} ({min(each):.2f}–{max(each):.2f})"
+
+
+def flood(store: ModelStore, modest: Way) -> None:
+    """The modest client alone and beside a flood, in turns. Each flood is a new client's, whose minute is fresh."""
+    alone: list[Turn] = []
+    beside: list[Turn] = []
+    for number in range(FLOOD_TURNS):
+        key = add(store.root, Client(name=f"flood-{number}", key_sha256="", **LIMITS))
+        flooding = Way("flood", modest.url, key)
+        for way in (None, flooding) if number % 2 == 0 else (flooding, None):
+            (beside if way else alone).append(asyncio.run(flooded(modest, way)))
+    print(f"\nanother client at {MODEST_PER_S:g} requests/s, {FLOOD_TURNS} turns of {FLOOD_TURN_S:g} s each")
+    print(f"{'turn':8}{'alone p95 ms':>14}{'in the flood':>14}{'ratio':>8}{'of the flood, refused':>24}")
+    for number, (one, other) in enumerate(zip(alone, beside, strict=True), 1):
+        sent = f"{other.refused} of {int(FLOOD_TURN_S * flood_per_s())}"
+        print(f"{number:<8}{one.p95:14.1f}{other.p95:14.1f}{other.p95 / one.p95:8.2f}{sent:>24}")
+    whole = [Turn([ms for each in turns for ms in each.ttft_ms], 0) for turns in (alone, beside)]
+    ratio = whole[1].p95 / whole[0].p95
+    print(f"{'all':8}{whole[0].p95:14.1f}{whole[1].p95:14.1f}{ratio:8.2f}   at most {BOUND} is required", flush=True)
+
+
+def flood_per_s() -> float:
+    return FLOOD * float(LIMITS["requests_per_minute"]) / 60
+
+
+async def closed_loop(way: Way, count: int, draw: random.Random) -> Turn:
+    """*count* streams, ``AT_ONCE`` at a time."""
+    prompts, taken = [prompt(draw) for _ in range(count)], []
+
+    async def user(client: httpx.AsyncClient) -> None:
+        while prompts:
+            taken.append(await ask(client, way.url, prompts.pop()))
+
+    started = time.monotonic()
+    async with way.client() as client:
+        await asyncio.gather(*(user(client) for _ in range(AT_ONCE)))
+    return Turn(answered(taken), count / (time.monotonic() - started))
+
+
+async def flooded(modest: Way, flooding: Way | None) -> Turn:
+    """The modest client's times while the other one, if there is one, sends what it may not."""
+    draw = random.Random(1)
+    async with asyncio.TaskGroup() as group:
+        own = group.create_task(open_loop(modest, MODEST_PER_S, draw))
+        other = group.create_task(open_loop(flooding, flood_per_s(), draw)) if flooding else None
+    times, refused = own.result(), other.result().count(None) if other else 0
+    return Turn(answered(times), 0, refused)
+
+
+def answered(times: Sequence[float | None]) -> list[float]:
+    """Raises: RuntimeError: a request was refused."""
+    found = [each for each in times if each is not None]
+    if len(found) < len(times):
+        raise RuntimeError("a request was refused that is within the limits")
+    return found
+
+
+async def open_loop(way: Way, per_s: float, draw: random.Random) -> list[float | None]:
+    """Requests at a fixed rate, whatever becomes of those before; their times to the first token, None: refused."""
+    started, tasks = time.monotonic(), []
+    async with way.client() as client:
+        for number in range(int(per_s * FLOOD_TURN_S)):
+            await asyncio.sleep(max(0.0, started + number / per_s - time.monotonic()))
+            tasks.append(asyncio.create_task(ask(client, way.url, prompt(draw))))
+        return list(await asyncio.gather(*tasks))
+
+
+async def ask(client: httpx.AsyncClient, url: str, tokens: list[int]) -> float | None:
+    """Milliseconds until the first token; None: it was refused."""
+    body = {"model": MODEL, "prompt": tokens, "max_tokens": OUTPUT_TOKENS, "stream": True}
+    sent, first = time.monotonic(), None
+    async with client.stream("POST", f"{url}/v1/completions", json=body | {"ignore_eos": True}) as reply:
+        if reply.status_code == httpx.codes.TOO_MANY_REQUESTS:
+            return None
+        reply.raise_for_status()
+        async for line in reply.aiter_lines():
+            if first is None and line.startswith("data: {") and json.loads(line[6:]).get("choices"):
+                first = time.monotonic()
+    if first is None:
+        raise RuntimeError("an answer without a token")
+    return 1000 * (first - sent)
+
+
+def prompt(draw: random.Random) -> list[int]:
+    """Token ids that no cache has."""
+    return draw.choices(range(100, 1000), k=PROMPT_TOKENS)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[ModelStore, Endpoint]]:
+    """The demo's model behind an endpoint of its own."""
+    store = ModelStore(folder / "store", MODEL)
+    publish(store, 1, variant_of(store, "fp16", DEMO / "model"))
+    variables = environment(store)
+    said = stage("serve", "--serving", json.dumps(SERVING), variables=variables)
+    try:
+        found = endpoint(store)
+        if found is None:
+            raise SystemExit(said.stderr)
+        yield store, found
+    finally:
+        stage("serve", "--stop", variables=variables)
+
+
+@contextmanager
+def with_tls(folder: Path, found: Endpoint) -> Iterator[tuple[str, str]]:
+    """The URL and the certificate of a second Envoy before the same server, which speaks TLS."""
+    tls = Tls(folder / "tls.crt", folder / "tls.key")
+    request = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    files = ["-keyout", str(tls.key), "-out", str(tls.certificate), "-subj", "/CN=bench", "-days", "1"]
+    subprocess.run([*request, *files], check=True, capture_output=True)
+    spawned = multiprocessing.get_context("spawn")
+    ready, over = spawned.Event(), spawned.Event()
+    with reserved_port("127.0.0.1", 0) as port:
+        arguments = (folder, port, tls, backend(found), ready, over)
+        process = spawned.Process(target=stand_before, args=arguments, daemon=True)
+        process.start()
+        try:
+            if not ready.wait(60):
+                raise SystemExit("Envoy did not start")
+            yield f"https://127.0.0.1:{port}", str(tls.certificate)
+        finally:
+            over.set()
+            process.join()
+
+
+def stand_before(folder: Path, port: int, tls: Tls, server: Backend, ready: Event, over: Event) -> None:
+    """An Envoy with its door in a process of their own, as a supervisor has them."""
+    asked = plan([server.release], {server.release: server}, server.release, None, 0, None)
+    door = Door(folder / "store", MODEL, "")
+    with proxying(("127.0.0.1", port), asked, door, folder=folder / "tls", log=folder / "tls.log", tls=tls):
+        ready.set()
+        over.wait()
+
+
+def backend(found: Endpoint) -> Backend:
+    server = found.server(found.release)
+    if server is None:
+        raise RuntimeError(f"{found.release} has no server")
+    return Backend(server.release, socket_of(server.url))
+
+
+if __name__ == "__main__":
+    main()
