@@ -18,7 +18,7 @@ import pytest
 
 from stages.parts.base.errors import ConfigError, TransientError
 from stages.parts.endpoint import access_log, usage
-from stages.parts.endpoint.clients import NOBODY
+from stages.parts.endpoint.clients import NOBODY, UNATTRIBUTED
 from stages.parts.endpoint.database import check_url, opened
 from stages.parts.endpoint.usage import rotate, sums, take_in, with_costs
 from tests.serving import wait_until
@@ -264,6 +264,56 @@ def test_sums_are_by_what_is_asked_for_and_since_when(place: Place) -> None:
     assert (second.prompt_tokens, second.cached_tokens, second.output_tokens) == (14, 5, 9)
     assert (third.group, third.requests, third.refused) == ({"client": NOBODY}, 1, 1)
     assert place.sums()[0].requests == 9, "what is not offered is not counted"
+
+
+def reading(at: datetime, prompt: int, output: int, server: str = "s1") -> str:
+    counted = access_log.Reading(
+        server=server, at=at.timestamp(), model=MODEL, release="r1", prompt_tokens=prompt, output_tokens=output
+    )
+    return counted.model_dump_json() + "\n"
+
+
+def test_what_servers_counted_and_no_request_tells_is_unattributed(place: Place) -> None:
+    now = datetime.now(UTC)
+    begun, hour, quarter = (now - timedelta(minutes=minutes) for minutes in (120, 60, 15))
+
+    def used(at: datetime, tokens: int, **changed: Any) -> str:
+        told = {"at": f"{at.timestamp():.6f}", "duration_ms": 1000, "server": "s1"}
+        return line(int(at.timestamp()), **{**told, "prompt_tokens": tokens, "output_tokens": tokens, **changed})
+
+    place.write(reading(begun, 1, 1) + used(begun, 1, client="slipway", duration_ms=0))
+    place.write(used(begun + timedelta(minutes=5), 10) + reading(hour, 11, 14))
+    place.write(used(hour + timedelta(minutes=5), 20) + reading(quarter, 31, 34))
+    place.write(used(quarter + timedelta(minutes=5), 30))
+    another = reading(begun, 0, 0, "s2") + reading(quarter, 5, 0, "s2")  # another start, which counts from 0
+    access_log.leave(place.folder, access_log.Reading.model_validate_json(reading(hour, 11, 14)))
+    place.write(another)
+    place.take()
+
+    def left(since: datetime) -> tuple[int, int]:
+        found = {each.group["client"]: each for each in place.sums("client", since=since)}
+        each = found.get(UNATTRIBUTED)
+        return (each.prompt_tokens, each.output_tokens) if each else (0, 0)
+
+    assert left(ALWAYS) == (5, 3), "the last request ended after the last reading"
+    assert left(hour + timedelta(minutes=1)) == (5, 0)
+    assert left(quarter + timedelta(minutes=1)) == (0, 0)
+    (whole,) = place.sums("model")
+    assert (whole.requests, whole.prompt_tokens, whole.output_tokens) == (4, 61 + 5, 61 + 3)
+    (row,) = [each for each in json.loads(place.command("--since", "3h", "--json").stdout) if not each["requests"]]
+    assert (row["client"], row["model"], row["output_tokens"]) == (UNATTRIBUTED, MODEL, 3)
+    assert UNATTRIBUTED in place.command("--since", "3h", "--by", "client,path").stdout
+
+
+def test_what_was_under_way_when_a_period_began_is_never_less_than_nothing(place: Place) -> None:
+    now = datetime.now(UTC)
+    begun = now - timedelta(minutes=10)
+    place.write(reading(begun, 7, 2))
+    place.write(line(1, at=f"{(begun - timedelta(seconds=5)).timestamp():.6f}", duration_ms=10_000, server="s1"))
+    place.write(reading(begun + timedelta(seconds=30), 7, 3))
+    place.take()
+    assert [each.group["client"] for each in place.sums("client", since=begun)] == []
+    assert [each.group["client"] for each in place.sums("client")] == ["a"]
 
 
 def test_the_95th_percentile_is_of_answers_and_of_their_first_tokens(place: Place) -> None:
