@@ -12,6 +12,7 @@ Prints milliseconds of one session on one machine; only the ratios are valid for
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import os
@@ -21,7 +22,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -47,8 +47,8 @@ REQUESTS: Final = 16
 AT_ONCE: Final = 4
 PROMPT_TOKENS: Final = 64
 OUTPUT_TOKENS: Final = 16
-FLOOD_TURNS: Final = 4
-FLOOD_TURN_S: Final = 30.0
+FLOOD_TURNS: Final = 8
+FLOOD_TURN_S: Final = 15.0
 MODEST_PER_S: Final = 2.0
 PLENTY: Final[dict[str, Any]] = {
     "requests_per_minute": 1_000_000,
@@ -61,6 +61,8 @@ FLOOD: Final = 10
 """Times its requests per minute."""
 BOUND: Final = 1.5
 REQUEST_TIMEOUT_S: Final = 120.0
+KEPT: Final = httpx.Limits(keepalive_expiry=60)
+"""Connections, so that no turn begins with making them."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,10 @@ class Way:
     certificate: str | None = None
 
     def client(self) -> httpx.AsyncClient:
-        transport = httpx.AsyncHTTPTransport(uds=self.socket, verify=trusting(self.certificate))
-        return httpx.AsyncClient(transport=transport, timeout=REQUEST_TIMEOUT_S, headers=credentials(self.key))
+        transport = httpx.AsyncHTTPTransport(uds=self.socket, verify=trusting(self.certificate), limits=KEPT)
+        return httpx.AsyncClient(
+            transport=transport, base_url=self.url, timeout=REQUEST_TIMEOUT_S, headers=credentials(self.key)
+        )
 
 
 @dataclass(frozen=True)
@@ -112,13 +116,7 @@ def main() -> None:
 
 
 def compare(ways: Sequence[Way]) -> None:
-    """The same requests on each way in turns, each time in another order."""
-    turns: dict[str, list[Turn]] = {each.name: [] for each in ways}
-    draw = random.Random(0)
-    asyncio.run(closed_loop(ways[0], AT_ONCE, draw))  # a server's first requests are slower
-    for number in range(TURNS):
-        for way in (*ways[number % len(ways) :], *ways[: number % len(ways)]):
-            turns[way.name].append(asyncio.run(closed_loop(way, REQUESTS, draw)))
+    turns = asyncio.run(taken_in_turns(ways))
     print(f"\n{TURNS} turns of {REQUESTS} streams, {AT_ONCE} at once, {PROMPT_TOKENS} tokens in, {OUTPUT_TOKENS} out")
     print(f"{'all turns together':20}{'requests/s':>12}{'TTFT p50 ms':>13}{'p95 ms':>9}   ratio to {ways[0].name}")
     first = turns[ways[0].name]
@@ -126,6 +124,20 @@ def compare(ways: Sequence[Way]) -> None:
         whole = together(found)
         compared = "" if found is first else "; ".join(ratio(found, first, what) for what in ("per_s", "p50", "p95"))
         print(f"{name:20}{whole.per_s:12.2f}{whole.p50:13.1f}{whole.p95:9.1f}   {compared}", flush=True)
+
+
+async def taken_in_turns(ways: Sequence[Way]) -> dict[str, list[Turn]]:
+    """The same requests on each way in turns, each time in another order."""
+    turns: dict[str, list[Turn]] = {each.name: [] for each in ways}
+    draw = random.Random(0)
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(each.client()) for each in ways]
+        for client in clients:  # a connection's first requests are slower
+            await closed_loop(client, REQUESTS, draw)
+        for number in range(TURNS):
+            for place in (each % len(ways) for each in range(number, number + len(ways))):
+                turns[ways[place].name].append(await closed_loop(clients[place], REQUESTS, draw))
+    return turns
 
 
 def ratio(found: Sequence[Turn], beside: Sequence[Turn], what: str) -> str:
@@ -166,17 +178,16 @@ def flood_per_s() -> float:
     return FLOOD * float(LIMITS["requests_per_minute"]) / 60
 
 
-async def closed_loop(way: Way, count: int, draw: random.Random) -> Turn:
+async def closed_loop(client: httpx.AsyncClient, count: int, draw: random.Random) -> Turn:
     """*count* streams, ``AT_ONCE`` at a time."""
     prompts, taken = [prompt(draw) for _ in range(count)], []
 
-    async def user(client: httpx.AsyncClient) -> None:
+    async def user() -> None:
         while prompts:
-            taken.append(await ask(client, way.url, prompts.pop()))
+            taken.append(await ask(client, prompts.pop()))
 
     started = time.monotonic()
-    async with way.client() as client:
-        await asyncio.gather(*(user(client) for _ in range(AT_ONCE)))
+    await asyncio.gather(*(user() for _ in range(AT_ONCE)))
     return Turn(answered(taken), count / (time.monotonic() - started))
 
 
@@ -204,15 +215,15 @@ async def open_loop(way: Way, per_s: float, draw: random.Random) -> list[float |
     async with way.client() as client:
         for number in range(int(per_s * FLOOD_TURN_S)):
             await asyncio.sleep(max(0.0, started + number / per_s - time.monotonic()))
-            tasks.append(asyncio.create_task(ask(client, way.url, prompt(draw))))
+            tasks.append(asyncio.create_task(ask(client, prompt(draw))))
         return list(await asyncio.gather(*tasks))
 
 
-async def ask(client: httpx.AsyncClient, url: str, tokens: list[int]) -> float | None:
+async def ask(client: httpx.AsyncClient, tokens: list[int]) -> float | None:
     """Milliseconds until the first token; None: it was refused."""
     body = {"model": MODEL, "prompt": tokens, "max_tokens": OUTPUT_TOKENS, "stream": True}
     sent, first = time.monotonic(), None
-    async with client.stream("POST", f"{url}/v1/completions", json=body | {"ignore_eos": True}) as reply:
+    async with client.stream("POST", "/v1/completions", json=body | {"ignore_eos": True}) as reply:
         if reply.status_code == httpx.codes.TOO_MANY_REQUESTS:
             return None
         reply.raise_for_status()
@@ -229,7 +240,7 @@ def prompt(draw: random.Random) -> list[int]:
     return draw.choices(range(100, 1000), k=PROMPT_TOKENS)
 
 
-@contextmanager
+@contextlib.contextmanager
 def served(folder: Path) -> Iterator[tuple[ModelStore, Endpoint]]:
     """The demo's model behind an endpoint of its own."""
     store = ModelStore(folder / "store", MODEL)
@@ -245,7 +256,7 @@ def served(folder: Path) -> Iterator[tuple[ModelStore, Endpoint]]:
         stage("serve", "--stop", variables=variables)
 
 
-@contextmanager
+@contextlib.contextmanager
 def with_tls(folder: Path, found: Endpoint) -> Iterator[tuple[str, str]]:
     """The URL and the certificate of a second Envoy before the same server, which speaks TLS."""
     tls = Tls(folder / "tls.crt", folder / "tls.key")
