@@ -169,9 +169,9 @@ def flood(store: ModelStore, modest: Way) -> None:
         sent = f"{other.refused} of {int(FLOOD_TURN_S * flood_per_s())}"
         print(f"{number:<8}{one.p95:14.1f}{other.p95:14.1f}{other.p95 / one.p95:8.2f}{sent:>24}")
     one, other = together(alone), together(beside)
-    print(
-        f"{'all':8}{one.p95:14.1f}{other.p95:14.1f}{other.p95 / one.p95:8.2f}   at most {BOUND} is required", flush=True
-    )
+    print(f"{'all':8}{one.p95:14.1f}{other.p95:14.1f}{other.p95 / one.p95:8.2f}")
+    low, middle, high = statistics.quantiles([its.p95 / own.p95 for own, its in zip(alone, beside, strict=True)], n=4)
+    print(f"median of the turns' ratios {middle:.2f}, middle half {low:.2f}–{high:.2f}; at most {BOUND} is required")
 
 
 def flood_per_s() -> float:
