@@ -29,7 +29,7 @@ from stages.parts.endpoint.clients import OWN, UNATTRIBUTED
 from stages.parts.endpoint.record import WANTED, Endpoint, Wanted, endpoint
 from stages.parts.endpoint.supervised_server import RestartPolicy
 from stages.parts.endpoint.supervisor import supervise
-from stages.parts.engine.client import answer, credentials, healthy, http
+from stages.parts.engine.client import answer, credentials, healthy
 from stages.parts.records.rollout import journal_path, read_journal
 from stages.parts.releases.release import METRICS
 from stages.rollout.local import OneMachine

@@ -18,7 +18,19 @@ import pytest
 from stages.parts.base.errors import ConfigError, ServerFailed, UnknownName
 from stages.parts.endpoint import access_log
 from stages.parts.endpoint.access_log import Reader, Request
-from stages.parts.endpoint.clients import ANYBODY, DEFAULT, FILE, Client, add, read_clients, remove, rotate
+from stages.parts.endpoint.clients import (
+    ANYBODY,
+    DEFAULT,
+    FILE,
+    NOBODY,
+    OWN,
+    UNATTRIBUTED,
+    Client,
+    add,
+    read_clients,
+    remove,
+    rotate,
+)
 from stages.parts.endpoint.clusters import Backend, plan
 from stages.parts.endpoint.door import Door, Window
 from stages.parts.endpoint.envoy import Proxy, proxying
@@ -375,7 +387,7 @@ def test_a_window_forgets_after_a_minute_and_says_when() -> None:
 
 def test_names_are_unique_and_the_names_of_slipway_itself_are_not_given(tmp_path: Path) -> None:
     add(tmp_path, Client(name="a", key_sha256=""))
-    for name in ("a", DEFAULT, ANYBODY):
+    for name in ("a", DEFAULT, ANYBODY, NOBODY, OWN, UNATTRIBUTED):
         with pytest.raises(ConfigError, match=name):
             add(tmp_path, Client(name=name, key_sha256=""))
     with pytest.raises(UnknownName, match="'b'"):
