@@ -47,8 +47,9 @@ REQUESTS: Final = 16
 AT_ONCE: Final = 4
 PROMPT_TOKENS: Final = 64
 OUTPUT_TOKENS: Final = 16
-FLOOD_TURNS: Final = 8
-FLOOD_TURN_S: Final = 15.0
+FLOOD_TURNS: Final = 4
+FLOOD_TURN_S: Final = 60.0
+"""As long as the limits' minute: in a shorter turn a client may use a whole minute's requests."""
 MODEST_PER_S: Final = 2.0
 PLENTY: Final[dict[str, Any]] = {
     "requests_per_minute": 1_000_000,
