@@ -123,6 +123,7 @@ def _sqlite(path: Path, timeout_s: float) -> Iterator[Database]:
         with contextlib.closing(sqlite3.connect(path, timeout=timeout_s, isolation_level=None)) as connection:
             database = Database(connection, "BEGIN IMMEDIATE", "?")
             if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'counted'"):
+                _bring_up_to_date(database)
                 _make_tables(database)
             yield database
     except sqlite3.Error as error:
@@ -143,6 +144,13 @@ def _postgresql(url: str) -> Iterator[Database]:
     except psycopg.Error as error:
         said = " ".join(str(error).split())
         raise TransientError(f"the usage database can't be reached: {said}", hint=f"see {URL_VARIABLE}") from error
+
+
+def _bring_up_to_date(database: Database) -> None:
+    """Add what a table of an earlier version lacks."""
+    columns = [name for _, name, *_ in database.execute("SELECT * FROM pragma_table_info('requests')")]
+    if columns and "server" not in columns:
+        database.execute("ALTER TABLE requests ADD COLUMN server TEXT")
 
 
 def _make_tables(database: Database, *before: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -99,6 +101,22 @@ def test_a_line_is_taken_once_and_only_when_it_is_whole(place: Place) -> None:
     assert [place.take(), place.take()] == [1, 0]
     (found,) = place.sums()
     assert (found.requests, found.prompt_tokens, found.output_tokens) == (2, 14, 6)
+
+
+def test_a_database_of_an_earlier_version_is_kept(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / "usage.db")) as before:
+        columns = "id TEXT, at REAL, client TEXT, model TEXT, release TEXT, path TEXT, status INTEGER, flags TEXT"
+        figures = "prompt_tokens INTEGER, cached_tokens INTEGER, output_tokens INTEGER, ttft_ms REAL, duration_ms REAL"
+        before.execute(f"CREATE TABLE requests ({columns}, {figures})")
+        before.execute(
+            "INSERT INTO requests (id, at, client, model, path, status, duration_ms) "
+            "VALUES ('0', 1.8e9, 'search', 'org/name', '/v1/completions', 200, 1)"
+        )
+        before.commit()
+    place.write(line(1))
+    assert place.take() == 1
+    assert sum(each.requests for each in place.sums()) == 2
 
 
 def test_what_was_being_taken_when_it_was_interrupted_is_taken_whole_afterwards(
