@@ -74,8 +74,9 @@ def usage(
         for folder in sorted(root.glob(f"*/{SERVERS}")):
             kept.take_in(database, folder)
         found = kept.sums(database, begin, groups)
-        if price := load_config(config, None, None, platform, None).platform.price_per_hour:
-            whole = price * kept.hours(database, begin, datetime.now(UTC))
+        settings = load_config(config, None, None, platform, None)
+        if price := settings.platform.price_per_hour:
+            whole = price * settings.serving.replicas * kept.hours(database, begin, datetime.now(UTC))
             found = kept.with_costs(found, whole, shared_by.value)
     if as_csv:
         _print_csv(found, groups)

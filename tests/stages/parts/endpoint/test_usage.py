@@ -354,6 +354,12 @@ def test_a_price_is_shared_by_tokens_or_by_time(place: Place) -> None:
     assert [each.cost for each in found] == [None, None]
     assert [each.cost for each in with_costs(found, 8.0, "tokens")] == [6.0, 2.0]
     assert [each.cost for each in with_costs(found, 8.0, "time")] == [2.0, 6.0]
+    (place.root / "priced.yaml").write_text("extends: local\nprice_per_hour: 2.0\n")
+    (place.root / "config.yaml").write_text("serving: {replicas: 2}\n")
+    said = place.command(
+        "--platform", str(place.root / "priced.yaml"), "--config", str(place.root / "config.yaml"), "--json"
+    )
+    assert [round(each["cost"]) for each in json.loads(said.stdout)] == [6, 2], said.stderr
 
 
 def test_sums_equal_what_the_server_answered_over_rotation_and_streams_that_were_cut(front: Front) -> None:
