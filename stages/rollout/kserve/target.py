@@ -109,8 +109,8 @@ class KServeTarget(ABC):
     def prepare(self, release: str, percent: int) -> str:
         """Without an autoscaler every release has the same replicas. With one the canary has as few as its share
         needed so far, and more of them take minutes to load."""
-        name, stable = self.autoscaled(release), self.split().stable
-        if not name or stable is None or self.get(SCALED_OBJECTS, name) is None:
+        name = self.autoscaled(release)
+        if not name or self.get(SCALED_OBJECTS, name) is None or (stable := self.split().stable) is None:
             return ""
         there = len(self.pods.ready_names(release))
         serving = len(self.pods.ready_names(stable)) + there  # the stable release may have followed its smaller share
