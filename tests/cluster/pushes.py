@@ -71,7 +71,7 @@ def post(place: Place, provider: str, model: str, commit: str) -> None:
     }
     name = f"push-{provider}"
     container = {
-        "name": "push",
+        "name": "main",  # as in pods of Argo, whose logs are read
         "image": place.image("slim"),
         "command": ["python", "-c", POST],
         "env": [{"name": key, "value": value} for key, value in variables.items()],
