@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 import yaml
 
@@ -25,9 +27,10 @@ print(urllib.request.urlopen(asked, timeout=30).status)
 """
 
 
-def deploy(place: Place) -> list[dict[str, Any]]:
-    """Apply the triggers, for any model of ``slipway``; return what was applied. SLIPWAY_TEST_NATS is the address of a
-    NATS server to use as the bus; without it, Argo Events makes one."""
+@contextlib.contextmanager
+def deployed(place: Place) -> Iterator[None]:
+    """The triggers, for any model of ``slipway``, until the block is left. SLIPWAY_TEST_NATS is the address of a NATS
+    server to use as the bus; without it, Argo Events makes one."""
     said = place.call("render", "events")
     assert said.returncode == 0, said.stderr
     secret = {"huggingface-secret": SECRET, "harbor-token": HARBOR_TOKEN, "token": TOKEN}
@@ -35,19 +38,20 @@ def deploy(place: Place) -> list[dict[str, Any]]:
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": NAME}, "stringData": secret},
         *yaml.safe_load_all(said.stdout),
     ]
-    for each in documents:
-        if each["kind"] == "ConfigMap":
-            each["data"]["allow"] = "slipway/*"
-        if each["kind"] == "EventBus" and (nats := os.environ.get("SLIPWAY_TEST_NATS")):
-            each["spec"] = {"jetstreamExotic": {"url": nats, "streamConfig": ""}}
-        place.cluster.apply(place.cluster.kind(each["apiVersion"], each["kind"]), each, place.namespace, force=True)
-    place.until(lambda: _ready(place.cluster), 300)
-    return documents
-
-
-def remove(place: Place, documents: list[dict[str, Any]]) -> None:
-    for each in reversed(documents):
-        place.cluster.delete(place.cluster.kind(each["apiVersion"], each["kind"]), each["metadata"]["name"])
+    kinds = [place.cluster.kind(each["apiVersion"], each["kind"]) for each in documents]
+    try:
+        for kind, each in zip(kinds, documents, strict=True):
+            if each["kind"] == "ConfigMap":
+                each["data"]["allow"] = "slipway/*"
+            if each["kind"] == "EventBus" and (nats := os.environ.get("SLIPWAY_TEST_NATS")):
+                each["spec"] = {"jetstreamExotic": {"url": nats, "streamConfig": ""}}
+            place.cluster.apply(kind, each, place.namespace, force=True)
+        place.until(lambda: _ready(place.cluster), 300)
+        yield
+    finally:
+        for kind, each in reversed(list(zip(kinds, documents, strict=True))):
+            with contextlib.suppress(Absent):
+                place.cluster.delete(kind, each["metadata"]["name"])
 
 
 def post(place: Place, provider: str, model: str, commit: str) -> None:

@@ -259,18 +259,17 @@ def test_a_good_canary_waits_for_an_approval_is_promoted_and_rolled_back(place: 
 def test_a_push_to_each_registry_makes_a_run(place: Place, tell: Tell) -> None:
     if not there(place.cluster, EVENTS):
         pytest.skip("needs Argo Events")
-    applied = pushes.deploy(place)
     made = {"huggingface": MODEL, "harbor": OTHER_MODEL}
-    for provider, model in made.items():
-        push = Push(provider, model, place.commits[model])
-        pushes.post(place, provider, model, push.commit)
-        place.until(partial(pushes.there, place.cluster, WORKFLOWS, push.name), 120)
-        workflow = place.cluster.get(WORKFLOWS, push.name)
-        assert workflow["metadata"]["labels"]["slipway/trigger"] == provider
-        assert arguments_of(workflow)["model"] == model
-        assert place.call("stop", push.name).returncode == 0
-        place.ended(push.name)
-    pushes.remove(place, applied)
+    with pushes.deployed(place):
+        for provider, model in made.items():
+            push = Push(provider, model, place.commits[model])
+            pushes.post(place, provider, model, push.commit)
+            place.until(partial(pushes.there, place.cluster, WORKFLOWS, push.name), 120)
+            workflow = place.cluster.get(WORKFLOWS, push.name)
+            assert workflow["metadata"]["labels"]["slipway/trigger"] == provider
+            assert arguments_of(workflow)["model"] == model
+            assert place.call("stop", push.name).returncode == 0
+            place.ended(push.name)
     tell("a push to the Hub and one to Harbor", f"{len(made)} runs, each of its commit")
 
 
