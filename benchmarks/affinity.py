@@ -9,6 +9,7 @@ of the conversations, but not all of them. For round-robin the servers are asked
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import random
@@ -66,6 +67,9 @@ class Found:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        prog="python -m benchmarks.affinity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     print(f"{SESSIONS} conversations of {TURNS} turns, {AT_ONCE} requests at once, on {REPLICAS} servers")
     print(
         f"{'affinity':<14}{'prompt tokens':>15}{'cached':>10}{'hit rate':>10}   share of the busier server", flush=True

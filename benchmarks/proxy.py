@@ -11,6 +11,7 @@ Prints milliseconds of one session on one machine; only the ratios are valid for
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -105,15 +106,26 @@ class Turn:
 
 
 def main() -> None:
+    only = _arguments().only
     print(f"load of the machine at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder, served(Path(folder)) as (store, found):
         key = add(store.root, Client(name="modest", key_sha256="", **PLENTY))
-        with with_tls(Path(folder), found) as (url, certificate):
-            direct = Way("vLLM itself", "http://vllm", socket=backend(found).socket)
-            through = Way("Envoy", found.url, key)
-            compare([direct, through, Way("Envoy with TLS", url, key, certificate=certificate)])
-        flood(store, through)
+        through = Way("Envoy", found.url, key)
+        if only != "flood":
+            with with_tls(Path(folder), found) as (url, certificate):
+                direct = Way("vLLM itself", "http://vllm", socket=backend(found).socket)
+                compare([direct, through, Way("Envoy with TLS", url, key, certificate=certificate)])
+        if only != "cost":
+            flood(store, through)
     print(f"load of the machine at the end: {os.getloadavg()[0]:.1f}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.proxy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=["cost", "flood"], help="one of the two (default: both)")
+    return parser.parse_args()
 
 
 def compare(ways: Sequence[Way]) -> None:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.argo.follow import follow
 from pipeline.argo.status import run_state
+from pipeline.argo.template import read
 from pipeline.options import SAID
 from pipeline.parameters import COMMAND, NAME, STORE_COMMAND, store_settings
 from pipeline.runs.progress import observer_for
 from stages.parts.base.errors import Interrupted, NotInstalled, RunFailed
 from stages.parts.base.store import canonical_json
 from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import TEMPLATES, WORKFLOWS, Object
-from stages.parts.cluster.refusals import Absent, AlreadyExists
+from stages.parts.cluster.kinds import WORKFLOWS, Object
+from stages.parts.cluster.refusals import AlreadyExists
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
@@ -33,7 +34,7 @@ def call(cluster: Cluster, config: RunConfig, words: Sequence[str]) -> tuple[str
         What it printed, and its exit code.
 
     Raises:
-        NotInstalled: the template is missing.
+        NotInstalled: the template is missing, or the pod's image can't be pulled; nothing was done.
         RunFailed: the command failed without a result, with its message, hint and exit code.
         Interrupted: by Ctrl-C; the command continues.
     """
@@ -42,6 +43,9 @@ def call(cluster: Cluster, config: RunConfig, words: Sequence[str]) -> tuple[str
         ended = run_state(follow(cluster, name, observer_for(sys.stderr, Path(name))))
     except KeyboardInterrupt as error:
         raise Interrupted(f"the command continues in the cluster, as the workflow {name}") from error
+    except NotInstalled:  # its image can't be pulled; it must not begin by itself once that is mended
+        cluster.merge(WORKFLOWS, name, {"spec": {"shutdown": "Terminate"}})
+        raise
     node = next((each for each in ended.nodes if each.name == COMMAND), None)
     said = node.outputs.get(SAID, "") if node else ""
     if node and (said or ended.phase == "Succeeded"):
@@ -52,14 +56,7 @@ def call(cluster: Cluster, config: RunConfig, words: Sequence[str]) -> tuple[str
 
 
 def _submit(cluster: Cluster, config: RunConfig, words: Sequence[str]) -> str:
-    try:
-        cluster.get(TEMPLATES, STORE_COMMAND)
-    except Absent as error:
-        cluster.kind(TEMPLATES.api_version, TEMPLATES.name)  # raises if Argo itself is missing
-        raise NotInstalled(
-            f"the template {STORE_COMMAND} is not installed in namespace {cluster.namespace}",
-            hint="slipway install --platform NAME",
-        ) from error
+    read(cluster, STORE_COMMAND)
     name = f"{STORE_COMMAND}-{secrets.token_hex(ID_BYTES)}"
     with contextlib.suppress(AlreadyExists):  # the response to the first try was lost
         cluster.create(WORKFLOWS, _workflow(name, config, words))

@@ -16,20 +16,25 @@ if TYPE_CHECKING:
     from pipeline.config import RunConfig
 
 
+def read(cluster: Cluster, name: str) -> Object:
+    """One of our WorkflowTemplates. Raises: NotInstalled: it, or Argo, is missing."""
+    try:
+        return cluster.get(TEMPLATES, name)
+    except Absent as error:
+        cluster.kind(TEMPLATES.api_version, TEMPLATES.name)  # raises if Argo itself is missing
+        raise NotInstalled(
+            f"the template {name} is not installed in namespace {cluster.namespace}",
+            hint="slipway install --platform NAME",
+        ) from error
+
+
 def installed(cluster: Cluster, arguments: Mapping[str, str]) -> Object:
     """The installed template, which has a parameter for each of *arguments*.
 
     Raises:
         NotInstalled: it is missing, or lacks a parameter, or Argo is missing.
     """
-    try:
-        template = cluster.get(TEMPLATES, NAME)
-    except Absent as error:
-        cluster.kind(TEMPLATES.api_version, TEMPLATES.name)  # raises if Argo itself is missing
-        raise NotInstalled(
-            f"the template {NAME} is not installed in namespace {cluster.namespace}",
-            hint="slipway install --platform NAME",
-        ) from error
+    template = read(cluster, NAME)
     known = [each["name"] for each in template["spec"].get("arguments", {}).get("parameters", [])]
     if missing := ", ".join(name for name in arguments if name not in known):
         raise NotInstalled(

@@ -68,7 +68,7 @@ def _words(context: typer.Context) -> Iterator[str]:
     yield from reversed(names)
     for each in context.command.params:
         value = context.params.get(each.name or "")
-        if each.name in HERE or value in (None, False):
+        if each.name in HERE or value is None or value is False:
             continue
         if each.param_type_name == "argument":
             yield str(value)

@@ -26,7 +26,7 @@ import yaml
 from pipeline.argo.runs import ClusterRun, find
 from stages.parts.base.program import VERSION
 from stages.parts.cluster.api import Cluster, connect
-from stages.parts.cluster.kinds import NAMESPACES, NODES, Object
+from stages.parts.cluster.kinds import NAMESPACES, NODES, Kind, Object
 from stages.parts.cluster.refusals import Absent
 from tests.demo import DEMO, MODEL
 from tests.hub.server import HubServer
@@ -200,3 +200,11 @@ def gone(cluster: Cluster) -> None:
         cluster.delete(NAMESPACES, cluster.namespace)
     except Absent:
         return
+
+
+def there(cluster: Cluster, kind: Kind, name: str) -> bool:
+    """Whether the object is there."""
+    try:
+        return bool(cluster.get(kind, name))
+    except Absent:
+        return False

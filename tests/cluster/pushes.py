@@ -95,10 +95,3 @@ def _ready(cluster: Cluster) -> bool:
         any(name.startswith(part) for name in ready)
         for part in ("slipway-receiver", "slipway-pushes-event", "slipway-pushes-sensor")
     )
-
-
-def there(cluster: Cluster, kind: Kind, name: str) -> bool:
-    try:
-        return bool(cluster.get(kind, name))
-    except Absent:
-        return False

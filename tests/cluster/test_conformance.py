@@ -21,14 +21,12 @@ from pipeline.argo.status import arguments_of
 from pipeline.config import load
 from pipeline.events.push import Push
 from stages.parts.base.errors import ModelNotFound
-from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CLAIMS, DEFINITIONS, NAMESPACES, PODS, WORKFLOWS, Kind
-from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.detect import CRD
 from stages.rollout.kserve.http_route import HTTP_ROUTES
 from stages.rollout.kserve.kept import ISVCS
 from tests.cluster import pushes
-from tests.cluster.conftest import OTHER_MODEL, VERSIONS, Place, Tell
+from tests.cluster.conftest import OTHER_MODEL, VERSIONS, Place, Tell, there
 from tests.demo import MODEL
 
 pytestmark = [
@@ -77,15 +75,8 @@ class Clients:
 
 @pytest.fixture(scope="module")
 def kserve(place: Place) -> None:
-    if not there(place.cluster, CRD):
+    if not there(place.cluster, DEFINITIONS, CRD):
         pytest.skip("needs KServe")
-
-
-def there(cluster: Cluster, definition: str) -> bool:
-    try:
-        return bool(cluster.get(DEFINITIONS, definition))
-    except Absent:
-        return False
 
 
 def pods(place: Place, run: str, stage: str, phase: str = "Running") -> list[str]:
@@ -257,14 +248,14 @@ def test_a_good_canary_waits_for_an_approval_is_promoted_and_rolled_back(place: 
 
 
 def test_a_push_to_each_registry_makes_a_run(place: Place, tell: Tell) -> None:
-    if not there(place.cluster, EVENTS):
+    if not there(place.cluster, DEFINITIONS, EVENTS):
         pytest.skip("needs Argo Events")
     made = {"huggingface": MODEL, "harbor": OTHER_MODEL}
     with pushes.deployed(place):
         for provider, model in made.items():
             push = Push(provider, model, place.commits[model])
             pushes.post(place, provider, model, push.commit)
-            place.until(partial(pushes.there, place.cluster, WORKFLOWS, push.name), 120)
+            place.until(partial(there, place.cluster, WORKFLOWS, push.name), 120)
             workflow = place.cluster.get(WORKFLOWS, push.name)
             assert workflow["metadata"]["labels"]["slipway/trigger"] == provider
             assert arguments_of(workflow)["model"] == model
@@ -274,7 +265,7 @@ def test_a_push_to_each_registry_makes_a_run(place: Place, tell: Tell) -> None:
 
 
 def test_uninstall_leaves_nothing(place: Place, tell: Tell) -> None:
-    if there(place.cluster, CRD) and place.cluster.list(ISVCS, labels=OURS)[0]:
+    if there(place.cluster, DEFINITIONS, CRD) and place.cluster.list(ISVCS, labels=OURS)[0]:
         tell("uninstall while it serves", "refused")
         assert "endpoints serve" in place.call("uninstall", "--yes").stderr
         for kind in (ISVCS, HTTP_ROUTES):
@@ -283,16 +274,8 @@ def test_uninstall_leaves_nothing(place: Place, tell: Tell) -> None:
     kept = place.answer("uninstall", "--yes")
     assert place.cluster.get(CLAIMS, "slipway-models")
     removed = place.answer("uninstall", "--yes", "--models")
-    place.until(lambda: absent(place), 120)
+    place.until(lambda: not there(place.cluster, NAMESPACES, place.namespace), 120)
     assert place.cluster.list(WORKFLOWS)[0] == []
     tell(
         "uninstall, then with --models", f"{len(kept)} objects, the models kept; then {len(removed)} and the namespace"
     )
-
-
-def absent(place: Place) -> bool:
-    try:
-        place.cluster.get(NAMESPACES, place.namespace)
-    except Absent:
-        return True
-    return False

@@ -12,9 +12,11 @@ import pytest
 import yaml
 
 from pipeline import store_commands
+from pipeline.argo.store_command import call
 from pipeline.config import load
 from pipeline.options import SAID
 from pipeline.parameters import STORE_COMMAND, store_settings
+from stages.parts.base.errors import NotInstalled
 from tests.kubernetes import Outcome
 
 COMMAND_LINES = {
@@ -22,7 +24,7 @@ COMMAND_LINES = {
     ("rollback", "org/name", "--to", "3", "--json"): ["rollback", "org/name", "--to=3", "--json"],
     ("rollout", "status", "org/name"): ["rollout", "status", "org/name"],
     ("rollout", "promote", "org/name", "--set", "rollout.step_s=5"): ["rollout", "promote", "org/name"],
-    ("prune", "org/name", "--keep", "5"): ["prune", "org/name", "--keep=5"],
+    ("prune", "org/name", "--keep", "0"): ["prune", "org/name", "--keep=0"],
     ("verify-decision", "latest"): ["verify-decision", "latest"],
 }
 
@@ -67,6 +69,15 @@ def test_a_rollback_is_not_tried_again_by_itself(commands, slipway):
     commands.script["command"] = [Outcome.failed(75, "the API does not answer"), Outcome()]
     assert slipway("rollback", "org/name", "--engine", "argo").returncode == 75
     assert len(commands.script["command"]) == 1
+
+
+def test_a_command_whose_image_can_not_be_pulled_is_not_left_behind(commands, cluster, config, monkeypatch):
+    monkeypatch.setattr("pipeline.argo.follow.UNPULLED_S", 0.3)
+    commands.script["command"] = [Outcome(unpulled="localhost/x:1")]
+    with pytest.raises(NotInstalled, match="localhost/x:1 can't be pulled"):
+        call(cluster, config, ["rollback", "org/name"])
+    (workflow,) = commands.server.all("Workflow")
+    assert workflow["spec"]["shutdown"] == "Terminate"
 
 
 def test_without_the_template_it_says_what_to_install(argo, slipway):
