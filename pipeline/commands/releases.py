@@ -89,18 +89,25 @@ def rollback(
 def prune(
     model: ModelArgument,
     keep: Annotated[int, typer.Option(help="How many of the newest releases to keep.")] = KEPT,
+    others: Annotated[
+        bool, typer.Option("--others", help="Also remove variants and evaluations that only other settings need.")
+    ] = False,
     platform: PlatformOption = None,
     config: ConfigOption = None,
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove old releases. Releases in production, before it, in a rollout, or being served are kept."""
+    """Remove old releases. Releases in production, before it, in a rollout, or being served are kept.
+
+    The store keeps the last variants and evaluations of other settings, so that a run with those finds them again.
+    `--others` removes them.
+    """
     from stages.parts.releases.listing import prune as remove
     from stages.parts.releases.split import Split
 
     place = place_of(store, model)
     settings = load_config(config, None, None, platform, None)
-    pruned = remove(place, keep, served(place, settings, model) or Split(stable=None))
+    pruned = remove(place, keep, served(place, settings, model) or Split(stable=None), others=others)
     print_result(pruned.model_dump(mode="json"), _said(pruned), as_json)
 
 
@@ -187,9 +194,10 @@ def _number(release: str | None) -> str:
 
 
 def _said(pruned: Pruned) -> str:
-    if not pruned.removed:
+    removed = ", ".join((*pruned.removed, *(["what other settings made"] if pruned.others else [])))
+    if not removed:
         return f"nothing to remove: all {len(pruned.kept)} releases are kept"
-    said = f"removed {', '.join(pruned.removed)}; {_size(pruned.freed_bytes)} freed"
+    said = f"removed {removed}; {_size(pruned.freed_bytes)} freed"
     shared = pruned.removed_bytes - pruned.freed_bytes
     return said + (
         f", {_size(shared)} remain, because variants or other releases link to the same files" if shared else ""

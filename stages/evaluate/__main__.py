@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from scoring.profile import Profile
 from stages.evaluate.conditions import Conditions, conditions_of, read_variant
 from stages.evaluate.gates import reference_of
-from stages.evaluate.results import UNCOMPARED, Result, complete, existing, refused
+from stages.evaluate.results import UNCOMPARED, Result, bring_back, complete, existing, refused
 from stages.parts.base import program
 from stages.parts.base.errors import (
     ConfigError,
@@ -141,7 +141,9 @@ def ensure(
         with contextlib.ExitStack() as stack:
             for name in sorted(conditions):
                 stack.enter_context(exclusive(store.lock(f"evaluate-{name}"), f"evaluate {name}"))
-            # Another process may have measured them while this one waited.
+            # Another process may have measured them while this one waited; another configuration, before.
+            for name, each in conditions.items():
+                bring_back(store, name, each.key)
             before = _found(store, conditions, workload, profile)
             if wanted := {name: each for name, each in conditions.items() if name not in before}:
                 from stages.evaluate.measure import measure

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stages.evaluate.session import Session, say
+from stages.parts.base.aside import take_up
 from stages.parts.base.errors import DamagedModel
 from stages.parts.base.settings import Workload
 from stages.parts.base.store import ModelStore, digest_of
@@ -32,6 +33,19 @@ def existing(store: ModelStore, name: str, key: str) -> Evaluation | None:
         say(f"{error}; measuring again")
         return None
     return found if found and found.key == key else None
+
+
+def bring_back(store: ModelStore, name: str, key: str) -> None:
+    """Put the evaluation and the refusal of other conditions aside, and bring back what was found under this key."""
+    for kind, paths in (
+        (Evaluation, [samples_path(store, name), store.evaluation(name)]),
+        (Refused, [refused_path(store, name)]),
+    ):
+        try:
+            there = kind.read(paths[-1])
+        except DamagedModel:
+            there = None
+        take_up(store, paths, there.key if there else None, key)
 
 
 def refused(store: ModelStore, name: str, key: str, profile: Profile) -> Refused | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from stages.optimize.calibration import calibration_digest
 from stages.optimize.methods import quantizer
 from stages.optimize.quantizer import Quantizer
 from stages.optimize.verify import verify
+from stages.parts.base.aside import take_up
 from stages.parts.base.errors import ConfigError, DamagedModel
 from stages.parts.base.settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
@@ -42,7 +44,8 @@ def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, b
         return found, False
     method.check(settings, base)
     with exclusive(store.lock(f"optimize-{name}"), f"optimize {name}"):
-        # Another process may have made it while this one waited.
+        # Another process may have made it while this one waited; another configuration, before.
+        take_up(store, [store.optimized(name)], _key_there(store, name), digest_of(identity))
         if found := existing(store, name, digest_of(identity)):
             return found, False
         with together(f"optimize {name} of {store.model}"):
@@ -85,6 +88,13 @@ def existing(store: ModelStore, name: str, key: str) -> Variant | None:
         print(f"the {name} variant is damaged ({wrong}); making it again", file=sys.stderr)
         return None
     return variant
+
+
+def _key_there(store: ModelStore, name: str) -> str | None:
+    with contextlib.suppress(DamagedModel):
+        variant = Variant.read(store.optimized(name) / VARIANT)
+        return variant.key if variant else None
+    return None
 
 
 def build(

@@ -156,7 +156,7 @@ def full_disk_as_error(where: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NotEnoughSpace(
                 f"no space left on the volume of {where}",
-                hint="free some space, or remove old releases and runs; nothing was changed",
+                hint="free some space, or remove what is old (slipway prune --others); nothing was changed",
             ) from error
         raise
 
@@ -249,7 +249,7 @@ class ModelStore:
             try:
                 yield work
                 fsync_tree(work)
-                _swap(work, target)
+                swap(work, target)
             finally:
                 if not resume:
                     shutil.rmtree(work, ignore_errors=True)
@@ -275,8 +275,9 @@ def swap_link(link: Path, target: Path) -> None:
     _fsync(link.parent)
 
 
-def _swap(work: Path, target: Path) -> None:
-    """Move *work* to *target*. A crash between the two renames leaves no target, never a half-written one."""
+def swap(work: Path, target: Path) -> None:
+    """Move *work* to *target*, in place of what is there. A crash between the two renames leaves no target, never a
+    half-written one."""
     target.parent.mkdir(parents=True, exist_ok=True)
     old = work.with_name(f"{work.name}.replaced-{uuid.uuid4().hex[:8]}")
     with contextlib.suppress(FileNotFoundError):

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from stages.parts.base import aside
 from stages.parts.base.errors import ConfigError, DamagedModel
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore, exclusive
@@ -72,6 +73,8 @@ class Pruned(Record):
     """Which releases were removed, and how much space that freed."""
 
     removed: tuple[str, ...]
+    others: bool = False
+    """Whether anything of other configurations was removed."""
     kept: tuple[str, ...]
     removed_bytes: int
     """The size of all files in the removed directories."""
@@ -111,9 +114,12 @@ def summarized_moves(store: ModelStore) -> list[MoveSummary]:
     return [_summary(each) for each in reversed(history(store))]
 
 
-def prune(store: ModelStore, keep: int, split: Split) -> Pruned:
+def prune(store: ModelStore, keep: int, split: Split, *, others: bool = False) -> Pruned:
     """Remove all but the newest *keep* releases. A release is never removed if it is in production, was there before,
     may be the next one, or is being served.
+
+    Args:
+        others: remove the variants and evaluations of other configurations, too, which were put aside.
 
     Raises:
         ConfigError: *keep* is less than one.
@@ -124,10 +130,10 @@ def prune(store: ModelStore, keep: int, split: Split) -> Pruned:
             "--keep must be at least 1", hint="the newest release must stay so that its number is not used again"
         )
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
-        return _prune(store, keep, split)
+        return _prune(store, keep, split, others=others)
 
 
-def _prune(store: ModelStore, keep: int, split: Split) -> Pruned:
+def _prune(store: ModelStore, keep: int, split: Split, *, others: bool) -> Pruned:
     names = [name for _, name in sorted(numbered(store).items(), reverse=True)]
     current, journal = current_release(store), under_way(store)
     needed = {*names[:keep], current, candidate(store), split.stable, split.canary, split.standby}
@@ -136,11 +142,14 @@ def _prune(store: ModelStore, keep: int, split: Split) -> Pruned:
     if journal:
         needed |= {journal.release, journal.stable, journal.before}
     removed = [name for name in names if name not in needed]
-    total, freed = _bytes_of([store.releases / name for name in removed])
-    for name in removed:
-        _remove(store, store.releases / name)
+    folders = [store.releases / name for name in removed]
+    set_aside = [aside.folder(store)] if others and aside.folder(store).exists() else []
+    total, freed = _bytes_of([*folders, *set_aside])
+    for each in (*folders, *set_aside):
+        _remove(store, each)
     return Pruned(
         removed=tuple(removed),
+        others=bool(set_aside),
         kept=tuple(name for name in names if name in needed),
         removed_bytes=total,
         freed_bytes=freed,
@@ -215,7 +224,7 @@ def _bytes_of(folders: list[Path]) -> tuple[int, int]:
 
 
 def _remove(store: ModelStore, folder: Path) -> None:
-    """Remove a release atomically for other processes: it is first renamed out of ``releases/``."""
+    """Remove a directory atomically for other processes: it is first renamed."""
     work = store.path / ".building" / f"pruned-{uuid.uuid4().hex}"
     work.parent.mkdir(parents=True, exist_ok=True)
     os.replace(folder, work)

@@ -109,6 +109,22 @@ def evaluation(store: ModelStore, name: str) -> Evaluation:
     return found
 
 
+def test_two_workloads_do_not_undo_each_others_work(store: ModelStore) -> None:
+    for name in ("fp16", "b"):
+        stand_in_variant(store, name)
+    assert evaluate(store, output_tokens=8).returncode == 0
+    first = evaluation(store, "b")
+    assert evaluate(store, output_tokens=12).returncode == 0
+    moments = done(store)
+    assert evaluation(store, "b").key != first.key
+    said = evaluate(store, output_tokens=8)
+    assert said.returncode == 0, said.stderr
+    assert results(store) == {"fp16": "reused", "b": "reused"}
+    assert evaluation(store, "b") == first
+    assert read_samples(samples_path(store, "b"), first)
+    assert done(store) == moments
+
+
 def test_each_block_starts_every_server_once_in_an_order_that_rotates_with_the_same_prompts(store: ModelStore) -> None:
     for name in ("fp16", "b", "c"):
         stand_in_variant(store, name)

@@ -140,6 +140,17 @@ def test_a_repeated_run_finds_the_variant_without_loading_anything(gptq: ModelSt
     }
 
 
+def test_two_group_sizes_do_not_undo_each_others_work(tiny: Path, settings: Any, tmp_path: Path) -> None:
+    store = acquire(tiny, tmp_path)
+    one, other = (Optimize.model_validate(settings | {"group_size": size}) for size in (64, 32))
+    first, _ = ensure(store, "gptq", one)
+    second, made = ensure(store, "gptq", other)
+    assert made
+    for asked, expected in ((one, first), (other, second), (one, first)):
+        assert ensure(store, "gptq", asked) == (expected, False)
+        assert variant(store, "gptq") == expected
+
+
 def test_everything_that_influences_the_result_changes_the_key(tiny: Path, settings: Any, tmp_path: Path) -> None:
     base = read_base(acquire(tiny, tmp_path))
     calibration = settings["calibration"]

@@ -11,6 +11,8 @@ import pytest
 
 from scoring.criteria import Weights
 from scoring.profile import Profile
+from stages.parts.base import aside
+from stages.parts.base.aside import take_up
 from stages.parts.base.errors import ConfigError, UnknownName
 from stages.parts.base.settings import Rollout
 from stages.parts.base.store import ModelStore, swap_link
@@ -193,6 +195,21 @@ def test_prune_keeps_what_is_needed_and_says_what_it_freed(store: ModelStore) ->
     assert (pruned.removed_bytes, pruned.freed_bytes) == (3 * each, 2 * each)
     assert (store.path / "elsewhere").read_text() == f"weights of {names[2]}"
     assert prune(store, 1, split).removed == ()
+
+
+def test_prune_removes_what_other_settings_made_only_if_asked(store: ModelStore) -> None:
+    empty(store, "0001-awq-aaaaaaaaaaaa")
+    path = store.optimized("other")
+    path.mkdir()
+    (path / "model.safetensors").write_text("weights")
+    take_up(store, [path], "a" * 64, "b" * 64)
+    kept = aside.folder(store)
+    assert not path.exists()
+    assert prune(store, 1, Split(stable=None)).others is False
+    assert kept.exists()
+    pruned = prune(store, 1, Split(stable=None), others=True)
+    assert (pruned.removed, pruned.others, pruned.freed_bytes) == ((), True, len("weights"))
+    assert not kept.exists()
 
 
 def test_prune_counts_bytes_that_two_removed_releases_share_once(store: ModelStore) -> None:

@@ -1,0 +1,83 @@
+"""What other configurations made is found again by its key."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from stages.parts.base.aside import KEPT, folder, take_up
+from stages.parts.base.store import ModelStore
+
+KEYS = [f"{digit}" * 64 for digit in range(KEPT + 3)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ModelStore:
+    return ModelStore(tmp_path, "org/name")
+
+
+@pytest.fixture
+def paths(store: ModelStore) -> list[Path]:
+    """Two files that belong together."""
+    found = store.evaluation("gptq")
+    found.parent.mkdir(parents=True)
+    return [found.with_suffix(".samples.jsonl"), found]
+
+
+def write(paths: list[Path], text: str) -> None:
+    for path in paths:
+        path.write_text(text)
+
+
+def texts(paths: list[Path]) -> list[str]:
+    return [path.read_text() for path in paths if path.exists()]
+
+
+def test_what_has_the_key_stays(store: ModelStore, paths: list[Path]) -> None:
+    write(paths, "here")
+    take_up(store, paths, KEYS[0], KEYS[0])
+    assert texts(paths) == ["here"] * 2
+    assert not folder(store).exists()
+
+
+def test_what_was_put_aside_comes_back_whole_and_only_once(store: ModelStore, paths: list[Path]) -> None:
+    write(paths, "first")
+    take_up(store, paths, KEYS[0], KEYS[1])
+    assert texts(paths) == []
+    write(paths, "second")
+    take_up(store, paths, KEYS[1], KEYS[0])
+    assert texts(paths) == ["first"] * 2
+    take_up(store, paths, KEYS[0], KEYS[1])
+    assert texts(paths) == ["second"] * 2
+    assert len(list(folder(store).rglob("gptq.json"))) == 2  # the folder of the name, and the one put aside
+
+
+def test_what_is_damaged_is_replaced_by_what_was_kept(store: ModelStore, paths: list[Path]) -> None:
+    write(paths, "first")
+    take_up(store, paths, KEYS[0], KEYS[1])
+    write(paths, "damaged")
+    take_up(store, paths, None, KEYS[0])
+    assert texts(paths) == ["first"] * 2
+
+
+def test_directories_are_kept_too(store: ModelStore) -> None:
+    path = store.optimized("gptq")
+    path.mkdir(parents=True)
+    (path / "model.safetensors").write_text("weights")
+    inode = (path / "model.safetensors").stat().st_ino
+    take_up(store, [path], KEYS[0], KEYS[1])
+    path.mkdir()
+    (path / "half").touch()
+    take_up(store, [path], None, KEYS[0])
+    assert [each.name for each in path.iterdir()] == ["model.safetensors"]
+    assert (path / "model.safetensors").stat().st_ino == inode
+
+
+def test_only_the_last_ones_in_use_are_kept(store: ModelStore, paths: list[Path]) -> None:
+    for before, after in itertools.pairwise(KEYS):
+        write(paths, before)
+        take_up(store, paths, before, after)
+    kept = next(folder(store).rglob("gptq.json"))
+    assert sorted(each.name[0] for each in kept.iterdir()) == [str(digit) for digit in range(2, KEPT + 2)]
