@@ -36,6 +36,7 @@ from pipeline.stage_templates import (
     SERVED,
     SERVING,
     add_templates,
+    exit_handler,
     workflow_parameter,
 )
 from stages.parts.base.settings import REFERENCE, Rollout
@@ -69,7 +70,7 @@ def workflow_template(config: RunConfig) -> dict[str, Any]:
             annotations=_said("{{workflow.parameters.model}}", RUN_DESCRIPTION),
         ),
         entrypoint="pipeline",
-        on_exit="ending",
+        on_exit=exit_handler(platform),
         arguments=_parameters(config),
         volumes=[
             models.Volume(

@@ -33,6 +33,7 @@ SECRET: Final = re.compile(r"(TOKEN|SECRET|PASSWORD|(API|ACCESS)_?KEY)$")
 FAMILIES: Final = {"optimize": "optimize", "check": "evaluate", "evaluate": "evaluate"}
 """The stages whose image holds more than our own programs. All others run on ``slim``."""
 
+DEFAULT_REPOSITORY, NO_REPOSITORY = "default", "none"
 AUTOMATIC: Final = ("gpus", "memory", "shm")
 """What evaluate may get by the size of the model. The outputs of check have the same names."""
 CHECK_DEADLINE_S: Final = 1800
@@ -164,8 +165,9 @@ class ClusterSettings(Settings):
     queue: str | None = None
     """The Kueue LocalQueue that admits stages with GPUs. None: without Kueue."""
     artifact_repository: str | None = None
-    """A key of the ConfigMap ``artifact-repositories``: the repository keeps the report, and Argo's UI shows it. None:
-    the report stays on the volume alone."""
+    """Where the report is kept besides the volume, so that Argo's UI shows it: a key of the ConfigMap
+    ``artifact-repositories``, ``default`` for Argo's own default repository, or ``none``. None: ``install`` takes the
+    default one where the cluster has it; what is rendered without a cluster has none."""
     controller_namespace: str = "argo"
     """The namespace of Argo's workflow controller, which keeps memoized results there."""
     controller_account: str | None = None
@@ -177,6 +179,11 @@ class ClusterSettings(Settings):
     """None: endpoints have one key for all, or none."""
     kept_s: Positive = 604_800
     """How long an ended run is listed; a failed one is listed twice as long. Its results stay in the store."""
+
+    @property
+    def publishes(self) -> bool:
+        """Whether a repository keeps the report."""
+        return self.artifact_repository not in (None, NO_REPOSITORY)
 
     @model_validator(mode="after")
     def _variables_of_others(self) -> Self:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from hera.workflows import Env, models
 
-from pipeline.platform import ClusterSettings, Nodes, Platform, Stage
+from pipeline.platform import DEFAULT_REPOSITORY, NO_REPOSITORY, ClusterSettings, Nodes, Platform, Stage
 
 USER: Final = 8737
 """User and group of every image, and owner of the files in the store."""
@@ -157,7 +157,7 @@ def _labels(stage: str, asks: Stage, cluster: ClusterSettings) -> dict[str, str]
 
 
 def _artifacts(cluster: ClusterSettings) -> dict[str, Any]:
-    if cluster.artifact_repository is None:
+    if cluster.artifact_repository in (None, NO_REPOSITORY, DEFAULT_REPOSITORY):
         return {}
     return {"artifact_repository_ref": models.ArtifactRepositoryRef(key=cluster.artifact_repository)}
 

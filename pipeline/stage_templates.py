@@ -15,6 +15,8 @@ from hera.workflows import (
     Resources,
     RetryStrategy,
     SecretEnv,
+    Step,
+    Steps,
     Suspend,
     models,
 )
@@ -58,6 +60,9 @@ SERVED: Final = "variants"
 """The output of check with the variants to measure, separated by commas."""
 SERVING: Final = "serving"
 """The output of check with the serving settings, with a number in place of every *auto*."""
+EXIT_HANDLER: Final = "end-and-publish"
+PUBLISHING: Final = "publish-report"
+"""The step of the exit handler that keeps the report in the cluster's artifact repository."""
 MAIN: Final = "main"
 """Argo's name for a template's container in the pod."""
 MODEL: Final = ("--model", "{{workflow.parameters.model}}")
@@ -78,7 +83,6 @@ class StageTemplate:
     variables: tuple[Env, ...] = ()
     mutex: str | None = None
     pod_spec_patch: str | None = None
-    artifacts: tuple[Artifact, ...] = ()
 
 
 def add_templates(platform: Platform) -> None:
@@ -208,8 +212,39 @@ def _ending(platform: Platform, variables: tuple[Env, ...]) -> StageTemplate:
         ),
         secrets=(API_KEY,),
         variables=variables,
-        artifacts=_report_artifact(platform),
     )
+
+
+def _add_exit_handler(ending: StageTemplate, platform: Platform) -> None:
+    """Add the exit handler, and the step that brings the report to its repository: if it fails, the run does not."""
+    _add(ending, platform)
+    if platform.cluster is None or not platform.cluster.publishes:
+        return
+    report = Artifact(
+        name="report",
+        path=f"{STORE_MOUNT}/{RUN_DIRECTORY}/report.html",
+        archive=NoneArchiveStrategy(),  # so that Argo's UI shows the page
+        optional=True,
+    )
+    asks = platform.stages.report
+    Container(
+        name=PUBLISHING,
+        image=platform.image_of(PUBLISHING),
+        command=["true"],  # Argo's own container, which ends after it, uploads what it finds
+        outputs=[report],
+        volume_mounts=[models.VolumeMount(name="store", mount_path=STORE_MOUNT)],
+        resources=_resources(asks),
+        active_deadline_seconds=asks.deadline_s,
+        **pods.of_stage(PUBLISHING, asks, platform, variant=None),
+    )
+    with Steps(name=EXIT_HANDLER):
+        Step(name=ending.stage, template=ending.stage)
+        Step(name=PUBLISHING, template=PUBLISHING, continue_on=models.ContinueOn(error=True, failed=True))
+
+
+def exit_handler(platform: Platform) -> str:
+    """The template that runs last, however a run ended."""
+    return EXIT_HANDLER if platform.cluster and platform.cluster.publishes else "ending"
 
 
 def _add_serving(platform: Platform) -> None:
@@ -234,7 +269,7 @@ def _add_serving(platform: Platform) -> None:
         )
         _add(template, platform)
         Suspend(name="approve", inputs=[Parameter(name="message")])
-    _add(_ending(platform, variables), platform)
+    _add_exit_handler(_ending(platform, variables), platform)
 
 
 def _add(template: StageTemplate, platform: Platform) -> None:
@@ -305,25 +340,15 @@ def _log(template: StageTemplate) -> str:
     return f"{'optimize' if template.stage == 'optimize' else template.name or template.stage}{''.join(which)}.log"
 
 
-def _outputs(template: StageTemplate) -> list[Parameter | Artifact]:
-    written = (
-        Parameter(name=name, value_from=models.ValueFrom(path=f"{OUTPUTS_MOUNT}/{name}")) for name in template.outputs
-    )
-    return [*written, *template.artifacts]
+def _outputs(template: StageTemplate) -> list[Parameter]:
+    paths = {name: models.ValueFrom(path=f"{OUTPUTS_MOUNT}/{name}") for name in template.outputs}
+    return [Parameter(name=name, value_from=path) for name, path in paths.items()]
 
 
 def _synchronization(template: StageTemplate, platform: Platform) -> models.Synchronization | None:
     semaphores = pods.gpu_semaphore(template.asks, platform)
     mutexes = [models.Mutex(name=template.mutex)] if template.mutex else None
     return models.Synchronization(mutexes=mutexes, semaphores=semaphores) if mutexes or semaphores else None
-
-
-def _report_artifact(platform: Platform) -> tuple[Artifact, ...]:
-    """The report's page, not compressed so that Argo's UI shows it. None if the platform has no artifact repository."""
-    if platform.cluster is None or platform.cluster.artifact_repository is None:
-        return ()
-    path = f"{STORE_MOUNT}/{RUN_DIRECTORY}/report.html"
-    return (Artifact(name="report", path=path, archive=NoneArchiveStrategy(), optional=True),)
 
 
 def workflow_parameter(name: str) -> str:

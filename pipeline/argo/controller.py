@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from typing import Final
 
+from stages.parts.base.errors import AccessDenied
 from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import DEPLOYMENTS, Object
+from stages.parts.cluster.kinds import CONFIG_MAPS, DEPLOYMENTS, Object
+from stages.parts.cluster.refusals import Absent
 
 CONTROLLER: Final = "workflow-controller"
+CONFIGURATION: Final = "workflow-controller-configmap"
+REPOSITORIES: Final = "artifact-repositories"
+DEFAULT_KEY: Final = "workflows.argoproj.io/default-artifact-repository"
+REPOSITORY: Final = re.compile(r"^artifactRepository:((?:\n[ \t]+.*|\n[ \t]*)*)", re.MULTILINE)
+"""The part of the controller's configuration, where that is one text."""
+STORAGE: Final = re.compile(r"^\s*(?:s3|gcs|azure|oss|hdfs|artifactory|plugin):", re.MULTILINE)
 LABELS: Final = ("app.kubernetes.io/component", "app")
 """The labels by which Helm's chart and Argo's own manifests mark the controller."""
 
@@ -41,6 +51,23 @@ def account(cluster: Cluster, namespace: str) -> str | None:
     """
     found = [each for each in controllers(cluster, namespace) if ready(each)]
     return found[0]["spec"]["template"]["spec"].get("serviceAccountName", "default") if found else None
+
+
+def has_repository(cluster: Cluster, controller_namespace: str) -> bool:
+    """Whether runs in the cluster's namespace have a default artifact repository, looked for where Argo does: in the
+    namespace itself, then in its controller's configuration. False if neither may be read."""
+    own = _config_map(cluster, REPOSITORIES, cluster.namespace)
+    if own.get("metadata", {}).get("annotations", {}).get(DEFAULT_KEY) in own.get("data", {}):
+        return True
+    controllers = _config_map(cluster, CONFIGURATION, controller_namespace).get("data", {})
+    texts = (controllers.get("artifactRepository", ""), *REPOSITORY.findall(controllers.get("config", "")))
+    return any(STORAGE.search(text) for text in texts)
+
+
+def _config_map(cluster: Cluster, name: str, namespace: str) -> Object:
+    with contextlib.suppress(Absent, AccessDenied):
+        return cluster.get(CONFIG_MAPS, name, namespace)
+    return {}
 
 
 def _is_controller(deployment: Object) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.argo import clients, nodes
 from pipeline.argo.controller import CONTROLLER, account, controllers, ready, tag
-from pipeline.argo.template import difference
+from pipeline.argo.template import difference, rendered_as
 from pipeline.checks import CheckResult
 from pipeline.parameters import NAME, RESOLVE_CACHE
 from pipeline.quantity import quantity
@@ -198,14 +198,12 @@ def _gpus(cluster: Cluster, config: RunConfig) -> CheckResult:
 
 
 def _template(cluster: Cluster, config: RunConfig) -> CheckResult:
-    from pipeline.definition import workflow_template
-
     install = f"slipway install --platform {config.platform.name}"
     try:
         installed = cluster.get(TEMPLATES, NAME)
     except Absent:
         return CheckResult(what="template", state="missing", found=f"no WorkflowTemplate {NAME}", hint=install)
-    path = difference(workflow_template(config)["spec"], installed["spec"], "spec")
+    path = difference(rendered_as(installed, config)["spec"], installed["spec"], "spec")
     if path:
         hint = f"{install}, with the same --config"
         return CheckResult(

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from rich.table import Table
 
-from pipeline.argo.controller import account
+from pipeline.argo.controller import account, has_repository
+from pipeline.argo.template import with_cluster
+from pipeline.platform import DEFAULT_REPOSITORY
 from stages.parts.base.errors import AccessDenied, ClusterRefused, Conflict
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import DEFINITIONS, NAMESPACES, Kind, Object
@@ -47,7 +49,7 @@ def install(cluster: Cluster, config: RunConfig, *, dry_run: bool, force: bool) 
     """
     from pipeline.manifests import documents_of, for_kserve
 
-    found = documents_of(_with_account(cluster, config))
+    found = documents_of(_as_found(cluster, config))
     if has_kserve(cluster):
         found += for_kserve(config.platform.namespace)
     found = in_order(found)
@@ -56,16 +58,19 @@ def install(cluster: Cluster, config: RunConfig, *, dry_run: bool, force: bool) 
     return [_apply(cluster, kind, each, new, dry_run, force) for kind, each in zip(kinds, found, strict=True)]
 
 
-def _with_account(cluster: Cluster, config: RunConfig) -> RunConfig:
-    """*config* with the service account of the cluster's own Argo controller, where it may be seen."""
+def _as_found(cluster: Cluster, config: RunConfig) -> RunConfig:
+    """*config* with the service account and the artifact repository of the cluster's own Argo, where they may be seen
+    and *config* names no others."""
     asked = config.platform.cluster
-    if asked is None or asked.controller_account is not None:
+    if asked is None:
         return config
-    with contextlib.suppress(AccessDenied):
-        if name := account(cluster, asked.controller_namespace):
-            there = asked.model_copy(update={"controller_account": name})
-            return config.model_copy(update={"platform": config.platform.model_copy(update={"cluster": there})})
-    return config
+    found: dict[str, str | None] = {}
+    if asked.controller_account is None:
+        with contextlib.suppress(AccessDenied):
+            found["controller_account"] = account(cluster, asked.controller_namespace)
+    if asked.artifact_repository is None and has_repository(cluster, asked.controller_namespace):
+        found["artifact_repository"] = DEFAULT_REPOSITORY
+    return with_cluster(config, found)
 
 
 def has_kserve(cluster: Cluster) -> bool:

@@ -16,7 +16,7 @@ from pipeline.argo.status import arguments_of, attempts, ended, nodes_of, output
 from pipeline.argo.submission import submit
 from pipeline.argo.template import installed
 from pipeline.parameters import NAME, allowing_incomplete, resolve_key
-from pipeline.runs.state import EXIT_NODE, LATEST, RunState
+from pipeline.runs.state import LATEST, RunState
 from stages.parts.base.errors import ClusterRefused, ClusterUnavailable, ConfigError, MissingRun
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import PODS, WORKFLOWS, Object
@@ -248,7 +248,7 @@ def _started(cluster: Cluster, pod: str) -> bool:
 def _pods(cluster: Cluster, workflow: Object, task: str) -> list[str]:
     """The pods of a task that still exist, in the order of the attempts."""
     name, nodes = workflow["metadata"]["name"], nodes_of(workflow.get("status", {}))
-    node = nodes.get(f"{name}.{'onExit' if task == EXIT_NODE else task}")
+    node = nodes.get(f"{name}.{task}")
     if node is None:
         return []
     found, _ = cluster.list(PODS, labels=f"{OF_WORKFLOW}={name}")

@@ -22,6 +22,7 @@ from stages.parts.cluster.kinds import Object
 TERMINAL: Final = frozenset({"Succeeded", "Failed", "Error"})
 HOLDERS: Final[dict[str, Kind]] = {
     "DAG": "DAG",
+    "Steps": "DAG",
     "Suspend": "Suspend",
 }
 SUSPENDED: Final = "waits for an approval: in Argo's user interface, or with slipway resume"
@@ -201,7 +202,7 @@ def _add_inner(state: RunState, nodes: Mapping[str, Object]) -> None:
     for name, each in nodes.items():
         below = name.removeprefix(f"{state.name}.")
         skipped = below in known or name == state.name or each.get("nodeFlag", {}).get("retried")
-        if skipped or below == EXIT_NODE or not name.startswith(f"{state.name}."):
+        if skipped or below == EXIT_NODE or each["type"] == "StepGroup" or not name.startswith(f"{state.name}."):
             continue
         holder = by_id.get(each.get("boundaryID", ""), {}).get("name", state.name)
         node = _node(below, each.get("templateName", ""), each, nodes)

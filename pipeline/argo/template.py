@@ -52,9 +52,7 @@ def compare(template: Object, config: RunConfig) -> str:
     Raises:
         NotInstalled: it has other tasks: the run would not do what the configuration says.
     """
-    from pipeline.definition import workflow_template
-
-    rendered, there = workflow_template(config)["spec"], template["spec"]
+    rendered, there = rendered_as(template, config)["spec"], template["spec"]
     wanted, has = ([each["name"] for each in tasks(spec)] for spec in (rendered, there))
     if sorted(wanted) != sorted(has):
         raise NotInstalled(
@@ -62,6 +60,27 @@ def compare(template: Object, config: RunConfig) -> str:
             hint=f"slipway install --platform {config.platform.name}, with the same --config and --set",
         )
     return difference({key: value for key, value in rendered.items() if key != "arguments"}, there, "spec")
+
+
+def rendered_as(template: Object, config: RunConfig) -> Object:
+    """What *config* renders, with what ``install`` found out about the cluster when it applied *template*."""
+    from pipeline.definition import workflow_template
+    from pipeline.platform import DEFAULT_REPOSITORY
+    from pipeline.stage_templates import EXIT_HANDLER
+
+    asked = config.platform.cluster
+    publishes = template["spec"].get("onExit") == EXIT_HANDLER
+    if asked and asked.artifact_repository is None and publishes:
+        config = with_cluster(config, {"artifact_repository": DEFAULT_REPOSITORY})
+    return workflow_template(config)
+
+
+def with_cluster(config: RunConfig, changed: Mapping[str, str | None]) -> RunConfig:
+    """*config* with other settings of its platform's cluster."""
+    if config.platform.cluster is None or not changed:
+        return config
+    cluster = config.platform.cluster.model_copy(update=dict(changed))
+    return config.model_copy(update={"platform": config.platform.model_copy(update={"cluster": cluster})})
 
 
 def difference(wanted: Any, there: Any, path: str) -> str:

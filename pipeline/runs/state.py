@@ -87,7 +87,7 @@ class RunState(_Timed):
         return next(node for node in self.nodes if node.name == name)
 
     def with_log(self, task: str) -> str:
-        """The task whose log is meant: of a DAG with one task, that task.
+        """The task whose log is meant: of a DAG with one task, that task; of the exit handler, its first one.
 
         Raises:
             UnknownName: the run has no such task.
@@ -95,7 +95,7 @@ class RunState(_Timed):
         if task not in (known := [node.name for node in self.nodes]):
             raise UnknownName("task", task, known)
         held = [node.name for node in self.nodes if node.parent == task]
-        return held[0] if len(held) == 1 else task
+        return held[0] if len(held) == 1 or (held and task == EXIT_NODE) else task
 
     def suspended(self, task: str | None) -> list[str]:
         """The names of the tasks that wait for an approval: *task*, or all.

@@ -6,6 +6,7 @@ output that its template promises. Node types, names, ids and messages are Argo'
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -202,10 +203,32 @@ class _Run:
             elif "dag" in template:
                 self._node(handler, handler, "DAG", on_exit, "Running")
                 self._dag(handler, handler, template)
+            elif "steps" in template:
+                self._steps(handler, template)
             else:
                 self._attempts(handler, "onExit", template)
         stopped = str(self.server.find("Workflow", self.name, self.namespace)["spec"].get("shutdown", ""))
         self._finish(phase, SHUTDOWN.format(stopped) if stopped else "")
+
+    def _steps(self, path: str, template: Object) -> Phase:
+        """A Steps template to its end; unlike a DAG, it goes on in a run that is stopped, if the exit handler is it."""
+        self._node(path, path, "Steps", template["name"], "Running")
+        phase: Phase = "Succeeded"
+        for number, group in enumerate(template["steps"]):
+            phases = {}
+            self._node(f"{path}[{number}]", f"[{number}]", "StepGroup", "", "Running")
+            for step in group:
+                found = self._attempts(
+                    f"{path}[{number}].{step['name']}", step["name"], self.templates[step["template"]]
+                )
+                forgiven = step.get("continueOn", {}).get({"Failed": "failed", "Error": "error"}.get(found, ""), False)
+                phases[step["name"]] = "Succeeded" if forgiven else found
+            phase = next((each for each in phases.values() if each != "Succeeded"), "Succeeded")
+            self._node(f"{path}[{number}]", f"[{number}]", "StepGroup", "", phase)
+            if phase != "Succeeded":
+                break
+        self._node(path, path, "Steps", template["name"], phase)
+        return phase
 
     def _dag(self, path: str, shown: str, template: Object) -> Phase:
         """A DAG template to its end, its tasks' nodes below *path*."""
@@ -403,14 +426,14 @@ class _Run:
                     "displayName": shown,
                     "type": type_,
                     "templateName": template,
-                    "boundaryID": self._id(path.rpartition(".")[0]),
+                    "boundaryID": self._id(re.sub(r"\[\d+\]$", "", path.rpartition(".")[0])),
                     "startedAt": _now(),
                     "finishedAt": None,
                     "message": "",
                 },
             )
             node["phase"] = phase
-            if type_ in ("DAG", "Skipped") and phase != "Running":
+            if type_ in ("DAG", "Steps", "StepGroup", "Skipped") and phase != "Running":
                 node["finishedAt"] = _now()
         self._save()
         return node

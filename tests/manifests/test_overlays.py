@@ -285,10 +285,19 @@ def test_a_queue_admits_gpu_stages_only():
 def test_with_an_artifact_repository_the_report_is_an_artifact_as_it_is():
     template = workflow("gke", "platform.cluster.artifact_repository=reports")
     assert template["spec"]["artifactRepositoryRef"] == {"key": "reports"}
-    (artifact,) = stages(template)["ending"]["outputs"]["artifacts"]
+    (artifact,) = stages(template)["publish-report"]["outputs"]["artifacts"]
     assert artifact["archive"] == {"none": {}}
     assert artifact["path"].endswith("/runs/{{workflow.name}}/report.html")
-    assert "outputs" not in stages(workflow("gke"))["ending"]
+    by_name = {each["name"]: each for each in template["spec"]["templates"]}
+    (ending,), (publishing,) = by_name[template["spec"]["onExit"]]["steps"]
+    assert ending["template"] == "ending"
+    assert "continueOn" not in ending
+    assert publishing["continueOn"] == {"error": True, "failed": True}
+    assert "artifactRepositoryRef" not in workflow("gke", "platform.cluster.artifact_repository=default")["spec"]
+    for without in ((), ("platform.cluster.artifact_repository=none",)):
+        plain = workflow("gke", *without)
+        assert plain["spec"]["onExit"] == "ending"
+        assert "publish-report" not in stages(plain)
 
 
 def test_each_stage_reaches_what_it_needs_and_no_more():

@@ -16,8 +16,8 @@ from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CONFIG_MAPS
 from tests.kubernetes import KubernetesServer
-from tests.kubernetes.objects import Resource
-from tests.pipeline.argo.argo_bench import PLATFORM, controller, definition, with_kserve
+from tests.kubernetes.objects import Object, Resource
+from tests.pipeline.argo.argo_bench import PLATFORM, controller, definition, namespace, with_kserve
 
 
 def argo_definitions(server: KubernetesServer, *cron_fields: str) -> None:
@@ -266,6 +266,48 @@ def test_the_account_of_argos_controller_can_be_named_and_need_not_be_seen(serve
     server.forbidden.add(("list", "deployments"))
     install(there, platform, dry_run=False, force=False)
     assert server.find("RoleBinding", RESOLVE_CACHE, "argo")["subjects"][0]["name"] == "argo"
+
+
+S3 = "s3:\n  bucket: runs\n  endpoint: store.example"
+CONFIGURED = {
+    "a field of its own": {"artifactRepository": f"archiveLogs: true\n{S3}"},
+    "one text": {"config": "parallelism: 3\nartifactRepository:\n  " + S3.replace("\n", "\n  ") + "\nlinks: []"},
+}
+
+
+@pytest.mark.parametrize("data", CONFIGURED.values(), ids=CONFIGURED)
+def test_the_report_goes_to_argos_default_repository(server, there, platform, data):
+    server.put(config_map("workflow-controller-configmap", "argo", data))
+    install(there, platform, dry_run=False, force=False)
+    spec = server.find("WorkflowTemplate", NAME, there.namespace)["spec"]
+    assert spec["onExit"] == "end-and-publish"
+    assert "artifactRepositoryRef" not in spec
+    assert checks(there, platform)["template"][0] == "ok"
+    server.forbidden.add(("get", "configmaps"))  # whoever submits need not see Argo's configuration
+    assert checks(there, platform)["template"][0] == "ok"
+
+
+def test_the_repository_of_the_namespace_itself_is_found(server, there, platform):
+    server.put(namespace(there.namespace))
+    server.put(config_map("artifact-repositories", there.namespace, {"reports": S3}))
+    install(there, platform, dry_run=False, force=False)
+    assert server.find("WorkflowTemplate", NAME, there.namespace)["spec"]["onExit"] == "ending"
+    annotations = {"workflows.argoproj.io/default-artifact-repository": "reports"}
+    server.put(config_map("artifact-repositories", there.namespace, {"reports": S3}, annotations))
+    install(there, platform, dry_run=False, force=False)
+    assert server.find("WorkflowTemplate", NAME, there.namespace)["spec"]["onExit"] == "end-and-publish"
+
+
+@pytest.mark.parametrize("data", [{"artifactRepository": "archiveLogs: true"}, {"config": "links:\n- s3: no"}, {}])
+def test_without_a_repository_the_report_stays_on_the_volume(server, there, platform, data):
+    server.put(config_map("workflow-controller-configmap", "argo", data))
+    install(there, platform, dry_run=False, force=False)
+    assert server.find("WorkflowTemplate", NAME, there.namespace)["spec"]["onExit"] == "ending"
+
+
+def config_map(name: str, where: str, data: dict[str, str], annotations: dict[str, str] | None = None) -> Object:
+    metadata = {"name": name, "namespace": where, "annotations": annotations or {}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
 def test_a_cache_without_its_label_is_reported(there, platform):

@@ -15,6 +15,7 @@ from pipeline.argo.follow import follow
 from pipeline.argo.runs import ClusterRun, again, find, read_logs, resume, stop
 from pipeline.argo.status import SUSPENDED
 from pipeline.argo.submission import submit
+from pipeline.definition import workflow_template
 from pipeline.runs.state import failure
 from stages.parts.base.errors import (
     AccessDenied,
@@ -90,6 +91,36 @@ def test_a_stage_that_fails_gives_its_message_hint_and_exit_code(argo, cluster, 
     assert run.state.node("acquire").attempts == 1
     assert seen.of("select")[-1][0] == "Omitted"
     assert run.state.node("onExit").phase == "Succeeded"
+
+
+UPLOAD_FAILED = Outcome("Error", 64, "Error (exit code 64): failed to put file: dial tcp: i/o timeout")
+
+
+@pytest.fixture
+def publishing(installed: KubernetesServer, config) -> None:
+    cluster = config.platform.cluster.model_copy(update={"artifact_repository": "reports"})
+    platform = config.platform.model_copy(update={"cluster": cluster})
+    installed.put(workflow_template(config.model_copy(update={"platform": platform})))
+
+
+@pytest.mark.usefixtures("publishing")
+def test_a_report_that_cannot_be_kept_elsewhere_does_not_fail_the_run(argo, cluster, given, seen):
+    argo.script["publish-report"] = [UPLOAD_FAILED]
+    run = ended(cluster, given, seen)
+    assert run.state.phase == run.state.node("onExit").phase == "Succeeded"
+    publishing = run.state.node("onExit[1].publish-report")
+    assert (publishing.phase, publishing.parent) == ("Error", "onExit")
+    assert "i/o timeout" in publishing.message
+    assert any("ending(0) works" in line for line in read_logs(cluster, run, "onExit", follow=False))
+
+
+@pytest.mark.usefixtures("publishing")
+def test_the_report_of_a_stopped_run_is_kept_too(argo, cluster, given, seen):
+    argo.script["acquire"] = [Outcome(until=threading.Event())]
+    once_acquire_runs(seen, lambda: stop(cluster, find(cluster, started(cluster, given))))
+    run = ended(cluster, given, seen)
+    assert run.state.phase == "Failed"
+    assert {run.state.node(f"onExit[{name}").phase for name in ("0].ending", "1].publish-report")} == {"Succeeded"}
 
 
 def test_an_error_longer_than_a_termination_message_is_cut_and_keeps_its_hint(argo, cluster, given, seen):
