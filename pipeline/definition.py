@@ -11,7 +11,7 @@ says which variants were asked for and can be served where ``evaluate`` runs; th
 what ``auto`` means in the serving settings, and how large a pod ``evaluate`` needs. Only fp16 has to succeed; a
 quantized variant that fails is left out of the selection and named in the report.
 On a cluster the steps of the rollout are separate tasks: deploy, canary-10, canary-50, canary-90, approve,
-canary-100, serve.
+canary-100, serve. Those in between are skipped where there is nothing to compare a release with.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pipeline.parameters import NAME, RESOLVE_CACHE, arguments, for_kserve, hub_
 from pipeline.platform import Platform
 from pipeline.stage_templates import (
     COMMIT,
+    COMPARED,
     QUANTIZED,
     RESOLVED,
     RESULTS,
@@ -173,18 +174,31 @@ def _serving_tasks(platform: Platform, rollout: Rollout) -> None:
     if platform.serves_on == LOCAL:
         Task(name="serve", template="serve", depends="select", when=serve)
         return
-    before = "select"
-    for step in (DEPLOY, *map(str, rollout.steps), PROMOTE):
-        name = {DEPLOY: "deploy", PROMOTE: "serve"}.get(step, f"canary-{step}")
+    _step("deploy", DEPLOY, "select", when=serve)
+    steps = [f"canary-{step}" for step in rollout.steps]
+    before, when = "deploy.Succeeded", f"{{{{tasks.deploy.outputs.parameters.{COMPARED}}}}} == true"
+    for name, step in zip(steps, map(str, rollout.steps), strict=True):
         if step == "100":
             approval = f"{workflow_parameter('approval')} == true"
-            observed = {"message": f"{{{{tasks.{before}.outputs.parameters.said}}}}"}
-            Task(name="approve", template="approve", arguments=observed, depends=before, when=f"{serve} && {approval}")
-            before = "approve"
-        approved = str(step in ("100", PROMOTE)).lower()
-        arguments = {"step": step, "approved": approved}
-        Task(name=name, template="rollout", arguments=arguments, depends=before, when=serve)
-        before = name
+            observed = before.partition(".")[0]
+            Task(
+                name="approve",
+                template="approve",
+                arguments={"message": f"{{{{tasks.{observed}.outputs.parameters.said}}}}"},
+                depends=before,
+                when=f"{when} && {approval}" if when else approval,
+            )
+            before = "(approve.Succeeded || approve.Skipped)"
+        _step(name, step, before, when=when)
+        before, when = f"{name}.Succeeded", None
+    # Nothing is compared in a first release, nor if the release is served already: then no step gets a pod.
+    _step("serve", PROMOTE, f"{steps[-1]}.Succeeded || (deploy.Succeeded && {steps[0]}.Skipped)")
+
+
+def _step(name: str, step: str, depends: str, when: str | None = None) -> None:
+    """Add one step of the rollout."""
+    arguments = {"step": step, "approved": str(step in ("100", PROMOTE)).lower()}
+    Task(name=name, template="rollout", arguments=arguments, depends=depends, when=when)
 
 
 def _checked(output: str) -> str:

@@ -48,6 +48,8 @@ HUB_TOKEN: Final = SecretEnv(name="HF_TOKEN", secret_name="slipway-hub", secret_
 API_KEY: Final = SecretEnv(name=API_KEY_VARIABLE, secret_name="slipway-api", secret_key="key", optional=True)  # noqa: S106
 RUN_DIRECTORY: Final = "{{workflow.parameters.model-directory}}/runs/{{workflow.name}}"
 """The run's folder, relative to the store."""
+COMPARED: Final = "compared"
+"""The output of deploy that says whether the release is to be compared, step by step, with the one that serves."""
 RESULTS: Final = ("winner", "outcome", "release", "reason", "table")
 """The outputs of select, which are also the outputs of the whole run."""
 QUANTIZED: Final = tuple(name for name in get_args(VariantName) if name != REFERENCE)
@@ -263,7 +265,7 @@ def _add_serving(platform: Platform) -> None:
             asks,
             (*model, *step, "--approved", _input("approved")),
             inputs=("step", "approved"),
-            outputs=("release", "state", "said", "url"),
+            outputs=("release", "state", "said", "url", COMPARED),
             secrets=(API_KEY,),
             variables=variables,
         )

@@ -52,6 +52,7 @@ def main() -> None:
     program.write_output("release", journal.release)
     program.write_output("state", journal.state)
     program.write_output("said", said)
+    program.write_output("compared", str(bool(journal.steps) and not journal.ended).lower())
     url = target.client_url() if journal.ended else ""
     program.write_output("url", url)
     if url:

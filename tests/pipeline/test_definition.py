@@ -224,7 +224,14 @@ def test_on_a_cluster_the_rollouts_steps_are_tasks_with_an_optional_approval():
     compiled = render(load(chosen={"platform": "gke"}, assignments=["rollout.steps=[5, 100]"]))
     chain = ["select", "deploy", "canary-5", "approve", "canary-100", "serve"]
     found = tasks(compiled)
-    assert [found[name]["depends"] for name in chain[1:]] == chain[:-1]
+    assert [found[name]["depends"] for name in chain[1:]] == [
+        "select",
+        "deploy.Succeeded",
+        "canary-5.Succeeded",
+        "(approve.Succeeded || approve.Skipped)",
+        "canary-100.Succeeded || (deploy.Succeeded && canary-5.Skipped)",
+    ]
+    assert found["canary-5"]["when"] == "{{tasks.deploy.outputs.parameters.compared}} == true"
     given = {
         name: {each["name"]: each["value"] for each in found[name].get("arguments", {}).get("parameters", [])}
         for name in chain

@@ -394,6 +394,30 @@ def test_a_run_that_waits_for_an_approval_goes_on_once_it_is_given(argo, cluster
         resume(cluster, run)
 
 
+def test_a_release_without_one_to_compare_with_costs_no_pods_in_between(argo, cluster, given, seen):
+    argo.script["deploy"] = [Outcome(outputs={"compared": "false"})]
+    run = ended(cluster, given | {"approval": "true"}, seen)
+    phases = {node.name: node.phase for node in run.state.nodes}
+    assert (run.state.phase, phases["deploy"], phases["serve"]) == ("Succeeded", "Succeeded", "Succeeded")
+    assert phases["canary-10"] == "Skipped"
+    assert {phases[name] for name in ("canary-50", "canary-90", "approve", "canary-100")} == {"Omitted"}
+
+
+def test_without_serving_nothing_is_rolled_out(argo, cluster, given, seen):
+    run = ended(cluster, given | {"serve": "false"}, seen)
+    phases = {node.name: node.phase for node in run.state.nodes}
+    assert (run.state.phase, phases["select"]) == ("Succeeded", "Succeeded")
+    names = ("deploy", "canary-10", "canary-50", "canary-90", "approve", "canary-100", "serve")
+    assert [phases[name] for name in names] == ["Skipped", *["Omitted"] * 6]
+
+
+def test_a_step_that_fails_ends_the_rollout(argo, cluster, given, seen):
+    argo.script["canary-50"] = [Outcome.failed(43, "2-awq was rolled back: it is slower")]
+    run = ended(cluster, given, seen)
+    assert (run.state.phase, run.state.culprit) == ("Failed", "canary-50")
+    assert run.state.node("serve").phase == "Omitted"
+
+
 def test_a_retried_run_has_the_same_arguments(argo, cluster, given, seen):
     argo.script["acquire"] = [Outcome.failed(15, "the volume is full"), Outcome()]
     run = ended(cluster, given, seen)
