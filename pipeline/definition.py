@@ -176,7 +176,8 @@ def _serving_tasks(platform: Platform, rollout: Rollout) -> None:
         return
     _step("deploy", DEPLOY, "select", when=serve)
     steps = [f"canary-{step}" for step in rollout.steps]
-    before, when = "deploy.Succeeded", f"{{{{tasks.deploy.outputs.parameters.{COMPARED}}}}} == true"
+    before = "deploy.Succeeded"
+    when: str | None = f"{{{{tasks.deploy.outputs.parameters.{COMPARED}}}}} == true"
     for name, step in zip(steps, map(str, rollout.steps), strict=True):
         if step == "100":
             approval = f"{workflow_parameter('approval')} == true"

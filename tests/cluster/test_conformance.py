@@ -6,9 +6,11 @@ are the real ones.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 
 import httpx
@@ -26,6 +28,7 @@ from stages.rollout.kserve.detect import CRD
 from stages.rollout.kserve.http_route import HTTP_ROUTES
 from stages.rollout.kserve.kept import ISVCS
 from tests.cluster import pushes
+from tests.cluster.bucket import Bucket
 from tests.cluster.conftest import OTHER_MODEL, VERSIONS, Place, Tell, there
 from tests.demo import MODEL
 
@@ -95,6 +98,21 @@ def installed_anew(place: Place) -> None:
     assert "slipway" in changed, changed
 
 
+@contextlib.contextmanager
+def repository(place: Place, address: str) -> Iterator[Bucket]:
+    """A bucket that is the default artifact repository of the namespace."""
+    with Bucket(address) as bucket:
+        objects = bucket.objects(place.namespace)
+        kinds = [place.cluster.kind(each["apiVersion"], each["kind"]) for each in objects]
+        for kind, each in zip(kinds, objects, strict=True):
+            place.cluster.apply(kind, each)
+        place.answer("install")
+        yield bucket
+        for kind, each in zip(kinds, objects, strict=True):
+            place.cluster.delete(kind, each["metadata"]["name"])
+        place.answer("install")
+
+
 def seconds(run: ClusterRun) -> str:
     return f"{run.state.seconds or 0:.0f} s"
 
@@ -152,16 +170,25 @@ def test_logs_are_those_of_the_stages(place: Place, tell: Tell) -> None:
     tell("logs of a stage", f"{len(ended.stdout.splitlines())} lines of select")
 
 
-def test_a_second_and_a_third_run_end_from_the_memo(place: Place, tell: Tell) -> None:
-    first, took = place.run("latest"), []
-    for _ in range(2):
-        run = place.ended(place.submit(MODEL, "--no-serve", "--force"))
-        succeeded(run)
-        assert run.winner == first.winner
-        assert any(node.cached for node in run.state.nodes)
-        assert (run.state.seconds or 0) < (first.state.seconds or 0)
-        took.append(seconds(run))
+def test_a_second_and_a_third_run_end_from_the_memo_and_keep_their_report_where_they_can(
+    place: Place, address: str, tell: Tell
+) -> None:
+    first, took, published = place.run("latest"), [], {}
+    with repository(place, address) as bucket:
+        for bucket.refuses in (False, True):
+            run = place.ended(place.submit(MODEL, "--no-serve", "--force"))
+            succeeded(run)
+            assert run.winner == first.winner
+            assert any(node.cached for node in run.state.nodes)
+            assert (run.state.seconds or 0) < (first.state.seconds or 0)
+            took.append(seconds(run))
+            published[run.id] = run.state.node("onExit[1].publish-report")
+    (kept, refused), pages = published.items(), bucket.kept
+    assert (kept[1].phase, refused[1].phase in ("Failed", "Error")) == ("Succeeded", True), refused
+    assert "no more today" in refused[1].message
+    assert [kept[0] in path and b"</html>" in page for path, page in pages.items()] == [True]
     tell("the same run twice more", f"resolve from the memo, the rest from the store; {', '.join(took)}")
+    tell("the report in an artifact repository", "there; one that refuses it fails no run")
 
 
 def test_a_decision_is_verified_where_the_store_is(place: Place, tell: Tell) -> None:
@@ -206,6 +233,8 @@ def test_the_first_release_is_served(place: Place, tell: Tell) -> None:
     succeeded(run)
     answered = Clients(place).ask()
     assert answered.json()["choices"][0]["message"]["content"], answered.text
+    steps = {node.phase for node in run.state.nodes if node.name.startswith("canary-")}
+    assert steps <= {"Skipped", "Omitted"}, "there is nothing to compare it with"
     tell("the first release on KServe", f"{run.document()['release']} answers after {seconds(run)}")
 
 

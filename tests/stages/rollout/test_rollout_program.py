@@ -51,13 +51,16 @@ def candidate(store: ModelStore, number: int, name: str, **behaviour: object) ->
 
 def test_each_step_is_a_task_and_the_last_one_prints_the_address(store: ModelStore, tmp_path: Path) -> None:
     first = candidate(store, 1, "fp16")
-    assert rollout(store).returncode == 0
+    assert rollout(store, **{OUTPUTS_VARIABLE: str(tmp_path / "first")}).returncode == 0
+    assert (tmp_path / "first" / "compared").read_text() == "false"
     second = candidate(store, 2, "awq", another="model")
-    states = []
+    states, compared = [], []
     for step in ("deploy", "10", "50", "100", "promote"):
         said = rollout(store, "--step", step, run="run-2", **{OUTPUTS_VARIABLE: str(tmp_path / step)})
         assert said.returncode == 0, said.stderr
         states.append((tmp_path / step / "state").read_text())
+        compared.append((tmp_path / step / "compared").read_text())
+    assert compared == ["true", "true", "true", "true", "false"]
     assert states == ["shifting", "shifting", "shifting", "promoting", "promoted"]
     found = endpoint(store)
     assert found
