@@ -13,6 +13,7 @@ from stages.rollout.targets import connect
 if TYPE_CHECKING:
     from stages.parts.base.settings import AskedServing
     from stages.parts.base.store import ModelStore
+    from stages.rollout.kserve.move import Moved
     from stages.rollout.target import Target
 
 
@@ -22,6 +23,23 @@ def target_of(config: RunConfig, store: ModelStore, source: str, serving: AskedS
     Raises: as ``stages.rollout.targets.connect``.
     """
     return connect(config.platform.serves_on, store, source, serving, kserve_settings(config))
+
+
+def moved(config: RunConfig, store: ModelStore, serving: AskedServing, mode: str) -> Moved:
+    """Serve a model in another mode of KServe.
+
+    Raises:
+        ConfigError: the platform is not a cluster, or there is no such mode; else as ``stages.rollout.kserve.move``.
+    """
+    from stages.parts.cluster.api import connect as connect_cluster
+    from stages.rollout.kserve.move import MOVABLE, move
+
+    if config.platform.serves_on == LOCAL:
+        raise ConfigError(f"the platform {config.platform.name} does not serve on KServe", hint="choose --platform")
+    if mode not in MOVABLE:
+        raise UnknownName("mode to move to", mode, MOVABLE)
+    settings = kserve_settings(config)
+    return move(connect_cluster(namespace=settings.namespace), store, serving, settings, mode)
 
 
 def rendered(config: RunConfig, store: ModelStore, release: str, stable: str | None, mode: str) -> list[dict[str, Any]]:

@@ -32,6 +32,9 @@ def register(app: typer.Typer) -> None:
     group.command("start", epilog="Example: slipway rollout start org/name")(on_the_volume(start))
     group.command("status", epilog="Example: slipway rollout status org/name --json")(on_the_volume(status))
     group.command("promote", epilog="Example: slipway rollout promote org/name")(on_the_volume(promote))
+    group.command("move", epilog="Example: slipway rollout move org/name --mode standard --platform gke")(
+        on_the_volume(move)
+    )
     group.command("render", epilog="Example: slipway rollout render org/name --platform gke --mode route")(render)
     group.command("abort", epilog="Example: slipway rollout abort org/name")(on_the_volume(abort))
     app.add_typer(group, name="rollout")
@@ -117,6 +120,37 @@ def abort(
     given_up = commands.abort(place, _target(place, model, load_config(config, None, None, platform, assignments)))
     said = f"aborted the rollout of {given_up}" if given_up else f"no rollout of {model} is in progress"
     print_result({"model": model, "given_up": given_up}, said, as_json)
+
+
+def move(
+    model: ModelArgument,
+    mode: Annotated[str, typer.Option(help="The mode of KServe to serve in: standard or route.")],
+    platform: PlatformOption = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    store: StoreOption = STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve a model in another mode of KServe, as after an upgrade of it, while clients are answered.
+
+    The release starts in the other mode beside the present one, and takes the endpoint's name once it answers; there
+    must be room for both. Requests of our own run all the while; fails if one of them does, and goes back if they are
+    no longer answered.
+    """
+    from pipeline.serving import moved
+    from stages.parts.base.errors import DrillFailed
+    from stages.parts.base.program import answer_sigterm
+
+    answer_sigterm()
+    settings, place = load_config(config, None, None, platform, assignments), place_of(store, model)
+    found = moved(settings, place, serving_of(place, settings), mode)
+    said = f"{found.release} is served in mode {mode}"
+    if found.answers:
+        said += f", no longer {found.before}, after {found.seconds:.0f} s; {found.answers.requests} requests meanwhile"
+    print_result({"model": model, **found.model_dump(mode="json")}, said, as_json)
+    if found.answers and found.answers.failed:
+        said = f"{found.answers.failed} of {found.answers.requests} requests failed"
+        raise DrillFailed(said, hint=f"their errors: {', '.join(found.answers.errors)}")
 
 
 def render(

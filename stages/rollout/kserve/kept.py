@@ -24,7 +24,7 @@ from stages.rollout.kserve.objects import (
 from stages.rollout.kserve.settings import KServe
 
 ISVCS: Final = Kind("serving.kserve.io/v1beta1", "InferenceService", "inferenceservices")
-MOVE: Final = "to move it, see 'Another mode' in docs/rollout.md"
+MOVE: Final = "to move it: slipway rollout move"
 
 
 def mode_of(service: Object) -> Mode | None:
@@ -60,7 +60,8 @@ def kept_mode(cluster: Cluster, model: str, asked: str, namespace: str | None = 
         said = " and ".join(f"{mode} ({', '.join(names)})" for mode, names in found.items())
         raise Conflict(
             f"{model} is served in two modes at once: {said}",
-            hint=f"keep one: kubectl -n {namespace or cluster.namespace} delete isvc, with the others' names",
+            hint="slipway rollout move completes a move; or keep one: "
+            f"kubectl -n {namespace or cluster.namespace} delete isvc, with the others' names",
         )
     mode = next(iter(found), None)
     if mode and asked not in ("auto", mode):

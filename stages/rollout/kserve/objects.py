@@ -38,6 +38,8 @@ RELEASE: Final = "slipway/release"
 REVISION: Final = "slipway/revision"
 """The predictor's revision: changes when its pods have to be restarted."""
 MODEL: Final = "slipway/model"
+SAYS_MODE: Final = "slipway/mode"
+"""On the HTTPRoute of mode ``route``."""
 PART_OF: Final = {"app.kubernetes.io/part-of": "slipway"}
 ISVC_LABEL: Final = "serving.kserve.io/inferenceservice"
 DEPLOYMENT_MODE: Final = "serving.kserve.io/deploymentMode"
@@ -225,7 +227,7 @@ def http_route(
     namespace, _, called = gateway.rpartition("/")
     parent = {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": called}
     metadata: Object = {"name": name or route_name(endpoint), "namespace": endpoint.namespace, "labels": dict(PART_OF)}
-    metadata["annotations"] = {MODEL: endpoint.store.model, "slipway/mode": "route"}
+    metadata["annotations"] = {MODEL: endpoint.store.model, SAYS_MODE: "route"}
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "HTTPRoute",

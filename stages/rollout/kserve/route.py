@@ -12,6 +12,7 @@ from stages.rollout.kserve.kept import ISVCS, refuse_foreign
 from stages.rollout.kserve.objects import (
     ENDPOINT,
     MODEL,
+    SAYS_MODE,
     Object,
     http_route,
     inference_service,
@@ -113,6 +114,15 @@ class RouteTarget(KServeTarget):
     def client_url(self) -> str:
         return f"http://{self.installation.hostname(self.endpoint.name, self.endpoint.namespace)}"
 
+    def leave_host(self) -> None:
+        if route := self._route():
+            self.remove(HTTP_ROUTES, route["metadata"]["name"])
+            self.wait_for_propagation("", 0)
+
+    def remove_services(self) -> None:
+        for each in set(self._releases().values()):
+            self._remove(each)
+
     def _split(self, seen: Object | None, parts: list[tuple[str, int]], *, back: bool = False) -> None:
         """Give each release its percentage, and wait until that is in force."""
         weights = [(self._deployment(release), self._port(release), percent) for release, percent in parts]
@@ -176,6 +186,8 @@ class RouteTarget(KServeTarget):
         """
         for name in (self.endpoint.name, route_name(self.endpoint)):
             found = self.get(HTTP_ROUTES, name)
+            if found and self._of_standard(found):
+                continue
             ours = found and found["metadata"].get("annotations", {}).get(MODEL) == self.endpoint.store.model
             if found and ours:
                 refuse_foreign(HTTP_ROUTES, found)
@@ -185,6 +197,12 @@ class RouteTarget(KServeTarget):
                     f"the HTTPRoute {name} is not of {self.endpoint.store.model}", hint="remove or rename it"
                 )
         return None
+
+    def _of_standard(self, route: Object) -> bool:
+        """Whether KServe made it for mode ``standard``, which a model is being moved from or to."""
+        metadata = route["metadata"]
+        owners = {(each["kind"], each["name"]) for each in metadata.get("ownerReferences", [])}
+        return owners == {("InferenceService", metadata["name"])} and SAYS_MODE not in metadata.get("annotations", {})
 
     def _name(self, release: str) -> str:
         """The InferenceService of a release; older versions left out the end of its name."""

@@ -138,6 +138,11 @@ class StandardTarget(KServeTarget):
     def client_url(self) -> str:
         return url_of(self.service(), self.endpoint.store.model)
 
+    def remove_services(self) -> None:
+        if found := self.service():
+            self.remove_autoscaler(self._deployment(found["spec"]["predictor"]))
+        super().remove_services()
+
     def _apply(
         self, seen: Object | None, stable: Object, others: list[Object], *, anew: bool = False, back: bool = False
     ) -> Object:

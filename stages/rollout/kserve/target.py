@@ -241,9 +241,16 @@ class KServeTarget(ABC):
             for name in {each["metadata"]["name"] for each in found}.difference(deployments):
                 self.remove_autoscaler(name)
 
+    def leave_host(self) -> None:  # noqa: B027
+        """Give up the endpoint's host name, where the mode has a route of its own for it."""
+
+    def remove_services(self) -> None:
+        """Remove what serves in this mode; what all modes share stays."""
+        self.remove(ISVCS, self.endpoint.name)
+
     def remove_all(self) -> None:
         """Stop serving the model."""
-        self.remove(ISVCS, self.endpoint.name)
+        self.remove_services()
         self.remove(BUDGETS, self.endpoint.name)
 
     def refusal(self, release: str) -> Conflict:

@@ -48,7 +48,7 @@ def test_another_mode_than_the_one_that_serves_is_refused(serve: Serve) -> None:
     before = kserve.server.all("InferenceService")
     with pytest.raises(Conflict, match=r"served in mode route, and kserve.mode says standard$") as refused:
         kserve.connect(mode="standard")
-    assert "docs/rollout.md" in refused.value.hint
+    assert "slipway rollout move" in refused.value.hint
     assert kserve.connect(mode="route").split() == Split(GOOD)
     assert kserve.server.all("InferenceService") == before
 

@@ -1,0 +1,197 @@
+"""Moves a model from one mode of KServe to another while clients are answered, and tries it under a load of its own.
+
+The other mode's objects are made beside those that serve and must answer before they get the host name. For a while
+both modes have a route for it: whichever the gateway prefers, servers of the same release answer. Only where that
+shows in the load's answers are the former objects removed; otherwise the new ones are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Final
+
+from stages.parts.base.errors import Conflict, DrillFailed, NothingToServe, SlipwayError, TransientError
+from stages.parts.base.record import Record
+from stages.parts.base.settings import AskedServing
+from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.cluster.api import Cluster
+from stages.parts.records.rollout import LOCK, Act, under_way
+from stages.parts.releases import release as releases
+from stages.parts.releases.history import remember_at_once
+from stages.rollout.drills import Answers, access_to, answers
+from stages.rollout.kserve.connect import MODES, POLL_S
+from stages.rollout.kserve.detect import detect
+from stages.rollout.kserve.kept import in_mode, served_modes
+from stages.rollout.kserve.objects import KServeEndpoint, Mode
+from stages.rollout.kserve.settings import KServe
+from stages.rollout.kserve.target import KServeTarget
+from stages.rollout.observation import responds
+from stages.rollout.plan import SCHEDULED_S
+from stages.rollout.steady_load import SteadyLoad
+
+MOVABLE: Final[tuple[Mode, ...]] = ("standard", "route")
+"""Modes whose routes belong to one gateway. Knative has its own."""
+PROMPT_TOKENS, OUTPUT_TOKENS, CLIENTS, PAUSE_S = 16, 8, 2, 0.2
+"""The load: enough requests to notice a gap of a second, few enough to disturb nobody."""
+ANSWER_S: Final = 30.0
+HOST_HINT: Final = "where the endpoint's name can't be resolved: --set kserve.gateway_url=http://…"
+
+
+class Moved(Record):
+    """What became of a move."""
+
+    release: str
+    before: Mode
+    mode: Mode
+    seconds: float
+    answers: Answers | None
+    """What the load was answered; None: nothing had to be moved."""
+
+
+def move(
+    cluster: Cluster,
+    store: ModelStore,
+    serving: AskedServing,
+    settings: KServe,
+    mode: Mode,
+    *,
+    poll_s: float = POLL_S,
+) -> Moved:
+    """Serve the release in production in *mode*. A move that was interrupted is completed.
+
+    Raises:
+        NothingToServe: the model is not served.
+        Conflict: a rollout is under way, or the mode can't be moved to or from.
+        ConfigError, NotInstalled: the cluster's KServe can't serve in *mode*.
+        TransientError: the release did not answer in the other mode in time; nothing has changed.
+        DrillFailed: no request is answered even before, or in the other mode; nothing has changed.
+    """
+    with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
+        if journal := under_way(store):
+            raise Conflict(f"the rollout of {journal.release} is under way", hint="let it end, or give it up")
+        before, release = _served(cluster, store, mode)
+        if before == mode:
+            return Moved(release=release, before=before, mode=mode, seconds=0, answers=None)
+        old, new = (_target(cluster, store, serving, settings, each, poll_s) for each in (before, mode))
+        _check_host(old, new)
+        who, began = new.who(), datetime.now().astimezone()
+        load = SteadyLoad(
+            access_to(store, old.client_url(), settings.gateway_url or ""),
+            concurrency=CLIENTS,
+            prompt_tokens=PROMPT_TOKENS,
+            output_tokens=OUTPUT_TOKENS,
+            pause_s=PAUSE_S,
+        )
+        with load:
+            _until_answered(load, time.monotonic(), "no request is answered, and nothing was changed")
+            _bring_up(store, old, new, release)
+            _hand_over(load, old, new, release)
+        said = f"served in mode {mode}, no longer {before}"
+        new.announce("ModeMoved", f"{release}: {said}")
+        act = Act(by=who, what="began", at=began)
+        remember_at_once(store, "settings", release, release, said, act, releases.headline(store, release))
+    took_s = (datetime.now().astimezone() - began).total_seconds()
+    return Moved(release=release, before=before, mode=mode, seconds=round(took_s, 1), answers=answers(load.replies()))
+
+
+def _served(cluster: Cluster, store: ModelStore, mode: Mode) -> tuple[Mode, str]:
+    """The mode to move from, and the release."""
+    found, release = served_modes(cluster).get(store.model, {}), releases.current_release(store)
+    if not found or release is None:
+        raise NothingToServe(f"{store.model} is not served here", hint=f"slipway rollout start {store.model}")
+    others = [each for each in found if each != mode]
+    if {mode, *others} - {*MOVABLE} or len(others) > 1:
+        raise Conflict(
+            f"{store.model} can't be moved from {', '.join(found)} to {mode}: only between {' and '.join(MOVABLE)}",
+            hint="see 'Another mode' in docs/rollout.md",
+        )
+    return (others or [mode])[0], release
+
+
+def _target(
+    cluster: Cluster, store: ModelStore, serving: AskedServing, settings: KServe, mode: Mode, poll_s: float
+) -> KServeTarget:
+    chosen = in_mode(settings, mode)
+    endpoint = KServeEndpoint(store, serving, chosen, cluster.namespace)
+    return MODES[mode](cluster, endpoint, detect(cluster, chosen), poll_s)
+
+
+def _check_host(old: KServeTarget, new: KServeTarget) -> None:
+    """Raises: Conflict: clients would have to ask another host, or the new mode's route can't be found by its name."""
+    split = old.split()
+    if split.canary:
+        raise Conflict(f"{split.canary} is being tried", hint="end that rollout first")
+    hosts = [each.installation.hostname(each.endpoint.name, each.endpoint.namespace) for each in (old, new)]
+    if len(set(hosts)) > 1:
+        raise Conflict(f"the endpoint would move from {hosts[0]} to {hosts[1]}", hint="see docs/rollout.md")
+
+
+def _bring_up(store: ModelStore, old: KServeTarget, new: KServeTarget, release: str) -> None:
+    """Wait until the new mode's servers answer; if they don't, remove them."""
+    new.check_room(release)
+    with _undone(old, new, release):
+        _say(f"starting {release} in mode {new.installation.mode} beside mode {old.installation.mode}")
+        new.deploy(release)
+        deadline = time.monotonic() + SCHEDULED_S + new.startup_s(release)
+        why = "it did not answer a completion"
+        while True:
+            try:
+                if new.ready(release) and responds(store, new, release):
+                    return
+            except TransientError as error:
+                why = str(error)
+            if time.monotonic() > deadline:
+                waits = new.waits_for(release)
+                raise TransientError(f"{release} did not come up in mode {new.installation.mode}: {waits or why}")
+            time.sleep(new.poll_s)
+
+
+def _hand_over(load: SteadyLoad, old: KServeTarget, new: KServeTarget, release: str) -> None:
+    """Give the new mode the host name, and remove the former objects once requests are answered."""
+    with _undone(old, new, release):
+        new.promote(release)
+        old.leave_host()
+        _say(f"mode {new.installation.mode} has the host name")
+        _until_answered(load, time.monotonic(), f"no request is answered in mode {new.installation.mode}")
+    _say(f"removing what mode {old.installation.mode} left")
+    old.remove_services()
+    new.wait_for_propagation(release, 100)
+
+
+@contextlib.contextmanager
+def _undone(old: KServeTarget, new: KServeTarget, release: str) -> Iterator[None]:
+    """If the block fails, or is interrupted, go back to how it was."""
+    try:
+        yield
+    except BaseException:
+        _say(f"going back to mode {old.installation.mode}")
+        try:
+            old.promote(release)
+            new.leave_host()
+            new.remove_services()
+        except SlipwayError as error:
+            _say(f"could not go back: {error}; slipway rollout move goes on with it")
+        raise
+
+
+def _until_answered(load: SteadyLoad, since_s: float, said: str) -> None:
+    """Wait for a good answer to a request sent after *since_s*.
+
+    Raises:
+        DrillFailed: there is none in time.
+    """
+    deadline = time.monotonic() + ANSWER_S
+    while time.monotonic() < deadline:
+        if any(not each.error for each in load.replies() if each.sent_s >= since_s):
+            return
+        time.sleep(PAUSE_S)
+    errors = [each.error for each in load.replies() if each.error]
+    raise DrillFailed(f"{said}: {errors[-1] if errors else 'none came back'}", hint=HOST_HINT)
+
+
+def _say(text: str) -> None:
+    print(f"rollout: {text}", file=sys.stderr, flush=True)
