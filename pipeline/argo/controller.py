@@ -12,6 +12,10 @@ from stages.parts.cluster.kinds import CONFIG_MAPS, DEPLOYMENTS, Object
 from stages.parts.cluster.refusals import Absent
 
 CONTROLLER: Final = "workflow-controller"
+REQUEUE: Final = "DEFAULT_REQUEUE_TIME"
+REQUEUE_S: Final = 10.0
+DURATION: Final = re.compile(r"([\d.]+)(ms|s|m|h)")
+SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 CONFIGURATION: Final = "workflow-controller-configmap"
 REPOSITORIES: Final = "artifact-repositories"
 DEFAULT_KEY: Final = "workflows.argoproj.io/default-artifact-repository"
@@ -41,6 +45,16 @@ def tag(deployment: Object) -> str:
     images = [each["image"] for each in deployment["spec"]["template"]["spec"]["containers"]]
     chosen = next((each for each in images if CONTROLLER in each), images[0])
     return str(chosen).rpartition("/")[2].partition("@")[0].partition(":")[2] or "of unknown version"
+
+
+def notices_s(deployment: Object) -> float:
+    """How many seconds may pass before the controller notices that a pod has ended, and begins the next step."""
+    given = [
+        each for container in deployment["spec"]["template"]["spec"]["containers"] for each in container.get("env", [])
+    ]
+    said = next((str(each.get("value", "")) for each in given if each["name"] == REQUEUE), "")
+    parts = DURATION.findall(said)
+    return sum(float(number) * SECONDS[unit] for number, unit in parts) if parts else REQUEUE_S
 
 
 def account(cluster: Cluster, namespace: str) -> str | None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pipeline.argo import clients, nodes
-from pipeline.argo.controller import CONTROLLER, account, controllers, ready, tag
+from pipeline.argo.controller import CONTROLLER, REQUEUE, account, controllers, notices_s, ready, tag
 from pipeline.argo.template import difference, rendered_as
 from pipeline.checks import CheckResult
 from pipeline.parameters import NAME, RESOLVE_CACHE
@@ -44,6 +44,7 @@ RIGHTS: Final = (
 GPU: Final = "nvidia.com/gpu"
 SCALED_OBJECTS: Final = "scaledobjects.keda.sh"
 CACHE_LABEL: Final = ("workflows.argoproj.io/configmap-type", "Cache")
+SOON_S: Final = 2
 OLDEST: Final = "3.6"
 """The first version that knows all that the manifests have."""
 
@@ -65,6 +66,7 @@ def check_cluster(cluster: Cluster, config: RunConfig) -> list[CheckResult]:
         (nodes.WHAT, nodes.check),
         ("template", _template),
         ("memoization", _cache),
+        ("steps", _steps),
     ):
         found.append(_seen(what, partial(check, cluster, config)))
     found.append(_seen("KServe", partial(_kserve, cluster, config, definitions[CRD])))
@@ -127,6 +129,18 @@ def _argo(cluster: Cluster, config: RunConfig, definitions: dict[str, Object | S
         hint = f"kubectl -n {namespace} describe deployment {name}"
         return CheckResult(what="Argo Workflows", state="missing", found=f"{name} is not ready", hint=hint)
     return _version(definitions[ARGO[2]], f"{name} {tag(found[0])} in {namespace}")
+
+
+def _steps(cluster: Cluster, config: RunConfig) -> CheckResult:
+    """How soon a step begins after the one before it: most stages of a repeated run take a few seconds."""
+    namespace = config.platform.cluster.controller_namespace if config.platform.cluster else cluster.namespace
+    found = controllers(cluster, namespace)
+    if not found:
+        return CheckResult(what="steps", state="warning", found=f"no {CONTROLLER} in namespace {namespace}")
+    within_s = notices_s(found[0])
+    hint = f"kubectl -n {namespace} set env deployment/{found[0]['metadata']['name']} {REQUEUE}={SOON_S}s"
+    said = f"the controller notices the end of one within {within_s:g} s"
+    return CheckResult(what="steps", state="ok", found=said, hint=hint if within_s > SOON_S else "")
 
 
 def _version(cron: Object | SlipwayError | None, running: str) -> CheckResult:

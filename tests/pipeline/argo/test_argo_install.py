@@ -121,6 +121,17 @@ def test_an_installed_cluster_has_everything(server, there, platform):
     assert found["KServe"][1] == "mode standard, gateway kserve/kserve-ingress-gateway"
 
 
+@pytest.mark.parametrize(("said", "within_s"), [(None, "10"), ("2s", "2"), ("1m30s", "90"), ("500ms", "0.5")])
+def test_how_soon_a_step_follows_another_one_is_said(server, there, platform, said, within_s):
+    deployment = controller("quay.io/argoproj/workflow-controller:v3.7.3")
+    env = [{"name": "DEFAULT_REQUEUE_TIME", "value": said}] if said else []
+    deployment["spec"]["template"]["spec"]["containers"][0]["env"] = env
+    server.put(deployment)
+    state, found, hint = checks(there, platform)["steps"]
+    assert (state, found) == ("ok", f"the controller notices the end of one within {within_s} s")
+    assert ("DEFAULT_REQUEUE_TIME=2s" in hint) == (within_s in ("10", "90"))
+
+
 def test_nodes_that_are_too_small_for_a_stage_are_named(server, there):
     platform = load(chosen={"platform": "gke"})
     selector = platform.platform.cluster.gpu.selector
