@@ -15,6 +15,9 @@ POLL_S: Final = 15
 FAILURES: Final = 3
 """After so many polls without an answer from Prometheus, the number of replicas stays as it is."""
 
+GOOD: Final = {"Ready": "True", "HPAActive": "True", "Fallback": "False", "Paused": "False"}
+"""The conditions of a ScaledObject that scales."""
+
 
 def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str, *, least: int | None = None) -> Object:
     """One for each release: a canary scales by its own load, and promoting it changes nothing about its pods.
@@ -43,7 +46,8 @@ def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str, *, le
                 "replicas": scaling.minimum,
                 "behavior": "currentReplicasIfHigher",
             },
-            "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(scaling)}},
+            # Not "keda-hpa-<deployment>": KEDA's webhook refuses one of more than 63 characters.
+            "advanced": {"horizontalPodAutoscalerConfig": {"name": deployment, "behavior": _behavior(scaling)}},
             "triggers": [_trigger(endpoint, release)],
         },
     }
@@ -81,3 +85,17 @@ def _trigger(endpoint: KServeEndpoint, release: str) -> Object:
             "ignoreNullValues": "false",  # a missing value does not mean an idle release
         },
     }
+
+
+def bounds(scaled: Object) -> tuple[int, int, int]:
+    """The minimum, the maximum and the requests for each replica that are in force."""
+    spec = scaled["spec"]
+    return spec["minReplicaCount"], spec["maxReplicaCount"], int(spec["triggers"][0]["metadata"]["threshold"])
+
+
+def lacking(scaled: Object) -> str:
+    """Why KEDA or its HorizontalPodAutoscaler can't do its work; empty: nothing is said."""
+    for each in scaled.get("status", {}).get("conditions", []):
+        if GOOD.get(each["type"], each["status"]) != each["status"]:
+            return f"KEDA says {each['type']} {each['status']}: {each.get('message', '')}".rstrip(": ")
+    return ""

@@ -53,8 +53,8 @@ class RouteTarget(KServeTarget):
             self._remove(each)
         seen = self.service(self._name(release))
         wanted = predictor(self.endpoint, release, "route")
-        self.apply(ISVCS, inference_service(self.endpoint, wanted, "route", name=self._name(release)), seen)
-        self.apply_companions(release, self._deployment(release))
+        body = inference_service(self.endpoint, wanted, "route", name=self._name(release))
+        self.apply_companions(release, self._deployment(release), self.apply(ISVCS, body, seen))
 
     def ready(self, release: str) -> bool:
         found = self._service(release)
@@ -91,7 +91,7 @@ class RouteTarget(KServeTarget):
             self.wait_for_propagation(release, 100)
         for each in set(self._releases().values()) - {release}:
             self._remove(each)
-        self.apply_companions(release, self._deployment(release))
+        self.apply_companions(release, self._deployment(release), self._service(release))
 
     def autoscaled(self, release: str) -> str:
         return self._deployment(release) if self.endpoint.settings.prometheus else ""
