@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from stages.parts.cluster.kinds import Kind
 from stages.rollout.kserve.objects import ENDPOINT, PART_OF, RELEASE, KServeEndpoint, Object
 from stages.rollout.kserve.settings import Scaling
 
+SCALED_OBJECTS: Final = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 LOAD: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 POLL_S: Final = 15
 FAILURES: Final = 3
@@ -29,8 +31,8 @@ def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str, *, le
     """
     scaling = endpoint.settings.scaling
     return {
-        "apiVersion": "keda.sh/v1alpha1",
-        "kind": "ScaledObject",
+        "apiVersion": SCALED_OBJECTS.api_version,
+        "kind": SCALED_OBJECTS.name,
         "metadata": {
             "name": deployment,
             "namespace": endpoint.namespace,
@@ -95,7 +97,10 @@ def bounds(scaled: Object) -> tuple[int, int, int]:
 
 def lacking(scaled: Object) -> str:
     """Why KEDA or its HorizontalPodAutoscaler can't do its work; empty: nothing is said."""
-    for each in scaled.get("status", {}).get("conditions", []):
+    conditions = scaled.get("status", {}).get("conditions", [])
+    if not conditions:
+        return "KEDA has not said anything about it"
+    for each in conditions:
         if GOOD.get(each["type"], each["status"]) != each["status"]:
             return f"KEDA says {each['type']} {each['status']}: {each.get('message', '')}".rstrip(": ")
     return ""

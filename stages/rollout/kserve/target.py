@@ -24,7 +24,7 @@ from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import KSERVE
 from stages.parts.releases.split import Split
 from stages.rollout.kserve.audit import cluster_user, emit
-from stages.rollout.kserve.autoscaling import bounds, lacking, scaled_object
+from stages.rollout.kserve.autoscaling import SCALED_OBJECTS, bounds, lacking, scaled_object
 from stages.rollout.kserve.detect import Installation
 from stages.rollout.kserve.kept import ISVCS, refuse_foreign
 from stages.rollout.kserve.objects import (
@@ -47,7 +47,6 @@ UNRECONCILED_S: Final = 60.0
 """KServe tries again meanwhile: another controller may have changed the object at the same time."""
 SERVICES: Final = Kind("v1", "Service", "services")
 BUDGETS: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
-SCALED_OBJECTS: Final = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 
 
 class KServeTarget(ABC):
