@@ -130,7 +130,7 @@ class Keda:
         for pod in self.server.all("Pod", asked.pop("namespace")):
             labels = pod["metadata"].get("labels", {})
             if all(labels.get(SCRAPED[name]) == value for name, value in asked.items()):
-                found += _read(pod, metric)
+                found += read(pod, metric)
         return found
 
     def _say(self, scaled: Object, conditions: list[Object]) -> None:
@@ -143,7 +143,7 @@ def _bounded(spec: Object, replicas: int) -> int:
     return int(min(spec["maxReplicaCount"], max(spec["minReplicaCount"], replicas)))
 
 
-def _read(pod: Object, metric: str) -> list[float]:
+def read(pod: Object, metric: str) -> list[float]:
     """The values of a metric in a pod; none if it does not answer."""
     port = pod["spec"]["containers"][0]["ports"][0]["containerPort"]
     try:

@@ -37,7 +37,8 @@ from typing import Any, Final
 
 from tests.kubernetes.api import KubernetesServer
 from tests.kubernetes.gateway import Gateway, Routes
-from tests.kubernetes.keda import Keda
+from tests.kubernetes.keda import Keda, read
+from tests.kubernetes.knative import KnativeAutoscaler
 from tests.kubernetes.objects import Object, Refused, Resource
 
 SERVER: Final = Path(__file__).parents[1] / "stages" / "rollout" / "release_server.py"
@@ -110,6 +111,7 @@ class KServeController:
 
     def __post_init__(self) -> None:
         self.keda = Keda(self.server, self.namespace)
+        self.knative = KnativeAutoscaler()
         self._over = threading.Event()
         self._templates: dict[str, tuple[int, str]] = {}
         self._made: dict[tuple[str, str], Object] = {}
@@ -400,6 +402,12 @@ class KServeController:
 
     def _wanted(self, service: Object, name: str, predictor: Object) -> int:
         """The replicas of a Deployment."""
+        if "scaleTarget" in predictor:
+            pods = [
+                each for each in self.server.all("Pod", self.namespace) if each["metadata"]["name"].startswith(name)
+            ]
+            load = sum(sum(read(each, "vllm:num_requests_running")) for each in pods)
+            return self.knative.replicas(name, predictor, load)
         if service["metadata"].get("annotations", {}).get(AUTOSCALER) != "external":
             return int(predictor.get("minReplicas", 1))
         try:

@@ -48,7 +48,7 @@ def _polling(monkeypatch: pytest.MonkeyPatch) -> None:
 def scaled(serve: Serve, mode: str = "standard", *, scaling: Scaling = SCALING, **behaviour: Any) -> OnKServe:
     """A cluster that serves one release, which KEDA scales."""
     kserve = serve(gateway=True, **MODES[mode])
-    kserve.kserve.keda.pace = PACE
+    kserve.kserve.keda.pace = kserve.kserve.knative.pace = PACE
     kserve.settings = kserve.settings.model_copy(update={"prometheus": PROMETHEUS, "scaling": scaling})
     kserve.make(GOOD, **BEHAVIOUR, **behaviour)
     target = kserve.connect()
@@ -100,8 +100,9 @@ def test_a_load_brings_a_replica_and_its_end_takes_it_away_later_without_a_faile
     assert "4 requests in flight, where 1 × 2 should be" in said.stderr
 
 
-def test_a_replica_that_comes_and_goes_costs_no_request_in_mode_route(serve: Serve) -> None:
-    kserve = scaled(serve, "route")
+@pytest.mark.parametrize("mode", ["route", "knative"])
+def test_a_replica_that_comes_and_goes_costs_no_request_in_other_modes(serve: Serve, mode: str) -> None:
+    kserve = scaled(serve, mode)
     told = drilled(kserve, down=True)
     assert told.failures() == []
     assert told.up.wanted_s is not None
