@@ -14,7 +14,7 @@ from pipeline.checks import CheckResult
 from pipeline.parameters import NAME, RESOLVE_CACHE
 from pipeline.quantity import quantity
 from pipeline.serving import kserve_settings
-from stages.parts.base.errors import AccessDenied, ConfigError, NotInstalled, SlipwayError
+from stages.parts.base.errors import AccessDenied, ClusterUnavailable, ConfigError, NotInstalled, SlipwayError
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import (
     ACCOUNT_REVIEWS,
@@ -27,8 +27,10 @@ from stages.parts.cluster.kinds import (
     Object,
 )
 from stages.parts.cluster.refusals import Absent
+from stages.rollout.kserve.autoscaling import SCALED_OBJECTS, lacking
 from stages.rollout.kserve.detect import CRD, detect
 from stages.rollout.kserve.kept import MOVE, kept_mode, served_modes
+from stages.rollout.kserve.objects import PART_OF
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
@@ -42,7 +44,9 @@ RIGHTS: Final = (
 )
 """The rights to submit, follow and stop runs and to read logs; to install takes more."""
 GPU: Final = "nvidia.com/gpu"
-SCALED_OBJECTS: Final = "scaledobjects.keda.sh"
+SCALED: Final = "scaledobjects.keda.sh"
+METRICS_API: Final = "/apis/external.metrics.k8s.io/v1beta1"
+"""KEDA tells autoscalers through it how high the load is."""
 CACHE_LABEL: Final = ("workflows.argoproj.io/configmap-type", "Cache")
 SOON_S: Final = 2
 OLDEST: Final = "3.6"
@@ -299,10 +303,28 @@ def _autoscaling(cluster: Cluster, config: RunConfig) -> CheckResult:
     if config.kserve.prometheus is None:
         hint = "to follow the load: KEDA, a Prometheus with manifests/monitoring, and kserve.prometheus"
         return CheckResult(what=what, state="ok", found="off: as many replicas under any load", hint=hint)
-    if not isinstance(_definition(cluster, SCALED_OBJECTS), dict):
+    if not isinstance(_definition(cluster, SCALED), dict):
         hint = "install KEDA 2, or leave kserve.prometheus empty"
-        return CheckResult(what=what, state="missing", found=f"kserve.prometheus, but no {SCALED_OBJECTS}", hint=hint)
+        return CheckResult(what=what, state="missing", found=f"kserve.prometheus, but no {SCALED}", hint=hint)
+    if not _answers(cluster, METRICS_API):
+        hint = "is KEDA running? kubectl describe apiservice v1beta1.external.metrics.k8s.io"
+        found = "KEDA's definitions, but nothing answers external.metrics.k8s.io"
+        return CheckResult(what=what, state="missing", found=found, hint=hint)
+    scaled, _ = cluster.list(SCALED_OBJECTS, labels=",".join(f"{key}={value}" for key, value in PART_OF.items()))
+    said = [f"{each['metadata']['name']}: {why}" for each in scaled if (why := lacking(each))]
+    if said:
+        hint = f"does KEDA reach {config.kserve.prometheus}, and does that have the series of manifests/monitoring?"
+        return CheckResult(what=what, state="warning", found=f"KEDA: {span}; {'; '.join(said)}", hint=hint)
     return CheckResult(what=what, state="ok", found=f"KEDA: {span}")
+
+
+def _answers(cluster: Cluster, path: str) -> bool:
+    """Whether an API that another program serves is there now."""
+    try:
+        Cluster(cluster.client, cluster.namespace, patience_s=0).request("GET", path)
+    except (Absent, ClusterUnavailable):
+        return False
+    return True
 
 
 def _kept_modes(cluster: Cluster, namespace: str | None, mode: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""``slipway drill``: test the running endpoint under load, with a rollback and with a crash."""
+"""``slipway drill``: test the running endpoint under load, with a rollback, with a crash, and whether it scales."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from pipeline.config import RunConfig
     from stages.parts.base.store import ModelStore
     from stages.rollout.drills import CrashDrill, LoadDrill, RollbackDrill
+    from stages.rollout.scale_drill import ScaleDrill
     from stages.rollout.target import Target
 
 UNBOUNDED_MS: Final = 1e9
 ModelArgument = Annotated[str, typer.Argument(help="A model that is being served.")]
 drill: Final = typer.Typer(
-    help="Test the running endpoint: with twice its load, a rollback, a crash.",
+    help="Test the running endpoint: with twice its load, a rollback, a crash, a load that needs more replicas.",
     epilog="Example: slipway drill rollback org/name",
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -136,6 +137,39 @@ def crash(
     _end(drill_crash(place, target, settings.workload, say, canary=canary, via=_via(settings)), as_json)
 
 
+@drill.command(epilog="Example: slipway drill scale org/name --platform gke --down")
+def scale(
+    model: ModelArgument,
+    limit_s: Annotated[
+        float, typer.Option(min=1, help="Seconds until the replicas are ready and, with --down, gone again.")
+    ] = 900,
+    seconds: Annotated[float, typer.Option(min=1, help="How long the load goes on with all replicas.")] = 30,
+    down: Annotated[
+        bool, typer.Option("--down", help="Then wait until there are as few as before, with one client.")
+    ] = False,
+    platform: PlatformOption = None,
+    workload: WorkloadOption = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    store: StoreOption = STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Send more than the replicas should have, until more are ready. Fails if they don't come or a request fails.
+
+    This needs a platform that serves on KServe, with KEDA or Knative. The load comes on top of what clients send.
+    """
+    from pipeline.commands.releases import place_of, serving_of
+    from pipeline.serving import target_of
+    from stages.parts.endpoint.record import say
+    from stages.rollout.scale_drill import Asked, drill_scale
+
+    settings = load_config(config, None, workload, platform, assignments)
+    place = place_of(store, model)
+    target = target_of(settings, place, model, serving_of(place, settings))
+    asked = Asked(limit_s=limit_s, seconds=seconds, down=down)
+    _end(drill_scale(place, target, settings.workload, say, asked, via=_via(settings)), as_json)
+
+
 def _drilled(settings: RunConfig, store: Path, model: str) -> tuple[ModelStore, Target]:
     """A model's folder in the store, and the target that serves it.
 
@@ -179,7 +213,7 @@ def _via(settings: RunConfig) -> str:
     return "" if settings.platform.serves_on == LOCAL else settings.kserve.gateway_url or ""
 
 
-def _end(found: LoadDrill | RollbackDrill | CrashDrill, as_json: bool) -> None:
+def _end(found: LoadDrill | RollbackDrill | CrashDrill | ScaleDrill, as_json: bool) -> None:
     """Print the result, and fail if the drill failed."""
     from stages.parts.base.errors import DrillFailed
     from stages.parts.endpoint.record import say
@@ -188,7 +222,7 @@ def _end(found: LoadDrill | RollbackDrill | CrashDrill, as_json: bool) -> None:
     document = found.model_dump(mode="json") | {"held": not found.failures()}
     print_result(document, _table(document), as_json)
     try:
-        check(found)
+        check(found.failures(), found.answers)
     except DrillFailed as error:
         if not as_json:
             raise

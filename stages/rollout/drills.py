@@ -57,7 +57,7 @@ class LoadDrill(Record):
     slo: Slo | None
 
     def failures(self) -> list[str]:
-        found = _failed(self.answers)
+        found = failed(self.answers)
         if self.answers.requests == 0:
             found.append("no request was answered")
         if self.slo:
@@ -86,7 +86,7 @@ class RollbackDrill(Record):
     answers: Answers
 
     def failures(self) -> list[str]:
-        found = _failed(self.answers)
+        found = failed(self.answers)
         if self.rollback_s > self.limit_s:
             found.append(f"the rollback took {self.rollback_s:.1f} s, allowed {self.limit_s:g} s")
         return found
@@ -121,8 +121,8 @@ def drill_load(access: Access, workload: Workload, *, peak: int, seconds: float,
         concurrency=2 * peak,
         seconds=round(took_s, 1),
         answers=answers(replies),
-        ttft_p95_ms=_p95(each.ttft_ms for each in replies if not each.error),
-        tpot_p95_ms=_p95(each.tpot_ms for each in replies if not each.error),
+        ttft_p95_ms=p95(each.ttft_ms for each in replies if not each.error),
+        tpot_p95_ms=p95(each.tpot_ms for each in replies if not each.error),
         output_tokens_per_s=round(tokens / took_s, 1),
         slo=slo,
     )
@@ -154,7 +154,7 @@ def drill_rollback(
     access = access_to(store, target.client_url(), via)
     with _report_unfinished(store, release, say), steady(access, workload, workload.concurrency) as load:
         time.sleep(SETTLE_S)
-        _check_answers(load)
+        check_answers(load)
         seconds = []
         for goal, left in ((previous, release), (release, previous)):
             say(f"moving all traffic to {goal}")
@@ -200,7 +200,7 @@ def drill_crash(
     recovered_s = None
     with steady(access_to(store, target.client_url(), via), workload, workload.concurrency) as load:
         time.sleep(SETTLE_S)
-        _check_answers(load)
+        check_answers(load)
         say(f"killing a server of {release}")
         up_again = target.kill(release)
         killed = time.monotonic()
@@ -223,12 +223,10 @@ def running_endpoint(store: ModelStore) -> Endpoint:
     return found
 
 
-def check(drill: LoadDrill | RollbackDrill | CrashDrill) -> None:
+def check(failures: list[str], found: Answers) -> None:
     """Raises: DrillFailed: the drill did not succeed, and why."""
-    if failures := drill.failures():
-        raise DrillFailed(
-            "; ".join(failures), hint=f"the requests' errors: {', '.join(drill.answers.errors) or 'none'}"
-        )
+    if failures:
+        raise DrillFailed("; ".join(failures), hint=f"the requests' errors: {', '.join(found.errors) or 'none'}")
 
 
 def access_to(store: ModelStore, url: str, via: str = "") -> Access:
@@ -238,12 +236,13 @@ def access_to(store: ModelStore, url: str, via: str = "") -> Access:
     return Access(url, store.model, api_key(), via, certificate)
 
 
-def steady(access: Access, workload: Workload, concurrency: int) -> SteadyLoad:
+def steady(access: Access, workload: Workload, concurrency: int, *, pause_s: float = 0.0) -> SteadyLoad:
     return SteadyLoad(
         access,
         concurrency=concurrency,
         prompt_tokens=workload.prompt_tokens or PROMPT_TOKENS,
         output_tokens=workload.output_tokens or OUTPUT_TOKENS,
+        pause_s=pause_s,
     )
 
 
@@ -264,7 +263,7 @@ def _last_sent_s(load: SteadyLoad, release: str, since_s: float) -> float:
     return max([since_s, *(each.sent_s for each in load.replies() if each.release == release)])
 
 
-def _check_answers(load: SteadyLoad) -> None:
+def check_answers(load: SteadyLoad) -> None:
     """Raises: DrillFailed: clients get no answer even now, so that the drill could show nothing."""
     replies = load.replies()
     if replies and all(each.error for each in replies):
@@ -326,11 +325,11 @@ def outage_s(replies: Sequence[Reply]) -> float:
     return round(min(answered, default=max(failed)) - min(failed), 2)
 
 
-def _failed(found: Answers) -> list[str]:
+def failed(found: Answers) -> list[str]:
     return [f"{found.failed} of {found.requests} requests failed"] if found.failed else []
 
 
-def _p95(values: Iterable[float | None]) -> float | None:
+def p95(values: Iterable[float | None]) -> float | None:
     """The 95th percentile by nearest rank, so that it is a measured value."""
     known = sorted(each for each in values if each is not None)
     return round(known[max(0, -(-95 * len(known) // 100) - 1)], 1) if known else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from stages.parts.records.counters import Counters
 from stages.parts.releases.split import Split
@@ -124,4 +125,36 @@ class Target(Protocol):
             TransientError: no server is up.
             AccessDenied: the caller lacks the right to do so.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The replicas of one release, and what its autoscaler was told."""
+
+    there: int
+    """As many as the autoscaler has asked for, ready or not."""
+    ready: int
+    minimum: int
+    maximum: int
+    concurrency: int
+    """The requests that one replica should have."""
+    lacking: str = ""
+    """Why the autoscaler can't do its work, as it says itself; empty: nothing."""
+
+
+@runtime_checkable
+class Autoscaled(Protocol):
+    """A target whose releases may have as many replicas as their load needs."""
+
+    def replicas(self, release: str) -> Replicas:
+        """Those that are there now, with the bounds in force.
+
+        Raises:
+            ConfigError, NotInstalled: nothing scales *release*, and why.
+        """
+        ...
+
+    def waits_for(self, release: str) -> str:
+        """See ``Target``."""
         ...

@@ -1,8 +1,10 @@
 """Plays KServe 0.21's controller and a gateway: makes pods, Services and routes of InferenceServices, and says so.
 
-Each Deployment has as many pods as its predictor's ``minReplicas`` or, where KEDA scales it, its ScaledObject's; a pod
-that somebody deletes is taken out of its Service, killed, and replaced by another one. A pod's server is a real process
-(tests/stages/rollout/release_server.py), told how well to serve by the release that its ``storageUri`` names.
+Each Deployment has as many pods as its predictor's ``minReplicas``. One with an autoscaler of somebody else's is
+made with one replica, and is an object whose ``spec.replicas`` others set (``keda``). A pod that somebody deletes is
+taken out of its Service, killed, and replaced by another one; one too many is taken out and told to stop. A pod's
+server is a real process (tests/stages/rollout/release_server.py), told how well to serve by the release that its
+``storageUri`` names.
 
 What KServe does (pkg/controller/v1beta1/inferenceservice) is done here in the same order: canaries first, the stable
 predictor scaled to max(minReplicas − the canaries', 1), orphans removed before the route changes, no route before the
@@ -35,6 +37,8 @@ from typing import Any, Final
 
 from tests.kubernetes.api import KubernetesServer
 from tests.kubernetes.gateway import Gateway, Routes
+from tests.kubernetes.keda import Keda, read
+from tests.kubernetes.knative import KnativeAutoscaler
 from tests.kubernetes.objects import Object, Refused, Resource
 
 SERVER: Final = Path(__file__).parents[1] / "stages" / "rollout" / "release_server.py"
@@ -93,8 +97,6 @@ class KServeController:
     """Routes are not programmed any more: their status stays as it is."""
     flickering: bool = False
     """The stable predictor counts as not ready, as on a slow load beyond 600 s."""
-    scaling: bool = True
-    """Whether KEDA does what its ScaledObjects ask for."""
     crashing: set[str] = field(default_factory=set)
     """Releases whose container crashes at its start."""
     unpulled: set[str] = field(default_factory=set)
@@ -108,6 +110,8 @@ class KServeController:
     deployments: dict[str, Deployment] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.keda = Keda(self.server, self.namespace)
+        self.knative = KnativeAutoscaler()
         self._over = threading.Event()
         self._templates: dict[str, tuple[int, str]] = {}
         self._made: dict[tuple[str, str], Object] = {}
@@ -204,6 +208,7 @@ class KServeController:
                     self._program(route)
             self._follow()
             self._end_pods()
+            self.keda.act()
             self._over.wait(TICK_S)
 
     def _reconcile(self, service: Object) -> None:
@@ -381,8 +386,7 @@ class KServeController:
         self._end_deleted(now)
         wanted = self._wanted(service, name, predictor)
         for each in now.pods[wanted:]:
-            self.server.remove("Pod", each.name, self.namespace)
-        self._end_deleted(now)
+            self._retire(now, each)
         while len(now.pods) < wanted:
             pod = f"{name}-{now.made}"
             now.pods.append(Pod(pod, *self._start(pod, release, predictor)))
@@ -397,11 +401,22 @@ class KServeController:
         return all(each.ready for each in now.pods)
 
     def _wanted(self, service: Object, name: str, predictor: Object) -> int:
-        """The replicas of a Deployment. Those of another autoscaler, KEDA's part, stand in its ScaledObject."""
-        scalers = {each["metadata"]["name"]: each for each in self.server.all("ScaledObject", self.namespace)}
-        if name in scalers and service["metadata"]["annotations"].get(AUTOSCALER) == "external" and self.scaling:
-            return int(scalers[name]["spec"]["minReplicaCount"])
-        return int(predictor.get("minReplicas", 1))
+        """The replicas of a Deployment."""
+        if "scaleTarget" in predictor:
+            pods = [
+                each for each in self.server.all("Pod", self.namespace) if each["metadata"]["name"].startswith(name)
+            ]
+            load = sum(sum(read(each, "vllm:num_requests_running")) for each in pods)
+            return self.knative.replicas(name, predictor, load)
+        if service["metadata"].get("annotations", {}).get(AUTOSCALER) != "external":
+            return int(predictor.get("minReplicas", 1))
+        try:
+            found = self.server.find("Deployment", name, self.namespace)
+        except Refused:
+            metadata = {"name": name, "namespace": self.namespace}
+            body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": {"replicas": 1}}
+            found = self.server.put(body, manager="kserve")
+        return int(found["spec"]["replicas"])
 
     def _end_deleted(self, deployment: Deployment) -> None:
         there = {each["metadata"]["name"] for each in self.server.all("Pod", self.namespace)}
@@ -411,6 +426,14 @@ class KServeController:
             self._follow()
             pod.process.kill()
             pod.process.wait()
+
+    def _retire(self, deployment: Deployment, pod: Pod) -> None:
+        """Take a pod out of its Service, and let it end what it has begun."""
+        deployment.pods.remove(pod)
+        self._made.pop(("Pod", pod.name), None)
+        self.server.remove("Pod", pod.name, self.namespace)
+        self._follow()
+        self._ending.append((time.monotonic() + _pre_stop_s(deployment.predictor), pod.process))
 
     def _start(self, name: str, release: str, predictor: Object) -> tuple[subprocess.Popen[bytes], int]:
         state = self.folder / f"{name}.json"
@@ -455,11 +478,12 @@ class KServeController:
             self._put({"apiVersion": "serving.knative.dev/v1", "kind": "Revision", **revision})
 
     def _remove(self, deployment: Deployment) -> None:
-        """A Deployment with its pod and Service. A Revision stays known."""
+        """A Deployment with its pods and Service. A Revision stays known."""
         self._catch_up()
         if any(weights.get(deployment.name) for weights in self._in_force.values()):
             self.sent_into_the_void.append(deployment.name)
-        for kind, name in (*(("Pod", each.name) for each in deployment.pods), ("Service", deployment.name)):
+        own = (("Service", deployment.name), ("Deployment", deployment.name))
+        for kind, name in (*(("Pod", each.name) for each in deployment.pods), *own):
             self._made.pop((kind, name), None)
             with contextlib.suppress(Refused):
                 self.server.remove(kind, name, self.namespace)

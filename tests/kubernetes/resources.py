@@ -52,6 +52,7 @@ WORKFLOW_FIELDS: Final = frozenset(
     ]
 )
 """The fields of WorkflowSpec in Argo Workflows 4.1."""
+LABEL_CHARACTERS: Final = 63
 
 
 def _workflow(each: dict[str, Any]) -> str:
@@ -81,6 +82,23 @@ def _event(each: dict[str, Any]) -> str:
     if each.get("regarding", {}).get("namespace") != each["metadata"].get("namespace"):
         return "metadata.namespace: does not match event.namespace"
     return ""
+
+
+def hpa_name(scaled: dict[str, Any]) -> str:
+    """The HorizontalPodAutoscaler that KEDA makes for a ScaledObject."""
+    config = scaled.get("spec", {}).get("advanced", {}).get("horizontalPodAutoscalerConfig", {})
+    return str(config.get("name") or f"keda-hpa-{scaled['metadata']['name']}")
+
+
+def _scaled_object(each: dict[str, Any]) -> str:
+    """What KEDA 2.21's webhook refuses."""
+    for name in (each["metadata"]["name"], hpa_name(each)):
+        if len(name) > LABEL_CHARACTERS:
+            return f"HPA name {name!r} derived from scaledobject is {len(name)} characters long"
+    spec = each.get("spec", {})
+    if spec.get("minReplicaCount", 0) > spec.get("maxReplicaCount", 100):
+        return "MinReplicaCount must be less than MaxReplicaCount"
+    return "" if spec.get("triggers") else "no triggers defined in the ScaledObject/ScaledJob"
 
 
 CORE: Final = (
@@ -136,7 +154,7 @@ SERVING: Final = (
     Resource("serving.kserve.io/v1alpha2", "LLMInferenceService", "llminferenceservices", status=True),
     Resource("gateway.networking.k8s.io/v1", "Gateway", "gateways", status=True),
     Resource("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes", status=True),
-    Resource("keda.sh/v1alpha1", "ScaledObject", "scaledobjects", status=True),
+    Resource("keda.sh/v1alpha1", "ScaledObject", "scaledobjects", status=True, check=_scaled_object),
     Resource("keda.sh/v1alpha1", "TriggerAuthentication", "triggerauthentications", status=True),
     Resource("monitoring.coreos.com/v1", "PodMonitor", "podmonitors"),
     Resource("monitoring.coreos.com/v1", "ServiceMonitor", "servicemonitors"),

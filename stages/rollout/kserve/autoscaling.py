@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from typing import Final
 
+from stages.parts.cluster.kinds import Kind
 from stages.rollout.kserve.objects import ENDPOINT, PART_OF, RELEASE, KServeEndpoint, Object
 from stages.rollout.kserve.settings import Scaling
 
+SCALED_OBJECTS: Final = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 LOAD: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 POLL_S: Final = 15
 FAILURES: Final = 3
 """After so many polls without an answer from Prometheus, the number of replicas stays as it is."""
+
+GOOD: Final = {"Ready": "True", "HPAActive": "True", "Fallback": "False", "Paused": "False"}
+"""The conditions of a ScaledObject that scales."""
 
 
 def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str, *, least: int | None = None) -> Object:
@@ -26,8 +31,8 @@ def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str, *, le
     """
     scaling = endpoint.settings.scaling
     return {
-        "apiVersion": "keda.sh/v1alpha1",
-        "kind": "ScaledObject",
+        "apiVersion": SCALED_OBJECTS.api_version,
+        "kind": SCALED_OBJECTS.name,
         "metadata": {
             "name": deployment,
             "namespace": endpoint.namespace,
@@ -43,7 +48,8 @@ def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str, *, le
                 "replicas": scaling.minimum,
                 "behavior": "currentReplicasIfHigher",
             },
-            "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(scaling)}},
+            # Not "keda-hpa-<deployment>": KEDA's webhook refuses one of more than 63 characters.
+            "advanced": {"horizontalPodAutoscalerConfig": {"name": deployment, "behavior": _behavior(scaling)}},
             "triggers": [_trigger(endpoint, release)],
         },
     }
@@ -81,3 +87,20 @@ def _trigger(endpoint: KServeEndpoint, release: str) -> Object:
             "ignoreNullValues": "false",  # a missing value does not mean an idle release
         },
     }
+
+
+def bounds(scaled: Object) -> tuple[int, int, int]:
+    """The minimum, the maximum and the requests for each replica that are in force."""
+    spec = scaled["spec"]
+    return spec["minReplicaCount"], spec["maxReplicaCount"], int(spec["triggers"][0]["metadata"]["threshold"])
+
+
+def lacking(scaled: Object) -> str:
+    """Why KEDA or its HorizontalPodAutoscaler can't do its work; empty: nothing is said."""
+    conditions = scaled.get("status", {}).get("conditions", [])
+    if not conditions:
+        return "KEDA has not said anything about it"
+    for each in conditions:
+        if GOOD.get(each["type"], each["status"]) != each["status"]:
+            return f"KEDA says {each['type']} {each['status']}: {each.get('message', '')}".rstrip(": ")
+    return ""

@@ -17,6 +17,7 @@ from stages.parts.releases.split import Split
 from stages.rollout.kserve.kept import ISVCS
 from stages.rollout.kserve.objects import ISVC_LABEL, RELEASE, REVISION, Object, inference_service, predictor, startup_s
 from stages.rollout.kserve.target import KServeTarget, condition, release_of, revision_of, url_of
+from stages.rollout.target import Replicas
 
 REVISIONS: Final = Kind("serving.knative.dev/v1", "Revision", "revisions")
 PERCENT: Final = "canaryTrafficPercent"
@@ -113,6 +114,13 @@ class KnativeTarget(KServeTarget):
             self._set_share(release, 0, back=True)
             self._apply(self._service(), predictor(self.endpoint, str(stable), "knative") | {PERCENT: 0}, back=True)
         self._hand_over(str(stable))
+
+    def replicas(self, release: str) -> Replicas:
+        """See ``Autoscaled``: Knative scales every revision."""
+        asked = self._service()["spec"]["predictor"]
+        return Replicas(
+            *self.pods.running(release), asked["minReplicas"], asked["maxReplicas"], int(asked["scaleTarget"])
+        )
 
     def client_url(self) -> str:
         return url_of(self.service(), self.endpoint.store.model)

@@ -195,8 +195,7 @@ def inference_service(
         # Versions with spec.canary need the new name.
         annotations[DEPLOYMENT_MODE] = "Standard" if mode == "standard" else "RawDeployment"
         # With "keda" a canary would get a ScaledObject without triggers, which also blocks the stable release's.
-        scaled = mode == "route" or endpoint.settings.prometheus
-        annotations[AUTOSCALER] = "external" if scaled else "none"
+        annotations[AUTOSCALER] = "external" if endpoint.settings.prometheus else "none"
     if mode == "route":
         labels |= CLUSTER_LOCAL | {ENDPOINT: endpoint.name}
     spec: Object = {"predictor": stable}

@@ -31,6 +31,8 @@ CRASHES: Final = 3
 """After so many restarts, a container that crashes again is considered broken."""
 HOPELESS: Final = frozenset({"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"})
 UNPULLED: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
+ENDED: Final = ("Succeeded", "Failed")
+"""The phases of pods that others take the place of, such as one that its node has evicted."""
 KEPT: Final = "2h"
 """How far back Prometheus is queried for pods that are gone: longer than a step of a rollout."""
 
@@ -101,6 +103,11 @@ class Pods:
                 str(error), hint=f"a role with the verb delete on pods in the namespace {self.endpoint.namespace}"
             ) from error
         return lambda: len(self.ready_names(release)) >= len(before)
+
+    def running(self, release: str) -> tuple[int, int]:
+        """How many were asked for and have not ended, and how many of them are ready."""
+        pods = [each for each in self.of(release) if each.get("status", {}).get("phase") not in ENDED]
+        return len(pods), sum(_condition(each, "Ready") for each in pods)
 
     def ready_names(self, release: str) -> list[str]:
         return [each["metadata"]["name"] for each in self.of(release) if _condition(each, "Ready")]

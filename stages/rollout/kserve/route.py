@@ -10,6 +10,7 @@ from stages.parts.releases.split import Split
 from stages.rollout.kserve.http_route import HTTP_ROUTES, programmed, shares
 from stages.rollout.kserve.kept import ISVCS, refuse_foreign
 from stages.rollout.kserve.objects import (
+    AUTOSCALER,
     ENDPOINT,
     MODEL,
     SAYS_MODE,
@@ -53,8 +54,10 @@ class RouteTarget(KServeTarget):
             self._remove(each)
         seen = self.service(self._name(release))
         wanted = predictor(self.endpoint, release, "route")
-        self.apply(ISVCS, inference_service(self.endpoint, wanted, "route", name=self._name(release)), seen)
-        self.apply_companions(release, self._deployment(release))
+        body = inference_service(self.endpoint, wanted, "route", name=self._name(release))
+        if seen and seen["metadata"]["annotations"].get(AUTOSCALER) == "external":  # another one would restart its pods
+            body["metadata"]["annotations"][AUTOSCALER] = "external"
+        self.apply_companions(release, self._deployment(release), self.apply(ISVCS, body, seen))
 
     def ready(self, release: str) -> bool:
         found = self._service(release)
@@ -91,7 +94,7 @@ class RouteTarget(KServeTarget):
             self.wait_for_propagation(release, 100)
         for each in set(self._releases().values()) - {release}:
             self._remove(each)
-        self.apply_companions(release, self._deployment(release))
+        self.apply_companions(release, self._deployment(release), self._service(release))
 
     def autoscaled(self, release: str) -> str:
         return self._deployment(release) if self.endpoint.settings.prometheus else ""

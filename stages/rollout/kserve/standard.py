@@ -152,8 +152,7 @@ class StandardTarget(KServeTarget):
         return self.apply(ISVCS, body, seen, back=back)
 
     def _apply_companions(self, release: str, service: Object, predictor: Object) -> None:
-        scaled = service["metadata"]["annotations"].get(AUTOSCALER) == "external"
-        self.apply_companions(release, self._deployment(predictor), scaled=scaled)
+        self.apply_companions(release, self._deployment(predictor), service)
 
     def _remove_stale_autoscalers(self, service: Object) -> None:
         """Remove the autoscalers of Deployments that the InferenceService no longer has."""

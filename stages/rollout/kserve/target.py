@@ -16,7 +16,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from stages.parts.base.errors import Conflict, ServerFailed, SlipwayError, TransientError
+from stages.parts.base.errors import ConfigError, Conflict, ServerFailed, SlipwayError, TransientError
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Kind
 from stages.parts.cluster.refusals import Absent
@@ -24,10 +24,11 @@ from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import KSERVE
 from stages.parts.releases.split import Split
 from stages.rollout.kserve.audit import cluster_user, emit
-from stages.rollout.kserve.autoscaling import scaled_object
+from stages.rollout.kserve.autoscaling import SCALED_OBJECTS, bounds, lacking, scaled_object
 from stages.rollout.kserve.detect import Installation
 from stages.rollout.kserve.kept import ISVCS, refuse_foreign
 from stages.rollout.kserve.objects import (
+    AUTOSCALER,
     ENDPOINT,
     MODEL,
     RELEASE,
@@ -40,12 +41,12 @@ from stages.rollout.kserve.objects import (
 )
 from stages.rollout.kserve.pods import Pods
 from stages.rollout.kserve.room import check_room
+from stages.rollout.target import Replicas
 
 UNRECONCILED_S: Final = 60.0
 """KServe tries again meanwhile: another controller may have changed the object at the same time."""
 SERVICES: Final = Kind("v1", "Service", "services")
 BUDGETS: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
-SCALED_OBJECTS: Final = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 
 
 class KServeTarget(ABC):
@@ -118,6 +119,23 @@ class KServeTarget(ABC):
         needed = min(scaling.maximum, max(scaling.minimum, math.ceil(serving * percent / 100)))
         self.cluster.apply(SCALED_OBJECTS, scaled_object(self.endpoint, release, name, least=needed), force=True)
         return "" if there >= needed else f"{there} of {needed} are ready"
+
+    def replicas(self, release: str) -> Replicas:
+        """See ``Autoscaled``."""
+        name = self.autoscaled(release)
+        if not name:
+            raise ConfigError(
+                f"nothing scales {release}: kserve.prometheus is not set",
+                hint="KEDA, a Prometheus with manifests/monitoring, and kserve.prometheus; then slipway rollout start",
+            )
+        scaled = self.get(SCALED_OBJECTS, name)
+        if scaled is None:
+            self.cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)  # raises with what to install
+            raise ConfigError(
+                f"nothing scales {release}: there is no ScaledObject {name}",
+                hint=f"slipway rollout start {self.endpoint.store.model}, with kserve.prometheus as it is now",
+            )
+        return Replicas(*self.pods.running(release), *bounds(scaled), lacking(scaled))
 
     def autoscaled(self, release: str) -> str:  # noqa: ARG002
         """The Deployment that KEDA scales; empty: none."""
@@ -223,10 +241,12 @@ class KServeTarget(ABC):
     def apply_budget(self) -> None:
         self.cluster.apply(BUDGETS, disruption_budget(self.endpoint), force=True)
 
-    def apply_companions(self, release: str, deployment: str, *, scaled: bool = True) -> None:
+    def apply_companions(self, release: str, deployment: str, service: Object) -> None:
         """Apply what belongs to a release's Deployment: the budget and, if Prometheus is configured, its autoscaler."""
         self.apply_budget()
-        if self.endpoint.settings.prometheus and scaled:
+        # Otherwise KServe would set the replicas back.
+        left_to_others = service["metadata"]["annotations"].get(AUTOSCALER) == "external"
+        if self.endpoint.settings.prometheus and left_to_others:
             self.cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)  # raises with what to install
             self.cluster.apply(SCALED_OBJECTS, scaled_object(self.endpoint, release, deployment), force=True)
 

@@ -156,7 +156,23 @@ def test_autoscaling_needs_keda_where_it_is_asked_for(server, there, platform):
     state, found, hint = checks(there, wanted)["autoscaling"]
     assert (state, "scaledobjects.keda.sh" in found, "KEDA" in hint) == ("missing", True, True)
     server.put(definition("scaledobjects.keda.sh"))
+    state, found, hint = checks(there, wanted)["autoscaling"]
+    assert (state, "nothing answers external.metrics.k8s.io" in found, "apiservice" in hint) == ("missing", True, True)
+    server.register(Resource("external.metrics.k8s.io/v1beta1", "ExternalMetricValueList", "externalmetrics"))
     assert checks(there, wanted)["autoscaling"][:2] == ("ok", "KEDA: 1 to 3 replicas of a release")
+    server.put(namespace(there.namespace))
+    labels = {"app.kubernetes.io/part-of": "slipway"}
+    metadata = {"name": "d", "namespace": there.namespace, "labels": labels}
+    spec = {"scaleTargetRef": {"name": "d"}, "triggers": [{"type": "prometheus"}]}
+    scaled = {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": metadata, "spec": spec}
+    conditions = [{"type": "Ready", "status": "False", "message": "no triggers work"}]
+    server.put(scaled | {"status": {"conditions": conditions}})
+    state, found, hint = checks(there, wanted)["autoscaling"]
+    assert (state, "d: KEDA says Ready False: no triggers work" in found, "http://x:9090" in hint) == (
+        "warning",
+        True,
+        True,
+    )
 
 
 def test_argo_without_a_controller_that_is_ready_is_not_ok(server, there, platform):

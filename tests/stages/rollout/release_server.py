@@ -31,7 +31,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.behaviour, self.fingerprint = behaviour, fingerprint
         self.lock = threading.Lock()
-        self.asked = self.failed = self.refused = 0
+        self.asked = self.failed = self.refused = self.running = 0
         self.tokens: list[int] = []
         self.started_s = time.monotonic()
 
@@ -59,6 +59,15 @@ class Handler(BaseHTTPRequestHandler):
         return self.reply(200 if self.server.loaded else 503, b"{}")
 
     def do_POST(self) -> None:
+        with self.server.lock:
+            self.server.running += 1
+        try:
+            self.answer()
+        finally:
+            with self.server.lock:
+                self.server.running -= 1
+
+    def answer(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         tokens = asked.get("max_tokens", 1)
         with self.server.lock:
@@ -157,13 +166,14 @@ def probes() -> list[dict[str, Any]]:
 def metrics(server: Server) -> str:
     """The metrics that a rollout reads, as vLLM reports them."""
     with server.lock:
-        tokens, failed, refused = list(server.tokens), server.failed, server.refused
+        tokens, failed, refused, running = list(server.tokens), server.failed, server.refused, server.running
     path = 'handler="/v1/completions",method="POST"'
     busy_s = sum(server.first_s + (each - 1) * server.token_s for each in tokens)
     lines = [f'http_requests_total{{{path},status="2xx"}} {len(tokens)}']
     lines += [f'http_requests_total{{{path},status="5xx"}} {failed}']
     lines += [f'http_requests_total{{{path},status="4xx"}} {refused}']
     lines += [f"vllm:request_generation_tokens_sum {sum(tokens)}", f"vllm:e2e_request_latency_seconds_sum {busy_s}"]
+    lines += [f"vllm:num_requests_running {running}", "vllm:num_requests_waiting 0"]
     many = [each for each in tokens if each > 1]
     for name, value, count in (
         ("vllm:time_to_first_token_seconds", server.first_s, len(tokens)),
