@@ -3,7 +3,8 @@
 SLIPWAY_TEST_IMAGE names the images (default: ``localhost/slipway-{family}:VERSION``), which must be on the nodes or
 where they can pull from. SLIPWAY_TEST_ADDRESS is this machine's address as pods see it (default: the one from which it
 reaches the first node). SLIPWAY_TEST_NAMESPACE names a namespace that is kept at the end, and used again.
-SLIPWAY_TEST_NATS is the address of a NATS server with JetStream, where Argo Events is to use one.
+SLIPWAY_TEST_NATS is the address of a NATS server with JetStream, where Argo Events is to use one. SLIPWAY_TEST_UPGRADE
+names a program that installs newer versions of Argo or KServe.
 """
 
 from __future__ import annotations

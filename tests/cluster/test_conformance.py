@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ import yaml
 from pipeline.argo.doctor import check_cluster
 from pipeline.argo.runs import ClusterRun
 from pipeline.argo.status import arguments_of
+from pipeline.checks import CheckResult
 from pipeline.config import load
 from pipeline.events.push import Push
 from stages.parts.base.errors import ModelNotFound
@@ -43,6 +45,8 @@ COMPONENT = "app.kubernetes.io/component"
 
 
 EVENTS = "sensors.argoproj.io"
+UPGRADE = "SLIPWAY_TEST_UPGRADE"
+UNDERNEATH = ("Kubernetes", "Argo Workflows", "KServe")
 SMALLEST = ("--set", "profile.weights={quality: 0.01, latency: 0.01, throughput: 0.01, memory: 0.97}")
 """Weights by which int8 is the winner."""
 
@@ -54,14 +58,14 @@ class Clients:
         routes, _ = place.cluster.list(HTTP_ROUTES, labels=OURS)
         route = next(each for each in routes if each["metadata"]["name"].endswith("-route"))
         gateway = place.cluster.get(GATEWAYS, "kserve-ingress-gateway", "kserve")["status"]["addresses"][0]["value"]
-        self._host, self._base = {"Host": route["spec"]["hostnames"][0]}, f"http://{gateway}"
+        self._host, self.base = {"Host": route["spec"]["hostnames"][0]}, f"http://{gateway}"
         self.statuses: list[int] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._go)
 
     def ask(self) -> httpx.Response:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "What is a list?"}], "max_tokens": 8}
-        return httpx.post(f"{self._base}/v1/chat/completions", json=body, headers=self._host, timeout=120)
+        return httpx.post(f"{self.base}/v1/chat/completions", json=body, headers=self._host, timeout=120)
 
     def _go(self) -> None:
         while not self._over.wait(0.5):
@@ -130,14 +134,21 @@ def test_install_brings_everything_and_changes_nothing_when_repeated(place: Plac
     tell("install, twice", f"{len(first)} objects; then all unchanged")
 
 
-def test_doctor_finds_what_a_run_needs(place: Place, tell: Tell, request: pytest.FixtureRequest) -> None:
+def checks(place: Place) -> list[CheckResult]:
     config = load(place.folder / "config.yaml", chosen={"platform": str(place.folder / "platform.yaml")})
-    found = check_cluster(place.cluster, config)
-    assert [each for each in found if each.state == "missing" and each.what != "KServe"] == []
-    named = {each.what: each.found for each in found}
-    versions = (f"{what} {named[what]}" for what in ("Kubernetes", "Argo Workflows", "KServe"))
-    request.config.stash[VERSIONS] = "; ".join(versions)
-    tell("doctor", f"{sum(each.state == 'ok' for each in found)} of {len(found)} ok")
+    return check_cluster(place.cluster, config)
+
+
+def found(place: Place) -> dict[str, str]:
+    return {each.what: each.found for each in checks(place)}
+
+
+def test_doctor_finds_what_a_run_needs(place: Place, tell: Tell, request: pytest.FixtureRequest) -> None:
+    results = checks(place)
+    assert [each for each in results if each.state == "missing" and each.what != "KServe"] == []
+    named = found(place)
+    request.config.stash[VERSIONS] = "; ".join(f"{what} {named[what]}" for what in UNDERNEATH)
+    tell("doctor", f"{sum(each.state == 'ok' for each in results)} of {len(results)} ok")
 
 
 def test_a_run_survives_the_loss_of_a_pod(place: Place, tell: Tell) -> None:
@@ -274,6 +285,32 @@ def test_a_good_canary_waits_for_an_approval_is_promoted_and_rolled_back(place: 
     assert set(clients.statuses) == {200}, clients.statuses
     tell("slipway rollback from elsewhere", f"{stable} serves again after {took_s:.0f} s")
     tell("clients meanwhile", f"all {len(clients.statuses)} requests answered with 200")
+
+
+@pytest.mark.usefixtures("kserve")
+@pytest.mark.skipif(UPGRADE not in os.environ, reason=f"needs a program that upgrades Argo or KServe: {UPGRADE}")
+def test_an_upgrade_underneath_drops_nothing_and_the_model_moves_to_another_mode(place: Place, tell: Tell) -> None:
+    stable = place.answer("rollout", "status", MODEL)["split"]["stable"]
+    with Clients(place) as clients:
+        name = place.submit(MODEL, *SMALLEST)
+        place.until(lambda: pods(place, name, "evaluate"))
+        subprocess.run([os.environ[UPGRADE]], check=True)
+        run = place.ended(name)
+        succeeded(run)
+        promoted = run.document()["release"]
+        assert promoted != stable
+        tell("an upgrade underneath while it measures", f"{promoted} promoted after {seconds(run)}")
+        tell("what runs then", "; ".join(said for what, said in found(place).items() if what in UNDERNEATH))
+        there_and_back = []
+        for mode in ("standard", "route"):
+            moved = place.answer(
+                "rollout", "move", MODEL, "--mode", mode, "--set", f"kserve.gateway_url={clients.base}"
+            )
+            assert (moved["release"], moved["mode"], moved["answers"]["failed"]) == (promoted, mode, 0)
+            there_and_back.append(f"{mode} after {moved['seconds']:.0f} s, {moved['answers']['requests']} requests")
+    assert set(clients.statuses) == {200}, clients.statuses
+    tell("rollout move, there and back", "; ".join(there_and_back))
+    tell("clients of the upgrade and the moves", f"all {len(clients.statuses)} requests answered with 200")
 
 
 def test_a_push_to_each_registry_makes_a_run(place: Place, tell: Tell) -> None:
