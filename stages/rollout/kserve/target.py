@@ -1,4 +1,4 @@
-"""KServe as the target of a rollout: what its three modes have in common.
+"""KServe as the target of a rollout: what its modes have in common.
 
 What is in force is read from statuses: a route counts only once its gateway has programmed it. Objects are applied
 server-side by one field manager, at the version that was read. On the way forward this is never forced: a change that
@@ -26,6 +26,7 @@ from stages.parts.releases.split import Split
 from stages.rollout.kserve.audit import cluster_user, emit
 from stages.rollout.kserve.autoscaling import scaled_object
 from stages.rollout.kserve.detect import Installation
+from stages.rollout.kserve.http_route import HTTP_ROUTES
 from stages.rollout.kserve.kept import ISVCS, refuse_foreign
 from stages.rollout.kserve.objects import (
     ENDPOINT,
@@ -50,6 +51,9 @@ SCALED_OBJECTS: Final = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects"
 
 class KServeTarget(ABC):
     """See ``Target``; each mode adds how it splits traffic."""
+
+    shown = "isvc,httproute"
+    """What to describe where something is not in force."""
 
     def __init__(self, cluster: Cluster, endpoint: KServeEndpoint, installation: Installation, poll_s: float) -> None:
         self.cluster, self.endpoint, self.installation, self.poll_s = cluster, endpoint, installation, poll_s
@@ -147,21 +151,38 @@ class KServeTarget(ABC):
         except Absent:
             return None
 
-    def service(self, name: str = "") -> Object | None:
-        """The InferenceService.
+    def service(self, name: str = "", kind: Kind = ISVCS) -> Object | None:
+        """The InferenceService, or what is in its place.
 
         Raises:
             Conflict: it is another model's, or another controller looks after it.
         """
-        found = self.get(ISVCS, name or self.endpoint.name)
+        found = self.get(kind, name or self.endpoint.name)
         if found:
-            refuse_foreign(ISVCS, found)
+            refuse_foreign(kind, found)
         if found and found["metadata"].get("annotations", {}).get(MODEL) != self.endpoint.store.model:
             raise Conflict(
-                f"the InferenceService {found['metadata']['name']} does not serve {self.endpoint.store.model}",
+                f"the {kind.name} {found['metadata']['name']} does not serve {self.endpoint.store.model}",
                 hint="rename or remove it",
             )
         return found
+
+    def made_by_kserve(self, name: str, kind: str, owner: str) -> Object | None:
+        """The HTTPRoute that KServe makes for the *kind* called *owner*.
+
+        Raises:
+            Conflict: there is one of somebody else under its name.
+        """
+        found = self.get(HTTP_ROUTES, name)
+        if found:
+            refuse_foreign(HTTP_ROUTES, found, kind, owner)
+            if not found["metadata"].get("ownerReferences"):
+                raise Conflict(f"the HTTPRoute {name} was not made by KServe", hint="remove it; nothing was changed")
+        return found
+
+    def own_address(self) -> str:
+        """The address of the endpoint's own host name at the gateway."""
+        return f"http://{self.installation.hostname(self.endpoint.name, self.endpoint.namespace)}"
 
     def apply(self, kind: Kind, body: Object, seen: Object | None, *, back: bool = False) -> Object:
         """Apply *body* if the object is still as it was *seen*; on the way *back*, no matter who owns its fields.
@@ -207,7 +228,7 @@ class KServeTarget(ABC):
             if time.monotonic() > deadline:
                 raise TransientError(
                     f"{what} was not in force within {self.endpoint.settings.in_force_s} s: {why}",
-                    hint=f"kubectl -n {self.endpoint.namespace} describe isvc,httproute",
+                    hint=f"kubectl -n {self.endpoint.namespace} describe {self.shown}",
                 )
             time.sleep(self.poll_s)
 
@@ -306,17 +327,24 @@ def condition(service: Object, name: str) -> bool:
 
 
 def check_reconciled(service: Object) -> None:
-    """Raises: ServerFailed: KServe can't make what the InferenceService asks for, and has said so for a while."""
+    """Raises: ServerFailed: KServe can't make what the service asks for, and has said so for a while."""
     said = service.get("status", {}).get("conditions", [])
-    refused = next((each for each in said if each.get("reason") == "ReconcileFailed"), None)
-    if refused is None or refused["status"] != "False":
+    refused = next((each for each in said if each["status"] == "False" and _is_refusal(each.get("reason", ""))), None)
+    if refused is None:
         return
     since = datetime.fromisoformat(refused["lastTransitionTime"])
     if (datetime.now(UTC) - since).total_seconds() > UNRECONCILED_S:
         name = service["metadata"]["name"]
         raise ServerFailed(
-            f"KServe can't serve {name}: {refused.get('message', '')}", hint=f"kubectl describe inferenceservice {name}"
+            f"KServe can't serve {name}: {refused.get('message', '')}",
+            hint=f"kubectl describe {service['kind'].lower()} {name}",
         )
+
+
+def _is_refusal(reason: str) -> bool:
+    """Whether KServe failed, or lacks a preset."""
+    failed = "Reconcile" in reason and reason.endswith("Error")
+    return failed or reason in ("ReconcileFailed", "ConfigNotFound", "CombineBaseError")
 
 
 def url_of(service: Object | None, model: str) -> str:
