@@ -24,7 +24,7 @@ from stages.parts.base.store import directory_name
 from stages.parts.endpoint.clients import ANYBODY, DEFAULT, Allowed
 from stages.parts.endpoint.door import CLIENT_HEADER, CODES, KINDS
 from stages.parts.endpoint.offered import OFFERED
-from stages.rollout.kserve.objects import ISVC_LABEL, endpoint_name
+from stages.rollout.kserve.objects import ENDPOINT, endpoint_name
 
 POLICY: Final = "slipway-endpoints"
 """The SecurityPolicy; the same as in ``manifests/envoy-gateway``, which it replaces: a route obeys one only."""
@@ -37,6 +37,14 @@ ENVOY_GATEWAY: Final = "gateway.envoyproxy.io/v1alpha1"
 OWNER: Final = "gateway.envoyproxy.io/owning-gateway-"
 """How the labels of a proxy's pod begin that say whose it is."""
 ROUTES: Final = {"group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "matchLabels": LABELS}
+GROUP: Final = "serving.kserve.io/routing-group"
+LLM_ROUTES: Final = {
+    "group": "gateway.networking.k8s.io",
+    "kind": "HTTPRoute",
+    "matchExpressions": [{"key": GROUP, "operator": "Exists"}],
+}
+"""KServe's routes in mode ``llm``, to which it gives no labels of ours."""
+SCHEDULER: Final = {"app.kubernetes.io/component": "llminferenceservice-router-scheduler"}
 NAMESPACE: Final = "slipway"
 TOKENS: Final = "tokens"
 """Where in an answer's metadata, and under which name, its tokens are."""
@@ -178,19 +186,20 @@ def limits(namespace: str, known: ClusterClients) -> Document:
 
 
 def network_policy(namespace: str, settings: Clients) -> Document:
-    """Let the gateway's proxies, rollouts and Prometheus reach endpoints. Nodes always reach their own pods, so that
-    probes need nothing."""
+    """Let the gateway's proxies, rollouts, KServe's schedulers and Prometheus reach endpoints. Nodes always reach their
+    own pods, so that probes need nothing."""
     owner, _, gateway = settings.gateway.partition("/")
     proxies = {f"{OWNER}namespace": owner, f"{OWNER}name": gateway}
     stages = {"key": "app.kubernetes.io/component", "operator": "In", "values": list(ROLLOUT)}
     sources: list[Document] = [
         {"namespaceSelector": _namespace(settings.proxies), "podSelector": {"matchLabels": proxies}},
         {"podSelector": {"matchLabels": LABELS, "matchExpressions": [stages]}},
+        {"podSelector": {"matchLabels": SCHEDULER}},
     ]
     if settings.prometheus:
         sources.append({"namespaceSelector": _namespace(settings.prometheus)})
     spec = {
-        "podSelector": {"matchExpressions": [{"key": ISVC_LABEL, "operator": "Exists"}]},
+        "podSelector": {"matchExpressions": [{"key": ENDPOINT, "operator": "Exists"}]},
         "policyTypes": ["Ingress"],
         "ingress": [{"from": sources}],
     }
@@ -254,7 +263,7 @@ def _refusal(status: int) -> Document:
 
 
 def _policy(kind: str, name: str, namespace: str, spec: dict[str, Any]) -> Document:
-    return made(ENVOY_GATEWAY, kind, name, namespace, spec={"targetSelectors": [dict(ROUTES)]} | spec)
+    return made(ENVOY_GATEWAY, kind, name, namespace, spec={"targetSelectors": [dict(ROUTES), dict(LLM_ROUTES)]} | spec)
 
 
 def _namespace(name: str) -> Document:

@@ -28,7 +28,7 @@ from stages.parts.cluster.kinds import (
 )
 from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.autoscaling import SCALED_OBJECTS, lacking
-from stages.rollout.kserve.detect import CRD, detect
+from stages.rollout.kserve.detect import CRD, LLM_CRD, detect
 from stages.rollout.kserve.kept import MOVE, kept_mode, served_modes
 from stages.rollout.kserve.objects import PART_OF
 
@@ -284,6 +284,8 @@ def _kserve(cluster: Cluster, config: RunConfig, definition: Object | SlipwayErr
         hint = f"slipway install --platform {config.platform.name}"
         return CheckResult(what="KServe", state="missing", found=f"no {', '.join(absent)}", hint=hint)
     said = f"mode {found.mode}, gateway {found.gateway}"
+    if found.mode != "llm" and isinstance(_definition(cluster, LLM_CRD), dict):
+        said += "; LLMInferenceService is there, too (kserve.mode llm)"
     if kept := _kept_modes(cluster, config.platform.namespace, found.mode):
         said += f"; {', '.join(kept)} stay as they are"
         return CheckResult(what="KServe", state="warning", found=said, hint=MOVE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
@@ -18,12 +19,14 @@ from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CLAIMS, NAMESPACES, TEMPLATES, Kind, Object
 from stages.parts.cluster.refusals import Absent
+from stages.rollout.kserve.kept import ISVCS
+from stages.rollout.kserve.llm_objects import LLM_SERVICES
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
 
 OURS: Final = ",".join(f"{key}={value}" for key, value in LABELS.items())
-ENDPOINTS: Final = Kind("serving.kserve.io/v1beta1", "InferenceService", "inferenceservices")
+ENDPOINTS: Final = (ISVCS, LLM_SERVICES)
 OF_EVERY_NAMESPACE: Final = frozenset({("ServiceAccount", "default"), ("ConfigMap", "kube-root-ca.crt")})
 OF_SLIPWAY: Final = frozenset({("Secret", str(each.secret_name)) for each in (HUB_TOKEN, API_KEY)})
 """What people make for Slipway by hand, without its label."""
@@ -92,12 +95,14 @@ def _refuse_while_used(cluster: Cluster) -> None:
     if active:
         hint = f"wait, or stop them: slipway stop {active[0]} --namespace {cluster.namespace}; --force goes on"
         raise Conflict(f"runs are active in namespace {cluster.namespace}: {', '.join(active)}", hint=hint)
-    try:
-        endpoints = [each["metadata"]["name"] for each in cluster.list(ENDPOINTS, labels=OURS)[0]]
-    except Absent:  # no KServe
-        endpoints = []
+    endpoints, kinds = [], []
+    for kind in ENDPOINTS:
+        with contextlib.suppress(Absent):  # no KServe
+            if found := cluster.list(kind, labels=OURS)[0]:
+                endpoints += [each["metadata"]["name"] for each in found]
+                kinds.append(kind.plural)
     if endpoints:
-        remove = f"kubectl -n {cluster.namespace} delete inferenceservices,httproutes -l {OURS}"
+        remove = f"kubectl -n {cluster.namespace} delete {','.join([*kinds, 'httproutes'])} -l {OURS}"
         hint = f"they need the runtime that goes; {remove}, or --force leaves them as they are"
         raise Conflict(f"endpoints serve in namespace {cluster.namespace}: {', '.join(endpoints)}", hint=hint)
 

@@ -159,7 +159,8 @@ def render(
         str | None, typer.Option(help="A release's number or name. Default: the last that select chose.")
     ] = None,
     mode: Annotated[
-        str | None, typer.Option(help="How KServe splits traffic: standard, knative or route. Default: kserve.mode.")
+        str | None,
+        typer.Option(help="How KServe splits traffic: standard, knative, route or llm. Default: kserve.mode."),
     ] = None,
     platform: PlatformOption = None,
     config: ConfigOption = None,

@@ -1,4 +1,4 @@
-"""Plays KServe 0.21's controller and a gateway: makes pods, Services and routes of InferenceServices, and says so.
+"""Plays KServe 0.21's controllers and a gateway: makes pods, Services and routes of InferenceServices, and says so.
 
 Each Deployment has as many pods as its predictor's ``minReplicas``. One with an autoscaler of somebody else's is
 made with one replica, and is an object whose ``spec.replicas`` others set (``keda``). A pod that somebody deletes is
@@ -11,6 +11,8 @@ predictor scaled to max(minReplicas − the canaries', 1), orphans removed befor
 predictor was ready, a canary gets its weight once it is ready, ``canaryTrafficPercent`` is ignored in Standard mode,
 ``canaryStatuses`` repeats what was asked for, ``observedGeneration`` is a child's. What is there under the name of a
 Deployment or HTTPRoute of its own is adopted and overwritten, whoever made it: that is ``contested``.
+
+LLMInferenceServices are the part of ``tests/kubernetes/llm_services.py``.
 
 With a ``gateway``, clients' requests really go where the routes say. An HTTPRoute's status is the word of the gateway's
 controller: its proxy follows ``lag_s`` later. Knative says what its proxies do already. A pod that is removed gets no
@@ -39,6 +41,7 @@ from tests.kubernetes.api import KubernetesServer
 from tests.kubernetes.gateway import Gateway, Routes
 from tests.kubernetes.keda import Keda, read
 from tests.kubernetes.knative import KnativeAutoscaler
+from tests.kubernetes.llm_services import LLMServices
 from tests.kubernetes.objects import Object, Refused, Resource
 
 SERVER: Final = Path(__file__).parents[1] / "stages" / "rollout" / "release_server.py"
@@ -50,6 +53,7 @@ CLUSTER_LOCAL: Final = ("networking.kserve.io/visibility", "cluster-local")
 NOT_ON_A_CANARY: Final = ("maxReplicas", "scaleTarget", "scaleMetric", "autoScaling", "workerSpec")
 MODE: Final = "serving.kserve.io/deploymentMode"
 AUTOSCALER: Final = "serving.kserve.io/autoscalerClass"
+SERVICES: Final = ("InferenceService", "LLMInferenceService")
 CRASHES: Final = 5
 KNATIVE_DRAIN_S: Final = 2.0
 """Time of the queue-proxy from the end of new requests to the server's SIGTERM; 30 s in Knative."""
@@ -76,6 +80,15 @@ class Deployment:
     pods: list[Pod] = field(default_factory=list)
     made: int = 0
     """Pods so far."""
+    service: str = ""
+    """Its Service, where that is not called as it is."""
+    annotations: dict[str, str] = field(default_factory=dict)
+    """Those of its pods."""
+    container: str = "kserve-container"
+
+    @property
+    def backend(self) -> str:
+        return self.service or self.name
 
 
 @dataclass
@@ -115,7 +128,7 @@ class KServeController:
         self._over = threading.Event()
         self._templates: dict[str, tuple[int, str]] = {}
         self._made: dict[tuple[str, str], Object] = {}
-        self._in_force: Routes = {}
+        self._followed: dict[str, Routes] = {}
         self._programmed: dict[str, tuple[float, Routes]] = {}
         self._ending: list[tuple[float, subprocess.Popen[bytes]]] = []
         server = self.server
@@ -135,6 +148,7 @@ class KServeController:
                 "spec": {"containers": [{"name": "kserve-container"}]},
             }
         )
+        self.llm = LLMServices(self)
         self._thread = threading.Thread(target=self._run, name="KServe", daemon=True)
 
     def configure(self) -> None:
@@ -146,6 +160,7 @@ class KServeController:
             "domainTemplate": "{{ .Name }}-{{ .Namespace }}.{{ .IngressDomain }}",
         }
         data = {"deploy": json.dumps({"defaultDeploymentMode": self.mode}), "ingress": json.dumps(ingress)}
+        data["localModel"] = json.dumps({"enabled": True})
         place = {"namespace": "kserve"}
         self.server.put(
             {
@@ -195,13 +210,14 @@ class KServeController:
             for service in self.server.all("InferenceService"):
                 with contextlib.suppress(Refused):  # it has changed meanwhile, and comes again
                     self._reconcile(service)
-            owners = {each["metadata"]["name"] for each in self.server.all("InferenceService")}
+            self.llm.reconcile()
+            owners = {each["metadata"]["name"] for kind in SERVICES for each in self.server.all(kind)}
             for each in list(self.deployments.values()):
                 if each.owner not in owners:
                     self._remove(each)
             for route in self.server.all("HTTPRoute"):
                 references = route["metadata"].get("ownerReferences", [])
-                if {each["name"] for each in references if each["kind"] == "InferenceService"} - owners:
+                if {each["name"] for each in references if each["kind"] in SERVICES} - owners:
                     self._made.pop(("HTTPRoute", route["metadata"]["name"]), None)
                     self.server.remove("HTTPRoute", route["metadata"]["name"], self.namespace)
                 elif not self.gateway_stuck:
@@ -222,7 +238,7 @@ class KServeController:
         name, spec = service["metadata"]["name"], service["spec"]
         host = f"{name}-predictor-{self.namespace}"
         if len(host) > DNS_LABEL or self.refuses:
-            self._say("InferenceService", service, {"conditions": [_refused(self.refuses or host)]})
+            self.say("InferenceService", service, {"conditions": [_refused(self.refuses or host)]})
             return
         knows_canary = self.version not in ("v0.19.0", "v0.20.0")
         canaries = spec.get("canary") or [] if knows_canary else []
@@ -230,13 +246,13 @@ class KServeController:
         for each in canaries:
             deployment = _deployment(name, each["predictor"])
             expected.append(deployment)
-            ready = self._deployed(service, deployment, _overlaid(spec["predictor"], each["predictor"]))
+            ready = self.deployed(service, deployment, _overlaid(spec["predictor"], each["predictor"]))
             statuses.append(
                 {"name": each["predictor"]["name"], "ready": ready, "trafficPercent": each["trafficPercent"]}
             )
         lowered = sum(each["predictor"].get("minReplicas", 1) for each in canaries)
         left = max(spec["predictor"].get("minReplicas", 1) - lowered, 1)
-        ready = self._deployed(service, expected[0], spec["predictor"] | {"minReplicas": left}) and not self.flickering
+        ready = self.deployed(service, expected[0], spec["predictor"] | {"minReplicas": left}) and not self.flickering
         for each in [each for each in self.deployments.values() if each.owner == name and each.name not in expected]:
             self._remove(each)
         conditions = [_condition("PredictorReady", ready), _condition("Ready", ready)]
@@ -244,7 +260,7 @@ class KServeController:
             conditions.append(_condition("CanaryPredictorReady", all(each["ready"] for each in statuses)))
         status: Object = {"conditions": conditions, "observedGeneration": 1, "canaryStatuses": statuses}
         status["url"] = f"http://{name}-{self.namespace}.example.com"
-        self._say("InferenceService", service, status)
+        self.say("InferenceService", service, status)
         visible = service["metadata"].get("labels", {}).get(CLUSTER_LOCAL[0]) != CLUSTER_LOCAL[1]
         if ready and self.gateway_api and visible:
             self._route(service, statuses)
@@ -264,7 +280,7 @@ class KServeController:
                 self.contested.append(name)
         if len(backends) == 1:
             del backends[0]["weight"]
-        self._put(
+        self.put(
             {
                 "apiVersion": "gateway.networking.k8s.io/v1",
                 "kind": "HTTPRoute",
@@ -296,25 +312,31 @@ class KServeController:
         if self._programmed.get(name, (0, {}))[1] != routes:
             self._programmed[name] = (time.monotonic() + self.lag_s, routes)
         with contextlib.suppress(Refused):
-            self._say("HTTPRoute", route, {"parents": parents})
+            self.say("HTTPRoute", route, {"parents": parents})
 
     def _follow(self) -> None:
         """The gateway's proxy does what its controller said a while ago, and what it knows of pods at once."""
-        kinds = ("HTTPRoute", "InferenceService")
-        names = {each["metadata"]["name"] for kind in kinds for each in self.server.all(kind)}
+        names = {each["metadata"]["name"] for kind in ("HTTPRoute", *SERVICES) for each in self.server.all(kind)}
         for name in self._programmed.keys() - names:
-            _, routes = self._programmed.pop(name)
-            self._in_force = {host: each for host, each in self._in_force.items() if host not in routes}
+            del self._programmed[name]
+            self._followed.pop(name, None)
         self._catch_up()
+
+    def _in_force(self) -> Routes:
+        """What the proxy does: of two routes for one host, the newer one counts. Gateways differ; no test may care."""
+        found: Routes = {}
+        for name in self._programmed:
+            found |= self._followed.get(name, {})
+        return found
 
     def _catch_up(self) -> None:
         """What is due is in force, however late this thread is."""
-        for when, routes in self._programmed.values():
+        for name, (when, routes) in self._programmed.items():
             if when <= time.monotonic():
-                self._in_force |= routes
+                self._followed[name] = routes
         if self.gateway:
-            ready = {each.name: [pod.port for pod in each.pods if pod.ready] for each in self.deployments.values()}
-            self.gateway.apply(self._in_force, {name: ports for name, ports in ready.items() if ports})
+            ready = {each.backend: [pod.port for pod in each.pods if pod.ready] for each in self.deployments.values()}
+            self.gateway.apply(self._in_force(), {name: ports for name, ports in ready.items() if ports})
 
     def _reconcile_knative(self, service: Object) -> None:
         name, wanted = service["metadata"]["name"], service["spec"]["predictor"]
@@ -325,7 +347,7 @@ class KServeController:
             self._templates[name] = (number, template)
         created = f"{name}-predictor-{number:05d}"
         status = dict(service.get("status", {}).get("components", {}).get("predictor", {}))
-        ready = created if self._deployed(service, created, wanted) else status.get("latestReadyRevision")
+        ready = created if self.deployed(service, created, wanted) else status.get("latestReadyRevision")
         rolled_out, percent = status.get("latestRolledoutRevision"), wanted.get("canaryTrafficPercent")
         traffic = []
         if percent is not None and rolled_out:
@@ -347,7 +369,7 @@ class KServeController:
         weights = {each["revisionName"]: each["percent"] for each in told}
         self._programmed[name] = (0.0, {host: weights} if weights else {})
         self._follow()
-        self._say("InferenceService", service, whole)
+        self.say("InferenceService", service, whole)
         kept = {created, *weights}
         for each in [each for each in self.deployments.values() if each.owner == name and each.name not in kept]:
             self._remove(each)
@@ -357,11 +379,11 @@ class KServeController:
         url = f"http://127.0.0.1:{deployment.pods[0].port}" if deployment else ""
         return {"revisionName": revision, "percent": percent, "tag": tag, "latestRevision": latest, "url": url}
 
-    def _say(self, kind: str, now: Object, status: Object) -> None:
+    def say(self, kind: str, now: Object, status: Object) -> None:
         if now.get("status") != status:
             self.server.set_status(kind, self.namespace, now["metadata"]["name"], status)
 
-    def _put(self, body: Object) -> None:
+    def put(self, body: Object) -> None:
         """Put *body*, unless the object is so already."""
         key = (body["kind"], body["metadata"]["name"])
         if self._made.get(key) != body:
@@ -370,19 +392,28 @@ class KServeController:
 
     # What runs.
 
-    def _deployed(self, service: Object, name: str, predictor: Object) -> bool:
-        """Whether all of its pods are ready; started anew if its template is another one."""
+    def deployed(self, service: Object, name: str, predictor: Object, behind: str = "") -> bool:
+        """Whether all of its pods are ready; started anew if its template is another one.
+
+        Args:
+            behind: its Service, of a LLMInferenceService.
+        """
         release = predictor["model"]["storageUri"].rpartition("/")[2]
         owner = service["metadata"]["name"]
         labels = {**service["metadata"].get("labels", {}), **predictor.get("labels", {}), ISVC_LABEL: owner}
+        if behind:
+            labels = {**predictor["labels"], "app.kubernetes.io/name": owner}
+        marks = predictor.get("annotations", {}) if behind else {}
         now = self.deployments.get(name)
         if now and now.owner != owner:
             self.contested.append(name)
-        if now and now.labels != labels:
+        if now and (now.labels, now.annotations) != (labels, marks):
             self._remove(now)
             now = None
         if now is None:
             now = self.deployments[name] = Deployment(name, owner, release, predictor, labels)
+            now.service, now.annotations = behind, marks
+            now.container = "main" if behind else now.container
         self._end_deleted(now)
         wanted = self._wanted(service, name, predictor)
         for each in now.pods[wanted:]:
@@ -408,7 +439,8 @@ class KServeController:
             ]
             load = sum(sum(read(each, "vllm:num_requests_running")) for each in pods)
             return self.knative.replicas(name, predictor, load)
-        if service["metadata"].get("annotations", {}).get(AUTOSCALER) != "external":
+        free = "template" in service["spec"] and "replicas" not in service["spec"]
+        if not free and service["metadata"].get("annotations", {}).get(AUTOSCALER) != "external":
             return int(predictor.get("minReplicas", 1))
         try:
             found = self.server.find("Deployment", name, self.namespace)
@@ -455,8 +487,8 @@ class KServeController:
         """Its pods, Service and, for a revision, the Revision."""
         place = {"namespace": self.namespace, "labels": deployment.labels}
         for each in deployment.pods:
-            container: Object = {"name": "kserve-container", "ports": [{"containerPort": each.port}]}
-            said: Object = {"name": "kserve-container", "restartCount": each.restarts, "state": {"running": {}}}
+            container: Object = {"name": deployment.container, "ports": [{"containerPort": each.port}]}
+            said: Object = {"name": deployment.container, "restartCount": each.restarts, "state": {"running": {}}}
             if deployment.release in self.crashing:
                 said["restartCount"] = CRASHES
                 said["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
@@ -467,22 +499,23 @@ class KServeController:
                     "waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling "localhost/x:1"'}
                 }
             ready = [_condition("Ready", each.ready)]
-            pod = {"metadata": place | {"name": each.name}, "spec": {"containers": [container]}}
+            metadata = place | {"name": each.name, "annotations": deployment.annotations}
+            pod = {"metadata": metadata, "spec": {"containers": [container]}}
             status = {"podIP": "127.0.0.1", "conditions": ready, "containerStatuses": [said]}
-            self._put({"apiVersion": "v1", "kind": "Pod", **pod, "status": status})
+            self.put({"apiVersion": "v1", "kind": "Pod", **pod, "status": status})
         ports = [{"name": "http", "port": deployment.pods[0].port, "targetPort": 8080}]
-        service = {"metadata": place | {"name": deployment.name}, "spec": {"clusterIP": "10.0.0.1", "ports": ports}}
-        self._put({"apiVersion": "v1", "kind": "Service", **service})
+        service = {"metadata": place | {"name": deployment.backend}, "spec": {"clusterIP": "10.0.0.1", "ports": ports}}
+        self.put({"apiVersion": "v1", "kind": "Service", **service})
         if deployment.name[-5:].isdigit():
             revision = {"metadata": place | {"name": deployment.name}, "spec": {}}
-            self._put({"apiVersion": "serving.knative.dev/v1", "kind": "Revision", **revision})
+            self.put({"apiVersion": "serving.knative.dev/v1", "kind": "Revision", **revision})
 
     def _remove(self, deployment: Deployment) -> None:
         """A Deployment with its pods and Service. A Revision stays known."""
         self._catch_up()
-        if any(weights.get(deployment.name) for weights in self._in_force.values()):
+        if any(weights.get(deployment.backend) for weights in self._in_force().values()):
             self.sent_into_the_void.append(deployment.name)
-        own = (("Service", deployment.name), ("Deployment", deployment.name))
+        own = (("Service", deployment.backend), ("Deployment", deployment.name))
         for kind, name in (*(("Pod", each.name) for each in deployment.pods), *own):
             self._made.pop((kind, name), None)
             with contextlib.suppress(Refused):

@@ -1,4 +1,7 @@
-"""What a Kubernetes API server keeps: objects, their versions, who owns which field, and what has changed."""
+"""What a Kubernetes API server keeps: objects, their versions, who owns which field, and what has changed.
+
+An object with finalizers that is deleted stays, marked, until the last of them is gone.
+"""
 
 from __future__ import annotations
 
@@ -166,6 +169,9 @@ class Objects:
     def delete(self, resource: Resource, namespace: str, name: str) -> Object:
         with self.changed:
             old = self.find(resource, namespace, name)
+            if old["metadata"].get("finalizers"):
+                deleted = {"deletionTimestamp": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"} | old["metadata"]
+                return self._keep("MODIFIED", resource, namespace, old | {"metadata": deleted}, False)
             del self.kept[self._key(resource, namespace, name)]
             self.version += 1
             old["metadata"]["resourceVersion"] = str(self.version)
@@ -215,7 +221,7 @@ class Objects:
         elif resource.status:
             new = {key: value for key, value in new.items() if key != "status"}
             new |= {"status": old["status"]} if "status" in old else {}
-        for fixed in ("uid", "creationTimestamp", "namespace", "name", "generation"):
+        for fixed in ("uid", "creationTimestamp", "deletionTimestamp", "namespace", "name", "generation"):
             if fixed in old["metadata"]:
                 new["metadata"][fixed] = old["metadata"][fixed]
         self._check(resource, namespace, new)
@@ -226,6 +232,9 @@ class Objects:
             claim(new, old, manager, "Update")
         if _without_version(new) == _without_version(old):
             return copy.deepcopy(old)
+        if "deletionTimestamp" in old["metadata"] and not new["metadata"].get("finalizers") and not dry_run:
+            self.kept[self._key(resource, namespace, new["metadata"]["name"])] = copy.deepcopy(new)
+            return self.delete(resource, namespace, new["metadata"]["name"])
         return self._keep("MODIFIED", resource, namespace, new, dry_run)
 
     def _keep(self, type_: str, resource: Resource, namespace: str, new: Object, dry_run: bool) -> Object:

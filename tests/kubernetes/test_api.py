@@ -178,6 +178,16 @@ def test_who_is_not_known_or_not_allowed_is_told_so(client, server):
     assert answer.json()["status"] == {"allowed": False}
 
 
+def test_a_finalizer_keeps_what_is_deleted(client, server):
+    server.put(config_map("one") | {"metadata": {"name": "one", "finalizers": ["example.com/a"]}})
+    assert client.delete(f"{MAPS}/one").status_code == 200
+    marked = client.get(f"{MAPS}/one").json()["metadata"]["deletionTimestamp"]
+    patch(client, "one", {"data": {"a": "2"}}, MERGE)
+    assert client.get(f"{MAPS}/one").json()["metadata"]["deletionTimestamp"] == marked
+    patch(client, "one", {"metadata": {"finalizers": None}}, MERGE)
+    assert client.get(f"{MAPS}/one").status_code == 404
+
+
 def test_throttling_says_when_to_come_back(client, server):
     server.fail("list", "*/configmaps", 429, retry_after=7)
     answer = client.get(MAPS)

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from pipeline.gateway import GROUP
 from pipeline.manifests import MANIFESTS
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore
@@ -33,7 +34,8 @@ def test_the_policy_allows_what_an_endpoint_offers_on_one_machine_and_denies_the
 
 
 def test_the_policy_applies_to_the_routes_of_every_endpoint(tmp_path: Path) -> None:
-    (selector,) = policy()["targetSelectors"]
+    selector, of_llm = policy()["targetSelectors"]
+    assert of_llm["matchExpressions"] == [{"key": GROUP, "operator": "Exists"}]
     at = KServeEndpoint(ModelStore(tmp_path, "org/name"), Serving(), KServe(), "slipway")
     for labelled in (inference_service(at, {}, "standard"), http_route(at, "kserve/gateway", "host", [])):
         assert selector["matchLabels"].items() <= labelled["metadata"]["labels"].items()

@@ -98,8 +98,10 @@ def test_one_policy_of_each_kind_selects_the_routes_of_all_endpoints(tmp_path: P
     found = rendered(tmp_path)
     labels = {"app.kubernetes.io/part-of": "slipway"}
     selector = {"group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "matchLabels": labels}
+    of_kserve = [{"key": "serving.kserve.io/routing-group", "operator": "Exists"}]
+    other = {"group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "matchExpressions": of_kserve}
     for kind in ("SecurityPolicy", "BackendTrafficPolicy", "EnvoyExtensionPolicy"):
-        assert found[kind]["spec"]["targetSelectors"] == [selector]
+        assert found[kind]["spec"]["targetSelectors"] == [selector, other]
         assert found[kind]["metadata"]["namespace"] == "models"
     routes = yaml.safe_load((MANIFESTS / "envoy-gateway/routes.yaml").read_text())
     assert found["SecurityPolicy"]["metadata"]["name"] == routes["metadata"]["name"], "they would contradict each other"
@@ -139,18 +141,20 @@ def test_without_limits_nothing_is_counted(tmp_path: Path) -> None:
     assert "rateLimit" in counted["BackendTrafficPolicy"]["spec"]
 
 
-def test_only_the_gateway_the_rollout_and_prometheus_reach_the_pods(tmp_path: Path) -> None:
+def test_only_the_gateway_the_rollout_the_scheduler_and_prometheus_reach_the_pods(tmp_path: Path) -> None:
     named = rendered(tmp_path, gateway="edge/public", proxies="proxies", prometheus="metrics")["NetworkPolicy"]["spec"]
     (ingress,) = named["ingress"]
-    gateway, rollout, prometheus = ingress["from"]
+    gateway, rollout, scheduler, prometheus = ingress["from"]
     labels = "gateway.envoyproxy.io/owning-gateway-"
     assert gateway == {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "proxies"}},
         "podSelector": {"matchLabels": {f"{labels}namespace": "edge", f"{labels}name": "public"}},
     }
     assert rollout["podSelector"]["matchExpressions"][0]["values"] == ["rollout", "ending"]
+    component = {"app.kubernetes.io/component": "llminferenceservice-router-scheduler"}
+    assert scheduler == {"podSelector": {"matchLabels": component}}
     assert prometheus == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "metrics"}}}
-    assert len(rendered(tmp_path)["NetworkPolicy"]["spec"]["ingress"][0]["from"]) == 2
+    assert len(rendered(tmp_path)["NetworkPolicy"]["spec"]["ingress"][0]["from"]) == 3
 
 
 def test_a_certificate_is_asked_for_in_the_gateways_namespace(tmp_path: Path) -> None:

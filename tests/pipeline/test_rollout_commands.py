@@ -126,7 +126,7 @@ def test_the_status_shows_state_figures_and_the_next_commands(stage: Stage) -> N
 LITERAL = {"max_model_len": 4096, "tensor_parallel_size": 1, "startup_timeout_s": 900}
 
 
-@pytest.mark.parametrize("mode", ["standard", "knative", "route"])
+@pytest.mark.parametrize("mode", ["standard", "knative", "route", "llm"])
 def test_render_shows_what_a_rollout_applies_without_a_cluster(stage: Stage, mode: str) -> None:
     published(stage, GOOD)
     # These releases were never measured, so that auto has no answer.
@@ -134,9 +134,10 @@ def test_render_shows_what_a_rollout_applies_without_a_cluster(stage: Stage, mod
     shown = slipway(stage.store, "rollout", "render", MODEL, "--platform", "gke", "--mode", mode, *literal).stdout
     first = list(yaml.safe_load_all(shown))
     assert {each["metadata"]["namespace"] for each in first} == {"slipway"}
-    services = [each for each in first if each["kind"] == "InferenceService"]
-    assert [each["spec"]["predictor"]["labels"]["slipway/release"] for each in services] == [GOOD]
-    assert services[0]["spec"]["predictor"]["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+    services = [each["spec"] for each in first if each["kind"].endswith("InferenceService")]
+    assert [each.get("predictor", each)["labels"]["slipway/release"] for each in services] == [GOOD]
+    (pods,) = [each["template"] if mode == "llm" else each["predictor"] for each in services]
+    assert pods["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
     stage.make(NEXT)
     said = slipway(
         stage.store, "rollout", "render", MODEL, "--platform", "gke", "--mode", mode, "--release", "2", *literal
@@ -155,7 +156,7 @@ def test_render_refuses_a_local_platform_and_an_unknown_mode(stage: Stage) -> No
     assert "serves on this machine" in local.stderr
     asked = slipway(stage.store, "rollout", "render", MODEL, "--platform", "gke")
     assert (asked.returncode, asked.stdout) == (2, "")
-    assert "known: knative, route, standard" in asked.stderr
+    assert "known: knative, llm, route, standard" in asked.stderr
 
 
 def test_an_impossible_command_says_what_to_do_instead(stage: Stage) -> None:

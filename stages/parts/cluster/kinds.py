@@ -52,6 +52,7 @@ PROVIDERS: Final = {
     "serving.knative.dev": "Knative Serving",
     "gateway.networking.k8s.io": "the Gateway API's CRDs",
     "gateway.envoyproxy.io": "Envoy Gateway 1.9 or newer",
+    "inference.networking.k8s.io": "the Gateway API Inference Extension's CRDs, and a gateway that knows them",
     "cert-manager.io": "cert-manager",
     "keda.sh": "KEDA",
     "monitoring.coreos.com": "prometheus-operator",

@@ -15,6 +15,7 @@ from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.detect import detect, other_default
 from stages.rollout.kserve.kept import MOVE, in_mode, kept_mode
 from stages.rollout.kserve.knative import KnativeTarget
+from stages.rollout.kserve.llm import LLMTarget
 from stages.rollout.kserve.objects import ISVC, RUNTIME, KServeEndpoint
 from stages.rollout.kserve.route import RouteTarget
 from stages.rollout.kserve.settings import KServe
@@ -25,6 +26,7 @@ MODES: Final[dict[str, type[KServeTarget]]] = {
     "standard": StandardTarget,
     "knative": KnativeTarget,
     "route": RouteTarget,
+    "llm": LLMTarget,
 }
 RUNTIMES: Final = Kind("serving.kserve.io/v1alpha1", "ServingRuntime", "servingruntimes")
 POLL_S: Final = 0.5
@@ -56,6 +58,12 @@ def on(
     if served and (default := other_default(cluster, settings, served)):
         print(f"rollout: {store.model} stays in mode {served}; KServe's is now {default}: {MOVE}", file=sys.stderr)
     installation = detect(cluster, in_mode(settings, served))
+    if installation.mode != "llm":
+        _check_runtime(cluster)
+    return MODES[installation.mode](cluster, endpoint, installation, poll_s)
+
+
+def _check_runtime(cluster: Cluster) -> None:
     try:
         cluster.get(RUNTIMES, RUNTIME)
     except Absent as error:
@@ -63,4 +71,3 @@ def on(
             f"the namespace {cluster.namespace} has no ServingRuntime {RUNTIME}",
             hint="slipway install, or kubectl apply -k manifests/kserve",
         ) from error
-    return MODES[installation.mode](cluster, endpoint, installation, poll_s)

@@ -1,4 +1,4 @@
-"""Detects which of the three ways of splitting traffic a cluster's KServe supports, if any."""
+"""Detects which of the ways of splitting traffic a cluster's KServe supports, if any."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from stages.parts.base.errors import AccessDenied, ConfigError, NotInstalled
 from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import CONFIG_MAPS, DEFINITIONS, DEPLOYMENTS
+from stages.parts.cluster.kinds import CONFIG_MAPS, DEFINITIONS, DEPLOYMENTS, Kind, Object
 from stages.parts.cluster.refusals import Absent
+from stages.rollout.kserve.llm_objects import CACHES, LLM_SERVICES, POOLS
 from stages.rollout.kserve.objects import DEPLOYMENT_MODES, ISVC, Mode
 from stages.rollout.kserve.settings import KServe
 
@@ -21,8 +22,16 @@ CONFIG: Final = "inferenceservice-config"
 CONTROLLER: Final = "kserve-controller-manager"
 CANARY_SINCE: Final = (0, 21)
 """The first version whose canaries work: 0.20 has ``spec.canary``, but neither routes by it nor waits for readiness."""
+PRESET: Final = Kind("serving.kserve.io/v1alpha1", "LLMInferenceServiceConfig", "llminferenceserviceconfigs")
 CRD: Final = "inferenceservices.serving.kserve.io"
 SET_MODE: Final = "set kserve.mode to standard, knative or route"
+LLM_CRD: Final = "llminferenceservices.serving.kserve.io"
+LLM_CONTROLLER: Final = "llmisvc-controller-manager"
+GROUPS_SINCE: Final = (0, 20)
+"""The first version in which LLMInferenceServices share traffic by weights."""
+INSTALL_LLM: Final = "install KServe's charts kserve-llmisvc-crd and kserve-llmisvc-resources, 0.20 or newer"
+PRESETS: Final = ("config-llm-template", "config-llm-router-route")
+SCHEDULER_PRESET: Final = "config-llm-scheduler"
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,8 @@ def detect(cluster: Cluster, settings: KServe) -> Installation:
         cluster.kind("gateway.networking.k8s.io/v1", "HTTPRoute")
     if mode == "knative":
         cluster.kind("serving.knative.dev/v1", "Revision")
+    if mode == "llm":
+        _check_llm(cluster, settings, config)
     return as_configured(mode, settings, ingress)
 
 
@@ -82,21 +93,29 @@ def as_configured(mode: Mode, settings: KServe, ingress: Mapping[str, Any]) -> I
 def version(cluster: Cluster) -> tuple[int, int] | None:
     """The controller's version, from its image's tag or its label; None if neither shows it."""
     with contextlib.suppress(Absent, AccessDenied):
-        found = cluster.get(DEPLOYMENTS, CONTROLLER, NAMESPACE)
-        containers = found["spec"]["template"]["spec"]["containers"]
-        said = [each["image"].partition("@")[0].rpartition(":")[2] for each in containers if each["name"] == "manager"]
-        said.append(found["metadata"].get("labels", {}).get("app.kubernetes.io/version", ""))
-        for text in said:
-            if match := re.match(r"v?(\d+)\.(\d+)", text):
-                return int(match[1]), int(match[2])
+        return _version(cluster.get(DEPLOYMENTS, CONTROLLER, NAMESPACE))
     return None
+
+
+def _version(controller: Object) -> tuple[int, int] | None:
+    said = [each["image"].partition("@")[0].rpartition(":")[2] for each in _managers(controller)]
+    said.append(controller["metadata"].get("labels", {}).get("app.kubernetes.io/version", ""))
+    for text in said:
+        if match := re.match(r"v?(\d+)\.(\d+)", text):
+            return int(match[1]), int(match[2])
+    return None
+
+
+def _managers(controller: Object) -> list[Object]:
+    containers = controller["spec"]["template"]["spec"]["containers"]
+    return [each for each in containers if each["name"] == "manager"]
 
 
 def _config(cluster: Cluster, settings: KServe) -> dict[str, Any]:
     """KServe's own configuration; empty if it can't be read and is not needed, because the mode was set."""
     try:
         data = cluster.get(CONFIG_MAPS, CONFIG, NAMESPACE).get("data", {})
-        return {name: json.loads(data[name]) for name in ("deploy", "ingress") if name in data}
+        return {name: json.loads(data[name]) for name in ("deploy", "ingress", "localModel") if name in data}
     except (Absent, AccessDenied) as error:
         if settings.mode != "auto":
             return {}
@@ -108,8 +127,8 @@ def _config(cluster: Cluster, settings: KServe) -> dict[str, Any]:
 
 
 def _mode(cluster: Cluster, settings: KServe, default: str) -> Mode:
-    if settings.mode == "knative":
-        return "knative"
+    if settings.mode in ("knative", "llm"):
+        return settings.mode
     if settings.mode == "auto":
         if default not in DEPLOYMENT_MODES:
             raise ConfigError(f"KServe's default mode {default!r} is not supported", hint=SET_MODE)
@@ -156,3 +175,56 @@ def _check_gateway_api(ingress: dict[str, Any]) -> None:
             "traffic can't be split",
             hint="set it to false and restart KServe's controller, or set kserve.mode to route",
         )
+
+
+def _check_llm(cluster: Cluster, settings: KServe, config: Mapping[str, Any]) -> None:
+    """Raises: NotInstalled, ConfigError: what mode ``llm`` lacks."""
+    try:
+        cluster.kind(LLM_SERVICES.api_version, LLM_SERVICES.name)
+    except NotInstalled as error:
+        raise NotInstalled(str(error), hint=INSTALL_LLM) from error
+    cluster.kind("gateway.networking.k8s.io/v1", "HTTPRoute")
+    if settings.llm.scheduler:
+        cluster.kind(f"{POOLS}/v1", "InferencePool")
+    if settings.llm.cache_nodes:
+        cluster.kind(CACHES.api_version, CACHES.name)
+        if config and not config.get("localModel", {}).get("enabled"):
+            raise ConfigError(
+                f"KServe keeps no models on nodes (localModel.enabled in {NAMESPACE}/{CONFIG} is not true)",
+                hint="set it to true, or leave kserve.llm.cache_nodes empty",
+            )
+    if config.get("ingress", {}).get("enableLLMInferenceServiceTLS"):
+        raise ConfigError(
+            f"KServe expects TLS of LLMInferenceServices (ingress.enableLLMInferenceServiceTLS in "
+            f"{NAMESPACE}/{CONFIG} is true): releases are served without",
+            hint="set it to false, or set kserve.mode to another one",
+        )
+    try:
+        controller = cluster.get(DEPLOYMENTS, LLM_CONTROLLER, NAMESPACE)
+    except Absent as error:
+        raise NotInstalled(f"no {LLM_CONTROLLER} in namespace {NAMESPACE}", hint=INSTALL_LLM) from error
+    except AccessDenied:  # the rollout's first step will say what is wrong
+        return
+    found = _version(controller)
+    if found is not None and found < GROUPS_SINCE:
+        raise ConfigError(
+            f"KServe {found[0]}.{found[1]} does not split traffic among LLMInferenceServices: 0.20 is the first to",
+            hint=INSTALL_LLM,
+        )
+    _check_presets(cluster, settings, controller)
+
+
+def _check_presets(cluster: Cluster, settings: KServe, controller: Object) -> None:
+    """Raises: NotInstalled: KServe would make nothing of a LLMInferenceService."""
+    said = [each for manager in _managers(controller) for each in manager.get("env", [])]
+    prefix = next((each["value"] for each in said if each["name"] == "LLM_INFERENCE_SERVICE_CONFIG_PREFIX"), "kserve-")
+    for name in (*PRESETS, *([SCHEDULER_PRESET] if settings.llm.scheduler else [])):
+        try:
+            cluster.get(PRESET, f"{prefix}{name}", NAMESPACE)
+        except Absent as error:
+            raise NotInstalled(
+                f"no {PRESET.name} {prefix}{name} in namespace {NAMESPACE}",
+                hint="install KServe's chart kserve-runtime-configs, or apply its config/llmisvcconfig",
+            ) from error
+        except AccessDenied:
+            return

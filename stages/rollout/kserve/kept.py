@@ -1,17 +1,20 @@
 """Which mode serves a model now. It is kept, whatever the cluster's KServe would choose today: otherwise an upgrade of
 KServe would make a second set of objects beside those that serve.
 
-What serves says it itself: the annotation with which KServe was told the deployment mode and, in mode ``route``, the
-endpoint's label on the InferenceServices behind the rollout's own HTTPRoute.
+What serves says it itself: the annotation with which KServe was told the deployment mode; in mode ``route``, the
+endpoint's label on the InferenceServices behind the rollout's own HTTPRoute; in mode ``llm``, its kind.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final, cast
 
-from stages.parts.base.errors import Conflict
+from stages.parts.base.errors import AccessDenied, Conflict
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Kind
+from stages.parts.cluster.refusals import Absent
+from stages.rollout.kserve.llm_objects import LLM_SERVICES
 from stages.rollout.kserve.objects import (
     DEPLOYMENT_MODE,
     DEPLOYMENT_MODES,
@@ -24,22 +27,27 @@ from stages.rollout.kserve.objects import (
 from stages.rollout.kserve.settings import KServe
 
 ISVCS: Final = Kind("serving.kserve.io/v1beta1", "InferenceService", "inferenceservices")
-MOVE: Final = "to move it: slipway rollout move"
+MOVE: Final = "to move it: slipway rollout move, see docs/rollout.md"
 
 
 def mode_of(service: Object) -> Mode | None:
-    """The mode that an InferenceService of ours belongs to."""
+    """The mode that an InferenceService of ours, or LLMInferenceService, belongs to."""
     metadata = service["metadata"]
+    if "template" in service.get("spec", {}):
+        return "llm"
     if ENDPOINT in metadata.get("labels", {}):
         return "route"
     return cast("Mode | None", DEPLOYMENT_MODES.get(metadata.get("annotations", {}).get(DEPLOYMENT_MODE, "")))
 
 
 def served_modes(cluster: Cluster, namespace: str | None = None) -> dict[str, dict[Mode, list[str]]]:
-    """The InferenceServices by model and by mode; what others made is left out."""
+    """The InferenceServices and LLMInferenceServices by model and by mode; what others made is left out."""
     found: dict[str, dict[Mode, list[str]]] = {}
     selector = ",".join(f"{name}={value}" for name, value in PART_OF.items())
-    for each in cluster.list(ISVCS, namespace, labels=selector)[0]:
+    there = cluster.list(ISVCS, namespace, labels=selector)[0]
+    with contextlib.suppress(Absent, AccessDenied):  # most clusters have none, and who may not see them makes none
+        there += cluster.list(LLM_SERVICES, namespace, labels=selector)[0]
+    for each in there:
         model, mode = each["metadata"].get("annotations", {}).get(MODEL), mode_of(each)
         if model and mode:
             found.setdefault(model, {}).setdefault(mode, []).append(each["metadata"]["name"])
@@ -61,7 +69,7 @@ def kept_mode(cluster: Cluster, model: str, asked: str, namespace: str | None = 
         raise Conflict(
             f"{model} is served in two modes at once: {said}",
             hint="slipway rollout move completes a move; or keep one: "
-            f"kubectl -n {namespace or cluster.namespace} delete isvc, with the others' names",
+            f"kubectl -n {namespace or cluster.namespace} delete isvc,llmisvc, with the others' names",
         )
     mode = next(iter(found), None)
     if mode and asked not in ("auto", mode):
@@ -76,10 +84,10 @@ def in_mode(settings: KServe, mode: Mode | None) -> KServe:
     return settings.model_copy(update={"mode": mode}) if mode else settings
 
 
-def refuse_foreign(kind: Kind, found: Object, owner: str = "") -> None:
-    """Raises: Conflict: a controller, but not the InferenceService *owner*, looks after the object."""
+def refuse_foreign(kind: Kind, found: Object, *owner: str) -> None:
+    """Raises: Conflict: a controller, but not that of *owner* (kind, name), looks after the object."""
     for each in found["metadata"].get("ownerReferences", []):
-        if (each["kind"], each["name"]) != ("InferenceService", owner):
+        if (each["kind"], each["name"]) != owner:
             raise Conflict(
                 f"the {kind.name} {found['metadata']['name']} belongs to the {each['kind']} {each['name']}",
                 hint=f"remove or rename that {each['kind']}; nothing was changed",

@@ -25,7 +25,7 @@ from stages.parts.releases.release import METRICS
 from stages.rollout.kserve.settings import KServe
 
 Object = dict[str, Any]
-Mode = Literal["standard", "knative", "route"]
+Mode = Literal["standard", "knative", "route", "llm"]
 
 ISVC: Final = "serving.kserve.io/v1beta1"
 RUNTIME: Final = "slipway-vllm"
@@ -57,6 +57,8 @@ API_SECRET_KEY: Final = "key"  # noqa: S105
 PORT: Final = 8080
 USER: Final = 8737
 """The owner of the files in the store; see ``pipeline/pods.py``."""
+LLM_PORT: Final = 8000
+"""KServe fixes it for a LLMInferenceService."""
 NAME_CHARACTERS: Final = 28
 """``isvc.<endpoint>-<predictor>-predictor`` is a label's value."""
 HASH_CHARACTERS: Final = 6
@@ -128,15 +130,20 @@ def route_service(endpoint: KServeEndpoint, release: str) -> str:
     Raises:
         ConfigError: the namespace's name leaves no room for the endpoint's.
     """
-    rest = f"{predictor_name(release)}-route"
-    room = LABEL_CHARACTERS - len(f"-{rest}-predictor-{endpoint.namespace}")
+    rest = f"-{predictor_name(release)}-route"
+    room = LABEL_CHARACTERS - len(f"{rest}-predictor-{endpoint.namespace}")
     if room < HASH_CHARACTERS + 2:
         raise ConfigError(
             f"the namespace {endpoint.namespace} is too long for the host names that KServe makes of it",
             hint=f"one of at most {len(endpoint.namespace) + room - HASH_CHARACTERS - 2} characters has room",
         )
+    return shortened(endpoint, room) + rest
+
+
+def shortened(endpoint: KServeEndpoint, characters: int) -> str:
+    """The endpoint's name in at most so many characters."""
     slug, _, digest = endpoint.name.rpartition("-")
-    return f"{slug[: room - HASH_CHARACTERS - 1].rstrip('-')}-{digest}-{rest}"
+    return f"{slug[: characters - HASH_CHARACTERS - 1].rstrip('-')}-{digest}"
 
 
 def predictor(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
@@ -223,30 +230,33 @@ def http_route(
         weights: (Service, port, percent), the stable release first.
         name: of a route that older versions named otherwise.
     """
-    namespace, _, called = gateway.rpartition("/")
-    parent = {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": called}
     metadata: Object = {"name": name or route_name(endpoint), "namespace": endpoint.namespace, "labels": dict(PART_OF)}
     metadata["annotations"] = {MODEL: endpoint.store.model, SAYS_MODE: "route"}
+    backends: list[Object] = [
+        {"group": "", "kind": "Service", "name": service, "port": port, "weight": percent}
+        for service, port, percent in weights
+    ]
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "HTTPRoute",
         "metadata": metadata,
-        "spec": {
-            "parentRefs": [parent | ({"namespace": namespace} if namespace else {})],
-            "hostnames": [hostname],
-            "rules": [
-                {
-                    "matches": [
-                        {"path": {"type": "Exact", "value": path}, "method": method} for path, method in OFFERED.items()
-                    ],
-                    "backendRefs": [
-                        {"group": "", "kind": "Service", "name": service, "port": port, "weight": percent}
-                        for service, port, percent in weights
-                    ],
-                    "timeouts": {"request": f"{endpoint.settings.timeout_s}s"},
-                }
-            ],
-        },
+        "spec": route_spec(endpoint, gateway, hostname, backends),
+    }
+
+
+def route_spec(endpoint: KServeEndpoint, gateway: str, hostname: str, backends: list[Object]) -> Object:
+    """What clients reach at *gateway* (``namespace/name``), and where it leads."""
+    namespace, _, called = gateway.rpartition("/")
+    parent = {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": called}
+    rule = {
+        "matches": [{"path": {"type": "Exact", "value": path}, "method": method} for path, method in OFFERED.items()],
+        "backendRefs": backends,
+        "timeouts": {"request": f"{endpoint.settings.timeout_s}s"},
+    }
+    return {
+        "parentRefs": [parent | ({"namespace": namespace} if namespace else {})],
+        "hostnames": [hostname],
+        "rules": [rule],
     }
 
 
@@ -267,10 +277,24 @@ def startup_s(endpoint: KServeEndpoint, release: str) -> int:
 
 def _pods(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
     """Everything that defines its pods except labels: a difference here restarts them."""
+    model: Object = {
+        "name": "",  # without it KServe refuses a canary
+        "modelFormat": {"name": "vLLM"},
+        "runtime": RUNTIME,
+        "storageUri": endpoint.storage_uri(release),
+    }
+    if "@" not in (image := endpoint.settings.image) and (tag := re.search(r":([\w.-]+)$", image)):
+        # Without it KServe uses the image's "-cpu" variant where no GPU is requested.
+        model["runtimeVersion"] = tag[1]
+    return pod_fields(endpoint, release, mode) | {"model": model | container(endpoint, release, mode)}
+
+
+def pod_fields(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
+    """What defines a release's pods beside the container that serves."""
     settings = endpoint.settings
     gpus = endpoint.serving_of(release).tensor_parallel_size if settings.gpu else 0
-    pods: Object = {"automountServiceAccountToken": False, "model": _container(endpoint, release, mode)}
-    # In place of the runtime's own: GPUs of one server talk through it, the more of them the more.
+    pods: Object = {"automountServiceAccountToken": False}
+    # In place of KServe's or the runtime's own: GPUs of one server talk through it, the more of them the more.
     shared = {"medium": "Memory", "sizeLimit": f"{math.ceil(shared_bytes(gpus) / GIB)}Gi"}
     pods["volumes"] = [{"name": SHARED, "emptyDir": shared}]
     if settings.node_selector:
@@ -290,22 +314,23 @@ def _pods(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
     return pods
 
 
-def _container(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
-    settings = endpoint.settings
+def container(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
+    """What defines the container that serves, in any mode.
+
+    Raises:
+        ConfigError: an argument for vLLM can't be passed through KServe.
+    """
+    settings, port = endpoint.settings, LLM_PORT if mode == "llm" else PORT
     memory = f"{math.ceil(_memory_bytes(endpoint, release) / GIB)}Gi" if settings.memory == "auto" else settings.memory
     resources: Object = {"requests": {"cpu": settings.cpu, "memory": memory}, "limits": {"memory": memory}}
     if settings.gpu:
         count = str(endpoint.serving_of(release).tensor_parallel_size)
         resources["requests"][settings.gpu] = resources["limits"][settings.gpu] = count
     # Unlike KServe's own runtime, not /v1/models: with an API key it answers 401.
-    health = {"httpGet": {"path": "/health", "port": PORT}, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5}
-    container: Object = {
-        "name": "",  # without it KServe refuses a canary
-        "modelFormat": {"name": "vLLM"},
-        "runtime": RUNTIME,
+    health = {"httpGet": {"path": "/health", "port": port}, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5}
+    made: Object = {
         "image": settings.image,
-        "storageUri": endpoint.storage_uri(release),
-        "args": _arguments(endpoint, release),
+        "args": _arguments(endpoint, release, port),
         "env": [_api_key(), {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": str(KEEP_ALIVE_S)}],
         "resources": resources,
         "startupProbe": health | {"failureThreshold": math.ceil(startup_s(endpoint, release) / PROBE_PERIOD_S)},
@@ -313,11 +338,8 @@ def _container(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
         "livenessProbe": health | {"failureThreshold": 6},
     }
     if mode != "knative":
-        container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_S)]}}}
-    if "@" not in settings.image and (tag := re.search(r":([\w.-]+)$", settings.image)):
-        # Without it KServe uses the image's "-cpu" variant where no GPU is requested.
-        container["runtimeVersion"] = tag[1]
-    return container
+        made["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_S)]}}}
+    return made
 
 
 def _memory_bytes(endpoint: KServeEndpoint, release: str) -> int:
@@ -329,7 +351,7 @@ def _memory_bytes(endpoint: KServeEndpoint, release: str) -> int:
     return weights * wide + (serving.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB + SERVER_BYTES + shared_bytes(0)
 
 
-def _arguments(endpoint: KServeEndpoint, release: str) -> list[str]:
+def _arguments(endpoint: KServeEndpoint, release: str, port: int) -> list[str]:
     """The arguments that it was measured with, its address, and a fingerprint that tells clients the release: a gateway
     does not tell them."""
     on_gpu = endpoint.settings.gpu is not None
@@ -340,7 +362,7 @@ def _arguments(endpoint: KServeEndpoint, release: str) -> list[str]:
             f"serving.extra_arguments: KServe would treat {template[0]!r} as a template of its own",
             hint="put the text with '{{' into a file of the model, such as chat_template.jinja",
         )
-    address = ["--host", "0.0.0.0", "--port", str(PORT)]  # noqa: S104
+    address = ["--host", "0.0.0.0", "--port", str(port)]  # noqa: S104
     draining = ["--shutdown-timeout", str(endpoint.settings.drain_s)]
     quiet = ["--disable-access-log-for-endpoints", "/health,/metrics"]
     named = ["--fingerprint-mode", "custom", "--fingerprint-value", release]

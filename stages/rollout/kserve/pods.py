@@ -24,6 +24,7 @@ from stages.parts.cluster.refusals import Absent
 from stages.parts.engine.client import HEALTH_TIMEOUT_S, http
 from stages.parts.engine.metrics import METRICS, sum_counters
 from stages.parts.records.counters import Counters
+from stages.rollout.kserve import llm_objects
 from stages.rollout.kserve.autoscaling import selector
 from stages.rollout.kserve.objects import CONTAINER, ENDPOINT, PORT, RELEASE, REVISION, KServeEndpoint, Object
 
@@ -31,6 +32,8 @@ CRASHES: Final = 3
 """After so many restarts, a container that crashes again is considered broken."""
 HOPELESS: Final = frozenset({"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"})
 UNPULLED: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
+SERVERS: Final = frozenset({CONTAINER, "user-container", llm_objects.CONTAINER})
+"""The names of the container that serves: KServe's, Knative's, and in mode ``llm``."""
 ENDED: Final = ("Succeeded", "Failed")
 """The phases of pods that others take the place of, such as one that its node has evicted."""
 KEPT: Final = "2h"
@@ -58,7 +61,7 @@ class Pods:
         Raises:
             ServerFailed: the pods can't start, or crash repeatedly.
         """
-        pods = [each for each in self.of(release) if each["metadata"]["labels"].get(REVISION) == revision]
+        pods = [each for each in self.of(release) if _revision(each) == revision]
         if any(_condition(each, "Ready") for each in pods):
             return True
         for each in pods:
@@ -168,6 +171,13 @@ def _condition(pod: Object, name: str) -> bool:
     )
 
 
+def _revision(pod: Object) -> str | None:
+    """A label; in mode ``llm`` an annotation."""
+    told = pod["metadata"]
+    found: str | None = (told.get("labels", {}) | told.get("annotations", {})).get(REVISION)
+    return found
+
+
 def _statuses(pod: Object) -> list[Object]:
     found: list[Object] = pod.get("status", {}).get("containerStatuses", [])
     return found
@@ -205,6 +215,6 @@ def _waiting(pod: Object) -> str:
 
 def _port(pod: Object) -> int:
     for each in pod["spec"]["containers"]:
-        if each["name"] in (CONTAINER, "user-container") and each.get("ports"):
+        if each["name"] in SERVERS and each.get("ports"):
             return int(each["ports"][0]["containerPort"])
     return PORT

@@ -7,6 +7,7 @@ from typing import Final
 from stages.rollout.kserve.autoscaling import scaled_object
 from stages.rollout.kserve.detect import as_configured
 from stages.rollout.kserve.knative import NEARLY_ALL, PERCENT
+from stages.rollout.kserve.llm_objects import cache, changed, llm_deployment, llm_name, llm_service
 from stages.rollout.kserve.objects import (
     KServeEndpoint,
     Mode,
@@ -28,12 +29,14 @@ SERVICE_PORT: Final = 80
 def objects(endpoint: KServeEndpoint, release: str, stable: str | None, mode: Mode, percent: int) -> list[Object]:
     """All objects while *release* has *percent* % of the traffic beside *stable*, or all of it if *stable* is None.
 
-    The gateway and the domain of mode ``route`` are KServe's defaults.
+    The gateway and the domain of the modes ``route`` and ``llm`` are KServe's defaults.
 
     Raises:
         ConfigError: an argument for vLLM can't be passed through KServe.
     """
     shares = {stable: 100 - percent, release: percent} if stable else {release: 100}
+    if mode == "llm":
+        return _llm_objects(endpoint, shares)
     made = {each: predictor(endpoint, each, mode) for each in shares}
     names = {
         each: route_service(endpoint, each) if mode == "route" else f"{endpoint.name}-{predictor_name(each)}"
@@ -52,6 +55,20 @@ def objects(endpoint: KServeEndpoint, release: str, stable: str | None, mode: Mo
     scaled = shares if endpoint.settings.prometheus and mode != "knative" else ()
     scalers = [scaled_object(endpoint, each, f"{names[each]}-predictor") for each in scaled]
     return [*services, disruption_budget(endpoint), *scalers]
+
+
+def _llm_objects(endpoint: KServeEndpoint, shares: dict[str, int]) -> list[Object]:
+    """Args: shares: percent by release, the stable one's first."""
+    installation, settings = as_configured("llm", endpoint.settings, {}), endpoint.settings
+    hostname = installation.hostname(endpoint.name, endpoint.namespace)
+    group, scheduler = settings.llm.cache_nodes, settings.llm.scheduler
+    copies = [cache(endpoint, each, group) for each in shares] if group else []
+    made = {each: llm_service(endpoint, each, installation.gateway, hostname, scheduler=scheduler) for each in shares}
+    first = next(iter(shares))
+    services = [changed(endpoint, made[each], share, promoted=each == first) for each, share in shares.items()]
+    scaled = shares if settings.prometheus else ()
+    scalers = [scaled_object(endpoint, each, llm_deployment(llm_name(endpoint, each))) for each in scaled]
+    return [*copies, *services, disruption_budget(endpoint), *scalers]
 
 
 def _route(endpoint: KServeEndpoint, shares: dict[str, int]) -> Object:

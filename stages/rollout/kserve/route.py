@@ -115,7 +115,7 @@ class RouteTarget(KServeTarget):
             self.remove_all()
 
     def client_url(self) -> str:
-        return f"http://{self.installation.hostname(self.endpoint.name, self.endpoint.namespace)}"
+        return self.own_address()
 
     def leave_host(self) -> None:
         if route := self._route():

@@ -41,13 +41,35 @@ class Toleration(Settings):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
 
 
+class LLM(Settings):
+    """What mode ``llm`` has beside the others."""
+
+    scheduler: bool = False
+    """Whether KServe's scheduler chooses the replica of each request, by the prefixes that its cache holds and by its
+    queue. Needs a gateway with the Inference Extension, and several replicas to be of use. Off: the gateway
+    chooses. A release that is served keeps what it began with."""
+    source: Annotated[str, Field(pattern=r"^s3://[^/].*[^/]$")] | None = None
+    """Where the store lies in object storage, such as ``s3://bucket/models``: each replica gets its release from there
+    (``<source>/<model>/releases/<release>``), not from ``claim``. To keep it the same as the volume is not our task."""
+    cache_nodes: str | None = None
+    """The LocalModelNodeGroup on whose nodes KServe keeps each release that is served. Needs ``source``: KServe can't
+    copy from a volume claim. None: nothing is kept on nodes."""
+
+    @model_validator(mode="after")
+    def _copied_from_somewhere(self) -> Self:
+        if self.cache_nodes and not self.source:
+            raise ValueError("cache_nodes needs source: KServe can't copy from a volume claim to nodes")
+        return self
+
+
 class KServe(Settings):
     """Where and how releases are served on a cluster. ``Serving`` sets how vLLM itself serves, as it was measured."""
 
-    mode: Literal["auto", "standard", "knative", "route"] = "auto"
+    mode: Literal["auto", "standard", "knative", "route", "llm"] = "auto"
     """standard: one InferenceService with ``spec.canary`` (KServe 0.21 or newer, with the Gateway API). knative:
     ``canaryTrafficPercent``. route: two InferenceServices behind the rollout's own HTTPRoute, for older versions.
-    auto: the one that serves the model already, else whichever the cluster supports."""
+    llm: a LLMInferenceService for each release (KServe 0.20 or newer). auto: the one that serves the model already,
+    else whichever of the first three the cluster supports."""
     namespace: str | None = None
     """None: the namespace of the kubeconfig, or of this pod."""
     claim: str = "slipway-models"
@@ -76,10 +98,11 @@ class KServe(Settings):
     """Where drills reach the gateway, such as ``http://127.0.0.1:8080`` of a ``kubectl port-forward``; their requests
     carry the endpoint's name in the Host header. None: at the endpoint's own address, as clients do."""
     gateway: str | None = None
-    """``namespace/name`` of the Gateway for the HTTPRoute of mode ``route``. None: the one that KServe uses."""
+    """``namespace/name`` of the Gateway for the HTTPRoutes of the modes ``route`` and ``llm``. None: KServe's own."""
     in_force_s: Positive = 300
     """A change of traffic must show in the route's status within this time."""
     propagation_s: Annotated[float, Field(ge=0)] = 5
     """An HTTPRoute's status is set by its controller; the gateway's proxies follow within this time, and no pod is
     removed before. Gateways that are a cloud's load balancers may take minutes. Knative waits for its own proxies."""
     scaling: Scaling = Scaling()
+    llm: LLM = LLM()

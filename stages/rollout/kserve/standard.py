@@ -13,8 +13,8 @@ from typing import Final
 
 from stages.parts.base.errors import Conflict, TransientError
 from stages.parts.releases.split import Split
-from stages.rollout.kserve.http_route import HTTP_ROUTES, programmed, shares
-from stages.rollout.kserve.kept import ISVCS, refuse_foreign
+from stages.rollout.kserve.http_route import programmed, shares
+from stages.rollout.kserve.kept import ISVCS
 from stages.rollout.kserve.objects import (
     AUTOSCALER,
     Object,
@@ -166,14 +166,7 @@ class StandardTarget(KServeTarget):
         Raises:
             Conflict: there is one of somebody else under its name, or what mode ``route`` left.
         """
-        found = self.get(HTTP_ROUTES, self.endpoint.name)
-        if found:
-            refuse_foreign(HTTP_ROUTES, found, self.endpoint.name)
-            if not found["metadata"].get("ownerReferences"):
-                raise Conflict(
-                    f"the HTTPRoute {self.endpoint.name} was not made by KServe", hint="remove it; nothing was changed"
-                )
-        return found
+        return self.made_by_kserve(self.endpoint.name, ISVCS.name, self.endpoint.name)
 
     def _service(self) -> Object:
         found = self.service()

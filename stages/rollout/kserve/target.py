@@ -1,4 +1,4 @@
-"""KServe as the target of a rollout: what its three modes have in common.
+"""KServe as the target of a rollout: what its modes have in common.
 
 What is in force is read from statuses: a route counts only once its gateway has programmed it. Objects are applied
 server-side by one field manager, at the version that was read. On the way forward this is never forced: a change that
@@ -26,6 +26,7 @@ from stages.parts.releases.split import Split
 from stages.rollout.kserve.audit import cluster_user, emit
 from stages.rollout.kserve.autoscaling import SCALED_OBJECTS, bounds, lacking, scaled_object
 from stages.rollout.kserve.detect import Installation
+from stages.rollout.kserve.http_route import HTTP_ROUTES
 from stages.rollout.kserve.kept import ISVCS, refuse_foreign
 from stages.rollout.kserve.objects import (
     AUTOSCALER,
@@ -51,6 +52,9 @@ BUDGETS: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"
 
 class KServeTarget(ABC):
     """See ``Target``; each mode adds how it splits traffic."""
+
+    shown = "isvc,httproute"
+    """What to describe where something is not in force."""
 
     def __init__(self, cluster: Cluster, endpoint: KServeEndpoint, installation: Installation, poll_s: float) -> None:
         self.cluster, self.endpoint, self.installation, self.poll_s = cluster, endpoint, installation, poll_s
@@ -165,21 +169,38 @@ class KServeTarget(ABC):
         except Absent:
             return None
 
-    def service(self, name: str = "") -> Object | None:
-        """The InferenceService.
+    def service(self, name: str = "", kind: Kind = ISVCS) -> Object | None:
+        """The InferenceService, or what is in its place.
 
         Raises:
             Conflict: it is another model's, or another controller looks after it.
         """
-        found = self.get(ISVCS, name or self.endpoint.name)
+        found = self.get(kind, name or self.endpoint.name)
         if found:
-            refuse_foreign(ISVCS, found)
+            refuse_foreign(kind, found)
         if found and found["metadata"].get("annotations", {}).get(MODEL) != self.endpoint.store.model:
             raise Conflict(
-                f"the InferenceService {found['metadata']['name']} does not serve {self.endpoint.store.model}",
+                f"the {kind.name} {found['metadata']['name']} does not serve {self.endpoint.store.model}",
                 hint="rename or remove it",
             )
         return found
+
+    def made_by_kserve(self, name: str, kind: str, owner: str) -> Object | None:
+        """The HTTPRoute that KServe makes for the *kind* called *owner*.
+
+        Raises:
+            Conflict: there is one of somebody else under its name.
+        """
+        found = self.get(HTTP_ROUTES, name)
+        if found:
+            refuse_foreign(HTTP_ROUTES, found, kind, owner)
+            if not found["metadata"].get("ownerReferences"):
+                raise Conflict(f"the HTTPRoute {name} was not made by KServe", hint="remove it; nothing was changed")
+        return found
+
+    def own_address(self) -> str:
+        """The address of the endpoint's own host name at the gateway."""
+        return f"http://{self.installation.hostname(self.endpoint.name, self.endpoint.namespace)}"
 
     def apply(self, kind: Kind, body: Object, seen: Object | None, *, back: bool = False) -> Object:
         """Apply *body* if the object is still as it was *seen*; on the way *back*, no matter who owns its fields.
@@ -225,7 +246,7 @@ class KServeTarget(ABC):
             if time.monotonic() > deadline:
                 raise TransientError(
                     f"{what} was not in force within {self.endpoint.settings.in_force_s} s: {why}",
-                    hint=f"kubectl -n {self.endpoint.namespace} describe isvc,httproute",
+                    hint=f"kubectl -n {self.endpoint.namespace} describe {self.shown}",
                 )
             time.sleep(self.poll_s)
 
@@ -244,9 +265,7 @@ class KServeTarget(ABC):
     def apply_companions(self, release: str, deployment: str, service: Object) -> None:
         """Apply what belongs to a release's Deployment: the budget and, if Prometheus is configured, its autoscaler."""
         self.apply_budget()
-        # Otherwise KServe would set the replicas back.
-        left_to_others = service["metadata"]["annotations"].get(AUTOSCALER) == "external"
-        if self.endpoint.settings.prometheus and left_to_others:
+        if self.endpoint.settings.prometheus and _leaves_replicas(service):  # else KServe would set them back
             self.cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)  # raises with what to install
             self.cluster.apply(SCALED_OBJECTS, scaled_object(self.endpoint, release, deployment), force=True)
 
@@ -294,6 +313,12 @@ class KServeTarget(ABC):
         return self.endpoint.settings.service_url.format(service=name, namespace=self.endpoint.namespace, port=number)
 
 
+def _leaves_replicas(service: Object) -> bool:
+    """Whether the replicas of an InferenceService, or LLMInferenceService, are left to an autoscaler of ours."""
+    external = service["metadata"].get("annotations", {}).get(AUTOSCALER) == "external"
+    return external or ("template" in service["spec"] and "replicas" not in service["spec"])
+
+
 def _only_status_changed(seen: Object, now: Object) -> bool:
     """Whether only a controller changed the object: writing a status makes a new version, too."""
     then, here = seen["metadata"], now["metadata"]
@@ -326,17 +351,24 @@ def condition(service: Object, name: str) -> bool:
 
 
 def check_reconciled(service: Object) -> None:
-    """Raises: ServerFailed: KServe can't make what the InferenceService asks for, and has said so for a while."""
+    """Raises: ServerFailed: KServe can't make what the service asks for, and has said so for a while."""
     said = service.get("status", {}).get("conditions", [])
-    refused = next((each for each in said if each.get("reason") == "ReconcileFailed"), None)
-    if refused is None or refused["status"] != "False":
+    refused = next((each for each in said if each["status"] == "False" and _is_refusal(each.get("reason", ""))), None)
+    if refused is None:
         return
     since = datetime.fromisoformat(refused["lastTransitionTime"])
     if (datetime.now(UTC) - since).total_seconds() > UNRECONCILED_S:
         name = service["metadata"]["name"]
         raise ServerFailed(
-            f"KServe can't serve {name}: {refused.get('message', '')}", hint=f"kubectl describe inferenceservice {name}"
+            f"KServe can't serve {name}: {refused.get('message', '')}",
+            hint=f"kubectl describe {service['kind'].lower()} {name}",
         )
+
+
+def _is_refusal(reason: str) -> bool:
+    """Whether KServe failed, or lacks a preset."""
+    failed = "Reconcile" in reason and reason.endswith("Error")
+    return failed or reason in ("ReconcileFailed", "ConfigNotFound", "CombineBaseError")
 
 
 def url_of(service: Object | None, model: str) -> str:

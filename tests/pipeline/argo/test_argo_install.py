@@ -205,6 +205,30 @@ def test_what_rollouts_need_is_installed_where_kserve_is(server, there, platform
     assert checks(there, platform)["KServe"][0] == "ok"
 
 
+def test_where_kserve_has_llm_inference_services_it_is_said_and_what_lacks_for_them(server, there, platform):
+    with_kserve(server)
+    install(there, platform, dry_run=False, force=False)
+    wanted = platform.model_copy(update={"kserve": platform.kserve.model_copy(update={"mode": "llm"})})
+    lacking = "no llmisvc-controller-manager in namespace kserve"
+    assert checks(there, wanted)["KServe"][:2] == ("missing", lacking)
+    with pytest.raises(NotInstalled, match=lacking):
+        start(there, wanted, "org/model", "main", serve=True, refresh=False, force=False)
+    assert "LLMInferenceService" not in checks(there, platform)["KServe"][1]
+    server.put(definition("llminferenceservices.serving.kserve.io", "router"))
+    state, found, _ = checks(there, platform)["KServe"]
+    assert (state, found.partition("; ")[2]) == ("ok", "LLMInferenceService is there, too (kserve.mode llm)")
+    running = controller("kserve/llmisvc-controller:v0.20.0")
+    running["metadata"] = {"name": "llmisvc-controller-manager", "namespace": "kserve"}
+    running["spec"]["template"]["spec"]["containers"][0]["name"] = "manager"
+    server.put(running)
+    assert "no LLMInferenceServiceConfig kserve-config-llm-template" in checks(there, wanted)["KServe"][1]
+    for name in ("kserve-config-llm-template", "kserve-config-llm-router-route"):
+        preset = {"apiVersion": "serving.kserve.io/v1alpha1", "kind": "LLMInferenceServiceConfig"}
+        server.put(preset | {"metadata": {"name": name, "namespace": "kserve"}})
+    state, found, _ = checks(there, wanted)["KServe"]
+    assert (state, found.partition(",")[0]) == ("ok", "mode llm")
+
+
 def test_a_model_in_another_mode_than_kserves_is_named_and_another_mode_is_refused_before_a_run(
     server, there, platform
 ):

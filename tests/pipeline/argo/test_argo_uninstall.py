@@ -117,6 +117,11 @@ def test_nothing_goes_while_runs_are_active_or_endpoints_serve(server, there, pl
     server.put({"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService", "metadata": served, "spec": {}})
     with pytest.raises(Conflict, match="endpoints serve in namespace slipway: org--name"):
         removed(there, platform)
+    server.remove("InferenceService", "org--name", there.namespace)
+    server.put({"apiVersion": "serving.kserve.io/v1alpha1", "kind": "LLMInferenceService", "metadata": served})
+    with pytest.raises(Conflict, match="endpoints serve in namespace slipway: org--name") as serving:
+        removed(there, platform)
+    assert "delete llminferenceservices,httproutes -l" in serving.value.hint
     assert removed(there, platform, force=True)["WorkflowTemplate slipway/slipway"][0] == "removed"
 
 

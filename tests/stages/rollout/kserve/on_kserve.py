@@ -33,7 +33,10 @@ PROPAGATION_S = 0.25
 
 
 class OnKServe(Stage):
-    def __init__(self, folder: Path, server: KubernetesServer, *, gateway: bool = False, **changed: Any) -> None:
+    def __init__(
+        self, folder: Path, server: KubernetesServer, *, gateway: bool = False, asked: Any = "auto", **changed: Any
+    ) -> None:
+        """*asked*: ``kserve.mode``."""
         super().__init__(folder)
         self.folder, self.server = folder, server
         self.store.releases.mkdir(parents=True)
@@ -44,7 +47,7 @@ class OnKServe(Stage):
             self.gateway.start()
             changed["gateway"] = self.gateway
         self.kserve = KServeController(server, self.store.releases, servers, **changed)
-        self.settings = KServe(service_url=STRAIGHT, in_force_s=60, propagation_s=PROPAGATION_S, drain_s=0)
+        self.settings = KServe(mode=asked, service_url=STRAIGHT, in_force_s=60, propagation_s=PROPAGATION_S, drain_s=0)
         self.serving = Serving()
         self.kserve.start()
 
@@ -104,6 +107,10 @@ class OnKServe(Stage):
 
     def service(self) -> dict[str, Any]:
         return self.server.find("InferenceService", self.name)
+
+    def services(self) -> list[dict[str, Any]]:
+        """Everything that serves, in any mode."""
+        return [*self.server.all("InferenceService"), *self.server.all("LLMInferenceService")]
 
     def deployment(self, release: str) -> str:
         (found,) = [each.name for each in self.kserve.deployments.values() if each.release == release]

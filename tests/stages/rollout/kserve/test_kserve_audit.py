@@ -11,6 +11,7 @@ from stages.parts.cluster.kinds import EVENTS
 from stages.parts.releases.history import history
 from stages.rollout.commands import abort
 from stages.rollout.kserve.audit import LONGEST_NOTE, event
+from stages.rollout.kserve.llm_objects import llm_name
 from stages.rollout.state_machine import roll_out
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES
@@ -37,6 +38,8 @@ def test_events_on_the_endpoint_name_who_did_what(serve: Callable[..., OnKServe]
     assert [each["reason"] for each in events] == ["Promoted", "Started", "GaveUp", "RolledBack"]
     assert [each["type"] for each in events] == ["Normal", "Normal", "Warning", "Warning"]
     kind, name = ("HTTPRoute", kserve.route) if mode == "route" else ("InferenceService", kserve.name)
+    if mode == "llm":
+        kind, name = "LLMInferenceService", llm_name(kserve.endpoint(), GOOD)
     assert {(each["regarding"]["kind"], each["regarding"]["name"]) for each in events} == {(kind, name)}
     assert events[-1]["note"] == (f"{NEXT}: too slow for us; began by jane@example.com; gave up by joe@example.com")
 

@@ -10,8 +10,10 @@ import pytest
 from stages.parts.base.errors import ConfigError, NotInstalled
 from stages.rollout.kserve.detect import detect
 from stages.rollout.kserve.settings import VARIABLE, KServe
+from tests.kubernetes.objects import Resource
 from tests.serving import environment, stage
 from tests.stages.rollout.kserve.on_kserve import OnKServe
+from tests.stages.rollout.kserve.test_kserve_rollout import MODES
 
 Serve = Callable[..., OnKServe]
 
@@ -77,6 +79,80 @@ def test_a_configuration_that_may_not_be_read_can_be_replaced_by_the_modes_name(
         mode(kserve)
     assert "set kserve.mode" in raised.value.hint
     assert [mode(kserve, chosen) for chosen in ("standard", "knative", "route")] == ["standard", "knative", "route"]
+
+
+def test_mode_llm_is_asked_for_and_never_chosen(serve: Serve) -> None:
+    kserve = serve(**MODES["llm"])
+    assert (mode(kserve), mode(kserve, "llm")) == ("route", "llm")
+
+
+@pytest.mark.parametrize(
+    ("lacks", "settings", "named"),
+    [
+        ("LLMInferenceService", {}, "has no kind LLMInferenceService"),
+        ("InferencePool", {"scheduler": True}, "has no kind InferencePool"),
+        (
+            "LocalModelNamespaceCache",
+            {"source": "s3://a/b", "cache_nodes": "gpus"},
+            "has no kind LocalModelNamespaceCache",
+        ),
+        ("HTTPRoute", {}, "has no kind HTTPRoute"),
+        ("controller", {}, "no llmisvc-controller-manager in namespace kserve"),
+        (
+            "kserve-config-llm-template",
+            {},
+            "no LLMInferenceServiceConfig kserve-config-llm-template in namespace kserve",
+        ),
+        (
+            "kserve-config-llm-scheduler",
+            {"scheduler": True},
+            "no LLMInferenceServiceConfig kserve-config-llm-scheduler in namespace kserve",
+        ),
+    ],
+)
+def test_what_mode_llm_lacks_is_named(serve: Serve, lacks: str, settings: dict[str, Any], named: str) -> None:
+    kserve = serve(**MODES["llm"])
+    kserve.kserve.stop()
+    server = kserve.server
+    if lacks != "InferencePool":
+        server.register(Resource("inference.networking.k8s.io/v1", "InferencePool", "inferencepools"))
+    if lacks == "controller":
+        server.remove("Deployment", "llmisvc-controller-manager", "kserve")
+    elif lacks.startswith("kserve-"):
+        server.remove("LLMInferenceServiceConfig", lacks, "kserve")
+    elif lacks != "InferencePool":
+        gone = server.resource(lacks)
+        server.unregister(gone.api_version, gone.plural)
+    with pytest.raises(NotInstalled, match=named) as missing:
+        detect(kserve.cluster(), KServe.model_validate({"mode": "llm", "llm": settings}))
+    assert missing.value.hint
+
+
+def test_mode_llm_is_refused_where_kserve_is_set_up_otherwise(serve: Serve) -> None:
+    kserve = serve(**MODES["llm"])
+    copied = KServe.model_validate({"mode": "llm", "llm": {"source": "s3://a/b", "cache_nodes": "gpus"}})
+    configured = kserve.server.find("ConfigMap", "inferenceservice-config", "kserve")
+    configured["data"] |= {"localModel": '{"enabled": false}'}
+    kserve.server.put(configured)
+    with pytest.raises(ConfigError, match="KServe keeps no models on nodes"):
+        detect(kserve.cluster(), copied)
+    configured["data"] |= {"ingress": '{"enableLLMInferenceServiceTLS": true}'}
+    kserve.server.put(configured)
+    with pytest.raises(ConfigError, match="KServe expects TLS of LLMInferenceServices"):
+        mode(kserve, "llm")
+    configured["data"] |= {"ingress": "{}"}
+    kserve.server.put(configured)
+    running = kserve.server.find("Deployment", "llmisvc-controller-manager", "kserve")
+    (manager,) = running["spec"]["template"]["spec"]["containers"]
+    manager["image"] = "docker.io/kserve/llmisvc-controller:v0.19.0"
+    kserve.server.put(running)
+    with pytest.raises(ConfigError, match=r"KServe 0\.19 does not split traffic among LLMInferenceServices"):
+        mode(kserve, "llm")
+    manager["image"] = "docker.io/kserve/llmisvc-controller:v0.21.0"
+    manager["env"] = [{"name": "LLM_INFERENCE_SERVICE_CONFIG_PREFIX", "value": "v3-"}]
+    kserve.server.put(running)
+    with pytest.raises(NotInstalled, match="no LLMInferenceServiceConfig v3-config-llm-template"):
+        mode(kserve, "llm")
 
 
 def test_a_version_that_cannot_be_read_is_not_guessed(serve: Serve) -> None:

@@ -10,6 +10,7 @@ import pytest
 from stages.parts.base.errors import Conflict
 from stages.parts.releases.split import Split
 from stages.rollout.kserve import route
+from stages.rollout.kserve.llm_objects import llm_deployment, llm_name, llm_route
 from stages.rollout.kserve.objects import KServeEndpoint, predictor_name, route_name, route_service
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES
@@ -79,8 +80,25 @@ def test_no_name_belongs_to_two_modes(standard: OnKServe) -> None:
     by_kserve = {endpoint.name, f"{endpoint.name}-predictor", f"{endpoint.name}-{predictor_name(GOOD)}-predictor"}
     ours = {route_name(endpoint), route_service(endpoint, GOOD), f"{route_service(endpoint, GOOD)}-predictor"}
     assert by_kserve.isdisjoint(ours)
+    llm = llm_name(endpoint, GOOD)
+    by_kserve_too = {llm_deployment(llm), llm_route(llm), llm, f"{llm}-kserve-workload-svc"}
+    assert by_kserve_too.isdisjoint(by_kserve | ours)
     longest = f"isvc.{route_service(endpoint, '12345-awq-123456789012')}-predictor"
     assert len(longest) + 28 - len(endpoint.name) <= 63, "a label's value, for the longest name of an endpoint"
+
+
+def test_a_model_in_mode_llm_stays_in_it(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    kserve = serve(**MODES["llm"])
+    kserve.first()
+    upgraded(kserve)
+    kserve.settings = kserve.settings.model_copy(update={"mode": "auto"})
+    kserve.make(NEXT)
+    assert kserve.roll(NEXT).state == "promoted"
+    assert "org/name stays in mode llm; KServe's is now standard" in capsys.readouterr().err
+    assert kserve.connect().installation.mode == "llm"
+    assert kserve.server.all("InferenceService") == []
+    with pytest.raises(Conflict, match=r"served in mode llm, and kserve.mode says standard$"):
+        kserve.connect(mode="standard")
 
 
 def of_somebody(kserve: OnKServe, name: str, **metadata: Any) -> None:
@@ -96,27 +114,32 @@ def of_somebody(kserve: OnKServe, name: str, **metadata: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("mode", ["standard", "route"])
+def route_in(kserve: OnKServe, mode: str) -> str:
+    of_llm = llm_route(llm_name(kserve.endpoint(), GOOD))
+    return {"standard": kserve.name, "route": kserve.route, "llm": of_llm}[mode]
+
+
+@pytest.mark.parametrize("mode", ["standard", "route", "llm"])
 def test_a_route_of_somebody_else_is_refused_by_name(serve: Serve, mode: str) -> None:
     kserve = serve(**MODES[mode])
     kserve.make(GOOD)
-    name = kserve.route if mode == "route" else kserve.name
+    name = route_in(kserve, mode)
     of_somebody(kserve, name)
     with pytest.raises(Conflict, match=f"the HTTPRoute {name} (is not of org/name|was not made by KServe)"):
         kserve.roll(GOOD)
-    assert kserve.server.all("InferenceService") == []
+    assert kserve.services() == []
 
 
-@pytest.mark.parametrize("mode", ["standard", "route"])
+@pytest.mark.parametrize("mode", ["standard", "route", "llm"])
 def test_a_route_that_another_controller_looks_after_is_refused_by_name(serve: Serve, mode: str) -> None:
     kserve = serve(**MODES[mode])
     kserve.make(GOOD)
     owner = {"apiVersion": "v1", "kind": "Rollout", "name": "theirs", "uid": "1"}
-    name = kserve.route if mode == "route" else kserve.name
+    name = route_in(kserve, mode)
     of_somebody(kserve, name, ownerReferences=[owner], annotations={"slipway/model": "org/name"})
     with pytest.raises(Conflict, match=f"the HTTPRoute {name} belongs to the Rollout theirs"):
         kserve.roll(GOOD)
-    assert kserve.server.all("InferenceService") == []
+    assert kserve.services() == []
 
 
 def test_a_model_that_two_modes_serve_is_refused_with_the_names_of_both(serve: Serve) -> None:

@@ -45,7 +45,8 @@ def test_the_rendered_objects_are_those_that_are_applied(serve: Callable[..., On
     roll_out(kserve.store, kserve.connect(), NEXT, SETTINGS, until="10")
     kserve.connect().shift(NEXT, 10)
     shown = objects(kserve.endpoint(), NEXT, GOOD, cast(Mode, mode), 10)
-    kinds = {"standard": 1, "knative": 1, "route": 2}[mode] * ["InferenceService"]
+    kinds = {"standard": 1, "knative": 1, "route": 2, "llm": 0}[mode] * ["InferenceService"]
+    kinds += ["LLMInferenceService"] * 2 if mode == "llm" else []
     assert [each["kind"] for each in shown] == [
         *kinds,
         *(["HTTPRoute"] if mode == "route" else []),

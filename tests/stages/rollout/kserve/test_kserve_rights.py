@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from stages.parts.base.errors import RolledBack
+from stages.rollout.kserve.settings import LLM
 from tests.kubernetes import KubernetesServer
 from tests.serving import REPOSITORY
 from tests.stages.rollout.kserve.on_kserve import OnKServe
@@ -63,7 +64,8 @@ def asked(kserve: OnKServe, space: str) -> set[Asked]:
 
 def rolled(kserve: OnKServe) -> OnKServe:
     """Through a first release, a canary that goes back, and the end."""
-    kserve.settings = kserve.settings.model_copy(update={"prometheus": "http://127.0.0.1:9"})
+    copied = LLM(source="s3://bucket/models", cache_nodes="gpus")
+    kserve.settings = kserve.settings.model_copy(update={"prometheus": "http://127.0.0.1:9", "llm": copied})
     kserve.first()
     kserve.make(NEXT)
     with pytest.raises(RolledBack):  # Prometheus does not answer: nothing shows that it is as good

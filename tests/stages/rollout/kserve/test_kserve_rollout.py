@@ -22,6 +22,7 @@ MODES: dict[str, dict[str, Any]] = {
     "standard": {"mode": "Standard"},
     "knative": {"mode": "Serverless"},
     "route": {"mode": "RawDeployment", "version": "v0.19.0", "gateway_api": False},
+    "llm": {"mode": "RawDeployment", "version": "v0.20.0", "gateway_api": False, "asked": "llm"},
 }
 
 
@@ -114,7 +115,7 @@ def test_a_canary_whose_image_can_not_be_pulled_is_given_up_and_the_reason_said(
     assert kserve.connect().split() == Split(GOOD)
 
 
-@pytest.mark.parametrize("mode", ["standard", "route"])
+@pytest.mark.parametrize("mode", ["standard", "route", "llm"])
 def test_a_canary_gets_the_replicas_that_its_share_needs(serve: Callable[..., OnKServe], mode: str) -> None:
     kserve = serve(**MODES[mode])
     kserve.settings = kserve.settings.model_copy(update={"prometheus": "http://x:9090", "scaling": Scaling(maximum=4)})
@@ -190,11 +191,11 @@ def test_every_call_may_be_repeated(kserve: OnKServe) -> None:
 
 def test_the_stable_release_is_not_withdrawn(kserve: OnKServe) -> None:
     kserve.first()
-    before = kserve.server.all("InferenceService")
+    before = kserve.services()
     with pytest.raises(Conflict, match=f"{GOOD} is the stable release of org/name") as refused:
         kserve.connect().withdraw(GOOD)
     assert refused.value.hint == "slipway rollback org/name"
-    assert [each["spec"] for each in kserve.server.all("InferenceService")] == [each["spec"] for each in before]
+    assert [each["spec"] for each in kserve.services()] == [each["spec"] for each in before]
     assert kserve.connect().split() == Split(GOOD)
 
 
@@ -205,6 +206,7 @@ def test_the_stable_release_is_not_withdrawn(kserve: OnKServe) -> None:
         pytest.param("standard", "observing", marks=pytest.mark.slow),
         pytest.param("knative", "shifting", marks=pytest.mark.slow),
         pytest.param("route", "shifting", marks=pytest.mark.slow),
+        pytest.param("llm", "observing", marks=pytest.mark.slow),
     ],
 )
 def test_a_rollout_that_is_killed_continues_where_it_was(serve: Callable[..., OnKServe], mode: str, state: str) -> None:

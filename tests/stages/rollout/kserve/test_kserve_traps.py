@@ -212,8 +212,8 @@ def test_what_kserve_can_not_make_fails_at_once_with_its_words(standard: OnKServ
     standard.first()
     standard.make(NEXT)
     target = standard.connect()
-    target.deploy(NEXT)
     standard.kserve.refuses = "a-host"
+    target.deploy(NEXT)
     with pytest.raises(ServerFailed, match=r'KServe can.t serve .*: invalid domain name "a-host"'):
         wait_until(lambda: target.ready(NEXT), "KServe refuses")
 

@@ -1,0 +1,189 @@
+"""The objects of mode ``llm``: a LLMInferenceService for each release, all in one routing group with weights.
+
+KServe merges each with its own presets: lists by the keys that Kubernetes merges them by (containers, volumes and
+variables by name, mounts by path), other lists as a whole. What the ServingRuntime says in the other modes stands here,
+so that nothing of a release's container is the preset's choice. KServe makes a LLMInferenceService's ``labels`` part of
+its Deployment's selector, which can't change: the revision is an annotation.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from stages.parts.base.store import digest_of, directory_name
+from stages.parts.cluster.kinds import Kind
+from stages.parts.engine.host import GIB
+from stages.parts.releases.pinned import weights_bytes
+from stages.rollout.kserve.objects import (
+    ENDPOINT,
+    LABEL_CHARACTERS,
+    LLM_PORT,
+    MODEL,
+    PART_OF,
+    RELEASE,
+    REVISION,
+    SHARED,
+    USER,
+    KServeEndpoint,
+    Object,
+    container,
+    pod_fields,
+    predictor_name,
+    route_spec,
+    shortened,
+)
+
+LLM_SERVICES: Final = Kind("serving.kserve.io/v1alpha1", "LLMInferenceService", "llminferenceservices")
+CACHES: Final = Kind("serving.kserve.io/v1alpha1", "LocalModelNamespaceCache", "localmodelnamespacecaches")
+PROMOTED: Final = "slipway/promoted"
+"""The annotation of the stable release's service."""
+CONTAINER: Final = "main"
+SERVED_FROM: Final = "/mnt/models"
+POOLS: Final = "inference.networking.k8s.io"
+SERVICE_SUFFIX: Final = "-kserve-workload-svc"
+"""The longest of the names that we read which KServe makes; it abbreviates longer ones."""
+TMP: Final = "tmp"
+VARIABLES: Final = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HOME": "/tmp",  # noqa: S108
+    "USER": "slipway",
+    "VLLM_CACHE_ROOT": "/tmp/vllm",  # noqa: S108
+    "TRITON_CACHE_DIR": "/tmp/triton",  # noqa: S108
+    "TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor",  # noqa: S108
+}
+"""As in ``manifests/kserve/serving-runtime.yaml``, and so is ``SECURITY``."""
+SECURITY: Final = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "privileged": False,
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def llm_name(endpoint: KServeEndpoint, release: str) -> str:
+    """A release's LLMInferenceService. KServe calls its objects ``<this>-kserve…``, as no other mode's are called."""
+    rest = f"-{predictor_name(release)}-llm"
+    return shortened(endpoint, LABEL_CHARACTERS - len(rest) - len(SERVICE_SUFFIX)) + rest
+
+
+def llm_deployment(name: str) -> str:
+    return f"{name}-kserve"
+
+
+def llm_route(name: str) -> str:
+    """The HTTPRoute that KServe makes for a service."""
+    return f"{name}-kserve-route"
+
+
+def backend(service: Object) -> str:
+    """What the routes of its group call a service: its pods' Service or, with a scheduler, its InferencePool."""
+    name = str(service["metadata"]["name"])
+    return f"{name}-inference-pool" if "scheduler" in service["spec"]["router"] else name + SERVICE_SUFFIX
+
+
+def weight(service: Object) -> int:
+    return int(service["spec"]["router"]["route"].get("weight", 0))
+
+
+def llm_service(endpoint: KServeEndpoint, release: str, gateway: str, hostname: str, *, scheduler: bool) -> Object:
+    """A release's LLMInferenceService, without traffic.
+
+    Raises:
+        ConfigError: an argument for vLLM can't be passed through KServe.
+    """
+    name = llm_name(endpoint, release)
+    made: Object = {"model": {"uri": source_uri(endpoint, release), "name": endpoint.store.model}}
+    made["template"] = _template(endpoint, release)
+    made["annotations"] = {REVISION: digest_of(made)[:12]}
+    made["labels"] = {ENDPOINT: endpoint.name, RELEASE: release}
+    if not endpoint.settings.prometheus:  # else KEDA's
+        made["replicas"] = endpoint.settings.scaling.minimum
+    made["router"] = {"scheduler": {"labels": {ENDPOINT: endpoint.name}}} if scheduler else {}  # may be reached as pods
+    group, kind = (POOLS, "InferencePool") if scheduler else ("", "Service")
+    called = backend({"metadata": {"name": name}, "spec": made})
+    leads_to = {"group": group, "kind": kind, "name": called, "port": LLM_PORT, "weight": 1}
+    # KServe puts all members of the group in the place of this backend, with their weights.
+    spec = route_spec(endpoint, gateway, hostname, [leads_to])
+    made["router"]["route"] = {"group": endpoint.name, "weight": 0, "http": {"spec": spec}}
+    return _service(endpoint, name, made, {})
+
+
+def changed(endpoint: KServeEndpoint, seen: Object, share: int, *, promoted: bool = False) -> Object:
+    """The service as it was *seen*, with another weight.
+
+    Args:
+        share: percent. KServe divides by the sum of all, so that others may be set meanwhile.
+        promoted: it becomes the stable release's.
+    """
+    router = seen["spec"]["router"]
+    spec = seen["spec"] | {"router": router | {"route": router["route"] | {"weight": share}}}
+    marks = {PROMOTED: "true"} if promoted or is_promoted(seen) else {}
+    return _service(endpoint, seen["metadata"]["name"], spec, marks)
+
+
+def is_promoted(service: Object) -> bool:
+    return PROMOTED in service["metadata"].get("annotations", {})
+
+
+def source_uri(endpoint: KServeEndpoint, release: str) -> str:
+    """Where KServe gets a release: in object storage, or on the store's volume."""
+    if endpoint.settings.llm.source is None:
+        return endpoint.storage_uri(release)
+    return f"{endpoint.settings.llm.source}/{directory_name(endpoint.store.model)}/releases/{release}"
+
+
+def cache(endpoint: KServeEndpoint, release: str, group: str, owner: Object | None = None) -> Object:
+    """The copies of a release on the nodes of *group*. KServe uses them for every service with the same URI.
+
+    Args:
+        owner: the release's service, with which the copies go.
+    """
+    metadata: Object = {
+        "name": llm_name(endpoint, release),
+        "namespace": endpoint.namespace,
+        "labels": PART_OF | {ENDPOINT: endpoint.name, RELEASE: release},
+    }
+    if owner:
+        of = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
+        metadata["ownerReferences"] = [{"apiVersion": LLM_SERVICES.api_version, "kind": LLM_SERVICES.name, **of}]
+    size = f"{math.ceil(weights_bytes(endpoint.store, release) / GIB) + 1}Gi"  # and its other files
+    spec = {"sourceModelUri": source_uri(endpoint, release), "modelSize": size, "nodeGroups": [group]}
+    return {"apiVersion": CACHES.api_version, "kind": CACHES.name, "metadata": metadata, "spec": spec}
+
+
+def _service(endpoint: KServeEndpoint, name: str, spec: Object, marks: dict[str, str]) -> Object:
+    return {
+        "apiVersion": LLM_SERVICES.api_version,
+        "kind": LLM_SERVICES.name,
+        "metadata": {
+            "name": name,
+            "namespace": endpoint.namespace,
+            "labels": PART_OF | {ENDPOINT: endpoint.name},
+            "annotations": {MODEL: endpoint.store.model} | marks,
+        },
+        "spec": spec,
+    }
+
+
+def _template(endpoint: KServeEndpoint, release: str) -> Object:
+    server = container(endpoint, release, "llm")
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        server[name]["httpGet"] = server[name]["httpGet"] | {"scheme": "HTTP"}  # whatever the preset's is
+    server["env"] += [{"name": name, "value": value} for name, value in VARIABLES.items()]
+    server |= {
+        "name": CONTAINER,
+        "command": ["vllm", "serve", SERVED_FROM],
+        "ports": [{"containerPort": LLM_PORT, "protocol": "TCP"}],
+        "securityContext": SECURITY,
+        "volumeMounts": [{"name": TMP, "mountPath": "/tmp"}, {"name": SHARED, "mountPath": "/dev/shm"}],  # noqa: S108
+    }
+    pods = pod_fields(endpoint, release, "llm")
+    pods["volumes"].append({"name": TMP, "emptyDir": {}})
+    return pods | {"containers": [server]}
