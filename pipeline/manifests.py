@@ -176,6 +176,8 @@ def _placed(document: Document, namespace: str) -> Document:
     metadata = document["metadata"]
     if document["kind"] == "Namespace":
         metadata["name"] = namespace
+    if document["kind"] == "RoleBinding" and metadata["namespace"] != NAMESPACE:  # else the next one would replace it
+        metadata["name"] = metadata["name"].removesuffix(NAMESPACE) + namespace
     for place in (metadata, *document.get("subjects", ())):
         if place.get("namespace") == NAMESPACE:
             place["namespace"] = namespace

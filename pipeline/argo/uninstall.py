@@ -128,7 +128,8 @@ def _kept(cluster: Cluster, there: Object, elsewhere: str, *, models: bool) -> s
         return others if models else "with the models; --models removes it if it holds nothing else"
     if kind == CLAIMS.name and not models:
         return "it holds the models; --models removes it"
-    if elsewhere and metadata.get("namespace") != cluster.namespace:
+    own = metadata.get("namespace") == cluster.namespace or metadata["name"].endswith(f"-{cluster.namespace}")
+    if elsewhere and not own:
         return f"Slipway in namespace {elsewhere} needs it"
     return ""
 

@@ -196,13 +196,25 @@ def test_what_rollouts_need_is_installed_where_kserve_is(server, there, platform
     assert checks(there, platform)["KServe"][:2] == (
         "missing",
         "no ServingRuntime slipway/slipway-vllm, Role slipway/slipway-serve-kserve, "
-        "RoleBinding slipway/slipway-serve-kserve, Role kserve/slipway-serve, RoleBinding kserve/slipway-serve",
+        "RoleBinding slipway/slipway-serve-kserve, Role kserve/slipway-serve, RoleBinding kserve/slipway-serve-slipway",
     )
     brought = {
         f"{each.kind} {each.namespace}/{each.name}" for each in install(there, platform, dry_run=False, force=False)
     }
     assert {"ServingRuntime slipway/slipway-vllm", "Role kserve/slipway-serve"} <= brought
     assert checks(there, platform)["KServe"][0] == "ok"
+
+
+def test_two_namespaces_have_their_own_right_to_read_kserves_configuration(server, there, platform):
+    with_kserve(server)
+    install(there, platform, dry_run=False, force=False)
+    other = platform.model_copy(update={"platform": platform.platform.model_copy(update={"namespace": "team-b"})})
+    install(Cluster(there.client, "team-b"), other, dry_run=False, force=False)
+    bindings = {each["metadata"]["name"]: each["subjects"] for each in server.all("RoleBinding", "kserve")}
+    assert {name: subjects[0]["namespace"] for name, subjects in bindings.items()} == {
+        "slipway-serve-slipway": "slipway",
+        "slipway-serve-team-b": "team-b",
+    }
 
 
 def test_where_kserve_has_llm_inference_services_it_is_said_and_what_lacks_for_them(server, there, platform):

@@ -103,6 +103,8 @@ def test_what_another_installation_needs_stays(server, there, platform):
     for each in ("PriorityClass /slipway-pipeline", f"ConfigMap argo/{RESOLVE_CACHE}"):
         assert found[each] == ("kept", "Slipway in namespace team-b needs it")
     assert found["WorkflowTemplate slipway/slipway"][0] == "removed"
+    assert found["Role kserve/slipway-serve"][0] == "kept"
+    assert found["RoleBinding kserve/slipway-serve-slipway"][0] == "removed"
 
 
 def test_nothing_goes_while_runs_are_active_or_endpoints_serve(server, there, platform):
