@@ -10,6 +10,7 @@ failures. A Deployment keeps the replicas that it has when its ScaledObject is r
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import re
 import time
@@ -24,6 +25,10 @@ from tests.kubernetes.resources import hpa_name
 SYNC_S: Final = 15.0
 TOLERANCE: Final = 0.1
 TERM: Final = re.compile(r"sum\(([\w:]+)\{([^}]*)\}\)")
+RATE: Final = re.compile(r"sum\(rate\(([\w:]+)\{([^}]*)\}\[1m\]\)\)")
+QUERY: Final = re.compile(r"\((?P<now>.+) > (?P<lately>.+)\) or (?P=lately) or \((?P=now)\)")
+"""The greater of both, or the only one that there is."""
+WINDOW_S: Final = 60.0
 LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 SCRAPED: Final = {"slipway_endpoint": "slipway/endpoint", "slipway_release": "slipway/release"}
 """A series' labels that are its pod's."""
@@ -68,7 +73,11 @@ class Keda:
     """How long one second of the autoscaler takes here."""
     prometheus: bool = True
     """Whether it answers."""
+    autoscalers: set[str] = field(default_factory=set)
+    """The names of its HorizontalPodAutoscalers."""
     _scalers: dict[str, Autoscaler] = field(default_factory=dict)
+    _seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """The samples of each counter that a rate is asked of."""
     _due: float = 0.0
 
     def act(self) -> None:
@@ -78,8 +87,10 @@ class Keda:
         self._due = time.monotonic() + SYNC_S * self.pace
         there = {each["metadata"]["name"]: each for each in self.server.all("ScaledObject", self.namespace)}
         self._scalers = {name: self._scalers.get(name, Autoscaler()) for name in there}
-        for name, each in there.items():
-            self._scale(each, self._scalers[name])
+        self.autoscalers = set(map(hpa_name, there.values()))
+        with contextlib.suppress(StopIteration):  # its definition was removed meanwhile
+            for name, each in there.items():
+                self._scale(each, self._scalers[name])
 
     def _scale(self, scaled: Object, scaler: Autoscaler) -> None:
         spec = scaled["spec"]
@@ -101,16 +112,9 @@ class Keda:
         if then != now:
             scaler.changed.append((now_s, then - now))
             self.server.put(deployment | {"spec": deployment["spec"] | {"replicas": then}}, manager="hpa")
-        trouble = "" if value is not None else "Triggers defined in ScaledObject are not working correctly"
-        self._say(
-            scaled,
-            [
-                _condition("Ready", not trouble, trouble),
-                _condition("Active", bool(value)),
-                _condition("Fallback", falls_back),
-                _condition("Paused", False),
-            ],
-        )
+        trouble = "At least one trigger is falling back on this scaled object" if falls_back else ""
+        states = [_condition("Ready", True), _condition("Active", bool(value)), _condition("Paused", False)]
+        self._say(scaled, [*states, _condition("Fallback", falls_back, trouble)])
 
     def _wanted(self, spec: Object, now: int, value: float | None, *, falls_back: bool) -> int:
         if value is None:
@@ -119,10 +123,24 @@ class Keda:
         return now if abs(value / (target * now) - 1) <= TOLERANCE else math.ceil(value / target)
 
     def _value(self, query: str) -> float | None:
-        """The answer of Prometheus; None: it has none, since one of the sums has no series."""
+        """The answer of Prometheus; None: it has none."""
+        asked = QUERY.fullmatch(query)
+        assert asked, f"what does {query} mean?"
+        found = [each for each in (self._now(asked["now"]), self._rate(asked["lately"])) if each is not None]
+        return max(found) if self.prometheus and found else None
+
+    def _now(self, query: str) -> float | None:
         terms = [self._series(*each) for each in TERM.findall(query)]
-        assert len(terms) == query.count("sum("), f"what does {query} mean?"
-        return sum(map(sum, terms)) if self.prometheus and all(terms) else None
+        return sum(map(sum, terms)) if all(terms) else None
+
+    def _rate(self, query: str) -> float | None:
+        asked = RATE.fullmatch(query)
+        assert asked, f"what does {query} mean?"
+        now_s, samples = time.monotonic(), self._seen.setdefault(query, [])
+        samples.append((now_s, sum(self._series(*asked.groups()))))
+        samples[:] = [each for each in samples if each[0] > now_s - WINDOW_S * self.pace]
+        increase = sum(max(0.0, then[1] - before[1]) for before, then in itertools.pairwise(samples))
+        return increase / (now_s - samples[0][0]) if len(samples) > 1 else None
 
     def _series(self, metric: str, selector: str) -> list[float]:
         asked = dict(LABEL.findall(selector))

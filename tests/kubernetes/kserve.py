@@ -117,7 +117,8 @@ class KServeController:
     started: list[str] = field(default_factory=list)
     """Releases, once for each pod that was started."""
     contested: list[str] = field(default_factory=list)
-    """Deployments and HTTPRoutes that two owners write: KServe takes what is there under its names for its own."""
+    """Deployments, HTTPRoutes and HorizontalPodAutoscalers that two owners write: KServe takes what is there under its
+    names for its own, and removes an autoscaler where its class is another one."""
     sent_into_the_void: list[str] = field(default_factory=list)
     """Services that clients' requests went to when their pods were removed."""
     deployments: dict[str, Deployment] = field(default_factory=dict)
@@ -225,6 +226,7 @@ class KServeController:
             self._follow()
             self._end_pods()
             self.keda.act()
+            self.contested += self.keda.autoscalers & self.deployments.keys()
             self._over.wait(TICK_S)
 
     def _reconcile(self, service: Object) -> None:

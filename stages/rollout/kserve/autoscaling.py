@@ -13,12 +13,13 @@ from stages.rollout.kserve.settings import Scaling
 
 SCALED_OBJECTS: Final = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 LOAD: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+SPENT: Final = "vllm:e2e_request_latency_seconds_sum"
 POLL_S: Final = 15
 FAILURES: Final = 3
 """After so many polls without an answer from Prometheus, the number of replicas stays as it is."""
 
-GOOD: Final = {"Ready": "True", "HPAActive": "True", "Fallback": "False", "Paused": "False"}
-"""The conditions of a ScaledObject that scales."""
+BAD: Final = {"Ready": "False", "HPAActive": "False", "Fallback": "True", "Paused": "True"}
+"""The conditions of a ScaledObject that does not scale; at first they are Unknown."""
 
 
 def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str, *, least: int | None = None) -> Object:
@@ -48,8 +49,11 @@ def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str, *, le
                 "replicas": scaling.minimum,
                 "behavior": "currentReplicasIfHigher",
             },
-            # Not "keda-hpa-<deployment>": KEDA's webhook refuses one of more than 63 characters.
-            "advanced": {"horizontalPodAutoscalerConfig": {"name": deployment, "behavior": _behavior(scaling)}},
+            # KServe removes an autoscaler that is called like its Deployment, and KEDA refuses more than 63 characters,
+            # also in the name that it would choose itself: keda-hpa-<deployment>.
+            "advanced": {
+                "horizontalPodAutoscalerConfig": {"name": f"keda-{deployment}", "behavior": _behavior(scaling)}
+            },
             "triggers": [_trigger(endpoint, release)],
         },
     }
@@ -62,8 +66,15 @@ def selector(endpoint: KServeEndpoint, release: str) -> str:
 
 
 def load_query(endpoint: KServeEndpoint, release: str) -> str:
-    """The number of requests that all pods of one release have."""
-    return " + ".join(f"sum({metric}{{{selector(endpoint, release)}}})" for metric in LOAD)
+    """The number of requests that all pods of one release have now, or had on average lately if that is more.
+
+    A server tells its number when it has time to: if its requests are short and come together, that is between them,
+    and the number is 0. Their times per second are the average of those that have ended.
+    """
+    of = f"{{{selector(endpoint, release)}}}"
+    now = " + ".join(f"sum({metric}{of})" for metric in LOAD)
+    lately = f"sum(rate({SPENT}{of}[1m]))"
+    return f"({now} > {lately}) or {lately} or ({now})"
 
 
 def _behavior(scaling: Scaling) -> Object:
@@ -101,6 +112,6 @@ def lacking(scaled: Object) -> str:
     if not conditions:
         return "KEDA has not said anything about it"
     for each in conditions:
-        if GOOD.get(each["type"], each["status"]) != each["status"]:
+        if BAD.get(each["type"]) == each["status"]:
             return f"KEDA says {each['type']} {each['status']}: {each.get('message', '')}".rstrip(": ")
     return ""

@@ -309,8 +309,9 @@ def test_replicas_follow_vllms_own_queue(tmp_path: Path) -> None:
     (trigger,) = spec["triggers"]
     assert trigger["metadata"]["threshold"] == "7"
     where = f'{{namespace="slipway",slipway_endpoint="{at.name}",slipway_release="{SECOND}"}}'
-    query = f"sum(vllm:num_requests_running{where}) + sum(vllm:num_requests_waiting{where})"
-    assert trigger["metadata"]["query"] == query
+    now = f"sum(vllm:num_requests_running{where}) + sum(vllm:num_requests_waiting{where})"
+    lately = f"sum(rate(vllm:e2e_request_latency_seconds_sum{where}[1m]))"
+    assert trigger["metadata"]["query"] == f"({now} > {lately}) or {lately} or ({now})"
     behaviour = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert behaviour["scaleDown"]["stabilizationWindowSeconds"] == 300
     assert spec["fallback"]["replicas"] == 2

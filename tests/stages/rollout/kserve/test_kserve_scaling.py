@@ -112,12 +112,18 @@ def test_a_replica_that_comes_and_goes_costs_no_request_in_other_modes(serve: Se
     assert (told.answers.failed, told.down.fewest) == (0, 1)
 
 
+def test_a_server_that_tells_its_requests_only_between_them_is_scaled_all_the_same(serve: Serve) -> None:
+    kserve = scaled(serve, tells_late=True)
+    told = drilled(kserve)
+    assert told.failures() == []
+
+
 def test_without_an_answer_from_prometheus_the_drill_fails_and_says_so(serve: Serve) -> None:
     kserve = scaled(serve)
     kserve.kserve.keda.prometheus = False
     said = command(kserve, "--limit-s", "4", "--store", str(kserve.folder / "none"))
     assert said.returncode == 44
-    assert "the autoscaler did not ask for 2 replicas within 4 s: KEDA says Ready False: Triggers" in said.stderr
+    assert "the autoscaler did not ask for 2 replicas within 4 s: KEDA says Fallback True: At least" in said.stderr
     assert kserve.kserve.started == [GOOD]
 
 
