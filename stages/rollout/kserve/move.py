@@ -35,9 +35,13 @@ from stages.rollout.steady_load import SteadyLoad
 
 MOVABLE: Final[tuple[Mode, ...]] = ("standard", "route")
 """Modes whose routes belong to one gateway. Knative has its own."""
-PROMPT_TOKENS, OUTPUT_TOKENS, CLIENTS, PAUSE_S = 16, 8, 2, 0.2
-"""The load: enough requests to notice a gap of a second, few enough to disturb nobody."""
+PROMPT_TOKENS, OUTPUT_TOKENS, CLIENTS, PAUSE_S = 16, 8, 2, 1.0
+"""The load: enough requests to notice a gap of a second or two, few enough that servers which share a processor's
+cores, where each one that answers keeps others waiting, can start beside it."""
 ANSWER_S: Final = 30.0
+LOOK_S: Final = 0.2
+WAITING_S: Final = 30.0
+"""Between two lines that say what is waited for."""
 HOST_HINT: Final = "where the endpoint's name can't be resolved: --set kserve.gateway_url=http://…"
 
 
@@ -137,17 +141,24 @@ def _bring_up(store: ModelStore, old: KServeTarget, new: KServeTarget, release: 
         _say(f"starting {release} in mode {new.installation.mode} beside mode {old.installation.mode}")
         new.deploy(release)
         deadline = time.monotonic() + SCHEDULED_S + new.startup_s(release)
-        why = "it did not answer a completion"
-        while True:
-            try:
-                if new.ready(release) and responds(store, new, release):
-                    return
-            except TransientError as error:
-                why = str(error)
+        told_s = time.monotonic()
+        while why := _lacking(store, new, release):
             if time.monotonic() > deadline:
-                waits = new.waits_for(release)
-                raise TransientError(f"{release} did not come up in mode {new.installation.mode}: {waits or why}")
+                raise TransientError(f"{release} did not come up in mode {new.installation.mode}: {why}")
+            if time.monotonic() > told_s + WAITING_S:
+                told_s = time.monotonic()
+                _say(f"waiting: {why}")
             time.sleep(new.poll_s)
+
+
+def _lacking(store: ModelStore, new: KServeTarget, release: str) -> str:
+    """Why it can't get requests yet; empty if it can."""
+    try:
+        if not new.ready(release):
+            return new.waits_for(release) or "its servers are not ready"
+        return "" if responds(store, new, release) else "it did not answer a completion"
+    except TransientError as error:
+        return str(error)
 
 
 def _hand_over(load: SteadyLoad, old: KServeTarget, new: KServeTarget, release: str) -> None:
@@ -188,7 +199,7 @@ def _until_answered(load: SteadyLoad, since_s: float, said: str) -> None:
     while time.monotonic() < deadline:
         if any(not each.error for each in load.replies() if each.sent_s >= since_s):
             return
-        time.sleep(PAUSE_S)
+        time.sleep(LOOK_S)
     errors = [each.error for each in load.replies() if each.error]
     raise DrillFailed(f"{said}: {errors[-1] if errors else 'none came back'}", hint=HOST_HINT)
 
