@@ -140,14 +140,14 @@ def _bring_up(store: ModelStore, old: KServeTarget, new: KServeTarget, release: 
     with _undone(old, new, release):
         _say(f"starting {release} in mode {new.installation.mode} beside mode {old.installation.mode}")
         new.deploy(release)
-        deadline = time.monotonic() + SCHEDULED_S + new.startup_s(release)
-        told_s = time.monotonic()
+        began_s = told_s = time.monotonic()
+        deadline = began_s + SCHEDULED_S + new.startup_s(release)
         while why := _lacking(store, new, release):
             if time.monotonic() > deadline:
                 raise TransientError(f"{release} did not come up in mode {new.installation.mode}: {why}")
             if time.monotonic() > told_s + WAITING_S:
                 told_s = time.monotonic()
-                _say(f"waiting: {why}")
+                _say(f"{why} ({told_s - began_s:.0f} s of at most {deadline - began_s:.0f} s)")
             time.sleep(new.poll_s)
 
 
