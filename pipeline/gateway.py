@@ -229,8 +229,8 @@ def _rules(names: list[str], host: str) -> list[Document]:
 
 def _host(namespace: str, model: str) -> str:
     """Whether a request is for *model*, by the host names that KServe's usual templates give its endpoint."""
-    name = endpoint_name(model)
-    return " || ".join(f"request.host.startsWith('{name}{sign}{namespace}.')" for sign in "-.")
+    names = dict.fromkeys((endpoint_name(model, namespace), endpoint_name(model, "")))  # older versions': the latter
+    return " || ".join(f"request.host.startsWith('{name}{sign}{namespace}.')" for name in names for sign in "-.")
 
 
 def _limits(known: ClusterClients) -> list[Document]:

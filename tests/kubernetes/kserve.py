@@ -238,12 +238,13 @@ class KServeController:
 
     def _reconcile_standard(self, service: Object) -> None:
         name, spec = service["metadata"]["name"], service["spec"]
-        host = f"{name}-predictor-{self.namespace}"
+        knows_canary = self.version not in ("v0.19.0", "v0.20.0")
+        canaries = spec.get("canary") or [] if knows_canary else []
+        made = [_deployment(name, each) for each in (spec["predictor"], *(each["predictor"] for each in canaries))]
+        host = f"{max(made, key=len)}-{self.namespace}"
         if len(host) > DNS_LABEL or self.refuses:
             self.say("InferenceService", service, {"conditions": [_refused(self.refuses or host)]})
             return
-        knows_canary = self.version not in ("v0.19.0", "v0.20.0")
-        canaries = spec.get("canary") or [] if knows_canary else []
         expected, statuses = [_deployment(name, spec["predictor"])], []
         for each in canaries:
             deployment = _deployment(name, each["predictor"])

@@ -29,11 +29,11 @@ clients:
 """
 
 
-def rendered(folder: Path, text: str = THREE, **settings: Any) -> dict[str, dict[str, Any]]:
+def rendered(folder: Path, text: str = THREE, namespace: str = "models", **settings: Any) -> dict[str, dict[str, Any]]:
     """The objects by kind; Secrets by their kind and name."""
     file = folder / "clients.yaml"
     file.write_text(text)
-    found = of("models", Clients(file=str(file), **settings))
+    found = of(namespace, Clients(file=str(file), **settings))
     names = [each["kind"] + (f" {each['metadata']['name']}" if each["kind"] == "Secret" else "") for each in found]
     assert len(set(names)) == len(names)
     return dict(zip(names, found, strict=True))
@@ -58,9 +58,9 @@ def allowed(policy: dict[str, Any], client: str, host: str, path: str, method: s
     return False
 
 
-def host(model: str, template: str = "") -> str:
+def host(model: str, template: str = "", namespace: str = "models", named_for: str = "models") -> str:
     ingress = {"ingressDomain": "example.com", "domainTemplate": template}
-    return as_configured("route", KServe(), ingress).hostname(endpoint_name(model), "models")
+    return as_configured("route", KServe(), ingress).hostname(endpoint_name(model, named_for), namespace)
 
 
 @pytest.mark.parametrize("template", ["", "{{ .Name }}.{{ .Namespace }}.{{ .IngressDomain }}"])
@@ -80,6 +80,15 @@ def test_each_client_may_ask_its_models_what_an_endpoint_offers_and_nothing_else
     assert [may["nobody", each] for each in ("org/a", "org/b", "org/c")] == [nothing, nothing, nothing]
     assert not allowed(policy, "everything", host("org/a"), "/invocations", "POST")
     assert not allowed(policy, "everything", host("org/a"), "/health", "POST")
+
+
+def test_an_endpoint_in_a_namespace_with_a_long_name_is_known_by_its_names(tmp_path: Path) -> None:
+    model, namespace = f"org/{'a' * 30}", "n" * 25
+    text = f"clients: [{{name: search, secret: keys, models: [{model}]}}]"
+    policy = rendered(tmp_path, text, namespace=namespace)["SecurityPolicy"]
+    names = {host(model, namespace=namespace, named_for=each) for each in (namespace, "")}
+    assert len(names) == 2, "today's and that of older versions"
+    assert all(allowed(policy, "search", each, path, method) for each in names for path, method in OFFERED.items())
 
 
 def test_the_key_is_taken_from_the_request_and_is_in_nothing_that_is_rendered(tmp_path: Path) -> None:

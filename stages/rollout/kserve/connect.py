@@ -13,10 +13,10 @@ from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Kind
 from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.detect import detect, other_default
-from stages.rollout.kserve.kept import MOVE, in_mode, kept_mode
+from stages.rollout.kserve.kept import MOVE, endpoint_at, in_mode, kept_mode
 from stages.rollout.kserve.knative import KnativeTarget
 from stages.rollout.kserve.llm import LLMTarget
-from stages.rollout.kserve.objects import ISVC, RUNTIME, KServeEndpoint
+from stages.rollout.kserve.objects import ISVC, RUNTIME
 from stages.rollout.kserve.route import RouteTarget
 from stages.rollout.kserve.settings import KServe
 from stages.rollout.kserve.standard import StandardTarget
@@ -53,7 +53,7 @@ def on(
         Conflict: the model is served in another mode than *settings* name, or in two.
     """
     cluster.kind(ISVC, "InferenceService")
-    endpoint = KServeEndpoint(store, serving, settings, cluster.namespace)
+    endpoint = endpoint_at(cluster, store, serving, settings)
     served = kept_mode(cluster, store.model, settings.mode)
     if served and (default := other_default(cluster, settings, served)):
         print(f"rollout: {store.model} stays in mode {served}; KServe's is now {default}: {MOVE}", file=sys.stderr)

@@ -14,7 +14,14 @@ from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CONFIG_MAPS, DEFINITIONS, DEPLOYMENTS, Kind, Object
 from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.llm_objects import CACHES, LLM_SERVICES, POOLS
-from stages.rollout.kserve.objects import DEPLOYMENT_MODES, ISVC, Mode
+from stages.rollout.kserve.objects import (
+    DEPLOYMENT_MODES,
+    ISVC,
+    LABEL_CHARACTERS,
+    LEAST_CHARACTERS,
+    LONGEST_PREDICTOR,
+    Mode,
+)
 from stages.rollout.kserve.settings import KServe
 
 NAMESPACE: Final = "kserve"
@@ -69,7 +76,20 @@ def detect(cluster: Cluster, settings: KServe) -> Installation:
         cluster.kind("serving.knative.dev/v1", "Revision")
     if mode == "llm":
         _check_llm(cluster, settings, config)
-    return as_configured(mode, settings, ingress)
+    found = as_configured(mode, settings, ingress)
+    if mode == "standard":
+        check_hostname(found, "m" * LEAST_CHARACTERS + f"-{LONGEST_PREDICTOR}-predictor", cluster.namespace)
+    return found
+
+
+def check_hostname(installation: Installation, deployment: str, namespace: str) -> None:
+    """Raises: ConfigError: KServe can't make a host name of a release's Deployment."""
+    hostname = installation.hostname(deployment, namespace)
+    if max(map(len, hostname.split("."))) > LABEL_CHARACTERS:
+        raise ConfigError(
+            f"KServe would make the host name {hostname}, with more than {LABEL_CHARACTERS} characters in a row",
+            hint="a namespace with a shorter name, or a domainTemplate with a dot before {{ .Namespace }}",
+        )
 
 
 def other_default(cluster: Cluster, settings: KServe, served: Mode) -> Mode | None:

@@ -11,6 +11,8 @@ import contextlib
 from typing import Final, cast
 
 from stages.parts.base.errors import AccessDenied, Conflict
+from stages.parts.base.settings import AskedServing
+from stages.parts.base.store import ModelStore
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Kind
 from stages.parts.cluster.refusals import Absent
@@ -21,6 +23,7 @@ from stages.rollout.kserve.objects import (
     ENDPOINT,
     MODEL,
     PART_OF,
+    KServeEndpoint,
     Mode,
     Object,
 )
@@ -40,14 +43,29 @@ def mode_of(service: Object) -> Mode | None:
     return cast("Mode | None", DEPLOYMENT_MODES.get(metadata.get("annotations", {}).get(DEPLOYMENT_MODE, "")))
 
 
-def served_modes(cluster: Cluster, namespace: str | None = None) -> dict[str, dict[Mode, list[str]]]:
-    """The InferenceServices and LLMInferenceServices by model and by mode; what others made is left out."""
-    found: dict[str, dict[Mode, list[str]]] = {}
+def endpoint_at(cluster: Cluster, store: ModelStore, serving: AskedServing, settings: KServe) -> KServeEndpoint:
+    """The model's endpoint on *cluster*, under the name that it has if it serves already."""
+    called = ""
+    for each in _ours(cluster, None):
+        metadata = each["metadata"]
+        if metadata.get("annotations", {}).get(MODEL) == store.model:
+            called = metadata.get("labels", {}).get(ENDPOINT, metadata["name"])
+    return KServeEndpoint(store, serving, settings, cluster.namespace, called)
+
+
+def _ours(cluster: Cluster, namespace: str | None) -> list[Object]:
+    """The InferenceServices and LLMInferenceServices; what others made is left out."""
     selector = ",".join(f"{name}={value}" for name, value in PART_OF.items())
     there = cluster.list(ISVCS, namespace, labels=selector)[0]
     with contextlib.suppress(Absent, AccessDenied):  # most clusters have none, and who may not see them makes none
         there += cluster.list(LLM_SERVICES, namespace, labels=selector)[0]
-    for each in there:
+    return there
+
+
+def served_modes(cluster: Cluster, namespace: str | None = None) -> dict[str, dict[Mode, list[str]]]:
+    """The names of what serves, by model and by mode."""
+    found: dict[str, dict[Mode, list[str]]] = {}
+    for each in _ours(cluster, namespace):
         model, mode = each["metadata"].get("annotations", {}).get(MODEL), mode_of(each)
         if model and mode:
             found.setdefault(model, {}).setdefault(mode, []).append(each["metadata"]["name"])

@@ -25,8 +25,8 @@ from stages.parts.releases.history import remember_at_once
 from stages.rollout.drills import Answers, access_to, answers
 from stages.rollout.kserve.connect import MODES, POLL_S
 from stages.rollout.kserve.detect import detect
-from stages.rollout.kserve.kept import in_mode, served_modes
-from stages.rollout.kserve.objects import KServeEndpoint, Mode
+from stages.rollout.kserve.kept import endpoint_at, in_mode, served_modes
+from stages.rollout.kserve.objects import Mode
 from stages.rollout.kserve.settings import KServe
 from stages.rollout.kserve.target import KServeTarget
 from stages.rollout.observation import responds
@@ -120,7 +120,7 @@ def _target(
     cluster: Cluster, store: ModelStore, serving: AskedServing, settings: KServe, mode: Mode, poll_s: float
 ) -> KServeTarget:
     chosen = in_mode(settings, mode)
-    endpoint = KServeEndpoint(store, serving, chosen, cluster.namespace)
+    endpoint = endpoint_at(cluster, store, serving, chosen)
     return MODES[mode](cluster, endpoint, detect(cluster, chosen), poll_s)
 
 

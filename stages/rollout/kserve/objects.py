@@ -62,6 +62,9 @@ LLM_PORT: Final = 8000
 NAME_CHARACTERS: Final = 28
 """``isvc.<endpoint>-<predictor>-predictor`` is a label's value."""
 HASH_CHARACTERS: Final = 6
+LEAST_CHARACTERS: Final = HASH_CHARACTERS + 2
+"""The shortest name of an endpoint: a letter, a hyphen and the digest."""
+LONGEST_PREDICTOR: Final = f"r9999-{'':0>{HASH_CHARACTERS}}"
 LABEL_CHARACTERS: Final = 63
 """The most in a label of DNS and in a label's value."""
 KNATIVE_TIMEOUT_S: Final = 600
@@ -84,10 +87,12 @@ class KServeEndpoint:
     serving: AskedServing
     settings: KServe
     namespace: str
+    called: str = ""
+    """What it is called where it serves already: a version that named it otherwise may have made it."""
 
     @property
     def name(self) -> str:
-        return endpoint_name(self.store.model)
+        return self.called or endpoint_name(self.store.model, self.namespace)
 
     def serving_of(self, release: str) -> Serving:
         """The settings, with what the release was measured with where they leave it open, also the dtype: the pod that
@@ -105,12 +110,16 @@ class KServeEndpoint:
         return f"pvc://{self.settings.claim}/{directory_name(self.store.model)}/releases/{release}"
 
 
-def endpoint_name(model: str) -> str:
-    """The InferenceService's name: the model's in DNS letters, with a digest, since two names may become alike."""
+def endpoint_name(model: str, namespace: str) -> str:
+    """The InferenceService's name: the model's in DNS letters, with a digest, since two names may become alike.
+
+    The longer the *namespace*'s name, the shorter: mode ``standard`` has a host for each release, too.
+    """
     slug = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
     slug = slug if slug[:1].isalpha() else f"m-{slug}"
     digest = hashlib.sha256(model.encode()).hexdigest()[:HASH_CHARACTERS]
-    return f"{slug[: NAME_CHARACTERS - HASH_CHARACTERS - 1].strip('-')}-{digest}"
+    room = room_for_name(f"-{LONGEST_PREDICTOR}", namespace)
+    return _shortened(slug, digest, max(LEAST_CHARACTERS, min(NAME_CHARACTERS, room)))
 
 
 def predictor_name(release: str) -> str:
@@ -131,19 +140,29 @@ def route_service(endpoint: KServeEndpoint, release: str) -> str:
         ConfigError: the namespace's name leaves no room for the endpoint's.
     """
     rest = f"-{predictor_name(release)}-route"
-    room = LABEL_CHARACTERS - len(f"{rest}-predictor-{endpoint.namespace}")
-    if room < HASH_CHARACTERS + 2:
+    room = room_for_name(rest, endpoint.namespace)
+    if room < LEAST_CHARACTERS:
         raise ConfigError(
             f"the namespace {endpoint.namespace} is too long for the host names that KServe makes of it",
-            hint=f"one of at most {len(endpoint.namespace) + room - HASH_CHARACTERS - 2} characters has room",
+            hint=f"one of at most {len(endpoint.namespace) + room - LEAST_CHARACTERS} characters has room",
         )
     return shortened(endpoint, room) + rest
+
+
+def room_for_name(rest: str, namespace: str) -> int:
+    """The characters left for ``<name>`` in ``<name><rest>-predictor-<namespace>``, the host of a release's Deployment
+    by KServe's own template, which is one label of DNS."""
+    return LABEL_CHARACTERS - len(f"{rest}-predictor-{namespace}")
 
 
 def shortened(endpoint: KServeEndpoint, characters: int) -> str:
     """The endpoint's name in at most so many characters."""
     slug, _, digest = endpoint.name.rpartition("-")
-    return f"{slug[: characters - HASH_CHARACTERS - 1].rstrip('-')}-{digest}"
+    return _shortened(slug, digest, characters)
+
+
+def _shortened(slug: str, digest: str, characters: int) -> str:
+    return f"{slug[: characters - len(digest) - 1].strip('-')}-{digest}"
 
 
 def predictor(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:

@@ -13,6 +13,7 @@ from typing import Final
 
 from stages.parts.base.errors import Conflict, TransientError
 from stages.parts.releases.split import Split
+from stages.rollout.kserve.detect import check_hostname
 from stages.rollout.kserve.http_route import programmed, shares
 from stages.rollout.kserve.kept import ISVCS
 from stages.rollout.kserve.objects import (
@@ -21,6 +22,7 @@ from stages.rollout.kserve.objects import (
     canary,
     inference_service,
     predictor,
+    predictor_name,
     replicas,
     with_replicas,
 )
@@ -61,6 +63,12 @@ class StandardTarget(KServeTarget):
                 stable = with_replicas(stable, replicas(wanted))
             applied = self._apply(found, stable, [canary(wanted, other["trafficPercent"] if other else 0)])
         self._apply_companions(release, applied, wanted)
+
+    def check_room(self, release: str) -> None:
+        """Also in the release's host name: another mode, which needs less, may have named the endpoint."""
+        deployment = self._deployment({"name": predictor_name(release)})
+        check_hostname(self.installation, deployment, self.endpoint.namespace)
+        super().check_room(release)
 
     def ready(self, release: str) -> bool:
         """What both KServe and the pods report. KServe's report changes while a model loads, and may be about an older

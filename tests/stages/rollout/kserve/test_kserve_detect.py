@@ -49,6 +49,14 @@ def test_standard_mode_without_the_gateway_api_is_refused_by_name(serve: Serve) 
     assert mode(kserve, "route") == "route"
 
 
+def test_a_namespace_too_long_for_the_hosts_of_mode_standard_is_refused_before_anything_is_made(serve: Serve) -> None:
+    long = serve(**MODES["standard"]).cluster()
+    long.namespace = "n" * 32
+    with pytest.raises(ConfigError, match="with more than 63 characters in a row") as no:
+        detect(long, KServe())
+    assert "a namespace with a shorter name" in no.value.hint
+
+
 def test_a_mode_that_the_version_lacks_is_refused_by_name(serve: Serve) -> None:
     with pytest.raises(ConfigError, match=r"KServe 0\.20 does not split traffic in Standard mode"):
         mode(serve(version="v0.20.0"), "standard")

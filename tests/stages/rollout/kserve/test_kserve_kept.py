@@ -9,7 +9,7 @@ import pytest
 
 from stages.parts.base.errors import Conflict
 from stages.parts.releases.split import Split
-from stages.rollout.kserve import route
+from stages.rollout.kserve import objects, route
 from stages.rollout.kserve.llm_objects import llm_deployment, llm_name, llm_route
 from stages.rollout.kserve.objects import KServeEndpoint, predictor_name, route_name, route_service
 from tests.stages.rollout.kserve.on_kserve import OnKServe
@@ -17,6 +17,7 @@ from tests.stages.rollout.kserve.test_kserve_rollout import MODES
 from tests.stages.rollout.stage import GOOD, NEXT
 
 Serve = Callable[..., OnKServe]
+OLDER = "as-it-was-123456"
 
 
 def upgraded(kserve: OnKServe) -> None:
@@ -73,6 +74,24 @@ def test_a_release_under_the_names_of_older_versions_is_rolled_on_from(
     assert left["metadata"]["name"] == route_service(kserve.endpoint(), NEXT)
     assert kserve.kserve.started == [GOOD, NEXT]
     assert kserve.kserve.sent_into_the_void == []
+
+
+@pytest.mark.parametrize("mode", ["standard", "knative", "route", "llm"])
+def test_an_endpoint_that_was_named_otherwise_keeps_its_name_and_its_host(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    kserve = serve(**MODES[mode])
+    with monkeypatch.context() as older:
+        older.setattr(objects, "endpoint_name", lambda *_: OLDER)
+        kserve.first()
+        asked = kserve.connect().client_url()
+    assert OLDER in asked
+    kserve.make(NEXT)
+    assert kserve.roll(NEXT).state == "promoted"
+    target = kserve.connect()
+    assert (target.split(), target.client_url(), target.endpoint.name) == (Split(NEXT), asked, OLDER)
+    assert all(OLDER in each["metadata"]["name"] for each in kserve.server.all("HTTPRoute"))
+    assert [each["metadata"]["name"] for each in kserve.server.all("PodDisruptionBudget")] == [OLDER]
 
 
 def test_no_name_belongs_to_two_modes(standard: OnKServe) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from stages.parts.base.errors import Conflict, DrillFailed, NothingToServe, TransientError
+from stages.parts.base.errors import ConfigError, Conflict, DrillFailed, NothingToServe, TransientError
 from stages.parts.releases.history import history
 from stages.parts.releases.split import Split
 from stages.rollout.kserve import move as moving
+from stages.rollout.kserve import objects
 from stages.rollout.kserve.connect import MODES as MODES_OF_TARGETS
 from stages.rollout.kserve.kept import served_modes
 from stages.rollout.kserve.move import Moved, move
@@ -65,6 +66,20 @@ def test_there_and_back_no_request_fails_and_nothing_is_left(served: OnKServe) -
         f"{GOOD}: served in mode standard, no longer route",
         f"{GOOD}: served in mode route, no longer standard",
     ]
+
+
+def test_an_endpoint_whose_name_is_too_long_for_the_other_mode_stays(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kserve = serve(gateway=True, **MODES["route"])
+    with monkeypatch.context() as older:
+        older.setattr(objects, "endpoint_name", lambda *_: f"{'n' * 30}-123456")
+        kserve.first(GOOD, **PACE)
+    upgraded(kserve)
+    before = kserve.server.all("InferenceService")
+    with pytest.raises(ConfigError, match="with more than 63 characters in a row"):
+        moved(kserve, "standard")
+    assert kserve.server.all("InferenceService") == before
 
 
 def test_a_rollout_goes_on_in_the_new_mode(served: OnKServe) -> None:

@@ -277,6 +277,16 @@ def test_the_hosts_of_mode_route_fit_into_a_label_of_dns(tmp_path: Path, model: 
     assert "--" not in names[0]
 
 
+@pytest.mark.parametrize("model", ["org/name", "0x/" + "y" * 90])
+@pytest.mark.parametrize("namespace", ["ml", "slipway-test-539175", "n" * 31])
+def test_the_hosts_of_mode_standard_fit_into_a_label_of_dns(tmp_path: Path, model: str, namespace: str) -> None:
+    at = dataclasses.replace(endpoint(tmp_path, model), namespace=namespace)
+    assert len(f"{at.name}-{predictor_name('9999-awq-bbbbbbbbbbbb')}-predictor-{namespace}") <= 63
+    assert at.name[0].isalpha()
+    assert at.name[-7:] == endpoint(tmp_path, model).name[-7:]
+    assert "--" not in at.name
+
+
 def test_a_namespace_without_room_for_a_host_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="too long for the host names"):
         route_service(dataclasses.replace(endpoint(tmp_path, "org/name"), namespace="n" * 60), FIRST)
