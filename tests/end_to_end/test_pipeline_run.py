@@ -25,8 +25,10 @@ from pipeline.local.submission import ENGINE_STATE
 from pipeline.runs.progress import observer_for
 from pipeline.stage_templates import STORE_MOUNT
 from stages.parts.base.program import outcomes
+from stages.parts.base.settings import Serving
 from stages.parts.base.store import sha256_of
 from stages.parts.endpoint.record import endpoint
+from stages.parts.engine.arguments import IN_ONE_PROCESS, ONE_THREAD, core_binding
 from stages.parts.engine.probes import PROMPTS
 from stages.parts.model.safetensors import read_header
 from stages.parts.records.evaluation import Evaluation
@@ -135,7 +137,8 @@ def test_every_variant_was_really_measured(pipeline, finished, name):
     assert evaluation.memory.peak_resident_bytes > evaluation.memory.weights_bytes > 1_000_000
     assert 1 << 28 < evaluation.memory.peak_resident_bytes < evaluation.hardware.memory_bytes
     assert evaluation.memory.kv_cache_tokens > 1024
-    assert evaluation.engine.arguments[:2] == ("--dtype", evaluation.engine.dtype)
+    assert (core_binding(Serving()) == ONE_THREAD) == (evaluation.engine.arguments[:2] == IN_ONE_PROCESS)
+    assert f"--dtype {evaluation.engine.dtype}" in " ".join(evaluation.engine.arguments)
     assert set(evaluation.tool_versions) == {"vllm", "lm_eval", "torch"}
     tasks = {task.task: task for task in evaluation.quality}
     assert set(tasks) == {"demo_continuation", "demo_perplexity"}

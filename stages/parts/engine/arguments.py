@@ -22,6 +22,10 @@ KEEP_ALIVE_S: Final = 90
 """Longer than ``vllm bench`` keeps an idle connection (60 s): a request that is sent as the server closes its
 connection fails. vLLM's default is 5 s."""
 BINDING: Final = "VLLM_CPU_OMP_THREADS_BIND"
+ONE_THREAD: Final = "one thread"
+"""Where a server has no more; see ``core_binding``."""
+IN_ONE_PROCESS: Final = ("--distributed-executor-backend", "uni")
+"""The model runs in the process of vLLM's scheduler."""
 CPU_KV_CACHE_MIB: Final = 1024
 ONLY_16_BIT: Final = {"awq", "gptq"}
 """Quantization methods whose layers vLLM does not compute in float32."""
@@ -109,18 +113,25 @@ def installed_version(tool: str) -> str:
 
 
 def core_binding(settings: Serving, half: int = 0, replica: int = 0) -> str:
-    """The cores that a server's threads are bound to without a GPU, such as ``0,1,2``; empty where vLLM chooses.
+    """The cores that a server's threads are bound to without a GPU, such as ``0,1,2``; ``ONE_THREAD``; or empty where
+    vLLM chooses.
 
     vLLM itself would bind the threads of every server to the same cores, where they starve each other by turns. A
     release and its canary have half of the cores each, which their replicas share out. An evaluation gets as many cores
-    as a replica will. vLLM chooses in three cases: in a pod, which has only one server; with tensor parallelism, which
-    uses a NUMA node for each part; and where there are fewer cores than servers.
+    as a replica will. vLLM chooses in two cases: in a pod, which has only one server; and with tensor parallelism,
+    which uses a NUMA node for each part.
+
+    A server of one thread runs the model in the process of its scheduler and is not bound. vLLM's default on CPUs, a
+    worker process, waits for the scheduler and is waited for by calling sched_yield without end. On two cores the
+    pair takes half of the speed, and keeps all other processes, clients too, waiting for up to seconds.
     """
     if chosen := os.environ.get(BINDING):
         return chosen
-    alone = "KUBERNETES_SERVICE_HOST" in os.environ or settings.tensor_parallel_size > 1
-    parts = None if alone or serves_on_gpu() else core_parts(2 * settings.replicas)
-    return ",".join(map(str, parts[half * settings.replicas + replica])) if parts else ""
+    if "KUBERNETES_SERVICE_HOST" in os.environ or settings.tensor_parallel_size > 1 or serves_on_gpu():
+        return ""
+    parts = core_parts(2 * settings.replicas)
+    cores = parts[half * settings.replicas + replica] if parts else ()
+    return ",".join(map(str, cores)) if len(cores) > 1 else ONE_THREAD
 
 
 def environment(api_key: str = "", binding: str = "", visible_gpus: str = "") -> dict[str, str]:
@@ -144,7 +155,10 @@ def environment(api_key: str = "", binding: str = "", visible_gpus: str = "") ->
     variables.setdefault("VLLM_CACHE_ROOT", str(cache_folder()))
     if api_key:
         variables["VLLM_API_KEY"] = api_key
-    if binding:
+    if binding == ONE_THREAD:
+        # With several processes allowed, vLLM on a CPU replaces IN_ONE_PROCESS by its default.
+        variables |= {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    elif binding:
         variables[BINDING] = binding
     if visible_gpus:
         variables["CUDA_VISIBLE_DEVICES"] = visible_gpus

@@ -25,6 +25,8 @@ import httpx
 from stages.parts.base.errors import ConfigError, Interrupted, PortInUse, ServerFailed, ServerKilled, SlipwayError
 from stages.parts.base.settings import Serving
 from stages.parts.engine.arguments import (
+    IN_ONE_PROCESS,
+    ONE_THREAD,
     TELLS_TOKENS,
     VLLM,
     core_binding,
@@ -184,7 +186,9 @@ def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Itera
     if serves_on_gpu():
         check_room(spec.directory, spec.settings)
     started = time.monotonic()
-    arguments = engine_arguments(spec.settings, spec.directory)
+    binding = core_binding(spec.settings, spec.half, spec.replica)
+    # Before the settings' extra arguments, of which the last one holds.
+    arguments = [*(IN_ONE_PROCESS if binding == ONE_THREAD else ()), *engine_arguments(spec.settings, spec.directory)]
     spec.log.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         with _address(spec, stack) as (address, url), spec.log.open("ab") as output:
@@ -192,7 +196,7 @@ def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Itera
             command = contained(
                 spec.command(address, arguments),
                 output=output,
-                environment=environment(spec.api_key, core_binding(spec.settings, spec.half, spec.replica), spec.gpus),
+                environment=environment(spec.api_key, binding, spec.gpus),
                 grace_s=GRACE_S + spec.drain_s,
             )
             server = Server(

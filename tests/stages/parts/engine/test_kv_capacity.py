@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import pytest
 
 from scoring.capacity.families import read_architecture
 from scoring.capacity.kv_cache import cache_layout
 from stages.parts.base.errors import ServerFailed
 from stages.parts.base.settings import Serving
+from stages.parts.engine.arguments import BINDING, ONE_THREAD, core_binding
 from stages.parts.engine.capacity import cpu_cache_rules
 from stages.parts.engine.server import ServerSpec, running
 from tests.stages.optimize.tiny import publish
@@ -53,10 +55,12 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_vllm_logs_the_predicted_tokens_and_refuses_one_block_more_than_the_longest_context(
-    family: str, tmp_path: Path
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import AutoConfig
 
+    if family == "llama":
+        monkeypatch.setenv(BINDING, "0")  # the others are served as this machine's cores suggest
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     directory = publish(tmp_path / "model", AutoConfig.for_model(family, **SIZES | FAMILIES[family] | tokens))
     model = read_architecture(json.loads((directory / "config.json").read_text()))
@@ -69,6 +73,9 @@ def test_vllm_logs_the_predicted_tokens_and_refuses_one_block_more_than_the_long
     with running(ServerSpec(directory, family, settings, tmp_path / "starts.log")) as server:
         assert server.startup_log.facts().kv_cache_tokens == layout.tokens(available, longest)
         assert server.max_model_len() == longest
+        processes = psutil.Process(server.process.pid).children(recursive=True)
+        workers = [each for each in processes if "Worker" in " ".join(each.cmdline())]
+        assert len(workers) == (core_binding(settings) != ONE_THREAD)
 
     longer = settings.model_copy(update={"max_model_len": longest + layout.block_tokens})
     with (

@@ -20,7 +20,14 @@ import pytest
 from stages.parts.base.errors import ConfigError, PortInUse, ServerFailed, ServerKilled, SlipwayError
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore
-from stages.parts.engine.arguments import BINDING, core_binding, engine_arguments, environment, serves_on_gpu
+from stages.parts.engine.arguments import (
+    BINDING,
+    ONE_THREAD,
+    core_binding,
+    engine_arguments,
+    environment,
+    serves_on_gpu,
+)
 from stages.parts.engine.client import answer, healthy
 from stages.parts.engine.server import ServerSpec, reserved_port, running
 from stages.parts.machine.processor import LIMIT, cpu_dtype, processor
@@ -163,7 +170,7 @@ def test_without_a_gpu_two_servers_compute_on_different_cores(monkeypatch: pytes
     assert [core_binding(Serving(), half) for half in (0, 1)] == ["0,1,2,3,4", "6,7,8,9,10"]
     several = [core_binding(Serving(replicas=2), half, replica) for half in (0, 1) for replica in (0, 1)]
     assert several == ["0,1", "3,4", "6,7", "9,10"]
-    assert core_binding(Serving(replicas=7)) == ""
+    assert {core_binding(Serving(replicas=count)) for count in (3, 6, 7)} == {ONE_THREAD}
     assert environment(binding="4,5")[BINDING] == "4,5"
     assert core_binding(Serving(tensor_parallel_size=2)) == ""
     assert BINDING not in environment()
