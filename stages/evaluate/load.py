@@ -22,7 +22,7 @@ from typing import Final
 
 from scoring.schedule import ROUNDS
 from stages.evaluate.bench import Call, Limits, Target, send
-from stages.evaluate.search import FIRST_STEP, OTHER_STEP, OWN_STEP, Search
+from stages.evaluate.search import OTHER_STEPS, OWN_STEPS, Search
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import ConfigError, MeasurementFailed
 from stages.parts.base.settings import Serving, Slo, Workload
@@ -132,9 +132,10 @@ def load_start(target: Target, start: int, known: Known) -> StartLoad:
     own, reference = known.own.capacity_per_s(), known.reference.capacity_per_s()
     trials = [] if own else [_first_look(target, start)]
     if own:
-        search = Search.around(own, OWN_STEP)
+        search = Search.around(own, OWN_STEPS, start)
     else:
-        search = Search.around(reference, OTHER_STEP) if reference else Search(_sent_per_s(trials[0]), FIRST_STEP)
+        sent = _sent_per_s(trials[0])
+        search = Search.around(reference, OTHER_STEPS, start) if reference else Search.after(sent, start)
     found = _find_capacity(target, start, search, slo, trials)
     fixed = known.reference.rounds[0].run.rate_per_s if known.reference.rounds else workload.request_rate_per_s
     return StartLoad(_steady_rounds(target, start, fixed or RATE_SHARE * found), tuple(trials))

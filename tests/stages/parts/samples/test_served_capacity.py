@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from statistics import fmean
@@ -10,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.evaluate.search import Search
-from stages.parts.samples.capacity import Tried, capacity_of, capacity_per_s, strain_of, throughput_of
+from stages.evaluate.search import CLOSE, FIRST_STEPS, OTHER_STEPS, OWN_STEPS, Search
+from stages.parts.samples.capacity import Tried, bracket, capacity_of, capacity_per_s, strain_of, throughput_of
 from stages.parts.samples.lines import LoadRun, LoadSamples, TimedRequest
 
 
@@ -83,18 +84,44 @@ def test_the_capacity_lies_between_the_highest_rate_that_held_and_the_next_that_
     assert capacity_per_s([Tried(4, 1.5)]) is None
 
 
-@given(st.floats(1, 1000), st.floats(1, 1000), st.floats(1.05, 4), st.floats(0.5, 6))
-def test_the_search_ends_close_to_the_rate_where_the_strain_is_one(
-    capacity: float, begin: float, step: float, steepness: float
-) -> None:
+def rates_of(search: Search, capacity: float, steepness: float = 2.0) -> list[Tried]:
+    """What a search tries on a server whose strain is known."""
     tried: list[Tried] = []
-    search = Search(begin, step)
     while rate := search.following(tried):
         tried.append(Tried(rate, (rate / capacity) ** steepness))
         assert len(tried) < 20
-    found = capacity_per_s(tried)
-    assert found is not None
-    assert found == pytest.approx(capacity, rel=0.05)
+    return tried
+
+
+@given(
+    st.floats(1, 1000), st.floats(1, 1000), st.sampled_from([OWN_STEPS, OTHER_STEPS, FIRST_STEPS]), st.floats(0.5, 6)
+)
+def test_the_search_ends_close_to_the_rate_where_the_strain_is_one(
+    capacity: float, expected: float, steps: int, steepness: float
+) -> None:
+    for start in range(3):
+        found = capacity_per_s(rates_of(Search.around(expected, steps, start), capacity, steepness))
+        assert found == pytest.approx(capacity, rel=0.05)
+
+
+def test_what_is_expected_lies_between_the_first_two_rates() -> None:
+    for start in range(20):
+        for steps in (OWN_STEPS, OTHER_STEPS):
+            first, second, *_ = rates_of(Search.around(50.0, steps, start), 50.0)
+            assert first.rate_per_s <= 50.0 * 1.0001
+            assert second.rate_per_s >= 50.0 / 1.0001
+            assert second.rate_per_s / first.rate_per_s == pytest.approx(CLOSE**steps)
+
+
+def test_variants_are_tried_at_the_same_rates_in_a_start_and_at_others_in_the_next() -> None:
+    scales = []
+    for start in range(4):
+        own = rates_of(Search.around(48.0, OWN_STEPS, start), 50.0)
+        other = rates_of(Search.after(20.0, start), 50.0)
+        closest = [[each.rate_per_s for each in bracket(given) if each] for given in (own, other)]
+        assert closest[0] == pytest.approx(closest[1], rel=1e-9)
+        scales.append(math.log(own[0].rate_per_s) / math.log(CLOSE) % 1)
+    assert min(abs(one - two) for one, two in itertools.combinations(scales, 2)) > 0.1
 
 
 def test_the_throughput_of_a_start_is_its_capacity_in_tokens_of_the_rounds() -> None:
