@@ -1,8 +1,9 @@
 """The measurement of a model's variants within a budget of time: gates first, then blocks of load.
 
 A block is one start of every server that is still of interest, each loaded with the same requests. The order rotates.
-Servers run one after another, or side by side where there is a lane for each. What a variant has to pass is asked at
-its first start, before any load. After each block the choice is looked at, and what was measured is kept.
+Servers run side by side where there is a lane for each, or where they have room in one, in which they then take turns;
+otherwise one after another. What a variant has to pass is asked at its first start, before any load. After each block
+the choice is looked at, and what was measured is kept.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from stages.parts.base.errors import TransientError
 from stages.parts.engine.room import fewest_gpus
 from stages.parts.records.evaluation import Evaluation, Schedule, Speed
 from stages.parts.samples.evidence import evidence_of, gates_of
+from stages.parts.samples.lines import LoadSamples
 
 MINUTE: Final = 60
 Ended = Literal["settled", "budget", ""]
@@ -89,17 +91,16 @@ class Blocks:
 
     def measure(self, order: Sequence[Subject]) -> None:
         """Measure a block. A variant whose server was lost for a reason that may pass is tried once more."""
-        size, speeds = len(self.lanes), []
-        if all(each.asked for each in order) and self.have_room(order):
-            self.together(order, lambda each, _: self.stand(each, 0))
-        waves = [order[start : start + size] for start in range(0, len(order), size)]
-        for group, following in itertools.zip_longest(waves, waves[1:], fillvalue=()):
-            speeds += self.wave(group, following)
+        beside, speeds = self.have_room(order), []
+        size = len(order) if beside else len(self.lanes)
+        for start in range(0, len(order), size):
+            group = order[start : start + size]
+            speeds += self.wave(group, turns=beside)
             if again := [each for each in group if isinstance(each.failure, TransientError)]:
                 for each in again:
                     say(f"block {self.number + 1}: {each.name} is tried once more: {each.failure}")
                     each.failure = None
-                speeds += self.wave(again, ())
+                speeds += self.wave([each for each in group if each.going and each.blocks <= self.number], turns=beside)
             if self.lost:
                 break
         if speeds:
@@ -115,8 +116,11 @@ class Blocks:
         variants = [each.conditions.variant for each in subjects]
         return not subjects[0].conditions.hardware.gpus and not no_room(variants, self.session.serving)
 
-    def wave(self, group: Sequence[Subject], following: Sequence[Subject]) -> list[Speed]:
-        """Start one server per lane, ask what was not asked before, and load those that pass.
+    def wave(self, group: Sequence[Subject], *, turns: bool) -> list[Speed]:
+        """Start the servers, which stand side by side, ask what was not asked before, and load those that pass.
+
+        Args:
+            turns: they share one lane.
 
         Returns:
             The speed of the machine before the load.
@@ -124,19 +128,27 @@ class Blocks:
         with contextlib.ExitStack() as standing:
             for each in group:
                 standing.callback(each.stop)
-            self.together(group, self.stand)
-            if new := [each for each in group if each.going and not each.asked]:
-                with self.ahead(group, following):
-                    self.ask(new)
+            if all(each.asked for each in group):
+                self.together(group, self.stand)
+            else:
+                self.stand_and_ask(group)
             if self.lost or not (going := [each for each in group if each.going]):
                 return []
             speed = probe()
-            # The rate for the others follows from what the first one can serve.
-            alone = [each for each in going if each is self.leading and not each.rounds]
-            for each in alone:
-                self.load(each, 0)
-            self.together([each for each in going if each not in alone], self.load)
+            self.load(going, turns=turns)
             return [speed]
+
+    def stand_and_ask(self, group: Sequence[Subject]) -> None:
+        """Ask as many at a time as there are lanes; where servers share one, the next start meanwhile."""
+        size = len(self.lanes)
+        parts = [group[start : start + size] for start in range(0, len(group), size)]
+        for part, following in itertools.zip_longest(parts, parts[1:], fillvalue=()):
+            self.together(part, self.stand)
+            if new := [each for each in part if each.going and not each.asked]:
+                with self.ahead(following):
+                    self.ask(new)
+            if self.lost:
+                return
 
     def ask(self, new: Sequence[Subject]) -> None:
         """The gates: what takes seconds and a slice of the quality items first, then the rest of the items."""
@@ -161,12 +173,17 @@ class Blocks:
         return refusal(subject.measured(workload), reference, self.session.profile, whole=subject.asked)
 
     def stand(self, subject: Subject, number: int) -> None:
-        """Start the server of *subject* in the lane with this number, if it does not stand."""
+        """Start the server of *subject* in the lane with this number, or its share of the only one, if it does not
+        stand."""
         if not subject.standing and subject.going:
             session = self.session
             with subject.turn():
                 ready_s = subject.start(
-                    self.lanes[number], session.workload, session.serving, session.trace, session.cancelled
+                    self.lanes[number % len(self.lanes)],
+                    session.workload,
+                    session.serving,
+                    session.trace,
+                    session.cancelled,
                 )
                 say(f"serving {subject.name}: ready in {ready_s:.0f} s")
 
@@ -185,16 +202,38 @@ class Blocks:
         for score in subject.quality if subject.asked else ():
             say(f"quality of {subject.name}: {score.task} {score.value:.3f} ({score.low:.3f} to {score.high:.3f})")
 
-    def load(self, subject: Subject, _: int) -> None:
-        leading = self.leading is subject
+    def load(self, group: Sequence[Subject], *, turns: bool) -> None:
+        """Find how much each can serve, which fixes the pace of all at first, and measure them at it."""
+        session, leading = self.session, self.leading
+        self.in_turns(group, lambda each: each.search(session.workload, self.number, session.trace, leading.loaded))
+        if self.lost or not (found := [each for each in group if each.going]):
+            return
+        pace = (self.leading if self.leading in found else found[0]).loading.pace
+        self.in_turns(found, lambda each: each.measure(pace, apart=turns))
+        for each in found:
+            if each.going:
+                say(f"load of {each.name}: block {self.number + 1}, {described(each.loading.found)}")
+        trace = session.trace
+        if trace and len(trace.requests) < ROUNDS * pace.requests:
+            say(f"note: the trace's {len(trace.requests)} requests were repeated: prompts may be cached")
+
+    def in_turns(self, group: Sequence[Subject], phase: Callable[[Subject], Iterator[LoadSamples]]) -> None:
+        """Run by run in turns, so that what slows the machine for a while slows all of them; at the same time in lanes
+        of their own."""
+        if len(self.lanes) > 1:
+            self.together(group, lambda each, _: self._turns([(each, phase(each))]))
+        else:
+            self._turns([(each, phase(each)) for each in group])
+
+    def _turns(self, runs: Sequence[tuple[Subject, Iterator[LoadSamples]]]) -> None:
+        while runs:
+            runs = [each for each in runs if self._run(*each)][::-1]
+
+    def _run(self, subject: Subject, runs: Iterator[LoadSamples]) -> bool:
+        """Whether there was another run."""
         with subject.turn():
-            found = subject.load(
-                self.session.workload, self.number, self.session.trace, None if leading else self.leading.loaded
-            )
-            say(f"load of {subject.name}: block {self.number + 1}, {described(found)}")
-            trace = self.session.trace
-            if trace and len(trace.requests) < sum(len(each.requests) for each in found.rounds):
-                say(f"note: the trace's {len(trace.requests)} requests were repeated: prompts may be cached")
+            return next(runs, None) is not None
+        return False
 
     @property
     def leading(self) -> Subject:
@@ -212,15 +251,12 @@ class Blocks:
             self._wait(pool.submit(act, each, number) for number, each in enumerate(group))
 
     @contextlib.contextmanager
-    def ahead(self, group: Sequence[Subject], following: Sequence[Subject]) -> Iterator[None]:
-        """Start the servers of *following* during the block if they have room beside those of *group*."""
-        others = [each for each in following if each.going]
-        if not self.have_room([*group, *others]):
-            others = []
+    def ahead(self, following: Sequence[Subject]) -> Iterator[None]:
+        """Start the servers of *following* during the block."""
         with ThreadPoolExecutor(1) as pool:
             starting: list[Future[None]] = []
             try:
-                starting += [pool.submit(self.stand, each, 0) for each in others]
+                starting += [pool.submit(self.stand, each, 0) for each in following if each.going]
                 yield
             except BaseException:
                 self.session.cancelled.set()

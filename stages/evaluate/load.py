@@ -4,9 +4,10 @@ ones are answered.
 1. The capacity: the highest rate at which the workload's targets hold, by trials.
 2. The rounds: latency at a fixed rate, the same for all variants: 70 % of the reference's capacity.
 
-All variants get the same prompts at the same times in the rounds, and in the trials of a start the same lengths in the
-same pattern of arrivals, faster or slower. Where nobody waits for the answers (``slo: null``), there are only rounds,
-with a fixed number of requests in flight: their throughput is that of the saturated server.
+Servers that stand side by side take turns, trial by trial and round by round: what slows the machine for a while slows
+all of them. All variants get the same prompts at the same times in the rounds, and in the trials of a start the same
+lengths in the same pattern of arrivals, faster or slower. Where nobody waits for the answers (``slo: null``), there are
+only rounds, with a fixed number of requests in flight: their throughput is that of the saturated server.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -61,12 +62,21 @@ class StartLoad:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How the servers of all variants are loaded in the rounds."""
+
+    requests: int
+    """Those of one round that count."""
+    rate_per_s: float | None
+    """None: the workload's ``concurrency`` requests are in flight all the time."""
+
+
+@dataclass(frozen=True)
 class Known:
     """What earlier starts have shown."""
 
     reference: StartLoad = StartLoad()
-    """The reference; empty only at its own first start. The rounds of its first one fix the rate, and the number of
-    requests, for all variants."""
+    """The reference; empty at the first start. The rounds of its first one fix the pace for all variants."""
     own: StartLoad = StartLoad()
     """The variant itself."""
 
@@ -98,15 +108,6 @@ def check_fits(workload: Workload, trace: Trace | None, max_model_len: int) -> N
     return None
 
 
-def check_known(workload: Workload, name: str, known: Known) -> None:
-    """Raises: MeasurementFailed: the rate of the rounds is not known, because the reference was not measured."""
-    if not workload.request_rate_per_s and not known.reference.rounds:
-        raise MeasurementFailed(
-            f"the load of {name} depends on what the reference can serve, which could not be measured",
-            hint="see why, or set the workload's request_rate_per_s",
-        )
-
-
 def described(found: StartLoad) -> str:
     """What the load of a start showed, in a few words."""
     counted = sum(len(each.requests) for each in found.rounds)
@@ -116,29 +117,94 @@ def described(found: StartLoad) -> str:
     return f"{limit}{counted} requests{rate}, {throughput_of(found.rounds, found.trials):.0f} tokens/s"
 
 
-def load_start(target: Target, start: int, known: Known) -> StartLoad:
-    """Measure one start of a server under load.
+class Loading:
+    """The load of one start of a server, run by run, so that servers that stand side by side can take turns:
+    ``search``, then ``measure``."""
 
-    Args:
-        start: the number of the start, from 0.
+    def __init__(self, target: Target, start: int, known: Known) -> None:
+        """Args: start: the number of the start, from 0."""
+        self.target, self.start, self.known = target, start, known
+        self.rounds: list[LoadSamples] = []
+        self.trials: list[LoadSamples] = []
+        self._rate_per_s = target.workload.request_rate_per_s
 
-    Raises:
-        MeasurementFailed: a request failed, a figure is not finite, or the targets hold at no rate.
-        ServerFailed: the server ended.
-    """
-    workload = target.workload
-    if (slo := workload.slo) is None:
-        return StartLoad(_saturated(target, start, known))
-    own, reference = known.own.capacity_per_s(), known.reference.capacity_per_s()
-    trials = [] if own else [_first_look(target, start)]
-    if own:
-        search = Search.around(own, OWN_STEPS, start)
-    else:
-        sent = _sent_per_s(trials[0])
-        search = Search.around(reference, OTHER_STEPS, start) if reference else Search.after(sent, start)
-    found = _find_capacity(target, start, search, slo, trials)
-    fixed = known.reference.rounds[0].run.rate_per_s if known.reference.rounds else workload.request_rate_per_s
-    return StartLoad(_steady_rounds(target, start, fixed or RATE_SHARE * found), tuple(trials))
+    @property
+    def found(self) -> StartLoad:
+        return StartLoad(tuple(self.rounds), tuple(self.trials))
+
+    @property
+    def pace(self) -> Pace:
+        """That of the reference's first rounds; or, if it has none yet, what the search has shown here."""
+        if self.known.reference.rounds:
+            first = self.known.reference.rounds[0]
+            return Pace(len(first.requests), first.run.rate_per_s)
+        workload, rate = self.target.workload, self._rate_per_s or 0.0
+        return Pace(math.ceil(max(FEWEST, rate * workload.steady_s) / ROUNDS), rate if workload.slo else None)
+
+    def search(self) -> Iterator[LoadSamples]:
+        """Find the capacity, a trial at a time; without targets, how fast the answers come, if nothing tells it.
+
+        Raises:
+            MeasurementFailed: a request failed, a figure is not finite, or the targets hold at no rate.
+            ServerFailed: the server ended.
+        """
+        slo, known, start = self.target.workload.slo, self.known, self.start
+        own, reference = known.own.capacity_per_s(), known.reference.capacity_per_s()
+        if not own and (slo or not (known.reference.rounds or self._rate_per_s)):
+            first = _first_look(self.target, start)
+            yield first
+            if slo:
+                self.trials.append(first)
+            else:
+                self._rate_per_s = _sent_per_s(first)
+        if slo is None:
+            return
+        if own:
+            search = Search.around(own, OWN_STEPS, start)
+        else:
+            sent = _sent_per_s(self.trials[0])
+            search = Search.around(reference, OTHER_STEPS, start) if reference else Search.after(sent, start)
+        yield from self._try_rates(search, slo)
+        found = self._capacity_per_s(slo)
+        self._rate_per_s = self._rate_per_s or RATE_SHARE * found
+
+    def measure(self, pace: Pace, *, apart: bool) -> Iterator[LoadSamples]:
+        """The rounds.
+
+        Args:
+            apart: one at a time, for servers that take turns, each between ramps of its own.
+
+        Raises:
+            MeasurementFailed, ServerFailed.
+        """
+        runs = ROUNDS if apart else 1
+        for number in range(runs * self.start, runs * (self.start + 1)):
+            self.rounds += _rounds(self.target, self.start, number, ROUNDS // runs, pace)
+            yield self.rounds[-1]
+
+    def _try_rates(self, search: Search, slo: Slo) -> Iterator[LoadSamples]:
+        workload, before = self.target.workload, len(self.trials)
+        while (made := len(self.trials) - before) < workload.trials + LOWER_TRIALS:
+            rated = [each for each in map(tried, self.trials) if each]
+            if made >= workload.trials and any(each.held for each in rated):
+                return
+            if (rate := search.following(rated)) is None:
+                return
+            self.trials.append(_try(self.target, self.start, rate, slo, len(self.trials)))
+            yield self.trials[-1]
+
+    def _capacity_per_s(self, slo: Slo) -> float:
+        """Raises: MeasurementFailed: no rate that was tried held."""
+        rated = [each for each in map(tried, self.trials) if each]
+        found = capacity_per_s(rated)
+        if found is None:
+            lowest = min(each.rate_per_s for each in rated)
+            raise MeasurementFailed(
+                f"{slo.ttft_ms:g} ms to the first token and {slo.tpot_ms:g} ms per token don't hold for {SHARE:.0%} of "
+                f"the requests even at {lowest:.3g} requests/s",
+                hint="raise the workload's slo, or set slo: null if nobody waits for the answers",
+            )
+        return found
 
 
 def _first_look(target: Target, start: int) -> LoadSamples:
@@ -147,32 +213,6 @@ def _first_look(target: Target, start: int) -> LoadSamples:
     concurrency = target.workload.concurrency
     requests = send(target, _call(target, start, 1, 3 * concurrency, concurrency=concurrency)) or []
     return _labelled(requests, concurrency, 2 * concurrency, start, "trial", start * RUNS)
-
-
-def _find_capacity(target: Target, start: int, search: Search, slo: Slo, trials: list[LoadSamples]) -> float:
-    """The capacity in requests/s; each trial is appended to *trials*.
-
-    Raises:
-        MeasurementFailed: no rate that was tried held.
-    """
-    before = len(trials)
-    while (made := len(trials) - before) < target.workload.trials + LOWER_TRIALS:
-        rated = [each for each in map(tried, trials) if each]
-        if made >= target.workload.trials and any(each.held for each in rated):
-            break
-        if (rate := search.following(rated)) is None:
-            break
-        trials.append(_try(target, start, rate, slo, len(trials)))
-    rated = [each for each in map(tried, trials) if each]
-    found = capacity_per_s(rated)
-    if found is None:
-        lowest = min(each.rate_per_s for each in rated)
-        raise MeasurementFailed(
-            f"{slo.ttft_ms:g} ms to the first token and {slo.tpot_ms:g} ms per token don't hold for {SHARE:.0%} of the "
-            f"requests even at {lowest:.3g} requests/s",
-            hint="raise the workload's slo, or set slo: null if nobody waits for the answers",
-        )
-    return found
 
 
 def _try(target: Target, start: int, rate: float, slo: Slo, number: int) -> LoadSamples:
@@ -193,29 +233,30 @@ def _try(target: Target, start: int, rate: float, slo: Slo, number: int) -> Load
     return LoadSamples(found.run.model_copy(update={**common, "held": held}), found.requests)
 
 
-def _steady_rounds(target: Target, start: int, rate: float) -> tuple[LoadSamples, ...]:
-    """Rounds at one rate, without a pause between them; the requests of the ramps before and after don't count."""
-    ramp, size = math.ceil(rate * target.workload.ramp_s), _round_size(target.workload, rate)
-    requests = send(target, _call(target, start, 0, 2 * ramp + size * ROUNDS, rate_per_s=rate))
-    rounds = _rounds(requests or [], ramp, size, start)
-    return tuple(LoadSamples(each.run.model_copy(update={"rate_per_s": rate}), each.requests) for each in rounds)
+def _rounds(target: Target, start: int, number: int, count: int, pace: Pace) -> list[LoadSamples]:
+    """Some rounds without a pause between them. The requests of the ramps before and after don't count: with a number
+    in flight, the first and last so many.
 
-
-def _saturated(target: Target, start: int, known: Known) -> tuple[LoadSamples, ...]:
-    """Rounds with ``concurrency`` requests in flight all the time. The ramps are the first and the last so many."""
-    concurrency = target.workload.concurrency
-    if known.reference.rounds:
-        size = len(known.reference.rounds[0].requests)
-    else:
-        size = _round_size(
-            target.workload, target.workload.request_rate_per_s or _sent_per_s(_first_look(target, start))
-        )
-    call = _call(target, start, 0, 2 * concurrency + size * ROUNDS, concurrency=concurrency)
-    return _rounds(send(target, call) or [], concurrency, size, start)
-
-
-def _round_size(workload: Workload, rate: float) -> int:
-    return math.ceil(max(FEWEST, rate * workload.steady_s) / ROUNDS)
+    Args:
+        number: of such runs, through all starts.
+    """
+    workload, size = target.workload, pace.requests
+    ramp = workload.concurrency if pace.rate_per_s is None else math.ceil(pace.rate_per_s * workload.ramp_s)
+    sent = count * size + 2 * ramp
+    call = Call(
+        requests=sent,
+        seed=workload.seed + number,
+        first=number * sent,  # a trace is continued from run to run
+        rate_per_s=pace.rate_per_s,
+        concurrency=workload.concurrency if pace.rate_per_s is None else None,
+    )
+    requests = send(target, call) or []
+    found = [
+        _labelled(requests, ramp + size * place, ramp + size * (place + 1), start, "round", number * count + place)
+        for place in range(count)
+    ]
+    rate = {"rate_per_s": pace.rate_per_s}
+    return [LoadSamples(each.run.model_copy(update=rate), each.requests) for each in found]
 
 
 def _call(
@@ -228,26 +269,16 @@ def _call(
     concurrency: int | None = None,
     limits: Limits | None = None,
 ) -> Call:
-    """
-    Args:
-        number: the run within the start: 0 the rounds, which continue a trace from start to start.
-    """
+    """Args: number: of the run within the start, from 1. The prompts before that are those of the rounds."""
     workload = target.workload
     return Call(
         requests=requests,
         seed=workload.seed + start,
-        first=(start * RUNS + number) * PROMPTS if number else start * requests,
+        first=(start * RUNS + number) * PROMPTS,
         rate_per_s=rate_per_s,
         concurrency=concurrency,
         warmups=workload.warmup_requests if number == 1 else 0,
         limits=limits,
-    )
-
-
-def _rounds(requests: Sequence[TimedRequest], ramp: int, size: int, start: int) -> tuple[LoadSamples, ...]:
-    return tuple(
-        _labelled(requests, ramp + size * place, ramp + size * (place + 1), start, "round", start * ROUNDS + place)
-        for place in range(ROUNDS)
     )
 
 

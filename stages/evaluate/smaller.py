@@ -50,8 +50,12 @@ def measure_smaller(
         for number in range(STARTS):
             with smaller.turn():
                 smaller.start(lane, session.workload, serving, session.trace, session.cancelled)
-                found = smaller.load(session.workload, number, session.trace, leading)
-                say(f"load of {subject.name} on {size} instead of {_of(session)} GPUs: {described(found)}")
+                for _ in smaller.search(session.workload, number, session.trace, leading):
+                    pass
+                for _ in smaller.measure(smaller.loading.pace, apart=False):
+                    pass
+                found = described(smaller.loading.found)
+                say(f"load of {subject.name} on {size} instead of {_of(session)} GPUs: {found}")
             smaller.stop()
             if smaller.failure or (time.monotonic() - began) * (number + 2) / (number + 1) > left_s:
                 break

@@ -17,7 +17,7 @@ from stages.evaluate.drift import drift_of
 from stages.evaluate.gates import SLICE
 from stages.evaluate.items import items_of
 from stages.evaluate.lanes import Lane
-from stages.evaluate.load import Known, StartLoad, check_fits, check_known, load_start
+from stages.evaluate.load import Known, Loading, Pace, StartLoad, check_fits
 from stages.evaluate.memory import PeakMemory
 from stages.evaluate.quality import joined, run_tasks, scores_of
 from stages.evaluate.trace import Trace
@@ -48,7 +48,7 @@ QUALITY: Final = 0
 
 
 class Subject:
-    """Restored from an earlier measurement or new; ``start``, then ``check``, ``ask`` and ``load``."""
+    """Restored from an earlier measurement or new; ``start``, then ``check``, ``ask``, ``search`` and ``measure``."""
 
     def __init__(self, name: str, directory: Path, conditions: Conditions, logs: Path) -> None:
         self.name, self.directory, self.conditions, self._logs = name, directory, conditions, logs
@@ -69,7 +69,10 @@ class Subject:
         """The speed of the machine before and after each block."""
         self.ready_s: list[float] = []
         self.load_s: list[float] = []
-        """Seconds of each start and of the rounds of each block, as measured now."""
+        """Seconds of each start and of the load of each block, as measured now."""
+        self.loading: Loading
+        """The load of the present start."""
+        self._loading_s = 0.0
         self._items: list[Item] = []
         self._held_out: list[HeldOutDocument] = []
         self._probes: tuple[Probe, ...] = ()
@@ -207,27 +210,45 @@ class Subject:
     def loaded(self) -> StartLoad:
         return StartLoad(self.rounds, self.trials)
 
-    def load(self, workload: Workload, block: int, trace: Trace | None, reference: StartLoad | None) -> StartLoad:
-        """The load of this start, which counts only if all of it was measured.
+    def search(
+        self, workload: Workload, block: int, trace: Trace | None, reference: StartLoad
+    ) -> Iterator[LoadSamples]:
+        """Find the capacity of this start, run by run.
 
         Args:
-            reference: the load of the variant whose capacity fixes the rate for all; None for that variant itself.
+            reference: the load of the variant whose pace all follow, which may be this one, as far as it is known.
 
         Raises:
             ServerFailed, MeasurementFailed.
         """
-        known = Known(reference or self.loaded, self.loaded)
-        if reference is not None:
-            check_known(workload, self.name, known)
+        server, lane = self._place()
         log = self._logs / f"evaluate-{self.name}.load{f'-{block + 1}' if block else ''}.log"
-        started = time.monotonic()
-        with self._watched() as (server, lane):
-            target = Target(lane.generator, server, self.directory, workload, trace, log)
-            found = load_start(target, block, known)
-        self.load_s.append(time.monotonic() - started)
-        self.rounds += found.rounds
-        self.trials += found.trials
-        return found
+        target = Target(lane.generator, server, self.directory, workload, trace, log)
+        self.loading = Loading(target, block, Known(reference, self.loaded))
+        self._loading_s = 0.0
+        yield from self._run(self.loading.search())
+
+    def measure(self, pace: Pace, *, apart: bool) -> Iterator[LoadSamples]:
+        """The rounds of this start, together or one at a time. Its load counts only once all of it was measured.
+
+        Raises:
+            ServerFailed, MeasurementFailed.
+        """
+        yield from self._run(self.loading.measure(pace, apart=apart))
+        self.load_s.append(self._loading_s)
+        self.rounds += self.loading.rounds
+        self.trials += self.loading.trials
+
+    def _run(self, runs: Iterator[LoadSamples]) -> Iterator[LoadSamples]:
+        """As *runs*, with the time and the memory that they take noted."""
+        while True:
+            began = time.monotonic()
+            with self._watched():
+                found = next(runs, None)
+            self._loading_s += time.monotonic() - began
+            if found is None:
+                return
+            yield found
 
     def stop(self) -> None:
         """End the server and everything that it started. It is safe to call this again."""
@@ -320,14 +341,19 @@ class Subject:
             seconds=round(self.seconds, 3),
         )
 
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[tuple[Server, Lane]]:
-        """The server, with its memory observed only while it has work, because observing takes CPU time."""
+    def _place(self) -> tuple[Server, Lane]:
+        """Raises: ServerFailed: its server does not run."""
         if self._server is None or self._lane is None:
             raise ServerFailed(f"the server of {self.name} is not running")
         self._server.check_alive()
-        with PeakMemory(self._server.process.pid, self._lane.gpus) as memory:
-            yield self._server, self._lane
+        return self._server, self._lane
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[tuple[Server, Lane]]:
+        """The server, with its memory observed only while it has work, because observing takes CPU time."""
+        server, lane = self._place()
+        with PeakMemory(server.process.pid, lane.gpus) as memory:
+            yield server, lane
         self._resident_bytes = max(self._resident_bytes, memory.resident_bytes)
         self._gpu_bytes = max(self._gpu_bytes, memory.gpu_bytes or 0)
 

@@ -14,10 +14,11 @@ import pytest
 
 from stages.evaluate import generator
 from stages.evaluate.bench import Target
-from stages.evaluate.load import Known, StartLoad, load_start
+from stages.evaluate.load import Known, StartLoad
 from stages.evaluate.preloaded import Preloaded
 from stages.parts.base.settings import Slo, Workload
 from tests.serving import DEMO
+from tests.stages.evaluate.loading import load_start
 
 pytestmark = pytest.mark.slow
 SLOTS, REQUEST_S, TOKENS = 8, 0.4, 4

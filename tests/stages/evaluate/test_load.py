@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from stages.evaluate import bench, load
+from scoring.schedule import ROUNDS
+from stages.evaluate import load
 from stages.evaluate.bench import Call, Limits, Target, command, lengths, timed_requests, write_requests
-from stages.evaluate.load import Known, StartLoad, check_known, check_lengths, load_start
+from stages.evaluate.load import Known, Loading, StartLoad, check_lengths
 from stages.parts.base.errors import ConfigError, MeasurementFailed
 from stages.parts.base.settings import Serving, Slo, Workload
 from stages.parts.samples.lines import TimedRequest
+from tests.stages.evaluate.loading import load_start
 
 WORKLOAD = Workload(
     name="w",
@@ -196,6 +198,10 @@ def test_all_variants_get_the_same_requests_at_the_same_times_and_each_start_oth
     assert queue.calls[-1] == sent
     load_start(target(), 1, Known(reference, reference))
     assert (queue.calls[-1].seed, queue.calls[-1].first) == (sent.seed + 1, sent.requests)
+    load_start(target(), 2, Known(reference, reference), apart=True)
+    first, second = queue.calls[-ROUNDS:]
+    assert [each.seed for each in (first, second)] == [4, 5]
+    assert second.first == first.first + first.requests
 
 
 def test_no_prompt_is_sent_twice_to_a_server(queue: Queue) -> None:
@@ -226,6 +232,15 @@ def test_requests_of_the_ramps_do_not_count(queue: Queue) -> None:
     assert first.run.duration_s == pytest.approx(second.requests[0].start_s - first.requests[0].start_s)
 
 
+def test_rounds_that_are_apart_have_ramps_of_their_own(queue: Queue) -> None:
+    rounds = load_start(target(), 0, Known(), apart=True).rounds
+    ramp = math.ceil((rounds[0].run.rate_per_s or 0) * WORKLOAD.ramp_s)
+    for sent, each in zip(queue.calls[-ROUNDS:], rounds, strict=True):
+        assert len(each.requests) == sent.requests - 2 * ramp
+        assert each.requests[0].start_s > 0
+    assert [each.run.number for each in rounds] == [0, 1]
+
+
 def test_a_trial_that_fails_early_is_kept_without_requests(queue: Queue) -> None:
     trials = load_start(target(), 0, Known()).trials
     early = [each for each in trials if each.run.held is False and not each.requests]
@@ -242,8 +257,12 @@ def test_the_number_of_trials_is_bounded(queue: Queue) -> None:
 
 def test_targets_that_hold_at_no_rate_are_named(queue: Queue) -> None:
     queue.request_s = 3.0
-    with pytest.raises(MeasurementFailed, match="1000 ms to the first token and 100 ms per token don't hold for 95%"):
-        load_start(target(), 0, Known())
+    for rate in (None, 0.5):
+        given = target(WORKLOAD.model_copy(update={"request_rate_per_s": rate}))
+        with pytest.raises(
+            MeasurementFailed, match="1000 ms to the first token and 100 ms per token don't hold for 95%"
+        ):
+            load_start(given, 0, Known())
 
 
 def test_a_server_that_holds_a_low_rate_only_is_measured_beyond_the_number_of_trials(queue: Queue) -> None:
@@ -274,9 +293,21 @@ def test_without_targets_the_saturated_server_is_measured(queue: Queue) -> None:
     assert [len(each.requests) for each in other.rounds] == [len(each.requests) for each in found.rounds]
 
 
-def test_without_the_reference_s_load_another_variant_is_refused() -> None:
-    with pytest.raises(MeasurementFailed, match="the load of awq depends on what the reference can serve"):
-        check_known(WORKLOAD, "awq", Known())
-    check_known(WORKLOAD.model_copy(update={"request_rate_per_s": 2.5}), "awq", Known())
-    assert bench.RESULT
+def test_in_the_first_block_all_follow_the_pace_that_the_reference_s_search_has_shown(queue: Queue) -> None:
+    reference, other = Loading(target(), 0, Known()), Loading(target(), 0, Known())
+    list(reference.search())
+    queue.slots = 8
+    list(other.search())
+    assert other.pace != reference.pace
+    for each in (reference, other):
+        list(each.measure(reference.pace, apart=True))
+    first, second = (
+        [(one.run.number, one.run.rate_per_s, len(one.requests)) for one in each.rounds] for each in (reference, other)
+    )
+    assert first == second
+    assert len(first) == ROUNDS
+    assert Loading(target(), 1, Known(other.found)).pace == reference.pace
+
+
+def test_without_trials_no_capacity_is_known() -> None:
     assert StartLoad().capacity_per_s() is None

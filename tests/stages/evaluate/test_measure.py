@@ -131,9 +131,10 @@ def test_each_block_starts_every_server_once_in_an_order_that_rotates_with_the_s
     said = evaluate(store, "b,c,fp16")
     assert said.returncode == 0, said.stderr
     moments = done(store, "start", "load")
-    assert moments[:6] == ["start fp16", "start b", "load fp16 0", "start c", "load b 0", "load c 0"]
-    assert sorted(moments[6:9]) == ["start b", "start c", "start fp16"]
-    assert moments[9:] == ["load b 1", "load c 1", "load fp16 1"]
+    first = ["load fp16 0", "load b 0", "load c 0", "load c 1", "load b 1", "load fp16 1"]
+    assert moments[:9] == ["start fp16", "start b", "start c", *first]
+    assert sorted(moments[9:12]) == ["start b", "start c", "start fp16"]
+    assert moments[12:] == ["load b 2", "load c 2", "load fp16 2", "load fp16 3", "load c 3", "load b 3"]
     assert done(store, "quality") == [
         f"quality {name} {items}" for name in ("fp16", "b", "c") for items in ("0-99", "100-999")
     ]
@@ -182,7 +183,7 @@ def test_two_stores_on_one_machine_take_turns(store: ModelStore, monkeypatch: py
             assert done(store) == []
         assert said.result().returncode == 0, said.result().stderr
     assert "waiting for evaluate fp16 of org/other" in said.result().stderr
-    assert done(store) == ["start fp16", "quality fp16 0-99", "quality fp16 100-999", "load fp16 0"]
+    assert done(store) == ["start fp16", "quality fp16 0-99", "quality fp16 100-999", "load fp16 0", "load fp16 1"]
 
 
 @pytest.mark.slow
@@ -194,7 +195,7 @@ def test_a_variant_that_comes_later_is_compared_in_further_blocks_and_nothing_is
     said = evaluate(store, "fp16,b,c")
     assert said.returncode == 0, said.stderr
     assert done(store, "quality") == ["quality c 0-99", "quality c 100-999"]
-    assert set(done(store, "load")) == {f"load {name} {seed}" for name in ("fp16", "b", "c") for seed in (2,)}
+    assert set(done(store, "load")) == {f"load {name} {seed}" for name in ("fp16", "b", "c") for seed in (4, 5)}
     assert [len(evaluation(store, name).rounds) for name in ("fp16", "b", "c")] == [6, 6, 2]
     assert results(store) == dict.fromkeys(("fp16", "b", "c"), "done")
 
@@ -215,7 +216,7 @@ def test_what_the_budget_ended_is_used_again_until_a_larger_one_goes_on(store: M
     more = evaluate(store, budget_minutes=(first.schedule.spent_s + 12) / 60)
     assert more.returncode == 0, more.stderr
     assert done(store, "quality") == []
-    assert done(store, "load")[:2] == ["load fp16 2", "load b 2"]
+    assert done(store, "load")[:2] == ["load fp16 4", "load b 4"]
     found = evaluation(store, "b")
     assert len(found.rounds) >= 6
     assert found.rounds[:4] == first.rounds
@@ -242,14 +243,15 @@ def test_a_server_that_does_not_start_is_left_out_and_the_others_go_on(store: Mo
 @pytest.mark.slow
 def test_a_load_that_fails_in_its_second_block_ends_only_that_variant(store: ModelStore) -> None:
     stand_in_variant(store, "fp16")
-    stand_in_variant(store, "b", fails_at_seed=1)
+    stand_in_variant(store, "b", fails_at_seed=2)
     said = evaluate(store, "fp16,b")
     assert said.returncode == 0, said.stderr
     assert [line for line in done(store, "start", "load") if " b" in line] == [
         "start b",
         "load b 0",
-        "start b",
         "load b 1",
+        "start b",
+        "load b 2",
     ]
     assert len(evaluation(store, "fp16").rounds) == 4
     reason = next(each.reason for each in outcomes(store.run(RUN)) if each.variant == "b")
@@ -270,12 +272,12 @@ def test_a_variant_whose_server_is_killed_twice_is_not_left_out_but_for_another_
 
 def test_a_server_that_is_killed_once_costs_its_block_one_more_start(store: ModelStore) -> None:
     for name in ("fp16", "b"):
-        stand_in_variant(store, name, killed_at_seed=1)
+        stand_in_variant(store, name, killed_at_seed=2)
     said = evaluate(store, "fp16,b")
     assert said.returncode == 0, said.stderr
-    once_more = ["load {0} 1", "start {0}", "load {0} 1"]
+    once_more = ["load {0} 2", "start {0}", "load {0} 2", "load {0} 3"]
     for name in ("fp16", "b"):
-        expected = [each.format(name) for each in ("start {0}", "load {0} 0", "start {0}", *once_more)]
+        expected = [each.format(name) for each in ("start {0}", "load {0} 0", "load {0} 1", "start {0}", *once_more)]
         assert [line for line in done(store, "start", "load") if line.split()[1] == name] == expected
         assert len(evaluation(store, name).rounds) == 4
 
@@ -314,7 +316,7 @@ def test_killed_when_it_has_said_what_a_block_shows_it_goes_on_from_there(store:
     said = evaluate(store)
     assert said.returncode == 0, said.stderr
     assert done(store, "quality") == []
-    assert sorted(done(store, "load")) == ["load b 1", "load fp16 1"]
+    assert sorted(done(store, "load")) == ["load b 2", "load b 3", "load fp16 2", "load fp16 3"]
     assert [len(evaluation(store, name).rounds) for name in ("fp16", "b")] == [4, 4]
 
 

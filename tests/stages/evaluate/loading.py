@@ -1,0 +1,13 @@
+"""The load of one start, for tests of a single server."""
+
+from __future__ import annotations
+
+from stages.evaluate.bench import Target
+from stages.evaluate.load import Known, Loading, StartLoad
+
+
+def load_start(target: Target, start: int, known: Known, *, apart: bool = False) -> StartLoad:
+    loading = Loading(target, start, known)
+    list(loading.search())
+    list(loading.measure(loading.pace, apart=apart))
+    return loading.found
