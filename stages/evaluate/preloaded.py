@@ -7,6 +7,7 @@ They start at once, so that they import while the first server starts.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -100,6 +101,8 @@ class Preloaded:
 def answer_calls(prepare: Callable[[], object], run: Callable[[Call], int]) -> None:
     """Import with *prepare*; then fork for each call on stdin, and let the child *run* it to its exit status."""
     prepare()
+    gc.collect()
+    gc.freeze()  # a child would otherwise look through all that was imported, and copy the pages that hold it
     for line in sys.stdin:
         asked = json.loads(line)
         child = os.fork()
