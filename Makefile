@@ -29,7 +29,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install lock demo demo-stop test test-all test-avx2 test-cluster test-gpu check format bench bench-choice bench-decision bench-arithmetic bench-affinity bench-proxy bench-processes manifests clean
+.PHONY: help install lock demo demo-stop test test-all test-avx2 test-cluster test-gpu check format bench bench-choice bench-decision bench-arithmetic bench-affinity bench-proxy bench-processes bench-copies manifests clean
 
 help: ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -140,6 +140,9 @@ bench-proxy: $(INSTALLED) ## what Envoy costs with everything on, and whether on
 
 bench-processes: $(INSTALLED) ## what vLLM's worker process costs a server of one thread
 	$(BIN)/python -m benchmarks.processes
+
+bench-copies: $(INSTALLED) ## whether two copies of one variant are found equivalent on this machine, within an hour
+	$(BIN)/python -m benchmarks.copies
 
 manifests: $(INSTALLED) ## what a cluster applies, made anew from configs/ and the definition
 	$(BIN)/python -m pipeline.manifests
