@@ -18,6 +18,8 @@ from typing import Final
 import numpy as np
 
 from pipeline.config import load
+from scoring.choice import judge
+from scoring.profile import Profile
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, answer_sigterm
 from stages.parts.base.store import STORE_VARIABLE, ModelStore, canonical_json
 from stages.parts.machine.process import contained
@@ -52,19 +54,20 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     if status == 0:
-        show(store)
+        show(store, config.profile)
     return status
 
 
-def show(store: ModelStore) -> None:
+def show(store: ModelStore, profile: Profile) -> None:
     found = {name: each for name in COPIES if (each := Evaluation.read(store.evaluation(name)))}
-    samples = {
-        name: read_samples(store.evaluation(name).with_name(name + SAMPLES_SUFFIX), found[name]) for name in found
-    }
-    speed = evidence_of({name: Measured.of(each, samples[name]) for name, each in found.items()}).speed
-    latency, throughput = 100 * np.sqrt(np.diag(speed.residual))
-    if schedule := found[COPIES[0]].schedule:
-        print(f"\n{schedule.said}\nafter {speed.blocks} blocks in {schedule.spent_s / 60:.1f} minutes")
+    measured = {}
+    for name, each in found.items():
+        samples = read_samples(store.evaluation(name).with_name(name + SAMPLES_SUFFIX), each)
+        measured[name] = Measured.of(each, samples)
+    evidence, looks = evidence_of(measured), found[COPIES[0]].looks
+    outcome = judge(evidence, profile, times=looks).outcome
+    latency, throughput = 100 * np.sqrt(np.diag(evidence.speed.residual))
+    print(f"\n{outcome} after {len(looks)} blocks")
     print(f"noise of a start: {latency:.1f}% of the latency, {throughput:.1f}% of the throughput")
 
 
