@@ -36,10 +36,13 @@ class Plan:
     """Time to measure one variant's quality, which is done once."""
     side_by_side: int = 1
     """The number of servers that run at the same time: one per GPU."""
+    start_together: bool = False
+    """Whether all servers of a block start at the same time, even if they are loaded one after another."""
     rounds: int = ROUNDS
 
     def block_s(self, variants: int) -> float:
-        return math.ceil(variants / self.side_by_side) * (self.start_s + self.rounds * self.round_s)
+        turns = math.ceil(variants / self.side_by_side)
+        return (1 if self.start_together else turns) * self.start_s + turns * self.rounds * self.round_s
 
     def gates_s(self, variants: int) -> float:
         """The quality of all variants."""

@@ -49,6 +49,7 @@ class Blocks:
         self.reference = self.subjects.get(reference_of(session.profile))
         self.number = max(each.blocks for each in subjects)
         self.lanes: list[Lane] = []
+        self._beside = False
         self._logs = logs
         self._began = time.monotonic()
         self._spent_before_s = before.schedule.spent_s if before and before.schedule else 0.0
@@ -87,12 +88,13 @@ class Blocks:
             round_s=fmean(load) / ROUNDS if load else 0.0,
             quality_s=0.0,
             side_by_side=max(1, len(self.lanes)),
+            start_together=self._beside,
         )
 
     def measure(self, order: Sequence[Subject]) -> None:
         """Measure a block. A variant whose server was lost for a reason that may pass is tried once more."""
-        beside, speeds = self.have_room(order), []
-        size = len(order) if beside else len(self.lanes)
+        self._beside = beside = self.have_room(order)
+        speeds, size = [], len(order) if beside else len(self.lanes)
         for start in range(0, len(order), size):
             group = order[start : start + size]
             speeds += self.wave(group, turns=beside)

@@ -53,6 +53,10 @@ def test_servers_side_by_side_take_the_time_of_one():
     assert (plan.block_s(2), plan.block_s(3), plan.gates_s(3)) == (100, 200, 100)
 
 
+def test_servers_that_start_together_are_charged_one_start():
+    assert replace(PLAN, start_together=True).block_s(3) == 40 + 3 * 60
+
+
 def test_a_settled_choice_ends_the_measurement():
     names = ("fp16", "awq")
     progress = Progress(500, names, names, times=(0.1, 0.3, 0.5))
