@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,7 @@ from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, answer_sig
 from stages.parts.base.store import STORE_VARIABLE, ModelStore, canonical_json
 from stages.parts.machine.process import contained
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
+from stages.parts.records.variant import VARIANT
 from stages.parts.samples.evidence import Measured, evidence_of
 from stages.parts.samples.lines import read_samples
 from tests.demo import DEMO, MODEL
@@ -40,7 +42,8 @@ def main() -> int:
     answer_sigterm()
     store = ModelStore(arguments.store.absolute(), MODEL)
     for name in COPIES:
-        if not store.optimized(name).exists():
+        if not (store.optimized(name) / VARIANT).exists():
+            shutil.rmtree(store.optimized(name), ignore_errors=True)
             variant_of(store, name, DEMO / "model")
     config = load(DEMO / "slipway.yaml")
     workload = config.workload.model_copy(update={"budget_minutes": arguments.budget})
