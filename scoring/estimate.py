@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -56,6 +57,8 @@ class Estimate:
         else:
             self.against = np.array([getattr(criteria.reference, name) for name in NAMES])
         self.ratios = log_ratios(values, self.against)
+        self.at = scaled(self.ratios, criteria.anchors)
+        """Where the metrics lie between their anchors, 0 to 1."""
         self.scores, self.sums = scores(self.ratios, criteria)
 
     def order(self, able: Collection[str]) -> list[str]:
@@ -68,16 +71,20 @@ class Estimate:
         return self.evidence.variants.index(name)
 
     def lead(self, first: int, second: int) -> Lead:
-        """The difference of two scores, by the delta method: a metric beyond its anchor has no influence."""
+        """The difference of two scores, by the delta method. A metric beyond its anchor has no influence, unless only
+        chance may have taken it there and the truth would speak against the lead."""
         value = float(self.scores[first] - self.scores[second])
+        counted = self._between[[first, second]] * [self.at[first] > 0, self.at[second] < 1]
         clipped = value != 0
         if not clipped:
             value = float(self.sums[first] - self.sums[second])
-        return self._combined(value, {first: 1.0, second: -1.0}, clipped=clipped)
+        if not clipped or self.evidence.speed.degrees < 1:
+            counted = np.ones_like(counted)
+        return self._combined(value, {first: counted[0], second: -counted[1]})
 
     def score(self, place: int) -> Lead:
         """The score of one variant."""
-        return self._combined(float(self.scores[place]), {place: 1.0}, clipped=True)
+        return self._combined(float(self.scores[place]), {place: self._between[place]})
 
     def ratio(self, place: int, metric: int) -> Lead:
         """ln of how many times better a metric of a variant is than the reference's."""
@@ -99,18 +106,32 @@ class Estimate:
             found.append((float(margins[metric]), self._difference(value, contrast, int(metric))))
         return found
 
-    def _combined(self, value: float, weights: Mapping[int, float], *, clipped: bool) -> Lead:
-        """A weighted sum of scores; *clipped*: without the influence of metrics beyond their anchors."""
+    @cached_property
+    def _between(self) -> Floats:
+        """How surely a metric is not beyond its anchors, shape (variants, metrics): 1 between them; the two-sided
+        probability of a speed to be as far beyond one by chance; 0 for the others, whose noise is known."""
         low, high = spans(self.criteria.anchors)
-        slopes = np.tile(shares_of(self.criteria) / (high - low), (len(self.ratios), 1))
-        if clipped:
-            at = scaled(self.ratios, self.criteria.anchors)
-            slopes = np.where((at > 0) & (at < 1), slopes, 0.0)
-        gradient = np.zeros_like(slopes)
-        for place, sign in weights.items():
-            gradient[place] += sign * slopes[place]
+        found = ((self.at > 0) & (self.at < 1)).astype(float)
+        for place, metric in np.argwhere(found == 0).tolist():
+            if metric in SPEED:
+                ratio = self.ratio(place, metric)
+                tail = 1 - ratio.below(low[metric]) if self.at[place, metric] <= 0 else ratio.below(high[metric])
+                found[place, metric] = min(1.0, 2 * tail)
+        return found
+
+    def _combined(self, value: float, influence: Mapping[int, Floats]) -> Lead:
+        """A sum of scores.
+
+        Args:
+            influence: of the metrics of each variant, shape (metrics,), as a factor of their weight.
+        """
+        low, high = spans(self.criteria.anchors)
+        slopes = shares_of(self.criteria) / (high - low)
+        gradient = np.zeros_like(self.ratios)
+        for place, factors in influence.items():
+            gradient[place] += factors * slopes
             if self.reference is not None:
-                gradient[self.reference] -= sign * slopes[place]
+                gradient[self.reference] -= factors * slopes
         by_quality = gradient[:, QUALITY]
         return Lead(
             value,

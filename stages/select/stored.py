@@ -23,7 +23,7 @@ from stages.parts.samples.lines import Samples, read_samples
 MEASUREMENTS: Final = "measurements"
 BASIS: Final = "basis.json"
 DECISION: Final = "decision.json"
-RULES: Final = 7
+RULES: Final = 8
 """Raised when the same measurements would be decided in another way, so that old decisions are not used again."""
 
 

@@ -82,12 +82,27 @@ def test_what_would_settle_a_choice_does_settle_it():
     assert judge(exact, CRITERIA).outcome == "decided"
 
 
-def test_a_single_start_settles_nothing():
-    verdict = judge(evidence(starts=1, fp16=(1, 1, 1), awq=(1, 1.9, 0.3)), CRITERIA)
+@pytest.mark.parametrize("speed", [0.8, 1.9, 2.5])
+def test_a_single_start_settles_nothing(speed):
+    verdict = judge(evidence(starts=1, fp16=(1, 1, 1), awq=(1, speed, 0.3)), CRITERIA)
     assert (verdict.outcome, verdict.chosen) == ("unresolved", "awq")
     assert verdict.chances == {}
     assert verdict.more is None
     assert verdict.comparisons[0].high == math.inf
+
+
+@pytest.mark.parametrize(
+    ("inside", "beyond", "far"), [((1.9, 0.1), (2.1, 0.1), (9, 0.1)), ((9, 1.1), (9, 0.95), (9, 0.1))]
+)
+def test_a_speed_beyond_an_anchor_keeps_its_noise_until_it_is_surely_beyond(inside, beyond, far):
+    def width(noise, speeds):
+        given = evidence(noise=noise, fp16=(1, 1, 1), awq=(1, speeds[0], 1), gptq=(1, speeds[1], 1))
+        found = {each.other: each for each in judge(given, CRITERIA).comparisons}["gptq"]
+        return found.high - found.low
+
+    assert width(0.2, beyond) > 0.5 * width(0.2, inside)
+    assert width(0.002, beyond) < 0.01 * width(0.002, inside)
+    assert width(0.2, far) < 0.01 * width(0.2, inside)
 
 
 def test_an_early_look_needs_stronger_evidence():
