@@ -13,6 +13,7 @@ from stages.parts.base.errors import DamagedModel
 from stages.parts.base.settings import Workload
 from stages.parts.base.store import ModelStore, digest_of
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation, Schedule
+from stages.parts.records.production import RULES
 from stages.parts.records.refused import REFUSED_SUFFIX, Refused
 from stages.parts.samples.lines import read_samples, write_samples
 
@@ -59,7 +60,7 @@ def refused(store: ModelStore, name: str, key: str, profile: Profile) -> Refused
 
 def complete(found: Mapping[str, Result], workload: Workload, profile: Profile) -> bool:
     """Whether no more is to be measured: the choice between those that were measured together was settled by the same
-    profile, or the budget is spent."""
+    profile and rules, or the budget is spent."""
     schedules = {each.schedule for each in found.values() if isinstance(each, Evaluation)}
     if len(schedules) != 1 or not (schedule := schedules.pop()):
         return False
@@ -125,7 +126,7 @@ def limits_digest(profile: Profile) -> str:
 
 def choice_digest(profile: Profile) -> str:
     """The digest of what it depends on whether a choice is settled."""
-    return digest_of(profile.model_dump(mode="json", exclude={"name", "description"}))
+    return digest_of({"rules": RULES, **profile.model_dump(mode="json", exclude={"name", "description"})})
 
 
 def samples_path(store: ModelStore, name: str) -> Path:

@@ -14,7 +14,7 @@ from stages.parts.base.program import VERSION
 from stages.parts.base.settings import parse
 from stages.parts.base.store import digest_of
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.production import Candidate, Comparison, Layout, More, Production
+from stages.parts.records.production import RULES, Candidate, Comparison, Layout, More, Production
 from stages.parts.samples.figures import prompt_tokens_per_s
 from stages.parts.samples.lines import LoadSamples, Samples
 from stages.select.candidates import candidates_of
@@ -22,7 +22,7 @@ from stages.select.layout import layout_of, said_of
 from stages.select.measurements import Measurements, measurements_of
 from stages.select.notes import near_limits, notes_of
 from stages.select.sentences import reason_of
-from stages.select.stored import RULES, Basis
+from stages.select.stored import Basis
 
 if TYPE_CHECKING:
     from scoring.choice import Verdict

@@ -17,13 +17,13 @@ from stages.parts.base.store import ModelStore, Placement
 from stages.parts.endpoint.record import being_served
 from stages.parts.records.acquired import ACQUIRED, Acquired, difference
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
-from stages.parts.records.production import Price, Production
+from stages.parts.records.production import RULES, Price, Production
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.pinned import alike
 from stages.parts.releases.release import decisions, publish, release_name, settle
 from stages.parts.samples.lines import read_samples
 from stages.select.decision import choose, decision_key, document
-from stages.select.stored import DECISION, RULES, Basis, store_inputs
+from stages.select.stored import DECISION, Basis, store_inputs
 
 
 class Selection(NamedTuple):

@@ -23,8 +23,6 @@ from stages.parts.samples.lines import Samples, read_samples
 MEASUREMENTS: Final = "measurements"
 BASIS: Final = "basis.json"
 DECISION: Final = "decision.json"
-RULES: Final = 8
-"""Raised when the same measurements would be decided in another way, so that old decisions are not used again."""
 
 
 class Basis(Record):

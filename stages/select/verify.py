@@ -18,13 +18,14 @@ from stages.parts.base.errors import DamagedModel, NoWinner, SlipwayError
 from stages.parts.base.store import ModelStore, sha256_of
 from stages.parts.records.acquired import files_digest
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation, Smaller
+from stages.parts.records.production import RULES
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.samples.capacity import capacity_of
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load, task_score
 from stages.parts.samples.lines import Samples, read_samples
 from stages.select.decision import decide
 from stages.select.differences import differences
-from stages.select.stored import DECISION, MEASUREMENTS, RULES, StoredDecision, read_stored
+from stages.select.stored import DECISION, MEASUREMENTS, StoredDecision, read_stored
 
 NOT_COMPARED: Final = {"run", "release", "decided_at", "wording", "slipway"}
 """Fields of a decision that do not follow from the measurements."""

@@ -12,11 +12,10 @@ from stages.parts.base.errors import MissingRun, NoWinner
 from stages.parts.base.store import ModelStore, write_json
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.evaluation import SAMPLES_SUFFIX
-from stages.parts.records.production import Price
+from stages.parts.records.production import RULES, Price
 from stages.parts.records.variant import VARIANT, Variant
 from stages.report.collect import collect
 from stages.select.selection import select
-from stages.select.stored import RULES
 from stages.select.verify import verify
 from tests.samples import evaluation, measured_store, outcome, variant
 
