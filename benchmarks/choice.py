@@ -15,12 +15,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from pipeline.config import load
 from scoring.anchored import log_margins, log_ratios, scores
@@ -30,8 +31,8 @@ from scoring.criteria import Criteria
 from scoring.draws import Items
 from scoring.estimate import Estimate, Evidence
 from scoring.losses import Quality, mean_quality, task_losses, task_quality
-from scoring.schedule import ROUNDS, Plan, Progress, look, next_block
-from scoring.starts import effects, log_means
+from scoring.schedule import ROUNDS, Asked, Look, Plan, Progress, further_items, look, next_block
+from scoring.starts import Effects, comparable, log_means
 
 REFERENCE: Final = "fp16"
 DEFAULTS: Final = load()
@@ -47,13 +48,29 @@ workload, simulated with queues of known speed. 70 s of this are the rounds."""
 RATE_PER_S: Final = 5.0
 REQUESTS: Final = round(RATE_PER_S * WORKLOAD.steady_s / ROUNDS)
 """Requests of a round."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task that is scored by accuracy."""
+
+    items: int
+    """Asked at first."""
+    most: int
+    """That there are."""
+    accuracy: float
+    """Of the reference."""
+    seconds: float
+    """For the items that are asked at first, of one variant; with the texts, 270 s in all."""
+
+
 TASKS: Final = {
-    "gsm8k": (1319, 0.85),
-    "instructions": (2000, 0.75),
-    "structured_output": (2000, 0.9),
-    "long_context": (2000, 0.9),
+    "gsm8k": Task(1319, 1319, 0.85, 60.0),
+    "instructions": Task(2000, 8000, 0.75, 150.0),
+    "structured_output": Task(2000, 8000, 0.9, 36.0),
+    "long_context": Task(2000, 8000, 0.9, 18.0),
 }
-"""The items of the accuracy tasks, and the reference's accuracy."""
+"""Longer answers take longer."""
 DOCUMENTS: Final = 40
 BYTES: Final = 4000.0
 NATS_PER_BYTE: Final = 0.5
@@ -63,6 +80,9 @@ TIE: Final = float(
     log_margins(CRITERIA.margins)[1] / math.log(2) * (CRITERIA.shares()["latency"] + CRITERIA.shares()["throughput"])
 )
 """The score that the margin of speed is worth."""
+SLOWER: Final = 0.15
+"""The logarithm by which a slow start is slower."""
+CORRELATION: Final = 0.2
 EPSILON: Final = 1e-9
 """The weight of the sum without clipping, which orders equal scores."""
 
@@ -76,10 +96,12 @@ class Noise:
     starts: float
     machine: float
     """Between blocks; from one start to the next it drifts by a fifth of this."""
+    slow: float = 0.0
+    """The share of the starts that are 15 % slower than the others."""
 
     @property
     def name(self) -> str:
-        return f"{100 * self.starts:.1f} %"
+        return f"{100 * self.starts:.1f} %{f', {100 * self.slow:.0f} % slow' if self.slow else ''}"
 
 
 NOISES: Final = (
@@ -103,6 +125,8 @@ class Variant:
     """The variant whose answers these are, apart from flips and losses."""
     flips: float = 0.0
     """The share of items answered otherwise than by that variant, both ways equally often."""
+    noise: float = 1.0
+    """How many times as much noise its starts have."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +134,10 @@ class Case:
     name: str
     variants: Mapping[str, Variant]
     """The reference first."""
+    cluster: int = 1
+    """Items that share a text. Their differences between two variants have a correlation of 0.2."""
+    lost: float = 0.0
+    """The share of starts that fail; a variant whose first start failed is not started again."""
 
     def true_scores(self, names: Sequence[str]) -> Floats:
         ratios = np.array([self._ratios(self.variants[name]) for name in names])
@@ -133,7 +161,7 @@ class Case:
         return len(ratios) > 1 and bool((np.ptp(ratios, axis=0) <= log_margins(CRITERIA.margins)).all())
 
     def _ratios(self, variant: Variant) -> Floats:
-        whole = np.array([*(accuracy for _, accuracy in TASKS.values()), math.exp(-NATS_PER_BYTE)])
+        whole = np.array([*(task.accuracy for task in TASKS.values()), math.exp(-NATS_PER_BYTE)])
         kept = float((whole * (1 - np.array(variant.losses))).sum() / whole.sum())
         speed = variant.speed
         return log_ratios(np.array([kept, 1 / speed, speed, variant.memory]), np.ones(4))
@@ -183,6 +211,8 @@ class Run:
 
     verdict: Verdict
     able: tuple[str, ...]
+    unclear: tuple[str, ...]
+    """Those for which the gates were still unclear in the end."""
     minutes: float
 
 
@@ -195,18 +225,72 @@ class Bench:
         self.names = tuple(case.variants)
         self.blocks: list[Floats] = []
         self.load_s: list[float] = []
+        self.asked = {name: {task: each.items for task, each in TASKS.items()} for name in self.names}
+        self.wanted: dict[str, int] = {}
+        self.answers = {task: self.draw_answers(number, each) for number, (task, each) in enumerate(TASKS.items())}
+        self.texts = self.perplexity()
 
     def run(self) -> Run:
         """Measure as the stage does, until the choice is settled or the budget is spent."""
-        tasks = self.quality()
-        able = tuple(name for place, name in enumerate(self.names) if not place or passes(tasks, place))
-        progress = Progress(QUALITY_S * len(self.names), able, able)
-        go_on = True
-        while go_on:
-            spent_s = progress.spent_s + self.measure(next_block(self.plan, progress))
-            evidence = self.evidence(tasks, able)
-            progress, verdict, go_on = look(self.plan, progress, evidence, CRITERIA, spent_s=spent_s)
-        return Run(verdict, able, progress.spent_s / 60)
+        progress = self.gated(Progress(QUALITY_S * len(self.names), (), self.names))
+        able = progress.able
+        while order := next_block(self.plan, progress):
+            asked_s = self.ask(order)
+            spent_s = progress.spent_s + asked_s + self.measure(order)
+            seen = look(self.plan, self.gated(progress), self.evidence(), CRITERIA, spent_s=spent_s)
+            progress, verdict, able = seen.progress, seen.verdict, (*able, *seen.progress.able)
+            if not seen.goes_on:
+                break
+            self.wanted = self.further(seen) if seen.wants_items else {}
+        return Run(verdict, progress.able, tuple(progress.unclear), progress.spent_s / 60)
+
+    def gated(self, progress: Progress) -> Progress:
+        """With what the gates show by the items asked so far; those that fail are not measured any more."""
+        losses = {name: task_losses(self.tasks((REFERENCE, name)), 1, 0, CRITERIA.task_loss) for name in self.names[1:]}
+        failed = {name for name, each in losses.items() if any(loss.verdict == "fail" for loss in each.values())}
+        unclear = {
+            name: max(loss.more_items for loss in each.values())
+            for name, each in losses.items()
+            if name not in failed and any(loss.verdict == "unclear" for loss in each.values())
+        }
+        able = tuple(name for name in self.names if name not in failed and name not in unclear)
+        running = tuple(name for name in progress.running if name not in failed)
+        return replace(progress, able=able, unclear=unclear, running=running)
+
+    def further(self, seen: Look) -> dict[str, int]:
+        """The items of each task that the next block asks further."""
+        first = seen.verdict.ranking[0]
+        other = min(
+            (each for each in seen.verdict.comparisons if each.relation == "open"), key=lambda each: each.lead
+        ).other
+        unclear = [name for name in seen.progress.unclear if name in seen.progress.running]
+        wanted: dict[str, float] = {}
+        for name in unclear:
+            for task, loss in task_losses(self.tasks((REFERENCE, name)), 1, 0, CRITERIA.task_loss).items():
+                if loss.verdict == "unclear":
+                    wanted[task] = max(wanted.get(task, 1.0), loss.more_items)
+        tasks = self.tasks((first, other))
+        asked = {
+            task: Asked(
+                self.asked[first][task],
+                each.most - self.asked[first][task],
+                each.seconds * self.asked[first][task] / each.items,
+                tasks[task].difference_variance(0, 1),
+                wanted.get(task, 1.0),
+            )
+            for task, each in TASKS.items()
+        }
+        return further_items(asked, (START_S + LOAD_S[1]) / 2)
+
+    def ask(self, order: Sequence[str]) -> float:
+        """Ask the further items that are wanted, within what there are; return the seconds."""
+        seconds = 0.0
+        for name in order:
+            for task, count in self.wanted.items():
+                more = min(count, TASKS[task].most - self.asked[name][task])
+                self.asked[name][task] += more
+                seconds += more * TASKS[task].seconds / TASKS[task].items
+        return seconds
 
     @property
     def plan(self) -> Plan:
@@ -214,25 +298,40 @@ class Bench:
         round_s = fmean(self.load_s) / ROUNDS if self.load_s else 0.0
         return Plan(BUDGET_S, START_S, round_s, quality_s=0.0)
 
-    def evidence(self, tasks: Mapping[str, Quality], able: Sequence[str]) -> Evidence:
-        """The evidence of the variants that passed the gates."""
-        places = [self.names.index(name) for name in able]
-        quality = mean_quality([each.of(places) for each in tasks.values()])
-        memory = np.array([MEMORY * self.case.variants[name].memory for name in able])
-        return Evidence(tuple(able), quality, effects(np.array(self.blocks)[:, places]), memory)
+    def evidence(self) -> Evidence:
+        """Of all variants that were started beside the reference."""
+        blocks = np.array(self.blocks)
+        places = comparable(blocks, 0)
+        names = tuple(self.names[place] for place in places)
+        quality = mean_quality(list(self.tasks(names).values()))
+        memory = np.array([MEMORY * self.case.variants[name].memory for name in names])
+        return Evidence(names, quality, Effects(blocks[:, places]), memory)
 
-    def quality(self) -> dict[str, Quality]:
-        found = {}
-        for number, (task, (items, accuracy)) in enumerate(TASKS.items()):
-            answers = {REFERENCE: self.random.random(items) < accuracy}
-            for name, variant in list(self.case.variants.items())[1:]:
-                assert variant.like  # noqa: S101 - only the reference is like no other
-                model = answers[variant.like]
-                lost = (variant.flips / 2 + variant.losses[number] * accuracy) / accuracy
-                gained = variant.flips / 2 / (1 - accuracy)
-                answers[name] = model ^ (self.random.random(items) < np.where(model, lost, gained))
-            found[task] = task_quality([Items(answers[name].astype(float)) for name in self.names])
-        return {**found, "perplexity": self.perplexity()}
+    def tasks(self, names: Sequence[str]) -> dict[str, Quality]:
+        """The quality of these variants on each task, by the items asked so far."""
+        found = {task: task_quality([self._items(name, task) for name in names]) for task in TASKS}
+        return {**found, "perplexity": self.texts.of([self.names.index(name) for name in names])}
+
+    def _items(self, name: str, task: str) -> Items:
+        count, size = self.asked[name][task], self.case.cluster
+        clusters = tuple(str(place // size) for place in range(count)) if size > 1 else None
+        return Items(self.answers[task][name][:count].astype(float), clusters=clusters)
+
+    def draw_answers(self, number: int, task: Task) -> dict[str, npt.NDArray[np.bool_]]:
+        """The answers of all variants to all items that there are."""
+        random, size = self.random, self.case.cluster
+        # With a probability whose square is the correlation, an item is like the first of its cluster.
+        like_first = (random.random(task.most) < math.sqrt(CORRELATION)) & (size > 1)
+        places = np.where(like_first, np.arange(task.most) // size * size, np.arange(task.most))
+        answers = {REFERENCE: (random.random(task.most) < task.accuracy)[places]}
+        for name, variant in list(self.case.variants.items())[1:]:
+            assert variant.like  # noqa: S101 - only the reference is like no other
+            model = answers[variant.like]
+            lost = (variant.flips / 2 + variant.losses[number] * task.accuracy) / task.accuracy
+            gained = variant.flips / 2 / (1 - task.accuracy)
+            chance = random.random(task.most)[places]
+            answers[name] = model ^ (chance < np.where(model, lost, gained))
+        return answers
 
     def perplexity(self) -> Quality:
         sizes = np.full(DOCUMENTS, BYTES)
@@ -256,7 +355,9 @@ class Bench:
         places = [self.names.index(name) for name in running]
         for row, name in enumerate(running):
             drift += noise.machine / 5 * random.standard_normal()
-            slower = drift + noise.starts * random.standard_normal() - math.log(self.case.variants[name].speed)
+            variant = self.case.variants[name]
+            slower = drift + variant.noise * noise.starts * random.standard_normal() - math.log(variant.speed)
+            slower += SLOWER * (random.random() < noise.slow)
             rounds = slower + noise.rounds * random.standard_normal((2, 1))
             each = rounds + prompts + noise.requests * random.standard_normal((2, REQUESTS))
             times[row] = 1000 * np.exp(each).ravel()
@@ -266,11 +367,6 @@ class Bench:
         self.load_s += [load_s] * len(running)
         self.blocks.append(logs)
         return len(running) * (START_S + load_s)
-
-
-def passes(tasks: Mapping[str, Quality], place: int) -> bool:
-    losses = task_losses(tasks, place, 0, CRITERIA.task_loss)
-    return all(each.verdict == "pass" for each in losses.values())
 
 
 @dataclass(frozen=True)
@@ -352,7 +448,7 @@ def reversals(cases: int) -> int:
         for size in (3, 4):
             covariance = 0.01**2 * np.eye(size)
             measured = Evidence(
-                names[:size], Quality(quality[:size], covariance), effects(logs[:, :size]), memory[:size]
+                names[:size], Quality(quality[:size], covariance), Effects(logs[:, :size]), memory[:size]
             )
             orders.append(Estimate(measured, CRITERIA).order(names[1:size]))
         found += [name for name in orders[1] if name in orders[0]] != orders[0]

@@ -13,10 +13,12 @@ tests keep to the error rate although the data are looked at after every block (
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final, Literal
 
+from scoring.anchored import DIGITS
 from scoring.criteria import Criteria
 from scoring.estimate import SPEED, Estimate, Evidence, Lead, chances
 from scoring.sequential import limits
@@ -47,6 +49,8 @@ class Comparison:
     """95 % interval, infinite after a single start."""
     confidence: float
     """The probability that the first is truly the better, 0.5–1."""
+    share_by_items: float = 0.0
+    """The share of the lead's variance that comes from the sampling of items, 0–1."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,12 @@ class Verdict:
     outcome: Outcome
     chosen: str
     ranking: tuple[str, ...]
-    """The variants that can still be chosen, best score first."""
+    """The variants that can still be chosen, the best score first."""
     scores: dict[str, float]
     chances: dict[str, float]
     """The probability of each variant to be truly the best; empty after a single start."""
     comparisons: tuple[Comparison, ...]
-    """The first with each other variant of the ranking."""
+    """The first with each other variant of the ranking, and with those that may pass the gates."""
     more: More | None = None
     """If unresolved at the last look; None if the noise is not known yet, or no reasonable amount would do."""
 
@@ -79,17 +83,18 @@ def judge(
     criteria: Criteria,
     *,
     able: Collection[str] | None = None,
+    unclear: Mapping[str, float] = MappingProxyType({}),
     beaten: Collection[str] = (),
-    missing: Collection[str] = (),
     times: tuple[float, ...] = (1.0,),
     last: bool = True,
 ) -> Verdict:
     """Choose from what was measured until now.
 
     Args:
-        able: the variants that passed the gates; None: all. The others, such as a reference, only set the scale.
+        able: the variants that passed the gates, by default all. The others, such as a reference, only set the scale.
+        unclear: the variants that may pass the gates with more items, and how many times the present ones these are.
+            They are not chosen, but nothing is settled as long as one of them may be better.
         beaten: those that an earlier look found worse than the first; they stay worse.
-        missing: variants that were asked for and could not be made or measured.
         times: of each look as in ``scoring.sequential.spent``, this one last; one per block.
         last: no block follows, so an unresolved choice comes with what would settle it.
 
@@ -102,22 +107,28 @@ def judge(
     if not ranking:
         raise ValueError("no variant can be chosen")
     first = estimate.place(ranking[0])
-    pairs = [_compared(estimate, first, estimate.place(name), times) for name in ranking[1:]]
+    others = [*ranking[1:], *(name for name in sorted(unclear) if name not in beaten)]
+    pairs = [_compared(estimate, first, estimate.place(name), times) for name in others]
     rivals = [ranking[0], *(each.other for each in pairs if each.relation == "open")]
-    equal = _equal_to_all(estimate, rivals, times)
+    equal = [name for name in _equal_to_all(estimate, rivals, times) if name in able]
     if len(rivals) > 1 and equal:
         pairs = [replace(each, relation="equivalent") if each.relation == "open" else each for each in pairs]
     outcome: Outcome = "decided" if len(rivals) == 1 else "equivalent" if equal else "unresolved"
-    unsettled = [estimate.place(name) for name in rivals[1:]] if outcome == "unresolved" and last else []
+    unsettled = rivals[1:] if outcome == "unresolved" and last else []
     return Verdict(
-        outcome="incomplete" if missing else outcome,
+        outcome=outcome,
         chosen=_cheapest(estimate, equal) if outcome == "equivalent" else ranking[0],
         ranking=tuple(ranking),
         scores={name: float(estimate.scores[estimate.place(name)]) for name in ranking},
-        chances=chances(estimate, sorted(able)),
+        chances=chances(estimate, sorted({*able, *unclear})),
         comparisons=tuple(pairs),
-        more=_more(estimate, first, unsettled, times),
+        more=_more(estimate, first, {name: unclear.get(name, 1.0) for name in unsettled}, times),
     )
+
+
+def lacking(verdict: Verdict, missing: Collection[str]) -> Verdict:
+    """The verdict without the variants that were asked for and could not be made or measured."""
+    return replace(verdict, outcome="incomplete") if missing else verdict
 
 
 def _compared(estimate: Estimate, first: int, other: int, times: tuple[float, ...]) -> Comparison:
@@ -125,7 +136,10 @@ def _compared(estimate: Estimate, first: int, other: int, times: tuple[float, ..
     chance, reach = lead.below(0.0), lead.reach(0.025)
     better = chance <= limits(_used(estimate.criteria.error_rate, lead), times)[-1]
     relation: Relation = "better" if better and not _within_margins(estimate, first, other, times) else "open"
-    return Comparison(name, relation, lead.value, lead.value - reach, lead.value + reach, max(0.5, 1 - chance))
+    by_items = 1 - lead.share_by_starts
+    return Comparison(
+        name, relation, lead.value, lead.value - reach, lead.value + reach, max(0.5, 1 - chance), by_items
+    )
 
 
 def _used(error_rate: float, lead: Lead) -> float:
@@ -165,13 +179,17 @@ def _equivalent(differences: Sequence[tuple[float, Lead]], error_rate: float, by
 def _cheapest(estimate: Estimate, names: Sequence[str]) -> str:
     def cost(name: str) -> tuple[float, float, str]:
         place = estimate.place(name)
-        return float(estimate.evidence.memory[place]), -float(estimate.ratios[place, SPEED].sum()), name
+        return float(estimate.evidence.memory[place]), -float(estimate.ratios[place, SPEED].sum().round(DIGITS)), name
 
     return min(names, key=cost)
 
 
-def _more(estimate: Estimate, first: int, others: Sequence[int], times: tuple[float, ...]) -> More | None:
-    """What would settle every open comparison: within a larger budget, or for more items measured anew."""
+def _more(estimate: Estimate, first: int, others: Mapping[str, float], times: tuple[float, ...]) -> More | None:
+    """What would settle every open comparison: within a larger budget, or for more items measured anew.
+
+    Args:
+        others: the variants, and how many times the items each needs to pass the gates.
+    """
     blocks = estimate.evidence.speed.blocks
     if not others or estimate.evidence.speed.degrees < 1:
         return None
@@ -180,10 +198,11 @@ def _more(estimate: Estimate, first: int, others: Sequence[int], times: tuple[fl
         def limit(alpha: float) -> float:
             return limits(alpha, *(((*times, ended + 1.0), total - blocks) if items == 1 else ((1.0,),)))[-1]
 
-        return all(_settled(estimate, first, other, total / blocks, items, limit) for other in others)
+        # One that passes the gates may turn out to be better: it is compared with the first like any other.
+        return all(_settled(estimate, first, estimate.place(name), total / blocks, items, limit) for name in others)
 
     ended = math.ceil(times[-1])
-    for items in MORE_ITEMS:
+    for items in [each for each in MORE_ITEMS if each >= max(others.values())]:
         totals = (blocks, *(each for each in MORE_STARTS if each > blocks))
         enough = [each for each in totals if (each > blocks or items > 1) and settled(each, items)]
         if enough:
@@ -196,7 +215,7 @@ def _settled(
 ) -> bool:
     rate, degrees = estimate.criteria.error_rate, estimate.evidence.speed.degrees * starts
     lead = estimate.lead(first, other).with_more(starts, items, degrees)
-    if lead.below(0.0) <= limit(_used(rate, lead)):
+    if min(lead.below(0.0), 1 - lead.below(0.0)) <= limit(_used(rate, lead)):
         return True
     further = [(margin, each.with_more(starts, items, degrees)) for margin, each in estimate.differences(first, other)]
     return _equivalent(further, rate, limit(rate))

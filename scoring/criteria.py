@@ -58,11 +58,14 @@ class Anchor(_Closed):
 
 
 class Anchors(_Closed):
-    quality: Anchor = Anchor(zero=GATE, one=1.0)
-    """From the limit of the quality recovery to no loss."""
-    latency: Anchor = Anchor(zero=1.0, one=2.0)
-    throughput: Anchor = Anchor(zero=1.0, one=2.0)
-    memory: Anchor = Anchor(zero=1.0, one=4.0)
+    """Each default lies as far below the reference as above it, so that the reference counts 0.5 and a loss costs as
+    much as a gain of the same ratio brings."""
+
+    quality: Anchor = Anchor(zero=GATE, one=1 / GATE)
+    """From the limit of the quality recovery to as much more than the reference."""
+    latency: Anchor = Anchor(zero=0.5, one=2.0)
+    throughput: Anchor = Anchor(zero=0.5, one=2.0)
+    memory: Anchor = Anchor(zero=0.25, one=4.0)
     """A quarter of the reference's memory counts as 1: 4-bit weights for 16-bit ones."""
 
 

@@ -7,7 +7,7 @@ The draws of a variant depend only on the seed and its name, not on the other va
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -61,15 +61,23 @@ class Items:
     """Accuracy: how much each item counts; None if all count equally, unlike in a group of tasks of different sizes."""
     names: tuple[str, ...] | None = None
     """Identifies the question of each item: items of the same name are paired. None: items are paired by position."""
+    clusters: tuple[str, ...] | None = None
+    """What each item shares with others, such as the text that several questions are about: answers within a cluster
+    are not independent. None: no item shares anything."""
 
     def named(self) -> tuple[str, ...]:
         return tuple(map(str, range(self.values.shape[-1]))) if self.names is None else self.names
+
+    def clustered(self) -> Iterator[tuple[str, str]]:
+        """The name and the cluster of each item; one that shares nothing is a cluster by itself."""
+        return zip(self.named(), self.clusters or self.named(), strict=True)
 
     def at(self, places: Indices) -> Items:
         """The items at these positions."""
         sizes, weights = (each if each is None else each[places] for each in (self.sizes, self.weights))
         names = self.named()
-        return Items(self.values[..., places], sizes, weights, tuple(names[place] for place in places))
+        clusters = self.clusters and tuple(self.clusters[place] for place in places)
+        return Items(self.values[..., places], sizes, weights, tuple(names[place] for place in places), clusters)
 
 
 def load_draws(
@@ -172,9 +180,11 @@ def aligned(items: Mapping[str, Items]) -> dict[str, Items]:
     it."""
     if len({each.named() for each in items.values()}) == 1:
         return dict(items)
-    names = sorted({name for each in items.values() for name in each.named()})
+    shared = {name: cluster for each in items.values() for name, cluster in each.clustered()}
+    names = sorted(shared)
     places = {name: place for place, name in enumerate(names)}
-    return {variant: _spaced(each, places) for variant, each in items.items()}
+    clusters = tuple(shared[name] for name in names)
+    return {variant: replace(_spaced(each, places), clusters=clusters) for variant, each in items.items()}
 
 
 def common(first: Items, second: Items) -> tuple[Items, Items]:

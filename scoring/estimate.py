@@ -47,16 +47,17 @@ class Estimate:
         """Raises: ValueError: the reference is a variant that was not measured."""
         self.evidence, self.criteria = evidence, criteria
         speed = np.exp(evidence.speed.means)
-        values = np.column_stack([np.exp(evidence.quality.logs), speed, evidence.memory])
+        self.values: Floats = np.column_stack([np.exp(evidence.quality.logs), speed, evidence.memory])
+        """The metrics in their units, shape (variants, metrics)."""
         self.reference: int | None = None
         if isinstance(criteria.reference, str):
             if criteria.reference not in evidence.variants:
                 raise ValueError(f"the reference {criteria.reference!r} was not measured: name values in its place")
             self.reference = evidence.variants.index(criteria.reference)
-            self.against = values[self.reference]
+            self.against = self.values[self.reference]
         else:
             self.against = np.array([getattr(criteria.reference, name) for name in NAMES])
-        self.ratios = log_ratios(values, self.against)
+        self.ratios = log_ratios(self.values, self.against)
         self.at = scaled(self.ratios, criteria.anchors)
         """Where the metrics lie between their anchors, 0 to 1."""
         self.scores, self.sums = scores(self.ratios, criteria)
@@ -85,6 +86,10 @@ class Estimate:
     def score(self, place: int) -> Lead:
         """The score of one variant."""
         return self._combined(float(self.scores[place]), {place: self._between[place]})
+
+    def figure(self, place: int, metric: int) -> Lead:
+        """ln of a metric of a variant in its unit."""
+        return self._difference(math.log(self.values[place, metric]), np.eye(len(self.values))[place], metric)
 
     def ratio(self, place: int, metric: int) -> Lead:
         """ln of how many times better a metric of a variant is than the reference's."""
@@ -132,28 +137,17 @@ class Estimate:
             gradient[place] += factors * slopes
             if self.reference is not None:
                 gradient[self.reference] -= factors * slopes
-        by_quality = gradient[:, QUALITY]
-        return Lead(
-            value,
-            self._speed_variance(gradient[:, SPEED] * SIGNS[SPEED]),
-            float(by_quality @ self.evidence.quality.covariance @ by_quality),
-            self.evidence.speed.degrees,
-        )
+        return self._lead(value, gradient)
 
     def _difference(self, value: float, contrast: Floats, metric: int) -> Lead:
-        speed = quality = 0.0
-        if metric in SPEED:
-            speed = self._speed_variance(np.outer(contrast, np.array(SPEED) == metric))
-        elif metric == QUALITY:
-            quality = float(contrast @ self.evidence.quality.covariance @ contrast)
-        return Lead(value, speed, quality, self.evidence.speed.degrees)
+        return self._lead(value, np.outer(contrast, np.arange(len(NAMES)) == metric))
 
-    def _speed_variance(self, gradient: Floats) -> float:
-        """The variance of a combination of the speeds, shape (variants, 2); NaN if the noise is not known."""
-        if not gradient.any():
-            return 0.0
-        speed = self.evidence.speed
-        return float(np.sum(speed.residual * (gradient.T @ speed.spread @ gradient)))
+    def _lead(self, value: float, gradient: Floats) -> Lead:
+        """Args: gradient: of *value* by the logarithms of all metrics, shape (variants, metrics)."""
+        by_starts = self.evidence.speed.spread(gradient[:, SPEED] * SIGNS[SPEED])
+        by_quality = gradient[:, QUALITY]
+        by_items = float(by_quality @ self.evidence.quality.covariance @ by_quality)
+        return Lead(value, by_starts.variance, by_items, by_starts.degrees)
 
 
 @dataclass(frozen=True)
@@ -184,18 +178,27 @@ class Lead:
         return self.degrees * ((self.by_starts + self.by_items) / self.by_starts) ** 2
 
     def below(self, bound: float) -> float:
-        """The probability that the true difference is below *bound*, 0.5 if the noise is not known."""
+        """The probability that the true difference is below *bound*, 0.5 if the noise is not known.
+
+        Two starts may agree by chance, and their noise then seems to be nothing beside that of the items. So the
+        difference has to be beyond the noise of the starts alone, too.
+        """
         if math.isnan(self.by_starts):
             return 0.5
         if self.deviation == 0:
             return float(self.value < bound)
-        return upper_tail((self.value - bound) / self.deviation, self.joint_degrees)
+        apart = abs(self.value - bound)
+        tail = upper_tail(apart / self.deviation, self.joint_degrees)
+        if self.by_starts > 0:
+            tail = max(tail, upper_tail(apart / math.sqrt(self.by_starts), self.degrees))
+        return tail if self.value >= bound else 1 - tail
 
     def reach(self, tail: float) -> float:
         """How far an interval with this probability beyond each end extends from the value."""
         if math.isnan(self.by_starts):
             return math.inf
-        return quantile(1 - tail, self.joint_degrees) * self.deviation if self.deviation else 0.0
+        by_starts = quantile(1 - tail, self.degrees) * math.sqrt(self.by_starts) if self.by_starts > 0 else 0.0
+        return max(by_starts, quantile(1 - tail, self.joint_degrees) * self.deviation if self.deviation else 0.0)
 
     def with_more(self, starts: float, items: float, degrees: float) -> Lead:
         """With so many times the starts and items."""
@@ -211,11 +214,11 @@ def chances(estimate: Estimate, names: Sequence[str], *, draws: int = DRAWS) -> 
     if speed.degrees < 1:
         return {}
     generator = np.random.default_rng([SEED, *b"chances"])
-    normal = generator.standard_normal((draws, len(estimate.ratios), 3))
-    few = np.sqrt(speed.degrees / generator.chisquare(speed.degrees, draws))
     drawn = np.repeat(estimate.ratios[None], draws, axis=0)
-    drawn[..., QUALITY] += normal[..., 0] @ _root(quality.covariance)
-    moved = np.einsum("vw,dwm,mn->dvn", _root(speed.spread), normal[..., 1:], _root(speed.residual))
+    drawn[..., QUALITY] += generator.standard_normal((draws, len(estimate.ratios))) @ _root(quality.covariance)
+    # Every block moves all variants by what it showed of each, so that a difference has the noise of its own pair.
+    few = np.sqrt(speed.degrees / generator.chisquare(speed.degrees, draws))
+    moved = np.einsum("db,bvm->dvm", generator.standard_normal((draws, speed.blocks)), speed.influences)
     drawn[..., SPEED] += SIGNS[SPEED] * few[:, None, None] * moved
     if estimate.reference is not None:
         drawn -= drawn[:, [estimate.reference]]

@@ -1,21 +1,25 @@
 """The quality of the variants on the same items: its logarithm with the noise of sampling items, and the loss per task.
 
-The items are paired: an item that is hard for all variants adds nothing to the noise of their difference.
+The items are paired: an item that is hard for all variants adds nothing to the noise of their difference. Items that
+share something, such as a text, are sampled together: the noise is that of such clusters (Liang & Zeger 1986,
+Biometrika 73, 13–22).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
 
 from scoring.arrays import Floats
 from scoring.draws import Items, aligned
+from scoring.student import quantile
 
-Z_95_ONE_SIDED: Final = 1.644854
+ONE_SIDED: Final = 0.95
+"""The confidence of the bounds of a loss."""
 FLIP: Final = 0.5
 """Flipped items added to each variant, because a sample without flips does not show that there are none (Agresti & Min
 2005, Statistics in Medicine 24, 729–740)."""
@@ -30,10 +34,17 @@ class Quality:
     """ln of the score, shape (variants,)."""
     covariance: Floats
     """Shape (variants, variants)."""
+    degrees: float = math.inf
+    """Degrees of freedom of the covariance: one less than the clusters of items."""
 
     def of(self, places: Sequence[int]) -> Quality:
         """The quality of the variants at these positions alone."""
-        return Quality(self.logs[list(places)], self.covariance[np.ix_(places, places)])
+        return replace(self, logs=self.logs[list(places)], covariance=self.covariance[np.ix_(places, places)])
+
+    def difference_variance(self, first: int, second: int) -> float:
+        """The variance of the difference of two logarithms."""
+        own = self.covariance
+        return max(0.0, float(own[first, first] + own[second, second] - 2 * own[first, second]))
 
 
 @dataclass(frozen=True)
@@ -55,10 +66,11 @@ class TaskLoss:
 
     @property
     def more_items(self) -> float:
-        """How many times the items are needed to show that the loss is below the limit, if it is what was measured;
-        infinite if it is not below."""
+        """How many times the items are needed to show that the loss is below the limit, or above it, if it is what was
+        measured; infinite if it is the limit."""
         room = self.limit - self.value
-        return max(1.0, ((self.high - self.value) / room) ** 2) if room > 0 else math.inf
+        reach = self.high - self.value if room > 0 else self.value - self.low
+        return max(1.0, (reach / room) ** 2) if room else math.inf
 
 
 def task_quality(items: Sequence[Items]) -> Quality:
@@ -70,13 +82,16 @@ def task_quality(items: Sequence[Items]) -> Quality:
     """
     given = list(aligned({str(number): each for number, each in enumerate(items)}).values())
     measured, influences = zip(*map(_influences, given), strict=True)
-    size = len(influences[0])
+    size, of_items = len(influences[0]), np.array(influences)
     scores = np.maximum(measured, FLIP / size if given[0].sizes is None else LEAST)
-    shares = np.array(influences) / scores[:, None]
-    covariance = shares @ shares.T * (size / max(1, size - 1))
+    if given[0].clusters is not None:
+        names, places = np.unique(given[0].clusters, return_inverse=True)
+        of_items = np.array([np.bincount(places, each, len(names)) for each in of_items])
+    shares, count = of_items / scores[:, None], of_items.shape[1]
+    covariance = shares @ shares.T * (count / max(1, count - 1))
     if given[0].sizes is None:
         covariance += np.diag([FLIP / (size * score) ** 2 for score in scores])
-    return Quality(np.log(scores), covariance)
+    return Quality(np.log(scores), covariance, count - 1)
 
 
 def mean_quality(tasks: Sequence[Quality]) -> Quality:
@@ -105,9 +120,7 @@ def task_losses(tasks: Mapping[str, Quality], variant: int, reference: int, limi
 
 def _loss(task: Quality, variant: int, reference: int, limit: float) -> TaskLoss:
     difference = float(task.logs[variant] - task.logs[reference])
-    own = task.covariance
-    variance = own[variant, variant] + own[reference, reference] - 2 * own[variant, reference]
-    reach = Z_95_ONE_SIDED * math.sqrt(max(0.0, float(variance)))
+    reach = quantile(ONE_SIDED, task.degrees) * math.sqrt(task.difference_variance(variant, reference))
     value, low, high = (-math.expm1(each) for each in (difference, difference + reach, difference - reach))
     return TaskLoss(value, low, high, limit)
 

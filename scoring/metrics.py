@@ -15,7 +15,7 @@ class Metric:
 
 METRICS: Final[dict[str, Metric]] = {
     "quality": Metric("0–1", True, "mean over the workload's tasks: accuracy, or probability per byte of text"),
-    "latency": Metric("ms", False, "95th percentile of a request's end-to-end time at a fixed rate"),
+    "latency": Metric("ms", False, "geometric mean of the requests' end-to-end times at a fixed rate"),
     "throughput": Metric("tokens/s", True, "output tokens per second at the highest rate that meets the targets"),
     "memory": Metric("bytes", False, "bytes of weights to load"),
 }

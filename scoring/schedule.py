@@ -6,11 +6,11 @@ Pure functions: a schedule calls ``next_block``, measures it, and gives the evid
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from scoring.choice import Verdict, judge
+from scoring.choice import Verdict, judge, lacking
 from scoring.criteria import Criteria
 from scoring.estimate import Evidence
 
@@ -18,6 +18,9 @@ ROUNDS: Final = 2
 """Rounds of load per start: a second one shows whether the server had settled."""
 LEAST_BLOCKS: Final = 2
 """Blocks that are measured whatever the budget: a single start of every server shows no noise."""
+MORE_ITEMS_FROM: Final = 0.5
+"""The share of a lead's variance that comes from the sampling of items above which more of them are asked: they cost
+seconds beside another start of every server."""
 SCALE_BLOCKS: Final = 2
 """Blocks in which a reference is measured that cannot be chosen itself and only sets the scale."""
 
@@ -55,14 +58,71 @@ class Progress:
     able: tuple[str, ...]
     """The variants that passed the gates."""
     running: tuple[str, ...]
-    """Those that the next block measures: of the able ones all that are not beaten, and at first the reference."""
+    """Those that the next block measures: of the able and the unclear ones all that are not beaten, and at first the
+    reference."""
+    unclear: Mapping[str, float] = field(default_factory=dict)
+    """The variants that may pass the gates with more items, and how many times the present ones these are."""
     times: tuple[float, ...] = ()
     """When each look was, one per block (``scoring.sequential.spent``): the number of budgets that had ended, and the
     used share of the present one; 0 while the noise was not known. A larger budget leaves them as they were."""
 
     @property
     def beaten(self) -> tuple[str, ...]:
-        return tuple(name for name in self.able if name not in self.running)
+        return tuple(name for name in (*self.able, *self.unclear) if name not in self.running)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look at the choice gave."""
+
+    progress: Progress
+    verdict: Verdict
+    goes_on: bool
+    """Whether another block is to be measured: the choice is not settled, and the budget suffices."""
+    wants_items: bool
+    """Whether more items of the quality tasks would tell more than further starts."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked of one quality task."""
+
+    items: int
+    left: int
+    """Further items that there are."""
+    seconds: float
+    """Time for these items, of one variant."""
+    variance: float
+    """Of the difference in quality that is not settled, by these items."""
+    wanted: float = 1.0
+    """How many times these items would settle the gates that are unclear; infinite if no number would."""
+
+
+def further_items(tasks: Mapping[str, Asked], seconds: float) -> dict[str, int]:
+    """How many more items to ask of each task: at most twice as many for the gates that are unclear, and then, twice as
+    many at a time, those by which a second tells most.
+
+    Args:
+        tasks: by name.
+        seconds: the time for what no gate wants, of one variant.
+    """
+    more = {
+        name: min(each.left, each.items, math.ceil(min(each.wanted - 1, 1.0) * each.items))
+        for name, each in tasks.items()
+        if each.wanted > 1 and each.left
+    }
+    while True:
+        left_s = seconds - sum(more[name] * each.seconds / each.items for name, each in tasks.items() if name in more)
+        gains = {}
+        for name, each in tasks.items():
+            asked = each.items + more.get(name, 0)
+            takes_s = each.seconds * asked / each.items
+            if 2 * asked <= each.items + each.left and takes_s <= left_s:
+                gains[name] = each.variance * each.items / asked / max(takes_s, 1e-9)
+        if not any(gains.values()):
+            return more
+        best = max(gains, key=lambda name: gains[name])
+        more[best] = 2 * more.get(best, 0) + tasks[best].items
 
 
 def next_block(plan: Plan, progress: Progress) -> tuple[str, ...]:
@@ -84,16 +144,12 @@ def look(
     *,
     spent_s: float | None = None,
     again: bool = False,
-) -> tuple[Progress, Verdict, bool]:
-    """Judge after a block of all running variants.
+) -> Look:
+    """Judge after a block of all running variants. Variants that are worse than the first are not measured any more.
 
     Args:
         spent_s: what was spent in all; None: what the plan charges for the block.
         again: nothing was measured since the last look, but the budget or the criteria may be others.
-
-    Returns:
-        The progress, the verdict, and whether another block is to be measured: the choice is not settled, and the
-        budget suffices. Variants that are worse than the first are not measured any more.
     """
     block_s = plan.block_s(len(progress.running))
     spent = progress.spent_s + block_s if spent_s is None else spent_s
@@ -101,14 +157,24 @@ def look(
     end_s = max(plan.budget_s, spent + block_s) if left else spent
     times = _times(progress, spent, end_s, known=evidence.speed.degrees > 0, again=again)
     verdict = judge(
-        evidence, criteria, able=progress.able, beaten=progress.beaten, missing=missing, times=times, last=not left
+        evidence,
+        criteria,
+        able=progress.able,
+        unclear=progress.unclear,
+        beaten=progress.beaten,
+        times=times,
+        last=not left,
     )
     worse = {each.other for each in verdict.comparisons if each.relation == "better"}
-    scaling = len(times) < SCALE_BLOCKS
-    running = tuple(name for name in progress.running if name not in worse and (scaling or name in progress.able))
-    after = Progress(spent, progress.able, running, times)
-    settled = all(each.relation != "open" for each in verdict.comparisons)
-    return after, verdict, left and not settled
+    unclear = [name for name in progress.unclear if name in progress.running and name not in worse]
+    # The gates are losses against the reference, so that it is asked what an unclear variant is asked.
+    scaling = [criteria.reference] if len(times) < SCALE_BLOCKS or unclear else []
+    kept = {name for name in (*progress.able, *unclear) if name not in worse}.union(scaling)
+    running = tuple(name for name in progress.running if name in kept)
+    open_ones = [each for each in verdict.comparisons if each.relation == "open"]
+    wants_items = bool(unclear) or any(each.share_by_items > MORE_ITEMS_FROM for each in open_ones)
+    after = replace(progress, spent_s=spent, running=running, times=times)
+    return Look(after, lacking(verdict, missing), left and bool(open_ones), wants_items)
 
 
 def _times(progress: Progress, spent_s: float, end_s: float, *, known: bool, again: bool) -> tuple[float, ...]:

@@ -2,34 +2,162 @@
 
 In a block, the server of each variant is started once and gets the same prompts at the same times. The logarithms of
 the times are averaged over the requests of a start, so that the difference between two variants is the mean of the
-requests' log-ratios. What the whole block has in common (the prompts, the machine's state) is removed by an additive
-model of variants and blocks; what remains is the noise of a start. Requests and rounds are not counted as repetitions,
-because they share the start (Hurlbert 1984, Ecological Monographs 54, 187–211).
+requests' log-ratios. What the whole block has in common (the prompts, the machine's state) cancels out in a difference.
+Requests and rounds are not counted as repetitions, because they share the start (Hurlbert 1984, Ecological Monographs
+54, 187–211).
+
+Each comparison has the noise of its own differences, block by block, so that starts that differ a lot are not hidden by
+those of quieter variants; or that of all starts together where it is larger, since two starts may agree by chance. From
+four blocks on, differences far from the rest count less, so that one slow start among ten does not decide: they are
+weighted as by the likelihood of Student's t with two degrees of freedom (Lange, Little & Taylor 1989, JASA 84, 881).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from scoring.arrays import Floats
 
+TAIL: Final = 2.0
+"""Degrees of freedom of the likelihood that weights the differences: few, so that a difference far from the rest counts
+little. By ``benchmarks.choice``, fewer take too many differences of normal noise for outliers."""
+LEAST_WEIGHTED: Final = 4
+"""Blocks from which on differences are weighted: among three, none can be told from the rest."""
+ROUNDS: Final = 50
+"""Iterations of the weighting, which halves its error in one or two."""
+
+
+class Spread(NamedTuple):
+    """How far chance may have moved a combination of speeds."""
+
+    variance: float
+    """NaN if it is not known."""
+    degrees: int
+    """Degrees of freedom of the variance; 0 if it is not known."""
+
 
 @dataclass(frozen=True)
 class Effects:
-    """The least-squares estimates of the additive model."""
+    """What the starts show."""
 
-    means: Floats
-    """Shape (variants, metrics), at the mean of the blocks. Only differences between variants are free of the blocks'
-    noise."""
-    spread: Floats
-    """Shape (variants, variants): the covariance of ``means`` is ``spread`` times ``residual``, for differences."""
-    residual: Floats
-    """Shape (metrics, metrics): covariance of the noise of one start; NaN without a degree of freedom."""
-    degrees: int
-    """(variants − 1)·(blocks − 1) if every variant was started in every block."""
-    blocks: int
+    logs: Floats
+    """Shape (blocks, variants, metrics); NaN where a variant was not started in a block."""
+
+    @property
+    def blocks(self) -> int:
+        return len(self.logs)
+
+    @cached_property
+    def measured(self) -> Floats:
+        """1 where a variant was started in a block, else 0; shape (blocks, variants)."""
+        return np.isfinite(self.logs).all(axis=2).astype(float)
+
+    @property
+    def degrees(self) -> int:
+        """The most degrees of freedom that the difference of two variants has."""
+        common = self.measured.T @ self.measured
+        return int(max((common[pair] for pair in combinations(range(len(common)), 2)), default=1)) - 1
+
+    @cached_property
+    def weights(self) -> Floats:
+        """How much each start counts, shape (blocks, variants, metrics): as much as in its best comparison, since a
+        start that is slow is so beside every other variant."""
+        found = np.zeros_like(self.logs)
+        for pair in combinations(range(self.logs.shape[1]), 2):
+            rows = np.flatnonzero(self.measured[:, pair].all(axis=1))
+            for metric in range(self.logs.shape[2]):
+                differences = self.logs[rows, pair[0], metric] - self.logs[rows, pair[1], metric]
+                by_block = weighted(differences)[1]
+                for place in pair:
+                    found[rows, place, metric] = np.maximum(found[rows, place, metric], by_block)
+        return np.where(found > 0, found, self.measured[..., None])
+
+    @cached_property
+    def means(self) -> Floats:
+        """Shape (variants, metrics), by weighted least squares of an additive model of variants and blocks; at the mean
+        of the blocks. Only the differences between variants are free of the blocks' noise."""
+        return np.column_stack([self._fitted(metric) for metric in range(self.logs.shape[2])])
+
+    def _fitted(self, metric: int) -> Floats:
+        weights = self.weights[..., metric]
+        values = np.where(self.measured > 0, self.logs[..., metric], 0.0)
+        totals = weights.sum(axis=1)
+        levels = (weights * values).sum(axis=1) / totals
+        # The normal equations for the variants after the blocks are eliminated.
+        information = np.diag(weights.sum(axis=0)) - (weights.T / totals) @ weights
+        own = np.linalg.pinv(information, hermitian=True) @ (weights * (values - levels[:, None])).sum(axis=0)
+        blocks = levels - (weights @ own) / totals
+        found: Floats = own + blocks.mean()
+        return found
+
+    @property
+    def influences(self) -> Floats:
+        """How far each block moved the means, shape (blocks, variants, metrics): the squares of their combinations add
+        up to the variance of the same combination of means. 0 for a variant with a single start."""
+        starts = self.measured.sum(axis=0)
+        found: Floats = self.weights * self.residuals / np.sqrt(np.maximum(starts * (starts - 1), 1))[:, None]
+        return found
+
+    @cached_property
+    def residuals(self) -> Floats:
+        """What the additive model leaves of each start, shape (blocks, variants, metrics)."""
+        values = np.where(self.measured[..., None] > 0, self.logs - self.means, 0.0)
+        levels = (self.weights * values).sum(axis=1, keepdims=True) / self.weights.sum(axis=1, keepdims=True)
+        found: Floats = self.measured[..., None] * (values - levels)
+        return found
+
+    @property
+    def joint(self) -> int:
+        """Degrees of freedom of the noise of all starts, if they were alike."""
+        return int(self.measured.sum() - (self.measured.sum(axis=0) > 0).sum()) - self.blocks + 1
+
+    @cached_property
+    def residual(self) -> Floats:
+        """The covariance of the noise of one start, if all starts were alike, shape (metrics, metrics)."""
+        squares = np.einsum("bvm,bvn->mn", self.residuals * self.weights, self.residuals)
+        return squares / self.joint if self.joint > 0 else np.full_like(squares, np.nan)
+
+    def spread(self, contrast: Floats) -> Spread:
+        """The noise of a combination of the means.
+
+        Args:
+            contrast: the factor of each mean, shape (variants, metrics).
+        """
+        involved = np.flatnonzero(contrast.any(axis=1))
+        if not involved.size:
+            return Spread(0.0, 0)
+        rows = self.measured[:, involved].all(axis=1)
+        combined = np.einsum("bvm,vm->b", self.logs[rows][:, involved], contrast[involved])
+        if len(combined) < 2:
+            return Spread(float("nan"), 0)
+        own = Spread(weighted(combined)[2], len(combined) - 1)
+        of_all = Spread(float(np.einsum("vm,vn,mn", contrast, contrast, self.residual)) / len(combined), self.joint)
+        return max(own, of_all, key=lambda each: each.variance)
+
+
+def weighted(values: Floats) -> tuple[float, Floats, float]:
+    """The mean of some values, of which some may be far from the rest.
+
+    Returns:
+        The mean, the weight of each value (1 for all of fewer than four), and the variance of the mean; NaN for fewer
+        than two values.
+    """
+    size = len(values)
+    ones: Floats = np.ones(size)
+    if size < LEAST_WEIGHTED or np.ptp(values) == 0:
+        return float(values.mean()) if size else np.nan, ones, float(values.var(ddof=1)) / size if size > 1 else np.nan
+    mean, weights = float(np.median(values)), ones.copy()
+    scale = float(((values - mean) ** 2).mean())
+    for _ in range(ROUNDS):
+        weights = (TAIL + 1) / (TAIL + (values - mean) ** 2 / scale)
+        mean = float((weights * values).sum() / weights.sum())
+        scale = max(float((weights * (values - mean) ** 2).mean()), np.finfo(float).tiny)
+    return mean, weights, scale * (TAIL + 3) / (TAIL + 1) / (size - 1)
 
 
 def log_means(values: Floats) -> Floats:
@@ -51,29 +179,15 @@ def log_means(values: Floats) -> Floats:
     return found
 
 
-def effects(logs: Floats) -> Effects:
-    """Fit the additive model.
+def comparable(logs: Floats, place: int) -> list[int]:
+    """The variants that share a block with the one at *place*, directly or through others.
 
     Args:
-        logs: shape (blocks, variants, metrics); NaN where a variant was not started in a block.
-
-    Raises:
-        ValueError: there is a variant without a start, or two that share no block directly or through others.
+        logs: as those of ``Effects``.
     """
-    logs = logs[np.isfinite(logs).any(axis=(1, 2))]
-    measured = np.isfinite(logs[..., 0]).astype(float)
-    counts, variants = measured.sum(axis=1), measured.shape[1]
-    # The normal equations for the variants after the blocks are eliminated.
-    information = np.diag(measured.sum(axis=0)) - (measured.T / counts) @ measured
-    if np.linalg.matrix_rank(information, tol=1e-9) < variants - 1:
-        raise ValueError("variants without a start, or that share no block, cannot be compared")
-    values = np.where(measured[..., None] > 0, logs, 0.0)
-    levels = values.sum(axis=1) / counts[:, None]
-    spread = np.linalg.pinv(information, hermitian=True)
-    own = spread @ (values - measured[..., None] * levels[:, None]).sum(axis=0)
-    blocks = levels - (measured @ own) / counts[:, None]
-    residuals = measured[..., None] * (values - own - blocks[:, None])
-    degrees = int(measured.sum()) - variants - len(counts) + 1
-    squares = np.einsum("bvm,bvn->mn", residuals, residuals)
-    residual = squares / degrees if degrees > 0 else np.full_like(squares, np.nan)
-    return Effects(own + blocks.mean(axis=0), spread, residual, degrees, len(counts))
+    measured = np.isfinite(logs).all(axis=2).astype(float)
+    beside = measured.T @ measured > 0
+    reached = beside[place]
+    while (further := beside[reached].any(axis=0) | reached).sum() > reached.sum():
+        reached = further
+    return [int(each) for each in np.flatnonzero(reached)]

@@ -33,7 +33,7 @@ class Shown(Protocol):
     def state(self) -> RunState: ...
 
 
-METRIC_HEADINGS = {"quality": "Quality", "latency": "p95 ms", "throughput": "tok/s", "memory": "Weights"}
+METRIC_HEADINGS = {"quality": "Quality", "latency": "ms", "throughput": "tok/s", "memory": "Weights"}
 METRIC_DIGITS = {"quality": 4, "latency": 1, "throughput": 1}
 PHASE_STYLES = {"Succeeded": "green", "Failed": "red", "Error": "red", "Interrupted": "red", "Running": "cyan"}
 

@@ -17,10 +17,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from scoring.choice import Verdict
-from scoring.schedule import ROUNDS, Plan, Progress, look, next_block
+from scoring.schedule import ROUNDS, Asked, Plan, Progress, further_items, look, next_block
 from stages.evaluate.drift import probe
 from stages.evaluate.gates import reference_of, refusal
 from stages.evaluate.lanes import Lane, lanes
@@ -33,10 +33,15 @@ from stages.evaluate.subject import Subject
 from stages.parts.base.errors import TransientError
 from stages.parts.engine.room import fewest_gpus
 from stages.parts.records.evaluation import Evaluation, Schedule, Speed
-from stages.parts.samples.evidence import evidence_of, gates_of
-from stages.parts.samples.lines import LoadSamples
+from stages.parts.samples.evidence import Measured, evidence_of, gates_of, losses_of, qualities
+from stages.parts.samples.lines import LoadSamples, Samples
+
+if TYPE_CHECKING:
+    from scoring.losses import TaskLoss
 
 MINUTE: Final = 60
+QUESTION_S: Final = 0.05
+"""Seconds for an item, where they were not measured by this process."""
 Ended = Literal["settled", "budget", ""]
 
 
@@ -49,6 +54,8 @@ class Blocks:
         self.reference = self.subjects.get(reference_of(session.profile))
         self.number = max(each.blocks for each in subjects)
         self.lanes: list[Lane] = []
+        self.further: dict[str, int] = {}
+        """How many more items of each quality task the next block asks."""
         self._beside = False
         self._logs = logs
         self._began = time.monotonic()
@@ -132,6 +139,7 @@ class Blocks:
                 standing.callback(each.stop)
             if all(each.asked for each in group):
                 self.together(group, self.stand)
+                self.ask_further(group)
             else:
                 self.stand_and_ask(group)
             if self.lost or not (going := [each for each in group if each.going]):
@@ -158,6 +166,19 @@ class Blocks:
         self.refuse(new)
         self.together([each for each in new if each.going and not each.asked], self.ask_all)
         self.refuse(new)
+
+    def ask_further(self, group: Sequence[Subject]) -> None:
+        """Ask more items, as the last look wanted."""
+        size = len(self.lanes) if self.further else len(group)
+        for start in range(0, len(group) if self.further else 0, size):
+            self.together([each for each in group[start : start + size] if each.going], self._ask_further)
+        self.refuse(group)
+
+    def _ask_further(self, subject: Subject, _: int) -> None:
+        with subject.turn():
+            subject.ask_further(self.further, self.session.workload, include_defaults=self.session.include_defaults)
+            counts = ", ".join(f"{count} of {task}" for task, count in self.further.items())
+            say(f"quality of {subject.name}: asked up to {counts} more")
 
     def refuse(self, subjects: Sequence[Subject]) -> None:
         """End the variants that fail a gate, against what is known of the reference."""
@@ -284,22 +305,20 @@ class Blocks:
         """
         gone = {name: each for name, each in self.subjects.items() if each.going and each.rounds}
         measured = {name: each.measured(self.session.workload) for name, each in gone.items()}
-        gates = gates_of(measured, self.session.profile, self.session.profile.constraints)
-        able = tuple(name for name in gone if gates[name].verdict == "pass")
+        profile = self.session.profile
+        gates = gates_of(measured, profile, profile.constraints)
+        evidence = evidence_of(measured, reference_of(profile))
+        able = tuple(name for name in evidence.variants if gates[name].verdict == "pass")
+        unclear = {name: gates[name].more_items for name in evidence.variants if gates[name].verdict == "unclear"}
         if not able:
             self._keep(gone, "settled", "no variant is within the profile's limits", self.spent_s)
             return False
         running = tuple(name for name in self.progress.running if name in gone)
         missing = [name for name, each in self.subjects.items() if each.failure]
-        self.progress, verdict, goes_on = look(
-            self.plan,
-            replace(self.progress, able=able, running=running),
-            evidence_of(measured),
-            self.session.profile,
-            missing,
-            spent_s=self.spent_s,
-            again=again,
-        )
+        progress = replace(self.progress, able=able, unclear=unclear, running=running)
+        seen = look(self.plan, progress, evidence, profile, missing, spent_s=self.spent_s, again=again)
+        self.progress, verdict, goes_on = seen.progress, seen.verdict, seen.goes_on
+        self.further = self._further(verdict, measured) if goes_on and seen.wants_items else {}
         for name in running:
             gone[name].looks = len(self.progress.times)
         said, spent_s, chosen = told(verdict), self.spent_s, gone[verdict.chosen]
@@ -314,6 +333,38 @@ class Blocks:
             measure_smaller(self.session, chosen, fewer, load, left_s=left_s, given=self.lanes, logs=self._logs)
             self._keep(gone, ended, said, spent_s)
         return goes_on
+
+    def _further(self, verdict: Verdict, measured: Mapping[str, Measured]) -> dict[str, int]:
+        """How many more items of each task the next block asks: what tells most of the closest lead that is open, and
+        what the gates want that are unclear."""
+        profile, plan = self.session.profile, self.plan
+        running = [self.subjects[name] for name in self.progress.running]
+        open_ones = [each for each in verdict.comparisons if each.relation == "open"]
+        closest = min(open_ones, key=lambda each: abs(each.lead))
+        names = (verdict.ranking[0], closest.other)
+        tasks = qualities({name: measured[name].samples for name in names})
+        samples = {name: each.samples for name, each in measured.items()}
+        losses = losses_of(samples, reference_of(profile), profile.task_loss)
+        exhausted = set[str]().union(*(each.exhausted for each in running), self._divided(samples))
+        counts = {each.task: each.items for each in self.subjects[names[0]].quality}
+        asked = {
+            task: Asked(
+                items=counts[task],
+                left=0 if task in exhausted or not self.session.workload.quality_limit else counts[task],
+                seconds=counts[task] * self.subjects[names[0]].question_s.get(task, QUESTION_S),
+                variance=quality.difference_variance(0, 1),
+                wanted=max(
+                    (losses[name][task].more_items for name in self.progress.unclear if _unclear(losses, name, task)),
+                    default=1.0,
+                ),
+            )
+            for task, quality in tasks.items()
+        }
+        return further_items(asked, plan.start_s / 2 + plan.rounds * plan.round_s / 2)
+
+    def _divided(self, samples: Mapping[str, Samples]) -> set[str]:
+        """The tasks whose items count by numbers that were asked: they can't be asked in parts."""
+        return {item.task for each in samples.values() for item in each.items if item.weight != 1}
 
     def _keep(self, gone: Mapping[str, Subject], ended: Ended, said: str, spent_s: float) -> None:
         plan = self.plan
@@ -340,6 +391,10 @@ class Blocks:
         for each in self.subjects.values():
             each.refused = "" if each is self.reference else self._refusal(each)
         return self.look(again=True)
+
+
+def _unclear(losses: Mapping[str, Mapping[str, TaskLoss]], name: str, task: str) -> bool:
+    return task in losses.get(name, {}) and losses[name][task].verdict == "unclear"
 
 
 def told(verdict: Verdict) -> str:

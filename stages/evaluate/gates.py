@@ -22,11 +22,10 @@ def reference_of(profile: Profile) -> str:
 
 
 def refusal(variant: Measured, reference: Measured | None, profile: Profile, *, whole: bool) -> str:
-    """The gates that the variant fails, in words; empty if it fails none.
+    """The gates that the variant fails, in words; empty if it fails none, or if more items may show that it passes.
 
     Args:
-        whole: whether all items were asked. Until then only a loss that is shown counts; at the end, it has to be shown
-            that too much is not lost.
+        whole: whether all items were asked that every variant is asked. Until then the quality recovery does not count.
 
     Raises:
         DamagedModel: raw samples are not what was written.
@@ -39,7 +38,7 @@ def refusal(variant: Measured, reference: Measured | None, profile: Profile, *, 
         asked = common(reference.samples, variant.samples)
         measured[reference_of(profile)] = replace(reference, samples=asked, load=None)
     gate = gates_of(measured, profile, limits)[""]
-    return "" if gate.verdict == "pass" or (gate.verdict == "unclear" and not whole) else "; ".join(gate.reasons)
+    return "; ".join(gate.reasons) if gate.verdict == "fail" else ""
 
 
 def common(samples: Samples, others: Samples) -> Samples:

@@ -6,7 +6,9 @@ The result has lm-eval's form, whoever asked: lm-eval, or for our own tasks ``st
 
 from __future__ import annotations
 
+import hashlib
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from itertools import islice
@@ -26,6 +28,7 @@ TIMEOUT_S: Final = 900
 """A request may wait for many others on a slow machine."""
 MAX_TOKENS: Final = 256
 """lm-eval's own default for an answer."""
+CLUSTER_DIGITS: Final = 12
 TASKS: Final = Path(__file__).with_name("tasks")
 """Definitions of our own for lm-eval."""
 Result = dict[str, Any]
@@ -49,7 +52,7 @@ def run(request: dict[str, Any]) -> int:
 
 def evaluate(request: dict[str, Any]) -> Result:
     """The results of all tasks, their samples reduced to the measured value of each item. ``left_out`` says for each
-    task that cannot be asked of this model why not."""
+    task that cannot be asked of this model why not, and ``seconds`` how long the others took."""
     served = Served(
         request["url"], request["model"], Path(request["tokenizer"]), request["max_model_len"], request["parses_calls"]
     )
@@ -58,7 +61,7 @@ def evaluate(request: dict[str, Any]) -> Result:
     parts = [own_task(name, served, request) for name in fit if name in OWN]
     if others := [name for name in fit if name not in OWN]:
         parts += lm_eval_tasks(others, served, request)
-    found: Result = {"results": {}, "subtasks": {}, "items": {}, "samples": {}}
+    found: Result = {"results": {}, "subtasks": {}, "items": {}, "samples": {}, "seconds": {}}
     for part in parts:
         for field, each in part.items():
             found[field] |= each
@@ -77,17 +80,24 @@ def unfit(name: str, directory: Path) -> str:
 
 
 def own_task(name: str, served: Served, request: Mapping[str, Any]) -> Result:
-    task, (start, stop) = OWN[name], request["part"]
+    task, (start, stop), began = OWN[name], request["parts"][name], time.monotonic()
     questions = list(islice(task.questions(served), start, stop))
     graded = values(served, questions, request["concurrency"])
     samples = [
-        {"doc_id": start + place, "doc_hash": question.digest, "filter": "none", task.metric: value}
+        {
+            "doc_id": start + place,
+            "doc_hash": question.digest,
+            "cluster": question.cluster,
+            "filter": "none",
+            task.metric: value,
+        }
         for place, (question, value) in enumerate(zip(questions, graded, strict=True))
     ]
     return {
         "results": {name: _metrics(task, graded)} if graded else {},
         "items": {name: len(samples)},
         "samples": {name: samples},
+        "seconds": {name: time.monotonic() - began},
     }
 
 
@@ -113,13 +123,13 @@ def lm_eval_tasks(names: Sequence[str], served: Served, request: Mapping[str, An
     items: dict[str, list[int]] = {}
     for name in names:
         loaded = manager.load([name])
-        items |= _take_out(loaded, *request["part"])
+        items |= _take_out(loaded, *request["parts"][name])
         _shorten(loaded["tasks"].values(), served.max_model_len // 2)
         generates = all(each.OUTPUT_TYPE == "generate_until" for each in loaded["tasks"].values())
         group = loaded.get("groups", {}).get(name)
         if loaded["tasks"]:
             chats[generates and served.chats] += [group] if group else loaded["tasks"].values()
-    of_items = {"samples": items} if items else {"limit": request["part"][1]}
+    of_items = {"samples": items} if items else {"limit": request["parts"][names[0]][1]}
     return [
         _asked(tasks, chat, served, request["concurrency"], task_manager=manager, **of_items)
         for chat, tasks in chats.items()
@@ -153,6 +163,7 @@ def _shorten(tasks: Iterable[Any], most: int) -> None:
 def _asked(tasks: list[Any], chat: bool, served: Served, concurrency: int, **options: Any) -> Result:
     import lm_eval
 
+    began = time.monotonic()
     arguments = {"model": served.model, "num_concurrent": concurrency, "timeout": TIMEOUT_S}
     if chat:
         arguments["base_url"] = served.url + CHAT
@@ -172,11 +183,14 @@ def _asked(tasks: list[Any], chat: bool, served: Served, concurrency: int, **opt
         log_samples=True,
         **options,
     )
+    counts = {task: len({each["doc_id"] for each in samples}) for task, samples in result["samples"].items()}
+    by_item_s = (time.monotonic() - began) / max(1, sum(counts.values()))
     return {
         "results": {task: _numbers(metrics) for task, metrics in result["results"].items()},
         "subtasks": result["group_subtasks"],
-        "items": {task: len({each["doc_id"] for each in samples}) for task, samples in result["samples"].items()},
+        "items": counts,
         "samples": {task: [_sample(each) for each in samples] for task, samples in result["samples"].items()},
+        "seconds": {task: count * by_item_s for task, count in counts.items()},
     }
 
 
@@ -193,9 +207,17 @@ def _sample(sample: dict[str, Any]) -> dict[str, Any]:
     return {
         "doc_id": sample["doc_id"],
         "doc_hash": sample["doc_hash"],
+        "cluster": _longest_text(sample["doc"]),
         "filter": sample["filter"],
         **{metric: sample[metric] for metric in sample["metrics"] if metric in sample},
     }
+
+
+def _longest_text(document: Any) -> str | None:
+    """The digest of a document's longest text: questions about the same passage have it in common."""
+    texts = [each for each in document.values() if isinstance(each, str)] if isinstance(document, dict) else []
+    longest = max(texts, key=len, default="")
+    return hashlib.sha256(longest.encode()).hexdigest()[:CLUSTER_DIGITS] if longest else None
 
 
 if __name__ == "__main__":

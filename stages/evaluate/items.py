@@ -11,6 +11,8 @@ from stages.parts.samples.lines import AccuracyItem, Item, PerplexityItem
 ACCURACIES: Final = ("acc", "acc_norm", "exact_match")
 """lm-eval's names; the first one that a task has is used."""
 BITS_PER_BYTE: Final = "bits_per_byte"
+SUBJECTS: Final = 20
+"""Tasks of a group from which on each is a cluster, as MMLU's 57 subjects are. A noise cannot be estimated from few."""
 
 
 def scored(found: Mapping[str, Any]) -> list[str]:
@@ -59,7 +61,9 @@ def task_items(task: str, metric: str, found: Mapping[str, Any], restart: int = 
     sizes = {leaf: sum(_size(item) for item in each) for leaf, each in items.items()}
     for leaf, share in shares.items():
         weight = share * sum(sizes.values()) / sizes[leaf]
-        changed = {} if math.isclose(weight, 1) else {"weight": weight}
+        changed: dict[str, Any] = {} if math.isclose(weight, 1) else {"weight": weight}
+        # What tells one subject from another affects all its items; the texts within one are part of that.
+        changed |= {"cluster": leaf} if len(shares) >= SUBJECTS else {}
         yield from (item.model_copy(update=changed) for item in items[leaf])
 
 
@@ -81,7 +85,7 @@ def _items(label: Mapping[str, Any], metric: str, samples: Iterable[Mapping[str,
     for sample in samples:
         if sample["filter"] != filtered:
             continue
-        document = {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"]}
+        document = {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"], "cluster": sample["cluster"]}
         if name == BITS_PER_BYTE:
             loglikelihood, size = sample[name]
             yield PerplexityItem(**label, **document, loglikelihood=loglikelihood, bytes=size)

@@ -36,6 +36,10 @@ OURS: Final = OWN.keys() | DEFINED
 PARSES_CALLS: Final = "--enable-auto-tool-choice"
 """An argument of ``vllm serve``, for ``serving.extra_arguments``."""
 Z_95: Final = 1.959964
+FIRST: Final = 2000
+"""Items of our own tasks that are asked of every variant if the workload does not say how many."""
+Part = tuple[int, int | None]
+"""The number of the first item, and that of the one after the last; None: all."""
 OFFLINE: Final = (
     "ConnectionError",
     "ConnectError",
@@ -87,13 +91,14 @@ def run_tasks(
     log: Path,
     *,
     include_defaults: bool,
-    part: tuple[int, int | None] = (0, None),
+    parts: Mapping[str, Part] | None = None,
 ) -> dict[str, Any]:
-    """Run the workload's tasks against the server.
+    """Run tasks against the server.
 
     Args:
-        part: the first item of each task, and the one after the last; by default all up to ``quality_limit``. The items
-            have the same numbers however they are divided. A task of which nothing is left has no result.
+        parts: by task, the first item and the one after the last; by default all up to ``quality_limit`` of all the
+            workload's tasks. The items have the same numbers however they are divided. A task of which nothing is left
+            has no result. Either all parts begin with the first item, and end alike, or none does.
 
     Returns:
         What the harness reported, for ``scores_of`` and ``items_of``.
@@ -106,13 +111,24 @@ def run_tasks(
     """
     with tempfile.TemporaryDirectory(prefix="slipway-quality-") as work:
         result = Path(work) / "quality.json"
-        request = _of_server(server, directory) | _of_workload(workload, part)
+        request = _of_server(server, directory) | _of_workload(workload, parts)
         request |= {"result": str(result), "include_defaults": include_defaults}
         if harness.call(server, request, log) != 0:
             raise _failed(log)
         found: dict[str, Any] = json.loads(result.read_text())
-    _say_what_is_left_out(found["left_out"], workload)
+    _say_what_is_left_out(found["left_out"], request["tasks"])
     return found
+
+
+def first_parts(workload: Workload, start: int = 0, stop: int | None = None) -> dict[str, Part]:
+    """The items that are asked of every variant, from *start* on and before *stop*."""
+    return {
+        task: (
+            start,
+            min(filter(None, (stop, workload.quality_limit or (FIRST if task in OWN else None))), default=None),
+        )
+        for task in workload.quality_tasks
+    }
 
 
 def _of_server(server: Server, directory: Path) -> dict[str, Any]:
@@ -125,21 +141,21 @@ def _of_server(server: Server, directory: Path) -> dict[str, Any]:
     }
 
 
-def _of_workload(workload: Workload, part: tuple[int, int | None]) -> dict[str, Any]:
-    start, stop = part
+def _of_workload(workload: Workload, parts: Mapping[str, Part] | None) -> dict[str, Any]:
+    asked = parts or first_parts(workload)
     return {
-        "tasks": list(workload.quality_tasks),
+        "tasks": list(asked),
         "tasks_path": workload.tasks_path,
-        "part": [start, min(filter(None, (stop, workload.quality_limit)), default=None)],
+        "parts": {task: list(part) for task, part in asked.items()},
         "concurrency": workload.quality_concurrency or CONCURRENCY[serves_on_gpu()],
     }
 
 
-def _say_what_is_left_out(left_out: Mapping[str, str], workload: Workload) -> None:
+def _say_what_is_left_out(left_out: Mapping[str, str], tasks: Sequence[str]) -> None:
     """Raises: ConfigError: nothing is left to ask."""
     for task, why in left_out.items():
         print(f"note: {task} is left out: {why}", file=sys.stderr, flush=True)
-    if len(left_out) == len(workload.quality_tasks):
+    if len(left_out) == len(tasks):
         raise ConfigError(
             "no quality task of the workload can be asked of this model", hint="add one such as perplexity_prose"
         )

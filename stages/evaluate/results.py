@@ -119,9 +119,8 @@ def keep_refusal(session: Session, subject: Subject) -> Refused:
 
 def limits_digest(profile: Profile) -> str:
     """The digest of what the gates follow from."""
-    return digest_of(
-        profile.model_dump(mode="json", exclude={"name", "description", "weights", "margins", "error_rate"})
-    )
+    limits = profile.model_dump(mode="json", exclude={"name", "description", "weights", "margins", "error_rate"})
+    return digest_of({"rules": RULES, **limits})
 
 
 def choice_digest(profile: Profile) -> str:

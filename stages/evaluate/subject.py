@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ from stages.evaluate.items import items_of
 from stages.evaluate.lanes import Lane
 from stages.evaluate.load import Known, Loading, Pace, StartLoad, check_fits
 from stages.evaluate.memory import PeakMemory
-from stages.evaluate.quality import joined, run_tasks, scores_of
+from stages.evaluate.quality import Part, first_parts, joined, run_tasks, scores_of
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import Interrupted, ServerFailed, SlipwayError
 from stages.parts.base.settings import Serving, Workload
@@ -57,6 +57,10 @@ class Subject:
         """The gates that it failed, in one sentence."""
         self.asked = False
         """Whether the quality of all items is known."""
+        self.exhausted: set[str] = set()
+        """The quality tasks of which all items were asked."""
+        self.question_s: dict[str, float] = {}
+        """Seconds for an item of each task, as measured now."""
         self.measured_now = False
         self.looks = 0
         """How often the choice was looked at with data of this variant."""
@@ -95,7 +99,7 @@ class Subject:
         self.smaller_load = StartLoad(samples.smaller_rounds, samples.smaller_trials)
         self._items, self._held_out = list(samples.items), list(samples.held_out)
         self._probes, self._agreement, self.quality = evaluation.probes, evaluation.agreement, evaluation.quality
-        self._not_asked = evaluation.not_asked
+        self._not_asked = dict(evaluation.not_asked)
         self._engine, self._kv_cache_tokens = evaluation.engine, evaluation.memory.kv_cache_tokens
         self._resident_bytes = evaluation.memory.peak_resident_bytes
         self._gpu_bytes = evaluation.memory.peak_gpu_bytes or 0
@@ -186,7 +190,8 @@ class Subject:
                 raise
 
     def ask(self, workload: Workload, *, include_defaults: bool) -> None:
-        """Ask the next part of the quality tasks: the first slice of the items, then the rest.
+        """Ask the next part of the quality tasks: the first slice of the items, then the rest of those that every
+        variant is asked.
 
         Raises:
             ServerFailed, MeasurementFailed, ConfigError, HubUnavailable.
@@ -194,17 +199,40 @@ class Subject:
         log = self._logs / f"evaluate-{self.name}.quality.log"
         # The items of a group whose tasks count equally are weighted by the numbers that were asked.
         whole = bool(self.quality) and all(each.weight == 1 for each in self._items)
-        part = (SLICE, None) if whole else (0, None if self.quality else SLICE)
+        start, stop = (SLICE, None) if whole else (0, None if self.quality else SLICE)
+        parts = first_parts(workload, start, stop)
+        scores = self._answered(parts, workload, log, include_defaults=include_defaults, joining=start > 0)
+        self.asked = bool(start) or stop is None or max((each.items for each in scores), default=0) < SLICE
+
+    def ask_further(self, more: Mapping[str, int], workload: Workload, *, include_defaults: bool) -> None:
+        """Ask so many more items of each task, as far as there are so many.
+
+        Raises:
+            ServerFailed, MeasurementFailed, ConfigError, HubUnavailable.
+        """
+        counts = {each.task: each.items for each in self.quality}
+        parts = {task: (counts[task], counts[task] + count) for task, count in more.items() if task in counts}
+        log = self._logs / f"evaluate-{self.name}.further.log"
+        scores = self._answered(parts, workload, log, include_defaults=include_defaults, joining=True)
+        got = {each.task: each.items for each in scores}
+        self.exhausted |= {task for task in parts if got.get(task, 0) < more[task]}
+
+    def _answered(
+        self, parts: Mapping[str, Part], workload: Workload, log: Path, *, include_defaults: bool, joining: bool
+    ) -> list[TaskScore]:
+        """The scores of these parts, which join those that are known or take their place."""
         with self._watched() as (server, lane):
             found = run_tasks(
-                lane.harness, server, self.directory, workload, log, include_defaults=include_defaults, part=part
+                lane.harness, server, self.directory, workload, log, include_defaults=include_defaults, parts=parts
             )
         server.check_alive()
-        self._not_asked = found["left_out"]
+        self._not_asked |= found["left_out"]
         scores, items = scores_of(found), list(items_of(found, QUALITY))
-        self.asked = bool(self.quality) or max((each.items for each in scores), default=0) < SLICE
-        self._items = [*self._items, *items] if part[0] else items
-        self.quality = joined(self.quality, scores, self.samples()) if part[0] else tuple(scores)
+        self._items = [*self._items, *items] if joining else items
+        self.quality = joined(self.quality, scores, self.samples()) if joining else tuple(scores)
+        for task, seconds in found["seconds"].items():
+            self.question_s[task] = seconds / max(1, found["items"][task])
+        return scores
 
     @property
     def loaded(self) -> StartLoad:

@@ -11,7 +11,7 @@ from stages.parts.base.settings import REFERENCE
 from stages.parts.records.production import Candidate, Change, Production, meaning
 from stages.report.cells import percent, signed
 
-TITLES: Final = {"quality": "Quality", "latency": "p95 latency", "throughput": "Throughput", "memory": "Weights"}
+TITLES: Final = {"quality": "Quality", "latency": "Latency", "throughput": "Throughput", "memory": "Weights"}
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,6 @@ def _measures(candidate: Candidate, reference: float | None, evaluation: Evaluat
         **divergence_measures(candidate.divergence, is_reference=candidate.variant == REFERENCE),
         "quality_recovery": quality / reference if quality is not None and reference else None,
         "memory_gib": memory / 2**30 if memory is not None else None,
-        "e2el_p95_ms": candidate.raw.get("latency"),
     }
 
 

@@ -51,15 +51,15 @@ def candidates_of(
 def candidate(found: Measurements, estimate: Estimate, name: str, *, price: Price | None) -> Candidate:
     """A variant without what only those that can be chosen have."""
     evaluation, drawn = found.evaluations.get(name), found.draws.get(name, {})
-    metrics = evaluation.metrics() if evaluation else {}
+    raw, intervals = figures(found, estimate, name)
     return Candidate(
         variant=name,
         digest=evaluation.variant_digest if evaluation else None,
         evaluation_key=evaluation.key if evaluation else None,
         evaluation_digest=digest_of(evaluation) if evaluation else None,
         excluded=None,
-        raw={metric: value for metric, value in metrics.items() if math.isfinite(value)},
-        intervals=intervals(metrics, drawn),
+        raw=raw,
+        intervals=intervals,
         change=changes(found, estimate, name),
         losses=tuple(
             Loss(task=task, **vars(each), verdict=each.verdict) for task, each in found.losses.get(name, {}).items()
@@ -165,16 +165,19 @@ def paired(reference: Mapping[str, Items], variant: Mapping[str, Items]) -> tupl
     return tuple(found)
 
 
-def intervals(values: Mapping[str, float], drawn: Mapping[str, Floats]) -> dict[str, Interval]:
-    """The 95 % interval of each metric that has draws: their percentiles 2.5 and 97.5."""
-    import numpy as np
-
-    found = {}
-    for metric, draws in drawn.items():
-        if metric in values and math.isfinite(values[metric]):
-            low, high = (float(each) for each in np.percentile(draws, [2.5, 97.5]))
-            found[metric] = Interval(low=min(low, values[metric]), high=max(high, values[metric]))
-    return found
+def figures(found: Measurements, estimate: Estimate, name: str) -> tuple[dict[str, float], dict[str, Interval]]:
+    """The metrics that are scored, and the 95 % intervals of those that have noise; what was measured of a variant that
+    can't be compared."""
+    if name not in estimate.evidence.variants:
+        measured = found.evaluations[name].metrics() if name in found.evaluations else {}
+        return {metric: value for metric, value in measured.items() if math.isfinite(value)}, {}
+    raw, intervals = {}, {}
+    for number, metric in enumerate(METRICS):
+        figure = estimate.figure(estimate.place(name), number)
+        raw[metric], (low, high) = math.exp(figure.value), _interval(figure)
+        if figure.deviation and low is not None and high is not None:
+            intervals[metric] = Interval(low=math.exp(low), high=math.exp(high))
+    return raw, intervals
 
 
 def cost_of(evaluation: Evaluation, price: Price | None, drawn: Mapping[str, Floats]) -> Cost | None:

@@ -80,11 +80,13 @@ def choose(basis: Basis, evaluations: Mapping[str, Evaluation], samples: Mapping
     excluded = basis.excluded | found.unusable
     excluded |= {name: "; ".join(gate.reasons) for name, gate in found.gates.items() if gate.verdict != "pass"}
     excluded |= {name: "was not loaded" for name in found.measured if name not in {*found.loaded, *excluded}}
-    missing = tuple(sorted({*basis.missing, *found.unusable}))
     _check_choosable(found, profile, excluded)
     criteria = found.criteria(profile)
     estimate = Estimate(found.evidence(), criteria)
-    verdict = _judged(found, estimate, [name for name in found.loaded if name not in excluded], missing)
+    apart = [name for name in found.loaded if name not in estimate.evidence.variants]
+    excluded |= dict.fromkeys(apart, "no server of it was loaded beside one that can be compared with the reference")
+    missing = tuple(sorted({*basis.missing, *found.unusable, *apart}))
+    verdict = _judged(found, estimate, excluded, missing)
     return Choice(
         winner=found.evaluations[verdict.chosen],
         verdict=verdict,
@@ -112,14 +114,23 @@ def _check_choosable(found: Measurements, profile: Profile, excluded: Mapping[st
         )
 
 
-def _judged(found: Measurements, estimate: Estimate, able: list[str], missing: tuple[str, ...]) -> Verdict:
+def _judged(found: Measurements, estimate: Estimate, excluded: Mapping[str, str], missing: tuple[str, ...]) -> Verdict:
     """The verdict at the last look. A variant that was looked at less often than others was beaten by then."""
-    from scoring.choice import judge
+    from scoring.choice import judge, lacking
 
-    looks = {name: found.evaluations[name].looks for name in able}
+    able = [name for name in estimate.evidence.variants if name not in excluded]
+    unclear = {
+        name: found.gates[name].more_items
+        for name in estimate.evidence.variants
+        if found.gates[name].verdict == "unclear"
+    }
+    looks = {name: found.evaluations[name].looks for name in (*able, *unclear)}
     times = max(looks.values(), key=len)
     beaten = [name for name, each in looks.items() if len(each) < len(times)]
-    return judge(estimate.evidence, estimate.criteria, able=able, beaten=beaten, missing=missing, times=times or (1.0,))
+    verdict = judge(
+        estimate.evidence, estimate.criteria, able=able, unclear=unclear, beaten=beaten, times=times or (1.0,)
+    )
+    return lacking(verdict, missing)
 
 
 def document(choice: Choice, *, run: str | None, release: str) -> Production:

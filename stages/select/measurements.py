@@ -80,7 +80,7 @@ class Measurements:
             NoWinner: they cannot be compared.
         """
         try:
-            return evidence_of({name: self.measured[name] for name in self.loaded})
+            return evidence_of({name: self.measured[name] for name in self.loaded}, self.reference)
         except ValueError as error:
             raise NoWinner(f"the variants can't be compared: {error}", hint="measure them again in one run") from error
 

@@ -7,7 +7,7 @@ from typing import Final
 from scoring.metrics import odds, shown
 from stages.parts.records.production import Candidate, Production
 
-HEADINGS: Final = {"quality": "Quality", "latency": "p95 latency", "throughput": "Throughput", "memory": "Weights"}
+HEADINGS: Final = {"quality": "Quality", "latency": "Latency", "throughput": "Throughput", "memory": "Weights"}
 
 
 def markdown(decision: Production) -> str:

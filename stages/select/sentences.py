@@ -32,14 +32,19 @@ def reason_of(
         missing: the variants because of which the decision is incomplete.
         excluded: why, by variant.
     """
+    unclear = [each.other for each in verdict.comparisons if each.other not in verdict.ranking]
     said = _settled(verdict, criteria, starts)
     if missing:
         said = f"Incomplete: {_listed(missing)} could not be made or measured. Of the others, {said}"
     if change:
         against = criteria.reference if isinstance(criteria.reference, str) else "the profile's values"
         said += f" Against {against}: {', '.join(_change(name, change.get(name)) for name in METRICS)}."
-    if excluded:
-        said += " Excluded: " + "; ".join(f"{name}: {why}" for name, why in excluded.items()) + "."
+    for what, names in (
+        ("Not shown to pass the gates", unclear),
+        ("Excluded", [name for name in excluded if name not in unclear]),
+    ):
+        if names:
+            said += f" {what}: {'; '.join(f'{name}: {excluded[name]}' for name in names)}."
     return said
 
 

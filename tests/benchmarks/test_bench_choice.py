@@ -60,7 +60,7 @@ def test_a_third_variant_never_changes_the_order_of_two():
 
 def test_the_questions_are_those_of_the_default_workload():
     assert (*TASKS, "perplexity_prose") == WORKLOAD.quality_tasks
-    assert max(items for items, _ in TASKS.values()) == WORKLOAD.quality_limit
+    assert max(task.items for task in TASKS.values()) == WORKLOAD.quality_limit
 
 
 def test_each_block_is_charged_its_starts_and_load_and_each_variant_its_quality():

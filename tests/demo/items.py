@@ -15,7 +15,7 @@ from tests.demo.corpus import PASSAGE_CHARS, Corpus, words
 
 SEED: Final = 7
 HELD_OUT_TEXTS: Final = 80
-CONTINUATIONS: Final = 200
+CONTINUATIONS: Final = 800
 CONTINUATION_WORDS: Final = 8
 SHORTEST_CONTEXT_WORDS: Final = 30
 LONGEST_CONTEXT_WORDS: Final = 40

@@ -29,14 +29,14 @@ def score(values, made_by=None):
 @pytest.mark.parametrize(
     ("better", "expected"),
     [
-        ([1, 1, 1, 1], 0.5),  # the reference: no loss, and nothing gained
-        ([1, 2, 2, 1], 0.9),
-        ([1, 2**0.5, 2**0.5, 1], 0.7),
-        ([1, 1, 1, 4], 0.6),
-        ([0.95, 1, 1, 1], 0.0),
-        ([0.95**0.5, 1, 1, 1], 0.25),
+        ([1, 1, 1, 1], 0.5),  # the reference, in the middle of what can be lost and gained
+        ([1, 2, 2, 1], 0.7),
+        ([1, 2**0.5, 2**0.5, 1], 0.6),
+        ([1, 1, 1, 4], 0.55),
+        ([0.95, 1, 1, 1], 0.25),
+        ([0.95**0.5, 1, 1, 1], 0.375),
         ([1.1, 9, 9, 9], 1.0),
-        ([0.5, 0.5, 0.5, 0.5], 0.0),
+        ([0.5, 0.5, 0.5, 0.25], 0.0),
     ],
 )
 def test_the_anchors_are_as_documented(better, expected):
@@ -72,10 +72,16 @@ def test_units_do_not_matter(better, shares, units):
     assert given_units == pytest.approx(scores(log_ratios(values, REFERENCE), criteria(shares))[0], abs=1e-8)
 
 
-def test_a_slower_variant_than_the_reference_loses_to_it_although_both_are_clipped():
-    ratios = np.log([[1.0, 0.9, 0.9, 1.0], [1.0, 1.0, 1.0, 1.0]])
-    assert scores(ratios, criteria())[0].tolist() == [0.5, 0.5]
+def test_of_two_variants_that_are_both_clipped_the_slower_one_loses():
+    ratios = np.log([[1.0, 0.3, 0.3, 1.0], [1.0, 0.4, 0.4, 1.0]])
+    assert scores(ratios, criteria())[0].tolist() == [0.3, 0.3]
     assert ranked(ratios, criteria()).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("memory", [0.25, 0.3, 0.6])
+def test_a_fifth_slower_costs_more_than_any_memory_saved_and_as_fast_with_half_the_memory_wins(memory):
+    ratios = np.log([[1.0, 1.0, 1.0, 1.0], [1.0, 1 / 1.2, 1 / 1.2, 1 / memory], [1.0, 1.0, 1.0, 2.0]])
+    assert ranked(ratios, criteria()).tolist() == [2, 0, 1]
 
 
 def test_a_quality_of_zero_counts_as_zero():

@@ -107,4 +107,7 @@ def test_a_gate_says_how_many_items_it_needs():
     assert few.more_items == pytest.approx((0.03 / 0.02) ** 2)
     assert TaskLoss(value=0.01, low=0.0, high=0.02, limit=0.03).more_items == 1
     lost = TaskLoss(value=0.05, low=0.04, high=0.06, limit=0.03)
-    assert (lost.verdict, lost.more_items) == ("fail", math.inf)
+    assert (lost.verdict, lost.more_items) == ("fail", 1)
+    worse = TaskLoss(value=0.04, low=0.02, high=0.06, limit=0.03)
+    assert (worse.verdict, worse.more_items) == ("unclear", pytest.approx(4))
+    assert TaskLoss(value=0.03, low=0.02, high=0.04, limit=0.03).more_items == math.inf

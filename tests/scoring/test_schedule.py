@@ -9,7 +9,7 @@ from scoring.criteria import Criteria, Values
 from scoring.estimate import Evidence
 from scoring.losses import Quality
 from scoring.schedule import Plan, Progress, look, next_block
-from scoring.starts import effects
+from scoring.starts import Effects
 
 PLAN = Plan(budget_s=1000, start_s=40, round_s=30, quality_s=50)
 CRITERIA = Criteria()
@@ -19,7 +19,7 @@ def evidence(names, speeds, blocks, noise=0.01) -> Evidence:
     random = np.random.default_rng(0)
     logs = np.log(speeds)[:, None] * [-1, 1] + noise * random.standard_normal((blocks, len(names), 2))
     quality = Quality(np.full(len(names), np.log(0.7)), np.eye(len(names)) * 1e-7)
-    return Evidence(tuple(names), quality, effects(logs), np.full(len(names), 16e9))
+    return Evidence(tuple(names), quality, Effects(logs), np.full(len(names), 16e9))
 
 
 def test_every_variant_is_first_equally_often():
@@ -39,11 +39,13 @@ def test_two_blocks_are_measured_whatever_the_budget_and_the_second_look_is_the_
     names = ("fp16", "awq")
     progress = Progress(5000, names, names)
     assert next_block(PLAN, progress) == names
-    progress, verdict, go_on = look(PLAN, progress, evidence(names, [1, 1.8], 1), CRITERIA, spent_s=5200)
+    seen = look(PLAN, progress, evidence(names, [1, 1.8], 1), CRITERIA, spent_s=5200)
+    progress, verdict, go_on = seen.progress, seen.verdict, seen.goes_on
     assert (verdict.outcome, go_on) == ("unresolved", True)
     assert progress.times[0] < 1
     assert next_block(PLAN, progress) == ("awq", "fp16")
-    progress, verdict, go_on = look(PLAN, progress, evidence(names, [1, 1.8], 2, 0.001), CRITERIA, spent_s=5400)
+    seen = look(PLAN, progress, evidence(names, [1, 1.8], 2, 0.001), CRITERIA, spent_s=5400)
+    progress, verdict, go_on = seen.progress, seen.verdict, seen.goes_on
     assert (verdict.outcome, go_on) == ("decided", False)
     assert (progress.spent_s, progress.times[-1]) == (5400, 1.0)
 
@@ -60,7 +62,8 @@ def test_servers_that_start_together_are_charged_one_start():
 def test_a_settled_choice_ends_the_measurement():
     names = ("fp16", "awq")
     progress = Progress(500, names, names, times=(0.1, 0.3, 0.5))
-    after, verdict, go_on = look(PLAN, progress, evidence(names, [1, 1.8], 4), CRITERIA)
+    seen = look(PLAN, progress, evidence(names, [1, 1.8], 4), CRITERIA)
+    after, verdict, go_on = seen.progress, seen.verdict, seen.goes_on
     assert (verdict.outcome, verdict.chosen, go_on) == ("decided", "awq", False)
     assert after.spent_s == 700
 
@@ -68,7 +71,8 @@ def test_a_settled_choice_ends_the_measurement():
 def test_what_cannot_win_is_not_measured_any_more():
     names = ("fp16", "awq", "gptq")
     progress = Progress(100, names, names, times=(0.1, 0.2))
-    after, verdict, go_on = look(PLAN, progress, evidence(names, [1, 1.8, 1.81], 3, 0.03), CRITERIA)
+    seen = look(PLAN, progress, evidence(names, [1, 1.8, 1.81], 3, 0.015), CRITERIA)
+    after, verdict, go_on = seen.progress, seen.verdict, seen.goes_on
     assert verdict.outcome == "unresolved"
     assert go_on
     assert after.running == ("awq", "gptq")
@@ -79,7 +83,8 @@ def test_what_cannot_win_is_not_measured_any_more():
 def test_the_budget_ends_an_unresolved_measurement_with_what_would_settle_it():
     names = ("fp16", "awq")
     progress = Progress(700, names, names, times=(0.3, 0.5, 0.7))
-    after, verdict, go_on = look(PLAN, progress, evidence(names, [1, 1.02], 4, 0.05), CRITERIA)
+    seen = look(PLAN, progress, evidence(names, [1, 1.02], 4, 0.05), CRITERIA)
+    after, verdict, go_on = seen.progress, seen.verdict, seen.goes_on
     assert (verdict.outcome, go_on) == ("unresolved", False)
     assert after.times[-1] == 1.0
     assert verdict.more is not None
@@ -87,9 +92,9 @@ def test_the_budget_ends_an_unresolved_measurement_with_what_would_settle_it():
 
 def test_a_reference_that_cannot_be_chosen_is_measured_for_the_scale_only():
     progress = Progress(0, ("awq", "gptq"), ("fp16", "awq", "gptq"))
-    after, *_ = look(PLAN, progress, evidence(progress.running, [1, 1.3, 1.3], 1), CRITERIA)
+    after = look(PLAN, progress, evidence(progress.running, [1, 1.3, 1.3], 1), CRITERIA).progress
     assert "fp16" in after.running
-    after, *_ = look(PLAN, after, evidence(progress.running, [1, 1.3, 1.3], 2), CRITERIA)
+    after = look(PLAN, after, evidence(progress.running, [1, 1.3, 1.3], 2), CRITERIA).progress
     assert "fp16" not in after.running
 
 
@@ -97,9 +102,11 @@ def test_a_larger_budget_leaves_the_looks_where_they_were_and_decides_with_the_r
     names = ("fp16", "awq")
     progress = Progress(1000, names, names, times=(0.0, 0.6, 1.0))
     close = evidence(names, [1, 1.02], 3, 0.05)
-    again, _, go_on = look(replace(PLAN, budget_s=2000), progress, close, CRITERIA, spent_s=1000, again=True)
+    seen = look(replace(PLAN, budget_s=2000), progress, close, CRITERIA, spent_s=1000, again=True)
+    again, go_on = seen.progress, seen.goes_on
     assert (again.times, go_on) == (progress.times, True)
-    after, _, go_on = look(replace(PLAN, budget_s=2000), again, evidence(names, [1, 1.02], 4, 0.05), CRITERIA)
+    seen = look(replace(PLAN, budget_s=2000), again, evidence(names, [1, 1.02], 4, 0.05), CRITERIA)
+    after, go_on = seen.progress, seen.goes_on
     assert (after.times, go_on) == ((0.0, 0.6, 1.0, pytest.approx(1.2)), True)
 
 
@@ -107,7 +114,8 @@ def test_a_budget_that_is_not_large_enough_for_another_block_spends_nothing():
     names = ("fp16", "awq")
     progress = Progress(1000, names, names, times=(0.0, 0.6, 1.0))
     close = evidence(names, [1, 1.02], 3, 0.05)
-    again, _, go_on = look(replace(PLAN, budget_s=1100), progress, close, CRITERIA, spent_s=1000, again=True)
+    seen = look(replace(PLAN, budget_s=1100), progress, close, CRITERIA, spent_s=1000, again=True)
+    again, go_on = seen.progress, seen.goes_on
     assert (again.times, go_on) == (progress.times, False)
 
 
@@ -115,18 +123,22 @@ def test_a_measurement_that_was_interrupted_is_looked_at_when_it_was_and_ends_wi
     names = ("fp16", "awq")
     progress = Progress(600, names, names, times=(0.0, 0.6))
     close = evidence(names, [1, 1.02], 2, 0.05)
-    again, _, go_on = look(PLAN, progress, close, CRITERIA, spent_s=600, again=True)
+    seen = look(PLAN, progress, close, CRITERIA, spent_s=600, again=True)
+    again, go_on = seen.progress, seen.goes_on
     assert (again.times, go_on) == ((0.0, 0.6), True)
-    after, _, go_on = look(PLAN, again, evidence(names, [1, 1.02], 3, 0.05), CRITERIA)
+    seen = look(PLAN, again, evidence(names, [1, 1.02], 3, 0.05), CRITERIA)
+    after, go_on = seen.progress, seen.goes_on
     assert after.times == (0.0, 0.6, pytest.approx(0.8))
-    ended, _, go_on = look(replace(PLAN, budget_s=700), progress, close, CRITERIA, spent_s=600, again=True)
+    seen = look(replace(PLAN, budget_s=700), progress, close, CRITERIA, spent_s=600, again=True)
+    ended, go_on = seen.progress, seen.goes_on
     assert (ended.times, go_on) == ((0.0, 1.0), False)
 
 
 def test_a_look_without_an_estimate_of_the_noise_spends_nothing():
     progress = Progress(400, ("awq",), ("awq",), times=(0.0, 0.4))
     once = evidence(("fp16", "awq"), [1, 1.8], 1)
-    after, _, _ = look(PLAN, replace(progress, able=("fp16", "awq"), running=("awq",)), once, CRITERIA)
+    seen = look(PLAN, replace(progress, able=("fp16", "awq"), running=("awq",)), once, CRITERIA)
+    after = seen.progress
     assert after.times == (0.0, 0.4, 0.4)
 
 
@@ -146,9 +158,10 @@ def _decided_within_budgets(random: np.random.Generator) -> bool:
     for budget in range(1, 6):
         plan, again, go_on = replace(PLAN, budget_s=1000 * budget), budget > 1, True
         while go_on:
-            measured = Evidence(names, quality, effects(logs[: len(progress.times) + (not again)]), memory)
+            measured = Evidence(names, quality, Effects(logs[: len(progress.times) + (not again)]), memory)
             spent_s = progress.spent_s + plan.block_s(2) * (not again)
-            progress, verdict, go_on = look(plan, progress, measured, criteria, spent_s=spent_s, again=again)
+            seen = look(plan, progress, measured, criteria, spent_s=spent_s, again=again)
+            progress, verdict, go_on = seen.progress, seen.verdict, seen.goes_on
             again = False
         if verdict.outcome != "unresolved":
             return verdict.outcome == "decided"
@@ -159,6 +172,7 @@ def _decided_within_budgets(random: np.random.Generator) -> bool:
 def test_a_missing_variant_does_not_prolong_the_measurement(missing):
     names = ("fp16", "awq")
     progress = Progress(500, names, names, times=(0.1, 0.3, 0.5))
-    _, verdict, go_on = look(PLAN, progress, evidence(names, [1, 1.8], 4), CRITERIA, missing)
+    seen = look(PLAN, progress, evidence(names, [1, 1.8], 4), CRITERIA, missing)
+    verdict, go_on = seen.verdict, seen.goes_on
     assert not go_on
     assert verdict.outcome == ("incomplete" if missing else "decided")

@@ -19,6 +19,8 @@ from stages.evaluate.questions.question import Question, Served, asked
 from stages.evaluate.questions.requests import parsed, without_fence
 from stages.parts.model.hub import dataset_file
 
+MIXED: Final = 1490
+"""Prompts of ours among IFEval's 510; those after them are all ours."""
 MAX_TOKENS: Final = 1280
 """lm-eval's limit."""
 WORD: Final = re.compile(r"\w+")
@@ -43,10 +45,11 @@ def ifeval(served: Served) -> Iterator[Question]:
 def instructions(served: Served) -> Iterator[Question]:
     """IFEval's prompts and ours in turn, since IFEval alone has too few to show that little was lost."""
     theirs, ours = rows(dataset_file(DATA["ifeval"])), written.rows()
-    every = len(ours) // max(1, len(theirs)) + 1
+    mixed, further = ours[:MIXED], ours[MIXED:]
+    every = len(mixed) // max(1, len(theirs)) + 1
     for number, row in enumerate(theirs):
-        ours.insert(number * every, row)
-    return _questions(served, ours)
+        mixed.insert(number * every, row)
+    return _questions(served, [*mixed, *further])
 
 
 def _questions(served: Served, given: Sequence[Mapping[str, Any]]) -> Iterator[Question]:

@@ -51,6 +51,8 @@ class Question:
     grade: Callable[[Choice], Any]
     """An answer's value under the task's metric. Whatever a model writes is graded; a choice without the fields of the
     API is an error."""
+    cluster: str | None = None
+    """The name of what it shares with other questions of its task, such as a text; None: nothing."""
 
     @property
     def digest(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from stages.evaluate.questions.question import Question, Served, asked
@@ -19,7 +19,7 @@ from stages.parts.model.corpora import read_documents, text_path
 SEED: Final = 20260102
 LENGTHS: Final = (1.0, 0.5, 0.25)
 """Shares of the served context, in turn."""
-TEXTS: Final = 48
+TEXTS: Final = 192
 NEEDLES: Final = 48
 """At most, in one text."""
 TOKENS_PER_NEEDLE: Final = 64
@@ -65,7 +65,7 @@ def recall(served: Served) -> Iterator[Question]:
         needles = _needles(chance, max(1, min(NEEDLES, room // TOKENS_PER_NEEDLE)))
         text = fits.text(chance, needles, room)
         for each in needles:
-            yield _question(served, text, each)
+            yield replace(_question(served, text, each), cluster=f"text {number}")
 
 
 def _question(served: Served, text: str, needle: Needle) -> Question:

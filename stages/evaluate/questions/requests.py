@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from stages.evaluate.questions.question import Choice, Question, Served, message, said
 
-COUNT: Final = 2000
+COUNT: Final = 8000
 SEED: Final = 20260101
 MAX_TOKENS: Final = 256
 FENCE: Final = "```"

@@ -57,31 +57,40 @@ class Gate:
     """Whether one variant can be chosen."""
 
     verdict: Literal["pass", "fail", "unclear"]
-    """unclear: it may be good enough, but there are too few items to show it. It can't be chosen either."""
+    """unclear: it may be good enough, but there are too few items to show it. It is not chosen, and nothing is settled
+    as long as it may be better than what is."""
     reasons: tuple[str, ...] = ()
     """One for each thing that fails or is unclear."""
     more_items: float = 1.0
     """How many times the items would settle what is unclear; infinite if no number would."""
 
 
-def evidence_of(measured: Mapping[str, Measured]) -> Evidence:
-    """The evidence of variants whose quality and load were measured.
+def evidence_of(measured: Mapping[str, Measured], reference: str = "") -> Evidence:
+    """The evidence of variants whose quality and load were measured, without those that were never started in a block
+    with the reference, directly or through others: they can't be compared.
+
+    Args:
+        reference: the variant that the others are compared with; by default the first.
 
     Raises:
-        ValueError: the variants have no quality task in common; one was never loaded; or two share no block, directly
-            or through others.
+        ValueError: the variants have no quality task in common, or no request that was answered.
         DamagedModel: the starts of a server were asked different questions.
     """
     import numpy as np
 
     from scoring.estimate import Evidence
     from scoring.losses import mean_quality
-    from scoring.starts import effects
+    from scoring.starts import Effects, comparable
 
-    samples = {name: each.samples for name, each in measured.items()}
-    quality = mean_quality(list(qualities(samples).values()))
-    memory = np.array([each.memory_bytes for each in measured.values()], dtype=float)
-    return Evidence(tuple(measured), quality, effects(speeds(list(samples.values()))), memory)
+    logs = speeds([each.samples for each in measured.values()])
+    names = list(measured)
+    place = names.index(reference) if reference in measured else 0
+    places = comparable(logs, place)
+    within = {names[each]: measured[names[each]] for each in places}
+    quality = mean_quality(list(qualities({name: each.samples for name, each in within.items()}).values()))
+    memory = np.array([each.memory_bytes for each in within.values()], dtype=float)
+    logs = logs[:, places]
+    return Evidence(tuple(within), quality, Effects(logs[np.isfinite(logs).any(axis=(1, 2))]), memory)
 
 
 def gates_of(measured: Mapping[str, Measured], criteria: Criteria, constraints: Constraints) -> dict[str, Gate]:

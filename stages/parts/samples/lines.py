@@ -104,6 +104,8 @@ class _OfTask(_Line):
     doc_hash: str | None = None
     weight: float = 1.0
     """How much the item counts in the score of its group."""
+    cluster: str | None = None
+    """What the item shares with others of its task, such as a text; None in older samples."""
 
 
 class AccuracyItem(_OfTask):

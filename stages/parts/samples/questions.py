@@ -63,7 +63,7 @@ def _accuracy_items(samples: Samples, task: str, hashed: bool) -> Items:
     values = np.array([[item.correct for item in each] for each in asked])
     weights = np.array([item.weight for item in asked[0]])
     weighted = weights if (weights != 1).any() else None
-    return Items(values[0] if len(asked) == 1 else values, weights=weighted, names=names)
+    return Items(values[0] if len(asked) == 1 else values, None, weighted, names, _clusters(asked[0], names))
 
 
 def _perplexity_items(samples: Samples, task: str, hashed: bool) -> Items:
@@ -76,7 +76,7 @@ def _perplexity_items(samples: Samples, task: str, hashed: bool) -> Items:
     # A text counts by its bytes.
     values = np.array([[item.loglikelihood * item.weight for item in each] for each in asked])
     sizes = np.array([item.bytes * item.weight for item in asked[0]])
-    return Items(values[0] if len(asked) == 1 else values, sizes=sizes, names=names)
+    return Items(values[0] if len(asked) == 1 else values, sizes, None, names, _clusters(asked[0], names))
 
 
 def _names(task: str, asked: Sequence[Sequence[Item]], hashed: bool) -> tuple[str, ...]:
@@ -85,6 +85,13 @@ def _names(task: str, asked: Sequence[Sequence[Item]], hashed: bool) -> tuple[st
     if len(names) > 1:
         raise ValueError(f"the starts of the server were asked different questions of {task}")
     return names.pop()
+
+
+def _clusters(items: Sequence[Item], names: Sequence[str]) -> tuple[str, ...] | None:
+    """The cluster of each item; one without a cluster is one by itself."""
+    if not any(each.cluster for each in items):
+        return None
+    return tuple(each.cluster or name for each, name in zip(items, names, strict=True))
 
 
 def _place(item: Item) -> tuple[str, int]:

@@ -130,7 +130,13 @@ def rest_of(harness: Preloaded, directory: Path, log: Path) -> list[int]:
     without_limit = workload("gsm8k").model_copy(update={"quality_limit": None})
     with scripted(0, solved) as endpoint:
         found = run_tasks(
-            harness, served(endpoint), directory, without_limit, log, include_defaults=False, part=(15, None)
+            harness,
+            served(endpoint),
+            directory,
+            without_limit,
+            log,
+            include_defaults=False,
+            parts={"gsm8k": (15, None)},
         )
     return [each["doc_id"] for each in found["samples"]["gsm8k"]]
 

@@ -12,7 +12,7 @@ from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Evaluation, Goodput
 from stages.parts.records.production import Cost, Price
-from stages.select.candidates import cost_of, intervals, recovery
+from stages.select.candidates import cost_of, recovery
 from stages.select.selection import select
 from tests.samples import measured_store
 
@@ -76,14 +76,6 @@ def test_without_a_price_there_is_no_cost_and_with_another_price_another_decisio
     assert not reused
     assert select(store, BALANCED, VARIANTS, price=Price(per_hour=1))[0]
     assert priced.key != without.key
-
-
-def test_an_interval_holds_its_value_and_95_percent_of_the_draws():
-    drawn = {"latency": np.linspace(0, 1000, 1001), "throughput": np.array([4.0, 5.0])}
-    found = intervals({"latency": 500.0, "throughput": 6.0, "memory": 1.0}, drawn)
-    assert (found["latency"].low, found["latency"].high) == pytest.approx((25, 975))
-    assert found["throughput"].high == 6
-    assert found.keys() == {"latency", "throughput"}
 
 
 def test_recovery_is_computed_task_by_task(store):

@@ -8,12 +8,12 @@ import re
 import numpy as np
 import pytest
 
-from scoring.choice import Verdict, judge
+from scoring.choice import Verdict, judge, lacking
 from scoring.criteria import Criteria, Weights
 from scoring.estimate import Evidence
 from scoring.losses import Quality
 from scoring.metrics import odds
-from scoring.starts import effects
+from scoring.starts import Effects
 from stages.parts.records.production import Change
 from stages.select.sentences import reason_of
 
@@ -29,7 +29,7 @@ def evidence(seed: int) -> Evidence:
     speed = chance.normal(0, apart, (1, 3, 1)) * [-1, 1] + noise * chance.standard_normal((starts, 3, 2))
     quality = math.log(0.6) - np.abs(chance.normal(0, apart / 10, 3))
     covariance = np.eye(3) * (noise / 10) ** 2
-    return Evidence(VARIANTS, Quality(quality, covariance), effects(speed), np.exp(chance.normal(0, apart, 3)))
+    return Evidence(VARIANTS, Quality(quality, covariance), Effects(speed), np.exp(chance.normal(0, apart, 3)))
 
 
 def said(verdict: Verdict, criteria: Criteria | None = None, starts: int = 2) -> str:
@@ -68,14 +68,14 @@ def test_every_sentence_agrees_with_its_verdict() -> None:
 
 
 def test_only_margins_of_metrics_that_count_are_named() -> None:
-    same = Evidence(VARIANTS, Quality(np.zeros(3), np.zeros((3, 3))), effects(np.zeros((3, 3, 2))), np.ones(3))
+    same = Evidence(VARIANTS, Quality(np.zeros(3), np.zeros((3, 3))), Effects(np.zeros((3, 3, 2))), np.ones(3))
     speed = Criteria(weights=Weights(quality=0, latency=1, throughput=0, memory=0))
     assert "they differ by less than 3% in speed." in said(judge(same, speed), speed)
     assert "less than 0.5% in quality, 3% in speed and 1% in memory." in said(judge(same, Criteria()))
 
 
 def test_a_missing_variant_comes_first_and_what_is_excluded_last() -> None:
-    verdict = judge(evidence(1), Criteria(), able=["fp16"], missing=["gptq"])
+    verdict = lacking(judge(evidence(1), Criteria(), able=["fp16"]), ["gptq"])
     change = {
         "quality": Change(value=-0.004, low=-0.02, high=0.01),
         "latency": Change(value=-0.2, low=-0.25, high=-0.15),
