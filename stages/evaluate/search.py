@@ -92,7 +92,7 @@ class Search:
         fail.
 
         A failure at this rate, or just above it, counts if there are two of them; one is enough where earlier starts
-        had their capacity; and one more is needed if just below the server was not strained at all.
+        had their capacity; and one more is needed if the server was far less strained just below.
         """
         place = self._place_of(high)
         jumps = low is not None and high.strain >= LARGEST**2 * low.strain
