@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import capacity
 from pipeline.config import load
 from scoring.anchored import log_margins, log_ratios, scores
 from scoring.arrays import Floats
@@ -466,6 +467,7 @@ def main() -> None:
     for line in calibration(arguments.runs * 15):
         print(line, flush=True)
     cases = arguments.runs * 500
+    print("", *capacity.table(), sep="\n")
     print(f"\na third variant changed the order of two in {reversals(cases)} of {cases:,} random cases")
     print(f"\n{arguments.runs} runs a row, {(time.monotonic() - began) / 60:.0f} minutes")
 

@@ -49,7 +49,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Limits:
-    """A run ends early as soon as more than *allowed* of the requests that count have missed a target."""
+    """A run ends early as soon as more than *allowed* of the requests that count have taken longer than a limit."""
 
     ttft_ms: float
     tpot_ms: float

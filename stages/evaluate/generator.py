@@ -43,7 +43,7 @@ def run_vllm(arguments: Sequence[str], limits: dict[str, Any] | None = None) -> 
 
 def ending_early(send: Send, *, ttft_ms: float, tpot_ms: float, allowed: int, first: int, end: int) -> Send:
     """*send*, which ends the program with ``ENDED_EARLY`` once more than *allowed* of the requests from number *first*
-    up to *end* have missed a target."""
+    up to *end* have taken longer than a limit."""
     missed = 0
 
     async def send_and_count(request_func_input: Any, *arguments: Any, **named: Any) -> Any:

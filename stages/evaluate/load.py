@@ -1,7 +1,8 @@
 """The load after one start of a server, as production sees it: requests that arrive at random, whether or not earlier
 ones are answered.
 
-1. The capacity: the highest rate at which the workload's targets hold, by trials.
+1. The capacity: the highest rate at which the workload's targets hold, by trials of rates on a scale that all variants
+   share. A failed trial is repeated before it is believed.
 2. The rounds: latency at a fixed rate, the same for all variants: 70 % of the reference's capacity.
 
 Servers that stand side by side take turns, trial by trial and round by round: what slows the machine for a while slows
@@ -23,15 +24,18 @@ from typing import Final
 
 from scoring.schedule import ROUNDS
 from stages.evaluate.bench import Call, Limits, Target, send
-from stages.evaluate.search import OTHER_STEPS, OWN_STEPS, Search
+from stages.evaluate.search import OTHER_STEPS, Search
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import ConfigError, MeasurementFailed
 from stages.parts.base.settings import Serving, Slo, Workload
-from stages.parts.samples.capacity import SHARE, capacity_per_s, strain_of, throughput_of, tried
+from stages.parts.samples.capacity import LARGEST, SHARE, capacity_per_s, strain_of, throughput_of, tried
 from stages.parts.samples.lines import LoadRun, LoadSamples, Phase, TimedRequest
 
-LOWER_TRIALS: Final = 5
-"""Further trials if no rate has held yet: a machine that was busy for some seconds must not end a variant."""
+MORE_TRIALS: Final = 5
+"""Further trials where the capacity is not enclosed yet or a failure not confirmed: a machine that was busy for some
+seconds must not end a variant, nor halve its capacity."""
+WIDE: Final = 4
+"""Steps of the search's scale within which the capacity has to be enclosed: almost one and a half times the rate."""
 RATE_SHARE: Final = 0.7
 """The share of the reference's capacity at which latency is measured: as busy as a server that still has room for peaks
 usually is."""
@@ -160,7 +164,7 @@ class Loading:
         if slo is None:
             return
         if own:
-            search = Search.around(own, OWN_STEPS, start)
+            search = Search.again(own, start)
         else:
             sent = _sent_per_s(self.trials[0])
             search = Search.around(reference, OTHER_STEPS, start) if reference else Search.after(sent, start)
@@ -184,11 +188,9 @@ class Loading:
 
     def _try_rates(self, search: Search, slo: Slo) -> Iterator[LoadSamples]:
         workload, before = self.target.workload, len(self.trials)
-        while (made := len(self.trials) - before) < workload.trials + LOWER_TRIALS:
+        while (made := len(self.trials) - before) < workload.trials + MORE_TRIALS:
             rated = [each for each in map(tried, self.trials) if each]
-            if made >= workload.trials and any(each.held for each in rated):
-                return
-            if (rate := search.following(rated)) is None:
+            if (rate := search.following(rated, close=1 if made < workload.trials else WIDE)) is None:
                 return
             self.trials.append(_try(self.target, self.start, rate, slo, len(self.trials)))
             yield self.trials[-1]
@@ -216,11 +218,11 @@ def _first_look(target: Target, start: int) -> LoadSamples:
 
 
 def _try(target: Target, start: int, rate: float, slo: Slo, number: int) -> LoadSamples:
-    """A trial of a rate, which is ended early once the targets can't hold any more."""
+    """A trial of a rate, which is ended early once its strain is certain to be more than what counts."""
     workload = target.workload
     ramp, counted = math.ceil(rate * workload.ramp_s), max(FEWEST, math.ceil(rate * workload.trial_s))
     allowed = counted - math.ceil(SHARE * counted)
-    limits = Limits(slo.ttft_ms, slo.tpot_ms, allowed, ramp, ramp + counted)
+    limits = Limits(LARGEST * slo.ttft_ms, LARGEST * slo.tpot_ms, allowed, ramp, ramp + counted)
     call = _call(target, start, number + 1, counted + 2 * ramp, rate_per_s=rate, limits=limits)
     requests = send(target, call)
     common = {"targets_ms": (slo.ttft_ms, slo.tpot_ms), "rate_per_s": rate}

@@ -1,5 +1,5 @@
 """The search for the highest rate that a server holds: rates further and further apart until one holds and one does
-not, then bisection between them.
+not, then the rate closest to the capacity as far as it is known, until the two are close and the failure is confirmed.
 
 All rates lie on a scale that is the same for all variants after their starts of the same number: servers that differ by
 nothing are tried at the same rates. From start to start the scale is shifted, so that where its rates lie averages out.
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from stages.parts.samples.capacity import Tried, bracket
+from stages.parts.samples.capacity import LARGEST, Tried, bracket, capacity_per_s
 
 CLOSE: Final = 1.1
 """The ratio of neighbouring rates on the scale, where the search ends; the capacity is interpolated between them."""
@@ -26,6 +26,8 @@ OTHER_STEPS: Final = 3
 """Around the reference's capacity."""
 FIRST_STEPS: Final = 7
 """Where nothing is known but the rate with some requests in flight: almost twice the rate."""
+CONFIRMING_STEPS: Final = 2
+"""Another failure confirms one if its rate is at most this far above."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Search:
     start: int
     begin: int
     steps: int
+    expected: float = math.inf
+    """Where earlier starts of the same variant had their capacity; infinite if unknown."""
 
     @classmethod
     def around(cls, expected_per_s: float, steps: int, start: int = 0) -> Search:
@@ -42,23 +46,60 @@ class Search:
         return cls(start, math.floor(_place(expected_per_s, start) - (steps - 1) / 2), steps)
 
     @classmethod
+    def again(cls, found_per_s: float, start: int) -> Search:
+        """A search around what was found at earlier starts of the same variant."""
+        return replace(cls.around(found_per_s, OWN_STEPS, start), expected=_place(found_per_s, start))
+
+    @classmethod
     def after(cls, sent_per_s: float, start: int = 0) -> Search:
         """A search that begins near a rate about which nothing else is known."""
         return cls(start, round(_place(sent_per_s, start)), FIRST_STEPS)
 
-    def following(self, given: Sequence[Tried]) -> float | None:
-        """The next rate to try in requests/s; None once the bracket is close."""
-        place = self._next(given)
+    def following(self, given: Sequence[Tried], close: int = 1) -> float | None:
+        """The next rate to try in requests/s, which may be one that failed; None once the bracket is close and its
+        failure confirmed.
+
+        Args:
+            close: the distance at which the bracket is close enough.
+        """
+        place = self._next(given, close)
         return None if place is None else math.pow(CLOSE, place + _shift(self.start))
 
-    def _next(self, given: Sequence[Tried]) -> int | None:
-        if not given:
-            return self.begin
-        low, high = (None if each is None else self._place_of(each) for each in bracket(given))
-        if low is not None and high is not None:
-            return (low + high) // 2 if high > low + 1 else None
-        steps = min(self.steps << min(len(given) - 1, LARGEST_STEPS), LARGEST_STEPS)
-        return self._place_of(given[-1]) - steps if low is None else low + steps
+    def _next(self, given: Sequence[Tried], close: int) -> int | None:
+        low, high = bracket(given)
+        rates = len({each.rate_per_s for each in given})
+        if high is None:
+            return self._place_of(low) + self._distance(low, rates) if low else self.begin
+        if low is None:
+            again = len(given) == 1 and self._is_doubtful(high, low, given)
+            return self._place_of(high) - (0 if again else self._distance(high, rates))
+        below, above = self._place_of(low), self._place_of(high)
+        if above - below > close:
+            capacity = round(_place(capacity_per_s(given) or low.rate_per_s, self.start))
+            return min(max(capacity, below + 1), above - 1)
+        return above if self._is_doubtful(high, low, given) else None
+
+    def _distance(self, last: Tried, rates: int) -> int:
+        """Steps to the next rate where all held or all failed: upwards not beyond the rate at which the strain would be
+        1 if it rose only as the rate does."""
+        steps = min(self.steps << min(rates - 1, LARGEST_STEPS), LARGEST_STEPS)
+        if not 1 / LARGEST < last.strain <= 1:
+            return steps
+        return max(1, min(steps, math.ceil(-math.log(last.strain) / math.log(CLOSE))))
+
+    def _is_doubtful(self, high: Tried, low: Tried | None, given: Sequence[Tried]) -> bool:
+        """Whether the lowest rate that failed is to be tried again, because a pause of the machine can make any trial
+        fail.
+
+        A failure at this rate, or just above it, counts if there are two of them; one is enough where earlier starts
+        had their capacity; and one more is needed if the server was far less strained just below.
+        """
+        place = self._place_of(high)
+        jumps = low is not None and high.strain >= LARGEST**2 * low.strain
+        needed = 1 + (place < self.expected - 1) + jumps
+        tries = [each for each in given if self._place_of(each) == place]
+        failed = [each for each in given if not each.held and 0 <= self._place_of(each) - place <= CONFIRMING_STEPS]
+        return len(failed) < needed and len(tries) <= needed
 
     def _place_of(self, tried: Tried) -> int:
         return round(_place(tried.rate_per_s, self.start))

@@ -7,7 +7,7 @@ that it affects), a file of a variant, a digest, a number in a document.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -17,12 +17,12 @@ from pydantic import ValidationError
 from stages.parts.base.errors import DamagedModel, NoWinner, SlipwayError
 from stages.parts.base.store import ModelStore, sha256_of
 from stages.parts.records.acquired import files_digest
-from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation, Smaller
+from stages.parts.records.evaluation import SAMPLES_SUFFIX, Capacity, Evaluation, Smaller
 from stages.parts.records.production import RULES
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.samples.capacity import capacity_of
+from stages.parts.samples.capacity import RULE, capacity_of
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load, task_score
-from stages.parts.samples.lines import Samples, read_samples
+from stages.parts.samples.lines import LoadSamples, Samples, read_samples
 from stages.select.decision import decide
 from stages.select.differences import differences
 from stages.select.stored import DECISION, MEASUREMENTS, StoredDecision, read_stored
@@ -48,7 +48,8 @@ class Verdict:
     compared: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What a later run has replaced: it cannot be compared any more, which is no fault."""
+    """What a later run has replaced, or follows by an earlier rule: it cannot be compared any more, and that is no
+    fault."""
     not_recomputed: list[str] = field(default_factory=list)
     """Figures that have no samples."""
 
@@ -167,19 +168,28 @@ def check_evaluation(evaluation: Evaluation, samples: Samples, verdict: Verdict)
         update={
             "load": pooled_load(samples.rounds, intervals=evaluation.load.e2el_ms.intervals is not None),
             "rounds": tuple(map(load_of, samples.rounds)),
-            "capacity": capacity_of(samples.rounds, samples.trials),
+            "capacity": _capacity(evaluation.capacity, samples.rounds, samples.trials),
             "goodput": goodput_of(samples.rounds, slo.ttft_ms, slo.tpot_ms) if slo else None,
             "smaller": _smaller(evaluation.smaller, samples),
             "quality": tuple(computed or recorded for recorded, computed in scores),
         }
     )
     verdict.not_recomputed += [f"{evaluation.variant}: {each.task}" for each, computed in scores if computed is None]
+    if evaluation.capacity and evaluation.capacity.rule != RULE:
+        verdict.notes.append(f"the capacity of {evaluation.variant} follows by an earlier rule, and is not recomputed")
     found = list(differences(evaluation.model_dump(mode="json"), recomputed.model_dump(mode="json")))
     verdict.findings += [
         f"evaluation of {evaluation.variant}: {path} is {recorded}, the samples give {computed}"
         for path, recorded, computed in found
     ]
     return recomputed if found else evaluation
+
+
+def _capacity(
+    recorded: Capacity | None, rounds: Sequence[LoadSamples], trials: Sequence[LoadSamples]
+) -> Capacity | None:
+    """The capacity as it follows from the samples; as recorded if that followed by another rule."""
+    return recorded if recorded and recorded.rule != RULE else capacity_of(rounds, trials)
 
 
 def _smaller(recorded: Smaller | None, samples: Samples) -> Smaller | None:
@@ -191,7 +201,7 @@ def _smaller(recorded: Smaller | None, samples: Samples) -> Smaller | None:
         update={
             "load": pooled_load(samples.smaller_rounds),
             "rounds": tuple(map(load_of, samples.smaller_rounds)),
-            "capacity": capacity_of(samples.smaller_rounds, samples.smaller_trials),
+            "capacity": _capacity(recorded.capacity, samples.smaller_rounds, samples.smaller_trials),
             "goodput": goodput_of(samples.smaller_rounds, slo.ttft_ms, slo.tpot_ms) if slo else None,
         }
     )

@@ -223,8 +223,8 @@ class Workload(Settings):
     """Seconds of each trial of a rate in the search for the capacity, between ramps. Longer for fewer than 20
     requests."""
     trials: Annotated[int, Field(ge=3)] = 8
-    """The largest number of trials after each start. Later starts need two or three, because they begin with what was
-    found before."""
+    """The largest number of trials after each start, and up to five more where the capacity is not enclosed yet or a
+    failure not confirmed. Later starts need two or three, because they begin with what was found before."""
     warmup_requests: Annotated[int, Field(ge=0)] = 4
     """Requests sent first after each start, with a prompt that is not measured."""
     slo: Slo | None = DEFAULT_SLO

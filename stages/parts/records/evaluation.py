@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -100,7 +100,7 @@ class Trial(Record):
     requests: int
     share: float | None
     """The share of the requests that met the targets, 0–1; None if the trial was ended early, because too many had
-    missed them."""
+    missed them by far."""
     held: bool
 
 
@@ -120,12 +120,23 @@ class Capacity(Record):
     starts: tuple[float, ...]
     """Output tokens/s of each start."""
     trials: tuple[Trial, ...]
+    rule: int = 1
+    """The rule by which it follows from the trials (``stages.parts.samples.capacity.RULE``)."""
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether after some start every rate held that was tried, so that the server can do more."""
-        failed = {each.restart for each in self.trials if not each.held}
-        return any(each.restart not in failed for each in self.trials)
+        """Whether after some start the highest rate that was tried held, so that the server can do more. A single
+        failure among two trials of it does not count."""
+        starts: dict[int, list[Trial]] = {}
+        for each in self.trials:
+            starts.setdefault(each.restart, []).append(each)
+        return any(_holds_the_highest_rate(trials) for trials in starts.values())
+
+
+def _holds_the_highest_rate(trials: Sequence[Trial]) -> bool:
+    highest = max(each.rate_per_s for each in trials)
+    held = [each.held for each in trials if each.rate_per_s == highest]
+    return 2 * sum(held) >= len(held)
 
 
 class Goodput(Record):

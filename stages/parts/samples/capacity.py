@@ -1,6 +1,7 @@
 """Capacity: the highest rate of requests at which the workload's targets hold, from the trials after a start of the
 server; and with it the throughput of a start.
 
+The capacity follows from all trials of a start: from how the strain on the server rises with the rate (``response``).
 At a rate the targets hold if 95 % of the requests meet both, and the wait for the first token does not grow with time.
 The second shows that the server keeps up: where targets are loose, a short trial alone would not.
 """
@@ -11,12 +12,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from statistics import fmean, linear_regression, pvariance, stdev
+from statistics import fmean, linear_regression, median_low, pvariance, stdev
 from typing import Final
 
 from stages.parts.records.evaluation import Capacity, Trial
 from stages.parts.samples.lines import LoadSamples, TimedRequest
 
+RULE: Final = 2
+"""Raised when the same trials give another capacity: figures of another rule are not recomputed."""
 SHARE: Final = 0.95
 GROWTH: Final = 0.1
 """Seconds by which the wait may grow in a second: the share of the arrivals that the server does not keep up with."""
@@ -25,8 +28,8 @@ SURE: Final = 1.645
 LEAST: Final = 1e-6
 """In place of 0, which has no logarithm."""
 LARGEST: Final = 2.0
-"""Where the rate is interpolated, a strain counts at most so much: far beyond the capacity it depends on how long the
-trial was."""
+"""Where the rate is interpolated, a strain counts at most this much: far beyond the capacity it depends on how long the
+trial was. A trial ends early only once its strain is certain to be more."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +82,39 @@ def tried(trial: LoadSamples) -> Tried | None:
     return Tried(run.rate_per_s, strain_of(trial.requests, *run.targets_ms))
 
 
+def response(given: Iterable[Tried]) -> list[Tried]:
+    """How the strain rises with the rate: one strain for each rate that was tried, none less than at a lower rate.
+
+    This is isotonic regression by medians, so that no single trial decides (Robertson & Waltman 1968, Annals of
+    Mathematical Statistics 39, 1030–1039): where the strains of neighbouring rates fall instead of rising, all get
+    their median. Of an even number it is the lower of the two in the middle, because a pause of the machine makes
+    trials fail, and nothing makes them hold: of two trials at one rate, a single failure does not count.
+    """
+    tries: dict[float, list[float]] = {}
+    for each in given:
+        tries.setdefault(each.rate_per_s, []).append(each.strain)
+    rates = sorted(tries)
+    strains, places = [tries[rate] for rate in rates], range(len(rates))
+
+    def pooled(first: int, last: int) -> float:
+        return median_low([strain for each in strains[first : last + 1] for strain in each])
+
+    return [
+        Tried(rate, max(min(pooled(first, last) for last in places[place:]) for first in places[: place + 1]))
+        for place, rate in enumerate(rates)
+    ]
+
+
 def bracket(given: Iterable[Tried]) -> tuple[Tried | None, Tried | None]:
-    """The highest rate that held, and the lowest above it that did not."""
-    found = sorted(given, key=lambda each: each.rate_per_s)
-    low = next((each for each in reversed(found) if each.held), None)
-    high = next((each for each in found if not each.held and (low is None or each.rate_per_s > low.rate_per_s)), None)
-    return low, high
+    """The highest rate that holds by the response of the server, and the lowest that does not."""
+    curve = response(given)
+    held = sum(each.held for each in curve)  # no rate above one that does not hold
+    return curve[held - 1] if held else None, curve[held] if held < len(curve) else None
 
 
 def capacity_per_s(given: Sequence[Tried]) -> float | None:
-    """The rate in requests/s at which the strain is 1, interpolated between the highest that held and the lowest that
-    did not, in logarithms; if none failed, the highest. None if none held."""
+    """The rate in requests/s at which the server's response reaches a strain of 1, interpolated in logarithms between
+    the highest rate that holds and the lowest that does not; if none fails, the highest. None if none holds."""
     low, high = bracket(given)
     if low is None or high is None:
         return low.rate_per_s if low else None
@@ -143,6 +168,7 @@ def capacity_of(rounds: Sequence[LoadSamples], trials: Sequence[LoadSamples]) ->
         high=high,
         starts=tuple(tokens),
         trials=tuple(map(_trial, rated)),
+        rule=RULE,
     )
 
 

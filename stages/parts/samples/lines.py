@@ -78,7 +78,8 @@ class LoadRun(_OfRun):
     targets_ms: tuple[float, float] | None = None
     """The highest TTFT and TPOT that a trial allowed; None for all else."""
     held: bool | None = None
-    """Whether the targets held in a trial. A trial that was ended early has no requests: too many had missed them."""
+    """Whether the targets held in a trial. A trial that was ended early has no requests: too many had missed them by
+    far."""
 
 
 class TimedRequest(_OfRun):

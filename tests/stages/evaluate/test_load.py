@@ -124,11 +124,16 @@ class Queue:
     def __init__(self, slots: int, request_s: float) -> None:
         self.slots, self.request_s = slots, request_s
         self.calls: list[Call] = []
+        self.pauses: set[int] = set()
+        """The calls in whose middle all stand still for two seconds."""
 
     def send(self, to: Target, call: Call) -> list[TimedRequest] | None:
         self.calls.append(call)
-        free_s, found = [0.0] * self.slots, []
+        free_s = [0.0] * self.slots
+        found: list[TimedRequest] = []
         for start_s, length in zip(self._arrivals(call), lengths(to.workload, call.seed, call.requests), strict=True):
+            if len(self.calls) - 1 in self.pauses and len(found) == call.requests // 2:
+                free_s = [max(each, start_s) + 2.0 for each in free_s]
             place = free_s.index(min(free_s))
             begin_s = max(start_s, free_s[place])
             free_s[place] = begin_s + self.request_s
@@ -187,7 +192,7 @@ def test_the_rounds_are_at_seventy_percent_of_the_reference_s_capacity_for_all_v
     again = load_start(target(), 1, Known(reference, other))
     assert {each.run.rate_per_s for each in (*other.rounds, *again.rounds)} == {rate}
     assert (other.capacity_per_s() or 0) > 1.3 * (reference.capacity_per_s() or 0)
-    assert (again.capacity_per_s() or 0) == pytest.approx(other.capacity_per_s() or 0, rel=0.15)
+    assert (again.capacity_per_s() or 0) == pytest.approx(other.capacity_per_s() or 0, rel=0.2)
     assert [(each.run.restart, each.run.number) for each in again.rounds] == [(1, 2), (1, 3)]
 
 
@@ -242,7 +247,9 @@ def test_rounds_that_are_apart_have_ramps_of_their_own(queue: Queue) -> None:
 
 
 def test_a_trial_that_fails_early_is_kept_without_requests(queue: Queue) -> None:
-    trials = load_start(target(), 0, Known()).trials
+    fast = load_start(target(), 0, Known())
+    queue.slots = 2
+    trials = load_start(target(), 0, Known(fast)).trials
     early = [each for each in trials if each.run.held is False and not each.requests]
     assert early
     assert all(each.requests or each.run.held is False for each in trials)
@@ -250,9 +257,36 @@ def test_a_trial_that_fails_early_is_kept_without_requests(queue: Queue) -> None
 
 
 def test_the_number_of_trials_is_bounded(queue: Queue) -> None:
-    few = target(WORKLOAD.model_copy(update={"trials": 3}))
-    trials = load_start(few, 0, Known()).trials
-    assert len([each for each in trials if each.run.rate_per_s]) == 3
+    """Beyond it, only until the capacity is enclosed within a factor of one and a half."""
+    few, usual = (
+        [each for each in load_start(given, 0, Known()).trials if each.run.rate_per_s]
+        for given in (target(WORKLOAD.model_copy(update={"trials": 3})), target())
+    )
+    assert 3 <= len(few) < len(usual) <= WORKLOAD.trials
+
+
+def test_a_rate_that_failed_once_is_tried_again_with_other_prompts_at_the_same_times(queue: Queue) -> None:
+    reference = load_start(target(), 0, Known())
+    queue.slots = 6
+    undisturbed = load_start(target(), 0, Known(reference)).capacity_per_s()
+    before = len(queue.calls)
+    queue.pauses = {before + 1}  # the first trial of a rate
+    found = load_start(target(), 0, Known(reference))
+    rates = [each.run.rate_per_s for each in found.trials]
+    assert rates[1] == rates[2]
+    assert [each.run.held for each in found.trials[1:3]] == [False, True]
+    failed, again = queue.calls[before + 1 : before + 3]
+    assert (failed.seed, failed.rate_per_s) == (again.seed, again.rate_per_s)
+    assert again.first >= failed.first + failed.requests
+    assert found.capacity_per_s() == pytest.approx(undisturbed, rel=0.1)
+
+
+def test_a_pause_in_a_later_start_does_not_halve_what_an_earlier_one_found(queue: Queue) -> None:
+    first = load_start(target(), 0, Known())
+    for paused in range(3):
+        queue.pauses = {len(queue.calls) + paused}
+        later = load_start(target(), 1, Known(first, first))
+        assert later.capacity_per_s() == pytest.approx(first.capacity_per_s(), rel=0.25)
 
 
 def test_targets_that_hold_at_no_rate_are_named(queue: Queue) -> None:

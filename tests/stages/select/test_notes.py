@@ -150,6 +150,13 @@ def test_a_capacity_above_every_rate_that_was_tried_is_named_a_lower_bound(store
     assert note.startswith("After a start of awq every rate held that was tried: the capacity is at least")
 
 
+def test_a_single_failure_among_two_trials_of_the_highest_rate_leaves_a_lower_bound():
+    rates = [(9, True), (11, False), (11, True)]
+    trials = [Trial(restart=0, rate_per_s=rate, requests=20, share=1.0, held=held) for rate, held in rates]
+    assert capacity_of(9.0, tuple(trials)).is_lower_bound
+    assert not capacity_of(9.0, (*trials, trials[1])).is_lower_bound
+
+
 def test_a_variant_that_was_loaded_beyond_its_capacity_is_named(store):
     for name, per_s in (("awq", 5.0), ("gptq", 9.0)):
         given = read(store, name)

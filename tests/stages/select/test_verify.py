@@ -11,12 +11,14 @@ from scoring.profile import Profile
 from stages.parts.base.errors import MissingRun, NoWinner
 from stages.parts.base.store import ModelStore, write_json
 from stages.parts.records.acquired import ACQUIRED, Acquired
-from stages.parts.records.evaluation import SAMPLES_SUFFIX
+from stages.parts.records.evaluation import SAMPLES_SUFFIX, Capacity, Evaluation
 from stages.parts.records.production import RULES, Price
 from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.samples.capacity import RULE
+from stages.parts.samples.lines import read_samples
 from stages.report.collect import collect
 from stages.select.selection import select
-from stages.select.verify import verify
+from stages.select.verify import Verdict, check_evaluation, verify
 from tests.samples import evaluation, measured_store, outcome, variant
 
 RUN = "20260102-030405-6a1b"
@@ -261,6 +263,27 @@ def test_a_decision_by_other_rules_names_the_version_that_replays_it(store):
     assert (verdict.replayed_by, verdict.winner, verdict.findings) == ("0.3.0", "awq", [])
     change(store.production_metrics, "candidates", 0, "score", to=0.99)
     assert any(each.startswith("production_metrics.json: candidates.awq.score is 0.99") for each in found(store))
+
+
+def test_a_capacity_that_follows_by_an_earlier_rule_is_noted_and_not_recomputed(store):
+    before = Evaluation.read(store.evaluation("awq"))
+    assert before is not None
+    samples = read_samples(store.evaluation("awq").with_suffix(SAMPLES_SUFFIX), before)
+    capacity = Capacity(
+        ttft_ms=500,
+        tpot_ms=50,
+        requests_per_s=9,
+        output_tokens_per_s=72,
+        low=None,
+        high=None,
+        starts=(72,),
+        trials=(),
+    )
+    for rule, findings in ((RULE - 1, 0), (RULE, 1)):
+        verdict = Verdict()
+        given = before.model_copy(update={"capacity": capacity.model_copy(update={"rule": rule})})
+        check_evaluation(given, samples, verdict)
+        assert (len(verdict.findings), len(verdict.notes)) == (findings, 1 - findings)
 
 
 def test_a_run_without_a_decision_cannot_be_verified(tmp_path):

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.evaluate.search import CLOSE, FIRST_STEPS, OTHER_STEPS, OWN_STEPS, Search
-from stages.parts.samples.capacity import Tried, bracket, capacity_of, capacity_per_s, strain_of, throughput_of
+from stages.parts.samples.capacity import (
+    Tried,
+    bracket,
+    capacity_of,
+    capacity_per_s,
+    response,
+    strain_of,
+    throughput_of,
+)
 from stages.parts.samples.lines import LoadRun, LoadSamples, TimedRequest
 
 
@@ -84,11 +92,53 @@ def test_the_capacity_lies_between_the_highest_rate_that_held_and_the_next_that_
     assert capacity_per_s([Tried(4, 1.5)]) is None
 
 
-def rates_of(search: Search, capacity: float, steepness: float = 2.0) -> list[Tried]:
-    """What a search tries on a server whose strain is known."""
+def test_the_response_never_falls_as_the_rate_rises() -> None:
+    given = [Tried(8, 0.5), Tried(9, 0.9), Tried(10, 0.7), Tried(11, 0.8), Tried(12, 1.5)]
+    assert [each.strain for each in response(given)] == [0.5, 0.7, 0.7, 0.8, 1.5]
+    curve = response([Tried(each, chance) for each, chance in zip(range(1, 30), chances(29), strict=True)])
+    assert all(one.strain <= two.strain for one, two in itertools.pairwise(curve))
+
+
+def chances(count: int) -> list[float]:
+    drawn = random.Random(2)
+    return [drawn.uniform(0.1, 3) for _ in range(count)]
+
+
+def test_one_failure_counts_only_if_no_other_trial_contradicts_it() -> None:
+    held = [Tried(8, 0.5), Tried(10, 0.8), Tried(11, 0.9), Tried(12, 1.1)]
+    capacity = capacity_per_s(held)
+    assert capacity_per_s([*held, Tried(8, math.inf)]) == capacity  # another trial of the same rate
+    assert capacity_per_s([held[0], Tried(10, math.inf), *held[2:]]) == capacity  # a trial of a higher rate
+    assert capacity_per_s([*held[:2], Tried(10, math.inf), Tried(10, 3.0), held[3]]) == pytest.approx(9.7, abs=0.3)
+
+
+def test_a_single_trial_of_a_rate_decides_when_nothing_contradicts_it() -> None:
+    assert bracket([Tried(8, 0.5), Tried(16, 2.0)]) == (Tried(8, 0.5), Tried(16, 2.0))
+    assert bracket([Tried(8, 0.5)]) == (Tried(8, 0.5), None)
+    assert bracket([Tried(8, math.inf)]) == (None, Tried(8, math.inf))
+    assert bracket([]) == (None, None)
+
+
+@given(st.floats(1, 1000), st.sampled_from([OTHER_STEPS, FIRST_STEPS]), st.floats(1.5, 6), st.integers(0, 6))
+def test_one_trial_that_a_pause_made_fail_does_not_move_what_a_search_finds(
+    capacity: float, steps: int, steepness: float, paused: int
+) -> None:
+    search = Search.around(capacity / 1.5, steps)
+    found = capacity_per_s(rates_of(search, capacity, steepness, paused))
+    assert found == pytest.approx(capacity, rel=0.21)
+
+
+@given(st.floats(1, 1000), st.floats(1.5, 6), st.integers(0, 2))
+def test_nor_does_one_in_a_later_start(capacity: float, steepness: float, paused: int) -> None:
+    found = capacity_per_s(rates_of(Search.again(capacity, 1), capacity, steepness, paused))
+    assert found == pytest.approx(capacity, rel=0.21)
+
+
+def rates_of(search: Search, capacity: float, steepness: float = 2.0, paused: int | None = None) -> list[Tried]:
+    """What a search tries on a server whose strain is known; the trial with the number *paused* fails."""
     tried: list[Tried] = []
     while rate := search.following(tried):
-        tried.append(Tried(rate, (rate / capacity) ** steepness))
+        tried.append(Tried(rate, math.inf if len(tried) == paused else (rate / capacity) ** steepness))
         assert len(tried) < 20
     return tried
 

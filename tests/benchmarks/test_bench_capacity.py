@@ -1,0 +1,37 @@
+"""The simulation of the search for the capacity, with fewer runs: seeds are fixed, and limits leave room for their
+number. Versions that bisected and believed a single failed trial are beyond each limit of a deviation."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.capacity import KINDS, NOISES, Kind, Noise, find, true_capacity_per_s
+
+SOFT, SHORT = KINDS[0], KINDS[-1]
+QUIET, PAUSES = NOISES[:2]
+RUNS = 12
+
+
+@pytest.mark.parametrize(
+    ("kind", "noise", "deviation"), [(SOFT, PAUSES, 0.1), (SHORT, QUIET, 0.09)], ids=["pauses", "short trials"]
+)
+def test_the_ratio_of_two_capacities_is_found_without_bias(kind: Kind, noise: Noise, deviation: float) -> None:
+    found = find(kind, 1.3, noise, RUNS)
+    assert found.true == pytest.approx(1.3, abs=0.01)
+    assert found.deviation < deviation
+    assert abs(found.bias) < 0.02 + 2 * found.error
+
+
+def test_copies_have_the_same_capacity() -> None:
+    found = find(SOFT, 1.0, PAUSES, RUNS)
+    assert found.true == 1.0
+    assert abs(found.bias) < 2.5 * found.error < 0.05
+
+
+def test_the_search_takes_no_more_trials_than_a_workload_allows_and_a_few() -> None:
+    first, later = find(SOFT, 1.0, PAUSES, RUNS).mean("trials")
+    assert later < 3 < first <= 1 + SOFT.workload.trials  # the first look is one more
+
+
+def test_where_latency_rises_softly_the_capacity_rises_more_than_the_speed() -> None:
+    assert true_capacity_per_s(SOFT.faster(1.1)) / true_capacity_per_s(SOFT) > 1.15
