@@ -78,7 +78,7 @@ NATS_PER_BYTE: Final = 0.5
 """The perplexity task's loss."""
 MEMORY: Final = 16e9
 TIE: Final = float(
-    log_margins(CRITERIA.margins)[1] / math.log(2) * (CRITERIA.shares()["latency"] + CRITERIA.shares()["throughput"])
+    log_margins(CRITERIA.margins)[1] / math.log(4) * (CRITERIA.shares()["latency"] + CRITERIA.shares()["throughput"])
 )
 """The score that the margin of speed is worth."""
 SLOWER: Final = 0.15
@@ -138,7 +138,7 @@ class Case:
     cluster: int = 1
     """Items that share a text. Their differences between two variants have a correlation of 0.2."""
     lost: float = 0.0
-    """The share of starts that fail; a variant whose first start failed is not started again."""
+    """The share of starts that fail, but for the reference's. A variant whose first start failed is missing."""
 
     def true_scores(self, names: Sequence[str]) -> Floats:
         ratios = np.array([self._ratios(self.variants[name]) for name in names])
@@ -168,6 +168,9 @@ class Case:
         return log_ratios(np.array([kept, 1 / speed, speed, variant.memory]), np.ones(4))
 
 
+SLOW: Final = replace(NOISES[2], slow=0.1)
+UNTIDY: Final = (NOISES[0], NOISES[2], SLOW)
+"""The noises of the truths that are less tidy."""
 STATED: Final = (0.5, 0.65, 0.75, 0.85, 0.95, 1.001)
 """Limits of the stated probabilities that are counted together."""
 COPY_FLIPS: Final = 0.003
@@ -203,6 +206,16 @@ MORE_FLIPS: Final = tuple(
     rivals(f"{100 * (speed - 1):.0f} % faster, 6 % flips", speed=speed, flips=0.06) for speed in (1.1, 1.2)
 )
 AT_MARGIN: Final = rivals("3.1 % faster, 0.3 % flips", speed=1.031, flips=COPY_FLIPS)
+NOISY: Final = replace(
+    rivals("identical, ten times the noise of fp16", flips=COPY_FLIPS),
+    variants={
+        name: replace(each, noise=1.0 if name == REFERENCE else 10.0)
+        for name, each in rivals("", flips=COPY_FLIPS).variants.items()
+    },
+)
+"""The reference is the quiet one beside two that are identical."""
+CLUSTERED: Final = replace(rivals("identical, 2 % flips, 20 items a text"), cluster=20)
+LOST: Final = replace(rivals("10 % faster, 5 % of starts lost", speed=1.1), lost=0.05)
 ONE_TASK: Final = rivals("3 % lost on one task", speed=1.1, losses=lossy(first=0.03))
 
 
@@ -228,18 +241,18 @@ class Bench:
         self.load_s: list[float] = []
         self.asked = {name: {task: each.items for task, each in TASKS.items()} for name in self.names}
         self.wanted: dict[str, int] = {}
+        self.missing: list[str] = []
         self.answers = {task: self.draw_answers(number, each) for number, (task, each) in enumerate(TASKS.items())}
         self.texts = self.perplexity()
 
     def run(self) -> Run:
         """Measure as the stage does, until the choice is settled or the budget is spent."""
         progress = self.gated(Progress(QUALITY_S * len(self.names), (), self.names))
-        able = progress.able
         while order := next_block(self.plan, progress):
             asked_s = self.ask(order)
             spent_s = progress.spent_s + asked_s + self.measure(order)
-            seen = look(self.plan, self.gated(progress), self.evidence(), CRITERIA, spent_s=spent_s)
-            progress, verdict, able = seen.progress, seen.verdict, (*able, *seen.progress.able)
+            seen = look(self.plan, self.gated(progress), self.evidence(), CRITERIA, self.missing, spent_s=spent_s)
+            progress, verdict = seen.progress, seen.verdict
             if not seen.goes_on:
                 break
             self.wanted = self.further(seen) if seen.wants_items else {}
@@ -254,8 +267,10 @@ class Bench:
             for name, each in losses.items()
             if name not in failed and any(loss.verdict == "unclear" for loss in each.values())
         }
-        able = tuple(name for name in self.names if name not in failed and name not in unclear)
-        running = tuple(name for name in progress.running if name not in failed)
+        out = {*failed, *self.missing}
+        able = tuple(name for name in self.names if name not in out and name not in unclear)
+        unclear = {name: times for name, times in unclear.items() if name not in out}
+        running = tuple(name for name in progress.running if name not in out)
         return replace(progress, able=able, unclear=unclear, running=running)
 
     def further(self, seen: Look) -> dict[str, int]:
@@ -364,6 +379,9 @@ class Bench:
             times[row] = 1000 * np.exp(each).ravel()
             logs[places[row], 1] = math.log(500) - rounds.mean()
         logs[places, 0] = log_means(times)
+        lost = [name for name in running if name != REFERENCE and random.random() < self.case.lost]
+        logs[[self.names.index(name) for name in lost]] = np.nan
+        self.missing += [] if self.blocks else lost
         load_s = LOAD_S[1 if self.blocks else 0]
         self.load_s += [load_s] * len(running)
         self.blocks.append(logs)
@@ -480,11 +498,13 @@ def table(runs: int, only: str = "") -> Iterator[str]:
     """
     yield "| truth | noise of a start | right | equivalent | unresolved | wrong | right served | excluded | minutes |"
     yield "| --- " * 9 + "|"
-    for case in [each for each in (*IDENTICAL, *LEADS, *MORE_FLIPS, ONE_TASK, AT_MARGIN) if only in each.name]:
-        for noise in NOISES:
-            found = tally(case, noise, runs * 5 if case in IDENTICAL else runs)
-            shares = (found.right, found.equivalent, found.unresolved, found.wrong, found.served, found.excluded)
-            yield f"| {case.name} | {noise.name} | {' | '.join(map(_percent, shares))} | {found.minutes:.0f} |"
+    tidy = [(case, noise) for case in (*IDENTICAL, *LEADS, *MORE_FLIPS, ONE_TASK, AT_MARGIN) for noise in NOISES]
+    slow = [(IDENTICAL[-1], SLOW), (LEADS[1], SLOW)]
+    untidy = [(case, noise) for case in (NOISY, CLUSTERED, LOST) for noise in UNTIDY]
+    for case, noise in [each for each in (*tidy, *slow, *untidy) if only in each[0].name]:
+        found = tally(case, noise, runs * 5 if case in (*IDENTICAL, NOISY, CLUSTERED) else runs)
+        shares = (found.right, found.equivalent, found.unresolved, found.wrong, found.served, found.excluded)
+        yield f"| {case.name} | {noise.name} | {' | '.join(map(_percent, shares))} | {found.minutes:.0f} |"
 
 
 def calibration(runs: int) -> Iterator[str]:

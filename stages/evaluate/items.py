@@ -85,7 +85,7 @@ def _items(label: Mapping[str, Any], metric: str, samples: Iterable[Mapping[str,
     for sample in samples:
         if sample["filter"] != filtered:
             continue
-        document = {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"], "cluster": sample["cluster"]}
+        document = {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"], "cluster": sample.get("cluster")}
         if name == BITS_PER_BYTE:
             loglikelihood, size = sample[name]
             yield PerplexityItem(**label, **document, loglikelihood=loglikelihood, bytes=size)

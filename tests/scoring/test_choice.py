@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from scoring.choice import More, judge, lacking
 from scoring.criteria import Criteria, Values, Weights
-from scoring.estimate import Evidence
+from scoring.estimate import Estimate, Evidence
 from scoring.losses import Quality
 from scoring.starts import Effects
 
@@ -156,3 +157,29 @@ def test_a_third_variant_never_changes_the_order_of_two():
         without = evidence(fp16=(1, 1, 1), awq=variants["awq"], gptq=variants["gptq"])
         three, two = (judge(each, CRITERIA, last=False).ranking for each in (given, without))
         assert [name for name in three if name != "int8"] == list(two)
+
+
+def test_nothing_is_decided_against_a_variant_whose_gates_are_unclear():
+    given = evidence(noise=0.002, fp16=(1, 1, 1), awq=(1, 1.3, 0.3), gptq=(1, 0.7, 0.3))
+    better = judge(given, CRITERIA, able=["fp16", "gptq"], unclear={"awq": 3.0})
+    assert (better.outcome, better.chosen, better.ranking) == ("unresolved", "fp16", ("fp16", "gptq"))
+    assert {each.other: each.relation for each in better.comparisons} == {"gptq": "better", "awq": "open"}
+    assert better.more is not None
+    assert better.more.items >= 3
+    worse = judge(given, CRITERIA, able=["fp16", "awq"], unclear={"gptq": 3.0})
+    assert (worse.outcome, worse.chosen) == ("decided", "awq")
+
+
+def test_an_equal_variant_whose_gates_are_unclear_changes_nothing():
+    given = evidence(noise=0.0005, quality_noise=1e-5, fp16=(1, 1, 1), awq=(1, 1, 0.995))
+    verdict = judge(given, CRITERIA, able=["fp16"], unclear={"awq": 3.0})
+    assert (verdict.outcome, verdict.chosen) == ("equivalent", "fp16")
+
+
+def test_two_starts_that_agree_by_chance_decide_nothing():
+    given = evidence(noise=1e-6, starts=2, quality_noise=0.002, fp16=(1, 1, 1), awq=(1, 1.1, 1))
+    lead = Estimate(given, CRITERIA).lead(1, 0)
+    assert lead.below(0) < 0.01
+    noisy = replace(lead, by_starts=(lead.value / 12) ** 2, degrees=1)
+    assert 0.02 < noisy.below(0) < 0.03
+    assert noisy.reach(0.025) > lead.value

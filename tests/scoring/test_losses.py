@@ -111,3 +111,22 @@ def test_a_gate_says_how_many_items_it_needs():
     worse = TaskLoss(value=0.04, low=0.02, high=0.06, limit=0.03)
     assert (worse.verdict, worse.more_items) == ("unclear", pytest.approx(4))
     assert TaskLoss(value=0.03, low=0.02, high=0.04, limit=0.03).more_items == math.inf
+
+
+def test_items_of_one_text_are_sampled_together():
+    """Twenty questions about each of 100 texts, of which the variant answers one text wholly wrong."""
+    reference = np.ones(2000)
+    variant = reference.copy()
+    variant[:20] = 0.0
+    clusters = tuple(str(place // 20) for place in range(2000))
+    alone = task_quality([Items(reference), Items(variant)])
+    together = task_quality([Items(reference, clusters=clusters), Items(variant, clusters=clusters)])
+    assert together.logs == pytest.approx(alone.logs)
+    assert together.covariance[1, 1] == pytest.approx(20 * alone.covariance[1, 1], rel=0.1)
+    assert (alone.degrees, together.degrees) == (1999, 99)
+
+
+def test_clusters_stay_with_their_items_where_variants_were_asked_different_ones():
+    first = Items(np.ones(3), names=("a", "b", "c"), clusters=("x", "x", "y"))
+    second = Items(np.array([1.0, 0.0]), names=("b", "d"), clusters=("x", "z"))
+    assert task_quality([first, second]).degrees == 2

@@ -8,7 +8,7 @@ import pytest
 from scoring.criteria import Criteria, Values
 from scoring.estimate import Evidence
 from scoring.losses import Quality
-from scoring.schedule import Plan, Progress, look, next_block
+from scoring.schedule import Asked, Plan, Progress, further_items, look, next_block
 from scoring.starts import Effects
 
 PLAN = Plan(budget_s=1000, start_s=40, round_s=30, quality_s=50)
@@ -176,3 +176,26 @@ def test_a_missing_variant_does_not_prolong_the_measurement(missing):
     verdict, go_on = seen.verdict, seen.goes_on
     assert not go_on
     assert verdict.outcome == ("incomplete" if missing else "decided")
+
+
+def test_an_unclear_variant_is_measured_on_and_so_is_the_reference_that_it_is_compared_with():
+    names = ("fp16", "awq", "gptq")
+    progress = Progress(100, ("fp16", "gptq"), names, unclear={"awq": 2.0}, times=(0.1, 0.2))
+    seen = look(PLAN, progress, evidence(names, [1, 1.8, 1.81], 3, 0.001), CRITERIA)
+    assert (seen.verdict.outcome, seen.goes_on, seen.wants_items) == ("unresolved", True, True)
+    assert seen.progress.running == names
+    beaten = look(PLAN, progress, evidence(names, [1, 0.6, 1.81], 3, 0.001), CRITERIA)
+    assert (beaten.verdict.outcome, beaten.verdict.chosen, beaten.goes_on) == ("decided", "gptq", False)
+
+
+def test_further_items_are_those_by_which_a_second_tells_most():
+    tasks = {
+        "slow": Asked(items=1000, left=1000, seconds=100, variance=1e-5),
+        "quick": Asked(items=2000, left=6000, seconds=10, variance=1e-5),
+        "over": Asked(items=500, left=0, seconds=1, variance=1e-4),
+    }
+    assert further_items(tasks, 35) == {"quick": 6000}
+    assert further_items(tasks, 15) == {"quick": 2000}
+    assert further_items(tasks, 5) == {}
+    unclear = tasks | {"slow": replace(tasks["slow"], wanted=1.3), "over": replace(tasks["over"], wanted=9)}
+    assert further_items(unclear, 5) == {"slow": 300}

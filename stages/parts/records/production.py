@@ -128,7 +128,7 @@ class Loss(Record):
 
 
 class Comparison(Record):
-    """The first of the ranking compared with another variant that could be chosen."""
+    """The first of the ranking compared with another variant that could be chosen, or may pass the gates."""
 
     other: str
     relation: Literal["better", "equivalent", "open"]
@@ -141,6 +141,8 @@ class Comparison(Record):
     """95 % interval; None after a single start of the servers."""
     confidence: float
     """The probability that the first is truly the better, 0.5–1."""
+    share_by_items: float = 0.0
+    """The share of the lead's variance that comes from the sampling of items, 0–1; 0 in older decisions."""
 
 
 class More(Record):

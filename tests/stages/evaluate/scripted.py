@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from stages.evaluate.harness import evaluate
+from stages.evaluate.quality import FIRST
 from tests.stages.parts.engine.answering import Answering, Asked
 
 Said = dict[str, Any]
@@ -38,7 +39,9 @@ def scripted(right: int, script: Callable[[Asked, bool], Said]) -> Answering:
     return Answering(answer)
 
 
-def ask(server: Answering, directory: Path, *tasks: str, **request: Any) -> dict[str, Any]:
+def ask(
+    server: Answering, directory: Path, *tasks: str, part: Sequence[int | None] = (0, FIRST), **request: Any
+) -> dict[str, Any]:
     """The harness's result."""
     given = {
         "url": server.url,
@@ -49,7 +52,7 @@ def ask(server: Answering, directory: Path, *tasks: str, **request: Any) -> dict
         "tasks": list(tasks),
         "tasks_path": None,
         "include_defaults": False,
-        "part": [0, None],
+        "parts": {task: list(part) for task in tasks},
         "concurrency": 16,
     }
     return evaluate(given | request)

@@ -77,7 +77,7 @@ def test_a_group_has_lm_eval_s_score_and_the_items_of_its_tasks(tasks: Path) -> 
                 "tasks": ["demo_group"],
                 "tasks_path": str(tasks),
                 "include_defaults": False,
-                "part": [0, LIMIT],
+                "parts": {"demo_group": [0, LIMIT]},
                 "parses_calls": False,
                 "concurrency": 1,
             }

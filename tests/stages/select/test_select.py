@@ -64,14 +64,16 @@ def test_the_sentence_agrees_with_the_numbers(store):
 def test_what_the_outcome_follows_from_is_recorded(store):
     _, decision, _ = select(store, BALANCED, VARIANTS)
     awq, gptq, fp16 = (each.model_dump() for each in decision.candidates)
-    # Twice as fast would count 1, no loss 1, a quarter of the memory 1; the loss at the limit, 5 %, 0.
-    counts = {"quality": 1 - math.log(0.995) / math.log(0.95), "latency": math.log2(1.25), "throughput": math.log2(1.2)}
-    assert awq["normalized"] == pytest.approx(counts | {"memory": math.log(2.5) / math.log(4)})
-    assert fp16["normalized"] == {"quality": 1, "latency": 0, "throughput": 0, "memory": 0}
+    # The reference counts 0.5; 1 would be twice as fast, or a quarter of the memory; 0 a loss at the limit, 5 %.
+    better = {"latency": math.log2(1.25), "throughput": math.log2(1.2), "memory": math.log(2.5) / math.log(4)}
+    counts = {"quality": -math.log(0.995) / math.log(0.95)} | better
+    assert awq["normalized"] == pytest.approx({name: (1 + each) / 2 for name, each in counts.items()})
+    assert fp16["normalized"] == {"quality": 0.5, "latency": 0.5, "throughput": 0.5, "memory": 0.5}
     assert awq["score"] == pytest.approx(sum(decision.weights[name] * each for name, each in awq["normalized"].items()))
     assert awq["score_low"] < awq["score"] < awq["score_high"]
     assert awq["chance"] > 0.99
     assert (fp16["score"], fp16["score_low"], fp16["score_high"]) == (0.5, 0.5, 0.5)
+    assert awq["raw"]["latency"] / fp16["raw"]["latency"] == pytest.approx(1 + awq["change"]["latency"]["value"])
     assert [(each.other, each.relation) for each in decision.comparisons] == [("gptq", "better"), ("fp16", "better")]
     lead = decision.comparisons[0].model_dump()
     assert lead["lead"] == pytest.approx(awq["score"] - gptq["score"])

@@ -134,7 +134,7 @@ def test_a_variant_that_was_made_again_later_is_noted_and_its_release_is_checked
 @pytest.mark.parametrize(
     ("keys", "value", "named"),
     [
-        (("candidates", 0, "score"), 0.99, "candidates.awq.score is 0.99, recomputed 0.6"),
+        (("candidates", 0, "score"), 0.99, "candidates.awq.score is 0.99, recomputed 0.567"),
         (("candidates", 0, "cost", "value"), 0.5, "candidates.awq.cost.value is 0.5"),
         (("winner",), "gptq", 'winner is "gptq", recomputed "awq"'),
         (("comparisons", 0, "lead"), 0.5, "comparisons.0.lead is 0.5"),

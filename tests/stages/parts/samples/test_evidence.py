@@ -85,14 +85,17 @@ def test_what_was_measured_leads_to_a_choice() -> None:
     verdict = judge(evidence, CRITERIA)
     assert (verdict.outcome, verdict.chosen) == ("decided", "int8")
     assert evidence.speed.degrees == 3
-    # No loss: 1; twice as fast: about 1; half the memory: 0.5.
-    assert verdict.scores["int8"] == pytest.approx(0.5 + 0.4 + 0.1 * 0.5, abs=0.01)
+    # As good: 0.5; twice as fast: about 1; half the memory: 0.75.
+    assert verdict.scores["int8"] == pytest.approx(0.5 * 0.5 + 0.4 + 0.1 * 0.75, abs=0.01)
     assert verdict.scores["fp16"] == pytest.approx(0.5)
 
 
-def test_variants_without_load_are_no_evidence() -> None:
-    with pytest.raises(ValueError, match="without a start"):
-        evidence_of({"fp16": measured(samples(block(0, 1.0))), "int8": measured(samples())})
+def test_a_variant_that_was_never_loaded_beside_the_others_is_no_evidence() -> None:
+    loaded = {"fp16": measured(samples(block(0, 1.0), block(1, 1.0))), "int8": measured(samples(block(1, 1.0)))}
+    apart = {"awq": measured(samples()), "gptq": measured(samples(block(7, 1.0)))}
+    evidence = evidence_of(loaded | apart, "fp16")
+    assert evidence.variants == ("fp16", "int8")
+    assert evidence.speed.blocks == 2
 
 
 def test_before_any_load_a_variant_is_judged_by_its_losses_its_divergence_and_its_size() -> None:
