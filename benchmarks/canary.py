@@ -104,9 +104,9 @@ class SimulatedObserver(Observer):
     def now(self) -> datetime:
         return moment(self.clock())
 
-    def send(self, urls: Sequence[str], numbers: Sequence[int], tokens: int) -> list[tuple[Timing, ...]]:  # noqa: ARG002
+    def send(self, urls: Sequence[str], names: Sequence[str], tokens: int) -> list[tuple[Timing, ...]]:  # noqa: ARG002
         settings = self.journal.settings
-        return self.simulation.pairs(numbers, tokens, SENT_WITHIN * settings.poll_s, settings.own_timeout_s)
+        return self.simulation.pairs(len(names), tokens, SENT_WITHIN * settings.poll_s, settings.own_timeout_s)
 
 
 class SimulatedRollout(StateMachine):

@@ -310,11 +310,11 @@ class Simulation:
             each.advance(until_s)
         self.now_s = until_s
 
-    def pairs(self, numbers: Sequence[int], tokens: int, over_s: float, timeout_s: float) -> list[tuple[Timing, ...]]:
+    def pairs(self, count: int, tokens: int, over_s: float, timeout_s: float) -> list[tuple[Timing, ...]]:
         """See ``stages.rollout.pairs``."""
         sent = []
-        for turn, _ in enumerate(numbers):
-            self.advance(self.now_s + (over_s / len(numbers) if turn else 0.0))
+        for turn in range(count):
+            self.advance(self.now_s + (over_s / count if turn else 0.0))
             both = [Request(self.now_s, tokens, ANSWER_TOKENS) for _ in self.servers]
             for request, name in zip(both, ("canary", "stable"), strict=True):
                 self.servers[name].submit(request)

@@ -20,7 +20,7 @@ from stages.parts.records.rollout import Journal, JournalChanges, Slice, Synthet
 from stages.parts.releases import release as releases
 from stages.rollout.analysis import FAILURES, Observation, analyse
 from stages.rollout.pairs import Timing, send_pairs
-from stages.rollout.slices import SLICES, add_pairs, begin_slice, end_slice, late_s
+from stages.rollout.slices import LONGEST_S, SLICES, add_pairs, begin_slice, end_slice, late_s
 from stages.rollout.steady_load import Access
 from stages.rollout.target import Target
 
@@ -113,7 +113,7 @@ class Observer:
             elapsed_s += self.clock() - began_s
             canary, now = self._counters()
             stable = now or stable
-        slice_s = 0.0 if journal.hurried else settings.step_s / SLICES
+        slice_s = 0.0 if journal.hurried else min(LONGEST_S, settings.step_s / SLICES)
         if window.open and elapsed_s - window.open.seconds >= slice_s:
             window = end_slice(window, canary, stable, elapsed_s, late_s(self._slices(window)))
         return self._judge(window, canary, stable, elapsed_s)
@@ -186,8 +186,9 @@ class Observer:
             with contextlib.suppress(ServerFailed, TransientError):
                 urls.append(self.target.url(self.journal.stable))
         sent = window.to_canary.sent
-        numbers = range(sent, sent + self._due(window, elapsed_s))
-        pairs = self.send(urls, numbers, tokens)
+        step = f"{self.journal.id} {self.journal.percent} {self.journal.windows}"
+        names = [f"{step} {number}" for number in range(sent, sent + self._due(window, elapsed_s))]
+        pairs = self.send(urls, names, tokens)
         late = late_s(self._slices(window), pairs)
         return window.model_copy(
             update={
@@ -201,10 +202,10 @@ class Observer:
         """Of the whole rollout."""
         return [*(each for step in self.journal.observed for each in step.slices), *window.slices]
 
-    def send(self, urls: Sequence[str], numbers: Sequence[int], tokens: int) -> list[tuple[Timing, ...]]:
+    def send(self, urls: Sequence[str], names: Sequence[str], tokens: int) -> list[tuple[Timing, ...]]:
         settings = self.journal.settings
         accesses = [Access(each, self.store.model, api_key()) for each in urls]
-        return send_pairs(accesses, numbers, tokens, SENT_WITHIN * settings.poll_s, settings.own_timeout_s)
+        return send_pairs(accesses, names, tokens, SENT_WITHIN * settings.poll_s, settings.own_timeout_s)
 
     def _due(self, window: Window, elapsed_s: float) -> int:
         """Pairs until the next look: enough by the end of the step, and then a trickle."""

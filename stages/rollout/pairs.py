@@ -39,31 +39,33 @@ LOST: Final = Timing(math.nan, math.nan)
 
 
 def send_pairs(
-    accesses: Sequence[Access], numbers: Sequence[int], prompt_tokens: int, over_s: float, timeout_s: float
+    accesses: Sequence[Access], names: Sequence[str], prompt_tokens: int, over_s: float, timeout_s: float
 ) -> list[tuple[Timing, ...]]:
     """Send each of these requests to all releases at the same moment, and the requests evenly over *over_s* seconds.
 
-    A disturbance of the machine affects all releases alike. Which of them is asked first changes from request to
-    request. Each prompt is drawn by its number, so that no prefix cache answers it.
+    A disturbance of the machine affects all releases alike. Which of them is asked first is drawn for each request.
+
+    Args:
+        names: of the requests. A prompt is drawn by its name, which must be new, or a prefix cache answers it.
 
     Returns:
         For each request, what each release did.
     """
     began_s = time.monotonic()
 
-    def send(number: int, place: int, at_s: float) -> Timing:
-        prompt = random.Random(number).choices(VOCABULARY, k=prompt_tokens)
+    def send(name: str, place: int, at_s: float) -> Timing:
+        prompt = random.Random(name).choices(VOCABULARY, k=prompt_tokens)
         time.sleep(max(0.0, began_s + at_s - time.monotonic()))
         return timing(ask(http(), accesses[place], prompt, ANSWER_TOKENS, timeout_s))
 
     places = range(len(accesses))
-    with ThreadPoolExecutor(len(numbers) * len(accesses)) as pool:
+    with ThreadPoolExecutor(len(names) * len(accesses)) as pool:
         sent = [
             {
-                place: pool.submit(send, number, place, over_s * turn / len(numbers))
-                for place in (places if number % 2 else reversed(places))
+                place: pool.submit(send, name, place, over_s * turn / len(names))
+                for place in random.sample(places, len(places))
             }
-            for turn, number in enumerate(numbers)
+            for turn, name in enumerate(names)
         ]
         return [tuple(each[place].result() for place in places) for each in sent]
 

@@ -13,6 +13,8 @@ from stages.rollout.pairs import Timing
 
 SLICES: Final = 12
 """Number of slices in the shortest time of a step."""
+LONGEST_S: Final = 30.0
+"""Slices of long steps are no longer, so that a slow canary is not kept for most of the step."""
 LATE: Final = 3.0
 LATE_S: Final = 1.0
 """An answer is late if it takes longer than ``LATE`` times as long as is typical, and this time more."""

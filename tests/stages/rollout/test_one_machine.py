@@ -206,10 +206,10 @@ def test_the_tokens_of_a_pair_are_timed_as_they_come(place: Place) -> None:
     release = place.release(1, token_s=0.03)
     place.target.deploy(release)
     access = Access(place.target.url(release), MODEL)
-    pairs = send_pairs([access, access], range(2), 20, 0.05, 30.0)
+    pairs = send_pairs([access, access], ["one", "two"], 20, 0.05, 30.0)
     for each in itertools.chain(*pairs):
-        assert 0.03 <= each.ttft_s < 0.2, "the first token, not the last one"
-        assert 0.03 <= each.tpot_s < 0.06
+        assert 0.03 <= each.ttft_s < 0.4, "the first token: the last one comes after 0.48 s"
+        assert 0.02 <= each.tpot_s < 0.2
 
 
 def test_a_dead_canarys_share_goes_to_the_stable_release(place: Place, tmp_path: Path) -> None:
