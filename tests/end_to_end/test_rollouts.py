@@ -70,7 +70,7 @@ ROLLOUT = {
     "tpot_slack_ms": "50",
 }
 SETTINGS = (*CONFIG, *(text for name, value in ROLLOUT.items() for text in ("--set", f"rollout.{name}={value}")))
-STRICT = ("--set", "rollout.tpot_ratio=1.5", "--set", "rollout.tpot_slack_ms=5")
+STRICT = ("--set", "rollout.tpot_ratio=1.5", "--set", "rollout.tpot_slack_ms=1")
 WAITED = ("time to first token", "time per output token")
 """Whichever of them shows it first."""
 BURST, CALM_S = 6, 8.0
