@@ -197,14 +197,14 @@ def table(runs: int, only: str = "") -> Iterator[str]:
     Args:
         only: a part of the names of the rows.
     """
-    yield "| identical releases | rolled back | of these unclear | promoted after |"
+    yield "| identical releases | rolled back | unclear | promoted after (median) |"
     yield "| --- " * 4 + "|"
     for name, world in IDENTICAL.items():
         if only in name:
             found = tally(name, world, SOUND, runs)
             yield f"| {name} | {found.rolled_back:.1%} | {found.unclear:.1%} | {found.good_s:.0f} s |"
     yield ""
-    yield "| canary | rolled back | of these unclear | after, at the most |"
+    yield "| canary | rolled back | unclear | after (median, longest) |"
     yield "| --- " * 4 + "|"
     for name, (world, canary) in WORSE.items():
         if only in name:
