@@ -63,7 +63,7 @@ ROLLOUT = {
     "steps": "[50,100]",
     "step_s": "20",
     "min_requests": "20",
-    "step_timeout_s": "240",
+    "step_timeout_s": "480",
     "ttft_ratio": "3",
     "ttft_slack_ms": "500",
     "tpot_ratio": "3",
