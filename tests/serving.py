@@ -31,7 +31,6 @@ ROLLOUT: Final = {
     "min_requests": 5,
     "poll_s": 0.1,
     "agreement": 0,
-    "significance": 0.0001,
 }
 """Quick steps. The stand-in's answers are not those of a model and are not compared."""
 WAIT_S: Final = 120.0

@@ -1,10 +1,9 @@
-"""Compares the canary with the stable release over the same window, and decides whether the rollout may go on.
+"""Compares the canary with the stable release slice by slice, and decides whether the rollout may go on.
 
-Everything is computed from differences of the servers' own counters. A percentile covers the clients' requests and the
-rollout's own, of which both releases get the same number. Speeds are compared only while both serve, since the machine
-may have become busy meanwhile. Where the canary has the larger share, it also carries more load: it then counts as
-slower only if it is slower than the stable release is now and than that was with as large a share. At 100 % nothing is
-compared: only errors and answers count there.
+Latencies are those of pairs: the same request, sent to both releases at the same moment. A release is slower the more
+load it carries, so they are compared sharply up to 50 % only, where the canary carries as much as the stable release or
+less. Beyond, a canary that is not as fast as the stable release now is compared with what that did when it had most of
+the requests, leniently, since the traffic may have changed. Failures of both are compared over the whole rollout.
 """
 
 from __future__ import annotations
@@ -13,15 +12,30 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from statistics import median
 from typing import Final, Literal
 
 from scoring import canary as stats
 from stages.parts.base.settings import Rollout
 from stages.parts.records.counters import Counters, Histogram, Increase
-from stages.parts.records.rollout import Analysis, CanaryCheck, Figures, Pace, SyntheticRequests, Window
+from stages.parts.records.rollout import Analysis, CanaryCheck, Figures, Observed, Side, Slice, Window
+from stages.rollout.slices import Latency, counts, load, log_ratios, logs, typical_s
 
 MS: Final = 1000.0
+TESTS: Final = 7
+"""The checks of a step that may fail by chance: four of failures, two of delays and, of both latencies, two."""
+SETTLED: Final = 10
+"""The fewest slices by which a latency fails: what slows a server for half a minute is not yet its own slowness."""
+EVEN: Final = 50
+"""The largest share of the canary, in percent, at which it carries no more load than the stable release."""
+LENIENCE: Final = {"ttft": 8.0, "tpot": 2.0}
+"""How many times the limit a latency may be if it is compared with that of another step. A little more load, or a
+longer burst, may multiply the time in a queue, but not the time per token, since the number of requests in flight is
+bounded. The limits are so wide that slices may count as independent: a queue that grows and grows is found soon."""
+MORE_LOAD: Final = 2
+"""It may be more by the square of how many times as many requests there are now."""
+BEST_GUESS: Final = 0.5
+"""The probability with which such a latency has to be within its limit to pass. Observing the canary for longer tells
+no more of the stable release's figures from then."""
 
 
 @dataclass(frozen=True)
@@ -31,32 +45,42 @@ class Observation:
     percent: int
     """The canary's share of new requests."""
     window: Window
-    """Where the step began."""
+    """Its counters at the beginning of the step, and its slices."""
+    windows: int
+    """See ``Journal.windows``."""
     canary: Counters
     stable: Counters | None
-    """None at 100 %, where it gets no requests."""
-    earlier: Sequence[Figures]
-    """What the stable release did before, the best comparison first: with at least the canary's present share; at
-    100 %, in the last step in which it served, too."""
+    """None if they can't be read."""
+    earlier: Sequence[Observed]
+    """The steps that have ended."""
     agreement: float | None
     """With the recorded answers, 0–1; None if the canary was not asked."""
     seconds: float
     at: datetime
 
-
-@dataclass(frozen=True)
-class Proportion:
-    """*count* of *total* requests."""
-
-    count: int
-    total: int
+    @property
+    def slices(self) -> list[Slice]:
+        """Of the whole rollout."""
+        return [*(each for step in self.earlier for each in step.slices), *self.window.slices]
 
     @property
-    def value(self) -> float | None:
-        return self.count / self.total if self.total else None
+    def even(self) -> list[Slice]:
+        """Those in which the canary carried no more load than the stable release."""
+        return [
+            each
+            for percent, slices in (*((step.percent, step.slices) for step in self.earlier), self._now)
+            if percent <= EVEN
+            for each in slices
+        ]
 
-    def __str__(self) -> str:
-        return f"{self.count} of {self.total}"
+    @property
+    def _now(self) -> tuple[int, tuple[Slice, ...]]:
+        return self.percent, self.window.slices
+
+    @property
+    def most_loaded(self) -> Observed | None:
+        """The step in which the stable release carried most."""
+        return min(self.earlier, key=lambda step: step.percent, default=None)
 
 
 def figures(increase: Increase, own: int = 0) -> Figures:
@@ -69,18 +93,9 @@ def figures(increase: Increase, own: int = 0) -> Figures:
         own=own,
         ttft_p95_ms=_p95_ms(increase.ttft),
         tpot_p95_ms=_p95_ms(increase.tpot),
-        tokens_per_s_each=increase.tokens_per_s_each,
+        ttft_mean_ms=_ms(increase.ttft.mean_s),
+        tpot_mean_ms=_ms(increase.tpot.mean_s),
     )
-
-
-def extend_pace(window: Window, canary: Counters, stable: Counters) -> Pace:
-    """The window's pace with the present look, which goes on until a request has ended at both releases."""
-    pace = window.pace or Pace(canary_from=window.canary, stable_from=window.stable or stable)
-    ours = canary.since(pace.canary_from).tokens_per_s_each
-    theirs = stable.since(pace.stable_from).tokens_per_s_each
-    if ours is None or theirs is None:
-        return pace
-    return Pace(canary_from=canary, stable_from=stable, canary=(*pace.canary, ours), stable=(*pace.stable, theirs))
 
 
 def analyse(settings: Rollout, seen: Observation) -> Analysis:
@@ -89,27 +104,28 @@ def analyse(settings: Rollout, seen: Observation) -> Analysis:
     Returns:
         ``rollback`` as soon as one check fails, ``promote`` once all pass, else ``inconclusive``.
     """
-    window = seen.window
-    rise = seen.canary.since(window.canary)
-    canary = figures(rise, own=window.to_canary.sent)
-    earlier = next((each for each in seen.earlier if each.requests >= settings.min_requests), None)
-    stable, good = None, "as good as the stable release in every check"
-    if seen.stable is None:
-        good = f"{good}, and sound with all the traffic" if earlier else "sound with all the traffic"
-        checks = _alone(settings, canary, window.to_canary, earlier)
-    else:
+    window, alone = seen.window, seen.percent == 100
+    canary = figures(seen.canary.since(window.canary), own=window.to_canary.sent)
+    stable = None
+    if seen.stable:
         stable = figures(seen.stable.since(window.stable or seen.stable), own=window.to_stable.sent)
-        checks = [
-            _enough_requests(settings, canary, stable),
-            _errors(settings, "errors", _failures(canary), _failures(stable)),
-            _refusals(settings, canary, stable),
-            check_own_requests(settings, window.to_canary, window.to_stable),
-            _latency(settings, "ttft", rise.ttft, stable, earlier),
-            _latency(settings, "tpot", rise.tpot, stable, earlier),
-            _speed(settings, _looks(window.pace, earlier), enough=_have_enough(settings, canary, stable)),
-        ]
+    tests = TESTS * len(settings.steps)
+    level = stats.level(settings.error_rate, tests, seen.windows, len(window.slices))
+    checks = [
+        _enough_requests(settings, canary, None if alone else stable),
+        _failures(settings, "errors", seen.slices, level),
+        _failures(settings, "own requests", seen.slices, level),
+    ]
+    if not alone:
+        checks.append(_failures(settings, "refused", seen.slices, level))
+    if seen.percent <= EVEN:
+        checks += [_failures(settings, name, seen.even, level) for name in DELAYS]
+    if len(window.slices) < SETTLED:
+        level = 0.0
+    checks += [each for name in LATENCIES if (each := _latency(settings, name, seen, level))]
     if seen.agreement is not None:
         checks.append(check_quality(settings, seen.agreement))
+    good = "sound with all the traffic" if alone else "as good as the stable release in every check"
     verdict, reason = _verdict(checks, good)
     return Analysis(
         percent=seen.percent,
@@ -138,180 +154,141 @@ def check_quality(settings: Rollout, agreement: float) -> CanaryCheck:
     )
 
 
-def check_own_requests(
-    settings: Rollout, canary: SyntheticRequests, stable: SyntheticRequests, limit: float | None = None
-) -> CanaryCheck:
-    """Compares the failures of the rollout's own requests, as the rollout saw them: a failure that the platform does
-    not count can't hide here.
-
-    Args:
-        limit: the share that may fail if none were sent to the stable release; None: the slack.
-    """
-    if not canary.sent:
-        return CanaryCheck(
-            name="own requests", verdict="pass", canary=None, stable=None, limit=None, unit="share", text="none sent"
-        )
-    ours = Proportion(canary.failed, canary.sent)
-    if not stable.sent:
-        return _at_most(settings, "own requests", ours, settings.error_slack if limit is None else limit)
-    return _errors(settings, "own requests", ours, Proportion(stable.failed, stable.sent))
-
-
-def _alone(settings: Rollout, canary: Figures, own: SyntheticRequests, earlier: Figures | None) -> list[CanaryCheck]:
-    """The checks at 100 %, where nothing serves beside the canary.
-
-    Args:
-        earlier: the stable release in the last step in which both served; its errors are no fault of the canary.
-    """
-    least, limit = settings.min_requests, settings.error_slack
-    if earlier:
-        limit += _failures(earlier).value or 0.0
-    few = canary.requests < least
-    requests = CanaryCheck(
-        name="requests",
-        verdict="unclear" if few else "pass",
-        canary=canary.requests,
-        stable=None,
-        limit=least,
-        unit="",
-        text=f"{canary.requests} requests to the canary{f'; {least} are needed' if few else ''}",
-    )
-    errors = _at_most(settings, "errors", _failures(canary), limit)
-    return [requests, errors, check_own_requests(settings, own, SyntheticRequests(), limit)]
-
-
-def _at_most(settings: Rollout, name: str, failed: Proportion, limit: float) -> CanaryCheck:
-    return CanaryCheck(
-        name=name,
-        verdict=stats.share_within(failed.count, failed.total, limit, significance=settings.significance),
-        canary=failed.value,
-        stable=None,
-        limit=limit,
-        unit="share",
-        text=f"{failed} requests failed (at most {100 * limit:.1f} %)",
-    )
-
-
-def _enough_requests(settings: Rollout, canary: Figures, reference: Figures) -> CanaryCheck:
+def _enough_requests(settings: Rollout, canary: Figures, stable: Figures | None) -> CanaryCheck:
     least = settings.min_requests
-    enough = _have_enough(settings, canary, reference)
+    enough = min(each.requests for each in (canary, stable) if each) >= least
+    beside = f" and {stable.requests} to the stable release" if stable else ""
+    needed = f"; {least} {'of each ' if stable else ''}are needed"
     return CanaryCheck(
         name="requests",
         verdict="pass" if enough else "unclear",
         canary=canary.requests,
-        stable=reference.requests,
+        stable=stable.requests if stable else None,
         limit=least,
         unit="",
-        text=f"{canary.requests} requests to the canary and {reference.requests} to the stable release"
-        f"{'' if enough else f'; {least} of each are needed'}",
+        text=f"{canary.requests} requests to the canary{beside}{'' if enough else needed}",
     )
 
 
-def _have_enough(settings: Rollout, canary: Figures, reference: Figures) -> bool:
-    return min(canary.requests, reference.requests) >= settings.min_requests
+Failing = Literal["errors", "own requests", "refused", "late", "delayed"]
 
 
-def _failures(found: Figures) -> Proportion:
-    return Proportion(found.failed, found.failed + found.answered)
-
-
-def _errors(settings: Rollout, name: str, canary: Proportion, stable: Proportion) -> CanaryCheck:
-    return _proportions(settings, name, canary, stable, "requests failed")
-
-
-def _refusals(settings: Rollout, canary: Figures, reference: Figures) -> CanaryCheck:
-    """A 4xx is the client's mistake, unless a release refuses what the stable one accepts: it lacks a chat template, or
-    takes shorter prompts. Only clients' requests count: the rollout's own are never refused and would hide refusals."""
-    ours = Proportion(canary.refused, _requests_of_clients(canary))
-    theirs = Proportion(reference.refused, _requests_of_clients(reference))
-    check = _proportions(settings, "refused", ours, theirs, "clients' requests were refused")
-    return check if canary.refused else check.model_copy(update={"verdict": "pass"})
-
-
-def _requests_of_clients(found: Figures) -> int:
-    return max(found.refused, found.answered + found.failed + found.refused - found.own)
-
-
-def _proportions(settings: Rollout, name: str, canary: Proportion, stable: Proportion, what: str) -> CanaryCheck:
-    verdict = stats.failures(
-        canary.count,
-        canary.total,
-        stable.count,
-        stable.total,
-        slack=settings.error_slack,
-        significance=settings.significance,
-    )
+def _failures(settings: Rollout, name: Failing, slices: Sequence[Slice], level: float) -> CanaryCheck:
+    """The share of requests that failed, and so on, at both releases."""
+    of, what = FAILURES[name]
+    canary, stable = counts(slices, "canary", of), counts(slices, "stable", of)
+    verdict = stats.failures(canary, stable, slack=settings.error_slack, level=level)
+    if name != "errors" and not canary.count:
+        verdict = "pass"  # no client asked, or no pair was sent
+    text = f"{canary} {what} (stable release: {stable})" if canary.total or stable.total else "there were none"
     return CanaryCheck(
         name=name,
         verdict=verdict,
-        canary=canary.value,
-        stable=stable.value,
-        limit=None if stable.value is None else stable.value + settings.error_slack,
+        canary=canary.share,
+        stable=stable.share,
+        limit=None if stable.share is None else stable.share + settings.error_slack,
         unit="share",
-        text=f"{canary} {what} (stable release: {stable})",
+        text=f"{text}; chance may explain it: more requests would tell" if verdict == "unclear" else text,
     )
 
 
-def _latency(
-    settings: Rollout, name: Literal["ttft", "tpot"], canary: Histogram, stable: Figures, earlier: Figures | None
-) -> CanaryCheck:
-    ratio, slack_ms, what = {
+def _refused(side: Side) -> tuple[float, float]:
+    """A 4xx is the client's mistake, unless a release refuses what the stable one accepts: it lacks a chat template, or
+    takes shorter prompts. Only clients' requests count: the rollout's own are never refused and would hide refusals."""
+    return side.refused, max(side.refused, side.answered + side.failed + side.refused - side.sent)
+
+
+FAILURES: Final = {
+    "errors": (lambda side: (side.failed, side.failed + side.answered), "requests failed"),
+    "own requests": (lambda side: (side.lost, side.sent), "of the rollout's own requests failed"),
+    "refused": (_refused, "clients' requests were refused"),
+    "late": (lambda side: (side.late, side.sent), "of the rollout's own requests were answered far too late"),
+    "delayed": (lambda side: (side.delayed, side.ttft_count), "requests waited far too long for their first token"),
+}
+DELAYS: Final[tuple[Failing, ...]] = ("late", "delayed")
+LATENCIES: Final[tuple[Latency, ...]] = ("ttft", "tpot")
+
+
+def _latency(settings: Rollout, name: Latency, seen: Observation, level: float) -> CanaryCheck | None:
+    """The check of a latency; None if nothing is comparable with the load that the canary has."""
+    slices, reference = seen.window.slices, seen.most_loaded
+    canary, stable = logs(slices, "canary", name), logs(slices, "stable", name)
+    now = Compared(_at_equal_load(seen, name), canary, stable)
+    check = _within_limit(settings, name, now, level, seen.seconds)
+    if seen.percent <= EVEN or check.verdict == "pass":
+        return check
+    if reference is None:
+        return None
+    rate, rate_then = load(slices, "canary"), load(reference.slices, "stable")
+    before = logs(reference.slices, "stable", name)
+    ratio = stats.mean_of(canary, independent=True).plus(stats.mean_of(before, independent=True), -1)
+    lenience = LENIENCE[name] * max(1.0, rate / rate_then if rate_then else math.inf) ** MORE_LOAD
+    whom = f"stable release with {100 - reference.percent} % of the requests, {rate_then:.1f} a second, now {rate:.1f}"
+    then = Compared(ratio, canary, before, whom, lenience, BEST_GUESS)
+    return _within_limit(settings, name, then, level, seen.seconds)
+
+
+def _at_equal_load(seen: Observation, name: Latency) -> stats.Mean:
+    """The logarithm of the canary's latency relative to the stable release's.
+
+    With clients that stick to a server, the canary may carry more at 50 %. The ratio is then interpolated linearly
+    between this step and the last one in which the canary carried less, to where both carry the same.
+    """
+    ratio, more = _ratio(seen.window.slices, name), _more_load(seen.window.slices)
+    before = next((step.slices for step in reversed(seen.earlier) if _more_load(step.slices) < 0), None)
+    if more <= 0 or before is None or seen.percent > EVEN:
+        return ratio
+    part = more / (more - _more_load(before))
+    return ratio.times(1 - part).plus(_ratio(before, name), part)
+
+
+def _more_load(slices: Sequence[Slice]) -> float:
+    return load(slices, "canary") - load(slices, "stable")
+
+
+def _ratio(slices: Sequence[Slice], name: Latency) -> stats.Mean:
+    return stats.mean_of(log_ratios(slices, name))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A canary's latency beside one of the stable release."""
+
+    ratio: stats.Mean
+    """The logarithm of the canary's, relative to the stable release's."""
+    canary: Sequence[float]
+    stable: Sequence[float]
+    """Logarithms of seconds, slice by slice."""
+    whom: str = "stable release"
+    lenience: float = 1.0
+    confidence: float = stats.CONFIDENCE
+
+
+def _within_limit(settings: Rollout, name: Latency, compared: Compared, level: float, seconds: float) -> CanaryCheck:
+    slower, slack_ms, what = {
         "ttft": (settings.ttft_ratio, settings.ttft_slack_ms, "time to first token"),
         "tpot": (settings.tpot_ratio, settings.tpot_slack_ms, "time per output token"),
     }[name]
-    stable_ms = getattr(stable, f"{name}_p95_ms")
-    if stable_ms is not None and earlier:
-        stable_ms = max(stable_ms, getattr(earlier, f"{name}_p95_ms") or 0.0)
-    limit_ms = None if stable_ms is None else stable_ms * ratio + slack_ms
-    verdict = stats.latency(
-        (*canary.bounds_s, math.inf),
-        canary.counts,
-        math.nan if limit_ms is None else limit_ms / MS,
-        least=settings.min_requests,
-        significance=settings.significance,
-    )
-    canary_ms = _p95_ms(canary)
-    return CanaryCheck(
-        name=name,
-        verdict=verdict,
-        canary=canary_ms,
-        stable=stable_ms,
-        limit=limit_ms,
-        unit="ms",
-        text=f"p95 {what}: {_shown(canary_ms, ' ms')} "
-        f"(stable release: {_shown(stable_ms, ' ms')}, at most {_shown(limit_ms, ' ms')})",
-    )
-
-
-def _looks(pace: Pace | None, earlier: Figures | None) -> list[tuple[float, float]]:
-    """Tokens per second of each request, look by look: the canary's, and the stable release's at the same time, or what
-    it was *earlier* if that was less. A sum would be dominated by the one moment in which the machine was busy."""
-    if pace is None:
-        return []
-    before = math.inf if earlier is None or earlier.tokens_per_s_each is None else earlier.tokens_per_s_each
-    looks = zip(pace.canary, pace.stable, strict=True)
-    return [(ours, min(theirs, before)) for ours, theirs in looks if theirs is not None]
-
-
-def _speed(settings: Rollout, looks: list[tuple[float, float]], *, enough: bool) -> CanaryCheck:
-    slower = sum(ours < theirs * settings.speed_ratio for ours, theirs in looks)
+    canary_ms, stable_ms = _ms(typical_s(compared.canary)), _ms(typical_s(compared.stable))
+    limit_ms = None if stable_ms is None else compared.lenience * (stable_ms * slower + slack_ms)
+    text = f"typical {what}: {_shown(canary_ms)} ({compared.whom}: {_shown(stable_ms)}, at most {_shown(limit_ms)})"
     verdict: stats.Verdict = "unclear"
-    if not settings.speed_ratio:
-        verdict = "pass"
-    elif enough:
-        verdict = stats.mostly(slower, len(looks), significance=settings.significance)
-    ours, theirs = (median(each) for each in zip(*looks, strict=True)) if looks else (None, None)
-    limit = None if theirs is None else theirs * settings.speed_ratio
+    if stable_ms and limit_ms:
+        limit = math.log(limit_ms / stable_ms)
+        verdict = stats.at_most(compared.ratio, limit, level, compared.confidence)
+        if verdict == "unclear":
+            text += _what_would_tell(compared.ratio, limit, level, seconds)
     return CanaryCheck(
-        name="speed",
-        verdict=verdict,
-        canary=ours,
-        stable=theirs,
-        limit=limit,
-        unit="tokens/s",
-        text=f"median output tokens per second of each request: {_shown(ours)} "
-        f"(stable release: {_shown(theirs)}, at least {_shown(limit)}); less in {slower} of {len(looks)} looks",
+        name=name, verdict=verdict, canary=canary_ms, stable=stable_ms, limit=limit_ms, unit="ms", text=text
     )
+
+
+def _what_would_tell(ratio: stats.Mean, limit: float, level: float, seconds: float) -> str:
+    if not math.isfinite(ratio.error):
+        return "; unclear: there are too few slices"
+    longer = stats.times_longer(ratio, limit, level or 1e-4)
+    more = f"{seconds * (longer - 1):.0f} s more" if longer < 20 else "no reasonable time"
+    return f"; unclear at ±{100 * math.expm1(ratio.error):.0f} %: {more} would tell"
 
 
 def _verdict(checks: list[CanaryCheck], good: str) -> tuple[Literal["promote", "rollback", "inconclusive"], str]:
@@ -331,5 +308,9 @@ def _p95_ms(histogram: Histogram) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _shown(value: float | None, unit: str = "") -> str:
-    return "unknown" if value is None else f"{value:.1f}{unit}"
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * MS
+
+
+def _shown(value_ms: float | None) -> str:
+    return "unknown" if value_ms is None else f"{value_ms:.1f} ms"

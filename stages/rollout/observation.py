@@ -1,9 +1,11 @@
-"""Observes a canary: reads both releases' counters, sends requests of the rollout's own where clients send too few, and
-judges."""
+"""Observes a canary: reads both releases' counters, sends the same requests to both, and judges."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Literal
@@ -14,18 +16,26 @@ from stages.parts.endpoint.record import api_key
 from stages.parts.engine.client import answer, answers_chat, has_chat_template
 from stages.parts.engine.probes import check_probes
 from stages.parts.records.counters import Counters
-from stages.parts.records.rollout import Figures, Journal, JournalChanges, Window, pending_request
+from stages.parts.records.rollout import Journal, JournalChanges, Slice, SyntheticRequests, Window
 from stages.parts.releases import release as releases
-from stages.rollout.analysis import Observation, analyse, check_own_requests, extend_pace, figures
-from stages.rollout.synthetic_requests import send_alike
+from stages.rollout.analysis import FAILURES, Observation, analyse
+from stages.rollout.pairs import Timing, send_pairs
+from stages.rollout.slices import LONGEST_S, SLICES, add_pairs, begin_slice, end_slice, late_s
+from stages.rollout.steady_load import Access
 from stages.rollout.target import Target
 
 BURST: Final = 16
-"""The most requests of the rollout's own to each release between two looks."""
-TOGETHER: Final = 4
-"""How many of them each release gets at a time."""
-OWN_AT_MOST: Final = 4
-"""The most requests of the rollout's own within a step, in multiples of ``min_requests``."""
+"""The most pairs between two looks."""
+TRICKLE: Final = 3
+"""The fewest pairs between two looks."""
+SUSPECTED: Final = 12
+"""The same while requests of the canary fail, or are late, more often than chance explains well."""
+SENT_BY: Final = 0.9
+"""The part of a step's shortest time by which enough pairs have been sent."""
+SENT_WITHIN: Final = 0.5
+"""The part of the time between two looks in which the pairs are sent, so that most are answered by its end."""
+FEWEST_PROMPT_TOKENS: Final = 16
+MOST_PROMPT_TOKENS: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,7 @@ class Observer:
         self.store, self.target, self.journal = store, target, journal
 
     def look(self, elapsed_s: float) -> Look:
-        """What the step has shown so far.
+        """What the step has shown so far. A look sends its pairs evenly over a part of the time until the next one.
 
         Raises:
             ServerFailed: the canary's server is gone.
@@ -86,33 +96,52 @@ class Observer:
         if stable is None and not self.alone:
             return Look("the counters of the stable release can't be read")
         window = journal.window
-        begun: JournalChanges = {"window": Window(canary=canary, stable=stable), "instance": canary.instance}
         another = journal.instance not in ("", canary.instance)  # it may have restarted between two steps
         if another or (window and canary.restarted_since(window.canary)):
             if journal.restarts >= settings.restarts:
                 return Look(f"its server was restarted {journal.restarts + 1} times", "rollback")
+            begun = self._begun(canary, stable, elapsed_s)
             begun["restarts"] = journal.restarts + 1
             return Look("a server of the canary was restarted", changes=begun)
-        if window is None or (stable and (window.stable is None or stable.restarted_since(window.stable))):
-            return Look("the step has just begun", changes=begun)
+        if window is None or self._stable_restarted(window, stable):
+            return Look("the step has just begun", changes=self._begun(canary, stable, elapsed_s))
+        if window.open is None:  # an earlier version began it
+            window = begin_slice(window, canary, stable, elapsed_s)
         if settings.synthetic:
-            window = self._with_own_requests(window, canary, stable, elapsed_s)
+            began_s = self.clock()
+            window = self._with_pairs(window, prompt_tokens(canary, stable), elapsed_s)
+            elapsed_s += self.clock() - began_s
             canary, now = self._counters()
             stable = now or stable
-        if stable:
-            window = window.model_copy(update={"pace": extend_pace(window, canary, stable)})
+        slice_s = 0.0 if journal.hurried else min(LONGEST_S, settings.step_s / SLICES)
+        if window.open and elapsed_s - window.open.seconds >= slice_s:
+            window = end_slice(window, canary, stable, elapsed_s, late_s(self._slices(window)))
         return self._judge(window, canary, stable, elapsed_s)
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
 
     @property
     def alone(self) -> bool:
-        """Whether the canary has all the traffic, so that nothing is there to compare it with."""
+        """Whether the canary has all the clients' requests."""
         return self.journal.percent == 100
 
-    def _counters(self) -> tuple[Counters, Counters | None]:
-        """The canary's, and those of the stable release while it serves."""
-        return self.target.counters(self.journal.release), None if self.alone else self.counters_of_stable()
+    def _begun(self, canary: Counters, stable: Counters | None, elapsed_s: float) -> JournalChanges:
+        window = begin_slice(Window(canary=canary, stable=stable), canary, stable, elapsed_s)
+        return {"window": window, "windows": self.journal.windows + 1, "instance": canary.instance}
 
-    def counters_of_stable(self) -> Counters | None:
+    def _stable_restarted(self, window: Window, stable: Counters | None) -> bool:
+        if stable is None or self.alone:  # nothing of it is compared with what it counted before
+            return False
+        return window.stable is None or stable.restarted_since(window.stable)
+
+    def _counters(self) -> tuple[Counters, Counters | None]:
+        return self.target.counters(self.journal.release), self._counters_of_stable()
+
+    def _counters_of_stable(self) -> Counters | None:
         """None while the platform can't read them, which is not the canary's fault."""
         if self.journal.stable is None:
             return None
@@ -120,11 +149,6 @@ class Observer:
             return self.target.counters(self.journal.stable)
         except (ServerFailed, TransientError):
             return None
-
-    def baseline(self) -> Figures | None:
-        """What the stable release did alone while the canary started; None if it was restarted meanwhile."""
-        then, now = self.journal.baseline_from, self.counters_of_stable()
-        return figures(now.since(then)) if then and now and not now.restarted_since(then) else None
 
     def _judge(self, window: Window, canary: Counters, stable: Counters | None, elapsed_s: float) -> Look:
         """The recorded questions are asked only once everything else is good."""
@@ -146,55 +170,61 @@ class Observer:
         return Observation(
             percent=self.journal.percent,
             window=window,
+            windows=self.journal.windows,
             canary=canary,
             stable=stable,
-            earlier=self._earlier(),
+            earlier=self.journal.observed,
             agreement=agreed,
             seconds=elapsed_s,
-            at=datetime.now(UTC),
+            at=self.now(),
         )
 
-    def _earlier(self) -> list[Figures]:
-        """See ``Observation.earlier``."""
-        percent = self.journal.percent
-        rest = 100 - percent
-        shares = [(each.percent, each.stable) for each in reversed(self.journal.analyses) if each.percent < percent]
-        if self.alone:
-            return [stable for _, stable in shares if stable]
-        if percent <= rest:
-            return []
-        return [
-            each for each in (*(stable for share, stable in shares if share <= rest), self.journal.baseline) if each
-        ]
+    def _with_pairs(self, window: Window, tokens: int, elapsed_s: float) -> Window:
+        """Send the pairs that are due. While the stable release can't be reached, the canary is asked alone."""
+        urls = [self.target.url(self.journal.release)]
+        if self.journal.stable:
+            with contextlib.suppress(ServerFailed, TransientError):
+                urls.append(self.target.url(self.journal.stable))
+        sent = window.to_canary.sent
+        step = f"{self.journal.id} {self.journal.percent} {self.journal.windows}"
+        names = [f"{step} {number}" for number in range(sent, sent + self._due(window, elapsed_s))]
+        pairs = self.send(urls, names, tokens)
+        late = late_s(self._slices(window), pairs)
+        return window.model_copy(
+            update={
+                "open": add_pairs(window.open or Slice(seconds=elapsed_s), pairs, late),
+                "to_canary": window.to_canary.plus(_summary(pairs, 0)),
+                "to_stable": window.to_stable.plus(_summary(pairs, 1)),
+            }
+        )
 
-    def _with_own_requests(self, window: Window, canary: Counters, stable: Counters | None, elapsed_s: float) -> Window:
-        """Send all that serve as many requests as the one with fewer still lacks at this point of the step."""
-        journal, settings = self.journal, self.journal.settings
-        count = self._lacking(window, canary, stable, elapsed_s)
-        if count <= 0 or journal.stable is None:
-            return window
-        urls = [self.target.url(each) for each in (journal.release, journal.stable)[: 1 if self.alone else 2]]
-        sent, last = window.to_canary.sent, window.to_canary.sent + count
-        while sent < last:
-            numbers = range(sent, min(last, sent + TOGETHER))
-            replies = send_alike(urls, self.store.model, api_key(), numbers, settings.own_timeout_s)
-            told = (each.plus(more) for each, more in zip((window.to_canary, window.to_stable), replies, strict=False))
-            window = window.model_copy(update=dict(zip(("to_canary", "to_stable"), told, strict=False)))
-            sent += len(numbers)
-            failing = check_own_requests(settings, window.to_canary, window.to_stable).verdict == "fail"
-            if failing or pending_request(self.store, journal):
-                break  # a canary that hangs would take a timeout for each of the rest
-        return window
+    def _slices(self, window: Window) -> list[Slice]:
+        """Of the whole rollout."""
+        return [*(each for step in self.journal.observed for each in step.slices), *window.slices]
 
-    def _lacking(self, window: Window, canary: Counters, stable: Counters | None, elapsed_s: float) -> int:
+    def send(self, urls: Sequence[str], names: Sequence[str], tokens: int) -> list[tuple[Timing, ...]]:
+        settings = self.journal.settings
+        accesses = [Access(each, self.store.model, api_key()) for each in urls]
+        return send_pairs(accesses, names, tokens, SENT_WITHIN * settings.poll_s, settings.own_timeout_s)
+
+    def _due(self, window: Window, elapsed_s: float) -> int:
+        """Pairs until the next look: enough by the end of the step, and then a trickle."""
         journal, settings = self.journal, self.journal.settings
-        part = 1.0 if journal.hurried or not settings.step_s else min(1.0, elapsed_s / settings.step_s)
-        had = [figures(canary.since(window.canary)).requests]
-        if stable:
-            had.append(figures(stable.since(window.stable or stable)).requests)
-        lacking = math.ceil(settings.min_requests * part) - min(had)
-        seen = next((each for each in journal.analyses if each.percent == journal.percent), None)
-        if lacking <= 0 and part == 1.0 and seen and seen.verdict == "inconclusive":
-            lacking = BURST  # there are enough of them, but they do not show a clear result
-        # A request that fails has no first token and is not counted: without a limit they would be sent for ever.
-        return min(BURST, lacking, OWN_AT_MOST * settings.min_requests - window.to_canary.sent)
+        last = next((each for each in journal.analyses if each.percent == journal.percent), None)
+        if last and any(each.name in FAILURES and each.verdict == "unclear" for each in last.checks):
+            return SUSPECTED
+        by_s = SENT_BY * settings.step_s
+        part = 1.0 if journal.hurried or not by_s else min(1.0, (elapsed_s + settings.poll_s) / by_s)
+        lacking = math.ceil(settings.min_requests * part) - window.to_canary.sent
+        return min(BURST, max(lacking, TRICKLE))
+
+
+def prompt_tokens(*counted: Counters | None) -> int:
+    """The length of the prompts to send: as long as those of all requests so far are on average."""
+    tokens, prompts = (sum(getattr(each, name) for each in counted if each) for name in ("prompt_tokens", "prompts"))
+    return min(MOST_PROMPT_TOKENS, max(FEWEST_PROMPT_TOKENS, round(tokens / prompts if prompts else 0)))
+
+
+def _summary(pairs: Sequence[tuple[Timing, ...]], place: int) -> SyntheticRequests:
+    sent = [pair[place] for pair in pairs if len(pair) > place]
+    return SyntheticRequests(sent=len(sent), failed=sum(not each.answered for each in sent))

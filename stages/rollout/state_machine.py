@@ -25,9 +25,9 @@ from stages.parts.records.rollout import (
     LOCAL,
     LOCK,
     Act,
-    Figures,
     Journal,
     JournalChanges,
+    Observed,
     RolloutKind,
     RolloutState,
     Transition,
@@ -107,6 +107,17 @@ class StateMachine:
         Raises:
             RolledBack, ServerFailed, TransientError, Conflict: as ``roll_out``.
         """
+        while True:
+            self._handle_request()
+            if reached(self.journal, until):
+                break
+            self.work()
+        if self.journal.state == "rolled back":
+            raise self._failure()
+        return self.journal
+
+    def work(self) -> None:
+        """Do the work of the present state once; it leads to another state, or is repeated."""
         work: dict[RolloutState, Callable[[], None]] = {
             "deploying": self._deploy,
             "starting": self._start,
@@ -116,14 +127,7 @@ class StateMachine:
             "promoting": self._promote,
             "rolling back": self._roll_back,
         }
-        while True:
-            self._handle_request()
-            if reached(self.journal, until):
-                break
-            work[self.journal.state]()
-        if self.journal.state == "rolled back":
-            raise self._failure()
-        return self.journal
+        work[self.journal.state]()
 
     def give_up(self, reason: str, by: str) -> Journal:
         """Roll back now, whatever the state; a release that is already the platform's stable one is promoted."""
@@ -172,8 +176,7 @@ class StateMachine:
             self.target.deploy(release)
         except ServerFailed as error:
             return self._start_rollback(f"it does not start: {error}")
-        baseline = self._observer().counters_of_stable()
-        return self._enter("starting", baseline_from=baseline, instance="")
+        return self._enter("starting", instance="")
 
     def _start(self) -> None:
         """Wait until it answers a completion, then ask it the questions that were recorded when it was measured."""
@@ -218,13 +221,15 @@ class StateMachine:
             return self._start_rollback(wrong)
         if not self.journal.steps:
             return self._enter("promoting", reason="it answers")
-        return self._enter_step(0, self._observer().baseline())
+        return self._enter_step(0)
 
-    def _enter_step(self, step: int, baseline: Figures | None) -> None:
+    def _enter_step(self, step: int) -> None:
         journal = self.journal
+        ended = journal.window.slices if journal.window else ()
+        observed = (*journal.observed, *([Observed(percent=journal.percent, slices=ended)] if ended else []))
         waits = journal.settings.approval and journal.kind == "rollout" and not journal.approved
         state: RolloutState = "awaiting approval" if waits and journal.steps[step] == 100 else "shifting"
-        self._enter(state, step=step, baseline=baseline)
+        self._enter(state, step=step, observed=observed, window=None)
         if state == "awaiting approval":
             way = "in Argo's user interface, or with argo resume"
             self._say(f"to approve: {way if self._in_workflow() else f'slipway rollout promote {self.store.model}'}")
@@ -248,11 +253,11 @@ class StateMachine:
             return self._start_rollback(f"{CHANGED}: {error}")
         if self.journal.kind == "rollback":
             return self._enter("promoting", reason="it was good before, and answers")
-        return self._enter("observing", window=None)
+        return self._enter("observing", window=None, windows=0)
 
     def _observe(self) -> None:
         """Look once at a step, or at a canary that waits for a person."""
-        journal = self.journal
+        journal, began = self.journal, self._now()
         try:
             split = self.target.split()
             if split.stable == journal.release:
@@ -270,15 +275,16 @@ class StateMachine:
         if look.verdict == "rollback":
             return self._start_rollback(f"at {journal.percent} %: {look.reason}")
         if journal.state == "awaiting approval":
-            return self._await_approval(look)
-        return self._end_step(look)
+            self._await_approval(look)
+        else:
+            self._end_step(look)
+        return self._pause(began) if self.journal.state == journal.state else None
 
     def _await_approval(self, look: Look) -> None:
         # A window of many good hours would hide that it has been bad for a minute.
         settings = self.journal.settings
         if self._elapsed_s() >= (settings.step_s if look.verdict == "promote" else settings.step_timeout_s):
-            self._keep(window=None, entered_at=datetime.now(UTC))
-        self._pause()
+            self._keep(window=None, entered_at=self._now())
 
     def _end_step(self, look: Look) -> None:
         """Go to the next step, to the promotion or back, once the evidence is sufficient; else wait."""
@@ -286,11 +292,11 @@ class StateMachine:
         if look.verdict == "promote" and (journal.hurried or self._elapsed_s() >= settings.step_s):
             self._say(f"{journal.percent} %: {look.reason}")
             if journal.step + 1 < len(journal.steps):
-                return self._enter_step(journal.step + 1, journal.baseline)
+                return self._enter_step(journal.step + 1)
             return self._enter("promoting", reason=look.reason)
         if look.verdict == "inconclusive" and self._elapsed_s() > settings.step_timeout_s:
             return self._start_rollback(f"at {journal.percent} %, nothing showed that it is as good: {look.reason}")
-        return self._pause()
+        return None
 
     def _promote(self) -> None:
         if self.journal.kind != "refresh":
@@ -331,7 +337,7 @@ class StateMachine:
                 decision=journal.decision,
                 acts=journal.acts,
                 started_at=journal.started_at,
-                ended_at=datetime.now(UTC),
+                ended_at=self._now(),
                 analyses=tuple(each.model_dump(mode="json") for each in journal.analyses),
             )
             remember(self.store, move)
@@ -344,7 +350,7 @@ class StateMachine:
         self._enter("rolling back", reason=reason)
 
     def _enter(self, state: RolloutState, /, **changes: Unpack[JournalChanges]) -> None:
-        now = datetime.now(UTC)
+        now = self._now()
         moved = self.journal.changed(**changes).changed(state=state, entered_at=now)
         transition = Transition(state=state, percent=moved.percent, at=now)
         self._write(moved.changed(transitions=(*moved.transitions, transition)))
@@ -376,7 +382,7 @@ class StateMachine:
     def _note(self, what: Literal["approved", "gave up"], by: str) -> None:
         """Keep who did it, once, and tell it."""
         if by and (by, what) not in [(each.by, each.what) for each in self.journal.acts]:
-            self._keep(acts=(*self.journal.acts, Act(by=by, what=what, at=datetime.now(UTC))))
+            self._keep(acts=(*self.journal.acts, Act(by=by, what=what, at=self._now())))
             self.announce(what.title().replace(" ", ""), f"the rollout of {self.journal.release}: {what} by {by}")
 
     def approve(self, by: str, *, hurried: bool = False) -> None:
@@ -392,11 +398,19 @@ class StateMachine:
     def _observer(self) -> Observer:
         return Observer(self.store, self.target, self.journal)
 
-    def _elapsed_s(self) -> float:
-        return (datetime.now(UTC) - self.journal.entered_at).total_seconds()
+    def _now(self) -> datetime:
+        return datetime.now(UTC)
 
-    def _pause(self) -> None:
-        time.sleep(self.journal.settings.poll_s)
+    def _elapsed_s(self) -> float:
+        return (self._now() - self.journal.entered_at).total_seconds()
+
+    def _pause(self, since: datetime | None = None) -> None:
+        """Wait until the next look is due, *poll_s* after the last one began."""
+        past_s = (self._now() - since).total_seconds() if since else 0.0
+        self._sleep(max(0.0, self.journal.settings.poll_s - past_s))
+
+    def _sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def _say(self, line: str) -> None:
         print(f"rollout: {line}", file=sys.stderr, flush=True)

@@ -112,26 +112,35 @@ class SteadyLoad:
             trust_env=False, timeout=REQUEST_TIMEOUT_S, verify=trusting(self._access.certificate)
         ) as client:
             while not self._ending.is_set():
-                reply = self._ask(client, draw.choices(VOCABULARY, k=self._prompt_tokens))
+                prompt = draw.choices(VOCABULARY, k=self._prompt_tokens)
+                reply = ask(client, self._access, prompt, self._output_tokens)
                 self._replies.append(reply)
                 self._ending.wait(max(self._pause_s, PAUSE_AFTER_FAILURE_S if reply.error else 0.0))
 
-    def _ask(self, client: httpx.Client, prompt: list[int]) -> Reply:
-        body = {
-            "model": self._access.model,
-            "prompt": prompt,
-            "max_tokens": self._output_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        sent_s, stream = time.monotonic(), _Stream()
-        try:
-            with client.stream("POST", self._access.completions_url, json=body, headers=self._access.headers) as reply:
-                stream.read(reply)
-        except httpx.HTTPError as failure:
-            stream.error = f"{type(failure).__name__}: {failure}"
-        return Reply(sent_s, time.monotonic(), stream.first_s, stream.tokens, stream.release, stream.error)
+
+def ask(
+    client: httpx.Client, access: Access, prompt: list[int], output_tokens: int, timeout_s: float = REQUEST_TIMEOUT_S
+) -> Reply:
+    """Send a completion of token ids, and read its stream. Whatever is not complete within *timeout_s* is an error."""
+    body = {
+        "model": access.model,
+        "prompt": prompt,
+        "max_tokens": output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    sent_s, stream = time.monotonic(), _Stream()
+    try:
+        with client.stream(
+            "POST", access.completions_url, json=body, headers=access.headers, timeout=timeout_s
+        ) as reply:
+            stream.read(reply, sent_s + timeout_s)
+    except httpx.HTTPError as failure:
+        stream.error = f"{type(failure).__name__}: {failure}"
+    except ValueError as failure:
+        stream.error = f"an event is not JSON: {failure}"
+    return Reply(sent_s, time.monotonic(), stream.first_s, stream.tokens, stream.release, stream.error)
 
 
 @dataclass
@@ -143,7 +152,7 @@ class _Stream:
     release: str = ""
     error: str = "it was cut off"
 
-    def read(self, reply: httpx.Response) -> None:
+    def read(self, reply: httpx.Response, deadline_s: float) -> None:
         self.release = reply.headers.get(RELEASE_HEADER, "")
         if not reply.is_success:
             self.error = f"{reply.status_code} {reply.read().decode(errors='replace')[:200]}"
@@ -153,6 +162,9 @@ class _Stream:
             if data == DONE:
                 self.error = reported
                 continue
+            if time.monotonic() > deadline_s:
+                self.error = "it took too long"
+                return
             event: dict[str, Any] = json.loads(data)
             self.release = self.release or event.get("system_fingerprint") or ""
             reported = reported or str(event.get("error") or "")  # vLLM ends a failed stream with [DONE], too

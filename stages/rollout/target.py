@@ -75,8 +75,8 @@ class Target(Protocol):
         ...
 
     def url(self, release: str) -> str:
-        """Base URL (without ``/v1``) that reaches only this release, stable or canary: for the first completion, the
-        probes and the rollout's own requests."""
+        """Base URL (without ``/v1``) that reaches only this release: for the first completion, the probes and the
+        rollout's own requests. The stable release is reached until the canary is promoted, also without traffic."""
         ...
 
     def prepare(self, release: str, percent: int) -> str:

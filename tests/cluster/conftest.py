@@ -61,7 +61,6 @@ CONFIG: Final[dict[str, dict[str, Any]]] = {
         "min_requests": 20,
         "ttft_ratio": 50,  # the releases share two cores with everything else
         "tpot_ratio": 50,
-        "speed_ratio": 0.02,
     },
     "kserve": {"gpu": None, "cpu": "500m", "memory": "4Gi"},
 }

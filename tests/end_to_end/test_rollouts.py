@@ -1,21 +1,26 @@
 """Releases of the demo's variants, rolled out through the command line while clients ask all the time.
 
 The one that the pipeline chose is being served. Beside it come one whose weights were damaged after it was measured,
-which answers fluently and wrongly; one that answers as measured, and slowly; and a good one, by another run of the
-pipeline. Then traffic goes back and forth. Real vLLM servers, and Envoy before them.
+which answers fluently and wrongly; one that refuses some chats; one that answers as measured, and slowly; and a good
+one, by another run of the pipeline, under bursts of load. Then traffic goes back and forth. Real vLLM servers, and
+Envoy before them.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 import subprocess
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import psutil
 import pytest
@@ -56,20 +61,21 @@ WIDER = 32
 # Servers, proxy and clients share two cores: a good canary's figures differ by more than the defaults allow.
 ROLLOUT = {
     "steps": "[50,100]",
-    "step_s": "3",
+    "step_s": "20",
     "min_requests": "20",
-    "step_timeout_s": "120",
-    "poll_s": "0.5",
+    "step_timeout_s": "480",
     "ttft_ratio": "3",
-    "ttft_slack_ms": "5000",
+    "ttft_slack_ms": "500",
     "tpot_ratio": "3",
-    "tpot_slack_ms": "200",
-    "speed_ratio": "0.2",
+    "tpot_slack_ms": "50",
 }
 SETTINGS = (*CONFIG, *(text for name, value in ROLLOUT.items() for text in ("--set", f"rollout.{name}={value}")))
-STRICT = ("--set", "rollout.tpot_ratio=1.5", "--set", "rollout.tpot_slack_ms=5", "--set", "rollout.speed_ratio=0.75")
-WAITED = ("time to first token", "time per output token", "output tokens per second")
-"""Whichever of them shows it first, with so few requests."""
+STRICT = ("--set", "rollout.tpot_ratio=1.5", "--set", "rollout.tpot_slack_ms=1")
+WAITED = ("time to first token", "time per output token")
+"""Whichever of them shows it first."""
+BURST, CALM_S = 6, 8.0
+"""That many users ask together and then pause."""
+REFUSED = "a question that one template refuses"
 SMALL = """
 name: small
 weights: {quality: 0, latency: 0, throughput: 0, memory: 1}
@@ -87,11 +93,11 @@ class Tried:
     """The endpoint after it."""
 
 
-def tried(pipeline: Pipeline, *command: str) -> Tried:
+def tried(pipeline: Pipeline, *command: str, users: int = USERS, pause_s: float = 0.0) -> Tried:
     with ThreadPoolExecutor(1) as pool, clients(pipeline, 1, PAUSE_S) as first:
         call = pool.submit(pipeline.call, *command)
         wait_until(lambda: call.done() or moving(pipeline.store), "the canary", 300)
-        with clients(pipeline, USERS) as more:
+        with clients(pipeline, users, pause_s) as more:
             said = call.result()
     journal = read_journal(pipeline.store)
     assert journal
@@ -129,6 +135,39 @@ def imitation(store: ModelStore, number: int, variant: str, change: Callable[[Pa
     assert evaluation
     write_json(folder / PROBES, [each.model_dump(mode="json") for each in evaluation.probes])
     return name
+
+
+@contextmanager
+def chatting(pipeline: Pipeline) -> Iterator[None]:
+    """A client that chats, and asks every second time what one template refuses."""
+    over = threading.Event()
+
+    def chat() -> None:
+        headers = {"Authorization": f"Bearer {API_KEY}"}
+        for question in itertools.cycle(("Hello", REFUSED)):
+            if over.wait(0.5):
+                return
+            asked = {"model": MODEL, "messages": [{"role": "user", "content": question}], "max_tokens": 1}
+            with suppress(httpx.HTTPError):
+                url = f"{existing(pipeline.store).url}/v1/chat/completions"
+                httpx.post(url, json=asked, headers=headers, timeout=60, trust_env=False)
+
+    client = threading.Thread(target=chat)
+    client.start()
+    try:
+        yield
+    finally:
+        over.set()
+        client.join()
+
+
+def refuse_some(folder: Path) -> None:
+    """Refuse a question that the stable release answers, as a chat template with a mistake does."""
+    path = folder / "chat_template.jinja"
+    refusal = f"{{% if messages[-1]['content'] == '{REFUSED}' %}}{{{{ raise_exception('refused') }}}}{{% endif %}}"
+    template = path.read_text()
+    path.unlink()  # it may be a link
+    path.write_text(refusal + template)
 
 
 def damage(folder: Path) -> None:
@@ -175,7 +214,14 @@ def garbage(pipeline: Pipeline, stable: str) -> Tried:
 
 
 @pytest.fixture(scope="module")
-def slow(pipeline: Pipeline, garbage: Tried) -> Tried:
+def refusing(pipeline: Pipeline, garbage: Tried) -> Tried:
+    name = imitation(pipeline.store, 103, "fp16", refuse_some)
+    with chatting(pipeline):
+        return tried(pipeline, "rollout", "start", MODEL, "--release", name, *SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def slow(pipeline: Pipeline, refusing: Tried) -> Tried:
     name = imitation(pipeline.store, 102, "fp16", slow_down)
     return tried(pipeline, "rollout", "start", MODEL, "--release", name, *SETTINGS, *STRICT)
 
@@ -187,9 +233,8 @@ def good(pipeline: Pipeline, slow: Tried, finished: dict[str, Any], tmp_path_fac
     profile.write_text(SMALL)
     served = finished["decision"]["winner"]
     left = ",".join(name for name in VARIANTS if name == "fp16" or name != served)
-    return tried(
-        pipeline, "run", MODEL, *SETTINGS, "--profile", str(profile), "--set", f"optimize.variants=[{left}]", "--json"
-    )
+    command = ("run", MODEL, *SETTINGS, "--profile", str(profile), "--set", f"optimize.variants=[{left}]", "--json")
+    return tried(pipeline, *command, users=BURST, pause_s=CALM_S)
 
 
 @pytest.fixture(scope="module")
@@ -218,15 +263,25 @@ def test_a_release_that_answers_wrongly_never_gets_a_request_and_is_withdrawn(ga
     no_client_noticed(garbage, [stable])
 
 
+def test_a_release_that_refuses_what_clients_ask_is_rolled_back(refusing: Tried, stable: str) -> None:
+    assert refusing.said.returncode == RolledBack.exit_code, refusing.said.stderr
+    assert "clients' requests were refused" in refusing.journal.reason
+    assert "nothing showed" not in refusing.journal.reason
+    assert (refusing.left.release, refusing.left.canary) == (stable, None)
+
+
 def test_a_slow_release_is_rolled_back_by_what_its_clients_waited(slow: Tried, stable: str) -> None:
     assert slow.said.returncode == RolledBack.exit_code, slow.said.stderr
     assert any(each in slow.journal.reason for each in WAITED)
+    assert "nothing showed" not in slow.journal.reason
     assert [each.percent for each in slow.journal.transitions if each.state == "observing"] == [50]
     assert (slow.left.release, slow.left.canary) == (stable, None)
     no_client_noticed(slow, [stable, slow.journal.release])
 
 
-def test_a_good_release_is_promoted_step_by_step(pipeline: Pipeline, good: Tried, stable: str) -> None:
+def test_a_good_release_is_promoted_step_by_step_under_bursts_of_load(
+    pipeline: Pipeline, good: Tried, stable: str
+) -> None:
     assert good.said.returncode == 0, good.said.stderr
     decision = json.loads(good.said.stdout)["decision"]
     assert decision["release"] == good.journal.release != stable
@@ -243,7 +298,9 @@ def test_vllms_own_metrics_are_understood(counted: Counters, good: Tried) -> Non
     assert counted.answered >= seen
     assert counted.failed == 0
     assert counted.output_tokens >= 16 * seen
-    assert counted.in_flight_s > 0
+    assert counted.ttft_s > 0
+    assert counted.tpot_s > 0
+    assert counted.prompt_tokens >= 16 * seen
     assert counted.ttft[-1] >= seen
     assert counted.tpot[-1] >= seen
 

@@ -115,7 +115,7 @@ def test_the_status_shows_state_figures_and_the_next_commands(stage: Stage) -> N
     ):
         assert line in shown
     assert [line.split()[0] for line in shown.splitlines() if line.rstrip().endswith(" pass")] == [
-        *("requests", "errors", "refused", "own", "ttft", "tpot", "speed", "quality"),
+        *("requests", "errors", "own", "refused", "ttft", "tpot", "quality"),
     ]
     document = json.loads(slipway(stage.store, "rollout", "status", MODEL, "--json").stdout)
     assert document["rollout"]["state"] == "awaiting approval"

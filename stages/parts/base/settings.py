@@ -165,13 +165,18 @@ class Protocol(NamedTuple):
 
 
 PROTOCOLS: Final = {"quick": Protocol(20, 0.1), "standard": Protocol(60, 0.05), "thorough": Protocol(180, 0.02)}
-REPLACED: Final = {
+REPLACED_IN_WORKLOAD: Final = {
     "rounds": "every start of a server has two rounds; workload.budget_minutes says how long is measured",
     "restarts": "servers are started anew until the choice is settled; workload.budget_minutes says how long at most",
     "interleave": "the variants are measured in blocks of one start each, in an order that rotates",
     "drift_limit": "drift affects all variants of a block alike and is only recorded",
 }
-"""Fields of a workload that there were once, and what there is in their place."""
+REPLACED_IN_ROLLOUT: Final = {
+    "significance": "rollout.error_rate is that of a whole rollout, all its looks and checks together",
+    "speed_ratio": "rollout.tpot_ratio limits the time per output token of the same requests to both releases",
+}
+REPLACED: Final = {"budget_minutes": REPLACED_IN_WORKLOAD, "error_rate": REPLACED_IN_ROLLOUT}
+"""Fields that there were once, and what there is in their place; by a field of the same settings."""
 
 
 class Slo(Settings):
@@ -285,13 +290,13 @@ class Rollout(Settings):
     """
 
     steps: tuple[Percent, ...] = (10, 50, 90, 100)
-    """Percentages of new requests, ascending to 100. A first release gets 100 % once it answers. The canary is compared
-    with the stable release in every step below 100, in which that keeps the rest of the requests; at 100 only its
-    errors and answers are looked at. Without a step of about 90 it is never compared under nearly all the load."""
+    """Percentages of new requests, ascending to 100. A first release gets 100 % once it answers. Latencies are compared
+    sharply up to 50 %, and most fairly at 50 %, where both releases carry the same load. Beyond, they are compared with
+    those of the stable release at a similar load, which takes a step with a small share, such as 10 %."""
     step_s: Seconds = 60
     """The shortest time of each step."""
     min_requests: Positive = 50
-    """Each release must have answered so many within a step: fewer can't show a 95th percentile."""
+    """Each release must have answered that many within a step; the pairs alone are as many."""
     step_timeout_s: Seconds = 900
     """If a step has shown neither good nor bad results by then, the rollout goes back: no evidence is no success."""
     ready_timeout_s: Seconds | Literal["auto"] = "auto"
@@ -299,25 +304,27 @@ class Rollout(Settings):
     minutes more, in which a node is found or added and the image pulled."""
     poll_s: Annotated[float, Field(gt=0)] = 2
     synthetic: bool = True
-    """If clients send too few requests within ``step_s``, the rollout sends short ones of its own to both releases."""
+    """Send pairs: the same request to both releases at the same moment, about one a second. Without them, latencies are
+    those of the clients' requests, which must then be alike at both releases: False is wrong for clients that stick to
+    a server."""
     own_timeout_s: Annotated[float, Field(gt=0)] = 30
-    """If one of these is not answered by then, it has failed. A look at a canary that hangs takes about twice as long.
-    Raise it if the stable release needs longer for 16 tokens under load."""
+    """A request of a pair that is not answered by then has failed. A look at a canary that hangs takes as long. Raise
+    it if the stable release needs longer for 16 tokens under load."""
     approval: bool = False
     """True: stop before 100 % until a person runs ``slipway rollout promote``; then observe the canary once more."""
     ttft_ratio: Ratio = 1.25
-    """p95 time to first token, relative to the stable release's."""
-    ttft_slack_ms: Seconds = 50
-    tpot_ratio: Ratio = 1.25
-    """p95 time per output token, relative to the stable release's."""
-    tpot_slack_ms: Seconds = 5
-    speed_ratio: Share = 0.75
-    """Output tokens per second of each request in flight must be at least this share of the stable release's, in at
-    least half of the looks. 0 turns the check off."""
+    """Time to first token, relative to the stable release's."""
+    ttft_slack_ms: Seconds = 20
+    tpot_ratio: Ratio = 1.1
+    """Time per output token, relative to the stable release's. The nearer it is to 1, the longer it takes to show that
+    a good canary is within the limit."""
+    tpot_slack_ms: Seconds = 1
     error_slack: Share = 0.01
-    """The canary's share of failed requests may exceed the stable release's by this much."""
-    significance: Annotated[float, Field(gt=0, lt=0.5)] = 0.01
-    """The p-value below which a worse result is not due to chance. It is below 0.05 because there are many looks."""
+    """The canary's share of failed requests may exceed the stable release's by this much, and so may the share of those
+    that are answered far too late."""
+    error_rate: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    """The probability that a canary as good as the stable release is rolled back by chance: over the whole rollout, all
+    looks, steps and checks together."""
     agreement: Share = 0.9
     """How far the answers to the recorded questions must agree with those that were recorded when the release was
     measured (``scoring.probes``). 0 turns the questions off."""
@@ -375,8 +382,9 @@ def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:
 
 
 def _unknown(field: str, known: list[str]) -> str:
-    if field in REPLACED and "budget_minutes" in known:
-        return f"there is no such field any more: {REPLACED[field]}"
+    for name, replaced in REPLACED.items():
+        if name in known and field in replaced:
+            return f"there is no such field any more: {replaced[field]}"
     close = difflib.get_close_matches(field, known, n=1)
     return "unknown field" + (f", did you mean {close[0]!r}?" if close else "")
 

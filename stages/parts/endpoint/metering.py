@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import threading
 import time
 import uuid
@@ -27,6 +28,7 @@ from stages.parts.engine.metrics import read_tokens
 INTERVAL_S: Final = 5.0
 LAST_TIMEOUT_S: Final = 10.0
 COMPLETIONS: Final = "/v1/completions"
+EVENTS: Final = "text/event-stream"
 
 
 class Meter:
@@ -67,8 +69,7 @@ def _note(store: ModelStore, response: httpx.Response) -> None:
     if socket is None or not response.is_success or OFFERED.get(path) != "POST":
         return
     with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError, OSError, SlipwayError):
-        response.read()
-        told = response.json()["usage"]
+        used = _used(response)
         found = endpoint(store)
         for each in found.servers if found else ():
             if each.url and socket_of(each.url) == socket:
@@ -83,10 +84,21 @@ def _note(store: ModelStore, response: httpx.Response) -> None:
                         server=socket,
                         path=path,
                         status=response.status_code,
-                        prompt_tokens=told["prompt_tokens"],
-                        output_tokens=told["completion_tokens"],
+                        prompt_tokens=used["prompt_tokens"],
+                        output_tokens=used["completion_tokens"],
                     ),
                 )
+
+
+def _used(response: httpx.Response) -> dict[str, int]:
+    """The tokens of a request of our own. A stream is not read here, since its reader times it: it answers token ids
+    with as many tokens as were asked for."""
+    if response.headers.get("Content-Type", "").startswith(EVENTS):
+        asked = json.loads(response.request.content)
+        return {"prompt_tokens": len(asked["prompt"]), "completion_tokens": asked["max_tokens"]}
+    response.read()
+    used: dict[str, int] = response.json()["usage"]
+    return used
 
 
 class Taking:

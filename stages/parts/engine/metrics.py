@@ -20,10 +20,19 @@ API: Final = "/v1/"
 READING: Final = "GET"
 """/v1/models is not a completion."""
 OUTPUT_TOKENS: Final = "vllm:request_generation_tokens_sum"
-IN_FLIGHT: Final = "vllm:e2e_request_latency_seconds_sum"
+PROMPTS: Final = "vllm:request_prompt_tokens"
 TTFT: Final = "vllm:time_to_first_token_seconds"
 TPOT: Final = "vllm:request_time_per_output_token_seconds"
-METRICS: Final = (REQUESTS, OUTPUT_TOKENS, IN_FLIGHT, f"{TTFT}_bucket", f"{TPOT}_bucket")
+METRICS: Final = (
+    REQUESTS,
+    OUTPUT_TOKENS,
+    f"{PROMPTS}_sum",
+    f"{PROMPTS}_count",
+    f"{TTFT}_bucket",
+    f"{TTFT}_sum",
+    f"{TPOT}_bucket",
+    f"{TPOT}_sum",
+)
 """All series that are read."""
 PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
 GENERATED_TOKENS: Final = "vllm:generation_tokens_total"
@@ -66,11 +75,14 @@ def sum_counters(samples: Sequence[Sample], instance: str) -> Counters:
             failed=_requests(samples, "5xx"),
             refused=_requests(samples, "4xx"),
             output_tokens=_sum(samples, OUTPUT_TOKENS),
-            in_flight_s=_sum(samples, IN_FLIGHT),
+            prompt_tokens=_sum(samples, f"{PROMPTS}_sum"),
+            prompts=_sum(samples, f"{PROMPTS}_count"),
             ttft_bounds=ttft.bounds_s,
             ttft=ttft.counts,
+            ttft_s=ttft.sum_s,
             tpot_bounds=tpot.bounds_s,
             tpot=tpot.counts,
+            tpot_s=tpot.sum_s,
             instance=instance,
         )
     except ValidationError as error:
@@ -93,7 +105,7 @@ def _sum(samples: Iterable[Sample], name: str) -> float:
     return sum(each.value for each in samples if each.name == name)
 
 
-def _histogram(samples: Iterable[Sample], name: str) -> Histogram:
+def _histogram(samples: Sequence[Sample], name: str) -> Histogram:
     """The sum over all engines of the server: cumulative counts add up bound by bound."""
     counts: dict[float, float] = {}
     for each in samples:
@@ -101,4 +113,5 @@ def _histogram(samples: Iterable[Sample], name: str) -> Histogram:
             bound = float(each.labels["le"])
             counts[bound] = counts.get(bound, 0.0) + each.value
     bounds = sorted(counts)
-    return Histogram(tuple(filter(math.isfinite, bounds)), tuple(counts[bound] for bound in bounds))
+    finite = tuple(filter(math.isfinite, bounds))
+    return Histogram(finite, tuple(counts[bound] for bound in bounds), _sum(samples, f"{name}_sum"))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, model_validator
 
 from stages.parts.base.record import Record
 
@@ -19,6 +20,14 @@ class Counters(Record):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_earlier_version(cls, document: Any) -> Any:
+        """Leave out the seconds in flight, which are not read any more."""
+        if isinstance(document, dict) and "in_flight_s" in document:
+            return {name: each for name, each in document.items() if name != "in_flight_s"}
+        return document
+
     answered: float
     """Requests that were answered with 2xx."""
     failed: float
@@ -28,9 +37,6 @@ class Counters(Record):
     """Requests that ended in 4xx: a mistake of the client, or of a release that refuses what another one accepts."""
     output_tokens: float
     """Tokens of requests that have ended (``vllm:request_generation_tokens_sum``)."""
-    in_flight_s: float
-    """Seconds from arrival to end, summed over requests that have ended (``vllm:e2e_request_latency_seconds_sum``).
-    By Little's law this is the integral of the number of requests in flight."""
     ttft_bounds: tuple[float, ...]
     """Finite upper bounds in s of ``vllm:time_to_first_token_seconds``, ascending; JSON can't hold the infinite one."""
     ttft: tuple[float, ...]
@@ -39,6 +45,13 @@ class Counters(Record):
     tpot_bounds: tuple[float, ...]
     """The same for ``vllm:request_time_per_output_token_seconds``."""
     tpot: tuple[float, ...]
+    ttft_s: float = 0.0
+    """The sum of what ``ttft`` counts, in seconds; 0 in records of older versions."""
+    tpot_s: float = 0.0
+    prompt_tokens: float = 0.0
+    """Tokens of the prompts of requests that have ended."""
+    prompts: float = 0.0
+    """How many requests these were."""
     instance: str
     """Changes when a server was restarted and its counters began again at zero."""
 
@@ -55,10 +68,8 @@ class Counters(Record):
             answered=self.answered - then.answered,
             failed=self.failed - then.failed,
             refused=self.refused - then.refused,
-            output_tokens=self.output_tokens - then.output_tokens,
-            in_flight_s=self.in_flight_s - then.in_flight_s,
-            ttft=Histogram(self.ttft_bounds, _difference(self.ttft, then.ttft)),
-            tpot=Histogram(self.tpot_bounds, _difference(self.tpot, then.tpot)),
+            ttft=Histogram(self.ttft_bounds, _difference(self.ttft, then.ttft), self.ttft_s - then.ttft_s),
+            tpot=Histogram(self.tpot_bounds, _difference(self.tpot, then.tpot), self.tpot_s - then.tpot_s),
         )
 
 
@@ -68,6 +79,16 @@ class Histogram:
 
     bounds_s: tuple[float, ...] = ()
     counts: tuple[float, ...] = ()
+    sum_s: float = 0.0
+
+    def above(self, limit_s: float) -> float:
+        """The number of observations that are certainly above *limit_s*, and above the next bound."""
+        place = bisect_left(self.bounds_s, limit_s)
+        return self.observations - self.counts[place] if self.counts else 0.0
+
+    @property
+    def mean_s(self) -> float | None:
+        return self.sum_s / self.observations if self.observations else None
 
     @property
     def observations(self) -> float:
@@ -81,22 +102,14 @@ class Increase:
     answered: float
     failed: float
     refused: float
-    output_tokens: float
-    in_flight_s: float
     ttft: Histogram
     tpot: Histogram
-
-    @property
-    def tokens_per_s_each(self) -> float | None:
-        """Output tokens per second of each request in flight; None if no request ended."""
-        return self.output_tokens / self.in_flight_s if self.in_flight_s > 0 else None
 
 
 ZERO: Final = Counters(
     answered=0.0,
     failed=0.0,
     output_tokens=0.0,
-    in_flight_s=0.0,
     ttft_bounds=(),
     ttft=(),
     tpot_bounds=(),
@@ -108,7 +121,7 @@ ZERO: Final = Counters(
 
 def together(servers: Sequence[Counters]) -> Counters:
     """The sums over servers, of which at least one has reported; one that was restarted makes it another instance."""
-    names = ("answered", "failed", "refused", "output_tokens", "in_flight_s")
+    names = ("answered", "failed", "refused", "output_tokens", "ttft_s", "tpot_s", "prompt_tokens", "prompts")
     sums: dict[str, Any] = {name: sum(getattr(each, name) for each in servers) for name in names}
     for name in ("ttft", "tpot"):
         # A server without an observation has reported no histogram yet.

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, Unpack
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from stages.parts.base.record import Record
 from stages.parts.base.settings import Rollout
@@ -41,7 +41,8 @@ ENDED: Final[tuple[RolloutState, ...]] = ("promoted", "rolled back")
 
 
 class Figures(Record):
-    """What a release did within a window. None: there is nothing to compute it from."""
+    """What a release did within a window, by its own counters. A latency is None if there is nothing to compute it
+    from."""
 
     requests: int
     """Requests with a first token: those whose latency is known."""
@@ -52,8 +53,10 @@ class Figures(Record):
     """How many of these requests were the rollout's own."""
     ttft_p95_ms: float | None
     tpot_p95_ms: float | None
-    tokens_per_s_each: float | None
-    """Output tokens per second of each request in flight."""
+    """Of buckets, between whose bounds nothing is known."""
+    ttft_mean_ms: float | None = None
+    tpot_mean_ms: float | None = None
+    """Exact, from the sums that the server counts."""
 
 
 class CanaryCheck(Record):
@@ -64,7 +67,7 @@ class CanaryCheck(Record):
     canary: float | None
     stable: float | None
     limit: float | None
-    """What the canary's figure must not exceed (errors, latencies) or fall below (speed, agreement)."""
+    """What the canary's figure must not exceed (errors, latencies) or fall below (requests, agreement)."""
     unit: str
     text: str
 
@@ -92,25 +95,62 @@ class SyntheticRequests(Record):
         return SyntheticRequests(sent=self.sent + more.sent, failed=self.failed + more.failed)
 
 
-class Pace(Record):
-    """Output tokens per second of each request in flight, look by look."""
+class Side(Record):
+    """What one release did within a slice."""
 
-    canary_from: Counters
-    stable_from: Counters
-    """Where the present look began."""
-    canary: tuple[float, ...] = ()
-    stable: tuple[float | None, ...] = ()
-    """None, in records of older versions: no request ended during that look."""
+    answered: float = 0.0
+    failed: float = 0.0
+    refused: float = 0.0
+    """By its own counters: of clients and of the rollout."""
+    ttft_s: float = 0.0
+    ttft_count: float = 0.0
+    tpot_s: float = 0.0
+    tpot_count: float = 0.0
+    """Sums of the latencies that it counted, and how many."""
+    delayed: float = 0.0
+    """Requests that waited for their first token for longer than is typical of whole answers, by far."""
+    sent: int = 0
+    """The rollout's own requests, and of these: """
+    lost: int = 0
+    """that failed or came too late, as the rollout saw it;"""
+    late: int = 0
+    """that were answered, and far later than is typical."""
+    log_ttft: float = 0.0
+    log_tpot: float = 0.0
+    """Sums of the logarithms of seconds, as the rollout measured them, over the pairs that both releases answered."""
+
+
+class Slice(Record):
+    """Several seconds of a step."""
+
+    seconds: float
+    pairs: int = 0
+    """Requests that were sent to both releases at the same moment, and that both answered."""
+    canary: Side = Side()
+    stable: Side = Side()
+
+
+class Observed(Record):
+    """The slices of a step that has ended."""
+
+    percent: int
+    slices: tuple[Slice, ...]
 
 
 class Window(Record):
-    """The counters at the beginning of a step, from which its differences are taken."""
+    """The counters at the beginning of a step, from which its differences are taken, and the slices since."""
 
     canary: Counters
     stable: Counters | None
-    pace: Pace | None = None
     to_canary: SyntheticRequests = SyntheticRequests()
     to_stable: SyntheticRequests = SyntheticRequests()
+    slices: tuple[Slice, ...] = ()
+    """Those that have ended."""
+    open: Slice | None = None
+    """The pairs of the slice that has not ended. Its ``seconds`` are those of the step at its beginning."""
+    canary_from: Counters | None = None
+    stable_from: Counters | None = None
+    """The counters at the beginning of the open slice."""
 
 
 class Transition(Record):
@@ -140,9 +180,9 @@ class JournalChanges(TypedDict, total=False):
     reason: str
     approved: bool
     hurried: bool
-    baseline: Figures | None
-    baseline_from: Counters | None
     window: Window | None
+    windows: int
+    observed: tuple[Observed, ...]
     instance: str
     restarts: int
     analyses: tuple[Analysis, ...]
@@ -175,11 +215,11 @@ class Journal(Record):
     approved: bool = False
     hurried: bool = False
     """A person asked not to wait for time to pass."""
-    baseline: Figures | None = None
-    """The stable release alone, while the canary started; what a canary with most of the traffic is compared with, too.
-    """
-    baseline_from: Counters | None = None
     window: Window | None = None
+    windows: int = 0
+    """How often a window began with the present share."""
+    observed: tuple[Observed, ...] = ()
+    """The steps that have ended."""
     instance: str = ""
     """``Counters.instance`` of the canary at the last look."""
     restarts: int = 0
@@ -194,6 +234,22 @@ class Journal(Record):
     """Who began it, approved it or gave it up; the first is who began it."""
     changes: str = ""
     """Which settings it changes for the release that is served already; empty: none, or another release."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_earlier_version(cls, document: Any) -> Any:
+        """A rollout under way is continued by the rules of this version: what was compared otherwise is left out."""
+        if not isinstance(document, dict) or "baseline" not in document:
+            return document
+        kept = {name: each for name, each in document.items() if name not in ("baseline", "baseline_from")}
+        kept["settings"] = without(document["settings"], "significance", "speed_ratio")
+        kept["window"] = document.get("window") and without(document["window"], "pace")
+        kept["windows"] = 1
+        kept["analyses"] = [
+            each | {role: each.get(role) and without(each[role], "tokens_per_s_each") for role in ("canary", "stable")}
+            for each in document.get("analyses", ())
+        ]
+        return kept
 
     def changed(self, **changes: Unpack[JournalChanges]) -> Journal:
         return self.model_copy(update=dict(changes))
@@ -216,6 +272,10 @@ class Journal(Record):
         if self.state in ("shifting", "observing"):
             return self.steps[self.step]
         return self.steps[self.step - 1] if self.state == "awaiting approval" and self.step else 0
+
+
+def without(document: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: each for name, each in document.items() if name not in names}
 
 
 class OperatorRequest(Record):
@@ -261,7 +321,7 @@ def clear_request(store: ModelStore) -> None:
 
 def summary(journal: Journal) -> dict[str, Any]:
     """The journal for a program: without the raw counters."""
-    return journal.model_dump(mode="json", exclude={"window", "baseline_from"})
+    return journal.model_dump(mode="json", exclude={"window", "observed"})
 
 
 def under_way(store: ModelStore) -> Journal | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, float("inf"))
+PROMPT_TOKENS = 20
 SURE = -0.1
 UNSURE = -3.0
 """Log-probabilities of the tokens of a sound model, and of the same tokens in a broken model."""
@@ -168,11 +169,12 @@ def metrics(server: Server) -> str:
     with server.lock:
         tokens, failed, refused, running = list(server.tokens), server.failed, server.refused, server.running
     path = 'handler="/v1/completions",method="POST"'
-    busy_s = sum(server.first_s + (each - 1) * server.token_s for each in tokens)
     lines = [f'http_requests_total{{{path},status="2xx"}} {len(tokens)}']
     lines += [f'http_requests_total{{{path},status="5xx"}} {failed}']
     lines += [f'http_requests_total{{{path},status="4xx"}} {refused}']
-    lines += [f"vllm:request_generation_tokens_sum {sum(tokens)}", f"vllm:e2e_request_latency_seconds_sum {busy_s}"]
+    lines += [f"vllm:request_generation_tokens_sum {sum(tokens)}"]
+    lines += [f"vllm:request_prompt_tokens_sum {PROMPT_TOKENS * len(tokens)}"]
+    lines += [f"vllm:request_prompt_tokens_count {len(tokens)}"]
     running = 0 if server.behaviour.get("tells_late") else running  # as one does whose short requests come together
     lines += [f"vllm:num_requests_running {running}", "vllm:num_requests_waiting 0"]
     many = [each for each in tokens if each > 1]
@@ -184,6 +186,7 @@ def metrics(server: Server) -> str:
         for bound in BOUNDS:
             le = "+Inf" if bound == BOUNDS[-1] else bound
             lines.append(f'{name}_bucket{{le="{le}"}} {count if value <= bound else 0}')
+        lines.append(f"{name}_sum {value * count}")
     return "\n".join(lines) + "\n"
 
 

@@ -20,7 +20,7 @@ MODEL = "org/name"
 GOOD = "0001-fp16-000000000001"
 NEXT = "0002-awq-000000000002"
 SETTINGS = Rollout(
-    step_s=0, min_requests=16, step_timeout_s=60, ready_timeout_s=60, poll_s=0.01, ttft_slack_ms=2, tpot_slack_ms=1
+    step_s=0, min_requests=16, step_timeout_s=60, ready_timeout_s=60, poll_s=0.01, ttft_slack_ms=5, tpot_slack_ms=2
 )
 
 

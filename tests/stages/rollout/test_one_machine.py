@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ from stages.parts.engine.metrics import read_counters
 from stages.parts.releases.split import Split
 from stages.rollout.drills import access_to, drill_crash, drill_load
 from stages.rollout.local import OneMachine
+from stages.rollout.pairs import send_pairs
 from stages.rollout.steady_load import Access, SteadyLoad
 from tests.serving import (
     MODEL,
@@ -197,7 +199,17 @@ def test_completions_are_counted_by_their_outcome(place: Place) -> None:
     assert after.failed - before.failed == statuses.count(500) == 3
     assert after.output_tokens - before.output_tokens == 27
     assert after.ttft[-1] - before.ttft[-1] == 9
-    assert after.in_flight_s > before.in_flight_s
+    assert after.ttft_s > before.ttft_s
+
+
+def test_the_tokens_of_a_pair_are_timed_as_they_come(place: Place) -> None:
+    release = place.release(1, token_s=0.03)
+    place.target.deploy(release)
+    access = Access(place.target.url(release), MODEL)
+    pairs = send_pairs([access, access], ["one", "two"], 20, 0.05, 30.0)
+    for each in itertools.chain(*pairs):
+        assert 0.03 <= each.ttft_s < 0.4, "the first token: the last one comes after 0.48 s"
+        assert 0.02 <= each.tpot_s < 0.2
 
 
 def test_a_dead_canarys_share_goes_to_the_stable_release(place: Place, tmp_path: Path) -> None:
@@ -461,9 +473,10 @@ def test_what_a_release_did_is_the_sum_of_its_servers(two: Place) -> None:
     each = [read_counters(http().get(f"{url}/metrics").text, "") for url in urls]
     assert len(each) == 2
     assert min(one.answered for one in each) > 2, "both were asked"
-    done = two.target.counters(release).since(before)
+    after = two.target.counters(release)
+    done = after.since(before)
     assert (done.answered, done.failed) == (statuses.count(200), statuses.count(500))
-    assert (done.output_tokens, done.ttft.observations) == (3 * done.answered, done.answered)
+    assert after.output_tokens - before.output_tokens == 3 * done.answered == 3 * done.ttft.observations
 
 
 def test_affinity_and_the_time_for_a_request_are_those_of_the_settings(two: Place) -> None:
@@ -523,8 +536,14 @@ vllm:time_to_first_token_seconds_bucket{engine="0",le="0.1"} 1
 vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf"} 2
 vllm:time_to_first_token_seconds_bucket{engine="1",le="0.1"} 3
 vllm:time_to_first_token_seconds_bucket{engine="1",le="+Inf"} 4
+vllm:time_to_first_token_seconds_sum{engine="0"} 0.25
+vllm:time_to_first_token_seconds_sum{engine="1"} 0.5
+vllm:request_prompt_tokens_sum{engine="0"} 300
+vllm:request_prompt_tokens_count{engine="0"} 4
 """
     told = read_counters(text, "one")
     assert (told.answered, told.failed, told.refused, told.output_tokens, told.instance) == (7, 2, 5, 30, "one")
     assert (told.ttft_bounds, told.ttft) == ((0.1,), (4, 6))
+    assert told.ttft_s == 0.75
+    assert (told.prompt_tokens, told.prompts) == (300, 4)
     assert told.tpot == ()

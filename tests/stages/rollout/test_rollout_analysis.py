@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,55 +10,75 @@ import pytest
 from stages.parts.base.errors import TransientError
 from stages.parts.base.settings import Rollout
 from stages.parts.engine.metrics import read_counters
-from stages.parts.records.counters import ZERO, Counters
-from stages.parts.records.rollout import Analysis, Figures, Pace, SyntheticRequests, Window
-from stages.rollout.analysis import Observation, analyse, check_quality, extend_pace, figures
+from stages.parts.records.counters import ZERO, Counters, Histogram
+from stages.parts.records.rollout import Analysis, Observed, Side, Slice, Window
+from stages.rollout.analysis import Observation, analyse, check_quality, figures
+from stages.rollout.observation import FEWEST_PROMPT_TOKENS, MOST_PROMPT_TOKENS, prompt_tokens
+from stages.rollout.pairs import LOST, Timing
+from stages.rollout.slices import add_pairs, begin_slice, end_slice, late_s, logs
 
 BOUNDS = (0.01, 0.1, 1.0)
 SETTINGS = Rollout(min_requests=50, ttft_slack_ms=0, tpot_slack_ms=0)
 NOTHING = ZERO.model_copy(update={"instance": "one"})
 
 
-def told(
-    answered: int,
-    *,
-    failed: int = 0,
-    refused: int = 0,
-    slow: int = 0,
-    tokens_per_s: float = 100,
-    instance: str = "one",
-) -> Counters:
-    """The counters after that many requests of 10 tokens, *slow* of which took over 0.1 s to begin."""
+def told(answered: int, *, failed: int = 0, refused: int = 0, slow: int = 0, instance: str = "one") -> Counters:
+    """The counters after that many requests, *slow* of which took over 0.1 s to begin."""
     fast = answered - slow
     return Counters(
         answered=answered,
         failed=failed,
         refused=refused,
         output_tokens=10 * answered,
-        in_flight_s=10 * answered / tokens_per_s,
         ttft_bounds=BOUNDS,
         ttft=(0, fast, answered, answered),
+        ttft_s=0.05 * fast + 0.5 * slow,
         tpot_bounds=BOUNDS,
         tpot=(answered, answered, answered, answered),
+        tpot_s=0.005 * answered,
         instance=instance,
     )
 
 
-def look(canary: Counters, stable: Counters | None, *, percent: int = 10, **changes: Any) -> Analysis:
-    """The last of ten looks that were alike."""
-    window = Window(canary=NOTHING, stable=stable and NOTHING, **changes.pop("own", {}))
-    pace = changes.pop("pace", None) or (repeated(extend_pace(window, canary, stable)) if stable else None)
-    window = window.model_copy(update={"pace": pace})
-    given: dict[str, Any] = {"earlier": [], "agreement": 1.0, "seconds": 60, "at": datetime.now(UTC)}
-    return analyse(SETTINGS, Observation(percent, window, canary, stable, **(given | changes)))
+WIGGLE = (0.98, 1.0, 1.03, 0.99)
+"""Slices differ a little."""
 
 
-def repeated(pace: Pace) -> Pace:
-    return pace.model_copy(update={"canary": 10 * pace.canary, "stable": 10 * pace.stable})
+def slices(
+    count: int = 12, *, ttft_s: float = 0.1, tpot_s: float = 0.02, load: float = 1.0, **canary: Any
+) -> list[Slice]:
+    """Slices of five pairs, in which the stable release takes 0.1 s and 0.02 s and gets ten requests more.
+
+    Args:
+        ttft_s, tpot_s: the canary's.
+        load: the canary's requests, relative to the stable release's.
+        canary: what else the canary did in each.
+    """
+    found = []
+    for number in range(count):
+        sides = []
+        for first, token, requests in ((ttft_s, tpot_s, 10 * load), (0.1, 0.02, 10.0)):
+            first_log, token_log = (5 * math.log(each) for each in (first * WIGGLE[number % 4], token))
+            sides.append(Side(answered=requests, ttft_count=requests, sent=5, log_ttft=first_log, log_tpot=token_log))
+        sides[0] = sides[0].model_copy(
+            update={"log_ttft": sides[0].log_ttft + 0.05 * (-1) ** number, "log_tpot": sides[0].log_tpot} | canary
+        )
+        found.append(Slice(seconds=5, pairs=5, canary=sides[0], stable=sides[1]))
+    return found
 
 
-def speeds(canary: list[float], stable: list[float | None]) -> Pace:
-    return Pace(canary_from=NOTHING, stable_from=NOTHING, canary=tuple(canary), stable=tuple(stable))
+def look(
+    within: Sequence[Slice],
+    *,
+    percent: int = 10,
+    earlier: Sequence[Observed] = (),
+    canary: Counters | None = None,
+    stable: Counters | None = None,
+    agreement: float | None = 1.0,
+) -> Analysis:
+    window = Window(canary=NOTHING, stable=NOTHING, slices=tuple(within))
+    counters = canary or told(100), stable or told(100)
+    return analyse(SETTINGS, Observation(percent, window, 1, *counters, earlier, agreement, 60, datetime.now(UTC)))
 
 
 def verdicts(analysis: Analysis) -> dict[str, str]:
@@ -69,12 +90,12 @@ def test_figures_are_differences_of_counters() -> None:
     assert (found.requests, found.answered, found.failed) == (100, 100, 2)
     assert found.ttft_p95_ms == pytest.approx(95.5)  # all between 10 and 100 ms
     assert found.tpot_p95_ms == pytest.approx(9.5)
-    assert found.tokens_per_s_each == pytest.approx(100)
+    assert (found.ttft_mean_ms, found.tpot_mean_ms) == (pytest.approx(50), pytest.approx(5))
 
 
 def test_an_empty_window_has_no_figures_rather_than_zero() -> None:
     found = figures(told(5).since(told(5)))
-    assert (found.requests, found.ttft_p95_ms, found.tpot_p95_ms, found.tokens_per_s_each) == (0, None, None, None)
+    assert (found.requests, found.ttft_p95_ms, found.tpot_p95_ms, found.ttft_mean_ms) == (0, None, None, None)
 
 
 def test_the_first_answer_of_a_server_that_had_reported_no_histogram_counts() -> None:
@@ -88,12 +109,18 @@ def test_a_server_that_was_restarted_is_noticed_and_counted_from_zero() -> None:
     assert figures(told(4, instance="two").since(told(500))).requests == 4
 
 
+def test_observations_are_above_a_limit_only_if_they_are_so_certainly() -> None:
+    found = Histogram(BOUNDS, (1, 3, 6, 10))
+    assert [found.above(limit) for limit in (0.01, 0.05, 0.1, 0.5, 5)] == [9, 7, 7, 4, 0]
+    assert Histogram().above(1) == 0
+
+
 @pytest.mark.parametrize(
     ("series", "field"),
     [
         ('http_requests_total{handler="/v1/completions",method="POST",status="2xx"}', "answered"),
         ("vllm:request_generation_tokens_sum", "output_tokens"),
-        ("vllm:e2e_request_latency_seconds_sum", "in_flight_s"),
+        ("vllm:time_to_first_token_seconds_sum", "ttft_s"),
         ('vllm:time_to_first_token_seconds_bucket{le="+Inf"}', "ttft"),
     ],
 )
@@ -104,13 +131,19 @@ def test_metrics_that_are_not_numbers_are_a_transient_error(series: str, field: 
 
 
 def test_a_canary_that_is_as_good_is_promoted() -> None:
-    found = look(told(50), told(450))
+    found = look(slices())
     assert (found.verdict, set(verdicts(found).values())) == ("promote", {"pass"})
+    ttft = next(each for each in found.checks if each.name == "ttft")
+    assert (ttft.canary, ttft.stable, ttft.limit) == (
+        pytest.approx(100, 0.01),
+        pytest.approx(100, 0.01),
+        pytest.approx(125, 0.01),
+    )
 
 
 @pytest.mark.parametrize(("canary", "stable"), [(49, 450), (50, 49), (0, 0)])
 def test_too_few_requests_to_either_release_are_inconclusive(canary: int, stable: int) -> None:
-    found = look(told(canary), told(stable))
+    found = look(slices(), canary=told(canary), stable=told(stable))
     assert found.verdict == "inconclusive"
     assert found.reason == (
         f"{canary} requests to the canary and {stable} to the stable release; 50 of each are needed"
@@ -118,142 +151,105 @@ def test_too_few_requests_to_either_release_are_inconclusive(canary: int, stable
 
 
 @pytest.mark.parametrize(
-    ("canary", "failing"),
+    ("worse", "failing"),
     [
-        (told(50, slow=20), "ttft"),
-        (told(50, tokens_per_s=70), "speed"),
-        (told(50, failed=10), "errors"),
-        (told(0, failed=10), "errors"),
+        ({"ttft_s": 0.2}, "ttft"),
+        ({"tpot_s": 0.03}, "tpot"),
+        ({"failed": 3.0}, "errors"),
+        ({"answered": 0.0, "failed": 10.0}, "errors"),
+        ({"lost": 2}, "own requests"),
+        ({"late": 2}, "late"),
+        ({"delayed": 3.0}, "delayed"),
+        ({"refused": 4.0}, "refused"),
     ],
 )
-def test_one_failed_check_is_enough_to_roll_back(canary: Counters, failing: str) -> None:
-    found = look(canary, told(450))
+def test_one_failed_check_is_enough_to_roll_back(worse: dict[str, Any], failing: str) -> None:
+    found = look(slices(**worse))
     assert found.verdict == "rollback"
     assert [name for name, verdict in verdicts(found).items() if verdict == "fail"] == [failing]
     assert found.reason == next(each.text for each in found.checks if each.name == failing)
 
 
-@pytest.mark.parametrize(
-    ("canary", "stable", "verdict"),
-    [
-        ([90.0] * 9 + [1.0], [100.0] * 10, "pass"),
-        ([60.0, 100.0] * 5, [100.0, 50.0] * 5, "pass"),
-        ([70.0] * 6, [100.0] * 6, "unclear"),
-        ([70.0] * 7, [100.0] * 7, "fail"),
-        ([70.0] * 7 + [100.0], [100.0] * 8, "unclear"),
-        ([70.0] * 9, [100.0, None, None] * 3, "unclear"),
-        ([], [], "unclear"),
-    ],
-    ids=["one stall", "by turns", "few looks", "slower", "chance", "nothing beside it", "none"],
-)
-def test_a_speed_is_compared_look_by_look_so_that_one_stall_decides_nothing(
-    canary: list[float], stable: list[float | None], verdict: str
-) -> None:
-    found = look(told(50, tokens_per_s=1), told(450), pace=speeds(canary, stable))
-    assert verdicts(found)["speed"] == verdict
+def test_a_canary_can_only_fail_at_a_look_but_does_not_pass_in_between() -> None:
+    assert verdicts(look(slices(12, tpot_s=0.03)))["tpot"] == "fail"
+    for between in (9, 21):
+        assert verdicts(look(slices(between, tpot_s=0.03)))["tpot"] == "unclear"
 
 
-def test_a_canary_with_most_of_the_traffic_is_slow_if_it_is_slower_than_the_stable_release_was_with_it() -> None:
-    before = figures(told(450, tokens_per_s=80).since(NOTHING))
-    for canary, verdict in ((70.0, "pass"), (50.0, "fail")):
-        found = look(told(50), told(50), percent=90, earlier=[before], pace=speeds([canary] * 7, [100.0] * 7))
-        assert verdicts(found)["speed"] == verdict
-    speed = next(each for each in found.checks if each.name == "speed")
-    assert (speed.canary, speed.stable, speed.limit) == (50, pytest.approx(80), pytest.approx(60))
+def test_what_is_unclear_says_what_would_tell() -> None:
+    noisy = [each for number in range(6) for each in slices(2, tpot_s=0.025 * 2 ** (-1) ** number)]
+    tpot = next(each for each in look(noisy).checks if each.name == "tpot")
+    assert tpot.verdict == "unclear"
+    assert "; unclear at ±" in tpot.text
+    assert tpot.text.endswith(" would tell")
+    few = next(each for each in look(slices(1)).checks if each.name == "tpot")
+    assert few.text.endswith("; unclear: there are too few slices")
 
 
-def test_a_look_lasts_until_a_request_has_ended_at_both_releases() -> None:
-    window = Window(canary=NOTHING, stable=NOTHING)
-    begun = extend_pace(window, told(5, tokens_per_s=50), NOTHING)
-    assert (begun.canary, begun.stable) == ((), ())
-    ended = extend_pace(window.model_copy(update={"pace": begun}), told(6), told(1))
-    assert (ended.canary, ended.stable) == (pytest.approx((100,)), pytest.approx((100,)))
-    later = extend_pace(window.model_copy(update={"pace": ended}), told(9, tokens_per_s=50), told(1))
-    assert later == ended
+def test_failures_at_both_do_not_roll_back() -> None:
+    both = [
+        each.model_copy(update={"stable": each.stable.model_copy(update={"failed": 3.0})})
+        for each in slices(failed=3.0)
+    ]
+    assert verdicts(look(both))["errors"] == "pass"
 
 
-def test_as_many_errors_as_the_stable_release_has_do_not_roll_back() -> None:
-    assert look(told(2, failed=1), told(2, failed=1)).verdict == "inconclusive"
-    assert verdicts(look(told(40, failed=20), told(40, failed=20)))["errors"] == "pass"
+def test_failures_of_the_whole_rollout_count() -> None:
+    before = (Observed(percent=10, slices=tuple(slices(failed=2.0))),)
+    assert verdicts(look(slices(2), percent=100))["errors"] == "pass"
+    assert verdicts(look(slices(2), percent=100, earlier=before))["errors"] == "fail"
 
 
-def test_failures_of_our_own_requests_count_even_if_the_platform_counts_none() -> None:
-    own = {"to_canary": SyntheticRequests(sent=16, failed=16), "to_stable": SyntheticRequests(sent=16)}
-    found = look(told(0), told(450), own=own)
-    assert found.verdict == "rollback"
-    assert "16 of 16 requests failed (stable release: 0 of 16)" in found.reason
+def test_mistakes_of_clients_do_not_count_against_a_release() -> None:
+    assert verdicts(look(slices(answered=5.0, refused=0.0)))["refused"] == "pass"
+    one = [*slices(11), *slices(1, refused=1.0)]
+    assert verdicts(look(one))["refused"] != "fail"
 
 
-def test_refusing_requests_that_the_stable_release_accepts_rolls_back() -> None:
-    own = {"to_canary": SyntheticRequests(sent=45), "to_stable": SyntheticRequests(sent=45)}
-    found = look(told(50, refused=8), told(90), own=own)
-    assert found.verdict == "rollback"
-    assert found.reason == "8 of 13 clients' requests were refused (stable release: 0 of 45)"
-    assert verdicts(look(told(50, refused=8), told(90), own={}))["errors"] == "pass"
+def test_more_load_than_the_stable_release_has_does_not_make_a_canary_slow() -> None:
+    busy = slices(ttft_s=0.3, tpot_s=0.03, load=9)
+    then = [each.model_copy(update={"canary": each.stable, "stable": each.canary}) for each in busy]
+    before = (Observed(percent=10, slices=tuple(then)),)
+    found = look(busy, percent=90, earlier=before)
+    assert (verdicts(found)["ttft"], verdicts(found)["tpot"]) == ("pass", "pass")
+    tpot = next(each for each in found.checks if each.name == "tpot")
+    assert "(stable release with 90 % of the requests, 18.0 a second, now 18.0: 30." in tpot.text
+    assert tpot.limit == pytest.approx(2 * 1.1 * 30, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("canary", "stable", "verdict"),
-    [
-        (told(125, refused=20), told(405, refused=90), "pass"),  # clients' mistakes, at both alike
-        (told(50, refused=1), told(90), "pass"),  # of six clients' requests, one
-        (told(45), told(45), "pass"),  # no client asks anything
-        (told(45, refused=3), told(45), "unclear"),  # no client asked the stable release
-    ],
-)
-def test_mistakes_of_clients_do_not_count_against_a_release(canary: Counters, stable: Counters, verdict: str) -> None:
-    own = {"to_canary": SyntheticRequests(sent=45), "to_stable": SyntheticRequests(sent=45)}
-    assert verdicts(look(canary, stable, own=own))["refused"] == verdict
+def test_a_canary_that_cannot_carry_most_of_the_requests_is_slow() -> None:
+    before = (Observed(percent=10, slices=tuple(slices(load=1 / 9))),)
+    saturated = look(slices(ttft_s=3.0, load=1.0), percent=90, earlier=before)
+    assert verdicts(saturated)["ttft"] == "fail"
+    assert "late" not in verdicts(saturated)
+    alone = look(slices(ttft_s=3.0, load=1.0), percent=100, earlier=before)
+    assert verdicts(alone)["ttft"] == "fail"
 
 
-BUSY = Figures(requests=500, answered=500, failed=0, ttft_p95_ms=900.0, tpot_p95_ms=9.5, tokens_per_s_each=100.0)
+def test_without_a_step_in_which_the_stable_release_was_loaded_a_loaded_canary_is_not_called_slow() -> None:
+    assert "ttft" not in verdicts(look(slices(ttft_s=3.0), percent=90))
+    assert verdicts(look(slices(), percent=90))["ttft"] == "pass"
 
 
-def test_more_load_than_the_stable_release_has_now_does_not_make_a_canary_slow() -> None:
-    few = BUSY.model_copy(update={"requests": 3})
-    slow, idle = told(50, slow=20), told(50)
-    assert look(slow, idle, percent=90).verdict == "rollback"
-    assert look(slow, idle, percent=90, earlier=[BUSY]).verdict == "promote"
-    assert look(slow, idle, percent=90, earlier=[few]).verdict == "rollback", "too few to compare with"
-    assert look(slow, idle, percent=90, earlier=[few, BUSY]).verdict == "promote"
-    assert look(slow, told(50, slow=20), percent=90, earlier=[figures(idle.since(NOTHING))]).verdict == "promote"
+def test_a_canary_that_carries_more_at_50_percent_is_compared_at_equal_load() -> None:
+    light = (Observed(percent=10, slices=tuple(slices(tpot_s=0.017, load=0.3))),)
+    heavy = slices(tpot_s=0.023, load=1.7)
+    assert verdicts(look(heavy, percent=50))["tpot"] == "fail"
+    assert verdicts(look(heavy, percent=50, earlier=light))["tpot"] == "pass"
+    slow = (Observed(percent=10, slices=tuple(slices(tpot_s=0.022, load=0.3))),)
+    assert verdicts(look(slices(tpot_s=0.028, load=1.7), percent=50, earlier=slow))["tpot"] == "fail"
 
 
-def test_at_100_percent_a_machine_that_became_busy_is_no_fault_of_the_canary() -> None:
-    idle = figures(told(500).since(NOTHING))
-    found = look(told(50, slow=50, tokens_per_s=1), None, percent=100, earlier=[idle])
-    assert (found.verdict, found.stable) == ("promote", None)
-    assert found.reason == "as good as the stable release in every check, and sound with all the traffic"
-    assert list(verdicts(found)) == ["requests", "errors", "own requests", "quality"]
-
-
-@pytest.mark.parametrize(
-    ("canary", "failed_before", "verdict"),
-    [
-        (told(49), 0, "inconclusive"),
-        (told(99, failed=1), 0, "promote"),
-        (told(97, failed=3), 0, "inconclusive"),
-        (told(90, failed=10), 0, "rollback"),
-        (told(90, failed=10), 50, "promote"),  # the stable release failed as often while both served
-        (told(0, failed=10), 0, "rollback"),
-    ],
-)
-def test_at_100_percent_errors_decide(canary: Counters, failed_before: int, verdict: str) -> None:
-    both = figures(told(450, failed=failed_before).since(NOTHING))
-    assert look(canary, None, percent=100, earlier=[both]).verdict == verdict
-
-
-def test_at_100_percent_failures_of_our_own_requests_and_other_answers_decide() -> None:
-    own = {"to_canary": SyntheticRequests(sent=16, failed=16)}
-    found = look(told(50), None, percent=100, own=own)
-    assert (found.verdict, found.reason) == ("rollback", "16 of 16 requests failed (at most 1.0 %)")
-    assert look(told(50), None, percent=100, agreement=0.5).verdict == "rollback"
+def test_at_100_percent_neither_refusals_nor_the_stable_release_s_number_of_requests_count() -> None:
+    found = look(slices(refused=5.0), percent=100, stable=NOTHING)
+    assert (found.verdict, found.reason) == ("promote", "sound with all the traffic")
+    assert "refused" not in verdicts(found)
 
 
 @pytest.mark.parametrize(("agreement", "verdict"), [(0.9, "pass"), (0.89, "fail"), (math.nan, "fail"), (0.0, "fail")])
 def test_answers_must_agree_with_the_recorded_ones(agreement: float, verdict: str) -> None:
     assert check_quality(SETTINGS, agreement).verdict == verdict
-    assert look(told(50), told(50), agreement=agreement).verdict == {"pass": "promote", "fail": "rollback"}[verdict]
+    assert look(slices(), agreement=agreement).verdict == {"pass": "promote", "fail": "rollback"}[verdict]
 
 
 def test_steps_ascend_to_100_percent() -> None:
@@ -261,3 +257,52 @@ def test_steps_ascend_to_100_percent() -> None:
         with pytest.raises(ValueError, match=r"steps"):
             Rollout(steps=steps)
     assert Rollout(steps=(100,)).steps == (100,)
+
+
+QUICK, SLOW = Timing(0.1, 0.02), Timing(0.4, 0.02)
+
+
+def test_a_slice_keeps_what_both_releases_did_with_the_same_requests() -> None:
+    found = add_pairs(Slice(seconds=0), [(SLOW, QUICK), (LOST, QUICK), (QUICK, QUICK)], late_s=0.6)
+    assert found.pairs == 2
+    assert (found.canary.sent, found.canary.lost, found.canary.late) == (3, 1, 1)
+    assert (found.stable.sent, found.stable.lost, found.stable.late) == (3, 0, 0)
+    assert math.exp(found.canary.log_ttft / 2) == pytest.approx(0.2)
+    assert math.exp(found.stable.log_ttft / 2) == pytest.approx(0.1)
+
+
+def test_a_canary_that_is_asked_alone_has_no_pairs() -> None:
+    found = add_pairs(Slice(seconds=0), [(QUICK,), (LOST,)], late_s=1)
+    assert (found.pairs, found.canary.sent, found.canary.lost, found.stable.sent) == (0, 2, 1, 0)
+
+
+def test_a_slice_that_ends_has_what_the_servers_counted_in_it() -> None:
+    window = begin_slice(Window(canary=NOTHING, stable=NOTHING), told(10), told(20), 5.0)
+    window = end_slice(window, told(15, failed=1, slow=2), told(50), 11.0, late_s=0.1)
+    (ended,) = window.slices
+    assert ended.seconds == 6
+    assert (ended.canary.answered, ended.canary.failed, ended.canary.delayed) == (5, 1, 2)
+    assert (ended.stable.answered, ended.stable.ttft_count, ended.stable.delayed) == (30, 30, 0)
+    assert window.open
+    assert (window.open.seconds, window.canary_from) == (11.0, told(15, failed=1, slow=2))
+
+
+def test_without_pairs_latencies_are_the_means_that_the_servers_count() -> None:
+    side = Side(ttft_s=2.0, ttft_count=10, tpot_s=0.5, tpot_count=10)
+    alone = [Slice(seconds=5, canary=side), Slice(seconds=5)]
+    assert logs(alone, "canary", "ttft") == [pytest.approx(math.log(0.2))]
+    assert logs(alone, "stable", "ttft") == []
+
+
+def test_an_answer_is_late_relative_to_what_is_typical() -> None:
+    assert late_s([], [(QUICK, SLOW)]) == pytest.approx(1 + 3 * 0.4)
+    assert late_s(slices(), [(SLOW, SLOW)]) == pytest.approx(1 + 3 * 0.4, rel=0.02)
+    assert late_s([]) == math.inf
+
+
+def test_prompts_are_as_long_as_those_of_clients() -> None:
+    counted = told(10).model_copy(update={"prompt_tokens": 3000.0, "prompts": 10.0})
+    assert prompt_tokens(counted, None) == 300
+    assert prompt_tokens(counted, counted.model_copy(update={"prompt_tokens": 1000.0})) == 200
+    assert prompt_tokens(NOTHING, NOTHING) == FEWEST_PROMPT_TOKENS
+    assert prompt_tokens(counted.model_copy(update={"prompt_tokens": 1e6})) == MOST_PROMPT_TOKENS

@@ -33,7 +33,7 @@ def test_the_history_names_who_began_and_who_approved(stage: Stage, monkeypatch:
     told = (stage.target.folder / "announced").read_text().splitlines()
     assert told[-3].startswith(f"Started: the rollout of {NEXT} began, by somebody")
     assert told[-2] == f"Approved: the rollout of {NEXT}: approved by jane"
-    assert told[-1].startswith(f"Promoted: {NEXT}: as good as")
+    assert told[-1].startswith(f"Promoted: {NEXT}: sound with all the traffic")
     assert told[-1].endswith("; began by somebody; approved by jane")
 
 

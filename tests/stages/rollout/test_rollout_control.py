@@ -113,7 +113,7 @@ def test_with_a_single_step_approval_is_needed_before_any_traffic(stage: Stage) 
 def test_a_canary_that_hangs_is_found_by_a_few_requests(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT, hangs=True)
-    with pytest.raises(RolledBack, match=r"at 10 %: 8 of 8 requests failed \(stable release: 0 of 8\)"):
+    with pytest.raises(RolledBack, match=r"at 10 %: (\d+) of \1 of the rollout's own requests failed \(stable"):
         roll_out(stage.store, stage.target, NEXT, SETTINGS.model_copy(update={"own_timeout_s": 3.0}))
     assert stage.target.split() == Split(stable=GOOD)
 
@@ -121,13 +121,13 @@ def test_a_canary_that_hangs_is_found_by_a_few_requests(stage: Stage) -> None:
 def test_a_rollout_whose_canary_hangs_can_be_given_up_during_a_look(stage: Stage) -> None:
     stage.served()
     stage.make(NEXT, hangs=True)
-    never_sure = SETTINGS.model_copy(update={"own_timeout_s": 3.0, "significance": 1e-12})
+    never_sure = SETTINGS.model_copy(update={"own_timeout_s": 3.0, "error_rate": 1e-12})
     thread, ended = watched(stage, never_sure)
     wait_until(lambda: (found := read_journal(stage.store)) and found.window, "the step's beginning")
     assert abort(stage.store, stage.target) == NEXT
     thread.join(60)
     assert ended == [f"{NEXT} was rolled back: given up by a person"]
-    assert read_journal(stage.store).window.to_canary.sent < BURST
+    assert read_journal(stage.store).window.to_canary.sent == BURST, "those of one look"
 
 
 def test_a_canary_that_somebody_promotes_while_it_is_observed_stays_promoted(stage: Stage) -> None:

@@ -77,7 +77,7 @@ def test_the_stable_release_keeps_its_replicas_beside_a_canary(serve: Callable[.
 
 def test_a_bad_canary_is_rolled_back_and_removed(kserve: OnKServe) -> None:
     kserve.first()
-    kserve.make(NEXT, first_s=0.5, token_s=0.3)
+    kserve.make(NEXT, first_s=0.3)
     with pytest.raises(RolledBack, match="time to first token"):
         kserve.roll(NEXT)
     assert kserve.connect().split() == Split(GOOD)

@@ -72,12 +72,12 @@ def test_counters_are_summed_over_all_pods_including_those_that_are_gone(
             series("http_requests_total", 1, pod=pod, status="5xx", **api),
             series("http_requests_total", 99, pod=pod, status="2xx", handler="/health", method="GET"),
             series("vllm:request_generation_tokens_sum", 160, pod=pod),
-            series("vllm:e2e_request_latency_seconds_sum", 2.5, pod=pod),
+            series("vllm:time_to_first_token_seconds_sum", 2.5, pod=pod),
             series("vllm:time_to_first_token_seconds_bucket", 8, pod=pod, le="0.1"),
             series("vllm:time_to_first_token_seconds_bucket", 10, pod=pod, le="+Inf"),
         ]
     found = standard.connect(prometheus=prometheus.url).counters(GOOD)
-    assert (found.answered, found.failed, found.output_tokens, found.in_flight_s) == (20, 2, 320, 5.0)
+    assert (found.answered, found.failed, found.output_tokens, found.ttft_s) == (20, 2, 320, 5.0)
     assert (found.ttft_bounds, found.ttft) == ((0.1,), (16, 20))
     (query,) = prometheus.queries
     assert query.startswith('last_over_time({__name__=~"http_requests_total|vllm:')

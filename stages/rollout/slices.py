@@ -1,0 +1,124 @@
+"""What both releases did within a few seconds, and what slices show together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Literal
+
+from scoring.canary import Counts
+from stages.parts.records.counters import Counters, Increase
+from stages.parts.records.rollout import Side, Slice, Window
+from stages.rollout.pairs import Timing
+
+SLICES: Final = 12
+"""Number of slices in the shortest time of a step."""
+LONGEST_S: Final = 30.0
+"""Slices of long steps are no longer, so that a slow canary is not kept for most of the step."""
+LATE: Final = 3.0
+LATE_S: Final = 1.0
+"""An answer is late if it takes longer than ``LATE`` times as long as is typical, and this time more."""
+Latency = Literal["ttft", "tpot"]
+Role = Literal["canary", "stable"]
+
+
+def begin_slice(window: Window, canary: Counters, stable: Counters | None, elapsed_s: float) -> Window:
+    """The window with an open slice that begins now."""
+    begun = Slice(seconds=elapsed_s)
+    return window.model_copy(update={"open": begun, "canary_from": canary, "stable_from": stable})
+
+
+def end_slice(window: Window, canary: Counters, stable: Counters | None, elapsed_s: float, late_s: float) -> Window:
+    """The window with its open slice among those that have ended, and another one open.
+
+    Args:
+        late_s: a request that waits longer for its first token is delayed.
+    """
+    ended, begun = window.open, window.canary_from
+    if ended and begun:
+        rises = canary.since(begun), stable.since(window.stable_from) if stable and window.stable_from else None
+        sides = [
+            _with_counters(side, rise, late_s) for side, rise in zip((ended.canary, ended.stable), rises, strict=True)
+        ]
+        seconds = elapsed_s - ended.seconds
+        ended = ended.model_copy(update={"seconds": seconds, "canary": sides[0], "stable": sides[1]})
+        window = window.model_copy(update={"slices": (*window.slices, ended)})
+    return begin_slice(window, canary, stable, elapsed_s)
+
+
+def _with_counters(side: Side, rise: Increase | None, late_s: float) -> Side:
+    if rise is None:
+        return side
+    counted = {"answered": rise.answered, "failed": rise.failed, "refused": rise.refused}
+    counted |= {"ttft_s": rise.ttft.sum_s, "ttft_count": rise.ttft.observations, "delayed": rise.ttft.above(late_s)}
+    counted |= {"tpot_s": rise.tpot.sum_s, "tpot_count": rise.tpot.observations}
+    return side.model_copy(update=counted)
+
+
+def add_pairs(into: Slice, pairs: Sequence[tuple[Timing, ...]], late_s: float) -> Slice:
+    """The slice with these requests, too: each as the canary answered it and, if that was asked, the stable release.
+
+    Args:
+        late_s: an answer that takes longer is late.
+    """
+    both = [pair for pair in pairs if len(pair) > 1 and all(each.answered for each in pair)]
+    sides = []
+    for place, side in enumerate((into.canary, into.stable)):
+        sent = [pair[place] for pair in pairs if len(pair) > place]
+        added = {
+            "sent": side.sent + len(sent),
+            "lost": side.lost + sum(not each.answered for each in sent),
+            "late": side.late + sum(each.total_s > late_s for each in sent),
+            "log_ttft": side.log_ttft + math.fsum(math.log(pair[place].ttft_s) for pair in both),
+            "log_tpot": side.log_tpot + math.fsum(math.log(pair[place].tpot_s) for pair in both),
+        }
+        sides.append(side.model_copy(update=added))
+    return into.model_copy(update={"pairs": into.pairs + len(both), "canary": sides[0], "stable": sides[1]})
+
+
+def late_s(slices: Sequence[Slice], pairs: Sequence[tuple[Timing, ...]] = ()) -> float:
+    """From when on an answer is late: the typical one is the stable release's so far or, in the beginning, the quicker
+    half of these pairs."""
+    first, token = typical_s(logs(slices, "stable", "ttft")), typical_s(logs(slices, "stable", "tpot"))
+    if first and token:
+        return LATE_S + LATE * Timing(first, token).total_s
+    totals = sorted(each.total_s for pair in pairs for each in pair if each.answered)
+    return LATE_S + LATE * totals[(len(totals) - 1) // 2] if totals else math.inf
+
+
+def logs(slices: Sequence[Slice], role: Role, name: Latency) -> list[float]:
+    """The mean logarithm of a release's latencies in seconds, in each slice that has any: of the pairs or, if none were
+    sent, of all requests, from the sums that the server counts."""
+    paired = any(each.pairs for each in slices)
+    return [value for each in slices if (value := _log(each, role, name, paired=paired)) is not None]
+
+
+def log_ratios(slices: Sequence[Slice], name: Latency) -> list[float]:
+    """The same of the canary relative to the stable release, in each slice in which both have latencies."""
+    paired = any(each.pairs for each in slices)
+    both = ((_log(each, "canary", name, paired=paired), _log(each, "stable", name, paired=paired)) for each in slices)
+    return [ours - theirs for ours, theirs in both if ours is not None and theirs is not None]
+
+
+def _log(one: Slice, role: Role, name: Latency, *, paired: bool) -> float | None:
+    side: Side = getattr(one, role)
+    if paired:
+        return getattr(side, f"log_{name}") / one.pairs if one.pairs else None
+    seconds, count = getattr(side, f"{name}_s"), getattr(side, f"{name}_count")
+    return math.log(seconds / count) if seconds > 0 and count > 0 else None
+
+
+def typical_s(logs: Sequence[float]) -> float | None:
+    """The geometric mean of latencies whose logarithms these are; None without any."""
+    return math.exp(math.fsum(logs) / len(logs)) if logs else None
+
+
+def load(slices: Sequence[Slice], role: Role) -> float:
+    """The requests per second that a release began to answer."""
+    seconds = math.fsum(each.seconds for each in slices)
+    return math.fsum(getattr(each, role).ttft_count for each in slices) / seconds if seconds else 0.0
+
+
+def counts(slices: Iterable[Slice], role: Role, of: Callable[[Side], tuple[float, float]]) -> Counts:
+    """Args: of: how many of how many requests of a release in a slice."""
+    return Counts(tuple(of(getattr(each, role)) for each in slices))
