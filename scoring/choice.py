@@ -103,7 +103,8 @@ def judge(
     """
     able = evidence.variants if able is None else able
     estimate = Estimate(evidence, criteria)
-    ranking = estimate.order([name for name in able if name not in beaten])
+    # Those that were worse remain where the one that beat them does not pass the gates after all.
+    ranking = estimate.order([name for name in able if name not in beaten]) or estimate.order(able)
     if not ranking:
         raise ValueError("no variant can be chosen")
     first = estimate.place(ranking[0])

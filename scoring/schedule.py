@@ -168,9 +168,11 @@ def look(
     worse = {each.other for each in verdict.comparisons if each.relation == "better"}
     unclear = [name for name in progress.unclear if name in progress.running and name not in worse]
     # The gates are losses against the reference, so that it is asked what an unclear variant is asked.
-    scaling = [criteria.reference] if len(times) < SCALE_BLOCKS or unclear else []
-    kept = {name for name in (*progress.able, *unclear) if name not in worse}.union(scaling)
-    running = tuple(name for name in progress.running if name in kept)
+    scaling = [
+        name for name in evidence.variants if name == criteria.reference and (unclear or len(times) < SCALE_BLOCKS)
+    ]
+    kept = {*scaling, verdict.ranking[0], *unclear, *(name for name in progress.able if name in progress.running)}
+    running = tuple(name for name in evidence.variants if name in kept and (name in scaling or name not in worse))
     open_ones = [each for each in verdict.comparisons if each.relation == "open"]
     wants_items = bool(unclear) or any(each.share_by_items > MORE_ITEMS_FROM for each in open_ones)
     after = replace(progress, spent_s=spent, running=running, times=times)

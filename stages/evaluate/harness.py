@@ -207,7 +207,7 @@ def _sample(sample: dict[str, Any]) -> dict[str, Any]:
     return {
         "doc_id": sample["doc_id"],
         "doc_hash": sample["doc_hash"],
-        "cluster": _longest_text(sample["doc"]),
+        "cluster": _longest_text(sample.get("doc")),
         "filter": sample["filter"],
         **{metric: sample[metric] for metric in sample["metrics"] if metric in sample},
     }

@@ -66,7 +66,8 @@ def continuation_items(corpus: Corpus) -> list[dict[str, Any]]:
         choices = [other.text for other in chance.sample(nearest(span, spans), 3)]
         answer = chance.randrange(4)
         choices.insert(answer, span.text)
-        items.append({"document": span.document, "context": span.context, "choices": choices, "answer": answer})
+        if len(set(choices)) == len(choices):
+            items.append({"document": span.document, "context": span.context, "choices": choices, "answer": answer})
     return items
 
 

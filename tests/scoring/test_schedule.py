@@ -181,7 +181,7 @@ def test_a_missing_variant_does_not_prolong_the_measurement(missing):
 def test_an_unclear_variant_is_measured_on_and_so_is_the_reference_that_it_is_compared_with():
     names = ("fp16", "awq", "gptq")
     progress = Progress(100, ("fp16", "gptq"), names, unclear={"awq": 2.0}, times=(0.1, 0.2))
-    seen = look(PLAN, progress, evidence(names, [1, 1.8, 1.81], 3, 0.001), CRITERIA)
+    seen = look(PLAN, progress, evidence(names, [1, 1.9, 1.6], 3, 0.001), CRITERIA)
     assert (seen.verdict.outcome, seen.goes_on, seen.wants_items) == ("unresolved", True, True)
     assert seen.progress.running == names
     beaten = look(PLAN, progress, evidence(names, [1, 0.6, 1.81], 3, 0.001), CRITERIA)
@@ -197,5 +197,5 @@ def test_further_items_are_those_by_which_a_second_tells_most():
     assert further_items(tasks, 35) == {"quick": 6000}
     assert further_items(tasks, 15) == {"quick": 2000}
     assert further_items(tasks, 5) == {}
-    unclear = tasks | {"slow": replace(tasks["slow"], wanted=1.3), "over": replace(tasks["over"], wanted=9)}
-    assert further_items(unclear, 5) == {"slow": 300}
+    unclear = tasks | {"slow": replace(tasks["slow"], wanted=1.25), "over": replace(tasks["over"], wanted=9)}
+    assert further_items(unclear, 5) == {"slow": 250}
