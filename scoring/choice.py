@@ -13,6 +13,7 @@ tests keep to the error rate although the data are looked at after every block (
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -204,10 +205,12 @@ def _more(estimate: Estimate, first: int, others: Mapping[str, float], times: tu
 
     ended = math.ceil(times[-1])
     for items in [each for each in MORE_ITEMS if each >= max(others.values())]:
-        totals = (blocks, *(each for each in MORE_STARTS if each > blocks))
-        enough = [each for each in totals if (each > blocks or items > 1) and settled(each, items)]
-        if enough:
-            return More(enough[0] - blocks, items)
+        totals = [
+            each for each in (blocks, *(each for each in MORE_STARTS if each > blocks)) if each > blocks or items > 1
+        ]
+        if totals and settled(totals[-1], items):
+            enough = bisect_left(totals, True, key=lambda total: settled(total, items))
+            return More(totals[enough] - blocks, items)
     return None
 
 

@@ -172,7 +172,8 @@ def look(
         name for name in evidence.variants if name == criteria.reference and (unclear or len(times) < SCALE_BLOCKS)
     ]
     kept = {*scaling, verdict.ranking[0], *unclear, *(name for name in progress.able if name in progress.running)}
-    running = tuple(name for name in evidence.variants if name in kept and (name in scaling or name not in worse))
+    known = dict.fromkeys((*progress.running, *evidence.variants))
+    running = tuple(name for name in known if name in kept and (name in scaling or name not in worse))
     open_ones = [each for each in verdict.comparisons if each.relation == "open"]
     wants_items = bool(unclear) or any(each.share_by_items > MORE_ITEMS_FROM for each in open_ones)
     after = replace(progress, spent_s=spent, running=running, times=times)
