@@ -50,6 +50,7 @@ class Server(ThreadingHTTPServer):
         self.statuses: dict[str, int] = {}
         self.first_s: list[float] = []
         self.token_s: list[float] = []
+        self.requests_s: list[float] = []
         self.tokens = 0
         self.prompts = self.generated = 0
         """Tokens of prompts, and of answers while they are generated."""
@@ -133,6 +134,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.tokens += tokens
             self.server.first_s.append(first_s)
             self.server.token_s.append((took_s - first_s) / max(1, tokens - 1))
+            self.server.requests_s.append(took_s)
         if stream:
             self.count(200)
             self.event("[DONE]")
@@ -205,6 +207,7 @@ def metrics(server: Server) -> str:
         lines += [f'vllm:request_generation_tokens_sum{{engine="0"}} {server.tokens}']
         lines += [f'vllm:prompt_tokens_total{{engine="0"}} {server.prompts}']
         lines += [f'vllm:generation_tokens_total{{engine="0"}} {server.generated}']
+        lines += [f'vllm:e2e_request_latency_seconds_sum{{engine="0"}} {sum(server.requests_s)}']
         lines += [f'vllm:request_prompt_tokens_sum{{engine="0"}} {server.prompts}']
         lines += [f'vllm:request_prompt_tokens_count{{engine="0"}} {server.prompts // PROMPT_TOKENS}']
         for name, values in (
