@@ -169,10 +169,11 @@ def metrics(server: Server) -> str:
     with server.lock:
         tokens, failed, refused, running = list(server.tokens), server.failed, server.refused, server.running
     path = 'handler="/v1/completions",method="POST"'
+    busy_s = sum(server.first_s + (each - 1) * server.token_s for each in tokens)
     lines = [f'http_requests_total{{{path},status="2xx"}} {len(tokens)}']
     lines += [f'http_requests_total{{{path},status="5xx"}} {failed}']
     lines += [f'http_requests_total{{{path},status="4xx"}} {refused}']
-    lines += [f"vllm:request_generation_tokens_sum {sum(tokens)}"]
+    lines += [f"vllm:request_generation_tokens_sum {sum(tokens)}", f"vllm:e2e_request_latency_seconds_sum {busy_s}"]
     lines += [f"vllm:request_prompt_tokens_sum {PROMPT_TOKENS * len(tokens)}"]
     lines += [f"vllm:request_prompt_tokens_count {len(tokens)}"]
     running = 0 if server.behaviour.get("tells_late") else running  # as one does whose short requests come together
