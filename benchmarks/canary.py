@@ -175,7 +175,7 @@ class Tally:
     bad_s: float
     """Median seconds of those that were rolled back, or 0."""
     slowest_s: float
-    """Of these, the longest."""
+    """The longest of these."""
 
 
 def tally(name: str, world: World, canary: Server, runs: int) -> Tally:

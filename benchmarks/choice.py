@@ -60,7 +60,7 @@ class Task:
     most: int
     """That there are."""
     accuracy: float
-    """Of the reference."""
+    """The share of items that the reference answers rightly."""
     seconds: float
     """For the items that are asked at first, of one variant; with the texts, 270 s in all."""
 
@@ -315,7 +315,7 @@ class Bench:
         return Plan(BUDGET_S, START_S, round_s, quality_s=0.0)
 
     def evidence(self) -> Evidence:
-        """Of all variants that were started beside the reference."""
+        """What is known of all variants that were started beside the reference."""
         blocks = np.array(self.blocks)
         places = comparable(blocks, 0)
         names = tuple(self.names[place] for place in places)

@@ -132,7 +132,7 @@ class Serving:
     truth: Server
     world: World
     factors: list[float]
-    """By which everything takes longer, second by second."""
+    """The factors by which everything takes longer, second by second."""
     failing: list[float]
     """The probability that a request fails, second by second."""
     random: np.random.Generator

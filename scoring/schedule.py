@@ -93,7 +93,7 @@ class Asked:
     seconds: float
     """Time for these items, of one variant."""
     variance: float
-    """Of the difference in quality that is not settled, by these items."""
+    """The variance of the difference in quality that is not settled, from these items."""
     wanted: float = 1.0
     """How many times these items would settle the gates that are unclear; infinite if no number would."""
 

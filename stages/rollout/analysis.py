@@ -60,7 +60,7 @@ class Observation:
 
     @property
     def slices(self) -> list[Slice]:
-        """Of the whole rollout."""
+        """The slices of the whole rollout."""
         return [*(each for step in self.earlier for each in step.slices), *self.window.slices]
 
     @property

@@ -199,7 +199,7 @@ class Observer:
         )
 
     def _slices(self, window: Window) -> list[Slice]:
-        """Of the whole rollout."""
+        """The slices of the whole rollout."""
         return [*(each for step in self.journal.observed for each in step.slices), *window.slices]
 
     def send(self, urls: Sequence[str], names: Sequence[str], tokens: int) -> list[tuple[Timing, ...]]:

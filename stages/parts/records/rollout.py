@@ -53,7 +53,7 @@ class Figures(Record):
     """How many of these requests were the rollout's own."""
     ttft_p95_ms: float | None
     tpot_p95_ms: float | None
-    """Of buckets, between whose bounds nothing is known."""
+    """Estimates from buckets, between whose bounds nothing is known."""
     ttft_mean_ms: float | None = None
     tpot_mean_ms: float | None = None
     """Exact, from the sums that the server counts."""
@@ -101,7 +101,7 @@ class Side(Record):
     answered: float = 0.0
     failed: float = 0.0
     refused: float = 0.0
-    """By its own counters: of clients and of the rollout."""
+    """Counted by the server itself: requests of clients and of the rollout."""
     ttft_s: float = 0.0
     ttft_count: float = 0.0
     tpot_s: float = 0.0
