@@ -32,7 +32,7 @@ from scoring.criteria import Criteria
 from scoring.draws import Items
 from scoring.estimate import Estimate, Evidence
 from scoring.losses import Quality, mean_quality, task_losses, task_quality
-from scoring.schedule import ROUNDS, Asked, Look, Plan, Progress, further_items, look, next_block
+from scoring.schedule import ROUNDS, AskedTask, Judged, Plan, Progress, further_items, look, next_block
 from scoring.starts import Effects, comparable, log_means
 
 REFERENCE: Final = "fp16"
@@ -52,11 +52,11 @@ REQUESTS: Final = round(RATE_PER_S * WORKLOAD.steady_s / ROUNDS)
 
 
 @dataclass(frozen=True)
-class Task:
+class SimulatedTask:
     """A task that is scored by accuracy."""
 
     items: int
-    """Asked at first."""
+    """AskedTask at first."""
     most: int
     """That there are."""
     accuracy: float
@@ -66,10 +66,10 @@ class Task:
 
 
 TASKS: Final = {
-    "gsm8k": Task(1319, 1319, 0.85, 60.0),
-    "instructions": Task(2000, 8000, 0.75, 150.0),
-    "structured_output": Task(2000, 8000, 0.9, 36.0),
-    "long_context": Task(2000, 8000, 0.9, 18.0),
+    "gsm8k": SimulatedTask(1319, 1319, 0.85, 60.0),
+    "instructions": SimulatedTask(2000, 8000, 0.75, 150.0),
+    "structured_output": SimulatedTask(2000, 8000, 0.9, 36.0),
+    "long_context": SimulatedTask(2000, 8000, 0.9, 18.0),
 }
 """Longer answers take longer."""
 DOCUMENTS: Final = 40
@@ -273,7 +273,7 @@ class Bench:
         running = tuple(name for name in progress.running if name not in out)
         return replace(progress, able=able, unclear=unclear, running=running)
 
-    def further(self, seen: Look) -> dict[str, int]:
+    def further(self, seen: Judged) -> dict[str, int]:
         """The items of each task that the next block asks further."""
         first = seen.verdict.ranking[0]
         other = min(
@@ -287,7 +287,7 @@ class Bench:
                     wanted[task] = max(wanted.get(task, 1.0), loss.more_items)
         tasks = self.tasks((first, other))
         asked = {
-            task: Asked(
+            task: AskedTask(
                 self.asked[first][task],
                 each.most - self.asked[first][task],
                 each.seconds * self.asked[first][task] / each.items,
@@ -333,7 +333,7 @@ class Bench:
         clusters = tuple(str(place // size) for place in range(count)) if size > 1 else None
         return Items(self.answers[task][name][:count].astype(float), clusters=clusters)
 
-    def draw_answers(self, number: int, task: Task) -> dict[str, npt.NDArray[np.bool_]]:
+    def draw_answers(self, number: int, task: SimulatedTask) -> dict[str, npt.NDArray[np.bool_]]:
         """The answers of all variants to all items that there are."""
         random, size = self.random, self.case.cluster
         # With a probability whose square is the correlation, an item is like the first of its cluster.

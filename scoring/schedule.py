@@ -72,7 +72,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Look:
+class Judged:
     """What a look at the choice gave."""
 
     progress: Progress
@@ -84,7 +84,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedTask:
     """What was asked of one quality task."""
 
     items: int
@@ -98,7 +98,7 @@ class Asked:
     """How many times these items would settle the gates that are unclear; infinite if no number would."""
 
 
-def further_items(tasks: Mapping[str, Asked], seconds: float) -> dict[str, int]:
+def further_items(tasks: Mapping[str, AskedTask], seconds: float) -> dict[str, int]:
     """How many more items to ask of each task: at most twice as many for the gates that are unclear, and then, twice as
     many at a time, those by which a second tells most.
 
@@ -144,7 +144,7 @@ def look(
     *,
     spent_s: float | None = None,
     again: bool = False,
-) -> Look:
+) -> Judged:
     """Judge after a block of all running variants. Variants that are worse than the first are not measured any more.
 
     Args:
@@ -177,7 +177,7 @@ def look(
     open_ones = [each for each in verdict.comparisons if each.relation == "open"]
     wants_items = bool(unclear) or any(each.share_by_items > MORE_ITEMS_FROM for each in open_ones)
     after = replace(progress, spent_s=spent, running=running, times=times)
-    return Look(after, lacking(verdict, missing), left and bool(open_ones), wants_items)
+    return Judged(after, lacking(verdict, missing), left and bool(open_ones), wants_items)
 
 
 def _times(progress: Progress, spent_s: float, end_s: float, *, known: bool, again: bool) -> tuple[float, ...]:

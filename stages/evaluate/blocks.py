@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final, Literal
 
 from scoring.choice import Verdict
-from scoring.schedule import ROUNDS, Asked, Plan, Progress, further_items, look, next_block
+from scoring.schedule import ROUNDS, AskedTask, Plan, Progress, further_items, look, next_block
 from stages.evaluate.drift import probe
 from stages.evaluate.gates import reference_of, refusal
 from stages.evaluate.lanes import Lane, lanes
@@ -348,7 +348,7 @@ class Blocks:
         exhausted = set[str]().union(*(each.exhausted for each in running), self._divided(samples))
         counts = {each.task: each.items for each in self.subjects[names[0]].quality}
         asked = {
-            task: Asked(
+            task: AskedTask(
                 items=counts[task],
                 left=0 if task in exhausted or not self.session.workload.quality_limit else counts[task],
                 seconds=counts[task] * self.subjects[names[0]].question_s.get(task, QUESTION_S),

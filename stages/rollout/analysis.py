@@ -213,7 +213,7 @@ def _latency(settings: Rollout, name: Latency, seen: Observation, level: float) 
     """The check of a latency; None if nothing is comparable with the load that the canary has."""
     slices, reference = seen.window.slices, seen.most_loaded
     canary, stable = logs(slices, "canary", name), logs(slices, "stable", name)
-    now = Compared(_at_equal_load(seen, name), canary, stable)
+    now = ComparedLatency(_at_equal_load(seen, name), canary, stable)
     check = _within_limit(settings, name, now, level, seen.seconds)
     if seen.percent <= EVEN or check.verdict == "pass":
         return check
@@ -224,7 +224,7 @@ def _latency(settings: Rollout, name: Latency, seen: Observation, level: float) 
     ratio = stats.mean_of(canary, independent=True).plus(stats.mean_of(before, independent=True), -1)
     lenience = LENIENCE[name] * max(1.0, rate / rate_then if rate_then else math.inf) ** MORE_LOAD
     whom = f"stable release with {100 - reference.percent} % of the requests, {rate_then:.1f} a second, now {rate:.1f}"
-    then = Compared(ratio, canary, before, whom, lenience, BEST_GUESS)
+    then = ComparedLatency(ratio, canary, before, whom, lenience, BEST_GUESS)
     return _within_limit(settings, name, then, level, seen.seconds)
 
 
@@ -251,7 +251,7 @@ def _ratio(slices: Sequence[Slice], name: Latency) -> stats.Mean:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedLatency:
     """A canary's latency beside one of the stable release."""
 
     ratio: stats.Mean
@@ -264,7 +264,9 @@ class Compared:
     confidence: float = stats.CONFIDENCE
 
 
-def _within_limit(settings: Rollout, name: Latency, compared: Compared, level: float, seconds: float) -> CanaryCheck:
+def _within_limit(
+    settings: Rollout, name: Latency, compared: ComparedLatency, level: float, seconds: float
+) -> CanaryCheck:
     slower, slack_ms, what = {
         "ttft": (settings.ttft_ratio, settings.ttft_slack_ms, "time to first token"),
         "tpot": (settings.tpot_ratio, settings.tpot_slack_ms, "time per output token"),

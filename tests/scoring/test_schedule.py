@@ -8,7 +8,7 @@ import pytest
 from scoring.criteria import Criteria, Values
 from scoring.estimate import Evidence
 from scoring.losses import Quality
-from scoring.schedule import Asked, Plan, Progress, further_items, look, next_block
+from scoring.schedule import AskedTask, Plan, Progress, further_items, look, next_block
 from scoring.starts import Effects
 
 PLAN = Plan(budget_s=1000, start_s=40, round_s=30, quality_s=50)
@@ -190,9 +190,9 @@ def test_an_unclear_variant_is_measured_on_and_so_is_the_reference_that_it_is_co
 
 def test_further_items_are_those_by_which_a_second_tells_most():
     tasks = {
-        "slow": Asked(items=1000, left=1000, seconds=100, variance=1e-5),
-        "quick": Asked(items=2000, left=6000, seconds=10, variance=1e-5),
-        "over": Asked(items=500, left=0, seconds=1, variance=1e-4),
+        "slow": AskedTask(items=1000, left=1000, seconds=100, variance=1e-5),
+        "quick": AskedTask(items=2000, left=6000, seconds=10, variance=1e-5),
+        "over": AskedTask(items=500, left=0, seconds=1, variance=1e-4),
     }
     assert further_items(tasks, 35) == {"quick": 6000}
     assert further_items(tasks, 15) == {"quick": 2000}
