@@ -55,7 +55,7 @@ class Blocks:
         self.number = max(each.blocks for each in subjects)
         self.lanes: list[Lane] = []
         self.further: dict[str, int] = {}
-        """How many more items of each quality task the next block asks."""
+        """How many items the next block asks in all, of the quality tasks of which it asks more."""
         self._beside = False
         self._logs = logs
         self._began = time.monotonic()
@@ -169,16 +169,18 @@ class Blocks:
 
     def ask_further(self, group: Sequence[Subject]) -> None:
         """Ask more items, as the last look wanted."""
-        size = len(self.lanes) if self.further else len(group)
-        for start in range(0, len(group) if self.further else 0, size):
+        if not self.further:
+            return
+        size = len(self.lanes)
+        for start in range(0, len(group), size):
             self.together([each for each in group[start : start + size] if each.going], self._ask_further)
         self.refuse(group)
 
     def _ask_further(self, subject: Subject, _: int) -> None:
         with subject.turn():
             subject.ask_further(self.further, self.session.workload, include_defaults=self.session.include_defaults)
-            counts = ", ".join(f"{count} of {task}" for task, count in self.further.items())
-            say(f"quality of {subject.name}: asked up to {counts} more")
+            counts = [f"{each.items} items of {each.task}" for each in subject.quality if each.task in self.further]
+            say(f"quality of {subject.name}: {', '.join(counts)} asked in all")
 
     def refuse(self, subjects: Sequence[Subject]) -> None:
         """End the variants that fail a gate, against what is known of the reference."""
@@ -335,8 +337,8 @@ class Blocks:
         return goes_on
 
     def _further(self, verdict: Verdict, measured: Mapping[str, Measured]) -> dict[str, int]:
-        """How many more items of each task the next block asks: what tells most of the closest lead that is open, and
-        what the gates want that are unclear."""
+        """How many items the next block asks in all, of the tasks of which more tell most about the closest lead that
+        is open, or are wanted by gates that are unclear."""
         profile, plan = self.session.profile, self.plan
         running = [self.subjects[name] for name in self.progress.running]
         open_ones = [each for each in verdict.comparisons if each.relation == "open"]
@@ -360,7 +362,8 @@ class Blocks:
             )
             for task, quality in tasks.items()
         }
-        return further_items(asked, plan.start_s / 2 + plan.rounds * plan.round_s / 2)
+        more = further_items(asked, plan.start_s / 2 + plan.rounds * plan.round_s / 2)
+        return {task: counts[task] + count for task, count in more.items()}
 
     def _divided(self, samples: Mapping[str, Samples]) -> set[str]:
         """The tasks whose items count by numbers that were asked: they can't be asked in parts."""

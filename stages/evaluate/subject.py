@@ -204,18 +204,20 @@ class Subject:
         scores = self._answered(parts, workload, log, include_defaults=include_defaults, joining=start > 0)
         self.asked = bool(start) or stop is None or max((each.items for each in scores), default=0) < SLICE
 
-    def ask_further(self, more: Mapping[str, int], workload: Workload, *, include_defaults: bool) -> None:
-        """Ask so many more items of each task, as far as there are so many.
+    def ask_further(self, until: Mapping[str, int], workload: Workload, *, include_defaults: bool) -> None:
+        """Ask more items, as far as there are any, until that many of each task were asked. It is safe to repeat.
 
         Raises:
             ServerFailed, MeasurementFailed, ConfigError, HubUnavailable.
         """
         counts = {each.task: each.items for each in self.quality}
-        parts = {task: (counts[task], counts[task] + count) for task, count in more.items() if task in counts}
+        parts = {task: (counts[task], count) for task, count in until.items() if counts.get(task, count) < count}
+        if not parts:
+            return
         log = self._logs / f"evaluate-{self.name}.further.log"
         scores = self._answered(parts, workload, log, include_defaults=include_defaults, joining=True)
         got = {each.task: each.items for each in scores}
-        self.exhausted |= {task for task in parts if got.get(task, 0) < more[task]}
+        self.exhausted |= {task for task, (start, stop) in parts.items() if got.get(task, 0) < stop - start}
 
     def _answered(
         self, parts: Mapping[str, Part], workload: Workload, log: Path, *, include_defaults: bool, joining: bool
