@@ -172,6 +172,19 @@ def test_a_variant_that_fails_a_gate_is_never_loaded_and_its_record_says_why(sto
     assert results(store) == {"fp16": "reused", "wrong": "left out"}
 
 
+def test_a_variant_whose_gate_is_unclear_is_loaded_and_asked_more_as_the_reference_is(store: ModelStore) -> None:
+    stand_in_variant(store, "fp16")
+    stand_in_variant(store, "unsure")
+    said = evaluate(store, "fp16,unsure", quality_limit=200)
+    assert said.returncode == 0, said.stderr
+    for name in ("fp16", "unsure"):
+        asked = [line for line in done(store, "quality") if f" {name} " in line]
+        assert asked == [f"quality {name} {part}" for part in ("0-99", "100-199", "200-399")]
+        assert [each.items for each in evaluation(store, name).quality] == [400]
+        assert len([line for line in done(store, "load") if f" {name} " in line]) == 4
+    assert results(store) == {"fp16": "done", "unsure": "done"}
+
+
 def test_two_stores_on_one_machine_take_turns(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in_variant(store, "fp16")
     lock = store.root / "machine.lock"
