@@ -14,8 +14,8 @@ def simple_evaluate(
     samples: dict[str, list[int]] | None = None,
     **_: Any,
 ) -> dict[str, Any]:
-    """Three of every four items are right; none if the model is named ``wrong``. One named ``unsure`` answers a tenth of
-    them otherwise, both ways equally often."""
+    """Three of every four items are right; none if the model is named ``wrong``. A model named ``unsure`` answers
+    a tenth of them otherwise, both ways equally often."""
     name = str(model_args["model"]).rpartition("-")[0]
     names = [each.task_name for each in tasks]
     asked = (samples or {}).get(names[0], range(min(limit or ITEMS, ITEMS)))
