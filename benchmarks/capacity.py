@@ -251,17 +251,17 @@ def searched(kind: Kind, noise: Noise, block: int, known: Known, chance: random.
 
 
 def run(reference: Kind, variant: Kind, noise: Noise, seed: int) -> list[tuple[Searched, Searched]]:
-    """The searches of both in each block. The requests of no two runs or blocks are the same."""
+    """The searches of both in each block, one after the other, as on a GPU. No two have the same requests."""
     chance, workload = random.Random(seed), reference.workload.model_copy(update={"seed": 1_000_000 * seed})
     before, blocks = [StartLoad(), StartLoad()], []
     for block in range(BLOCKS):
-        leading = before[0]
-        results = [
-            searched(replace(kind, workload=workload), noise, block, Known(leading, own), chance)
-            for kind, own in zip((reference, variant), before, strict=True)
-        ]
-        before = [StartLoad((), (*own.trials, *new.trials)) for own, (new, _) in zip(before, results, strict=True)]
-        blocks.append((results[0][1], results[1][1]))
+        results = []
+        for place, kind in enumerate((reference, variant)):
+            known = Known(before[0], before[place])
+            load, found = searched(replace(kind, workload=workload), noise, block, known, chance)
+            before[place] = StartLoad((), (*before[place].trials, *load.trials))
+            results.append(found)
+        blocks.append((results[0], results[1]))
     return blocks
 
 

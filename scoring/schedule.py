@@ -14,8 +14,6 @@ from scoring.choice import Verdict, judge, lacking
 from scoring.criteria import Criteria
 from scoring.estimate import Evidence
 
-ROUNDS: Final = 2
-"""Rounds of load per start: a second one shows whether the server had settled."""
 LEAST_BLOCKS: Final = 2
 """Blocks that are measured whatever the budget: a single start of every server shows no noise."""
 MORE_ITEMS_FROM: Final = 0.5
@@ -33,19 +31,18 @@ class Plan:
     """Time for the whole measurement of a model."""
     start_s: float
     """Until a server answers."""
-    round_s: float
-    """Time of a round of load with its warm-up."""
+    load_s: float
+    """Time of the load after a start."""
     quality_s: float
     """Time to measure one variant's quality, which is done once."""
     side_by_side: int = 1
     """The number of servers that run at the same time: one per GPU."""
     start_together: bool = False
     """Whether all servers of a block start at the same time, even if they are loaded one after another."""
-    rounds: int = ROUNDS
 
     def block_s(self, variants: int) -> float:
         turns = math.ceil(variants / self.side_by_side)
-        return (1 if self.start_together else turns) * self.start_s + turns * self.rounds * self.round_s
+        return (1 if self.start_together else turns) * self.start_s + turns * self.load_s
 
     def gates_s(self, variants: int) -> float:
         """The quality of all variants."""

@@ -195,8 +195,8 @@ def _arguments() -> argparse.Namespace:
 
 protocols, and what they set unless the workload does:
   quick     20 minutes for all variants, 10 % error rate
-  standard  60 minutes, 5 %
-  thorough  180 minutes, 2 %
+  standard  120 minutes, 5 %
+  thorough  240 minutes, 2 %
 With several GPUs, as many servers run side by side as GPUs allow (serving.tensor_parallel_size for each).
 Only one evaluation measures on a machine at a time, and no variant is optimized meanwhile; others wait.""",
     )

@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final, Literal
 
 from scoring.choice import Verdict
-from scoring.schedule import ROUNDS, AskedTask, Plan, Progress, further_items, look, next_block
+from scoring.schedule import AskedTask, Plan, Progress, further_items, look, next_block
 from stages.evaluate.drift import probe
 from stages.evaluate.gates import reference_of, refusal
 from stages.evaluate.lanes import Lane, lanes
@@ -92,7 +92,7 @@ class Blocks:
         return Plan(
             budget_s=MINUTE * self.session.workload.budget_minutes,
             start_s=fmean(ready) if ready else 0.0,
-            round_s=fmean(load) / ROUNDS if load else 0.0,
+            load_s=fmean(load) if load else 0.0,
             quality_s=0.0,
             side_by_side=max(1, len(self.lanes)),
             start_together=self._beside,
@@ -104,12 +104,12 @@ class Blocks:
         speeds, size = [], len(order) if beside else len(self.lanes)
         for start in range(0, len(order), size):
             group = order[start : start + size]
-            speeds += self.wave(group, turns=beside)
+            speeds += self.wave(group)
             if again := [each for each in group if isinstance(each.failure, TransientError)]:
                 for each in again:
                     say(f"block {self.number + 1}: {each.name} is tried once more: {each.failure}")
                     each.failure = None
-                speeds += self.wave([each for each in group if each.going and each.blocks <= self.number], turns=beside)
+                speeds += self.wave([each for each in group if each.going and each.blocks <= self.number])
             if self.lost:
                 break
         if speeds:
@@ -125,11 +125,8 @@ class Blocks:
         variants = [each.conditions.variant for each in subjects]
         return not subjects[0].conditions.hardware.gpus and not no_room(variants, self.session.serving)
 
-    def wave(self, group: Sequence[Subject], *, turns: bool) -> list[Speed]:
+    def wave(self, group: Sequence[Subject]) -> list[Speed]:
         """Start the servers, which stand side by side, ask what was not asked before, and load those that pass.
-
-        Args:
-            turns: they share one lane.
 
         Returns:
             The speed of the machine before the load.
@@ -145,7 +142,7 @@ class Blocks:
             if self.lost or not (going := [each for each in group if each.going]):
                 return []
             speed = probe()
-            self.load(going, turns=turns)
+            self.load(going)
             return [speed]
 
     def stand_and_ask(self, group: Sequence[Subject]) -> None:
@@ -227,19 +224,19 @@ class Blocks:
         for score in subject.quality if subject.asked else ():
             say(f"quality of {subject.name}: {score.task} {score.value:.3f} ({score.low:.3f} to {score.high:.3f})")
 
-    def load(self, group: Sequence[Subject], *, turns: bool) -> None:
+    def load(self, group: Sequence[Subject]) -> None:
         """Find how much each can serve, which fixes the pace of all at first, and measure them at it."""
         session, leading = self.session, self.leading
         self.in_turns(group, lambda each: each.search(session.workload, self.number, session.trace, leading.loaded))
         if self.lost or not (found := [each for each in group if each.going]):
             return
         pace = (self.leading if self.leading in found else found[0]).loading.pace
-        self.in_turns(found, lambda each: each.measure(pace, apart=turns))
+        self.in_turns(found, lambda each: each.measure(pace))
         for each in found:
             if each.going:
                 say(f"load of {each.name}: block {self.number + 1}, {described(each.loading.found)}")
         trace = session.trace
-        if trace and len(trace.requests) < ROUNDS * pace.requests:
+        if trace and len(trace.requests) < pace.requests:
             say(f"note: the trace's {len(trace.requests)} requests were repeated: prompts may be cached")
 
     def in_turns(self, group: Sequence[Subject], phase: Callable[[Subject], Iterator[LoadSamples]]) -> None:
@@ -362,7 +359,7 @@ class Blocks:
             )
             for task, quality in tasks.items()
         }
-        more = further_items(asked, plan.start_s / 2 + plan.rounds * plan.round_s / 2)
+        more = further_items(asked, (plan.start_s + plan.load_s) / 2)
         return {task: counts[task] + count for task, count in more.items()}
 
     def _divided(self, samples: Mapping[str, Samples]) -> set[str]:

@@ -23,6 +23,8 @@ NOT_MEASURED: Final = {
     *("max_queued_tokens", "replicas", "affinity", "request_timeout_s"),
 }
 """Serving settings that have no effect on a figure, or only through ``Conditions.binding``."""
+ROUNDS: Final = 1
+"""Of each start. Once there were two, which are not continued."""
 HOW_LONG: Final = ("protocol", "budget_minutes")
 """Fields of a workload that say how much is measured, and not what."""
 
@@ -66,7 +68,7 @@ def conditions_of(variant: Variant, workload: Workload, serving: Serving) -> Con
         settings["dtype"] = "as stored"  # it once was float16 there
     return Conditions(
         variant=variant,
-        workload=plain | digests,
+        workload=plain | digests | {"rounds": ROUNDS},
         serving=settings,
         tool_versions={tool: installed_version(tool) for tool in TOOLS},
         hardware=_of_one_server(here, serving),

@@ -3,12 +3,13 @@ ones are answered.
 
 1. The capacity: the highest rate at which the workload's targets hold, by trials of rates on a scale that all variants
    share. A failed trial is repeated before it is believed.
-2. The rounds: latency at a fixed rate, the same for all variants: 70 % of the reference's capacity.
+2. The round: latency at a fixed rate, the same for all variants: 70 % of the reference's capacity. There is one after
+   each start, because a second one would show less than another start does.
 
-Servers that stand side by side take turns, trial by trial and round by round: what slows the machine for a while slows
-all of them. All variants get the same prompts at the same times in the rounds, and in the trials of a start the same
-lengths in the same pattern of arrivals, faster or slower. Where nobody waits for the answers (``slo: null``), there are
-only rounds, with a fixed number of requests in flight: their throughput is that of the saturated server.
+Servers that stand side by side take turns, trial by trial: what slows the machine for a while slows all of them. All
+variants get the same prompts at the same times in the round, and in the trials of a start the same lengths in the same
+pattern of arrivals, faster or slower. Where nobody waits for the answers (``slo: null``), there is only the round, with
+a fixed number of requests in flight: its throughput is that of the saturated server.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from scoring.schedule import ROUNDS
 from stages.evaluate.bench import Call, Limits, Target, send
 from stages.evaluate.search import OTHER_STEPS, Search
 from stages.evaluate.trace import Trace
@@ -40,7 +40,7 @@ RATE_SHARE: Final = 0.7
 """The share of the reference's capacity at which latency is measured: as busy as a server that still has room for peaks
 usually is."""
 FEWEST: Final = 20
-"""Requests of a trial and of all rounds, so that 95 % of them is a whole number."""
+"""Requests of a trial and of a round, so that 95 % of them is a whole number."""
 RUNS: Final = 1000
 """More than the runs of one start."""
 PROMPTS: Final = 1_000_000
@@ -67,10 +67,10 @@ class StartLoad:
 
 @dataclass(frozen=True)
 class Pace:
-    """How the servers of all variants are loaded in the rounds."""
+    """How the servers of all variants are loaded in their rounds."""
 
     requests: int
-    """Those of one round that count."""
+    """Those that count."""
     rate_per_s: float | None
     """None: the workload's ``concurrency`` requests are in flight all the time."""
 
@@ -80,7 +80,7 @@ class Known:
     """What earlier starts have shown."""
 
     reference: StartLoad = StartLoad()
-    """The reference; empty at the first start. The rounds of its first one fix the pace for all variants."""
+    """The reference; empty at the first start. The round of its first one fixes the pace for all variants."""
     own: StartLoad = StartLoad()
     """The variant itself."""
 
@@ -143,7 +143,7 @@ class Loading:
             first = self.known.reference.rounds[0]
             return Pace(len(first.requests), first.run.rate_per_s)
         workload, rate = self.target.workload, self._rate_per_s or 0.0
-        return Pace(math.ceil(max(FEWEST, rate * workload.steady_s) / ROUNDS), rate if workload.slo else None)
+        return Pace(math.ceil(max(FEWEST, rate * workload.steady_s)), rate if workload.slo else None)
 
     def search(self) -> Iterator[LoadSamples]:
         """Find the capacity, a trial at a time; without targets, how fast the answers come, if nothing tells it.
@@ -172,19 +172,14 @@ class Loading:
         found = self._capacity_per_s(slo)
         self._rate_per_s = self._rate_per_s or RATE_SHARE * found
 
-    def measure(self, pace: Pace, *, apart: bool) -> Iterator[LoadSamples]:
-        """The rounds.
-
-        Args:
-            apart: one at a time, for servers that take turns, each between ramps of its own.
+    def measure(self, pace: Pace) -> Iterator[LoadSamples]:
+        """The round.
 
         Raises:
             MeasurementFailed, ServerFailed.
         """
-        runs = ROUNDS if apart else 1
-        for number in range(runs * self.start, runs * (self.start + 1)):
-            self.rounds += _rounds(self.target, self.start, number, ROUNDS // runs, pace)
-            yield self.rounds[-1]
+        self.rounds.append(_round(self.target, self.start, pace))
+        yield self.rounds[-1]
 
     def _try_rates(self, search: Search, slo: Slo) -> Iterator[LoadSamples]:
         workload, before = self.target.workload, len(self.trials)
@@ -235,30 +230,20 @@ def _try(target: Target, start: int, rate: float, slo: Slo, number: int) -> Load
     return LoadSamples(found.run.model_copy(update={**common, "held": held}), found.requests)
 
 
-def _rounds(target: Target, start: int, number: int, count: int, pace: Pace) -> list[LoadSamples]:
-    """Some rounds without a pause between them. The requests of the ramps before and after don't count: with a number
-    in flight, the first and last so many.
-
-    Args:
-        number: of such runs, through all starts.
-    """
+def _round(target: Target, start: int, pace: Pace) -> LoadSamples:
+    """The requests of the ramps before and after don't count: with a number in flight, the first and last so many."""
     workload, size = target.workload, pace.requests
     ramp = workload.concurrency if pace.rate_per_s is None else math.ceil(pace.rate_per_s * workload.ramp_s)
-    sent = count * size + 2 * ramp
+    sent = size + 2 * ramp
     call = Call(
         requests=sent,
-        seed=workload.seed + number,
-        first=number * sent,  # a trace is continued from run to run
+        seed=workload.seed + start,
+        first=start * sent,  # a trace is continued from start to start
         rate_per_s=pace.rate_per_s,
         concurrency=workload.concurrency if pace.rate_per_s is None else None,
     )
-    requests = send(target, call) or []
-    found = [
-        _labelled(requests, ramp + size * place, ramp + size * (place + 1), start, "round", number * count + place)
-        for place in range(count)
-    ]
-    rate = {"rate_per_s": pace.rate_per_s}
-    return [LoadSamples(each.run.model_copy(update=rate), each.requests) for each in found]
+    found = _labelled(send(target, call) or [], ramp, ramp + size, start, "round", start)
+    return LoadSamples(found.run.model_copy(update={"rate_per_s": pace.rate_per_s}), found.requests)
 
 
 def _call(
@@ -271,7 +256,7 @@ def _call(
     concurrency: int | None = None,
     limits: Limits | None = None,
 ) -> Call:
-    """Args: number: of the run within the start, from 1. The prompts before that are those of the rounds."""
+    """Args: number: of the run within the start, from 1. The prompts before that are those of the round."""
     workload = target.workload
     return Call(
         requests=requests,

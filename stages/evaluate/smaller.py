@@ -52,7 +52,7 @@ def measure_smaller(
                 smaller.start(lane, session.workload, serving, session.trace, session.cancelled)
                 for _ in smaller.search(session.workload, number, session.trace, leading):
                     pass
-                for _ in smaller.measure(smaller.loading.pace, apart=False):
+                for _ in smaller.measure(smaller.loading.pace):
                     pass
                 found = described(smaller.loading.found)
                 say(f"load of {subject.name} on {size} instead of {_of(session)} GPUs: {found}")

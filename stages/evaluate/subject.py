@@ -258,13 +258,13 @@ class Subject:
         self._loading_s = 0.0
         yield from self._run(self.loading.search())
 
-    def measure(self, pace: Pace, *, apart: bool) -> Iterator[LoadSamples]:
-        """The rounds of this start, together or one at a time. Its load counts only once all of it was measured.
+    def measure(self, pace: Pace) -> Iterator[LoadSamples]:
+        """The round of this start. Its load counts only once all of it was measured.
 
         Raises:
             ServerFailed, MeasurementFailed.
         """
-        yield from self._run(self.loading.measure(pace, apart=apart))
+        yield from self._run(self.loading.measure(pace))
         self.load_s.append(self._loading_s)
         self.rounds += self.loading.rounds
         self.trials += self.loading.trials

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from scoring.metrics import si
-from stages.parts.base.settings import DEFAULT_SLO
+from stages.parts.base.settings import DEFAULT_SLO, Workload
 from stages.parts.records.evaluation import Capacity, Evaluation, Load, Percentiles, Trial
 from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, gib, heads, interval, percent, row
 
@@ -18,7 +18,7 @@ LATENCIES: Final = {
     "e2el_ms": "End to end",
 }
 ROUNDS_SHOWN: Final = 6
-MINUTE_S: Final = 60
+USUAL_S: Final[float] = Workload.model_fields["steady_s"].default
 FALLBACKS_SHOWN: Final = 4
 
 
@@ -58,7 +58,7 @@ def _title(load: Load) -> str:
 def _said(evaluation: Evaluation) -> str:
     load = evaluation.load
     starts = f" over {len(evaluation.capacity.starts)} starts" if evaluation.capacity else ""
-    short = ", less than the usual minute after each start" if _is_short(evaluation) else ""
+    short = f", less than the usual {USUAL_S:g} s after each start" if _is_short(evaluation) else ""
     counted = f"{load.duration_s:.0f} s of steady load{starts}{short}; the requests before and after do not count."
     if not load.rate_per_s:
         return f"Saturated: as many requests were in flight all the time, so latency follows from throughput. {counted}"
@@ -69,7 +69,7 @@ def _said(evaluation: Evaluation) -> str:
 
 
 def _is_short(evaluation: Evaluation) -> bool:
-    return float(evaluation.workload.get("steady_s", MINUTE_S)) < MINUTE_S
+    return float(evaluation.workload.get("steady_s", USUAL_S)) < USUAL_S
 
 
 def _rates_tried(evaluations: Sequence[Evaluation], variants: Variants) -> Table:

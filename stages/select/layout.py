@@ -91,13 +91,10 @@ def _against(winner: Evaluation, smaller: Smaller, cost: Change | None, limits: 
 
 def _rates(capacity: Capacity | None, rounds: Sequence[Load], gpus: int) -> list[float]:
     """Requests per second and GPU after each start."""
-    from scoring.schedule import ROUNDS
-
     if capacity:
         answer = capacity.output_tokens_per_s / capacity.requests_per_s
         return [each / answer / gpus for each in capacity.starts]
-    starts = range(0, len(rounds), ROUNDS)
-    return [_mean([each.requests_per_s for each in rounds[start : start + ROUNDS]]) / gpus for start in starts]
+    return [each.requests_per_s / gpus for each in rounds]
 
 
 def _mean(rates: Sequence[float]) -> float:

@@ -5,29 +5,19 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.choice import (
-    CLUSTERED,
-    IDENTICAL,
-    LEADS,
     LOAD_S,
-    LOST,
-    NOISES,
-    NOISY,
-    ONE_TASK,
     QUALITY_S,
-    SLOW,
     START_S,
-    TASKS,
-    UNTIDY,
     WORKLOAD,
     Bench,
     calibration,
-    copies,
     replicated,
     reversals,
     stated,
     table,
     tally,
 )
+from benchmarks.truths import CLUSTERED, IDENTICAL, LEADS, LOST, NOISES, NOISY, ONE_TASK, SLOW, TASKS, UNTIDY, copies
 
 RUNS = 40
 USUAL = NOISES[1]

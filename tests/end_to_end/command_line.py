@@ -27,7 +27,7 @@ FOUR_BIT: Final = SERVED_IN_4_BIT if (here := processor()) and here.avx512 else 
 EIGHT_BIT: Final = ("int8",) if EVERY or not FOUR_BIT else ()
 VARIANTS: Final = ("fp16", *FOUR_BIT, *EIGHT_BIT)
 SETTINGS: Final = DEMO / "slipway.yaml"
-BLOCKS, ROUNDS, STEADY_S = 2, 4, 4
+BLOCKS, STEADY_S = 2, 4
 PROMPT_TOKENS, OUTPUT_TOKENS, SPREAD = 64, 32, 0.5
 CHANGED: Final = (
     f"optimize.variants=[{', '.join(('fp16', *SERVED_IN_4_BIT, *EIGHT_BIT))}]",

@@ -45,7 +45,6 @@ from tests.end_to_end.command_line import (
     MODEL,
     OUTPUT_TOKENS,
     PROMPT_TOKENS,
-    ROUNDS,
     SETTINGS,
     SPREAD,
     VARIANTS,
@@ -124,7 +123,7 @@ def test_every_variant_was_really_measured(pipeline, finished, name):
     for percentiles in (load.ttft_ms, load.tpot_ms, load.itl_ms, load.e2el_ms):
         assert 0 < percentiles.p50 <= percentiles.p95 <= percentiles.p99
     assert load.e2el_ms.p50 > load.ttft_ms.p50
-    assert [each.requests for each in evaluation.rounds] == [load.requests / ROUNDS] * ROUNDS
+    assert [each.requests for each in evaluation.rounds] == [load.requests / BLOCKS] * BLOCKS
     for each in evaluation.rounds:
         assert each.output_tokens_per_s == pytest.approx(each.output_tokens / each.duration_s, rel=0.05)
     for start in range(BLOCKS):
@@ -153,7 +152,7 @@ def test_what_is_published_follows_from_the_samples_that_are_kept(pipeline, fini
     given = samples(pipeline, name)
     requests = [request for each in given.rounds for request in each.requests]
     assert [each.number for each in requests] == [
-        number for number in range(ROUNDS) for _ in range(len(requests) // ROUNDS)
+        number for number in range(BLOCKS) for _ in range(len(requests) // BLOCKS)
     ]
     for tokens, mean in (("prompt_tokens", PROMPT_TOKENS), ("output_tokens", OUTPUT_TOKENS)):
         lengths = [getattr(each, tokens) for each in requests]

@@ -11,7 +11,7 @@ from scoring.losses import Quality
 from scoring.schedule import AskedTask, Plan, Progress, further_items, look, next_block
 from scoring.starts import Effects
 
-PLAN = Plan(budget_s=1000, start_s=40, round_s=30, quality_s=50)
+PLAN = Plan(budget_s=1000, start_s=40, load_s=60, quality_s=50)
 CRITERIA = Criteria()
 
 
@@ -51,7 +51,7 @@ def test_two_blocks_are_measured_whatever_the_budget_and_the_second_look_is_the_
 
 
 def test_servers_side_by_side_take_the_time_of_one():
-    plan = Plan(budget_s=1000, start_s=40, round_s=30, quality_s=50, side_by_side=2)
+    plan = Plan(budget_s=1000, start_s=40, load_s=60, quality_s=50, side_by_side=2)
     assert (plan.block_s(2), plan.block_s(3), plan.gates_s(3)) == (100, 200, 100)
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_win_is_not_measured_any_more():
 def test_the_budget_ends_an_unresolved_measurement_with_what_would_settle_it():
     names = ("fp16", "awq")
     progress = Progress(700, names, names, times=(0.3, 0.5, 0.7))
-    seen = look(PLAN, progress, evidence(names, [1, 1.02], 4, 0.05), CRITERIA)
+    seen = look(PLAN, progress, evidence(names, [1, 1.02], 4, 0.02), CRITERIA)
     after, verdict, go_on = seen.progress, seen.verdict, seen.goes_on
     assert (verdict.outcome, go_on) == ("unresolved", False)
     assert after.times[-1] == 1.0

@@ -164,9 +164,9 @@ class Protocol(NamedTuple):
     """The profile's, unless it sets its own."""
 
 
-PROTOCOLS: Final = {"quick": Protocol(20, 0.1), "standard": Protocol(60, 0.05), "thorough": Protocol(180, 0.02)}
+PROTOCOLS: Final = {"quick": Protocol(20, 0.1), "standard": Protocol(120, 0.05), "thorough": Protocol(240, 0.02)}
 REPLACED_IN_WORKLOAD: Final = {
-    "rounds": "every start of a server has two rounds; workload.budget_minutes says how long is measured",
+    "rounds": "every start of a server has one round; workload.budget_minutes says how long is measured",
     "restarts": "servers are started anew until the choice is settled; workload.budget_minutes says how long at most",
     "interleave": "the variants are measured in blocks of one start each, in an order that rotates",
     "drift_limit": "drift affects all variants of a block alike and is only recorded",
@@ -218,9 +218,8 @@ class Workload(Settings):
     request_rate_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Requests arrive at random (a Poisson process) at this mean rate while latency is measured. None: at 70 % of
     fp16's capacity. The same for all variants."""
-    steady_s: Annotated[float, Field(gt=0)] = 60
-    """Seconds at this rate after each start of the server, divided into two rounds. Longer if fewer than 20 requests
-    would arrive."""
+    steady_s: Annotated[float, Field(gt=0)] = 30
+    """Seconds at this rate after each start of the server. Longer if fewer than 20 requests would arrive."""
     ramp_s: Annotated[float, Field(gt=0)] = 5
     """Before and after this time requests arrive at the same rate for so many seconds, and do not count: the server is
     not yet, or no longer, as busy as in between. It should be longer than most requests take."""

@@ -6,8 +6,8 @@ from stages.evaluate.bench import Target
 from stages.evaluate.load import Known, Loading, StartLoad
 
 
-def load_start(target: Target, start: int, known: Known, *, apart: bool = False) -> StartLoad:
+def load_start(target: Target, start: int, known: Known) -> StartLoad:
     loading = Loading(target, start, known)
     list(loading.search())
-    list(loading.measure(loading.pace, apart=apart))
+    list(loading.measure(loading.pace))
     return loading.found

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from scoring.schedule import ROUNDS
 from stages.evaluate import load
 from stages.evaluate.bench import Call, Limits, Target, command, lengths, timed_requests, write_requests
 from stages.evaluate.load import Known, Loading, StartLoad, check_lengths
@@ -193,7 +192,7 @@ def test_the_rounds_are_at_seventy_percent_of_the_reference_s_capacity_for_all_v
     assert {each.run.rate_per_s for each in (*other.rounds, *again.rounds)} == {rate}
     assert (other.capacity_per_s() or 0) > 1.3 * (reference.capacity_per_s() or 0)
     assert (again.capacity_per_s() or 0) == pytest.approx(other.capacity_per_s() or 0, rel=0.2)
-    assert [(each.run.restart, each.run.number) for each in again.rounds] == [(1, 2), (1, 3)]
+    assert [(each.run.restart, each.run.number) for each in again.rounds] == [(1, 1)]
 
 
 def test_all_variants_get_the_same_requests_at_the_same_times_and_each_start_others(queue: Queue) -> None:
@@ -203,10 +202,6 @@ def test_all_variants_get_the_same_requests_at_the_same_times_and_each_start_oth
     assert queue.calls[-1] == sent
     load_start(target(), 1, Known(reference, reference))
     assert (queue.calls[-1].seed, queue.calls[-1].first) == (sent.seed + 1, sent.requests)
-    load_start(target(), 2, Known(reference, reference), apart=True)
-    first, second = queue.calls[-ROUNDS:]
-    assert [each.seed for each in (first, second)] == [4, 5]
-    assert second.first == first.first + first.requests
 
 
 def test_no_prompt_is_sent_twice_to_a_server(queue: Queue) -> None:
@@ -231,19 +226,7 @@ def test_requests_of_the_ramps_do_not_count(queue: Queue) -> None:
     counted = [each for one in found.rounds for each in one.requests]
     assert len(counted) == sent.requests - 2 * ramp
     assert counted[0].start_s > 0
-    assert sum(each.run.duration_s for each in found.rounds) == pytest.approx(WORKLOAD.steady_s, rel=0.35)
-    first, second = found.rounds
-    assert first.requests[-1].start_s < second.requests[0].start_s
-    assert first.run.duration_s == pytest.approx(second.requests[0].start_s - first.requests[0].start_s)
-
-
-def test_rounds_that_are_apart_have_ramps_of_their_own(queue: Queue) -> None:
-    rounds = load_start(target(), 0, Known(), apart=True).rounds
-    ramp = math.ceil((rounds[0].run.rate_per_s or 0) * WORKLOAD.ramp_s)
-    for sent, each in zip(queue.calls[-ROUNDS:], rounds, strict=True):
-        assert len(each.requests) == sent.requests - 2 * ramp
-        assert each.requests[0].start_s > 0
-    assert [each.run.number for each in rounds] == [0, 1]
+    assert [each.run.duration_s for each in found.rounds] == [pytest.approx(WORKLOAD.steady_s, rel=0.35)]
 
 
 def test_a_trial_that_fails_early_is_kept_without_requests(queue: Queue) -> None:
@@ -334,12 +317,12 @@ def test_in_the_first_block_all_follow_the_pace_that_the_reference_s_search_has_
     list(other.search())
     assert other.pace != reference.pace
     for each in (reference, other):
-        list(each.measure(reference.pace, apart=True))
+        list(each.measure(reference.pace))
     first, second = (
         [(one.run.number, one.run.rate_per_s, len(one.requests)) for one in each.rounds] for each in (reference, other)
     )
     assert first == second
-    assert len(first) == ROUNDS
+    assert len(first) == 1
     assert Loading(target(), 1, Known(other.found)).pace == reference.pace
 
 

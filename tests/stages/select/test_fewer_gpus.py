@@ -112,7 +112,7 @@ def test_single_starts_do_not_show_that_it_is_cheaper(winner: Evaluation) -> Non
 
 
 def test_without_targets_the_rates_of_the_saturated_servers_are_compared_start_by_start(winner: Evaluation) -> None:
-    rounds = [winner.load.model_copy(update={"requests_per_s": rate}) for rate in (9.7, 9.9, 9.9, 9.7)]
+    rounds = [winner.load.model_copy(update={"requests_per_s": rate}) for rate in (9.8, 9.8)]
     saturated = winner.model_copy(update={"capacity": None, "rounds": tuple(rounds)})
     halved = tuple(each.model_copy(update={"requests_per_s": each.requests_per_s * 0.7}) for each in rounds)
     found = layout(saturated, capacity=None, rounds=halved, load=halved[0])

@@ -19,8 +19,8 @@ def workload(**changed: Any) -> Workload:
 
 def test_a_protocol_sets_the_budget_unless_the_workload_does() -> None:
     assert workload(**LENGTHS, protocol="quick").budget_minutes == 20
-    assert workload(**LENGTHS).budget_minutes == 60
-    assert workload(**LENGTHS, protocol="thorough").budget_minutes == 180
+    assert workload(**LENGTHS).budget_minutes == 120
+    assert workload(**LENGTHS, protocol="thorough").budget_minutes == 240
     assert workload(**LENGTHS, protocol="thorough", budget_minutes=2.5).budget_minutes == 2.5
 
 
@@ -44,7 +44,7 @@ def test_a_written_workload_is_read_back_the_same() -> None:
         (LENGTHS | {"slo": {"ttft_ms": 100}}, "slo.tpot_ms: Field required"),
         (LENGTHS | {"slo": {"ttft_ms": 100, "tpot_ms": 10, "itl_ms": 1}}, "slo.itl_ms: unknown field"),
         (LENGTHS | {"budget_minutes": 0}, "budget_minutes: Input should be greater than 0"),
-        (LENGTHS | {"rounds": 4}, "rounds: there is no such field any more: every start of a server has two rounds"),
+        (LENGTHS | {"rounds": 4}, "rounds: there is no such field any more: every start of a server has one round"),
         (LENGTHS | {"restarts": 3}, "restarts: there is no such field any more: servers are started anew until"),
         (LENGTHS | {"interleave": True}, "interleave: there is no such field any more: the variants are measured in"),
         (LENGTHS | {"drift_limit": 0.1}, "drift_limit: there is no such field any more: drift affects all variants"),

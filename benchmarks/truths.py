@@ -1,0 +1,179 @@
+"""What is true of the simulated variants, and how noisy their measurements are, for ``benchmarks.choice``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from pipeline.config import load
+from scoring.anchored import log_margins, log_ratios, scores
+from scoring.arrays import Floats
+from scoring.criteria import Criteria
+
+REFERENCE: Final = "fp16"
+CRITERIA: Final[Criteria] = load().profile
+
+
+@dataclass(frozen=True)
+class SimulatedTask:
+    """A task that is scored by accuracy."""
+
+    items: int
+    """AskedTask at first."""
+    most: int
+    """That there are."""
+    accuracy: float
+    """The share of items that the reference answers rightly."""
+    seconds: float
+    """For the items that are asked at first, of one variant; with the texts, 270 s in all."""
+
+
+TASKS: Final = {
+    "gsm8k": SimulatedTask(1319, 1319, 0.85, 60.0),
+    "instructions": SimulatedTask(2000, 8000, 0.75, 150.0),
+    "structured_output": SimulatedTask(2000, 8000, 0.9, 36.0),
+    "long_context": SimulatedTask(2000, 8000, 0.9, 18.0),
+}
+"""Longer answers take longer."""
+NATS_PER_BYTE: Final = 0.5
+"""The perplexity task's loss."""
+MEMORY: Final = 16e9
+TIE: Final = float(
+    log_margins(CRITERIA.margins)[1] / math.log(4) * (CRITERIA.shares()["latency"] + CRITERIA.shares()["throughput"])
+)
+"""The score that the margin of speed is worth."""
+EPSILON: Final = 1e-9
+"""The weight of the sum without clipping, which orders equal scores."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Standard deviations of logarithms."""
+
+    requests: float
+    rounds: float
+    starts: float
+    machine: float
+    """Between blocks; from one start to the next it drifts by a fifth of this."""
+    slow: float = 0.0
+    """The share of the starts that are 15 % slower than the others."""
+
+    @property
+    def name(self) -> str:
+        return f"{100 * self.starts:.1f} %{f', {100 * self.slow:.0f} % slow' if self.slow else ''}"
+
+
+NOISES: Final = (
+    Noise(0.05, 0.002, 0.003, 0.005),
+    Noise(0.10, 0.005, 0.010, 0.010),
+    Noise(0.20, 0.010, 0.020, 0.030),
+    Noise(0.40, 0.020, 0.050, 0.100),
+    Noise(0.80, 0.100, 0.400, 0.300),
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is true of a variant, relative to the reference, and how its answers differ."""
+
+    speed: float = 1.0
+    memory: float = 1.0
+    losses: tuple[float, ...] = (0.0,) * (len(TASKS) + 1)
+    """The share of the score lost on each task, the perplexity last."""
+    like: str | None = None
+    """The variant whose answers these are, apart from flips and losses."""
+    flips: float = 0.0
+    """The share of items answered otherwise than by that variant, both ways equally often."""
+    noise: float = 1.0
+    """How many times as much noise its starts have."""
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    variants: Mapping[str, Variant]
+    """The reference first."""
+    cluster: int = 1
+    """Items that share a text. Their differences between two variants have a correlation of 0.2."""
+    lost: float = 0.0
+    """The share of starts that fail, but for the reference's. A variant whose first start failed is missing."""
+
+    def true_scores(self, names: Sequence[str]) -> Floats:
+        ratios = np.array([self._ratios(self.variants[name]) for name in names])
+        score, beyond = scores(ratios, CRITERIA)
+        return score + EPSILON * beyond
+
+    def right(self) -> set[str]:
+        """The variants that are right to choose: within the gates, and with a score that no other exceeds by more than
+        the margin of speed is worth."""
+        names = [name for name, each in self.variants.items() if max(each.losses) < CRITERIA.task_loss]
+        score = self.true_scores(names)
+        return {name for name, each in zip(names, score, strict=True) if each >= score.max() - TIE}
+
+    def best(self, names: Sequence[str]) -> str:
+        return names[int(self.true_scores(names).argmax())]
+
+    @property
+    def equal(self) -> bool:
+        """Whether several are right, and differ by less than the margins: to call one of them better is wrong."""
+        ratios = np.array([self._ratios(self.variants[name]) for name in self.right()])
+        return len(ratios) > 1 and bool((np.ptp(ratios, axis=0) <= log_margins(CRITERIA.margins)).all())
+
+    def _ratios(self, variant: Variant) -> Floats:
+        whole = np.array([*(task.accuracy for task in TASKS.values()), math.exp(-NATS_PER_BYTE)])
+        kept = float((whole * (1 - np.array(variant.losses))).sum() / whole.sum())
+        speed = variant.speed
+        return log_ratios(np.array([kept, 1 / speed, speed, variant.memory]), np.ones(4))
+
+
+SLOW: Final = replace(NOISES[2], slow=0.1)
+UNTIDY: Final = (NOISES[0], NOISES[2], SLOW)
+"""The noises of the truths that are less tidy."""
+COPY_FLIPS: Final = 0.003
+"""The same weights: only near-ties between tokens are decided otherwise."""
+FLIPS: Final = 0.02
+"""Share of the items on which variants of the same quality differ."""
+
+
+def lossy(every: float = 0.0, first: float = 0.0) -> tuple[float, ...]:
+    """Losses on every task, and on the first in addition."""
+    return (every + first, *(every,) * len(TASKS))
+
+
+def rivals(name: str, *, speed: float = 1.0, flips: float = FLIPS, losses: tuple[float, ...] = lossy()) -> Case:
+    """A reference and two quantized variants, of which the second is faster and may lose quality."""
+    first = Variant(speed=1.3, memory=0.3, like=REFERENCE, flips=FLIPS)
+    second = Variant(1.3 * speed, 0.3, losses, like="a", flips=flips)
+    return Case(name, {REFERENCE: Variant(), "a": first, "b": second})
+
+
+def copies(count: int) -> Case:
+    copy = Variant(like=REFERENCE, flips=COPY_FLIPS)
+    return Case(f"{count} copies", {REFERENCE: Variant(), **{f"copy {number}": copy for number in range(1, count)}})
+
+
+IDENTICAL: Final = (copies(2), copies(3), rivals("identical variants", flips=COPY_FLIPS))
+LEADS: Final = tuple(
+    rivals(f"{100 * (speed - 1):.0f} % faster, {100 * loss:.0f} % lost", speed=speed, losses=lossy(loss))
+    for loss in (0.0, 0.01, 0.03)
+    for speed in (1.05, 1.1, 1.2)
+)
+MORE_FLIPS: Final = tuple(
+    rivals(f"{100 * (speed - 1):.0f} % faster, 6 % flips", speed=speed, flips=0.06) for speed in (1.1, 1.2)
+)
+AT_MARGIN: Final = rivals("3.1 % faster, 0.3 % flips", speed=1.031, flips=COPY_FLIPS)
+NOISY: Final = replace(
+    rivals("identical, ten times the noise of fp16", flips=COPY_FLIPS),
+    variants={
+        name: replace(each, noise=1.0 if name == REFERENCE else 10.0)
+        for name, each in rivals("", flips=COPY_FLIPS).variants.items()
+    },
+)
+"""The reference is the quiet one beside two that are identical."""
+CLUSTERED: Final = replace(rivals("identical, 2 % flips, 20 items a text"), cluster=20)
+LOST: Final = replace(rivals("10 % faster, 5 % of starts lost", speed=1.1), lost=0.05)
+ONE_TASK: Final = rivals("3 % lost on one task", speed=1.1, losses=lossy(first=0.03))
