@@ -26,12 +26,6 @@ from scoring.sequential import limits
 
 Outcome = Literal["decided", "equivalent", "unresolved", "incomplete"]
 Relation = Literal["better", "equivalent", "open"]
-FEW_STARTS: Final = 0.5
-"""The share of the error rate that is used where all noise is that of starts. The limits of ``scoring.sequential`` hold
-for two variants and a noise that is known. If it is estimated from the same few starts, errors are more frequent, and
-each further variant is another chance to be wrong: by ``benchmarks.choice``, of identical variants beside a reference
-5.8 % are called different with a share of 0.7, and 3.6 % with this one. The noise of items is known, and a start adds
-nothing to it."""
 MORE_STARTS: Final = (*range(2, 13), 16, 24, 32, 48, 64)
 MORE_ITEMS: Final = (1, 2, 4, 8, 16, 32)
 """The starts in all and the multiples of items that ``More`` can suggest."""
@@ -136,17 +130,11 @@ def lacking(verdict: Verdict, missing: Collection[str]) -> Verdict:
 def _compared(estimate: Estimate, first: int, other: int, times: tuple[float, ...]) -> Comparison:
     lead, name = estimate.lead(first, other), estimate.evidence.variants[other]
     chance, reach = lead.below(0.0), lead.reach(0.025)
-    better = chance <= limits(_used(estimate.criteria.error_rate, lead), times)[-1]
+    better = chance <= limits(estimate.criteria.error_rate / 2, times)[-1]
     relation: Relation = "better" if better and not _within_margins(estimate, first, other, times) else "open"
-    by_items = 1 - lead.share_by_starts
     return Comparison(
-        name, relation, lead.value, lead.value - reach, lead.value + reach, max(0.5, 1 - chance), by_items
+        name, relation, lead.value, lead.value - reach, lead.value + reach, max(0.5, 1 - chance), lead.share_by_items
     )
-
-
-def _used(error_rate: float, lead: Lead) -> float:
-    """The part of the error rate that a test whether *lead* is above zero may use."""
-    return error_rate / 2 * (1 - (1 - FEW_STARTS) * lead.share_by_starts)
 
 
 def _equal_to_all(estimate: Estimate, names: Sequence[str], times: tuple[float, ...]) -> list[str]:
@@ -219,7 +207,7 @@ def _settled(
 ) -> bool:
     rate, degrees = estimate.criteria.error_rate, estimate.evidence.speed.degrees * starts
     lead = estimate.lead(first, other).with_more(starts, items, degrees)
-    if min(lead.below(0.0), 1 - lead.below(0.0)) <= limit(_used(rate, lead)):
+    if min(lead.below(0.0), 1 - lead.below(0.0)) <= limit(rate / 2):
         return True
     further = [(margin, each.with_more(starts, items, degrees)) for margin, each in estimate.differences(first, other)]
     return _equivalent(further, rate, limit(rate))

@@ -165,10 +165,10 @@ class Lead:
         return math.sqrt(max(0.0, self.by_starts + self.by_items))
 
     @property
-    def share_by_starts(self) -> float:
-        """The share of the variance that further starts reduce; 1 if the noise is not known, or there is none."""
+    def share_by_items(self) -> float:
+        """The share of the variance that only further items reduce; 0 if the noise is not known, or there is none."""
         known = self.by_starts + self.by_items
-        return self.by_starts / known if known > 0 else 1.0
+        return self.by_items / known if known > 0 else 0.0
 
     @property
     def joint_degrees(self) -> float:

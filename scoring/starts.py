@@ -9,7 +9,7 @@ Requests and rounds are not counted as repetitions, because they share the start
 Each comparison has the noise of its own differences, block by block, so that starts that differ a lot are not hidden by
 those of quieter variants; or that of all starts together where it is larger, since two starts may agree by chance. From
 four blocks on, differences far from the rest count less, so that one slow start among ten does not decide: they are
-weighted as by the likelihood of Student's t with two degrees of freedom (Lange, Little & Taylor 1989, JASA 84, 881).
+weighted as by the likelihood of Student's t with three degrees of freedom (Lange, Little & Taylor 1989, JASA 84, 881).
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ import numpy as np
 
 from scoring.arrays import Floats
 
-TAIL: Final = 2.0
+TAIL: Final = 3.0
 """Degrees of freedom of the likelihood that weights the differences: few, so that a difference far from the rest counts
-little. By ``benchmarks.choice``, fewer take too many differences of normal noise for outliers."""
+little. With fewer, tests of a handful of differences are rarely right about their own noise."""
+CALIBRATED: Final = 2.0
+"""The variance of the weighted mean as a multiple of the squared scale over one less than the number of differences.
+With it Student's t has the stated errors for normal noise (simulated for 4 to 16 differences, and limits from 0.1 to
+2.5 %); where some differences are far from the rest, errors are rarer."""
 LEAST_WEIGHTED: Final = 4
 """Blocks from which on differences are weighted: among three, none can be told from the rest."""
 ROUNDS: Final = 50
@@ -157,7 +161,7 @@ def weighted(values: Floats) -> tuple[float, Floats, float]:
         weights = (TAIL + 1) / (TAIL + (values - mean) ** 2 / scale)
         mean = float((weights * values).sum() / weights.sum())
         scale = max(float((weights * (values - mean) ** 2).mean()), np.finfo(float).tiny)
-    return mean, weights, scale * (TAIL + 3) / (TAIL + 1) / (size - 1)
+    return mean, weights, CALIBRATED * scale / (size - 1)
 
 
 def log_means(values: Floats) -> Floats:

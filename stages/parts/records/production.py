@@ -12,7 +12,7 @@ from stages.parts.machine.hardware import Hardware
 from stages.parts.records.evaluation import Engine
 
 Outcome = Literal["decided", "equivalent", "unresolved", "incomplete"]
-RULES: Final = 9
+RULES: Final = 10
 """Raised when the same measurements would be decided in another way, so that old decisions are not used again."""
 OLD_RULES: Final = 5
 OLD_VERSION: Final = "0.1.0"
