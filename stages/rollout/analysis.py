@@ -21,8 +21,10 @@ from stages.parts.records.rollout import Analysis, CanaryCheck, Figures, Observe
 from stages.rollout.slices import Latency, counts, load, log_ratios, logs, typical_s
 
 MS: Final = 1000.0
-TESTS: Final = 7
-"""The checks of a step that may fail by chance: four of failures, two of delays and, of both latencies, two."""
+ERRORS: Final = 0.5
+"""The share of the error rate that the check of errors has for itself: they hurt most, and have to be found first."""
+OTHERS: Final = 6
+"""The other checks of a step that may fail by chance: two of failures, two of delays and two of latencies."""
 SETTLED: Final = 10
 """The fewest slices by which a latency fails: what slows a server for half a minute is not yet its own slowness."""
 EVEN: Final = 50
@@ -109,11 +111,11 @@ def analyse(settings: Rollout, seen: Observation) -> Analysis:
     stable = None
     if seen.stable:
         stable = figures(seen.stable.since(window.stable or seen.stable), own=window.to_stable.sent)
-    tests = TESTS * len(settings.steps)
-    level = stats.level(settings.error_rate, tests, seen.windows, len(window.slices))
+    steps, looks = len(settings.steps), (seen.windows, len(window.slices))
+    level = stats.level((1 - ERRORS) * settings.error_rate, OTHERS * steps, *looks)
     checks = [
         _enough_requests(settings, canary, None if alone else stable),
-        _failures(settings, "errors", seen.slices, level),
+        _failures(settings, "errors", seen.slices, stats.level(ERRORS * settings.error_rate, steps, *looks)),
         _failures(settings, "own requests", seen.slices, level),
     ]
     if not alone:
