@@ -50,8 +50,8 @@ class Effects:
     """What the starts show."""
 
     logs: Floats
-    """Shape (blocks, variants, metrics); NaN where a variant was not started in a block. Blocks without a start are left
-    out."""
+    """Shape (blocks, variants, metrics); NaN where a variant was not started in a block. Blocks without any start
+    are left out."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "logs", self.logs[np.isfinite(self.logs).any(axis=(1, 2))])

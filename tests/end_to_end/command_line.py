@@ -44,6 +44,7 @@ CHANGED: Final = (
     "profile.task_loss=0.3",  # what so few items can show
     "profile.constraints.quality_recovery={min: 0.5}",
     "workload.slo={ttft_ms: 5000, tpot_ms: 500}",
+    "serving.extra_arguments=[--middleware, tests.failing_requests.FailSome]",
 )
 """What is less than in the demo, for time, and what the demo does not make or measure."""
 CONFIG: Final = ("--config", str(SETTINGS), *(text for each in CHANGED for text in ("--set", each)))

@@ -1,9 +1,9 @@
 """Releases of the demo's variants, rolled out through the command line while clients ask all the time.
 
 The one that the pipeline chose is being served. Beside it come one whose weights were damaged after it was measured,
-which answers fluently and wrongly; one that refuses some chats; one that answers as measured, and slowly; and a good
-one, by another run of the pipeline, under bursts of load. Then traffic goes back and forth. Real vLLM servers, and
-Envoy before them.
+which answers fluently and wrongly; one that refuses some chats; one that fails some requests; one that answers as
+measured, and slowly; and a good one, by another run of the pipeline, under bursts of load. Then traffic goes back and
+forth. Real vLLM servers, and Envoy before them.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from tests.end_to_end.command_line import (
     command_lines,
     processes_naming,
 )
+from tests.failing_requests import RELEASE
 from tests.mixed_requests import clients as clients_of
 from tests.routes import unexpected_answers
 from tests.serving import wait_until
@@ -221,7 +222,14 @@ def refusing(pipeline: Pipeline, garbage: Tried) -> Tried:
 
 
 @pytest.fixture(scope="module")
-def slow(pipeline: Pipeline, refusing: Tried) -> Tried:
+def failing(pipeline: Pipeline, refusing: Tried) -> Tried:
+    name = imitation(pipeline.store, 104, "fp16", lambda _: None)
+    assert name.startswith(RELEASE)
+    return tried(pipeline, "rollout", "start", MODEL, "--release", name, *SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def slow(pipeline: Pipeline, failing: Tried) -> Tried:
     name = imitation(pipeline.store, 102, "fp16", slow_down)
     return tried(pipeline, "rollout", "start", MODEL, "--release", name, *SETTINGS, *STRICT)
 
@@ -268,6 +276,14 @@ def test_a_release_that_refuses_what_clients_ask_is_rolled_back(refusing: Tried,
     assert "clients' requests were refused" in refusing.journal.reason
     assert "nothing showed" not in refusing.journal.reason
     assert (refusing.left.release, refusing.left.canary) == (stable, None)
+
+
+def test_a_release_that_fails_some_requests_is_rolled_back(failing: Tried, stable: str) -> None:
+    assert failing.said.returncode == RolledBack.exit_code, failing.said.stderr
+    assert "requests failed" in failing.journal.reason
+    assert [each.percent for each in failing.journal.transitions if each.state == "observing"] == [50]
+    assert (failing.left.release, failing.left.canary) == (stable, None)
+    assert failing.clients.failed
 
 
 def test_a_slow_release_is_rolled_back_by_what_its_clients_waited(slow: Tried, stable: str) -> None:

@@ -31,6 +31,13 @@ def test_a_request_that_one_variant_did_not_answer_counts_for_none():
         log_means(np.array([[1.0, np.nan], [np.nan, 1.0]]))
 
 
+def test_a_block_in_which_every_server_was_lost_tells_nothing():
+    logs = blocks(np.random.default_rng(0))
+    with_lost = Effects(np.insert(logs, 2, np.nan, axis=0))
+    assert with_lost.means == pytest.approx(Effects(logs).means)
+    assert with_lost.spread(APART) == Effects(logs).spread(APART)
+
+
 def test_a_comparison_of_three_starts_has_the_noise_of_its_own_differences():
     logs = blocks(np.random.default_rng(0), count=3)
     logs[:, :2] += np.random.default_rng(1).normal(0, 0.2, (3, 2, 1))
