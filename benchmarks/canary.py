@@ -18,7 +18,7 @@ from statistics import median
 from typing import Final, cast
 
 from benchmarks.servers import Server, Simulation, World
-from stages.parts.base.settings import Rollout
+from stages.parts.base.settings import Rollout, Slo
 from stages.parts.base.store import ModelStore
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import LOCAL, Journal
@@ -30,6 +30,8 @@ from stages.rollout.target import Target
 
 SETTINGS: Final = Rollout(agreement=0)
 """The defaults. The simulated servers have no recorded answers."""
+SLO: Final = Slo(ttft_ms=1000, tpot_ms=100)
+"""As the default workload's."""
 WARM_S: Final = 60.0
 """Seconds of traffic before the first step."""
 RUNS: Final = 150
@@ -103,6 +105,9 @@ class SimulatedObserver(Observer):
 
     def now(self) -> datetime:
         return moment(self.clock())
+
+    def slo(self) -> Slo:
+        return SLO
 
     def send(self, urls: Sequence[str], names: Sequence[str], tokens: int) -> list[tuple[Timing, ...]]:  # noqa: ARG002
         settings = self.journal.settings

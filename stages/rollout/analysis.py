@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from scoring import canary as stats
-from stages.parts.base.settings import Rollout
+from stages.parts.base.settings import Rollout, Slo
 from stages.parts.records.counters import Counters, Histogram, Increase
 from stages.parts.records.rollout import Analysis, CanaryCheck, Figures, Observed, Side, Slice, Window
 from stages.rollout.slices import Latency, counts, load, log_ratios, logs, typical_s
@@ -59,6 +59,8 @@ class Observation:
     """With the recorded answers, 0–1; None if the canary was not asked."""
     seconds: float
     at: datetime
+    slo: Slo | None = None
+    """The targets of the workload that the canary was measured with."""
 
     @property
     def slices(self) -> list[Slice]:
@@ -226,7 +228,8 @@ def _latency(settings: Rollout, name: Latency, seen: Observation, level: float) 
     ratio = stats.mean_of(canary, independent=True).plus(stats.mean_of(before, independent=True), -1)
     lenience = LENIENCE[name] * max(1.0, rate / rate_then if rate_then else math.inf) ** MORE_LOAD
     whom = f"stable release with {100 - reference.percent} % of the requests, {rate_then:.1f} a second, now {rate:.1f}"
-    then = ComparedLatency(ratio, canary, before, whom, lenience, BEST_GUESS)
+    target_ms = getattr(seen.slo, f"{name}_ms") if seen.slo else math.inf
+    then = ComparedLatency(ratio, canary, before, whom, lenience, target_ms, BEST_GUESS)
     return _within_limit(settings, name, then, level, seen.seconds)
 
 
@@ -263,6 +266,8 @@ class ComparedLatency:
     """Logarithms of seconds, slice by slice."""
     whom: str = "stable release"
     lenience: float = 1.0
+    target_ms: float = math.inf
+    """The workload's, which lenience does not exceed."""
     confidence: float = stats.CONFIDENCE
 
 
@@ -274,7 +279,10 @@ def _within_limit(
         "tpot": (settings.tpot_ratio, settings.tpot_slack_ms, "time per output token"),
     }[name]
     canary_ms, stable_ms = _ms(typical_s(compared.canary)), _ms(typical_s(compared.stable))
-    limit_ms = None if stable_ms is None else compared.lenience * (stable_ms * slower + slack_ms)
+    limit_ms = None
+    if stable_ms is not None:
+        strict_ms = stable_ms * slower + slack_ms
+        limit_ms = max(strict_ms, min(compared.lenience * strict_ms, compared.target_ms))
     text = f"typical {what}: {_shown(canary_ms)} ({compared.whom}: {_shown(stable_ms)}, at most {_shown(limit_ms)})"
     verdict: stats.Verdict = "unclear"
     if stable_ms and limit_ms:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Final, Literal
 
 from stages.parts.base.errors import ServerFailed, TransientError
+from stages.parts.base.settings import Slo
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.record import api_key
 from stages.parts.engine.client import answer, answers_chat, has_chat_template
@@ -18,6 +19,7 @@ from stages.parts.engine.probes import check_probes
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import Journal, JournalChanges, Slice, SyntheticRequests, Window
 from stages.parts.releases import release as releases
+from stages.parts.releases.pinned import MeasuredWith
 from stages.rollout.analysis import FAILURES, Observation, analyse
 from stages.rollout.pairs import Timing, send_pairs
 from stages.rollout.slices import LONGEST_S, SLICES, add_pairs, begin_slice, end_slice, late_s
@@ -177,7 +179,13 @@ class Observer:
             agreement=agreed,
             seconds=elapsed_s,
             at=self.now(),
+            slo=self.slo(),
         )
+
+    def slo(self) -> Slo | None:
+        """The targets of the workload that the canary was measured with; None without any, or if they are not known."""
+        measured = MeasuredWith.read(self.store.releases / self.journal.release / releases.METRICS)
+        return measured.slo if measured else None
 
     def _with_pairs(self, window: Window, tokens: int, elapsed_s: float) -> Window:
         """Send the pairs that are due. While the stable release can't be reached, the canary is asked alone."""

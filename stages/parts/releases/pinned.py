@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 
 from stages.parts.base.errors import DamagedModel
 from stages.parts.base.record import Record
-from stages.parts.base.settings import PINNED, AskedServing, Serving
+from stages.parts.base.settings import PINNED, AskedServing, Serving, Slo
 from stages.parts.base.store import ModelStore
 from stages.parts.engine.host import startup_s
 from stages.parts.model.checkpoint import CONFIG
@@ -51,8 +51,13 @@ class MeasuredWith(Record):
     @property
     def read_in_time(self) -> float | None:
         """Tokens of prompts that it reads within the target for the first token; None: no target, or not known."""
-        slo = self.workload.get("slo")
-        return slo["ttft_ms"] / 1000 * self.prompt_tokens_per_s if slo and self.prompt_tokens_per_s else None
+        slo = self.slo
+        return slo.ttft_ms / 1000 * self.prompt_tokens_per_s if slo and self.prompt_tokens_per_s else None
+
+    @property
+    def slo(self) -> Slo | None:
+        """The workload's targets."""
+        return Slo.model_validate(found) if (found := self.workload.get("slo")) else None
 
     @property
     def served(self) -> Engine | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stages.parts.base.errors import TransientError
-from stages.parts.base.settings import Rollout
+from stages.parts.base.settings import Rollout, Slo
 from stages.parts.engine.metrics import read_counters
 from stages.parts.records.counters import ZERO, Counters, Histogram
 from stages.parts.records.rollout import Analysis, Observed, Side, Slice, Window
@@ -75,10 +75,12 @@ def look(
     canary: Counters | None = None,
     stable: Counters | None = None,
     agreement: float | None = 1.0,
+    slo: Slo | None = None,
 ) -> Analysis:
     window = Window(canary=NOTHING, stable=NOTHING, slices=tuple(within))
     counters = canary or told(100), stable or told(100)
-    return analyse(SETTINGS, Observation(percent, window, 1, *counters, earlier, agreement, 60, datetime.now(UTC)))
+    now = datetime.now(UTC)
+    return analyse(SETTINGS, Observation(percent, window, 1, *counters, earlier, agreement, 60, now, slo))
 
 
 def verdicts(analysis: Analysis) -> dict[str, str]:
@@ -224,6 +226,15 @@ def test_a_canary_that_cannot_carry_most_of_the_requests_is_slow() -> None:
     assert "late" not in verdicts(saturated)
     alone = look(slices(ttft_s=3.0, load=1.0), percent=100, earlier=before)
     assert verdicts(alone)["ttft"] == "fail"
+
+
+def test_with_most_of_the_requests_a_canary_keeps_the_workload_s_targets_unless_the_stable_release_did_not() -> None:
+    saturated, slo = slices(ttft_s=0.6), Slo(ttft_ms=500, tpot_ms=100)
+    fast = (Observed(percent=10, slices=tuple(slices())),)
+    slow = (Observed(percent=10, slices=tuple(each.model_copy(update={"stable": each.canary}) for each in saturated)),)
+    assert verdicts(look(saturated, percent=90, earlier=fast))["ttft"] == "pass"
+    assert verdicts(look(saturated, percent=90, earlier=fast, slo=slo))["ttft"] == "fail"
+    assert verdicts(look(saturated, percent=90, earlier=slow, slo=slo))["ttft"] == "pass"
 
 
 def test_without_a_step_in_which_the_stable_release_was_loaded_a_loaded_canary_is_not_called_slow() -> None:
