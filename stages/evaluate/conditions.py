@@ -24,7 +24,7 @@ NOT_MEASURED: Final = {
 }
 """Serving settings that have no effect on a figure, or only through ``Conditions.binding``."""
 ROUNDS: Final = 1
-"""Of each start. Once there were two, which are not continued."""
+"""Rounds of load after each start. Once there were two: such measurements are not continued."""
 HOW_LONG: Final = ("protocol", "budget_minutes")
 """Fields of a workload that say how much is measured, and not what."""
 
