@@ -37,7 +37,6 @@ from benchmarks.truths import (
     NOISES,
     NOISY,
     ONE_TASK,
-    REFERENCE,
     SLOW,
     TASKS,
     UNTIDY,
@@ -53,6 +52,7 @@ from scoring.choice import Verdict
 from scoring.draws import Items
 from scoring.estimate import Estimate, Evidence
 from scoring.losses import Quality, mean_quality, task_losses, task_quality
+from scoring.names import REFERENCE
 from scoring.schedule import AskedTask, Judged, Plan, Progress, further_items, look, next_block
 from scoring.starts import Effects, comparable, log_means
 

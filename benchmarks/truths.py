@@ -13,8 +13,8 @@ from pipeline.config import load
 from scoring.anchored import log_margins, log_ratios, scores
 from scoring.arrays import Floats
 from scoring.criteria import Criteria
+from scoring.names import REFERENCE
 
-REFERENCE: Final = "fp16"
 CRITERIA: Final[Criteria] = load().profile
 
 

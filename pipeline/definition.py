@@ -40,7 +40,8 @@ from pipeline.stage_templates import (
     exit_handler,
     workflow_parameter,
 )
-from stages.parts.base.settings import REFERENCE, Rollout
+from scoring.names import REFERENCE
+from stages.parts.base.settings import Rollout
 from stages.parts.base.store import canonical_json
 from stages.parts.records.rollout import LOCAL
 from stages.rollout.plan import DEPLOY, PROMOTE

@@ -23,9 +23,9 @@ from hera.workflows import (
 
 from pipeline import pods
 from pipeline.platform import AUTOMATIC, Platform, Stage
+from scoring.names import REFERENCE, VariantName
 from stages.parts.base.log import LOG_VARIABLE
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE
-from stages.parts.base.settings import REFERENCE, VariantName
 from stages.parts.base.store import STORE_VARIABLE
 from stages.parts.endpoint.record import API_KEY_VARIABLE
 from stages.parts.machine.hardware import GPUS_VARIABLE

@@ -22,9 +22,9 @@ from typing import Final, Literal
 from scoring.anchored import DIGITS
 from scoring.criteria import Criteria
 from scoring.estimate import SPEED, Estimate, Evidence, Lead, chances
+from scoring.names import Outcome
 from scoring.sequential import limits
 
-Outcome = Literal["decided", "equivalent", "unresolved", "incomplete"]
 Relation = Literal["better", "equivalent", "open"]
 MORE_STARTS: Final = (*range(2, 13), 16, 24, 32, 48, 64)
 MORE_ITEMS: Final = (1, 2, 4, 8, 16, 32)

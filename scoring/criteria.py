@@ -6,7 +6,8 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from scoring.metrics import METRICS, REFERENCE
+from scoring.metrics import METRICS
+from scoring.names import REFERENCE
 
 Ratio = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, lt=1)]

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scoring.arrays import Floats
+from scoring.student import Z_95
 
 Indices = npt.NDArray[np.int64]
 Draws = Mapping[str, Mapping[str, Floats]]
@@ -22,7 +23,6 @@ Draws = Mapping[str, Mapping[str, Floats]]
 DRAWS: Final = 2000
 """This determines a probability of 0.9 to ±0.013 (95 %)."""
 SEED: Final = 0
-Z_95: Final = 1.959964
 STUDENT_95: Final = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 """t(0.975, ν) for ν = 1, 2, …"""
 LATENCY_PERCENTILE: Final = 95.0

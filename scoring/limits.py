@@ -10,7 +10,7 @@ import numpy as np
 from scoring.arrays import Floats
 from scoring.constraints import MEASURES
 from scoring.draws import Draws
-from scoring.metrics import REFERENCE
+from scoring.names import REFERENCE
 
 
 def near(name: str, measure: str, limit: float, value: float | None, draws: Floats | None) -> str | None:

@@ -21,10 +21,6 @@ METRICS: Final[dict[str, Metric]] = {
 }
 
 
-REFERENCE: Final = "fp16"
-"""The variant with which the others are compared by default."""
-
-
 def shown(metric: str, value: float) -> str:
     """A raw metric with its unit, e.g. ``shown("memory", 5.8e6)`` → '5.80 MB'."""
     if metric == "memory":

@@ -6,6 +6,8 @@ import math
 from statistics import NormalDist
 from typing import Final
 
+Z_95: Final = 1.959964
+"""The quantile of the normal distribution for a two-sided probability of 95 %."""
 TERMS: Final = 300
 PRECISION: Final = 1e-14
 NORMAL: Final = 1e6

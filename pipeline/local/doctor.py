@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from pipeline.checks import CheckResult
 from pipeline.config import RunConfig
-from pipeline.local.resources import GIB, Capacity
+from pipeline.local.resources import Capacity
+from scoring.units import GIB
 from stages.parts.base.program import VERSION
 from stages.parts.machine.hardware import hardware
 from stages.parts.machine.processor import Processor, cpu_dtype, processor

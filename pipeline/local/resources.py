@@ -18,12 +18,12 @@ from typing import Final
 
 from pipeline.local.references import references
 from pipeline.quantity import quantity
+from scoring.units import GIB
 from stages.parts.base.errors import ConfigError
 
 CGROUP: Final = Path("/sys/fs/cgroup")
 GPU_RESOURCE: Final = re.compile(r"[a-z0-9.-]+/gpu")
 VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
-GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ from pydantic import BaseModel, ConfigDict
 
 from pipeline.config import RunConfig
 from scoring.capacity.accelerator import Accelerator
-from scoring.capacity.architecture import NotSizeable, VariantName
+from scoring.capacity.architecture import NotSizeable
 from scoring.capacity.assumptions import ASSUMPTIONS
 from scoring.capacity.families import read_architecture
 from scoring.capacity.memory import Serving
 from scoring.capacity.plan import Option, Question, Targets, options
 from scoring.capacity.speed import Calibration, Requests
 from scoring.capacity.weights import Parameters, count_parameters, stored_bytes
+from scoring.names import VariantName
 from stages.parts.base.errors import ConfigError, UnknownName, UnusableModel
 from stages.parts.engine.automatic import Asked, Place, decide
 from stages.parts.model.description import Description

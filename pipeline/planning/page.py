@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pipeline.planning.document import Plan
-from scoring.capacity.accelerator import GIB
 from scoring.capacity.plan import Option, shortlist
 from scoring.metrics import si
+from scoring.units import GIB, MIB
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -25,7 +25,7 @@ def summary(plan: Plan) -> str:
     weights = ", ".join(f"{name} {size / GIB:.1f}" for name, size in plan.stored_bytes.items())
     cache = f"{plan.kv_bytes_per_token:,} bytes per token"
     if plan.state_bytes_per_sequence:
-        cache += f" and {plan.state_bytes_per_sequence / 2**20:.1f} MiB per sequence"
+        cache += f" and {plan.state_bytes_per_sequence / MIB:.1f} MiB per sequence"
     given = (("TTFT", plan.targets.ttft_ms), ("TPOT", plan.targets.tpot_ms))
     targets = " and ".join(f"{name} ≤ {value:g} ms" for name, value in given if value) or "no targets"
     asked = f"{plan.prompt_tokens} tokens in, {plan.output_tokens} out, {plan.peak} in flight at the peak, {targets}"

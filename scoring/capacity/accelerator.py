@@ -7,9 +7,9 @@ from typing import Annotated, Final, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from scoring.capacity.assumptions import DRIVER_MEMORY
+from scoring.units import GIB
 
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-GIB: Final = 1 << 30
 ECC_SHARE: Final = 1 / 16
 """Share of GDDR memory that holds the codes of error correction."""
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal
+from typing import Literal
+
+from scoring.names import VariantName
 
 Kind = Literal["attention", "mlp", "experts", "state space"]
-VariantName = Literal["fp16", "awq", "gptq", "int8"]
-VARIANTS: Final[tuple[VariantName, ...]] = ("fp16", "awq", "gptq", "int8")
 
 
 class NotSizeable(ValueError):

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from scoring.capacity.accelerator import Accelerator
-from scoring.capacity.architecture import Architecture, VariantName
+from scoring.capacity.architecture import Architecture
 from scoring.capacity.assumptions import ESTIMATE_ERROR
 from scoring.capacity.memory import Fit, Memory, Parallelism, Serving, fit, undivided
 from scoring.capacity.weights import Parameters
+from scoring.names import VariantName
 
 LEAST_CONTEXT: Final = 4096
 """Rather than serve fewer tokens than these, or than the model's own, a server gets more GPUs."""

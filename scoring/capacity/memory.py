@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from scoring.capacity.accelerator import GIB, Accelerator
-from scoring.capacity.architecture import Architecture, Attention, LatentAttention, StateSpace, VariantName
+from scoring.capacity.accelerator import Accelerator
+from scoring.capacity.architecture import Architecture, Attention, LatentAttention, StateSpace
 from scoring.capacity.assumptions import COMMUNICATION_GIB, FORWARD_COPIES, GRAPHS_GIB, RUNTIME_GIB
 from scoring.capacity.kv_cache import CacheLayout, CacheRules, cache_layout, pipeline_stages
 from scoring.capacity.weights import HALF, Parameters, loaded_bytes
+from scoring.names import VariantName
+from scoring.units import GIB
 
 BLOCK_TOKENS: Final = 16
 """vLLM's default; FlashAttention, FlashInfer and Triton take it."""

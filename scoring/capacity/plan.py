@@ -9,12 +9,14 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
-from scoring.capacity.accelerator import GIB, Accelerator
-from scoring.capacity.architecture import Architecture, VariantName
+from scoring.capacity.accelerator import Accelerator
+from scoring.capacity.architecture import Architecture
 from scoring.capacity.memory import Fit, Parallelism, Serving, fit, unsupported
 from scoring.capacity.speed import Calibration, Requests, Server, Speed
 from scoring.capacity.weights import Parameters
 from scoring.cost import per_million
+from scoring.names import VariantName
+from scoring.units import GIB
 
 PIPELINES: Final = (2, 4)
 """Pipeline stages, each of a whole node, that are tried if one node is too small."""

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Final
 
 from scoring.capacity.accelerator import Accelerator
-from scoring.capacity.architecture import Architecture, Attention, LatentAttention, VariantName
+from scoring.capacity.architecture import Architecture, Attention, LatentAttention
 from scoring.capacity.assumptions import (
     BANDWIDTH_EFFICIENCY,
     COMPUTE_EFFICIENCY,
@@ -25,6 +25,7 @@ from scoring.capacity.assumptions import (
 )
 from scoring.capacity.memory import Parallelism
 from scoring.capacity.weights import HALF, Parameters, loaded_bytes
+from scoring.names import VariantName
 
 ALL_REDUCES: Final = 2
 """Per layer: after attention and after the MLP."""

@@ -6,7 +6,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
-from scoring.capacity.architecture import Architecture, Layer, Matrix, NotSizeable, VariantName
+from scoring.capacity.architecture import Architecture, Layer, Matrix, NotSizeable
+from scoring.names import VariantName
 
 HALF: Final = 2
 """Bytes of a weight in 16 bits. Everything that a variant does not quantize stays in 16 bits."""

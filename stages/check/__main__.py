@@ -12,11 +12,11 @@ import math
 import sys
 from typing import Final
 
+from scoring.units import GIB
 from stages.parts.base import program
 from stages.parts.base.settings import AskedServing, Optimize, Workload, parse_json
 from stages.parts.base.store import ModelStore, canonical_json, store_root
 from stages.parts.engine.automatic import Asked, Decided, decide, place_here
-from stages.parts.engine.host import GIB
 from stages.parts.engine.kernels import FORMATS, missing_kernels
 from stages.parts.engine.placement import check_replicas
 from stages.parts.machine.accelerators import catalogue

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Final
 
+from scoring.units import GIB
 from stages.parts.records.evaluation import Drift, Speed
 
 MATRIX: Final = 768
@@ -21,7 +22,6 @@ REPEATS: Final = 9
 SETTLE_S: Final = 0.5
 """A server that has just started or answered is still cleaning up."""
 GIGA: Final = 1e9
-GIB: Final = 1 << 30
 
 
 def probe() -> Speed:

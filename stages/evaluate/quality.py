@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from scoring.student import Z_95
 from stages.evaluate.items import ACCURACIES, BITS_PER_BYTE, leaves, metric_of, scored, task_items
 from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.questions import DEFINED, OWN
@@ -35,7 +36,6 @@ CONCURRENCY: Final = {True: 64, False: 8}
 OURS: Final = OWN.keys() | DEFINED
 PARSES_CALLS: Final = "--enable-auto-tool-choice"
 """An argument of ``vllm serve``, for ``serving.extra_arguments``."""
-Z_95: Final = 1.959964
 FIRST: Final = 2000
 """Items of our own tasks that are asked of every variant if the workload does not say how many."""
 Part = tuple[int, int | None]

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import psutil
 
+from scoring.units import GIB, MIB
 from stages.parts.base.settings import Serving
-from stages.parts.engine.arguments import CPU_KV_CACHE_MIB, MIB
-from stages.parts.engine.host import GIB, SERVER_BYTES
+from stages.parts.engine.arguments import CPU_KV_CACHE_MIB
+from stages.parts.engine.host import SERVER_BYTES
 from stages.parts.machine.hardware import hardware
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.records.variant import Variant

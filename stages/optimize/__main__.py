@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Final
 
+from scoring.units import MIB
 from stages.optimize.methods import QUANTIZERS
 from stages.optimize.variant import ensure
 from stages.parts.base import program
@@ -12,8 +12,6 @@ from stages.parts.base.settings import Optimize, parse_json
 from stages.parts.base.store import ModelStore, store_root
 from stages.parts.model.name import ModelName
 from stages.parts.records.variant import Variant
-
-MIB: Final = 1 << 20
 
 
 def main() -> None:

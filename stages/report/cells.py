@@ -8,6 +8,7 @@ from typing import Final
 
 from markupsafe import Markup
 
+from scoring.units import GIB
 from stages.report.svg import legend_mark
 
 
@@ -97,7 +98,7 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.2f} GiB"
+    return f"{size_bytes / GIB:.2f} GiB"
 
 
 def count(number: int, what: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from scoring.metrics import METRICS, shown, span
-from stages.parts.base.settings import REFERENCE
+from scoring.names import REFERENCE
 from stages.parts.records.production import Candidate, Change, Production, meaning
 from stages.report.cells import percent, signed
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from scoring.constraints import MEASURES, Constraints
-from stages.parts.base.settings import REFERENCE
+from scoring.names import REFERENCE
+from scoring.units import GIB
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Candidate, Loss, Production, divergence_measures
 from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, heads, row, signed
@@ -42,7 +43,7 @@ def _measures(candidate: Candidate, reference: float | None, evaluation: Evaluat
         **(evaluation.measures() if evaluation else {}),
         **divergence_measures(candidate.divergence, is_reference=candidate.variant == REFERENCE),
         "quality_recovery": quality / reference if quality is not None and reference else None,
-        "memory_gib": memory / 2**30 if memory is not None else None,
+        "memory_gib": memory / GIB if memory is not None else None,
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from scoring.metrics import METRICS
-from stages.parts.base.settings import REFERENCE
+from scoring.names import REFERENCE
 from stages.report.cells import Fact, Table, Variants
 from stages.report.choice import Choice, choice
 from stages.report.constraints import constraints

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from scoring.capacity.architecture import NotSizeable
+from scoring.units import MIB
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.store import ModelStore
 from stages.parts.engine.prediction import predict, sized
@@ -14,8 +14,6 @@ from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.variant import Variant
 from stages.report.cells import ABSENT, Cell, Table, Variants, cell, gib, heads, row
 from stages.report.record import Predicted
-
-MIB: Final = 1 << 20
 
 
 def predictions(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stages.parts.base.settings import REFERENCE
+from scoring.names import REFERENCE
 from stages.parts.records.evaluation import Evaluation, TaskScore
 from stages.parts.records.production import Candidate, Divergence, Paired, Production
 from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, heads, interval, percent, row, signed

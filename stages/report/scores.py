@@ -9,7 +9,7 @@ from typing import Final
 from markupsafe import Markup
 
 from scoring.metrics import METRICS, odds, shown, si, span
-from stages.parts.base.settings import REFERENCE
+from scoring.names import REFERENCE
 from stages.parts.records.production import Candidate, Comparison, Production
 from stages.report import plots
 from stages.report.cells import ABSENT, Cell, Table, Variants, cell, interval, percent, row, signed

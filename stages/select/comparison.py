@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from scoring.metrics import METRICS
+from scoring.student import Z_95
 from stages.parts.base.record import Record
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.samples.questions import Questions, questions
@@ -18,8 +19,6 @@ from stages.select.stored import StoredDecision
 
 if TYPE_CHECKING:
     from scoring.draws import Draws
-
-Z_95: Final = 1.959964
 
 
 class Setting(Record):

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from scoring.capacity.accelerator import GIB, Accelerator
-from scoring.capacity.architecture import VARIANTS, VariantName
+from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.families import read_architecture
 from scoring.capacity.memory import Fit, Parallelism, Serving, fit
 from scoring.capacity.plan import Option, Question, Targets, options, shortlist
 from scoring.capacity.speed import Calibration, Requests, Server
 from scoring.capacity.weights import count_parameters
+from scoring.names import VARIANTS, VariantName
+from scoring.units import GIB
 from stages.parts.machine.accelerators import catalogue
 
 PUBLISHED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "published_models.yaml").read_text())

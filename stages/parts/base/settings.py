@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from scoring.names import REFERENCE, VariantName
 from stages.parts.base.errors import ConfigError
 
 CONFIGS: Final = Path(__file__).parents[3] / "configs"
@@ -26,11 +27,6 @@ Seconds = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Ratio = Annotated[float, Field(ge=1)]
 AbsolutePath = Annotated[str, Field(pattern="^/")]
-
-
-VariantName = Literal["fp16", "awq", "gptq", "int8"]
-REFERENCE: Final = "fp16"
-"""The variant with which the others are compared; every run makes and measures it."""
 
 
 class Settings(BaseModel):

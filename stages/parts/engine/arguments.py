@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from scoring.units import MIB
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Serving
 from stages.parts.machine.hardware import compute_capability, core_parts, gpus
@@ -36,7 +37,6 @@ BFLOAT16_CAPABILITY: Final = 8.0
 """NVIDIA's Ampere; older GPUs have no bfloat16 arithmetic."""
 TELLS_TOKENS: Final = ("--enable-force-include-usage", "--enable-prompt-tokens-details")
 """Every answer, and every event of a streamed one, tells the tokens that were used so far."""
-MIB: Final = 1 << 20
 
 
 def engine_arguments(settings: Serving, model: Path, *, on_gpu: bool | None = None) -> list[str]:

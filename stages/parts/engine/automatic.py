@@ -14,11 +14,13 @@ from scoring.capacity.kv_cache import cache_layout
 from scoring.capacity.layout import Wish, choose_layout, contradictions, left_out, rounded_context
 from scoring.capacity.memory import Serving as Memory
 from scoring.capacity.weights import HALF, Parameters, count_parameters, stored_bytes
+from scoring.names import REFERENCE
+from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import REFERENCE, AskedServing, Optimize, Serving, Workload
-from stages.parts.engine.arguments import CPU_KV_CACHE_MIB, MIB, serves_on_gpu
+from stages.parts.base.settings import AskedServing, Optimize, Serving, Workload
+from stages.parts.engine.arguments import CPU_KV_CACHE_MIB, serves_on_gpu
 from stages.parts.engine.capacity import cpu_cache_rules
-from stages.parts.engine.host import CLIENT_BYTES, GIB, SERVER_BYTES, gpu_memory_bytes, shared_bytes, startup_s
+from stages.parts.engine.host import CLIENT_BYTES, SERVER_BYTES, gpu_memory_bytes, shared_bytes, startup_s
 from stages.parts.machine.accelerators import accelerator_of
 from stages.parts.machine.hardware import gpus, hardware, query_gpus
 from stages.parts.machine.processor import cpu_dtype, processor

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-GIB: Final = 1 << 30
+from scoring.units import GIB, MIB
+
 SERVER_BYTES: Final = 5 * GIB // 2
 """Memory of a vLLM server besides weights and KV cache: three Python processes with torch."""
 GPU_SERVER_BYTES: Final = 4 * GIB
@@ -17,7 +18,7 @@ CLIENT_BYTES: Final = 4 * GIB
 SHARED_BYTES: Final = 2 * GIB
 """``/dev/shm`` per GPU, and once more: rings of messages between vLLM's processes (240 MiB each), and NCCL's buffers
 where GPUs can't read each other."""
-LOAD_BYTES_PER_S: Final = 100 * (1 << 20)
+LOAD_BYTES_PER_S: Final = 100 * MIB
 """The speed of a slow network volume."""
 START_S: Final = 300
 """What a start takes besides reading weights: imports, compilation, CUDA graphs."""

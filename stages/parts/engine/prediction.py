@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from scoring.capacity.accelerator import Accelerator
-from scoring.capacity.architecture import VARIANTS, Architecture, NotSizeable
+from scoring.capacity.architecture import Architecture, NotSizeable
 from scoring.capacity.families import read_architecture
 from scoring.capacity.kv_cache import cache_layout
 from scoring.capacity.memory import Parallelism, Serving, fit
 from scoring.capacity.speed import Calibration, Requests, Server, Speed
 from scoring.capacity.weights import Parameters, count_parameters, stored_bytes
+from scoring.names import VARIANTS
 from stages.parts.base.errors import SlipwayError
 from stages.parts.base.store import ModelStore
 from stages.parts.engine.capacity import cpu_cache_rules

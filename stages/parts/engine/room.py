@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Final
 
 from scoring.capacity.accelerator import Accelerator
-from scoring.capacity.architecture import VARIANTS, Architecture, NotSizeable, VariantName
+from scoring.capacity.architecture import Architecture, NotSizeable
 from scoring.capacity.families import read_architecture
 from scoring.capacity.layout import certain_reasons, surely_fits
 from scoring.capacity.memory import Fit, Parallelism, fit
 from scoring.capacity.memory import Serving as Memory
 from scoring.capacity.weights import HALF, Parameters, count_parameters, stored_bytes
+from scoring.names import VARIANTS, VariantName
+from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError, DamagedModel
 from stages.parts.base.settings import Optimize, Serving
 from stages.parts.engine.automatic import Asked, Place, memory_of, place_here
-from stages.parts.engine.host import GIB
 from stages.parts.machine.accelerators import catalogue
-from stages.parts.machine.hardware import MIB, query_gpus
+from stages.parts.machine.hardware import query_gpus
 from stages.parts.model.checkpoint import CONFIG
 from stages.parts.records.variant import VARIANT, Variant
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from pydantic import Field
 
+from scoring.units import MIB
 from stages.parts.base.errors import NotInstalled
 from stages.parts.base.record import Record
 from stages.parts.machine.processor import CPUINFO, Processor, processor
@@ -22,7 +23,6 @@ DRIVER: Final = Path("/usr/local/nvidia")
 GPUS_VARIABLE: Final = "SLIPWAY_GPUS"
 """How many GPUs a cluster gave to this pod. Not set on one machine."""
 CPUS: Final = Path("/sys/devices/system/cpu")
-MIB: Final = 1 << 20
 
 
 class Hardware(Record):

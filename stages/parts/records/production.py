@@ -7,11 +7,11 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
 
+from scoring.names import Outcome
 from stages.parts.base.record import Record
 from stages.parts.machine.hardware import Hardware
 from stages.parts.records.evaluation import Engine
 
-Outcome = Literal["decided", "equivalent", "unresolved", "incomplete"]
 RULES: Final = 10
 """Raised when the same measurements would be decided in another way, so that old decisions are not used again."""
 OLD_RULES: Final = 5

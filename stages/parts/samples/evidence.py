@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from scoring.constraints import MEASURES, Constraints, violations
+from scoring.units import GIB
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import divergence_measures
 from stages.parts.samples.capacity import throughput_of
@@ -30,7 +31,6 @@ BEFORE_LOAD: Final = ("quality_recovery", "top1_agreement", "greedy_agreement", 
 """The measures that are known before a variant is loaded."""
 AGREEMENT: Final = 0.9
 """The least agreement of a server's answers to the fixed questions with the probabilities that it gives to them."""
-GIB: Final = 2**30
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
 from typing import Final, TypeVar
 
+from scoring.student import Z_95
 from stages.parts.records.evaluation import Goodput, Intervals, Load, Percentiles, TaskScore
 from stages.parts.samples.capacity import interval, within
 from stages.parts.samples.lines import AccuracyItem, Item, LoadSamples, PerplexityItem, Samples, TimedRequest
 
-Z_95: Final = 1.959964
 RESAMPLES: Final = 1000
 SEED: Final = 0
 _Item = TypeVar("_Item", AccuracyItem, PerplexityItem)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from scoring.units import GIB
 from stages.parts.base.store import digest_of, directory_name
 from stages.parts.cluster.kinds import Kind
-from stages.parts.engine.host import GIB
 from stages.parts.releases.pinned import weights_bytes
 from stages.rollout.kserve.objects import (
     ENDPOINT,

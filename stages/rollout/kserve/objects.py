@@ -13,13 +13,14 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import AskedServing, Serving
 from stages.parts.base.store import ModelStore, digest_of, directory_name
 from stages.parts.endpoint.offered import OFFERED
 from stages.parts.endpoint.record import API_KEY_VARIABLE
-from stages.parts.engine.arguments import CPU_KV_CACHE_MIB, GPU_ARGUMENT, MIB, TELLS_TOKENS, engine_arguments
-from stages.parts.engine.host import GIB, SERVER_BYTES, START_S, gpu_memory_bytes, shared_bytes
+from stages.parts.engine.arguments import CPU_KV_CACHE_MIB, GPU_ARGUMENT, TELLS_TOKENS, engine_arguments
+from stages.parts.engine.host import SERVER_BYTES, START_S, gpu_memory_bytes, shared_bytes
 from stages.parts.releases.pinned import MeasuredWith, pinned, weights_bytes
 from stages.parts.releases.release import METRICS
 from stages.rollout.kserve.settings import KServe

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from scoring.units import GIB
 from stages.evaluate.room import no_room
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore
-from stages.parts.engine.host import GIB
 from tests.serving import MODEL, stand_in_variant
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="the evaluate extra is not installed")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from scoring.capacity.architecture import VariantName
 from scoring.capacity.families import read_architecture
 from scoring.capacity.weights import count_parameters, stored_bytes
+from scoring.names import VariantName
 from stages.parts.model.safetensors import read_header
 from tests.stages.optimize.tiny import acquire, optimize
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from scoring.names import VariantName
+from scoring.units import GIB
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import AskedServing, Optimize, VariantName, Workload
+from stages.parts.base.settings import AskedServing, Optimize, Workload
 from stages.parts.engine.automatic import Asked, Decided, Place, decide, place_here
-from stages.parts.engine.host import GIB
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.model.description import Description
 from tests.serving import one_gpu

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from scoring.capacity.architecture import VariantName
 from scoring.capacity.families import read_architecture
 from scoring.capacity.weights import count_parameters, stored_bytes
+from scoring.names import VariantName
+from scoring.units import MIB
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.engine import room
 from stages.parts.engine.room import check_room, fewest_gpus
-from stages.parts.machine.hardware import MIB
 from stages.parts.records.variant import VARIANT
 from tests.samples import base, variant
 from tests.stages.parts.engine.test_automatic import CPU, PUBLISHED, on

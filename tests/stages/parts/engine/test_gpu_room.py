@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from scoring.units import GIB
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Serving
-from stages.parts.engine.host import GIB
 from stages.parts.engine.room import check_room
 from stages.parts.engine.server import ServerSpec, running
 from tests.serving import one_gpu
