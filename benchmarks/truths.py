@@ -23,7 +23,7 @@ class SimulatedTask:
     """A task that is scored by accuracy."""
 
     items: int
-    """AskedTask at first."""
+    """Asked at first."""
     most: int
     """That there are."""
     accuracy: float

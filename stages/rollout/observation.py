@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Literal
 
-from stages.parts.base.errors import ServerFailed, TransientError
+from stages.parts.base.errors import DamagedModel, ServerFailed, TransientError
 from stages.parts.base.settings import Slo
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.record import api_key
@@ -184,8 +184,10 @@ class Observer:
 
     def slo(self) -> Slo | None:
         """The targets of the workload that the canary was measured with; None without any, or if they are not known."""
-        measured = MeasuredWith.read(self.store.releases / self.journal.release / releases.METRICS)
-        return measured.slo if measured else None
+        with contextlib.suppress(DamagedModel):  # a file that can't be read is no reason to stop in the middle
+            measured = MeasuredWith.read(self.store.releases / self.journal.release / releases.METRICS)
+            return measured.slo if measured else None
+        return None
 
     def _with_pairs(self, window: Window, tokens: int, elapsed_s: float) -> Window:
         """Send the pairs that are due. While the stable release can't be reached, the canary is asked alone."""

@@ -3,19 +3,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from stages.parts.base.errors import TransientError
 from stages.parts.base.settings import Rollout, Slo
+from stages.parts.base.store import ModelStore
 from stages.parts.engine.metrics import read_counters
 from stages.parts.records.counters import ZERO, Counters, Histogram
-from stages.parts.records.rollout import Analysis, Observed, Side, Slice, Window
+from stages.parts.records.rollout import Analysis, Journal, Observed, Side, Slice, Window
+from stages.parts.releases.release import METRICS
 from stages.rollout.analysis import Observation, analyse, check_quality, figures
-from stages.rollout.observation import FEWEST_PROMPT_TOKENS, MOST_PROMPT_TOKENS, prompt_tokens
+from stages.rollout.observation import FEWEST_PROMPT_TOKENS, MOST_PROMPT_TOKENS, Observer, prompt_tokens
 from stages.rollout.pairs import LOST, Timing
 from stages.rollout.slices import add_pairs, begin_slice, end_slice, late_s, logs
+from stages.rollout.target import Target
 
 BOUNDS = (0.01, 0.1, 1.0)
 SETTINGS = Rollout(min_requests=50, ttft_slack_ms=0, tpot_slack_ms=0)
@@ -235,6 +240,18 @@ def test_with_most_of_the_requests_a_canary_keeps_the_workload_s_targets_unless_
     assert verdicts(look(saturated, percent=90, earlier=fast))["ttft"] == "pass"
     assert verdicts(look(saturated, percent=90, earlier=fast, slo=slo))["ttft"] == "fail"
     assert verdicts(look(saturated, percent=90, earlier=slow, slo=slo))["ttft"] == "pass"
+
+
+def test_a_rollout_goes_on_without_targets_if_the_release_s_metrics_can_not_be_read(tmp_path: Path) -> None:
+    store, journal = ModelStore(tmp_path, "org/name"), SimpleNamespace(release="0001-fp16-aaaaaaaaaaaa")
+    observer = Observer(store, cast(Target, None), cast(Journal, journal))
+    assert observer.slo() is None
+    path = store.releases / journal.release / METRICS
+    path.parent.mkdir(parents=True)
+    path.write_text('{"workload": {"slo": {"ttft_ms": 500, "tpot_ms": 100}}}')
+    assert observer.slo() == Slo(ttft_ms=500, tpot_ms=100)
+    path.write_text("{")
+    assert observer.slo() is None
 
 
 def test_without_a_step_in_which_the_stable_release_was_loaded_a_loaded_canary_is_not_called_slow() -> None:
