@@ -148,7 +148,7 @@ bench-copies: $(INSTALLED) ## whether two copies of one variant are found equiva
 	$(BIN)/python -m benchmarks.copies
 
 manifests: $(INSTALLED) ## what a cluster applies, made anew from configs/ and the definition
-	$(BIN)/python -m pipeline.manifests
+	$(BIN)/python -m pipeline.cluster.manifests
 
 clean: ## remove the environment and the demo's store
 	rm -rf $(VENV) $(GPU) .slipway

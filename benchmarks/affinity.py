@@ -28,8 +28,8 @@ from stages.parts.endpoint.clusters import Backend, Balance, plan
 from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.envoy import proxying
 from stages.parts.endpoint.envoy_config import SESSION_HEADER
-from stages.parts.engine.client import http, socket_of
-from stages.parts.engine.server import Server, ServerSpec, reserved_port, running
+from stages.parts.vllm.client import http, socket_of
+from stages.parts.vllm.server import Server, ServerSpec, reserved_port, running
 from tests.demo import DEMO, MODEL
 
 REPLICAS: Final = 2

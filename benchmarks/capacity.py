@@ -24,7 +24,7 @@ from statistics import fmean, stdev
 from typing import Any, Final
 from unittest.mock import patch
 
-from pipeline.config import load
+from pipeline.settings.config import load
 from stages.evaluate import load as loads
 from stages.evaluate.bench import Call, Limits, Target, lengths
 from stages.evaluate.load import Known, Loading, StartLoad

@@ -46,7 +46,7 @@ from benchmarks.truths import (
     lossy,
     rivals,
 )
-from pipeline.config import load
+from pipeline.settings.config import load
 from scoring.arrays import Floats
 from scoring.choice import Verdict
 from scoring.draws import Items

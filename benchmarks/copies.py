@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from pipeline.config import load
+from pipeline.settings.config import load
 from scoring.choice import judge
 from scoring.profile import Profile
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, answer_sigterm

@@ -20,10 +20,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.config import RunConfig, load
-from pipeline.definition import arguments
 from pipeline.local.runs import find
 from pipeline.runs.state import LATEST
+from pipeline.settings.config import RunConfig, load
+from pipeline.workflow.definition import arguments
 from tests.demo import DEMO, MODEL
 from tests.hub.server import HubServer
 

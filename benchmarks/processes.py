@@ -20,10 +20,10 @@ from typing import Final
 from stages.evaluate.bench import Call, Target, send
 from stages.evaluate.lanes import Lane, lanes
 from stages.parts.base.settings import Serving, Slo, Workload
-from stages.parts.engine.arguments import BINDING, ONE_THREAD, core_binding
-from stages.parts.engine.server import ServerSpec, running
 from stages.parts.samples.capacity import within
 from stages.parts.samples.lines import TimedRequest
+from stages.parts.vllm.arguments import BINDING, ONE_THREAD, core_binding
+from stages.parts.vllm.server import ServerSpec, running
 from tests.demo import DEMO
 
 WAYS: Final = {"worker process": "0", "one process": None}

@@ -34,11 +34,11 @@ from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.clients import Client, add
 from stages.parts.endpoint.clusters import Backend, plan
 from stages.parts.endpoint.door import Door
+from stages.parts.endpoint.endpoint import Endpoint, endpoint
 from stages.parts.endpoint.envoy import proxying
-from stages.parts.endpoint.record import Endpoint, endpoint
 from stages.parts.endpoint.tls import Tls
-from stages.parts.engine.client import credentials, socket_of, trusting
-from stages.parts.engine.server import reserved_port
+from stages.parts.vllm.client import credentials, socket_of, trusting
+from stages.parts.vllm.server import reserved_port
 from tests.demo import DEMO
 from tests.serving import MODEL, SERVING, environment, publish, stage, variant_of
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from pipeline.config import RunConfig, load, names
+from pipeline.settings.config import RunConfig, load, names
 from scoring.metrics import odds
 from scoring.profile import Profile
 from stages.evaluate.conditions import Conditions, conditions_of, read_variant

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from pipeline.config import load
+from pipeline.settings.config import load
 from scoring.anchored import log_margins, log_ratios, scores
 from scoring.arrays import Floats
 from scoring.criteria import Criteria

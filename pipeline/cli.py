@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import typer
 
 from pipeline.commands import clients, cluster, decisions, drill, engine, events, plan, releases, rollout, usage
-from pipeline.options import (
+from pipeline.commands.options import (
     STORE,
     AllowIncompleteOption,
     BudgetOption,
@@ -33,8 +33,8 @@ from pipeline.options import (
 from stages.parts.base.errors import Interrupted, SlipwayError
 
 if TYPE_CHECKING:
-    from pipeline.config import RunConfig
     from pipeline.runs.tables import Shown
+    from pipeline.settings.config import RunConfig
 
 app: Final = typer.Typer(
     name="slipway",
@@ -135,7 +135,7 @@ def serve_model(
     """
     from stages.parts.base.program import answer_sigterm
     from stages.parts.base.store import ModelStore
-    from stages.parts.endpoint.record import stop as stop_serving
+    from stages.parts.endpoint.endpoint import stop as stop_serving
     from stages.parts.endpoint.supervisor import serve_foreground
     from stages.parts.model.name import ModelName
 
@@ -247,8 +247,8 @@ def render(
     """Print what would run, without running it."""
     import yaml
 
+    from pipeline.cluster.manifests import TRIGGERS, for_triggers
     from pipeline.local import submission
-    from pipeline.manifests import TRIGGERS, for_triggers
     from stages.parts.base.errors import UnknownName
 
     renderers: dict[str, Callable[[RunConfig], list[dict[str, Any]]]] = {
@@ -273,8 +273,8 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check whether this machine, or a cluster, has what a run needs, and say how to get what is missing."""
-    from pipeline.checks import checks_table
     from pipeline.local.doctor import check_machine
+    from pipeline.runs.checks import checks_table
 
     if engine == "argo":
         checks = cluster.check(load_config(config, None, None, platform, None), context, namespace)

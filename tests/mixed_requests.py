@@ -18,10 +18,10 @@ from stages.parts.base.store import ModelStore
 from stages.parts.endpoint import usage
 from stages.parts.endpoint.clients import NOBODY, Client, add, remove
 from stages.parts.endpoint.database import opened
+from stages.parts.endpoint.endpoint import SERVERS, Endpoint, endpoint
 from stages.parts.endpoint.envoy import Admin
-from stages.parts.endpoint.record import SERVERS, Endpoint, endpoint
-from stages.parts.engine.client import credentials, healthy, http
-from stages.parts.engine.metrics import read_tokens
+from stages.parts.vllm.client import credentials, healthy, http
+from stages.parts.vllm.prometheus import read_tokens
 from tests.serving import wait_until
 
 AT_ONCE: Final = 8

@@ -6,15 +6,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.argo.doctor import check_serving
 from pipeline.argo.follow import follow
 from pipeline.argo.runs import ClusterRun, find, stop
 from pipeline.argo.submission import submit
 from pipeline.argo.template import compare, installed
-from pipeline.parameters import arguments
+from pipeline.cluster.doctor import check_serving
 from pipeline.planning.refusal import decide_before
 from pipeline.runs.progress import observer_for
 from pipeline.runs.state import failure
+from pipeline.workflow.parameters import arguments
 from stages.parts.base.errors import ConfigError, Interrupted, NotInstalled
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Object
@@ -22,7 +22,7 @@ from stages.parts.model.name import ModelName
 from stages.parts.records.rollout import LOCAL
 
 if TYPE_CHECKING:
-    from pipeline.config import RunConfig
+    from pipeline.settings.config import RunConfig
 
 
 def start(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from pipeline.argo.room import Rooms
+from pipeline.argo.pending import Rooms
 from pipeline.argo.status import CANT_BE_PULLED, changed, ended, nodes_of, run_state, templates
 from pipeline.runs.progress import RunObserver
 from pipeline.runs.state import RunState

@@ -15,8 +15,8 @@ from pipeline.argo.follow import PAUSE_S, versions
 from pipeline.argo.status import arguments_of, attempts, ended, nodes_of, outputs, run_state
 from pipeline.argo.submission import submit
 from pipeline.argo.template import installed
-from pipeline.parameters import NAME, allowing_incomplete, resolve_key
 from pipeline.runs.state import LATEST, RunState
+from pipeline.workflow.parameters import NAME, allowing_incomplete, resolve_key
 from stages.parts.base.errors import ClusterRefused, ClusterUnavailable, ConfigError, MissingRun
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import PODS, WORKFLOWS, Object

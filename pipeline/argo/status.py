@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final, cast
 
-from pipeline.argo.room import explained
+from pipeline.argo.pending import explained
 from pipeline.runs.expressions import holds, parse
 from pipeline.runs.graph import Graph
 from pipeline.runs.state import EXIT_NODE, FAILED, FINISHED, Kind, Node, Phase, RunPhase, RunState

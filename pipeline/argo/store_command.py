@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Final
 from pipeline.argo.follow import follow
 from pipeline.argo.status import run_state
 from pipeline.argo.template import read
-from pipeline.options import SAID
-from pipeline.parameters import COMMAND, NAME, STORE_COMMAND, store_settings
 from pipeline.runs.progress import observer_for
+from pipeline.workflow.parameters import COMMAND, NAME, STORE_COMMAND, store_settings
 from stages.parts.base.errors import Interrupted, NotInstalled, RunFailed
+from stages.parts.base.program import PRINTED
 from stages.parts.base.store import canonical_json
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import WORKFLOWS, Object
 from stages.parts.cluster.refusals import AlreadyExists
 
 if TYPE_CHECKING:
-    from pipeline.config import RunConfig
+    from pipeline.settings.config import RunConfig
 
 ID_BYTES: Final = 5
 
@@ -47,7 +47,7 @@ def call(cluster: Cluster, config: RunConfig, words: Sequence[str]) -> tuple[str
         cluster.merge(WORKFLOWS, name, {"spec": {"shutdown": "Terminate"}})
         raise
     node = next((each for each in ended.nodes if each.name == COMMAND), None)
-    said = node.outputs.get(SAID, "") if node else ""
+    said = node.outputs.get(PRINTED, "") if node else ""
     if node and (said or ended.phase == "Succeeded"):
         return said, node.exit_code or 0
     if node is None or not node.message:

@@ -11,7 +11,7 @@ from typing import Final
 
 from pipeline.argo.status import ended
 from pipeline.argo.template import installed
-from pipeline.parameters import NAME
+from pipeline.workflow.parameters import NAME
 from stages.parts.base.store import canonical_json
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import WORKFLOWS, Object

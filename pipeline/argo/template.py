@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.argo.status import tasks
-from pipeline.parameters import NAME
+from pipeline.workflow.parameters import NAME
 from stages.parts.base.errors import NotInstalled
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import TEMPLATES, Object
 from stages.parts.cluster.refusals import Absent
 
 if TYPE_CHECKING:
-    from pipeline.config import RunConfig
+    from pipeline.settings.config import RunConfig
 
 
 def read(cluster: Cluster, name: str) -> Object:
@@ -64,9 +64,9 @@ def compare(template: Object, config: RunConfig) -> str:
 
 def rendered_as(template: Object, config: RunConfig) -> Object:
     """What *config* renders, with what ``install`` found out about the cluster when it applied *template*."""
-    from pipeline.definition import workflow_template
-    from pipeline.platform import DEFAULT_REPOSITORY
-    from pipeline.stage_templates import EXIT_HANDLER
+    from pipeline.settings.platform import DEFAULT_REPOSITORY
+    from pipeline.workflow.definition import workflow_template
+    from pipeline.workflow.stage_templates import EXIT_HANDLER
 
     asked = config.platform.cluster
     publishes = template["spec"].get("onExit") == EXIT_HANDLER

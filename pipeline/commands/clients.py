@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from pipeline.options import (
+from pipeline.commands.options import (
     STORE,
     ContextOption,
     EngineOption,
@@ -22,7 +22,7 @@ from pipeline.options import (
 from stages.parts.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.gateway import ClusterClients
+    from pipeline.cluster.gateway import ClusterClients
     from stages.parts.cluster.api import Cluster
     from stages.parts.endpoint.clients import Allowed
 
@@ -75,7 +75,7 @@ def add(
         "priority": priority,
     }
     if engine is WorkflowEngine.ARGO:
-        from pipeline.argo.clients import add as add_there
+        from pipeline.cluster.client_keys import add as add_there
 
         _refuse_limits([field for field, value in asked.items() if value])
         key = add_there(*_there(platform, context, namespace), name)
@@ -99,7 +99,7 @@ def rotate(
     from stages.parts.endpoint import clients as known
 
     if engine is WorkflowEngine.ARGO:
-        from pipeline.argo.clients import rotate as rotate_there
+        from pipeline.cluster.client_keys import rotate as rotate_there
 
         key = rotate_there(*_there(platform, context, namespace), name)
     else:
@@ -121,7 +121,7 @@ def rm(
     from stages.parts.endpoint import clients as known
 
     if engine is WorkflowEngine.ARGO:
-        from pipeline.argo.clients import remove as remove_there
+        from pipeline.cluster.client_keys import remove as remove_there
 
         remove_there(*_there(platform, context, namespace), name)
     else:
@@ -161,8 +161,8 @@ def _refuse_limits(given: list[str]) -> None:
 
 def _there(platform: str | None, context: str | None, namespace: str | None) -> tuple[Cluster, ClusterClients]:
     """The cluster with its endpoints, and the clients that the platform names."""
+    from pipeline.cluster.gateway import read_clients
     from pipeline.commands.cluster import connected
-    from pipeline.gateway import read_clients
 
     asked = load_config(None, None, None, platform, None).platform
     if asked.cluster is None or asked.cluster.clients is None:
@@ -174,7 +174,7 @@ def _there(platform: str | None, context: str | None, namespace: str | None) -> 
 
 
 def _list_there(cluster: Cluster, known: ClusterClients, *, as_json: bool) -> None:
-    from pipeline.argo.clients import holders
+    from pipeline.cluster.client_keys import holders
 
     held = holders(cluster, known)
     document = [each.model_dump(mode="json") | {"key": each.name in held} for each in known.clients]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from pipeline.options import (
+from pipeline.commands.options import (
     STORE,
     AllowIncompleteOption,
     ConfigOption,
@@ -28,8 +28,8 @@ from stages.parts.base.errors import ConfigError, MissingRun
 
 if TYPE_CHECKING:
     from pipeline.argo.runs import ClusterRun
-    from pipeline.checks import CheckResult
-    from pipeline.config import RunConfig
+    from pipeline.runs.checks import CheckResult
+    from pipeline.settings.config import RunConfig
     from stages.parts.cluster.api import Cluster
 
 RUN_PREFIX: Final = "slipway-"
@@ -54,7 +54,7 @@ def connected(context: str | None, namespace: str | None) -> Cluster:
     from stages.parts.cluster.api import connect
 
     if namespace is None and (name := os.environ.get("SLIPWAY_PLATFORM")):
-        from pipeline.config import load
+        from pipeline.settings.config import load
 
         platform = load(chosen={"platform": name}).platform
         namespace = platform.namespace if platform.cluster else None
@@ -93,7 +93,7 @@ def all_runs(context: str | None, namespace: str | None) -> list[ClusterRun]:
 def show(name: str, context: str | None, namespace: str | None, *, as_json: bool) -> None:
     from rich.console import Group
 
-    from pipeline.argo.room import Rooms
+    from pipeline.argo.pending import Rooms
     from pipeline.argo.runs import find
     from pipeline.argo.status import nodes_of, templates
     from pipeline.runs.tables import tasks_table
@@ -119,7 +119,7 @@ def check(config: RunConfig, context: str | None, namespace: str | None) -> list
     Raises:
         ConfigError: the platform is this machine.
     """
-    from pipeline.argo.doctor import check_cluster
+    from pipeline.cluster.doctor import check_cluster
 
     of_a_cluster(config)
     return check_cluster(connected(context, namespace or config.platform.namespace), config)
@@ -214,8 +214,8 @@ def install(
 
     It can be repeated: only what differs is changed. Argo Workflows must be installed already.
     """
-    from pipeline.argo.install import has_kserve, table
-    from pipeline.argo.install import install as apply
+    from pipeline.cluster.install import has_kserve, table
+    from pipeline.cluster.install import install as apply
 
     settings = load_config(config, None, None, platform, None)
     of_a_cluster(settings)
@@ -240,8 +240,8 @@ def uninstall(
     as_json: JsonOption = False,
 ) -> None:
     """Remove from a cluster what install applied. The models and the namespace stay."""
-    from pipeline.argo.uninstall import table
-    from pipeline.argo.uninstall import uninstall as remove
+    from pipeline.cluster.uninstall import table
+    from pipeline.cluster.uninstall import uninstall as remove
 
     settings = load_config(config, None, None, platform, None)
     of_a_cluster(settings)
@@ -261,7 +261,7 @@ def _confirm(there: Cluster, count: int, *, models: bool) -> None:
 
 
 def of_a_cluster(config: RunConfig) -> None:
-    from pipeline.config import names
+    from pipeline.settings.config import names
 
     if config.platform.cluster is None:
         known: list[str] = [name for name in names("platform") if name != "local"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.commands.on_the_volume import on_the_volume
-from pipeline.options import STORE, JsonOption, ProfileOption, RunArgument, StoreOption, print_result
+from pipeline.commands.options import STORE, JsonOption, ProfileOption, RunArgument, StoreOption, print_result
 
 if TYPE_CHECKING:
     from scoring.profile import Profile
@@ -112,7 +112,7 @@ def _profile(published: dict[str, Any], name: str | None, assignments: list[str]
     Raises:
         UnknownName, ConfigError: every mistake at once.
     """
-    from pipeline.config import assign, named
+    from pipeline.settings.config import assign, named
     from scoring.profile import REPLACED, Profile
     from stages.parts.base.settings import parse
 

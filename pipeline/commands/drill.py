@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from pipeline.options import (
+from pipeline.commands.options import (
     STORE,
     ConfigOption,
     JsonOption,
@@ -20,7 +20,7 @@ from pipeline.options import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.config import RunConfig
+    from pipeline.settings.config import RunConfig
     from stages.parts.base.store import ModelStore
     from stages.rollout.drills import CrashDrill, LoadDrill, RollbackDrill
     from stages.rollout.scale_drill import ScaleDrill
@@ -59,7 +59,7 @@ def load(
     """Send twice the expected peak load. Fails if a request fails or a latency target is missed."""
     from pipeline.commands.releases import place_of
     from stages.parts.base.settings import Slo
-    from stages.parts.endpoint.record import say
+    from stages.parts.endpoint.endpoint import say
     from stages.rollout.drills import access_to, drill_load
 
     settings = load_config(config, None, workload, platform, assignments)
@@ -94,7 +94,7 @@ def rollback(
     With a platform that serves on KServe, it is tested there.
     """
     from stages.parts.base.program import answer_sigterm
-    from stages.parts.endpoint.record import say
+    from stages.parts.endpoint.endpoint import say
     from stages.rollout.drills import drill_rollback
 
     answer_sigterm()
@@ -129,7 +129,7 @@ def crash(
 
     With a platform that serves on KServe, one of the release's pods is killed.
     """
-    from stages.parts.endpoint.record import say
+    from stages.parts.endpoint.endpoint import say
     from stages.rollout.drills import drill_crash
 
     settings = load_config(config, None, workload, platform, assignments)
@@ -159,8 +159,8 @@ def scale(
     This needs a platform that serves on KServe, with KEDA or Knative. The load comes on top of what clients send.
     """
     from pipeline.commands.releases import place_of, serving_of
-    from pipeline.serving import target_of
-    from stages.parts.endpoint.record import say
+    from pipeline.settings.serving import target_of
+    from stages.parts.endpoint.endpoint import say
     from stages.rollout.scale_drill import Asked, drill_scale
 
     settings = load_config(config, None, workload, platform, assignments)
@@ -177,7 +177,7 @@ def _drilled(settings: RunConfig, store: Path, model: str) -> tuple[ModelStore, 
         NothingToServe: there is no endpoint on this machine.
     """
     from pipeline.commands.releases import place_of, serving_of
-    from pipeline.serving import target_of
+    from pipeline.settings.serving import target_of
     from stages.parts.records.rollout import LOCAL
     from stages.rollout.drills import running_endpoint
 
@@ -193,7 +193,7 @@ def _endpoint(settings: RunConfig, place: ModelStore, model: str) -> str:
     Raises:
         NothingToServe: the model is not being served.
     """
-    from pipeline.serving import target_of
+    from pipeline.settings.serving import target_of
     from stages.parts.base.errors import NothingToServe
     from stages.parts.records.rollout import LOCAL
     from stages.rollout.drills import running_endpoint
@@ -216,7 +216,7 @@ def _via(settings: RunConfig) -> str:
 def _end(found: LoadDrill | RollbackDrill | CrashDrill | ScaleDrill, as_json: bool) -> None:
     """Print the result, and fail if the drill failed."""
     from stages.parts.base.errors import DrillFailed
-    from stages.parts.endpoint.record import say
+    from stages.parts.endpoint.endpoint import say
     from stages.rollout.drills import check
 
     document = found.model_dump(mode="json") | {"held": not found.failures()}

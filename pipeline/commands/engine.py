@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.options import (
+from pipeline.commands.options import (
     STORE,
     ContextOption,
     EngineOption,

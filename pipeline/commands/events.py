@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.commands import cluster
-from pipeline.options import (
+from pipeline.commands.options import (
     STORE,
     ConfigOption,
     ContextOption,
@@ -137,8 +137,8 @@ def _read(path: str) -> Any:
 
 def _on_a_cluster(push: Push, context: str | None, namespace: str | None, *, follow: bool, as_json: bool) -> None:
     from pipeline.argo.engine import announced
+    from pipeline.cluster.manifests import NAMESPACE
     from pipeline.events.starting import start
-    from pipeline.manifests import NAMESPACE
 
     there = cluster.connected(context, namespace or NAMESPACE)
     cluster.print_started(there, announced(start(there, push), new=True), follow=follow, as_json=as_json)

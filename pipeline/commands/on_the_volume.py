@@ -10,7 +10,14 @@ from typing import Any, Final, get_type_hints
 
 import typer
 
-from pipeline.options import ConfigOption, ContextOption, EngineOption, NamespaceOption, PlatformOption, load_config
+from pipeline.commands.options import (
+    ConfigOption,
+    ContextOption,
+    EngineOption,
+    NamespaceOption,
+    PlatformOption,
+    load_config,
+)
 
 ADDED: Final[Mapping[str, Any]] = {
     "platform": PlatformOption,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.options import (
+from pipeline.commands.options import (
     STORE,
     ConfigOption,
     JsonOption,
@@ -70,9 +70,9 @@ def plan(
     """
     from pipeline.planning import document
     from pipeline.planning.page import page
-    from stages.parts.engine.prediction import calibrations
     from stages.parts.machine.accelerators import catalogue
     from stages.parts.model.description import describe_model
+    from stages.parts.vllm.prediction import calibrations
 
     settings = load_config(config, None, workload, platform, assignments)
     known = catalogue(accelerators)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from pipeline.commands.on_the_volume import on_the_volume
-from pipeline.options import (
+from pipeline.commands.options import (
     STORE,
     ConfigOption,
     JsonOption,
@@ -20,7 +20,7 @@ from pipeline.options import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.config import RunConfig
+    from pipeline.settings.config import RunConfig
     from stages.parts.base.settings import AskedServing
     from stages.parts.base.store import ModelStore
     from stages.parts.releases.listing import MoveSummary, Pruned, ReleaseSummary
@@ -73,7 +73,7 @@ def rollback(
 
     No weights are copied. If nothing is being served, the next `serve` serves it.
     """
-    from pipeline.serving import target_of
+    from pipeline.settings.serving import target_of
     from stages.parts.base.program import answer_sigterm
     from stages.rollout.commands import roll_back
 
@@ -126,7 +126,7 @@ def place_of(store: Any, model: str) -> ModelStore:
 def serving_of(place: ModelStore, settings: RunConfig) -> AskedServing:
     """The settings of the running endpoint, so that commands need not repeat them; else the configured ones."""
     from stages.parts.base.settings import AskedServing, parse
-    from stages.parts.endpoint.record import endpoint
+    from stages.parts.endpoint.endpoint import endpoint
 
     found = endpoint(place)
     return parse(AskedServing, found.serving, "endpoint.json") if found else settings.serving
@@ -134,13 +134,13 @@ def serving_of(place: ModelStore, settings: RunConfig) -> AskedServing:
 
 def served(place: ModelStore, settings: RunConfig, model: str) -> Split | None:
     """What is being served; None if nothing is. Starts nothing."""
-    from pipeline.serving import target_of
+    from pipeline.settings.serving import target_of
     from stages.parts.records.rollout import LOCAL
     from stages.parts.releases.split import Split
 
     if settings.platform.serves_on != LOCAL:
         return target_of(settings, place, model, settings.serving).split()
-    from stages.parts.endpoint.record import endpoint
+    from stages.parts.endpoint.endpoint import endpoint
 
     found = endpoint(place)
     return Split(found.release, found.canary, found.percent, found.standby) if found else None

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.commands.on_the_volume import on_the_volume
-from pipeline.commands.releases import ModelArgument, place_of, served, serving_of
-from pipeline.options import (
+from pipeline.commands.options import (
     STORE,
     ConfigOption,
     JsonOption,
@@ -18,9 +17,10 @@ from pipeline.options import (
     load_config,
     print_result,
 )
+from pipeline.commands.releases import ModelArgument, place_of, served, serving_of
 
 if TYPE_CHECKING:
-    from pipeline.config import RunConfig
+    from pipeline.settings.config import RunConfig
     from stages.parts.base.store import ModelStore
     from stages.parts.records.rollout import Analysis, CanaryCheck, Journal
     from stages.parts.releases.split import Split
@@ -52,10 +52,10 @@ def start(
     as_json: JsonOption = False,
 ) -> None:
     """Roll out a published release, or continue the rollout in progress."""
-    from pipeline.serving import target_of
+    from pipeline.settings.serving import target_of
     from stages.parts.base.program import answer_sigterm
     from stages.parts.releases.release import find
-    from stages.rollout.plan import chosen
+    from stages.rollout.resume import chosen
     from stages.rollout.state_machine import roll_out
 
     answer_sigterm()
@@ -137,7 +137,7 @@ def move(
     must be room for both. Requests of our own run all the while; fails if one of them does, and goes back if they are
     no longer answered.
     """
-    from pipeline.serving import moved
+    from pipeline.settings.serving import moved
     from stages.parts.base.errors import DrillFailed
     from stages.parts.base.program import answer_sigterm
 
@@ -173,10 +173,10 @@ def render(
     """
     import sys
 
-    from pipeline.manifests import as_text
-    from pipeline.serving import rendered
+    from pipeline.cluster.manifests import as_text
+    from pipeline.settings.serving import rendered
     from stages.parts.releases.release import current_release, find
-    from stages.rollout.plan import chosen
+    from stages.rollout.resume import chosen
 
     settings, place = load_config(config, None, None, platform, assignments), place_of(store, model)
     name, stable = find(place, release) if release else chosen(place), current_release(place)
@@ -190,7 +190,7 @@ def _target(place: ModelStore, model: str, settings: RunConfig) -> Target:
     Raises:
         ConfigError: *settings* name another platform.
     """
-    from pipeline.serving import target_of
+    from pipeline.settings.serving import target_of
     from stages.parts.base.errors import ConfigError
     from stages.parts.records.rollout import under_way
 

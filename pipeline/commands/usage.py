@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from pipeline.options import (
+from pipeline.commands.options import (
     STORE,
     ConfigOption,
     JsonOption,
@@ -60,7 +60,7 @@ def usage(
     """
     from stages.parts.endpoint import usage as kept
     from stages.parts.endpoint.database import check_url, opened
-    from stages.parts.endpoint.record import SERVERS
+    from stages.parts.endpoint.endpoint import SERVERS
 
     check_url(usage_url)
     root = store.absolute()

@@ -7,7 +7,7 @@ import uuid
 from pipeline.argo.submission import SUBMISSION
 from pipeline.argo.template import installed
 from pipeline.events.push import Push
-from pipeline.parameters import NAME
+from pipeline.workflow.parameters import NAME
 from stages.parts.base.errors import EventRefused
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import WORKFLOWS, Object

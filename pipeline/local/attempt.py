@@ -15,7 +15,7 @@ from typing import Final
 import stages
 from pipeline.local.folder import LOGS, SCRATCH, writable
 from pipeline.local.manifest import Template, Volume
-from pipeline.local.names import log_file, safe
+from pipeline.local.node_names import log_file, safe
 from pipeline.local.references import substitute
 from stages.parts.base.program import FAILURE, OUTPUTS_VARIABLE, StageFailure
 from stages.parts.machine.process import Contained

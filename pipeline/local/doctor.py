@@ -11,9 +11,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.checks import CheckResult
-from pipeline.config import RunConfig
 from pipeline.local.resources import Capacity
+from pipeline.runs.checks import CheckResult
+from pipeline.settings.config import RunConfig
 from scoring.units import GIB
 from stages.parts.base.program import VERSION
 from stages.parts.machine.hardware import hardware

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.local import names
+from pipeline.local import node_names as names
 from pipeline.local.job import ActiveDag, Job
 from pipeline.local.manifest import Task, Template
 from pipeline.local.workflow import Workflow

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.local.references import references
-from pipeline.quantity import quantity
+from pipeline.settings.quantity import quantity
 from scoring.units import GIB
 from stages.parts.base.errors import ConfigError
 

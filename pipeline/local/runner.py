@@ -18,7 +18,7 @@ from pipeline.local import memo, mutex, suspension
 from pipeline.local.attempt import Attempt, Ended, code_path
 from pipeline.local.folder import LOGS, RunFolders
 from pipeline.local.job import Job, Prepared, Running
-from pipeline.local.names import log_file
+from pipeline.local.node_names import log_file
 from pipeline.local.resources import Pool, Share, environment_of
 from pipeline.local.retry import FailedAttempt, backoff_s
 from pipeline.local.workflow import Workflow

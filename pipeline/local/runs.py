@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.local.folder import LOCK, LOGS, WORKFLOW, read_run
-from pipeline.local.names import log_file
+from pipeline.local.node_names import log_file
 from pipeline.runs.state import LATEST, RunState
 from stages.parts.base.errors import ConfigError, MissingRun
-from stages.report.record import JSON, RunReport
+from stages.report.run_report import JSON, RunReport
 
 RUN_ID: Final = re.compile(r"^\d{8}-\d{6}-[0-9a-f]{4}$")
 FOLLOW_S: Final = 0.2

@@ -19,8 +19,8 @@ from stages.parts.model.name import ModelName
 from stages.parts.records.production import Production
 
 if TYPE_CHECKING:
-    from pipeline.config import RunConfig
-    from stages.parts.endpoint.record import Endpoint
+    from pipeline.settings.config import RunConfig
+    from stages.parts.endpoint.endpoint import Endpoint
 
 ENGINE_STATE: Final = ".engine"
 """The folder of memoized results and locks in the store, shared by all its runs."""
@@ -80,8 +80,8 @@ def run(config: RunConfig, model: str, revision: str, *, store: Path, serve: boo
         RunFailed: with the exit code of the task that failed first.
         Interrupted: by Ctrl-C; everything that was started has ended.
     """
-    from pipeline.parameters import arguments
     from pipeline.planning.refusal import decide_before
+    from pipeline.workflow.parameters import arguments
 
     name = ModelName.parse(model)
     given = arguments(config, str(name.directory or model), revision, serve=serve, refresh=refresh)
@@ -99,7 +99,7 @@ def again(run: Run, store: Path, *, allow_incomplete: bool = False) -> Finished:
 
     Raises: as ``run``.
     """
-    from pipeline.parameters import allowing_incomplete, hub_here, resolve_key
+    from pipeline.workflow.parameters import allowing_incomplete, hub_here, resolve_key
 
     kept = read_workflow(run.path)
     given = kept["arguments"]
@@ -117,7 +117,7 @@ def _execute(manifest: dict[str, Any], given: dict[str, str], store: Path) -> Fi
     from pipeline.local.engine import execute
     from pipeline.local.folder import RunFolders
     from pipeline.runs.progress import observer_for
-    from pipeline.stage_templates import STORE_MOUNT
+    from pipeline.workflow.stage_templates import STORE_MOUNT
 
     place = ModelStore(store, ModelName.parse(given["model"]).id)
     run_id = new_id(datetime.now().astimezone())
@@ -139,7 +139,7 @@ def _execute(manifest: dict[str, Any], given: dict[str, str], store: Path) -> Fi
 
 def render(config: RunConfig) -> dict[str, Any]:
     """The WorkflowTemplate as it would be executed."""
-    from pipeline.definition import workflow_template
+    from pipeline.workflow.definition import workflow_template
 
     capacity = Capacity.of_this_machine()
     platform = config.platform.on(cores=int(capacity.cores), gpus=len(capacity.gpus))
@@ -147,7 +147,7 @@ def render(config: RunConfig) -> dict[str, Any]:
 
 
 def _endpoint(store: ModelStore) -> Endpoint | None:
-    from stages.parts.endpoint.record import endpoint
+    from stages.parts.endpoint.endpoint import endpoint
 
     return endpoint(store)
 
@@ -158,8 +158,8 @@ def _check_port(store: ModelStore, serving: AskedServing) -> None:
     Raises:
         PortInUse: another program listens on the port.
     """
-    from stages.parts.endpoint.record import endpoint
-    from stages.parts.engine.server import reserved_port
+    from stages.parts.endpoint.endpoint import endpoint
+    from stages.parts.vllm.server import reserved_port
 
     if endpoint(store) is None:
         with reserved_port(serving.host, serving.port):

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.local.checking import ManifestCheck
 from pipeline.local.manifest import Spec, Template, Volume
-from pipeline.local.names import inside
+from pipeline.local.node_names import inside
 from pipeline.local.reading import read, refused
 from pipeline.runs.graph import Graph
 from pipeline.runs.state import EXIT_NODE

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
-from pipeline.config import RunConfig
+from pipeline.settings.config import RunConfig
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import NotSizeable
 from scoring.capacity.assumptions import ASSUMPTIONS
@@ -23,8 +23,8 @@ from scoring.capacity.speed import Calibration, Requests
 from scoring.capacity.weights import Parameters, count_parameters, stored_bytes
 from scoring.names import VariantName
 from stages.parts.base.errors import ConfigError, UnknownName, UnusableModel
-from stages.parts.engine.automatic import Asked, Place, decide
 from stages.parts.model.description import Description
+from stages.parts.vllm.automatic import Asked, Place, decide
 
 SLO: Final = re.compile(r"(ttft|tpot)=(\d+(?:\.\d+)?)(ms|s)")
 

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from pipeline.config import RunConfig
+from pipeline.settings.config import RunConfig
 from stages.parts.base.errors import HubUnavailable, SlipwayError, UnknownName
 from stages.parts.base.store import ModelStore
-from stages.parts.engine.automatic import Asked, Decided, Place, decide, place_here, refuse_contradictions
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.model.description import Description, describe_directory, describe_model
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
+from stages.parts.vllm.automatic import Asked, Decided, Place, decide, place_here, refuse_contradictions
 
 PATIENCE_S: Final = 10.0
 """Without an answer by then, a run is submitted without this check, and checks itself."""

@@ -40,7 +40,7 @@ class Node(_Timed):
     """One task of a run."""
 
     name: str
-    """Its path below the workflow's name, as in Argo; see ``pipeline.local.names``."""
+    """Its path below the workflow's name, as in Argo; see ``pipeline.local.node_names``."""
     template: str
     kind: Kind = "Pod"
     """Argo's node type: a program (Pod), a suspension, or a node that holds others."""

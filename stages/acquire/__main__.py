@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from stages.acquire.base_model import ensure
+from stages.acquire.ensure import ensure
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.store import ModelStore, store_root
+from stages.parts.model.directory import LOCAL_COMMIT, check_exists
 from stages.parts.model.hub import COMMIT
-from stages.parts.model.local import LOCAL_COMMIT, check_exists
 from stages.parts.model.name import ModelName
 
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from stages.acquire.progress import Progress, readable
+from stages.acquire.transfer_progress import Progress, readable
 from stages.parts.base.errors import DamagedModel, NotEnoughSpace, SlipwayError
 from stages.parts.base.store import place, sha256_of
 from stages.parts.model import hub
-from stages.parts.model.local import local_sizes
+from stages.parts.model.directory import local_sizes
 from stages.parts.records.acquired import File
 
 if TYPE_CHECKING:

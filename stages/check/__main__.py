@@ -16,13 +16,13 @@ from scoring.units import GIB
 from stages.parts.base import program
 from stages.parts.base.settings import AskedServing, Optimize, Workload, parse_json
 from stages.parts.base.store import ModelStore, canonical_json, store_root
-from stages.parts.engine.automatic import Asked, Decided, decide, place_here
-from stages.parts.engine.kernels import FORMATS, missing_kernels
-from stages.parts.engine.placement import check_replicas
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import check_gpus
 from stages.parts.model.description import describe_commit
 from stages.parts.model.name import ModelName
+from stages.parts.vllm.automatic import Asked, Decided, decide, place_here
+from stages.parts.vllm.kernels import FORMATS, missing_kernels
+from stages.parts.vllm.placement import check_replicas
 
 HINT: Final = (
     "run where vLLM can serve it, or leave the variant out of optimize.variants; with "

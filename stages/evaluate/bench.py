@@ -24,9 +24,9 @@ from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import MeasurementFailed
 from stages.parts.base.settings import Workload
-from stages.parts.engine.log import ServerLog
-from stages.parts.engine.server import Server
 from stages.parts.samples.lines import Phase, TimedRequest
+from stages.parts.vllm.server import Server
+from stages.parts.vllm.server_log import ServerLog
 
 RESULT: Final = "load.json"
 REQUESTS: Final = "requests.jsonl"

@@ -23,18 +23,18 @@ from scoring.choice import Verdict
 from scoring.schedule import AskedTask, Plan, Progress, further_items, look, next_block
 from stages.evaluate.drift import probe
 from stages.evaluate.gates import reference_of, refusal
+from stages.evaluate.host_memory import no_room
 from stages.evaluate.lanes import Lane, lanes
 from stages.evaluate.load import described
 from stages.evaluate.results import choice_digest, keep
-from stages.evaluate.room import no_room
 from stages.evaluate.session import Session, say
 from stages.evaluate.smaller import measure_smaller
 from stages.evaluate.subject import Subject
 from stages.parts.base.errors import TransientError
-from stages.parts.engine.room import fewest_gpus
 from stages.parts.records.evaluation import Evaluation, Schedule, Speed
 from stages.parts.samples.evidence import Measured, evidence_of, gates_of, losses_of, qualities
 from stages.parts.samples.lines import LoadSamples, Samples
+from stages.parts.vllm.gpu_room import fewest_gpus
 
 if TYPE_CHECKING:
     from scoring.losses import TaskLoss

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stages.evaluate.divergence import held_out_digest
+from stages.evaluate.distributions import held_out_digest
 from stages.evaluate.questions import questions_digest
 from stages.parts.base.errors import ConfigError, DamagedModel
 from stages.parts.base.settings import Serving, Workload
 from stages.parts.base.store import ModelStore, digest_of, sha256_of
-from stages.parts.engine.arguments import core_binding, installed_version
-from stages.parts.engine.placement import gpu_groups
 from stages.parts.machine.hardware import Hardware, hardware
 from stages.parts.records.acquired import difference
 from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.vllm.arguments import core_binding, installed_version
+from stages.parts.vllm.placement import gpu_groups
 
 TOOLS: Final = ("vllm", "lm_eval", "torch")
 NOT_MEASURED: Final = {
@@ -38,7 +38,7 @@ class Conditions:
     tool_versions: dict[str, str]
     hardware: Hardware
     binding: str
-    """``stages.parts.engine.arguments.core_binding``."""
+    """``stages.parts.vllm.arguments.core_binding``."""
 
     @property
     def key(self) -> str:

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from stages.evaluate.preloaded import answer_calls
-from stages.parts.engine.arguments import VLLM
+from stages.parts.vllm.arguments import VLLM
 
 MODULE: Final = "stages.evaluate.generator"
 # vLLM seeds the prompts of a trace with Python's hash of a text.

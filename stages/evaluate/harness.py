@@ -20,7 +20,7 @@ from stages.evaluate.preloaded import answer_calls
 from stages.evaluate.questions import DEFINED, OWN
 from stages.evaluate.questions.question import CHAT, PLAIN, Served, Task, values
 from stages.parts.base.store import write_json
-from stages.parts.engine.client import chat_template
+from stages.parts.vllm.client import chat_template
 
 MODULE: Final = "stages.evaluate.harness"
 VARIABLES: Final[dict[str, str]] = {}

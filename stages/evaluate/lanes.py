@@ -9,7 +9,7 @@ from pathlib import Path
 from stages.evaluate import generator, harness
 from stages.evaluate.preloaded import Preloaded
 from stages.parts.base.settings import Serving
-from stages.parts.engine.placement import gpu_groups
+from stages.parts.vllm.placement import gpu_groups
 
 
 @dataclass(frozen=True)

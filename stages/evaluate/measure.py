@@ -19,7 +19,7 @@ from stages.parts.base.errors import MeasurementFailed, SlipwayError
 from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.base.settings import Serving, Workload
 from stages.parts.base.store import ModelStore
-from stages.parts.endpoint.record import serving_here
+from stages.parts.endpoint.endpoint import serving_here
 from stages.parts.machine.lock import alone
 
 if TYPE_CHECKING:

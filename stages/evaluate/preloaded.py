@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from stages.parts.base.store import write_text
-from stages.parts.engine.client import beside_server
-from stages.parts.engine.server import POLL_S, Server
 from stages.parts.machine.process import Contained
+from stages.parts.vllm.client import beside_server
+from stages.parts.vllm.server import POLL_S, Server
 
 # The threads that OpenMP starts at import do not survive a fork, and a client does not need them.
 VARIABLES: Final = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -22,13 +22,13 @@ from stages.evaluate.questions import DEFINED, OWN
 from stages.evaluate.questions.data import DATA
 from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, SlipwayError, UnknownName
 from stages.parts.base.settings import Workload
-from stages.parts.engine.arguments import serves_on_gpu
-from stages.parts.engine.log import ServerLog
-from stages.parts.engine.server import Server
 from stages.parts.model.hub import dataset_file
 from stages.parts.records.evaluation import TaskScore
 from stages.parts.samples.figures import bits_per_byte_interval, task_score
 from stages.parts.samples.lines import PerplexityItem, Samples
+from stages.parts.vllm.arguments import serves_on_gpu
+from stages.parts.vllm.server import Server
+from stages.parts.vllm.server_log import ServerLog
 
 SUPPORTED: Final = f"tasks with {', '.join(ACCURACIES)} or {BITS_PER_BYTE}"
 CONCURRENCY: Final = {True: 64, False: 8}

@@ -18,8 +18,8 @@ from stages.evaluate.lanes import Lane, lanes
 from stages.evaluate.load import StartLoad, described
 from stages.evaluate.session import Session, say
 from stages.evaluate.subject import Subject
-from stages.parts.engine.placement import gpu_groups
 from stages.parts.samples.lines import LoadSamples
+from stages.parts.vllm.placement import gpu_groups
 
 STARTS: Final = 2
 """With those on more GPUs they show how much a start changes; what is to be seen is a difference of a third or more."""

@@ -12,20 +12,17 @@ from typing import Final
 
 from stages.evaluate.bench import Target
 from stages.evaluate.conditions import Conditions
-from stages.evaluate.divergence import measure_distributions
+from stages.evaluate.distributions import measure_distributions
 from stages.evaluate.drift import drift_of
 from stages.evaluate.gates import SLICE
 from stages.evaluate.items import items_of
 from stages.evaluate.lanes import Lane
 from stages.evaluate.load import Known, Loading, Pace, StartLoad, check_fits
-from stages.evaluate.memory import PeakMemory
+from stages.evaluate.peak_memory import PeakMemory
 from stages.evaluate.quality import Part, first_parts, joined, run_tasks, scores_of
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import Interrupted, ServerFailed, SlipwayError
 from stages.parts.base.settings import Serving, Workload
-from stages.parts.engine.client import has_chat_template
-from stages.parts.engine.probes import check_probes, record_probes
-from stages.parts.engine.server import Server, ServerSpec, running
 from stages.parts.records.evaluation import (
     Engine,
     Evaluation,
@@ -42,6 +39,9 @@ from stages.parts.samples.capacity import capacity_of
 from stages.parts.samples.evidence import Measured
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load
 from stages.parts.samples.lines import AccuracyItem, HeldOutDocument, Item, LoadSamples, PerplexityItem, Samples
+from stages.parts.vllm.client import has_chat_template
+from stages.parts.vllm.probes import check_probes, record_probes
+from stages.parts.vllm.server import Server, ServerSpec, running
 
 QUALITY: Final = 0
 """The start of the server that the items of the quality tasks are noted for: they are asked once."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from scoring.units import MIB
+from stages.optimize.ensure import ensure
 from stages.optimize.methods import QUANTIZERS
-from stages.optimize.variant import ensure
 from stages.parts.base import program
 from stages.parts.base.settings import Optimize, parse_json
 from stages.parts.base.store import ModelStore, store_root

@@ -19,7 +19,7 @@ from stages.parts.base.store import ModelStore, store_root, write_text
 from stages.parts.model.name import ModelName
 from stages.report.collect import collect
 from stages.report.page import HTML, render
-from stages.report.record import JSON
+from stages.report.run_report import JSON
 
 SETTINGS: Final = ("profile", "workload", "optimize", "serving")
 

@@ -19,7 +19,7 @@ from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.release import CANDIDATE_METRICS
 from stages.report.predicted import predictions
-from stages.report.record import RunReport
+from stages.report.run_report import RunReport
 
 RecordT = TypeVar("RecordT", bound=Record)
 

@@ -16,8 +16,8 @@ from stages.report.load import Speed, speed
 from stages.report.predicted import predicted
 from stages.report.provenance import setup, stage_name, stages_run, variants_made
 from stages.report.quality import quality
-from stages.report.record import RunReport
 from stages.report.reproduction import Reproduction, reproduction
+from stages.report.run_report import RunReport
 from stages.report.scores import Scores, TradeOffs, scores, trade_offs
 from stages.report.svg import STYLES
 

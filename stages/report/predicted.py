@@ -8,12 +8,12 @@ from scoring.capacity.architecture import NotSizeable
 from scoring.units import MIB
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.store import ModelStore
-from stages.parts.engine.prediction import predict, sized
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.variant import Variant
+from stages.parts.vllm.prediction import predict, sized
 from stages.report.cells import ABSENT, Cell, Table, Variants, cell, gib, heads, row
-from stages.report.record import Predicted
+from stages.report.run_report import Predicted
 
 
 def predictions(

@@ -10,7 +10,7 @@ from typing import Final
 from stages.parts.base.settings import Workload
 from stages.parts.records.production import Production
 from stages.report.cells import Fact
-from stages.report.record import RunReport
+from stages.report.run_report import RunReport
 
 SETTINGS_FILE: Final = "settings.yaml"
 DIGESTS: Final = {"tasks_path": "tasks_digest", "trace": "trace_digest", "divergence_text": "divergence_digest"}

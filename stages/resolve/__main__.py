@@ -7,7 +7,7 @@ import argparse
 from stages.parts.base import program
 from stages.parts.base.store import ModelStore, store_root
 from stages.parts.model import hub
-from stages.parts.model.local import check_exists, local_commit
+from stages.parts.model.directory import check_exists, local_commit
 from stages.parts.model.name import ModelName
 
 

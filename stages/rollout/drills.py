@@ -14,7 +14,7 @@ from stages.parts.base.errors import Busy, DrillFailed, NothingToServe, SlipwayE
 from stages.parts.base.record import Record
 from stages.parts.base.settings import Rollout, Slo, Workload
 from stages.parts.base.store import ModelStore
-from stages.parts.endpoint.record import Endpoint, api_key, endpoint
+from stages.parts.endpoint.endpoint import Endpoint, api_key, endpoint
 from stages.parts.records.rollout import under_way
 from stages.parts.releases import release as releases
 from stages.parts.releases.split import Split

@@ -13,13 +13,13 @@ from typing import Final, Literal
 from stages.parts.base.errors import DamagedModel, ServerFailed, TransientError
 from stages.parts.base.settings import Slo
 from stages.parts.base.store import ModelStore
-from stages.parts.endpoint.record import api_key
-from stages.parts.engine.client import answer, answers_chat, has_chat_template
-from stages.parts.engine.probes import check_probes
+from stages.parts.endpoint.endpoint import api_key
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import Journal, JournalChanges, Slice, SyntheticRequests, Window
 from stages.parts.releases import release as releases
 from stages.parts.releases.pinned import MeasuredWith
+from stages.parts.vllm.client import answer, answers_chat, has_chat_template
+from stages.parts.vllm.probes import check_probes
 from stages.rollout.analysis import FAILURES, Observation, analyse
 from stages.rollout.pairs import Timing, send_pairs
 from stages.rollout.slices import LONGEST_S, SLICES, add_pairs, begin_slice, end_slice, late_s

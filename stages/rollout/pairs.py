@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from stages.parts.engine.client import http
+from stages.parts.vllm.client import http
 from stages.rollout.steady_load import VOCABULARY, Access, Reply, ask
 
 ANSWER_TOKENS: Final = 16

@@ -39,7 +39,7 @@ from stages.parts.releases import release as releases
 from stages.parts.releases.history import Move, remember
 from stages.rollout.analysis import check_quality
 from stages.rollout.observation import Look, Observer, agreement, responds
-from stages.rollout.plan import PROMOTE, begin, reached, resume
+from stages.rollout.resume import PROMOTE, begin, reached, resume
 from stages.rollout.target import Target
 
 QUESTION_TRIES: Final = 3

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from stages.parts.endpoint.envoy_config import RELEASE_HEADER
-from stages.parts.engine.client import credentials, trusting
+from stages.parts.vllm.client import credentials, trusting
 
 VOCABULARY: Final = range(100, 1000)
 """Token ids that every tokenizer has. Each request draws new ones, so that no cache answers for the model."""

@@ -23,7 +23,7 @@ class Target(Protocol):
 
     @property
     def name(self) -> str:
-        """One of ``stages.rollout.targets.TARGETS``."""
+        """One of ``stages.rollout.connect.TARGETS``."""
         ...
 
     def split(self) -> Split:

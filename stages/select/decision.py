@@ -18,7 +18,7 @@ from stages.parts.records.production import RULES, Candidate, Comparison, Layout
 from stages.parts.samples.figures import prompt_tokens_per_s
 from stages.parts.samples.lines import LoadSamples, Samples
 from stages.select.candidates import candidates_of
-from stages.select.layout import layout_of, said_of
+from stages.select.fewer_gpus import layout_of, said_of
 from stages.select.measurements import Measurements, measurements_of
 from stages.select.notes import near_limits, notes_of
 from stages.select.sentences import reason_of

@@ -14,7 +14,7 @@ from scoring.profile import Profile
 from stages.parts.base import program
 from stages.parts.base.errors import DamagedModel, NoWinner
 from stages.parts.base.store import ModelStore, Placement
-from stages.parts.endpoint.record import being_served
+from stages.parts.endpoint.endpoint import being_served
 from stages.parts.records.acquired import ACQUIRED, Acquired, difference
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.production import RULES, Price, Production

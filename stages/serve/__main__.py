@@ -9,7 +9,7 @@ from stages.parts.base import program
 from stages.parts.base.errors import Interrupted
 from stages.parts.base.settings import AskedServing, Rollout, parse_json
 from stages.parts.base.store import ModelStore, store_root
-from stages.parts.endpoint.record import API_KEY_VARIABLE, say, stop
+from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, say, stop
 from stages.parts.endpoint.supervisor import serve_foreground
 from stages.parts.model.name import ModelName
 from stages.serve.ensure import ensure

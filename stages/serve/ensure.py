@@ -7,14 +7,14 @@ import httpx
 from stages.parts.base.errors import RolledBack, ServerFailed
 from stages.parts.base.settings import AskedServing, Rollout
 from stages.parts.base.store import ModelStore, exclusive
-from stages.parts.endpoint.record import LOG, SERVERS, Endpoint, api_key, endpoint, published, say
+from stages.parts.endpoint.endpoint import LOG, SERVERS, Endpoint, api_key, endpoint, published, say
 from stages.parts.endpoint.supervised_server import PREVIOUS
-from stages.parts.engine.client import HEALTH_TIMEOUT_S, answer, credentials, healthy, http
 from stages.parts.records.rollout import under_way
 from stages.parts.releases.pinned import pinned
 from stages.parts.releases.release import candidate
-from stages.rollout.local import OneMachine, settings_of
-from stages.rollout.plan import resume
+from stages.parts.vllm.client import HEALTH_TIMEOUT_S, answer, credentials, healthy, http
+from stages.rollout.one_machine import OneMachine, settings_of
+from stages.rollout.resume import resume
 from stages.rollout.state_machine import roll_out
 
 

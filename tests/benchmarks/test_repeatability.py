@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.repeatability import check_conditions, conditions, decisions, finished, tell, verdict
-from pipeline.config import RunConfig, load
+from pipeline.settings.config import RunConfig, load
 from scoring.profile import Profile
 from stages.parts.base.errors import ConfigError, MissingRun
 from stages.parts.base.store import ModelStore

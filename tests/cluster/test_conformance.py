@@ -18,12 +18,12 @@ import httpx
 import pytest
 import yaml
 
-from pipeline.argo.doctor import check_cluster
 from pipeline.argo.runs import ClusterRun
 from pipeline.argo.status import arguments_of
-from pipeline.checks import CheckResult
-from pipeline.config import load
+from pipeline.cluster.doctor import check_cluster
 from pipeline.events.push import Push
+from pipeline.runs.checks import CheckResult
+from pipeline.settings.config import load
 from stages.parts.base.errors import ModelNotFound
 from stages.parts.cluster.kinds import CLAIMS, DEFINITIONS, NAMESPACES, PODS, WORKFLOWS, Kind
 from stages.rollout.kserve.detect import CRD

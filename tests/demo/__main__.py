@@ -14,7 +14,7 @@ from typing import Final
 import httpx
 
 from stages.parts.base.store import ModelStore
-from stages.parts.endpoint.record import endpoint
+from stages.parts.endpoint.endpoint import endpoint
 from stages.parts.machine.process import contained
 from stages.parts.machine.processor import processor
 from tests.demo import DEMO, MODEL

@@ -16,27 +16,27 @@ import numpy as np
 import openai
 import pytest
 
-from pipeline.config import load
-from pipeline.definition import arguments, workflow_template
 from pipeline.local.engine import execute
 from pipeline.local.folder import RunFolders
 from pipeline.local.resources import Capacity
 from pipeline.local.submission import ENGINE_STATE
 from pipeline.runs.progress import observer_for
-from pipeline.stage_templates import STORE_MOUNT
+from pipeline.settings.config import load
+from pipeline.workflow.definition import arguments, workflow_template
+from pipeline.workflow.stage_templates import STORE_MOUNT
 from stages.evaluate.load import MORE_TRIALS
 from stages.parts.base.program import outcomes
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import sha256_of
-from stages.parts.endpoint.record import endpoint
-from stages.parts.engine.arguments import IN_ONE_PROCESS, ONE_THREAD, core_binding
-from stages.parts.engine.probes import PROMPTS
+from stages.parts.endpoint.endpoint import endpoint
 from stages.parts.model.safetensors import read_header
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.samples.divergence import distributions
 from stages.parts.samples.lines import Samples, read_samples
+from stages.parts.vllm.arguments import IN_ONE_PROCESS, ONE_THREAD, core_binding
+from stages.parts.vllm.probes import PROMPTS
 from tests.end_to_end.command_line import (
     API_KEY,
     BLOCKS,

@@ -12,16 +12,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pipeline.config import load
+from pipeline.settings.config import load
 from stages.optimize.methods import QUANTIZERS
 from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.base.store import STORE_VARIABLE, ModelStore, place_tree
-from stages.parts.endpoint.record import endpoint
-from stages.parts.engine.arguments import installed_version
+from stages.parts.endpoint.endpoint import endpoint
 from stages.parts.machine.hardware import gpus
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.vllm.arguments import installed_version
 from tests.demo import DEMO, MODEL
 from tests.end_to_end.command_line import API_KEY, CHANGED, SETTINGS, TOKEN, Pipeline
 from tests.gpu.conftest import TABLE

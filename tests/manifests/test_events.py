@@ -19,14 +19,14 @@ import typer
 import yaml
 
 from pipeline.cli import app
+from pipeline.cluster.manifests import MANIFESTS, TRIGGERS, documents, for_triggers
 from pipeline.commands.events import receive
-from pipeline.config import load
-from pipeline.definition import arguments, resolve_key, workflow_template
 from pipeline.events.providers import PROVIDERS
 from pipeline.events.push import Push
 from pipeline.events.receiver import TOKEN_VARIABLE
 from pipeline.events.starting import workflow
-from pipeline.manifests import MANIFESTS, TRIGGERS, documents, for_triggers
+from pipeline.settings.config import load
+from pipeline.workflow.definition import arguments, resolve_key, workflow_template
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import CONFIGS
 

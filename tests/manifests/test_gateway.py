@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from pipeline.gateway import GROUP
-from pipeline.manifests import MANIFESTS
+from pipeline.cluster.gateway import GROUP
+from pipeline.cluster.manifests import MANIFESTS
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.offered import OFFERED

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.config import load
-from pipeline.gateway import of
-from pipeline.manifests import CLIENTS, MANIFESTS, documents_of
-from pipeline.platform import Clients
+from pipeline.cluster.gateway import of
+from pipeline.cluster.manifests import CLIENTS, MANIFESTS, documents_of
+from pipeline.settings.config import load
+from pipeline.settings.platform import Clients
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import CONFIGS
 from stages.parts.endpoint.offered import OFFERED

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from pipeline.config import load
-from pipeline.manifests import MANIFESTS, as_text, clusters, documents_of
-from pipeline.pods import USER
+from pipeline.cluster.manifests import MANIFESTS, as_text, clusters, documents_of
+from pipeline.settings.config import load
+from pipeline.workflow.pods import USER
 
 IMAGES = MANIFESTS / "images"
 ROOT = MANIFESTS.parent

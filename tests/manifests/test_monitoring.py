@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.manifests import MANIFESTS
+from pipeline.cluster.manifests import MANIFESTS
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore
-from stages.parts.engine.metrics import METRICS
+from stages.parts.vllm.prometheus import METRICS
 from stages.rollout.kserve.autoscaling import LOAD
 from stages.rollout.kserve.objects import ENDPOINT, RELEASE, KServeEndpoint, predictor_name
 from stages.rollout.kserve.settings import KServe

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.argo.doctor import RIGHTS
-from pipeline.config import load
-from pipeline.definition import workflow_template
-from pipeline.manifests import MANIFESTS, clusters, documents, documents_of, files
+from pipeline.cluster.doctor import RIGHTS
+from pipeline.cluster.manifests import MANIFESTS, clusters, documents, documents_of, files
+from pipeline.settings.config import load
+from pipeline.workflow.definition import workflow_template
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import CONFIGS
 

@@ -6,15 +6,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pipeline.config import load
-from pipeline.definition import arguments
 from pipeline.local.engine import execute
 from pipeline.local.folder import RunFolders
 from pipeline.local.resources import Capacity
 from pipeline.local.submission import render
 from pipeline.runs.progress import Lines
 from pipeline.runs.state import RunState
-from pipeline.stage_templates import STORE_MOUNT
+from pipeline.settings.config import load
+from pipeline.workflow.definition import arguments
+from pipeline.workflow.stage_templates import STORE_MOUNT
 from stages.parts.base.store import ModelStore
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.config import load, names, read_yaml
-from pipeline.platform import Platform
+from pipeline.settings.config import load, names, read_yaml
+from pipeline.settings.platform import Platform
 from scoring.criteria import DEFAULT
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import CONFIGS, AskedServing, Optimize, Rollout

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import load
-from pipeline.definition import arguments, resolve_key, workflow_template
 from pipeline.local.submission import render
 from pipeline.local.workflow import parse
 from pipeline.runs.expressions import holds
 from pipeline.runs.expressions import parse as parse_condition
-from pipeline.stage_templates import RESULTS, RETRY_EXPRESSION
+from pipeline.settings.config import load
+from pipeline.workflow.definition import arguments, resolve_key, workflow_template
+from pipeline.workflow.stage_templates import RESULTS, RETRY_EXPRESSION
 from scoring.profile import Profile
 from stages.parts.base.errors import InvalidName
 from stages.parts.base.settings import AskedServing, Optimize, Workload

@@ -12,12 +12,12 @@ import pytest
 
 from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
-from stages.parts.endpoint.record import endpoint
-from stages.parts.engine.client import healthy
+from stages.parts.endpoint.endpoint import endpoint
 from stages.parts.records.production import Production
 from stages.parts.releases.release import before, current_release, decisions, promote
+from stages.parts.vllm.client import healthy
 from stages.report.page import render
-from stages.report.record import RunReport
+from stages.report.run_report import RunReport
 from stages.select.selection import select
 from tests.samples import MODEL
 from tests.serving import ROLLOUT, SERVING, environment, publish, stage, stand_in_variant

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config import load
-from pipeline.definition import workflow_template
-from pipeline.manifests import documents_of
+from pipeline.cluster.manifests import documents_of
+from pipeline.settings.config import load
+from pipeline.workflow.definition import workflow_template
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.log import LOG_VARIABLE
 from stages.parts.machine.hardware import GPUS_VARIABLE

@@ -14,7 +14,7 @@ import yaml
 
 from stages.parts.base.errors import RolledBack
 from stages.parts.base.store import ModelStore
-from stages.parts.endpoint.record import being_served
+from stages.parts.endpoint.endpoint import being_served
 from stages.parts.releases import release as releases
 from stages.rollout.state_machine import roll_out
 from tests.serving import REPOSITORY

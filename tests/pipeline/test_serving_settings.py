@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config import load, read_yaml
-from pipeline.serving import kserve_settings
+from pipeline.settings.config import load, read_yaml
+from pipeline.settings.serving import kserve_settings
 from stages.parts.base.settings import CONFIGS, parse_json
 from stages.parts.base.store import canonical_json
 from stages.rollout.kserve.settings import KServe, Scaling

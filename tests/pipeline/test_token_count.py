@@ -15,7 +15,7 @@ import envoy
 import httpx
 import pytest
 
-from pipeline.gateway import COUNT, NAMESPACE, TOKENS
+from pipeline.cluster.gateway import COUNT, NAMESPACE, TOKENS
 from tests.serving import wait_until
 
 TYPES = "type.googleapis.com/envoy"

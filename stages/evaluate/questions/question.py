@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from stages.parts.engine.client import chat_template
-from stages.parts.engine.completions import GREEDY, no_answer, post
+from stages.parts.vllm.client import chat_template
+from stages.parts.vllm.completions import GREEDY, no_answer, post
 
 CHAT: Final = "/v1/chat/completions"
 PLAIN: Final = "/v1/completions"

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stages.evaluate.questions.question import Question, Served, asked
-from stages.parts.engine.completions import tokenize
 from stages.parts.model.corpora import read_documents, text_path
+from stages.parts.vllm.completions import tokenize
 
 SEED: Final = 20260102
 LENGTHS: Final = (1.0, 0.5, 0.25)

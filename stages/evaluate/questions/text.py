@@ -7,8 +7,8 @@ from functools import partial
 from typing import Final
 
 from stages.evaluate.questions.question import PLAIN, Choice, Question, Served
-from stages.parts.engine.completions import given
 from stages.parts.model.corpora import read_documents, text_path
+from stages.parts.vllm.completions import given
 
 KIND: Final = "held-out"
 

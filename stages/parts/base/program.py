@@ -31,6 +31,8 @@ VERSION: Final = "0.2.0"
 OUTPUTS_VARIABLE: Final = "SLIPWAY_OUTPUTS"
 RUN_VARIABLE: Final = "SLIPWAY_RUN"
 DEBUG_VARIABLE: Final = "SLIPWAY_DEBUG"
+PRINTED: Final = "said"
+"""The output with what a command printed that ran in a pod."""
 
 FAILURE: Final = "failure.json"
 """In the folder of the outputs."""

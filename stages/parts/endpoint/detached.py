@@ -18,7 +18,7 @@ from stages.parts.base.errors import PortInUse, ServerFailed
 from stages.parts.base.settings import AskedServing
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.endpoint.database import URL_VARIABLE, usage_url
-from stages.parts.endpoint.record import (
+from stages.parts.endpoint.endpoint import (
     API_KEY_VARIABLE,
     LOG,
     RECORD,
@@ -30,8 +30,8 @@ from stages.parts.endpoint.record import (
     endpoint,
 )
 from stages.parts.endpoint.tls import tls_of
-from stages.parts.engine.log import ServerLog
-from stages.parts.engine.server import POLL_S, reserved_port
+from stages.parts.vllm.server import POLL_S, reserved_port
+from stages.parts.vllm.server_log import ServerLog
 
 PREVIOUS_LOG: Final = "endpoint.previous.log"
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 from stages.parts.base.errors import DamagedModel
 from stages.parts.endpoint.access_log import Reader, Request
 from stages.parts.endpoint.clients import ANYBODY, DEFAULT, FILE, Client, hash_of, read_clients, unlimited
-from stages.parts.endpoint.record import say
+from stages.parts.endpoint.endpoint import say
 
 CLIENT_HEADER: Final = "x-slipway-client"
 """Tells Envoy the client's name, for its log."""

@@ -19,11 +19,11 @@ from stages.parts.endpoint import usage
 from stages.parts.endpoint.access_log import Reading, Request, leave
 from stages.parts.endpoint.clients import OWN
 from stages.parts.endpoint.database import opened
+from stages.parts.endpoint.endpoint import SERVERS, endpoint, say
 from stages.parts.endpoint.envoy import Admin
 from stages.parts.endpoint.offered import OFFERED
-from stages.parts.endpoint.record import SERVERS, endpoint, say
-from stages.parts.engine.client import HEALTH_TIMEOUT_S, SOCKET_EXTENSION, http, socket_of
-from stages.parts.engine.metrics import read_tokens
+from stages.parts.vllm.client import HEALTH_TIMEOUT_S, SOCKET_EXTENSION, http, socket_of
+from stages.parts.vllm.prometheus import read_tokens
 
 INTERVAL_S: Final = 5.0
 LAST_TIMEOUT_S: Final = 10.0

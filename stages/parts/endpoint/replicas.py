@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from stages.parts.base.errors import SlipwayError
 from stages.parts.endpoint.clusters import Backend
-from stages.parts.endpoint.record import ServerState
+from stages.parts.endpoint.endpoint import ServerState
 from stages.parts.endpoint.supervised_server import RestartPolicy, SupervisedServer
-from stages.parts.engine.server import ServerSpec
+from stages.parts.vllm.server import ServerSpec
 
 
 class Replicas:

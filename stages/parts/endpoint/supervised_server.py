@@ -14,11 +14,11 @@ from typing import Any, Final, Literal, NoReturn
 
 from stages.parts.base.errors import Interrupted, ServerFailed, ServerKilled, SlipwayError
 from stages.parts.endpoint.clusters import Backend
+from stages.parts.endpoint.endpoint import ServerState, State, say
 from stages.parts.endpoint.metering import Meter
-from stages.parts.endpoint.record import ServerState, State, say
-from stages.parts.engine.client import healthy, socket_of
-from stages.parts.engine.placement import check_replicas, gpus_of
-from stages.parts.engine.server import POLL_S, Server, ServerSpec, running
+from stages.parts.vllm.client import healthy, socket_of
+from stages.parts.vllm.placement import check_replicas, gpus_of
+from stages.parts.vllm.server import POLL_S, Server, ServerSpec, running
 
 PREVIOUS: Final = ".previous.log"
 LOG_BYTES: Final = 16 << 20

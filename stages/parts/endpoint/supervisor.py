@@ -21,9 +21,7 @@ from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.clusters import Balance, Plan, plan
 from stages.parts.endpoint.database import usage_url
 from stages.parts.endpoint.door import Door
-from stages.parts.endpoint.envoy import Proxy, proxying
-from stages.parts.endpoint.metering import Taking
-from stages.parts.endpoint.record import (
+from stages.parts.endpoint.endpoint import (
     DRAIN_S,
     LOG,
     RECORD,
@@ -37,12 +35,14 @@ from stages.parts.endpoint.record import (
     say,
     supervising,
 )
+from stages.parts.endpoint.envoy import Proxy, proxying
+from stages.parts.endpoint.metering import Taking
 from stages.parts.endpoint.replicas import Replicas
 from stages.parts.endpoint.supervised_server import RestartPolicy
 from stages.parts.endpoint.tls import tls_of
-from stages.parts.engine.client import reachable
-from stages.parts.engine.server import ServerSpec, reserved_port
 from stages.parts.releases.pinned import pinned
+from stages.parts.vllm.client import reachable
+from stages.parts.vllm.server import ServerSpec, reserved_port
 
 DEFAULT_POLICY: Final = RestartPolicy()
 POLL_S: Final = 0.1

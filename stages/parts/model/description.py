@@ -12,7 +12,7 @@ from stages.parts.base.errors import DamagedModel, ModelNotFound
 from stages.parts.base.store import ModelStore
 from stages.parts.model import hub
 from stages.parts.model.checkpoint import CONFIG, INDEX, SINGLE, refuse_quantized, small_files, weight_files
-from stages.parts.model.local import local_sizes
+from stages.parts.model.directory import local_sizes
 from stages.parts.model.name import ModelName
 from stages.parts.model.safetensors import read_header
 from stages.parts.records.acquired import ACQUIRED, Acquired

@@ -270,7 +270,7 @@ class Evaluation(Record):
     """In older records, variants whose servers ran side by side with this one's and took turns with it."""
     drift: Drift | None = None
     probes: tuple[Probe, ...] = ()
-    """See ``stages.parts.engine.probes``; empty if none were recorded."""
+    """See ``stages.parts.vllm.probes``; empty if none were recorded."""
     agreement: float | None = None
     """How far the server's answers to these questions agreed with the probabilities that it gives to the same text
     (``scoring.probes``), 0–1; None if that was not asked."""

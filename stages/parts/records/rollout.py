@@ -20,7 +20,7 @@ JOURNAL: Final = "rollout.json"
 REQUEST: Final = "rollout.request.json"
 LOCK: Final = "rollout"
 LOCAL: Final = "local"
-"""The target that is this machine; see ``stages.rollout.targets``."""
+"""The target that is this machine; see ``stages.rollout.connect``."""
 KSERVE: Final = "kserve"
 """The target that is a cluster with KServe."""
 

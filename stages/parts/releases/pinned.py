@@ -15,11 +15,11 @@ from stages.parts.base.errors import DamagedModel
 from stages.parts.base.record import Record
 from stages.parts.base.settings import PINNED, AskedServing, Serving, Slo
 from stages.parts.base.store import ModelStore
-from stages.parts.engine.host import startup_s
 from stages.parts.model.checkpoint import CONFIG
 from stages.parts.records.evaluation import Engine
 from stages.parts.records.production import Production
 from stages.parts.releases.release import METRICS
+from stages.parts.vllm.host import startup_s
 
 ROUNDED: Final = 100
 """Tokens, to which a limit is rounded."""

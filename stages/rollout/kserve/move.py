@@ -30,7 +30,7 @@ from stages.rollout.kserve.objects import Mode
 from stages.rollout.kserve.settings import KServe
 from stages.rollout.kserve.target import KServeTarget
 from stages.rollout.observation import responds
-from stages.rollout.plan import SCHEDULED_S
+from stages.rollout.resume import SCHEDULED_S
 from stages.rollout.steady_load import SteadyLoad
 
 MOVABLE: Final[tuple[Mode, ...]] = ("standard", "route")

@@ -17,12 +17,12 @@ from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import AskedServing, Serving
 from stages.parts.base.store import ModelStore, digest_of, directory_name
+from stages.parts.endpoint.endpoint import API_KEY_VARIABLE
 from stages.parts.endpoint.offered import OFFERED
-from stages.parts.endpoint.record import API_KEY_VARIABLE
-from stages.parts.engine.arguments import CPU_KV_CACHE_MIB, GPU_ARGUMENT, TELLS_TOKENS, engine_arguments
-from stages.parts.engine.host import SERVER_BYTES, START_S, gpu_memory_bytes, shared_bytes
 from stages.parts.releases.pinned import MeasuredWith, pinned, weights_bytes
 from stages.parts.releases.release import METRICS
+from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, GPU_ARGUMENT, TELLS_TOKENS, engine_arguments
+from stages.parts.vllm.host import SERVER_BYTES, START_S, gpu_memory_bytes, shared_bytes
 from stages.rollout.kserve.settings import KServe
 
 Object = dict[str, Any]
@@ -57,7 +57,7 @@ API_SECRET: Final = "slipway-api"  # noqa: S105
 API_SECRET_KEY: Final = "key"  # noqa: S105
 PORT: Final = 8080
 USER: Final = 8737
-"""The owner of the files in the store; see ``pipeline/pods.py``."""
+"""The owner of the files in the store; see ``pipeline/workflow/pods.py``."""
 LLM_PORT: Final = 8000
 """KServe fixes it for a LLMInferenceService."""
 NAME_CHARACTERS: Final = 28

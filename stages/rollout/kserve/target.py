@@ -26,6 +26,7 @@ from stages.parts.releases.split import Split
 from stages.rollout.kserve.audit import cluster_user, emit
 from stages.rollout.kserve.autoscaling import SCALED_OBJECTS, bounds, lacking, scaled_object
 from stages.rollout.kserve.detect import Installation
+from stages.rollout.kserve.free_gpus import check_room
 from stages.rollout.kserve.http_route import HTTP_ROUTES
 from stages.rollout.kserve.kept import ISVCS, refuse_foreign
 from stages.rollout.kserve.objects import (
@@ -40,8 +41,7 @@ from stages.rollout.kserve.objects import (
     predictor,
     startup_s,
 )
-from stages.rollout.kserve.pods import Pods
-from stages.rollout.kserve.room import check_room
+from stages.rollout.kserve.release_pods import Pods
 from stages.rollout.target import Replicas
 
 UNRECONCILED_S: Final = 60.0

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.config import RunConfig, load
-from pipeline.definition import arguments, workflow_template
-from pipeline.manifests import for_kserve
+from pipeline.cluster.manifests import for_kserve
+from pipeline.settings.config import RunConfig, load
+from pipeline.workflow.definition import arguments, workflow_template
 from stages.parts.cluster.api import Cluster
 from tests.kubernetes import KubernetesServer, Outcome, WorkflowController
 from tests.pipeline.argo.argo_bench import PLATFORM, Seen, connected, environment_of, namespace, with_kserve

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pipeline.argo.doctor import check_cluster
-from pipeline.argo.install import install
-from pipeline.argo.uninstall import uninstall
 from pipeline.cli import app
-from pipeline.config import RunConfig, load
+from pipeline.cluster.doctor import check_cluster
+from pipeline.cluster.install import install
+from pipeline.cluster.uninstall import uninstall
+from pipeline.settings.config import RunConfig, load
 from stages.parts.base.errors import ConfigError, NotInstalled, UnknownName
 from stages.parts.cluster.api import Cluster
 from tests.kubernetes import KubernetesServer, Resource

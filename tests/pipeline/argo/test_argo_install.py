@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from pipeline.argo.doctor import check_cluster
 from pipeline.argo.engine import start
-from pipeline.argo.install import install
-from pipeline.config import load
-from pipeline.definition import NAME
-from pipeline.parameters import RESOLVE_CACHE
+from pipeline.cluster.doctor import check_cluster
+from pipeline.cluster.install import install
+from pipeline.settings.config import load
+from pipeline.workflow.definition import NAME
+from pipeline.workflow.parameters import RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CONFIG_MAPS

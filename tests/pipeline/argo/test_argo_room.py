@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.argo.room import Rooms
+from pipeline.argo.pending import Rooms
 from pipeline.argo.status import nodes_of, run_state, templates
 from tests.kubernetes import KubernetesServer
 

@@ -15,8 +15,8 @@ from pipeline.argo.follow import follow
 from pipeline.argo.runs import ClusterRun, again, find, read_logs, resume, stop
 from pipeline.argo.status import SUSPENDED
 from pipeline.argo.submission import submit
-from pipeline.definition import workflow_template
 from pipeline.runs.state import failure
+from pipeline.workflow.definition import workflow_template
 from stages.parts.base.errors import (
     AccessDenied,
     ClusterUnavailable,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.config import load
-from pipeline.definition import workflow_template
+from pipeline.settings.config import load
+from pipeline.workflow.definition import workflow_template
 from tests.hub import HubServer
 from tests.hub.models import tiny_model
 from tests.kubernetes import KubernetesServer

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.argo.install import install
-from pipeline.argo.uninstall import uninstall
-from pipeline.definition import NAME
-from pipeline.parameters import RESOLVE_CACHE
+from pipeline.cluster.install import install
+from pipeline.cluster.uninstall import uninstall
+from pipeline.workflow.definition import NAME
+from pipeline.workflow.parameters import RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, Conflict
 from stages.parts.cluster.api import Cluster
 from tests.kubernetes import KubernetesServer

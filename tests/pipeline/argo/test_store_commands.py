@@ -11,12 +11,12 @@ import sys
 import pytest
 import yaml
 
-from pipeline import store_commands
 from pipeline.argo.store_command import call
-from pipeline.config import load
-from pipeline.options import SAID
-from pipeline.parameters import STORE_COMMAND, store_settings
+from pipeline.cluster import store_commands
+from pipeline.settings.config import load
+from pipeline.workflow.parameters import STORE_COMMAND, store_settings
 from stages.parts.base.errors import NotInstalled
+from stages.parts.base.program import PRINTED
 from tests.kubernetes import Outcome
 
 COMMAND_LINES = {
@@ -38,7 +38,7 @@ def commands(argo, config):
 
 @pytest.mark.parametrize("words", COMMAND_LINES, ids=" ".join)
 def test_a_command_runs_in_a_pod_with_the_words_and_the_settings_that_were_given(commands, slipway, words):
-    commands.script["command"] = [Outcome(outputs={SAID: "what it says\n"})]
+    commands.script["command"] = [Outcome(outputs={PRINTED: "what it says\n"})]
     ended = slipway(*words, "--engine", "argo")
     assert (ended.returncode, ended.stdout) == (0, "what it says\n"), ended.stderr
     (workflow,) = commands.server.all("Workflow")
@@ -60,7 +60,7 @@ def test_an_error_in_the_pod_is_the_commands_own(commands, slipway):
 
 
 def test_a_result_that_is_bad_news_is_printed_with_its_exit_code(commands, slipway):
-    commands.script["command"] = [Outcome("Failed", 41, outputs={SAID: '{"verified": false}\n'})]
+    commands.script["command"] = [Outcome("Failed", 41, outputs={PRINTED: '{"verified": false}\n'})]
     ended = slipway("verify-decision", "--json", "--engine", "argo")
     assert (ended.returncode, json.loads(ended.stdout)) == (41, {"verified": False})
 
@@ -102,7 +102,7 @@ def test_every_template_runs_a_command_that_there_is(tmp_path):
         words = [*container["command"][1:], *(_filled(each, given) for each in container["args"])]
         environment = os.environ | settings | {"SLIPWAY_OUTPUTS": str(outputs)}
         ended = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
-        said = outputs / SAID
+        said = outputs / PRINTED
         if "abort" in words or "releases" in "".join(words):
             assert ended.returncode == 0, ended.stderr
             assert said.read_text() == ended.stdout

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stages.parts.base.store import ModelStore, swap_link
-from stages.parts.endpoint.record import endpoint
+from stages.parts.endpoint.endpoint import endpoint
 from stages.parts.releases.release import CANDIDATE, current_release
 from tests.serving import MODEL, ROLLOUT, SERVING, Said, environment, publish, stage, stand_in_variant
 

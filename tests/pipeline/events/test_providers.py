@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from pipeline.argo.status import arguments_of
-from pipeline.config import load
-from pipeline.definition import arguments, workflow_template
 from pipeline.events.providers import PROVIDERS, push_of
 from pipeline.events.starting import workflow
+from pipeline.settings.config import load
+from pipeline.workflow.definition import arguments, workflow_template
 from stages.parts.base.errors import EventRefused, UnknownName
 from tests.pipeline.events.receiving import COMMIT, HARBOR_PUSH, IGNORED, PUSH, WEBHOOKS, changed, normalized, push
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.config import load
-from pipeline.definition import workflow_template
+from pipeline.settings.config import load
+from pipeline.workflow.definition import workflow_template
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from tests.hub import HubServer
 from tests.hub.models import tiny_model

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.local.resources import Capacity, Pool, ResourceRequest, Share, request
-from pipeline.quantity import quantity
+from pipeline.settings.quantity import quantity
 from stages.parts.base.errors import ConfigError
 
 

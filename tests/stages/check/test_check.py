@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import load
+from pipeline.settings.config import load
 from stages.parts.base.settings import AskedServing, Optimize, Serving
 from stages.parts.machine.processor import processor
 from tests.hub import HubServer
@@ -19,7 +19,7 @@ from tests.hub.models import Stages, tiny_model
 FOUR_BIT = "vLLM's CPU build has no 4-bit kernel for processors without AVX-512"
 ROOT = Path(__file__).parents[3]
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": f"{ROOT / 'tests' / 'processor'}:{ROOT}"}
-CHOOSE = "from stages.parts.engine.kernels import FORMATS; [form.kernel() for form in FORMATS.values()]"
+CHOOSE = "from stages.parts.vllm.kernels import FORMATS; [form.kernel() for form in FORMATS.values()]"
 
 
 CONFIG = {

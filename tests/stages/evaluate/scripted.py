@@ -10,7 +10,7 @@ from typing import Any
 
 from stages.evaluate.harness import evaluate
 from stages.evaluate.quality import FIRST
-from tests.stages.parts.engine.answering import Answering, Asked
+from tests.stages.parts.vllm.answering import Answering, Asked
 
 Said = dict[str, Any]
 """A choice of a reply."""

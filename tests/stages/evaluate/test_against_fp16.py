@@ -12,14 +12,14 @@ import pytest
 import yaml
 
 from scoring.profile import Profile
-from stages.evaluate.divergence import measure_distributions
+from stages.evaluate.distributions import measure_distributions
 from stages.parts.base.settings import CONFIGS, Serving, Workload
-from stages.parts.engine.probes import ProbeCheck, check_probes, record_probes
-from stages.parts.engine.server import Server, ServerSpec, running
 from stages.parts.records.evaluation import Probe
 from stages.parts.records.production import Divergence
 from stages.parts.samples.divergence import divergence_record, divergences
 from stages.parts.samples.lines import Samples
+from stages.parts.vllm.probes import ProbeCheck, check_probes, record_probes
+from stages.parts.vllm.server import Server, ServerSpec, running
 from tests.serving import DEMO, SERVING
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

@@ -27,7 +27,7 @@ from tests.hub.datasets import add_datasets
 from tests.hub.server import HubServer
 from tests.serving import REPOSITORY
 from tests.stages.evaluate.scripted import Said, chat, model, prompt_of, scripted
-from tests.stages.parts.engine.answering import Answering, Asked
+from tests.stages.parts.vllm.answering import Answering, Asked
 
 ITEMS = 20
 WITHOUT_LANGUAGE = 16

@@ -17,7 +17,7 @@ from stages.parts.base.settings import Workload
 from stages.parts.samples.figures import task_score
 from stages.parts.samples.lines import AccuracyItem, Samples
 from tests.serving import DEMO
-from tests.stages.parts.engine.answering import Answering, Asked
+from tests.stages.parts.vllm.answering import Answering, Asked
 
 GROUP = """
 group: demo_group

@@ -21,10 +21,10 @@ import pytest
 from stages.parts.base.errors import MeasurementFailed
 from stages.parts.base.program import RUN_VARIABLE, outcomes
 from stages.parts.base.store import ModelStore
-from stages.parts.engine.arguments import BINDING
 from stages.parts.machine.lock import LOCK_VARIABLE, alone
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.samples.lines import read_samples
+from stages.parts.vllm.arguments import BINDING
 from tests.samples import outcome, samples_path
 from tests.serving import (
     MODEL,

@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from stages.evaluate.memory import INTERVAL_S, PeakMemory
+from stages.evaluate.peak_memory import INTERVAL_S, PeakMemory
 from stages.parts.machine.process import contained
 from tests.serving import wait_until
 

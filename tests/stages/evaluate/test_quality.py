@@ -14,9 +14,9 @@ from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.quality import check_tasks, run_tasks, scores_of
 from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
 from stages.parts.base.settings import Serving, Workload
-from stages.parts.engine.server import Server, ServerSpec, running
 from stages.parts.samples.figures import bits_per_byte_interval
 from stages.parts.samples.lines import AccuracyItem, PerplexityItem
+from stages.parts.vllm.server import Server, ServerSpec, running
 from tests.serving import DEMO, REPOSITORY, STAND_IN
 
 OWN_TASK = """

@@ -26,7 +26,7 @@ from stages.parts.model.corpora import read_documents, text_path
 from stages.parts.samples.lines import AccuracyItem, PerplexityItem
 from tests.demo.corpus import ngrams
 from tests.stages.evaluate.scripted import Said, ask, chat, model, prompt_of, scripted
-from tests.stages.parts.engine.answering import Asked
+from tests.stages.parts.vllm.answering import Asked
 
 QUESTIONS = 60
 PLAIN = ""

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from stages.evaluate.divergence import LISTED, held_out_digest, measure_distributions
+from stages.evaluate.distributions import LISTED, held_out_digest, measure_distributions
 from stages.parts.base.errors import ConfigError, ServerFailed, UnknownName
 from stages.parts.base.settings import CONFIGS, Workload
 from stages.parts.model.corpora import read_documents, text_path
 from stages.parts.samples.lines import HeldOutDocument
 from tests.demo.corpus import ngrams
-from tests.stages.parts.engine.answering import Answering, Asked
+from tests.stages.parts.vllm.answering import Answering, Asked
 
 VOCABULARY = 40
 

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stages.optimize.base_model import read_base
+from stages.optimize.ensure import ensure, identify
 from stages.optimize.methods import QUANTIZERS
-from stages.optimize.variant import ensure, identify
-from stages.optimize.verify import verify
+from stages.optimize.verification import verify
 from stages.parts.base.errors import ConfigError, NotInstalled, QuantizationFailed
 from stages.parts.base.settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stages.optimize.variant import ensure
+from stages.optimize.ensure import ensure
 from stages.parts.base.errors import DamagedModel, NothingToServe, QuantizationFailed, UnknownName, UnusableModel
 from stages.parts.base.settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of

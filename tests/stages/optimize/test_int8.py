@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stages.optimize.base_model import read_base
+from stages.optimize.ensure import ensure
 from stages.optimize.int8 import Int8, quantized_weights, unquantized_layers
 from stages.optimize.shards import layout
-from stages.optimize.variant import ensure
-from stages.optimize.verify import verify
+from stages.optimize.verification import verify
 from stages.parts.base.errors import QuantizationFailed
 from stages.parts.base.settings import Optimize
 from stages.parts.base.store import ModelStore
@@ -160,7 +160,7 @@ def test_the_memory_does_not_grow_with_the_file_or_its_matrices(int8: ModelStore
     record_base(store)
     assert (store.base / "model.safetensors").stat().st_size == 600 * MIB + len(header)
     program = (
-        "import sys; from stages.optimize.variant import *; from stages.optimize.quantizer import peak_resident_bytes; "
+        "import sys; from stages.optimize.ensure import *; from stages.optimize.quantizer import peak_resident_bytes; "
         "ensure(ModelStore(Path(sys.argv[1]), 'test/tiny'), 'int8', Optimize()); print(peak_resident_bytes())"
     )
     peak = subprocess.check_output([sys.executable, "-c", program, str(store.root)], cwd=ROOT)

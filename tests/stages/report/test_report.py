@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import RunConfig, load
-from pipeline.definition import arguments
 from pipeline.local.submission import render as workflow
+from pipeline.settings.config import RunConfig, load
+from pipeline.workflow.definition import arguments
 from scoring.constraints import Constraints
 from scoring.metrics import odds, shown, si
 from scoring.profile import Profile
@@ -25,8 +25,8 @@ from stages.parts.records.production import Price
 from stages.report.choice import changed, sentences, verdict
 from stages.report.collect import collect
 from stages.report.page import TEMPLATES, render
-from stages.report.record import RunReport
 from stages.report.reproduction import settings_file
+from stages.report.run_report import RunReport
 from stages.select.selection import select
 from tests.samples import MODEL, base, evaluation, measured_store, outcome, variant
 

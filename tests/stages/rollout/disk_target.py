@@ -20,10 +20,10 @@ import httpx
 
 from stages.parts.base.errors import Conflict, ServerFailed, TransientError
 from stages.parts.base.store import write_json
-from stages.parts.engine.metrics import read_counters
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import LOCAL
 from stages.parts.releases.split import Split
+from stages.parts.vllm.prometheus import read_counters
 
 SERVER = Path(__file__).with_name("release_server.py")
 ANSWER_S = 60

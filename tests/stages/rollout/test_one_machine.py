@@ -19,17 +19,17 @@ from stages.parts.base.errors import ConfigError, Conflict, ServerFailed, Transi
 from stages.parts.base.settings import Serving, Slo, Workload
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.endpoint.clusters import Backend, plan
+from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, SERVERS, Endpoint, endpoint, stop
 from stages.parts.endpoint.envoy import Admin
 from stages.parts.endpoint.envoy_config import RELEASE_HEADER, ROUTER
-from stages.parts.endpoint.record import API_KEY_VARIABLE, SERVERS, Endpoint, endpoint, stop
 from stages.parts.endpoint.supervised_server import PREVIOUS, rotate_log
-from stages.parts.engine.arguments import BINDING, ONE_THREAD, core_binding, serves_on_gpu
-from stages.parts.engine.client import http
-from stages.parts.engine.log import ServerLog
-from stages.parts.engine.metrics import read_counters
 from stages.parts.releases.split import Split
+from stages.parts.vllm.arguments import BINDING, ONE_THREAD, core_binding, serves_on_gpu
+from stages.parts.vllm.client import http
+from stages.parts.vllm.prometheus import read_counters
+from stages.parts.vllm.server_log import ServerLog
 from stages.rollout.drills import access_to, drill_crash, drill_load
-from stages.rollout.local import OneMachine
+from stages.rollout.one_machine import OneMachine
 from stages.rollout.pairs import send_pairs
 from stages.rollout.steady_load import Access, SteadyLoad
 from tests.serving import (

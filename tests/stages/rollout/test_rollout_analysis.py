@@ -12,10 +12,10 @@ import pytest
 from stages.parts.base.errors import TransientError
 from stages.parts.base.settings import Rollout, Slo
 from stages.parts.base.store import ModelStore
-from stages.parts.engine.metrics import read_counters
 from stages.parts.records.counters import ZERO, Counters, Histogram
 from stages.parts.records.rollout import Analysis, Journal, Observed, Side, Slice, Window
 from stages.parts.releases.release import METRICS
+from stages.parts.vllm.prometheus import read_counters
 from stages.rollout.analysis import Observation, analyse, check_quality, figures
 from stages.rollout.observation import FEWEST_PROMPT_TOKENS, MOST_PROMPT_TOKENS, Observer, prompt_tokens
 from stages.rollout.pairs import LOST, Timing

@@ -10,7 +10,7 @@ import pytest
 
 from stages.parts.base.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, UnknownName
 from stages.parts.base.settings import Rollout
-from stages.parts.endpoint.record import being_served
+from stages.parts.endpoint.endpoint import being_served
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases
 from stages.parts.releases.history import history

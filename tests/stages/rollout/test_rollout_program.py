@@ -12,7 +12,7 @@ import pytest
 
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
 from stages.parts.base.store import ModelStore, swap_link
-from stages.parts.endpoint.record import endpoint
+from stages.parts.endpoint.endpoint import endpoint
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases
 from tests.serving import MODEL, ROLLOUT, SERVING, Said, environment, publish, stage, stand_in_variant

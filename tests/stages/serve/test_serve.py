@@ -26,13 +26,13 @@ from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
 from stages.parts.base.settings import Serving
 from stages.parts.base.store import ModelStore, write_json
 from stages.parts.endpoint.clients import OWN, UNATTRIBUTED
-from stages.parts.endpoint.record import WANTED, Endpoint, Wanted, endpoint
+from stages.parts.endpoint.endpoint import WANTED, Endpoint, Wanted, endpoint
 from stages.parts.endpoint.supervised_server import RestartPolicy
 from stages.parts.endpoint.supervisor import supervise
-from stages.parts.engine.client import answer, credentials, healthy
 from stages.parts.records.rollout import journal_path, read_journal
 from stages.parts.releases.release import METRICS
-from stages.rollout.local import OneMachine
+from stages.parts.vllm.client import answer, credentials, healthy
+from stages.rollout.one_machine import OneMachine
 from tests.mixed_requests import check_usage, clients, sums_since
 from tests.routes import unexpected_answers
 from tests.serving import (

@@ -14,9 +14,9 @@ import pytest
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.clients import ANYBODY, OWN, UNATTRIBUTED
 from stages.parts.endpoint.database import URL_VARIABLE, opened
-from stages.parts.endpoint.record import SERVERS, endpoint
+from stages.parts.endpoint.endpoint import SERVERS, endpoint
 from stages.parts.endpoint.usage import Sum, sums, take_in
-from stages.parts.engine.client import healthy, http
+from stages.parts.vllm.client import healthy, http
 from tests.serving import MODEL, processes_with, publish, stand_in_variant, wait_until
 from tests.stages.parts.endpoint.postgresql import ENCODED, PASSWORD, serving
 from tests.stages.serve.test_serve import serve, server_of

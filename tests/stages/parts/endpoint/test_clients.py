@@ -35,8 +35,8 @@ from stages.parts.endpoint.clusters import Backend, plan
 from stages.parts.endpoint.door import Door, Window
 from stages.parts.endpoint.envoy import Proxy, proxying
 from stages.parts.endpoint.tls import Tls
-from stages.parts.engine.client import credentials, http
-from stages.parts.engine.server import reserved_port
+from stages.parts.vllm.client import credentials, http
+from stages.parts.vllm.server import reserved_port
 from tests.serving import wait_until
 
 MODEL = "org/name"

@@ -16,7 +16,7 @@ from stages.parts.endpoint.clusters import Backend, plan
 from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.envoy import proxying
 from stages.parts.endpoint.offered import OFFERED
-from stages.parts.engine.server import reserved_port
+from stages.parts.vllm.server import reserved_port
 from tests import routes
 from tests.routes import METHODS, UPGRADE, registered, spellings, unexpected_answers
 

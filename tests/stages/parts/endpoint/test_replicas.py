@@ -29,8 +29,8 @@ from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.envoy import Proxy, proxying
 from stages.parts.endpoint.replicas import Replicas
 from stages.parts.endpoint.supervised_server import RestartPolicy
-from stages.parts.engine.client import credentials, http
-from stages.parts.engine.server import ServerSpec, reserved_port
+from stages.parts.vllm.client import credentials, http
+from stages.parts.vllm.server import ServerSpec, reserved_port
 from tests.serving import wait_until
 
 MODEL, RELEASE = "org/name", "0001-fp16-0123456789ab"

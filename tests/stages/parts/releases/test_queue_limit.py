@@ -10,9 +10,9 @@ import pytest
 
 from stages.parts.base.settings import AskedServing
 from stages.parts.base.store import ModelStore
-from stages.parts.engine.arguments import engine_arguments
 from stages.parts.releases.pinned import pinned
 from stages.parts.releases.release import METRICS
+from stages.parts.vllm.arguments import engine_arguments
 from tests.samples import engine
 
 RELEASE = "0001-fp16-0123456789ab"

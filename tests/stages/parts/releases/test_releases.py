@@ -16,14 +16,14 @@ from stages.parts.base.aside import take_up
 from stages.parts.base.errors import ConfigError, UnknownName
 from stages.parts.base.settings import Rollout
 from stages.parts.base.store import ModelStore, swap_link
-from stages.parts.endpoint.record import supervising
+from stages.parts.endpoint.endpoint import supervising
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.releases.history import HISTORY, Move, history, remember
 from stages.parts.releases.listing import catalogue, prune, summarized_moves
 from stages.parts.releases.release import METRICS, before, candidate, current_release, find, probes, promote
 from stages.parts.releases.split import Split
-from stages.rollout.plan import begin
+from stages.rollout.resume import begin
 from stages.select.selection import select
 from tests.samples import MODEL, measured_store
 from tests.stages.rollout.release_server import probes as recorded_probes

@@ -16,8 +16,8 @@ import openai
 import pytest
 import yaml
 
-from pipeline.config import load
-from pipeline.serving import kserve_settings
+from pipeline.settings.config import load
+from pipeline.settings.serving import kserve_settings
 from stages.parts.base.errors import AccessDenied, DrillFailed, NothingToServe, RolledBack
 from stages.parts.base.settings import PINNED, Serving
 from stages.parts.base.store import STORE_VARIABLE

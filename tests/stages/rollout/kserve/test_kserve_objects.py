@@ -14,9 +14,9 @@ from scoring.profile import Profile
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import AskedServing, Serving
 from stages.parts.base.store import ModelStore
-from stages.parts.engine.arguments import GPU_ARGUMENT, engine_arguments
 from stages.parts.machine.processor import LIMIT
 from stages.parts.releases.release import METRICS
+from stages.parts.vllm.arguments import GPU_ARGUMENT, engine_arguments
 from stages.rollout.kserve.autoscaling import scaled_object
 from stages.rollout.kserve.objects import (
     ISVC,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.config import load
+from pipeline.settings.config import load
 from stages.parts.base.errors import ConfigError, Conflict, NothingToServe, NotInstalled, TransientError
 from stages.parts.base.settings import PINNED, Serving
 from stages.parts.base.store import STORE_VARIABLE, ModelStore

@@ -1,0 +1,138 @@
+"""Says what a pod that finds no node asks for and, where nodes may be read, how much of it they have left."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
+
+from pipeline.runs.state import RunState
+from pipeline.settings.quantity import quantity
+from stages.parts.base.errors import SlipwayError
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import NODES, PODS, Object
+
+UNSCHEDULABLE: Final = re.compile(r"Unschedulable: 0/\d+ nodes are available: (?P<why>.*)", re.DOTALL)
+"""The scheduler's sentence, as Argo repeats it."""
+REST: Final = re.compile(r"\.? (no new claims|preemption: ).*", re.DOTALL)
+"""The part of it that says nothing new."""
+NONE_FREE: Final = "no node has it free"
+UNITS: Final = {"cpu": (Decimal(1), "CPU"), "memory": (Decimal(1024**3), "GiB"), "nvidia.com/gpu": (Decimal(1), "GPU")}
+"""What each resource that stages ask for is shown in. All else that a node may lack is left to the scheduler."""
+AGAIN_S: Final = 30.0
+"""How often nodes are looked at while a run is followed."""
+PARAMETER: Final = re.compile(r"\{\{inputs\.parameters\.([\w-]+)\}\}")
+
+Amounts: TypeAlias = dict[str, Decimal]
+
+
+def explained(message: str, template: Object, node: Object) -> str:
+    """*message* of a node of a workflow; a scheduler's one becomes a short sentence."""
+    found = UNSCHEDULABLE.search(message)
+    if found is None:
+        return message
+    why = REST.sub("", found["why"]).rstrip(". ")
+    asks = asked(template, node)
+    short = f"room: asks for {shown(asks)}; {NONE_FREE}" if "Insufficient" in why and asks else f"a node: {why}"
+    return f"{message[: found.start()]}waits for {short}"
+
+
+def asked(template: Object, node: Object) -> Amounts:
+    """What the stage's container requests, with what the inputs of *node* say of it. Empty where it can't be read."""
+    given = {each["name"]: each.get("value", "") for each in (node.get("inputs") or {}).get("parameters", [])}
+    try:
+        patch = json.loads(PARAMETER.sub(lambda found: given.get(found[1], ""), template.get("podSpecPatch") or "{}"))
+    except ValueError:  # a template that is not ours may have YAML there
+        return {}
+    containers = [template.get("container") or {}, *patch.get("containers", [])]
+    found: dict[str, str] = {}
+    for kind in ("limits", "requests"):
+        for each in containers:
+            found |= each.get("resources", {}).get(kind) or {}
+    return {name: quantity(str(found[name])) for name in UNITS if found.get(name)}
+
+
+class Rooms:
+    """The room on the nodes of a cluster, looked at no more often than needed."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._looked: float | None = None
+        self._free: list[tuple[Object, Amounts]] | None = None
+
+    def fill(self, state: RunState, templates: Mapping[str, Object], nodes: Mapping[str, Object]) -> None:
+        """Complete the messages of nodes that wait for room; without the right to read nodes they stay.
+
+        Args:
+            templates, nodes: of the workflow, by name.
+        """
+        for each in state.nodes:
+            if each.message.endswith(NONE_FREE) and (node := nodes.get(f"{state.name}.{each.name}")):
+                template = templates.get(each.template, {})
+                each.message = each.message.replace(NONE_FREE, self._say(template, asked(template, node)))
+
+    def _say(self, template: Object, asks: Amounts) -> str:
+        if self._looked is None or time.monotonic() - self._looked > AGAIN_S:
+            self._looked, self._free = time.monotonic(), self._look()
+        if self._free is None:
+            return NONE_FREE
+        fitting = [free for node, free in self._free if takes(node, template)]
+        if not fitting:
+            return f"none of {len(self._free)} nodes has the labels and taints for it"
+        best = max(fitting, key=lambda free: min(free.get(name, Decimal(0)) / asks[name] for name in asks))
+        count = "the node that matches" if len(fitting) == 1 else f"the best of {len(fitting)} nodes that match"
+        return f"{count} has {shown({name: best.get(name, Decimal(0)) for name in asks})} left"
+
+    def _look(self) -> list[tuple[Object, Amounts]] | None:
+        """Each node with what is left of it; None where nodes or other people's pods can't be read."""
+        try:
+            nodes, _ = self._cluster.list(NODES)
+            pods, _ = self._cluster.list(PODS, everywhere=True)
+        except SlipwayError:
+            return None
+        placed = [each for each in pods if each.get("status", {}).get("phase") not in ("Succeeded", "Failed")]
+        return [(node, _left(node, placed)) for node in nodes if not node.get("spec", {}).get("unschedulable")]
+
+
+def _left(node: Object, pods: Iterable[Object]) -> Amounts:
+    free = {name: quantity(str(node.get("status", {}).get("allocatable", {}).get(name, "0"))) for name in UNITS}
+    for pod in pods:
+        if pod["spec"].get("nodeName") == node["metadata"]["name"]:
+            free = {name: free[name] - _requested(pod, name) for name in free}
+    return {name: max(amount, Decimal(0)) for name, amount in free.items()}
+
+
+def _requested(pod: Object, name: str) -> Decimal:
+    """What the scheduler counts: all containers together, or the largest of those that run before them."""
+
+    def amounts(kind: str) -> list[Decimal]:
+        requests = (each.get("resources", {}).get("requests", {}) for each in pod["spec"].get(kind, []))
+        return [quantity(str(each.get(name, "0"))) for each in requests]
+
+    return max(sum(amounts("containers"), Decimal(0)), *amounts("initContainers"), Decimal(0))
+
+
+def takes(node: Object, template: Object) -> bool:
+    labels = node["metadata"].get("labels") or {}
+    taints = node.get("spec", {}).get("taints") or []
+    tolerations = template.get("tolerations") or []
+    return (template.get("nodeSelector") or {}).items() <= labels.items() and all(
+        taint["effect"] == "PreferNoSchedule" or any(_tolerates(each, taint) for each in tolerations)
+        for taint in taints
+    )
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    same_key = not toleration.get("key") or toleration["key"] == taint["key"]
+    same_effect = not toleration.get("effect") or toleration["effect"] == taint["effect"]
+    exists = toleration.get("operator") == "Exists"
+    return same_key and same_effect and (exists or toleration.get("value", "") == taint.get("value", ""))
+
+
+def shown(amounts: Amounts) -> str:
+    return ", ".join(
+        f"{float(round(amount / UNITS[name][0], 2)):g} {UNITS[name][1]}" for name, amount in amounts.items()
+    )

@@ -1,0 +1,211 @@
+"""A run's whole configuration, read from ``configs/``, a file of the user's, and flags.
+
+Precedence: ``configs/defaults.yaml`` < ``--config`` file < ``--set`` and the flags (or their environment variables).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+import yaml
+from pydantic import ValidationError, model_validator
+
+from pipeline.settings.platform import Platform
+from scoring.profile import Profile
+from stages.evaluate.trace import read_trace
+from stages.parts.base.errors import ConfigError, UnknownName
+from stages.parts.base.settings import (
+    CONFIGS,
+    AskedServing,
+    Optimize,
+    Rollout,
+    Settings,
+    Workload,
+    mistakes,
+    protocol_of,
+)
+from stages.parts.model.corpora import is_path
+from stages.parts.records.rollout import LOCAL
+from stages.rollout.kserve.settings import KServe
+
+FOLDERS: Final = {"profile": "profiles", "workload": "workloads", "platform": "platforms"}
+
+
+class RunConfig(Settings):
+    profile: Profile
+    workload: Workload
+    platform: Platform
+    optimize: Optimize = Optimize()
+    serving: AskedServing = AskedServing()
+    rollout: Rollout = Rollout()
+    kserve: KServe = KServe()
+
+    @model_validator(mode="after")
+    def _replicas_on_one_machine(self) -> Self:
+        if self.serving.replicas > 1 and self.platform.serves_on != LOCAL:
+            raise ValueError(f"serving.replicas is for one machine; on {self.platform.name}: kserve.scaling.minimum")
+        return self
+
+
+def load(
+    file: Path | None = None,
+    *,
+    chosen: Mapping[str, str | None] | None = None,
+    assignments: Iterable[str] = (),
+) -> RunConfig:
+    """The configuration of a run.
+
+    Args:
+        file: YAML with any part of ``configs/defaults.yaml``.
+        chosen: profile, workload or platform, by name or path; None keeps what the files say.
+        assignments: ``path.to.field=value`` with a YAML value.
+
+    Raises:
+        ConfigError: every mistake at once, each on its own line.
+    """
+    wrong: list[str] = []
+    data = read_yaml(CONFIGS / "defaults.yaml")
+    folders = dict.fromkeys(FOLDERS, Path())
+    if file:
+        _merge(data, read_yaml(file))
+        folders |= dict.fromkeys(read_yaml(file).keys() & FOLDERS.keys(), file.parent)
+    for kind, value in (chosen or {}).items():
+        if value is not None:
+            data[kind], folders[kind] = value, Path()
+    wrong.extend(_read_named(data, folders))
+    for assignment in assignments:
+        try:
+            assign(data, assignment)
+        except ConfigError as error:
+            wrong.append(str(error))
+    if isinstance(data["profile"], dict) and isinstance(data["workload"], dict):
+        data["profile"].setdefault("error_rate", protocol_of(data["workload"]).error_rate)
+    try:
+        config = RunConfig.model_validate(data)
+    except ValidationError as error:
+        wrong.extend(mistakes(error, RunConfig))
+    if wrong:
+        raise ConfigError.of_many(wrong, f"the configuration{f' ({file})' if file else ''}")
+    if config.workload.trace and (trace := Path(config.workload.trace)).is_file():
+        read_trace(trace)  # show its mistakes now rather than after hours of quantizing
+    return config
+
+
+def _read_named(data: dict[str, Any], folders: Mapping[str, Path]) -> list[str]:
+    """Replace each name in *data* by what it names, an unknown one by the default's; return the mistakes."""
+    wrong = []
+    for kind in FOLDERS:
+        try:
+            data[kind] = named(kind, data[kind], folders[kind])
+        except ConfigError as error:
+            wrong.append(f"{kind}: {error}" + (f" ({error.hint})" if error.hint else ""))
+            data[kind] = named(kind, read_yaml(CONFIGS / "defaults.yaml")[kind], Path())
+    return wrong
+
+
+def named(kind: str, value: Any, folder: Path) -> dict[str, Any]:
+    """Read a profile, workload or platform by its name or path; a mapping is taken as it is.
+
+    Raises:
+        UnknownName: *value* is neither a file nor a name in ``configs/``.
+    """
+    if isinstance(value, dict):
+        return {"name": "custom"} | value
+    text = str(value)
+    path = folder / text if text.endswith((".yaml", ".yml")) else CONFIGS / FOLDERS[kind] / f"{text}.yaml"
+    if not path.is_file():
+        raise UnknownName(kind, text, names(kind))
+    data = {"name": path.stem} | (_platform(path) if kind == "platform" else read_yaml(path))
+    for field in ("tasks_path", "trace") if kind == "workload" else ():
+        if data.get(field):
+            data[field] = str((path.parent / str(data[field])).resolve())
+    if kind == "workload" and is_path(str(data.get("divergence_text", ""))):
+        data["divergence_text"] = str((path.parent / str(data["divergence_text"])).resolve())
+    return data
+
+
+def _platform(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Merge the file over the one that its ``extends`` names, in the same folder or in ``configs/platforms``, which may
+    extend another one in turn.
+
+    Args:
+        extending: the files that extend this one. A file of the user's may have the name of the one that it extends.
+
+    Raises:
+        UnknownName: there is no such file, or only one that extends this one.
+    """
+    data, seen = _with_clients(read_yaml(path), path.parent), (*extending, path.resolve())
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    files = (folder / f"{base}.yaml" for folder in (path.parent, CONFIGS / FOLDERS["platform"]))
+    found = next((file for file in files if file.is_file() and file.resolve() not in seen), None)
+    if found is None:
+        raise UnknownName("platform to extend", str(base), names("platform"))
+    whole = _platform(found, seen)
+    _merge(whole, data)
+    return whole
+
+
+def _with_clients(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A platform with the whole path of its clients' file."""
+    cluster = data.get("cluster")
+    clients = cluster.get("clients") if isinstance(cluster, dict) else None
+    if isinstance(clients, dict) and isinstance(clients.get("file"), str):
+        clients["file"] = str((folder / clients["file"]).resolve())
+    return data
+
+
+def names(kind: str) -> list[str]:
+    """The names that ``configs/`` has of a kind."""
+    return sorted(path.stem for path in (CONFIGS / FOLDERS[kind]).glob("*.yaml"))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML mapping.
+
+    Raises:
+        ConfigError: the file is missing, unreadable, not YAML, or not a mapping.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold fields with values, not a {type(data).__name__}")
+    return data
+
+
+def _merge(into: dict[str, Any], data: Mapping[str, Any]) -> None:
+    for key, value in data.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def assign(data: dict[str, Any], assignment: str) -> None:
+    """Set one field of *data*, from ``path.to.field=value`` with a YAML value.
+
+    Raises:
+        ConfigError: *assignment* is not of that form, or a part of the path is a value.
+    """
+    path, separator, text = assignment.partition("=")
+    if not separator or not path:
+        raise ConfigError(f"--set {assignment}: not of the form path.to.field=value")
+    *parents, field = path.split(".")
+    place = data
+    for name in parents:
+        place = place.setdefault(name, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"--set {assignment}: {name} is a value and has no fields")
+    try:
+        place[field] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        place[field] = text

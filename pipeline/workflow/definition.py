@@ -1,0 +1,213 @@
+"""The pipeline as a Hera WorkflowTemplate. Argo runs it on a cluster; the local engine runs the same compiled manifest
+on one machine.
+
+    resolve -+- acquire -+- optimize-fp16 -+
+             +- check ---+- optimize-awq  -+- evaluate - select - serve         on exit: ending
+                         +- optimize-gptq -+
+                         +- optimize-int8 -+
+
+The template is the same for every configuration of variants and workload: those are parameters of a run. ``check``
+says which variants were asked for and can be served where ``evaluate`` runs; the others are skipped. It also decides
+what ``auto`` means in the serving settings, and how large a pod ``evaluate`` needs. Only fp16 has to succeed; a
+quantized variant that fails is left out of the selection and named in the report.
+On a cluster the steps of the rollout are separate tasks: deploy, canary-10, canary-50, canary-90, approve,
+canary-100, serve. Those in between are skipped where there is nothing to compare a release with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from hera.workflows import DAG, Parameter, Task, WorkflowTemplate, models
+
+from pipeline.settings.config import RunConfig
+from pipeline.settings.platform import Platform
+from pipeline.workflow import pods
+from pipeline.workflow.parameters import NAME, RESOLVE_CACHE, arguments, for_kserve, hub_here, price, resolve_key
+from pipeline.workflow.stage_templates import (
+    COMMIT,
+    COMPARED,
+    QUANTIZED,
+    RESOLVED,
+    RESULTS,
+    REWRITING,
+    REWRITTEN,
+    RUN_DIRECTORY,
+    SERVED,
+    SERVING,
+    add_templates,
+    exit_handler,
+    workflow_parameter,
+)
+from scoring.names import REFERENCE
+from stages.parts.base.settings import Rollout
+from stages.parts.base.store import canonical_json
+from stages.parts.records.rollout import LOCAL
+from stages.rollout.resume import DEPLOY, PROMOTE
+
+__all__ = ["NAME", "arguments", "hub_here", "price", "resolve_key", "workflow_template"]
+
+DESCRIPTION: Final = (
+    "Takes a model's name to a production endpoint: acquires it, makes FP16, AWQ, GPTQ and INT8 variants, "
+    "measures each on vLLM, publishes the best one and serves it."
+)
+RUN_DESCRIPTION: Final = (
+    "`{{workflow.parameters.model}}` at `{{workflow.parameters.revision}}`, to an endpoint.\n\n"
+    "The winner, the reason and the table of scores are this run's outputs. "
+    f"The report: `{RUN_DIRECTORY}/report.html` on the volume of the store."
+)
+
+
+def workflow_template(config: RunConfig) -> dict[str, Any]:
+    """The compiled WorkflowTemplate for the configuration's platform and rollout, as plain data."""
+    platform = config.platform
+    with WorkflowTemplate(
+        name=NAME,
+        namespace=platform.namespace,
+        labels={"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": NAME},
+        annotations=_said("Slipway", DESCRIPTION),
+        workflow_metadata=models.WorkflowMetadata(
+            labels={"app.kubernetes.io/part-of": NAME},
+            annotations=_said("{{workflow.parameters.model}}", RUN_DESCRIPTION),
+        ),
+        entrypoint="pipeline",
+        on_exit=exit_handler(platform),
+        arguments=_parameters(config),
+        volumes=[
+            models.Volume(
+                name="store",
+                persistent_volume_claim=models.PersistentVolumeClaimVolumeSource(claim_name=platform.claim),
+            ),
+            models.Volume(name="outputs", empty_dir=models.EmptyDirVolumeSource()),
+            *pods.volumes(platform),
+        ],
+        # Two runs of one model would write the same paths; the lock is held until the run's end.
+        synchronization=models.Synchronization(
+            mutexes=[models.Mutex(name="model-{{workflow.parameters.model-directory}}")]
+        ),
+        **pods.of_workflow(platform),
+    ) as template:
+        add_templates(platform)
+        with DAG(name=RESOLVED, fail_fast=False, memoize=_known_for_a_day(), outputs=_outputs_of(COMMIT, [COMMIT])):
+            Task(name=COMMIT, template="resolve")
+        with DAG(name="pipeline", fail_fast=False, outputs=_outputs_of("select", RESULTS)):
+            _tasks(platform)
+            _serving_tasks(platform, config.rollout)
+    compiled: dict[str, Any] = template.to_dict()
+    return compiled
+
+
+def _parameters(config: RunConfig) -> list[Parameter]:
+    return [
+        Parameter(name="model", description="name on the Hugging Face Hub, such as org/name"),
+        Parameter(name="revision", value="main", description="branch, tag or commit"),
+        Parameter(name="model-directory", description="the model's directory in the store: org--name"),
+        Parameter(name="resolve-key", description="sha256 of hub, model and revision: the commit is cached under it"),
+        Parameter(name="serve", value="true", description="false: stop once the winner is published"),
+        Parameter(name="optimize", value=canonical_json(config.optimize), description="optimize settings as JSON"),
+        Parameter(name="workload", value=canonical_json(config.workload), description="the workload as JSON"),
+        Parameter(name="serving", value=canonical_json(config.serving), description="serving settings as JSON"),
+        Parameter(name="profile", value=canonical_json(config.profile), description="the scoring profile as JSON"),
+        Parameter(name="rollout", value=canonical_json(config.rollout), description="the rollout's settings as JSON"),
+        Parameter(
+            name="approval",
+            value=str(config.rollout.approval).lower(),
+            description="true: wait for an approval before all traffic goes to the new release",
+        ),
+        Parameter(
+            name="price", value=price(config.platform), description="price of an hour of the hardware, as JSON, or ''"
+        ),
+        *(
+            Parameter(name=name, value=value, description="how KServe serves, as JSON")
+            for name, value in for_kserve(config).items()
+        ),
+    ]
+
+
+def _outputs_of(task: str, names: Iterable[str]) -> list[Parameter]:
+    """The outputs of *task* as those of its DAG. Argo's UI and ``argo get`` show those of the whole run first."""
+    return [
+        Parameter(name=name, value_from=models.ValueFrom(parameter=f"{{{{tasks.{task}.outputs.parameters.{name}}}}}"))
+        for name in names
+    ]
+
+
+def _known_for_a_day() -> models.Memoize:
+    return models.Memoize(
+        key=workflow_parameter("resolve-key"),
+        max_age="24h",
+        cache=models.Cache(config_map=models.LocalObjectReference(name=RESOLVE_CACHE)),
+    )
+
+
+def _said(title: str, description: str) -> dict[str, str]:
+    """The annotations that Argo's UI shows of a run, as Markdown."""
+    return {"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": description}
+
+
+def _tasks(platform: Platform) -> None:
+    Task(name="resolve", template=RESOLVED)
+    commit = "{{tasks.resolve.outputs.parameters.commit}}"
+    Task(name="acquire", template="acquire", arguments={"commit": commit}, depends="resolve")
+    Task(name="check", template="check", arguments={"commit": commit}, depends="resolve")
+    for variant in (REFERENCE, *QUANTIZED):
+        Task(
+            name=f"optimize-{variant}",
+            template=REWRITING if variant in REWRITTEN and platform.stages.rewrite else "optimize",
+            arguments={"method": variant},
+            depends="acquire" if variant == REFERENCE else "acquire && check",
+            when=None if variant == REFERENCE else f"{_checked(variant)} == true",
+        )
+    tried = " && ".join(_over(f"optimize-{variant}") for variant in QUANTIZED)
+    Task(
+        name="evaluate",
+        template="evaluate",
+        arguments={name: _checked(name) for name in (SERVED, SERVING, *platform.stages.evaluate.automatic)},
+        depends=f"check && optimize-{REFERENCE} && {tried}",
+    )
+    Task(name="select", template="select", depends="evaluate")
+
+
+def _serving_tasks(platform: Platform, rollout: Rollout) -> None:
+    """Add the rollout: one task on one machine; on a cluster, one task for each step."""
+    serve = f"{workflow_parameter('serve')} == true"
+    if platform.serves_on == LOCAL:
+        Task(name="serve", template="serve", depends="select", when=serve)
+        return
+    _step("deploy", DEPLOY, "select", when=serve)
+    steps = [f"canary-{step}" for step in rollout.steps]
+    before = "deploy.Succeeded"
+    when: str | None = f"{{{{tasks.deploy.outputs.parameters.{COMPARED}}}}} == true"
+    for name, step in zip(steps, map(str, rollout.steps), strict=True):
+        if step == "100":
+            approval = f"{workflow_parameter('approval')} == true"
+            observed = before.partition(".")[0]
+            Task(
+                name="approve",
+                template="approve",
+                arguments={"message": f"{{{{tasks.{observed}.outputs.parameters.said}}}}"},
+                depends=before,
+                when=f"{when} && {approval}" if when else approval,
+            )
+            before = "(approve.Succeeded || approve.Skipped)"
+        _step(name, step, before, when=when)
+        before, when = f"{name}.Succeeded", None
+    # Nothing is compared in a first release, nor if the release is served already: then no step gets a pod.
+    _step("serve", PROMOTE, f"{steps[-1]}.Succeeded || (deploy.Succeeded && {steps[0]}.Skipped)")
+
+
+def _step(name: str, step: str, depends: str, when: str | None = None) -> None:
+    """Add one step of the rollout."""
+    arguments = {"step": step, "approved": str(step in ("100", PROMOTE)).lower()}
+    Task(name=name, template="rollout", arguments=arguments, depends=depends, when=when)
+
+
+def _checked(output: str) -> str:
+    return f"{{{{tasks.check.outputs.parameters.{output}}}}}"
+
+
+def _over(task: str) -> str:
+    """The condition that *task* has ended, however it did."""
+    results = ("Succeeded", "Skipped", "Failed", "Errored", "Omitted")
+    return "(" + " || ".join(f"{task}.{result}" for result in results) + ")"

@@ -1,0 +1,94 @@
+"""What a run gives to the workflow: its parameters. Apart from the definition, since Hera takes seconds to import."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from typing import TYPE_CHECKING, Final
+
+from pipeline.settings.serving import kserve_settings
+from stages.parts.base.store import canonical_json, directory_name
+from stages.parts.model.name import ModelName
+from stages.parts.records.rollout import LOCAL
+
+if TYPE_CHECKING:
+    from pipeline.settings.config import RunConfig
+    from pipeline.settings.platform import Platform
+
+NAME: Final = "slipway"
+"""The WorkflowTemplate's name."""
+RESOLVE_CACHE: Final = "slipway-resolve"
+"""The ConfigMap in which Argo keeps memoized results."""
+
+STORE_COMMAND: Final = f"{NAME}-command"
+"""The WorkflowTemplate that runs any command which needs the store's volume."""
+COMMAND: Final = "command"
+"""Its one task."""
+OF_STORE_COMMANDS: Final = {"platform", "serving", "rollout", "kserve"}
+"""The part of a configuration that these commands read."""
+
+
+def arguments(config: RunConfig, model: str, revision: str, *, serve: bool, refresh: bool = False) -> dict[str, str]:
+    """The workflow's parameters for one run.
+
+    Raises:
+        InvalidName: *model* is neither a name on the Hub nor a local directory.
+    """
+    return {
+        "model": model,
+        "revision": revision,
+        "model-directory": directory_name(ModelName.parse(model).id),
+        "resolve-key": resolve_key(model, revision, hub="" if config.platform.cluster else hub_here(), refresh=refresh),
+        "serve": str(serve).lower(),
+        "optimize": canonical_json(config.optimize),
+        "workload": canonical_json(config.workload),
+        "serving": canonical_json(config.serving),
+        "profile": canonical_json(config.profile),
+        "rollout": canonical_json(config.rollout),
+        "approval": str(config.rollout.approval).lower(),
+        "price": price(config.platform),
+        **for_kserve(config),
+    }
+
+
+def allowing_incomplete(optimize: str) -> str:
+    """The parameter ``optimize`` of a run that goes on without a variant."""
+    return canonical_json({**json.loads(optimize), "allow_incomplete": True})
+
+
+def price(platform: Platform) -> str:
+    """The price from which select computes costs, as JSON; empty if the platform names none."""
+    if platform.price_per_hour is None:
+        return ""
+    return canonical_json({"per_hour": platform.price_per_hour, "currency": platform.currency})
+
+
+def for_kserve(config: RunConfig) -> dict[str, str]:
+    """The parameters that only a platform that serves on KServe has."""
+    return {} if config.platform.serves_on == LOCAL else {"kserve": canonical_json(kserve_settings(config))}
+
+
+def store_settings(config: RunConfig) -> str:
+    """The parameter ``config`` of a command that needs the store's volume, without the path of a file here."""
+    here = {"platform": {"cluster": {"clients"}}}
+    return canonical_json(config.model_dump(mode="json", include=OF_STORE_COMMANDS, exclude=here))
+
+
+def hub_here() -> str:
+    """The address of the hub that this machine asks; empty if it is Hugging Face's."""
+    return os.environ.get("HF_ENDPOINT", "")
+
+
+def resolve_key(model: str, revision: str, *, hub: str = "", refresh: bool = False) -> str:
+    """The memoization key of resolve, which stands for a model and revision at one hub.
+
+    The key is new each time for a local directory, which can change at any time, and with *refresh*.
+
+    Args:
+        hub: empty on a cluster, whose pods all ask the hub of the platform, whoever submits.
+    """
+    if refresh or ModelName.parse(model).directory:
+        return uuid.uuid4().hex
+    return hashlib.sha256(canonical_json([hub, model, revision]).encode()).hexdigest()

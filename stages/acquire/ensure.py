@@ -1,0 +1,150 @@
+"""Ensure that base/ contains a model at one commit: the files that serving needs, complete, verified, safe to load."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from stages.acquire.download import HubSource, LocalSource, Source, require_space
+from stages.acquire.transfer_progress import readable
+from stages.parts.base import program
+from stages.parts.base.errors import DamagedModel, UnusableModel
+from stages.parts.base.store import ModelStore, exclusive, sha256_of
+from stages.parts.model.checkpoint import (
+    Checkpoint,
+    check,
+    check_configuration,
+    chosen,
+    likely_weights,
+    small_files,
+    weight_files,
+)
+from stages.parts.model.directory import LOCAL_COMMIT, commit_name
+from stages.parts.model.name import ModelName
+from stages.parts.records.acquired import ACQUIRED, Acquired, File, files_digest
+
+
+def ensure(store: ModelStore, model: ModelName, revision: str, commit: str, report: program.Report) -> Acquired:
+    """Ensure that base/ contains *model* at *commit*. Makes no request to the Hub if it already does.
+
+    Raises:
+        NotEnoughSpace, DamagedModel, UnusableModel: base/ is unchanged.
+        ModelNotFound, RevisionNotFound, AccessDenied, HubUnavailable: see ``hub.describe``.
+    """
+    if record := intact(store.base, commit):
+        report.reused(f"base/ already has {model.source} at {commit}", key=record.digest)
+        return record
+    source = open_source(model, commit, store.base)
+    small = small_files(source.sizes)
+    with exclusive(store.lock("acquire"), f"acquiring {store.model}"):
+        if record := intact(store.base, commit):
+            report.reused(f"another process has just acquired {model.source} at {commit}", key=record.digest)
+            return record
+        with store.building(store.base, resume=commit) as work:
+            files, checkpoint = fill(work, source, small, commit)
+            record = Acquired(
+                model=store.model,
+                source=source.origin,
+                revision=revision,
+                commit=commit,
+                license=checkpoint.license,
+                architecture=checkpoint.architecture,
+                parameters=checkpoint.parameters,
+                files=files,
+                digest=files_digest(files),
+                acquired_at=datetime.now(UTC),
+            )
+            record.write(work / ACQUIRED)
+    size = sum(file.size_bytes for file in record.files)
+    report.done(f"base/ has {model.source} at {commit}: {len(record.files)} files, {readable(size)}", key=record.digest)
+    return record
+
+
+def open_source(model: ModelName, commit: str, base: Path) -> Source:
+    if model.directory:
+        return LocalSource(model.directory)
+    return HubSource(model.id, commit, base, recorded(base))
+
+
+def fill(work: Path, source: Source, small: Sequence[str], commit: str) -> tuple[tuple[File, ...], Checkpoint]:
+    """Bring the model's files into *work* and check them. Quick checks that may refuse the model come first."""
+    require_space(work, source.missing_bytes([*small, *likely_weights(source.sizes)], work))
+    found = source.fetch(small, work)
+    with discarded_if_useless(work):
+        check_configuration(work)
+        weights = weight_files(source.sizes, work)
+    require_space(work, source.missing_bytes(weights, work))
+    found |= source.fetch(weights, work)
+    files = tuple(found[path] for path in chosen(small, weights))
+    with discarded_if_useless(work):
+        if LOCAL_COMMIT.fullmatch(commit) and commit != commit_name(files_digest(files)):
+            raise DamagedModel(f"{source.origin} changed since it was resolved to {commit}", hint="run again")
+        checkpoint = check(work, weights)
+    remove_all_but(files, work)
+    return files, checkpoint
+
+
+def intact(base: Path, commit: str) -> Acquired | None:
+    """The record of *base* if it contains exactly that commit, undamaged.
+
+    A file counts as unchanged if it has the recorded size and was last changed before the record was written. After a
+    later change, even one of its links or its owner, the file is read again and compared with its digest.
+    """
+    record = read_record(base)
+    if record is None or record.commit != commit or set(files_in(base)) != {ACQUIRED, *(f.path for f in record.files)}:
+        return None
+    checked_at, doubtful = time.time_ns(), []
+    written_at = (base / ACQUIRED).stat().st_mtime_ns
+    for file in record.files:
+        status = (base / file.path).stat()
+        if status.st_size != file.size_bytes:
+            return None
+        if max(status.st_mtime_ns, status.st_ctime_ns) >= written_at:
+            doubtful.append(file)
+    if any(sha256_of(base / file.path) != file.sha256 for file in doubtful):
+        return None
+    if doubtful:  # the next check finds them older than the record
+        os.utime(base / ACQUIRED, ns=(checked_at, checked_at))
+    return record
+
+
+def recorded(base: Path) -> Iterable[File]:
+    """The files in the record of *base* that exist, of any commit."""
+    record = read_record(base)
+    return [file for file in record.files if (base / file.path).is_file()] if record else []
+
+
+def read_record(base: Path) -> Acquired | None:
+    try:
+        return Acquired.read(base / ACQUIRED)
+    except DamagedModel:  # as if there were no record
+        return None
+
+
+def files_in(directory: Path) -> Iterator[str]:
+    return (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
+
+
+def remove_all_but(files: Iterable[File], directory: Path) -> None:
+    keep = {file.path for file in files}
+    for path in list(files_in(directory)):
+        if path not in keep:
+            (directory / path).unlink()
+    for folder in sorted((path for path in directory.rglob("*") if path.is_dir()), reverse=True):
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+@contextmanager
+def discarded_if_useless(work: Path) -> Iterator[None]:
+    """Remove *work* if the block finds the model damaged or unusable: another attempt would bring the same bytes."""
+    try:
+        yield
+    except (DamagedModel, UnusableModel):
+        shutil.rmtree(work)
+        raise

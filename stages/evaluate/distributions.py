@@ -1,0 +1,130 @@
+"""The next-token distributions of a served variant on held-out text, and its greedy answers to the beginnings of the
+texts, for ``scoring.divergence``.
+
+They are stored as samples, so that any two variants can be compared later without a server. They come from the server,
+not from the weights alone, because a user's answers go through the engine's kernels as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any, Final
+
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.settings import Workload
+from stages.parts.base.store import sha256_of
+from stages.parts.model.corpora import read_documents, text_path, unreadable
+from stages.parts.samples.lines import HeldOutDocument
+from stages.parts.vllm.completions import chat, complete, given, no_answer, tokenize
+
+KIND: Final = "held-out"
+LISTED: Final = 20
+"""Tokens of each distribution: vLLM's default limit (``--max-logprobs``)."""
+DECIMALS: Final = 6
+"""Decimals of a log-probability: the precision of single precision near 0."""
+DOCUMENTS_PER_REQUEST: Final = 8
+"""An answer is then about 2 MB."""
+BEGINNING: Final = 300
+"""At most so many characters of a text, and at most half of it, are given to be continued."""
+CONTINUED: Final = 64
+"""Tokens of an answer."""
+CONTINUE: Final = "Continue this text:\n\n"
+
+
+def held_out_digest(workload: Workload) -> str | None:
+    """The sha256 of the text; None if the workload compares no distributions.
+
+    Raises:
+        UnknownName, ConfigError: the text does not exist.
+    """
+    if not workload.divergence_documents:
+        return None
+    path = text_path(workload.divergence_text, KIND)
+    try:
+        return sha256_of(path)
+    except OSError as error:
+        raise unreadable(path, KIND, error) from error
+
+
+def measure_distributions(
+    url: str, model: str, api_key: str, workload: Workload, max_model_len: int, *, chats: bool = False
+) -> list[HeldOutDocument]:
+    """The distributions at each position of each document, and its continuation; none if the workload asks for none.
+
+    Args:
+        chats: whether the continuations are asked for in chats.
+
+    Raises:
+        ConfigError: the text cannot be read, or has no document of two tokens.
+        ServerFailed, TransientError: see ``completions``.
+    """
+    if not workload.divergence_documents:
+        return []
+    # The server generates one token after the text.
+    length = min(workload.divergence_tokens, max_model_len - 1)
+    documents = list(islice(_documents(url, model, api_key, workload, length), workload.divergence_documents))
+    if not documents:
+        raise ConfigError(f"the held-out text {workload.divergence_text} has no document of two tokens")
+    measured = []
+    for start in range(0, len(documents), DOCUMENTS_PER_REQUEST):
+        texts, asked = zip(*documents[start : start + DOCUMENTS_PER_REQUEST], strict=True)
+        answers = complete(url, model, api_key, asked, max_tokens=1, prompt_logprobs=LISTED)
+        beginnings = [_beginning(each, max_model_len) for each in texts]
+        continued = _continued(url, model, api_key, beginnings, chats=chats)
+        try:
+            measured += [
+                _measured(start + index, *each)
+                for index, each in enumerate(zip(asked, answers, continued, strict=True))
+            ]
+        except (LookupError, TypeError, ValueError) as error:
+            raise no_answer(url, error) from error
+    return measured
+
+
+def _beginning(text: str, max_model_len: int) -> str:
+    """Without the space at the end, which would be a token that no text has there."""
+    return text[: min(BEGINNING, len(text) // 2 + 1, max_model_len // 3)].rstrip()
+
+
+def _continued(url: str, model: str, api_key: str, beginnings: Sequence[str], *, chats: bool) -> list[Sequence[int]]:
+    """The tokens of the greedy answers.
+
+    Raises:
+        ServerFailed, TransientError: see ``completions``.
+    """
+    options = {"max_tokens": CONTINUED, "return_token_ids": True}
+    if not chats:
+        choices = complete(url, model, api_key, beginnings, **options)
+    else:
+        with ThreadPoolExecutor(len(beginnings)) as pool:
+            choices = list(pool.map(lambda each: chat(url, model, api_key, CONTINUE + each, **options), beginnings))
+    try:
+        return [each["token_ids"] for each in choices]
+    except LookupError as error:
+        raise no_answer(url, error) from error
+
+
+def _documents(url: str, model: str, api_key: str, workload: Workload, length: int) -> Iterator[tuple[str, list[int]]]:
+    for text in read_documents(text_path(workload.divergence_text, KIND), KIND):
+        tokens = tokenize(url, model, api_key, text)[:length]
+        if len(tokens) > 1:
+            yield text, tokens
+
+
+def _measured(number: int, tokens: Sequence[int], answer: dict[str, Any], continued: Sequence[int]) -> HeldOutDocument:
+    positions = [
+        # vLLM adds the actual token of the text, whatever its rank, which its AVX2 build counts modulo 256.
+        sorted((-each["logprob"], each["rank"], int(token)) for token, each in listed.items())[:LISTED]
+        for listed in given(answer)
+    ]
+    if len(positions) != len(tokens) - 1:
+        raise ValueError(f"{len(positions)} distributions for {len(tokens)} tokens")
+    return HeldOutDocument(
+        document=number,
+        tokens=tuple(tokens),
+        listed=tuple(tuple(token for _, _, token in position) for position in positions),
+        logprobs=tuple(tuple(round(-float(minus), DECIMALS) for minus, _, _ in position) for position in positions),
+        continued=tuple(continued),
+    )

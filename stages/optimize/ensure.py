@@ -1,0 +1,135 @@
+"""Ensure that the store has a variant of a model: find it, or make, verify and publish it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from stages.optimize.base_model import Base, read_base
+from stages.optimize.calibration import calibration_digest
+from stages.optimize.methods import quantizer
+from stages.optimize.quantizer import Quantizer
+from stages.optimize.verification import verify
+from stages.parts.base.aside import take_up
+from stages.parts.base.errors import ConfigError, DamagedModel
+from stages.parts.base.settings import Optimize
+from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
+from stages.parts.machine.lock import together
+from stages.parts.records.acquired import File, difference, files_digest
+from stages.parts.records.variant import VARIANT, Variant
+
+READABLE: Final = 0o644
+
+Identity = dict[str, Any]
+"""The five fields of a variant from which its key is computed."""
+
+
+def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, bool]:
+    """The variant that the method *name* makes, and whether it had to be made now.
+
+    Raises:
+        UnknownName, ConfigError: a setting is wrong, or the calibration text can't be used.
+        NothingToServe, DamagedModel, UnusableModel: see ``read_base``.
+        QuantizationFailed: nothing was published.
+    """
+    method = quantizer(name)
+    base = read_base(store)
+    identity = identify(name, method, base, settings)
+    if found := existing(store, name, digest_of(identity)):
+        return found, False
+    method.check(settings, base)
+    with exclusive(store.lock(f"optimize-{name}"), f"optimize {name}"):
+        # Another process may have made it while this one waited; another configuration, before.
+        take_up(store, [store.optimized(name)], _key_there(store, name), digest_of(identity))
+        if found := existing(store, name, digest_of(identity)):
+            return found, False
+        with together(f"optimize {name} of {store.model}"):
+            return build(store, name, method, base, settings, identity), True
+
+
+def identify(name: str, method: Quantizer, base: Base, settings: Optimize) -> Identity:
+    """All that determines the variant's files."""
+    parameters = method.parameters(settings, base)
+    calibration = settings.calibration
+    return {
+        "method": name,
+        "parameters": parameters,
+        "base_digest": base.record.digest,
+        "calibration_digest": calibration_digest(calibration, parameters["sequence_length"])
+        if method.calibrated
+        else None,
+        "tool_versions": {tool: installed_version(tool) for tool in method.tools},
+    }
+
+
+def installed_version(tool: str) -> str:
+    try:
+        return metadata.version(tool)
+    except metadata.PackageNotFoundError as error:
+        raise ConfigError(f"{tool} is not installed", hint="pip install 'slipway[optimize]'") from error
+
+
+def existing(store: ModelStore, name: str, key: str) -> Variant | None:
+    """The published variant with this key, if all its files exist and have the recorded sizes."""
+    directory = store.optimized(name)
+    try:
+        variant = Variant.read(directory / VARIANT)
+    except DamagedModel as error:
+        print(f"{error}; making it again", file=sys.stderr)
+        return None
+    if variant is None or variant.key != key:
+        return None
+    if wrong := difference(directory, variant.files):
+        print(f"the {name} variant is damaged ({wrong}); making it again", file=sys.stderr)
+        return None
+    return variant
+
+
+def _key_there(store: ModelStore, name: str) -> str | None:
+    with contextlib.suppress(DamagedModel):
+        variant = Variant.read(store.optimized(name) / VARIANT)
+        return variant.key if variant else None
+    return None
+
+
+def build(
+    store: ModelStore, name: str, method: Quantizer, base: Base, settings: Optimize, identity: Identity
+) -> Variant:
+    """Quantize, verify, describe, publish."""
+    started = time.monotonic()
+    with store.building(store.optimized(name)) as work:
+        peak = method.quantize(settings, base, work)
+        weights = verify(name, base, work, group_size=identity["parameters"].get("group_size"))
+        for path in work.iterdir():
+            if path.stat().st_mode & READABLE != READABLE:
+                path.chmod(READABLE)  # safetensors writes files that only their owner may read
+        place_tree(base.directory, work, base.carried)
+        files = listing(work)
+        variant = Variant(
+            variant=name,
+            **identity,
+            key=digest_of(identity),
+            files=files,
+            digest=files_digest(files),
+            weights_bytes=weights.bytes,
+            bits=weights.bits,
+            dtype=weights.dtype,
+            stored=weights.stored,
+            seconds=round(time.monotonic() - started, 3),
+            peak_memory_bytes=peak.resident,
+            peak_gpu_memory_bytes=peak.gpu,
+            created_at=datetime.now(UTC),
+        )
+        variant.write(work / VARIANT)
+    return variant
+
+
+def listing(directory: Path) -> tuple[File, ...]:
+    """Every file below *directory* with its size and sha256, by path."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    return tuple(File.of(directory, path.relative_to(directory).as_posix()) for path in paths)

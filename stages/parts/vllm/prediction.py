@@ -1,0 +1,147 @@
+"""What would have been predicted of an evaluation: to show the error, and to calibrate later plans."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from scoring.capacity.accelerator import Accelerator
+from scoring.capacity.architecture import Architecture, NotSizeable
+from scoring.capacity.families import read_architecture
+from scoring.capacity.kv_cache import cache_layout
+from scoring.capacity.memory import Parallelism, Serving, fit
+from scoring.capacity.speed import Calibration, Requests, Server, Speed
+from scoring.capacity.weights import Parameters, count_parameters, stored_bytes
+from scoring.names import VARIANTS
+from stages.parts.base.errors import SlipwayError
+from stages.parts.base.store import ModelStore
+from stages.parts.machine.accelerators import accelerator_of
+from stages.parts.model.description import describe_directory
+from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.vllm.kv_cache_rules import cpu_cache_rules
+
+DEFAULT_UTILIZATION: Final = 0.9
+DEFAULT_GROUP_SIZE: Final = 128
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was predicted of a variant, under the conditions of its evaluation."""
+
+    weights_bytes: int
+    kv_cache_tokens: int | None
+    """None if it would not have fitted."""
+    speed: Speed | None
+    """None without a GPU, or on one that the catalogue lacks."""
+    accelerator: str | None
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A model of the store."""
+
+    model: Architecture
+    parameters: Parameters
+
+
+def sized(store: ModelStore) -> Sized | None:
+    """The model in ``base/``; None if it is not there or can't be sized."""
+    try:
+        described = describe_directory(store.base, str(store.base))
+        model = read_architecture(described.config)
+        return Sized(model, count_parameters(model, described.parameters))
+    except (SlipwayError, NotSizeable, OSError):
+        return None
+
+
+def predict(
+    base: Sized, evaluation: Evaluation, variant: Variant, accelerators: Mapping[str, Accelerator]
+) -> Prediction | None:
+    """The prediction for an evaluation; None for a method whose sizes are not known.
+
+    Raises:
+        NotSizeable: the KV cache of the model can't be calculated.
+    """
+    name = next((each for each in VARIANTS if each == variant.method), None)
+    if name is None:
+        return None
+    group_size = int(variant.parameters.get("group_size", DEFAULT_GROUP_SIZE))
+    weights = stored_bytes(base.model, base.parameters, name, group_size)
+    arguments = evaluation.engine.arguments
+    serving = Serving(
+        context=int(_value(arguments, "--max-model-len", base.model.longest_context)),
+        utilization=_value(arguments, "--gpu-memory-utilization", DEFAULT_UTILIZATION),
+        enforce_eager="--enforce-eager" in arguments,
+        kv_cache_bytes=int(_value(arguments, "--kv-cache-memory-bytes", 0)) or None,
+        group_size=group_size,
+    )
+    if not evaluation.hardware.gpus:
+        layout = cache_layout(base.model, cpu_cache_rules(base.model))
+        tokens = layout.tokens(serving.kv_cache_bytes, serving.context) if serving.kv_cache_bytes else None
+        return Prediction(weights, tokens, None, None)
+    accelerator = accelerator_of(evaluation.hardware.gpus[0], accelerators)
+    if accelerator is None:
+        return Prediction(weights, None, None, None)
+    parallelism = Parallelism(
+        int(_value(arguments, "--tensor-parallel-size", 1)), int(_value(arguments, "--pipeline-parallel-size", 1))
+    )
+    found = fit(base.model, base.parameters, name, accelerators[accelerator], parallelism, serving)
+    server = Server(base.model, base.parameters, name, accelerators[accelerator], parallelism, group_size)
+    return Prediction(
+        weights_bytes=weights,
+        kv_cache_tokens=found.cache.tokens(found.cache_bytes, serving.context) if found.cache else None,
+        speed=server.speed(evaluation.load.concurrency, _mean_request(evaluation)),
+        accelerator=accelerator,
+    )
+
+
+def calibrations(root: Path, accelerators: Mapping[str, Accelerator]) -> dict[str, Calibration]:
+    """How measured times compare with predicted ones, by type of GPU: the geometric means over a store's evaluations.
+
+    Models that can't be sized and damaged documents are left out.
+    """
+    ratios: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for evaluation, prediction in _predicted(root, accelerators):
+        if prediction.accelerator and prediction.speed and evaluation.load.tpot_ms.mean > 0:
+            ttft = evaluation.load.ttft_ms.mean / prediction.speed.ttft_ms
+            tpot = evaluation.load.tpot_ms.mean / prediction.speed.tpot_ms
+            ratios[prediction.accelerator].append((ttft, tpot))
+    return {
+        name: Calibration(
+            ttft=statistics.geometric_mean(ttft for ttft, _ in found),
+            tpot=statistics.geometric_mean(tpot for _, tpot in found),
+            evaluations=len(found),
+        )
+        for name, found in ratios.items()
+    }
+
+
+def _predicted(root: Path, accelerators: Mapping[str, Accelerator]) -> Iterator[tuple[Evaluation, Prediction]]:
+    """The evaluations on GPUs of the catalogue, with their predictions."""
+    for folder in sorted(root.glob("*--*/evaluations")):
+        store = ModelStore(root, folder.parent.name.replace("--", "/", 1))
+        base: Sized | None = None
+        for path in sorted(folder.glob("*.json")):
+            with contextlib.suppress(SlipwayError, NotSizeable):
+                evaluation, variant = Evaluation.read(path), Variant.read(store.optimized(path.stem) / VARIANT)
+                if not (evaluation and variant and evaluation.hardware.gpus):
+                    continue
+                base = base or sized(store)
+                if base and (made := predict(base, evaluation, variant, accelerators)):
+                    yield evaluation, made
+
+
+def _mean_request(evaluation: Evaluation) -> Requests:
+    load = evaluation.load
+    return Requests(max(1, load.prompt_tokens // load.requests), max(1, load.output_tokens // load.requests))
+
+
+def _value(arguments: Sequence[str], name: str, default: float) -> float:
+    """The number after an argument of ``vllm serve``; the default if it is not among them."""
+    return float(arguments[arguments.index(name) + 1]) if name in arguments[:-1] else default

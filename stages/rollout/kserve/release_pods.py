@@ -1,0 +1,220 @@
+"""The pods of one release: whether they answer, why they do not, and their counters.
+
+Counters are read from the pods themselves: this needs nothing on the cluster besides KServe and has no delay, and the
+one-machine platform does the same. If Prometheus is configured, they are read from there, for clusters where a mesh
+blocks access to the pods. The counters of a pod that is gone are still included, so that sums never fall when the
+number of replicas does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from stages.parts.base.errors import AccessDenied, ServerFailed, TransientError
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import PODS
+from stages.parts.cluster.refusals import Absent
+from stages.parts.records.counters import Counters
+from stages.parts.vllm.client import HEALTH_TIMEOUT_S, http
+from stages.parts.vllm.prometheus import METRICS, sum_counters
+from stages.rollout.kserve import llm_objects
+from stages.rollout.kserve.autoscaling import selector
+from stages.rollout.kserve.objects import CONTAINER, ENDPOINT, PORT, RELEASE, REVISION, KServeEndpoint, Object
+
+CRASHES: Final = 3
+"""After so many restarts, a container that crashes again is considered broken."""
+HOPELESS: Final = frozenset({"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"})
+UNPULLED: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
+SERVERS: Final = frozenset({CONTAINER, "user-container", llm_objects.CONTAINER})
+"""The names of the container that serves: KServe's, Knative's, and in mode ``llm``."""
+ENDED: Final = ("Succeeded", "Failed")
+"""The phases of pods that others take the place of, such as one that its node has evicted."""
+KEPT: Final = "2h"
+"""How far back Prometheus is queried for pods that are gone: longer than a step of a rollout."""
+
+
+@dataclass
+class Pods:
+    """The pods of one endpoint."""
+
+    cluster: Cluster
+    endpoint: KServeEndpoint
+    _last: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)
+    """The last samples of each server, by release and by pod with its restart count."""
+    _restarts: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def of(self, release: str) -> list[Object]:
+        labels = f"{ENDPOINT}={self.endpoint.name},{RELEASE}={release}"
+        found, _ = self.cluster.list(PODS, self.endpoint.namespace, labels=labels)
+        return [each for each in found if "deletionTimestamp" not in each["metadata"]]
+
+    def ready(self, release: str, revision: str) -> bool:
+        """Whether a pod of the predictor's *revision* accepts requests.
+
+        Raises:
+            ServerFailed: the pods can't start, or crash repeatedly.
+        """
+        pods = [each for each in self.of(release) if _revision(each) == revision]
+        if any(_condition(each, "Ready") for each in pods):
+            return True
+        for each in pods:
+            if why := _failure(each):
+                raise ServerFailed(
+                    f"{each['metadata']['name']}: {why}",
+                    hint=f"kubectl -n {self.endpoint.namespace} logs {each['metadata']['name']} --previous",
+                )
+        return False
+
+    def waits_for(self, release: str) -> str:
+        """See ``Target``."""
+        said = ((each["metadata"]["name"], _waiting(each)) for each in self.of(release))
+        return next((f"{name}: {why}" for name, why in said if why), "")
+
+    def counters(self, release: str) -> Counters:
+        """See ``Target``.
+
+        Raises:
+            TransientError: the pods, or Prometheus, do not answer.
+        """
+        pods = self.of(release)
+        seen = self._restarts.setdefault(release, {})
+        for each in pods:
+            name = each["metadata"]["name"]
+            seen[name] = max(seen.get(name, 0), _restarts(each))
+        address = self.endpoint.settings.prometheus
+        samples = self._query_prometheus(address, release) if address else self._scrape(pods, release)
+        # A replica more or less is not a restart; a crash is.
+        return sum_counters(samples, f"{sum(seen.values())} restarts")
+
+    def kill(self, release: str) -> Callable[[], bool]:
+        """See ``Target``. There is no grace period: Services drop the pod at once, its node kills it within seconds."""
+        before = self.ready_names(release)
+        if not before:
+            raise TransientError(f"{release} has no pod that is ready")
+        try:
+            with contextlib.suppress(Absent):  # an earlier try of this very call deleted it, and its answer was lost
+                self.cluster.delete(PODS, before[0], self.endpoint.namespace, grace_s=0)
+        except AccessDenied as error:
+            raise AccessDenied(
+                str(error), hint=f"a role with the verb delete on pods in the namespace {self.endpoint.namespace}"
+            ) from error
+        return lambda: len(self.ready_names(release)) >= len(before)
+
+    def running(self, release: str) -> tuple[int, int]:
+        """How many were asked for and have not ended, and how many of them are ready."""
+        pods = [each for each in self.of(release) if each.get("status", {}).get("phase") not in ENDED]
+        return len(pods), sum(_condition(each, "Ready") for each in pods)
+
+    def ready_names(self, release: str) -> list[str]:
+        return [each["metadata"]["name"] for each in self.of(release) if _condition(each, "Ready")]
+
+    def _scrape(self, pods: list[Object], release: str) -> list[Sample]:
+        told = self._last.setdefault(release, {})
+        ready = [each for each in pods if _condition(each, "Ready")]
+        if not ready and not told:
+            raise TransientError(f"{release} has no pod that is ready")
+        for each in ready:
+            life = f"{each['metadata']['name']} {_restarts(each)}"
+            told[life] = list(_samples(self._read(each)))
+        return [sample for samples in told.values() for sample in samples]
+
+    def _read(self, pod: Object) -> str:
+        url = f"http://{pod['status']['podIP']}:{_port(pod)}/metrics"
+        try:
+            return http().get(url, timeout=HEALTH_TIMEOUT_S).raise_for_status().text
+        except httpx.HTTPError as error:
+            name = pod["metadata"]["name"]
+            raise TransientError(f"the metrics of {name} can't be read: {type(error).__name__}: {error}") from error
+
+    def _query_prometheus(self, address: str, release: str) -> list[Sample]:
+        """The last value of each series, including those of pods that are gone.
+
+        Raises:
+            TransientError: Prometheus does not answer, or has no series of the release.
+        """
+        names = "|".join(METRICS)
+        series = f'last_over_time({{__name__=~"{names}",{selector(self.endpoint, release)}}}[{KEPT}])'
+        try:
+            reply = http().get(
+                f"{address.rstrip('/')}/api/v1/query", params={"query": series}, timeout=HEALTH_TIMEOUT_S
+            )
+            found = reply.raise_for_status().json()["data"]["result"]
+            samples = [_sample(each) for each in found]
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            raise TransientError(f"Prometheus does not answer: {type(error).__name__}: {error}") from error
+        if not samples:
+            raise TransientError(
+                f"Prometheus has no series of {release}", hint="are manifests/monitoring and its PodMonitor applied?"
+            )
+        return samples
+
+
+def _sample(series: Object) -> Sample:
+    labels = dict(series["metric"])
+    return Sample(labels.pop("__name__"), labels, float(series["value"][1]))
+
+
+def _samples(text: str) -> Iterable[Sample]:
+    return (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+
+
+def _condition(pod: Object, name: str) -> bool:
+    return any(
+        each["type"] == name and each["status"] == "True" for each in pod.get("status", {}).get("conditions", [])
+    )
+
+
+def _revision(pod: Object) -> str | None:
+    """A label; in mode ``llm`` an annotation."""
+    told = pod["metadata"]
+    found: str | None = (told.get("labels", {}) | told.get("annotations", {})).get(REVISION)
+    return found
+
+
+def _statuses(pod: Object) -> list[Object]:
+    found: list[Object] = pod.get("status", {}).get("containerStatuses", [])
+    return found
+
+
+def _restarts(pod: Object) -> int:
+    return sum(each.get("restartCount", 0) for each in _statuses(pod))
+
+
+def _failure(pod: Object) -> str:
+    """Why the pod will never start; empty if it may still come up."""
+    for each in _statuses(pod):
+        waiting = each.get("state", {}).get("waiting", {})
+        if waiting.get("reason") in HOPELESS:
+            return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+        if waiting.get("reason") == "CrashLoopBackOff" and each.get("restartCount", 0) >= CRASHES:
+            ended = each.get("lastState", {}).get("terminated", {})
+            why = ended.get("message") or ended.get("reason") or "crashed"
+            return f"it crashed {each['restartCount']} times: {' '.join(why.split())}"
+    return ""
+
+
+def _waiting(pod: Object) -> str:
+    """What a pod waits for that is not ready; empty if nothing is said."""
+    for each in _statuses(pod):
+        waiting = each.get("state", {}).get("waiting", {})
+        if waiting.get("reason") in UNPULLED:
+            return f"the image {each['image']} can't be pulled"
+        if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            return f"{waiting['reason']}: {' '.join(waiting.get('message', '').split())}".rstrip(": ")
+    said = pod.get("status", {}).get("conditions", [])
+    unplaced = (each for each in said if each["type"] == "PodScheduled" and each["status"] == "False")
+    return next((f"no node has room for it: {each.get('message', '')}" for each in unplaced), "")
+
+
+def _port(pod: Object) -> int:
+    for each in pod["spec"]["containers"]:
+        if each["name"] in SERVERS and each.get("ports"):
+            return int(each["ports"][0]["containerPort"])
+    return PORT

@@ -1,0 +1,340 @@
+"""One machine as the target of a rollout: writes what is wanted to ``serving.json``, and waits until it is in force."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import httpx
+import psutil
+
+from stages.parts.base.errors import Conflict, ServerFailed, SlipwayError, TransientError
+from stages.parts.base.settings import AskedServing, parse
+from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.endpoint.database import usage_url
+from stages.parts.endpoint.detached import secrets_of, start
+from stages.parts.endpoint.endpoint import (
+    API_KEY_VARIABLE,
+    SERVERS,
+    WANTED,
+    Endpoint,
+    ServerState,
+    Wanted,
+    api_key,
+    endpoint,
+    say,
+    stop,
+    supervisor,
+)
+from stages.parts.endpoint.envoy import Admin
+from stages.parts.endpoint.metering import count_own
+from stages.parts.endpoint.tls import tls_of
+from stages.parts.records.counters import Counters, together
+from stages.parts.records.rollout import LOCAL
+from stages.parts.releases.history import user
+from stages.parts.releases.pinned import pinned
+from stages.parts.releases.split import Split
+from stages.parts.vllm.arguments import serves_on_gpu
+from stages.parts.vllm.client import HEALTH_TIMEOUT_S, http, socket_of
+from stages.parts.vllm.placement import check_replicas
+from stages.parts.vllm.prometheus import read_counters
+
+IN_FORCE_TIMEOUT_S: Final = 60.0
+ALONE: Final = 0.5
+"""Above this share of a GPU's memory, a server leaves no room for a second one like it."""
+POLL_S: Final = 0.05
+
+
+class OneMachine:
+    """See ``Target``. The endpoint is started if there is none, and resumed if a rollout was interrupted."""
+
+    def __init__(self, store: ModelStore, source: str, serving: AskedServing) -> None:
+        self._store, self._source, self._asked = store, source, serving
+        self._asked_last = 0
+        count_own(store)
+
+    @property
+    def name(self) -> str:
+        return LOCAL
+
+    def split(self) -> Split:
+        found = self._running()
+        if found is None:
+            return Split(None)
+        room = fits_twice(self._asked)
+        if replaced := self._replaced():
+            return Split(replaced, found.release, 100, room=room)
+        return Split(found.release, found.canary, found.percent, found.standby, room)
+
+    def who(self) -> str:
+        return user()
+
+    def announce(self, reason: str, note: str) -> None:
+        """Nobody else watches: what is said on stderr and in the history is all."""
+
+    def changes(self, release: str) -> str:
+        found = self._running()
+        return ", ".join(self.changed_settings(found)) if found and found.release == release else ""
+
+    def startup_s(self, release: str) -> int:
+        return pinned(self._store, self._asked, release).startup_timeout_s
+
+    def check_room(self, release: str) -> None:
+        """See ``Target``. Where two releases do not fit, ``deploy`` replaces the stable one.
+
+        Raises:
+            ConfigError: the machine has too few GPUs or cores for so many replicas.
+        """
+        check_replicas(pinned(self._store, self._asked, release))
+
+    def deploy(self, release: str) -> None:
+        """See ``Target``. Unlike a canary, these are waited for: the first release, one that has to replace the stable
+        one, and one that gets other settings. If it does not come up, the former state is restored.
+        """
+        found = self._running()
+        if found is None:
+            start(self._store, self._source, self._asked, Wanted(stable=release))
+            return
+        changed = self.changed_settings(found)
+        if release == found.release:
+            if changed:
+                self._restart(found, Wanted(stable=release, replaced=self._replaced()))
+            return
+        if changed:
+            raise Conflict(
+                f"the endpoint runs with settings other than the present ones: {', '.join(changed)}",
+                hint=self._way_out(found),
+            )
+        if self._replaced():
+            raise Conflict(f"{found.release} is being rolled out already", hint="end that rollout first")
+        if not fits_twice(self._asked):
+            say(f"two servers do not fit on the GPU (serving.gpu_memory_utilization > 0.5): replacing {found.release}")
+            self._restart(found, Wanted(stable=release, replaced=found.release))
+            return
+        with self._wanted() as wanted:
+            if wanted.canary not in (None, release):
+                raise Conflict(f"{wanted.canary} is being rolled out already", hint="end that rollout first")
+            if wanted.canary is None:
+                self._want(Wanted(stable=wanted.stable, canary=release))
+        self._until(lambda now: now.canary == release)
+
+    def ready(self, release: str) -> bool:
+        servers = self._replicas(release)
+        for each in servers:
+            if each.state == "failed":
+                raise ServerFailed(f"{release}: {each.message}", hint=each.hint)
+        return all(each.state == "up" for each in servers)
+
+    def waits_for(self, release: str) -> str:
+        with contextlib.suppress(SlipwayError):
+            return next((each.message for each in self._replicas(release) if each.message), "")
+        return ""
+
+    def url(self, release: str) -> str:
+        """Each replica's in turn."""
+        up = self._up(release)
+        self._asked_last += 1
+        return up[self._asked_last % len(up)].url
+
+    def prepare(self, release: str, percent: int) -> str:  # noqa: ARG002
+        return ""  # its servers take as much as the stable release's do
+
+    def shift(self, release: str, percent: int) -> None:
+        with self._wanted() as wanted:
+            if wanted.replaced and wanted.stable == release:
+                return  # it has replaced the stable release and has all requests
+            if wanted.canary != release:
+                raise Conflict(f"{release} is not the canary, but {wanted.canary} is", hint="deploy it first")
+            self._want(wanted.model_copy(update={"percent": percent}))
+        self._until(lambda now: (now.canary, now.percent) == (release, percent))
+
+    def promote(self, release: str) -> None:
+        with self._wanted() as wanted:
+            if wanted.stable == release:
+                self._want(wanted.model_copy(update={"replaced": None}))
+            else:
+                if wanted.canary != release:
+                    raise Conflict(f"{release} is not the canary, but {wanted.canary} is", hint="deploy it first")
+                self._up(release)
+                self._want(Wanted(stable=release, standby=wanted.stable))
+        self._until(lambda now: now.release == release and now.canary is None)
+
+    def withdraw(self, release: str, *, first: bool = False) -> None:
+        """See ``Target``. This returns once it gets no new request; it is removed when its requests have ended."""
+        found = self._running()
+        if found is None:
+            return
+        with self._wanted() as wanted:
+            if wanted.replaced and wanted.stable == release:
+                secrets = secrets_of(found)
+                stop(self._store)
+                start(self._store, self._source, settings_of(found), Wanted(stable=wanted.replaced), secrets=secrets)
+                return
+            alone = wanted.stable == release
+            if alone and (not first or wanted.canary):
+                raise Conflict(
+                    f"{release} is the stable release: clients would be left with nothing",
+                    hint=f"slipway rollback {self._store.model}",
+                )
+            if not alone:
+                gone = {role: None for role in ("canary", "standby") if getattr(wanted, role) == release}
+                left = wanted.model_copy(update={**gone, "percent": 0 if "canary" in gone else wanted.percent})
+                self._want(left)
+        if alone:
+            stop(self._store)
+        else:
+            self._until(lambda now: release not in (now.canary, now.standby))
+
+    def counters(self, release: str) -> Counters:
+        """vLLM's own counters, and Envoy's count of requests that never reached it, of all replicas."""
+        servers = self._up(release)
+        hosts = Admin(self._store.path / SERVERS).hosts(release)
+        told = []
+        for each in servers:
+            counted = read_counters(_metrics(each), f"{each.pid} on {each.url}")
+            host = hosts.get(socket_of(each.url), Counter())
+            # rq_error also counts the 5xx of clients' requests, but not of requests that did not pass through Envoy.
+            failed = max(counted.failed + host["cx_connect_fail"], host["rq_error"])
+            told.append(counted.model_copy(update={"failed": float(failed)}))
+        return together(told)
+
+    def client_url(self) -> str:
+        found = self._running()
+        if found is None:
+            raise TransientError(f"{self._store.model} is not being served")
+        return found.url
+
+    def kill(self, release: str) -> Callable[[], bool]:
+        server, *_ = self._up(release)
+        for process in psutil.Process(server.pid).children():  # the pid is that of its guard process
+            process.kill()
+
+        def up_again() -> bool:
+            found = endpoint(self._store)
+            states = found.replicas(release) if found else ()
+            return any(
+                each.state == "up" and each.pid != server.pid for each in states if each.replica == server.replica
+            )
+
+        return up_again
+
+    def _running(self) -> Endpoint | None:
+        """The endpoint. If it died during a rollout, it is restarted, so that the rollout can continue or go back."""
+        if found := endpoint(self._store):
+            return found
+        if supervisor(self._store):
+            raise TransientError(f"the endpoint of {self._store.model} is starting")
+        wanted = Wanted.read(self._store.path / WANTED)
+        return start(self._store, self._source, self._asked, wanted) if wanted and wanted.tried else None
+
+    def _replaced(self) -> str | None:
+        wanted = Wanted.read(self._store.path / WANTED)
+        return wanted.replaced if wanted else None
+
+    def _restart(self, found: Endpoint, wanted: Wanted) -> None:
+        """Serve *wanted* instead of *found*, with the present settings.
+
+        Raises:
+            ConfigError: see ``tls_of`` and ``usage_url``; what is served stays.
+            ServerFailed, PortInUse: it could not be served. What was served before is served again.
+        """
+        tls_of(self._asked)
+        usage_url()
+        before, secrets = Wanted.read(self._store.path / WANTED) or Wanted(stable=found.release), secrets_of(found)
+        try:
+            stop(self._store)
+            start(self._store, self._source, self._asked, wanted)
+        except BaseException as error:
+            say(f"serving {found.release} again as before")
+            stop(self._store)
+            start(self._store, self._source, settings_of(found), before, secrets=secrets)
+            if isinstance(error, SlipwayError):
+                error.args = (f"{error}; {found.release} is served again as before",)
+            raise
+
+    def _way_out(self, found: Endpoint) -> str:
+        """The hint if the endpoint runs with other settings."""
+        if found.protected and not api_key():
+            return f"set {API_KEY_VARIABLE} to the key that the endpoint requires"
+        if api_key() and not found.protected:
+            return f"the endpoint requires no key: unset {API_KEY_VARIABLE}"
+        return f"to apply the present ones: slipway serve {self._source}"
+
+    def changed_settings(self, found: Endpoint) -> list[str]:
+        """The names of the settings in which *found* differs from the present ones, for the release that it serves."""
+        asked, runs = (
+            {**pinned(self._store, each, found.release).model_dump(mode="json"), "the API key": protected}
+            for each, protected in ((self._asked, bool(api_key())), (settings_of(found), found.protected))
+        )
+        return [name for name, value in asked.items() if runs[name] != value]
+
+    @contextlib.contextmanager
+    def _wanted(self) -> Iterator[Wanted]:
+        """What is wanted now, locked against changes by others."""
+        with exclusive(self._store.lock("serving"), f"what is served of {self._store.model}"):
+            if self._running() is None or (wanted := Wanted.read(self._store.path / WANTED)) is None:
+                raise Conflict(f"{self._store.model} is not being served", hint=f"slipway serve {self._source}")
+            yield wanted
+
+    def _want(self, wanted: Wanted) -> None:
+        wanted.write(self._store.path / WANTED)
+
+    def _until(self, in_force: Callable[[Endpoint], bool]) -> None:
+        deadline = time.monotonic() + IN_FORCE_TIMEOUT_S
+        while True:
+            found = endpoint(self._store)
+            if found and in_force(found):
+                return
+            if found is None and supervisor(self._store) is None:
+                raise TransientError(
+                    f"the endpoint of {self._store.model} ended", hint="see endpoint.log in its folder"
+                )
+            if time.monotonic() > deadline:
+                raise TransientError(f"the change was not in force within {IN_FORCE_TIMEOUT_S:.0f} s")
+            time.sleep(POLL_S)
+
+    def _replicas(self, release: str) -> tuple[ServerState, ...]:
+        """Raises: TransientError: the endpoint does not have the release."""
+        found = self._running()
+        servers = found.replicas(release) if found else ()
+        if not servers:
+            raise TransientError(f"{release} is not being served")
+        return servers
+
+    def _up(self, release: str) -> list[ServerState]:
+        """All replicas that did not fail for good: one that is left out and comes back would look like a restart.
+
+        Raises:
+            ServerFailed: all failed for good.
+            TransientError: one is starting, or being restarted; or the endpoint does not have the release.
+        """
+        servers = self._replicas(release)
+        left = [each for each in servers if each.state != "failed"]
+        if not left:
+            raise ServerFailed(f"{release}: {servers[0].message}", hint=servers[0].hint)
+        for each in left:
+            if each.state != "up":
+                raise TransientError(f"{release} is {each.state}{f': {each.message}' if each.message else ''}")
+        return left
+
+
+def _metrics(server: ServerState) -> str:
+    """Raises: TransientError: they can't be read at the moment."""
+    try:
+        return http().get(f"{server.url}/metrics", timeout=HEALTH_TIMEOUT_S).raise_for_status().text
+    except httpx.HTTPError as error:
+        raise TransientError(
+            f"the metrics of {server.release} can't be read: {type(error).__name__}: {error}"
+        ) from error
+
+
+def fits_twice(serving: AskedServing) -> bool:
+    """Whether a canary's server fits beside the stable one's: on a GPU, each takes its share of the memory."""
+    return not serves_on_gpu() or serving.gpu_memory_utilization <= ALONE
+
+
+def settings_of(found: Endpoint) -> AskedServing:
+    return parse(AskedServing, found.serving, "endpoint.json")

@@ -1,0 +1,106 @@
+"""On how few GPUs a variant fits, by its directory, for published models on GPUs of the catalogue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scoring.capacity.families import read_architecture
+from scoring.capacity.weights import count_parameters, stored_bytes
+from scoring.names import VariantName
+from scoring.units import MIB
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.settings import Serving
+from stages.parts.base.store import ModelStore
+from stages.parts.records.variant import VARIANT
+from stages.parts.vllm import gpu_room as room
+from stages.parts.vllm.gpu_room import check_room, fewest_gpus
+from tests.samples import base, variant
+from tests.stages.parts.vllm.test_automatic import CPU, PUBLISHED, on
+
+Made = Callable[..., Path]
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+    """The directory of a variant of a published model, on a machine with so many of these GPUs; none: without."""
+
+    def make(name: VariantName, gpu: str = "h100", gpus: int = 4, model: str = "llama-3.1-70b", more: int = 0) -> Path:
+        monkeypatch.setattr(room, "place_here", lambda _: on(gpu, gpus) if gpus else CPU)
+        monkeypatch.setattr(room, "query_gpus", lambda _: [])
+        store = ModelStore(tmp_path / f"{gpu}-{gpus}-{model}-{more}", "org/name")
+        record, config = variant(store, name, base(store)), PUBLISHED[model]["config"]
+        architecture = read_architecture(config)
+        size = stored_bytes(architecture, count_parameters(architecture), name, 128)
+        record.model_copy(update={"weights_bytes": size + more}).write(store.optimized(name) / VARIANT)
+        (store.optimized(name) / "config.json").write_text(json.dumps(config))
+        return store.optimized(name)
+
+    return make
+
+
+def serving(size: int = 4, **changes: Any) -> Serving:
+    return Serving(tensor_parallel_size=size, max_model_len=8192, **changes)
+
+
+def test_a_70b_needs_four_h100_in_16_bits_and_one_in_4(made: Made) -> None:
+    assert fewest_gpus(made("awq"), serving()) == 1
+    assert fewest_gpus(made("awq", gpus=2), serving(2)) == 1
+    assert fewest_gpus(made("awq", gpu="l40s"), serving()) == 2
+
+
+def test_nothing_smaller_is_looked_for_than_what_is_served(made: Made) -> None:
+    assert fewest_gpus(made("awq"), serving(1)) is None
+    assert fewest_gpus(made("awq", gpu="l4", gpus=8), serving(2)) is None
+
+
+def test_the_pinned_length_has_to_fit_too(made: Made) -> None:
+    directory = made("awq")
+    assert fewest_gpus(directory, serving().model_copy(update={"max_model_len": 131_072})) == 2
+    assert fewest_gpus(directory, serving().model_copy(update={"max_model_len": None})) == 2  # the model's own: as long
+
+
+def test_weights_that_the_configuration_does_not_describe_count(made: Made) -> None:
+    assert fewest_gpus(made("awq", more=40_000 * MIB), serving()) == 2
+
+
+def test_without_gpus_or_with_other_arguments_nothing_is_calculated(made: Made) -> None:
+    assert fewest_gpus(made("awq", gpus=0), serving()) is None
+    assert fewest_gpus(made("awq"), serving(extra_arguments=("--cpu-offload-gb", "2"))) is None
+
+
+def test_a_model_whose_cache_cannot_be_calculated_is_only_refused_for_its_weights(made: Made) -> None:
+    directory = made("fp16", model="jamba-v0.1")
+    config = PUBLISHED["jamba-v0.1"]["config"] | {"attn_layer_period": 100, "attn_layer_offset": 99}
+    (directory / "config.json").write_text(json.dumps(config))
+    assert fewest_gpus(directory, serving()) is None
+    check_room(directory, serving(1))
+
+
+def test_a_start_that_surely_fails_is_refused_with_the_number_of_gpus_that_is_enough(made: Made) -> None:
+    directory = made("fp16")
+    with pytest.raises(ConfigError, match=r"on 1 GPU\(s\): weights 131.4, .* GiB of 71.3 leave no room") as refused:
+        check_room(directory, serving(1))
+    assert refused.value.hint == "set serving.tensor_parallel_size=4"
+    check_room(directory, serving(4))
+    with pytest.raises(ConfigError) as refused:
+        check_room(made("fp16", gpus=1), serving(1))
+    assert refused.value.hint.startswith("the 1 GPU(s) here are too few")
+
+
+def test_what_may_fit_if_less_is_taken_than_was_estimated_is_left_to_vllm(made: Made) -> None:
+    directory = made("fp16", gpu="l4", gpus=1, model="llama-3.1-8b")
+    lengths = [length for length in range(1024, 131_072, 1024) if not _refused(directory, length)]
+    assert 21_248 < max(lengths) < 32_768  # auto leaves as much more free as it takes less here
+
+
+def _refused(directory: Path, length: int) -> bool:
+    try:
+        check_room(directory, Serving(max_model_len=length))
+    except ConfigError:
+        return True
+    return False
