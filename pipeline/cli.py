@@ -280,8 +280,8 @@ def doctor(
         checks = cluster.check(load_config(config, None, None, platform, None), context, namespace)
     else:
         checks = check_machine(load_config(config, None, None, "local", None), store.absolute())
-    print_result([each.model_dump() for each in checks], checks_table(checks), as_json)
-    if any(each.state == "missing" for each in checks):
+    print_result([check.model_dump() for check in checks], checks_table(checks), as_json)
+    if any(check.state == "missing" for check in checks):
         raise typer.Exit(1)
 
 

@@ -108,7 +108,7 @@ def mean_of(values: Sequence[float], *, independent: bool = False) -> Mean:
     if n < 2:
         return Mean(values[0] if values else math.nan, math.inf, 0.0)
     mean = math.fsum(values) / n
-    apart = [each - mean for each in values]
+    apart = [value - mean for value in values]
     squares = math.fsum(each * each for each in apart)
     raw = math.fsum(a * b for a, b in pairwise(apart)) / squares if squares else 0.0
     correlation = 0.0 if independent else min(MOST_CORRELATION, max(0.0, raw + (1 + 3 * raw) / n))
@@ -165,7 +165,7 @@ class Counts:
 
     def _design_effect(self, size: int) -> float:
         blocks = [self.slices[start : start + size] for start in range(0, len(self.slices), size)]
-        sums = [(sum(count for count, _ in each), sum(total for _, total in each)) for each in blocks]
+        sums = [(sum(count for count, _ in block), sum(total for _, total in block)) for block in blocks]
         sums = [each for each in sums if each[1] > 0]
         total = sum(each for _, each in sums)
         share = sum(each for each, _ in sums) / total if total else 0.0

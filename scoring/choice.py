@@ -105,10 +105,10 @@ def judge(
     first = estimate.place(ranking[0])
     others = [*ranking[1:], *(name for name in sorted(unclear) if name not in beaten)]
     pairs = [_compared(estimate, first, estimate.place(name), times) for name in others]
-    rivals = [ranking[0], *(each.other for each in pairs if each.relation == "open")]
+    rivals = [ranking[0], *(pair.other for pair in pairs if pair.relation == "open")]
     equal = [name for name in _equal_to_all(estimate, rivals, times) if name in able]
     if len(rivals) > 1 and equal:
-        pairs = [replace(each, relation="equivalent") if each.relation == "open" else each for each in pairs]
+        pairs = [replace(pair, relation="equivalent") if pair.relation == "open" else pair for pair in pairs]
     outcome: Outcome = "decided" if len(rivals) == 1 else "equivalent" if equal else "unresolved"
     unsettled = rivals[1:] if outcome == "unresolved" and last else []
     return Verdict(

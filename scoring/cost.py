@@ -78,12 +78,12 @@ def cost_change(before: Sequence[float], after: Sequence[float]) -> CostChange:
         before: requests or tokens per second and GPU after each start; positive.
         after: the same with the other way of serving; its starts are not paired with the first ones.
     """
-    logs = [[math.log(each) for each in rates] for rates in (before, after)]
+    logs = [[math.log(rate) for rate in rates] for rates in (before, after)]
     change = fmean(logs[0]) - fmean(logs[1])
-    degrees = sum(len(each) - 1 for each in logs)
+    degrees = sum(len(log) - 1 for log in logs)
     if not degrees:
         return CostChange(math.expm1(change), None, None)
-    squares = sum((one - fmean(each)) ** 2 for each in logs for one in each)
-    spread = math.sqrt(squares / degrees * sum(1 / len(each) for each in logs))
+    squares = sum((one - fmean(log)) ** 2 for log in logs for one in log)
+    spread = math.sqrt(squares / degrees * sum(1 / len(log) for log in logs))
     reach = quantile(0.975, degrees) * spread
     return CostChange(math.expm1(change), math.expm1(change - reach), math.expm1(change + reach))

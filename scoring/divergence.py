@@ -82,7 +82,7 @@ def greedy_agreement(reference: Sequence[Sequence[int]], variant: Sequence[Seque
     """
     pairs = [(tuple(ours), tuple(theirs)) for ours, theirs in zip(reference, variant, strict=True)]
     same = np.array([float(ours == theirs) for ours, theirs in pairs])
-    prefix = np.array([common_prefix(*each) / max(1, *map(len, each)) for each in pairs])
+    prefix = np.array([common_prefix(*pair) / max(1, *map(len, pair)) for pair in pairs])
     prefix = np.maximum(prefix, same)  # two empty answers are the same
     nothing = np.zeros(len(pairs))
     return Greedy(len(pairs), mean_difference(nothing, same), mean_difference(nothing, prefix))

@@ -127,7 +127,7 @@ def allowing_for_few(
     """
     counts = [len({each.start for each in measured}) for measured in rounds.values()]
     units = [starts if starts > 1 else len(measured) for starts, measured in zip(counts, rounds.values(), strict=True)]
-    degrees = sum(each - 1 for each in units)
+    degrees = sum(unit - 1 for unit in units)
     if degrees < 1:
         return {variant: dict(each) for variant, each in drawn.items()}
     factor = student_95(degrees) / Z_95
@@ -178,9 +178,9 @@ def quality_draws(
 def aligned(items: Mapping[str, Items]) -> dict[str, Items]:
     """One task's items in the same order for all variants; an item that a variant was not asked counts nothing for
     it."""
-    if len({each.named() for each in items.values()}) == 1:
+    if len({item.named() for item in items.values()}) == 1:
         return dict(items)
-    shared = {name: cluster for each in items.values() for name, cluster in each.clustered()}
+    shared = {name: cluster for item in items.values() for name, cluster in item.clustered()}
     names = sorted(shared)
     places = {name: place for place, name in enumerate(names)}
     clusters = tuple(shared[name] for name in names)
@@ -280,7 +280,7 @@ def _spaced(items: Items, places: Mapping[str, int]) -> Items:
 
 def _task_score(items: Items, chosen: Indices, shares: Floats) -> Floats:
     values = np.atleast_2d(items.values if items.weights is None else items.values * items.weights)
-    total: Floats = (np.stack([each[chosen].sum(axis=1) for each in values], axis=1) * shares).sum(axis=1)
+    total: Floats = (np.stack([value[chosen].sum(axis=1) for value in values], axis=1) * shares).sum(axis=1)
     counted = items.weights if items.sizes is None else items.sizes
     if counted is None:
         return total / chosen.shape[1]

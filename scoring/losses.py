@@ -86,7 +86,7 @@ def task_quality(items: Sequence[Items]) -> Quality:
     scores = np.maximum(measured, FLIP / size if given[0].sizes is None else LEAST)
     if given[0].clusters is not None:
         names, places = np.unique(given[0].clusters, return_inverse=True)
-        of_items = np.array([np.bincount(places, each, len(names)) for each in of_items])
+        of_items = np.array([np.bincount(places, values, len(names)) for values in of_items])
     shares, count = of_items / scores[:, None], of_items.shape[1]
     covariance = shares @ shares.T * (count / max(1, count - 1))
     if given[0].sizes is None:
@@ -102,7 +102,7 @@ def mean_quality(tasks: Sequence[Quality]) -> Quality:
     """
     if not tasks:
         raise ValueError("no tasks to compare")
-    scores = np.exp([each.logs for each in tasks])
+    scores = np.exp([task.logs for task in tasks])
     parts = scores / scores.sum(axis=0)
     covariance = sum(part[:, None] * each.covariance * part for part, each in zip(parts, tasks, strict=True))
     return Quality(np.log(scores.mean(axis=0)), np.asarray(covariance))

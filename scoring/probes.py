@@ -62,7 +62,7 @@ def compared(
 
 def agreement(probes: Sequence[Compared]) -> float:
     """The mean agreement over probes, 0–1, where 1 is the same; 0 without probes."""
-    return fmean(each.agreement for each in probes) if probes else 0.0
+    return fmean(probe.agreement for probe in probes) if probes else 0.0
 
 
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:

@@ -162,7 +162,7 @@ def look(
         times=times,
         last=not left,
     )
-    worse = {each.other for each in verdict.comparisons if each.relation == "better"}
+    worse = {comparison.other for comparison in verdict.comparisons if comparison.relation == "better"}
     unclear = [name for name in progress.unclear if name in progress.running and name not in worse]
     # The gates are losses against the reference, so that it is asked what an unclear variant is asked.
     scaling = [
@@ -171,8 +171,8 @@ def look(
     kept = {*scaling, verdict.ranking[0], *unclear, *(name for name in progress.able if name in progress.running)}
     known = dict.fromkeys((*progress.running, *evidence.variants))
     running = tuple(name for name in known if name in kept and (name in scaling or name not in worse))
-    open_ones = [each for each in verdict.comparisons if each.relation == "open"]
-    wants_items = bool(unclear) or any(each.share_by_items > MORE_ITEMS_FROM for each in open_ones)
+    open_ones = [comparison for comparison in verdict.comparisons if comparison.relation == "open"]
+    wants_items = bool(unclear) or any(comparison.share_by_items > MORE_ITEMS_FROM for comparison in open_ones)
     after = replace(progress, spent_s=spent, running=running, times=times)
     return Judged(after, lacking(verdict, missing), left and bool(open_ones), wants_items)
 

@@ -64,7 +64,7 @@ class _Unpulled:
 
     def check(self, state: RunState) -> None:
         """Raises: NotInstalled: see ``follow``."""
-        now = {each.name: each for each in state.nodes if each.message.endswith(CANT_BE_PULLED) and not each.finished}
+        now = {node.name: node for node in state.nodes if node.message.endswith(CANT_BE_PULLED) and not node.finished}
         self._since = {name: self._since.get(name, time.monotonic()) for name in now}
         for name, since in self._since.items():
             if time.monotonic() - since > UNPULLED_S:

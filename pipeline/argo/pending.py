@@ -50,8 +50,8 @@ def asked(template: Object, node: Object) -> Amounts:
     containers = [template.get("container") or {}, *patch.get("containers", [])]
     found: dict[str, str] = {}
     for kind in ("limits", "requests"):
-        for each in containers:
-            found |= each.get("resources", {}).get(kind) or {}
+        for container in containers:
+            found |= container.get("resources", {}).get(kind) or {}
     return {name: quantity(str(found[name])) for name in UNITS if found.get(name)}
 
 
@@ -93,7 +93,7 @@ class Rooms:
             pods, _ = self._cluster.list(PODS, everywhere=True)
         except SlipwayError:
             return None
-        placed = [each for each in pods if each.get("status", {}).get("phase") not in ("Succeeded", "Failed")]
+        placed = [pod for pod in pods if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")]
         return [(node, _left(node, placed)) for node in nodes if not node.get("spec", {}).get("unschedulable")]
 
 
@@ -110,7 +110,7 @@ def _requested(pod: Object, name: str) -> Decimal:
 
     def amounts(kind: str) -> list[Decimal]:
         requests = (each.get("resources", {}).get("requests", {}) for each in pod["spec"].get(kind, []))
-        return [quantity(str(each.get(name, "0"))) for each in requests]
+        return [quantity(str(request.get(name, "0"))) for request in requests]
 
     return max(sum(amounts("containers"), Decimal(0)), *amounts("initContainers"), Decimal(0))
 
@@ -120,7 +120,7 @@ def takes(node: Object, template: Object) -> bool:
     taints = node.get("spec", {}).get("taints") or []
     tolerations = template.get("tolerations") or []
     return (template.get("nodeSelector") or {}).items() <= labels.items() and all(
-        taint["effect"] == "PreferNoSchedule" or any(_tolerates(each, taint) for each in tolerations)
+        taint["effect"] == "PreferNoSchedule" or any(_tolerates(toleration, taint) for toleration in tolerations)
         for taint in taints
     )
 

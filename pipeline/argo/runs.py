@@ -112,7 +112,7 @@ def all_runs(cluster: Cluster) -> list[ClusterRun]:
         raise
     ours = [each for each in found if each["spec"].get("workflowTemplateRef", {}).get("name") == NAME]
     ours.sort(key=lambda each: (each["metadata"]["creationTimestamp"], each["metadata"]["name"]), reverse=True)
-    return [ClusterRun(each) for each in ours]
+    return [ClusterRun(workflow) for workflow in ours]
 
 
 def find(cluster: Cluster, name: str) -> ClusterRun:
@@ -253,4 +253,4 @@ def _pods(cluster: Cluster, workflow: Object, task: str) -> list[str]:
         return []
     found, _ = cluster.list(PODS, labels=f"{OF_WORKFLOW}={name}")
     by_node = {each["metadata"].get("annotations", {}).get(NODE_ID): each["metadata"]["name"] for each in found}
-    return [by_node[each["id"]] for each in attempts(node, nodes) if each["id"] in by_node]
+    return [by_node[attempt["id"]] for attempt in attempts(node, nodes) if attempt["id"] in by_node]

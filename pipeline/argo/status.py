@@ -82,7 +82,7 @@ def templates(workflow: Object) -> dict[str, Object]:
 
 def arguments_of(workflow: Object) -> dict[str, str]:
     parameters = workflow["spec"].get("arguments", {}).get("parameters", [])
-    return {each["name"]: each["value"] for each in parameters if "value" in each}
+    return {parameter["name"]: parameter["value"] for parameter in parameters if "value" in parameter}
 
 
 def tasks(spec: Object) -> list[Object]:
@@ -97,7 +97,7 @@ def nodes_of(status: Object) -> dict[str, Object]:
     nodes = status.get("nodes") or {}
     if not nodes and status.get("compressedNodes"):
         nodes = json.loads(gzip.decompress(base64.b64decode(status["compressedNodes"])))
-    return {each["name"]: each for each in nodes.values()}
+    return {node["name"]: node for node in nodes.values()}
 
 
 def attempts(node: Object, nodes: Mapping[str, Object]) -> list[Object]:

@@ -53,7 +53,7 @@ def compare(template: Object, config: RunConfig) -> str:
         NotInstalled: it has other tasks: the run would not do what the configuration says.
     """
     rendered, there = rendered_as(template, config)["spec"], template["spec"]
-    wanted, has = ([each["name"] for each in tasks(spec)] for spec in (rendered, there))
+    wanted, has = ([task["name"] for task in tasks(spec)] for spec in (rendered, there))
     if sorted(wanted) != sorted(has):
         raise NotInstalled(
             f"the installed template {NAME} has other tasks than this configuration: {', '.join(has)}",

@@ -81,13 +81,13 @@ def check(cluster: Cluster, platform: Platform, asked: Clients) -> CheckResult:
         found = f"the Secret {API_SECRET}: vLLM asks for its key, which the gateway does not send"
         return CheckResult(what=WHAT, state="missing", found=found, hint=hint)
     held = holders(cluster, known)
-    if keyless := [each.name for each in known.clients if each.name not in held]:
+    if keyless := [client.name for client in known.clients if client.name not in held]:
         hint = f"slipway clients add {keyless[0]} --engine argo"
         return CheckResult(what=WHAT, state="warning", found=f"without a key: {', '.join(keyless)}", hint=hint)
     if unserved := sorted(set(known.models) - _served(cluster)):
         hint = "clients may ask them once they are served; or their names are wrong"
         return CheckResult(what=WHAT, state="warning", found=f"not served: {', '.join(unserved)}", hint=hint)
-    return CheckResult(what=WHAT, state="ok", found=", ".join(each.name for each in known.clients))
+    return CheckResult(what=WHAT, state="ok", found=", ".join(client.name for client in known.clients))
 
 
 def _not_in_force(cluster: Cluster, documents: list[Object]) -> Iterator[str]:
@@ -106,7 +106,9 @@ def _not_in_force(cluster: Cluster, documents: list[Object]) -> Iterator[str]:
             continue
         ancestors = there.get("status", {}).get("ancestors", []) if body["apiVersion"] == ENVOY_GATEWAY else []
         conditions = [each for ancestor in ancestors for each in ancestor.get("conditions", [])]
-        refused = [each for each in conditions if each["type"] == "Accepted" and each["status"] != "True"]
+        refused = [
+            condition for condition in conditions if condition["type"] == "Accepted" and condition["status"] != "True"
+        ]
         yield from {f"{said}: {each.get('message', each['reason'])}": None for each in refused}
 
 

@@ -43,7 +43,7 @@ def ready(deployment: Object) -> bool:
 def tag(deployment: Object) -> str:
     """The tag of its image, which of a release is its version."""
     images = [each["image"] for each in deployment["spec"]["template"]["spec"]["containers"]]
-    chosen = next((each for each in images if CONTROLLER in each), images[0])
+    chosen = next((image for image in images if CONTROLLER in image), images[0])
     return str(chosen).rpartition("/")[2].partition("@")[0].partition(":")[2] or "of unknown version"
 
 
@@ -63,7 +63,7 @@ def account(cluster: Cluster, namespace: str) -> str | None:
     Raises:
         AccessDenied: Deployments may not be read there.
     """
-    found = [each for each in controllers(cluster, namespace) if ready(each)]
+    found = [controller for controller in controllers(cluster, namespace) if ready(controller)]
     return found[0]["spec"]["template"]["spec"].get("serviceAccountName", "default") if found else None
 
 
@@ -87,6 +87,6 @@ def _config_map(cluster: Cluster, name: str, namespace: str) -> Object:
 def _is_controller(deployment: Object) -> bool:
     pod = deployment["spec"]["template"]
     labels = [each.get("labels") or {} for each in (deployment["metadata"], pod.get("metadata", {}))]
-    if any(each.get(key) == CONTROLLER for each in labels for key in LABELS):
+    if any(label.get(key) == CONTROLLER for label in labels for key in LABELS):
         return True
     return any(f"/{CONTROLLER}" in f"/{each['image']}" for each in pod["spec"]["containers"])

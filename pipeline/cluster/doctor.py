@@ -207,7 +207,10 @@ def _claim(cluster: Cluster, config: RunConfig) -> CheckResult:
 
 def _gpus(cluster: Cluster, config: RunConfig) -> CheckResult:
     found_nodes, _ = cluster.list(NODES)
-    counts = [int(quantity(str(each.get("status", {}).get("allocatable", {}).get(GPU, "0")))) for each in found_nodes]
+    counts = [
+        int(quantity(str(found_node.get("status", {}).get("allocatable", {}).get(GPU, "0"))))
+        for found_node in found_nodes
+    ]
     wanted = max(stage.gpus if stage and isinstance(stage.gpus, int) else 0 for _, stage in config.platform.stages)
     found = f"{sum(counts)} on {sum(count > 0 for count in counts)} of {len(found_nodes)} nodes"
     if wanted > max(counts, default=0):

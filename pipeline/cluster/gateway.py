@@ -110,7 +110,7 @@ class ClusterClients(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        names = [each.name for each in self.clients]
+        names = [client.name for client in self.clients]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"named twice: {', '.join(twice)}")
         if max(len(names), len(_limits(self))) > MOST_RULES:
@@ -119,19 +119,19 @@ class ClusterClients(Settings):
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(each.secret for each in self.clients))
+        return tuple(dict.fromkeys(client.secret for client in self.clients))
 
     @property
     def models(self) -> tuple[str, ...]:
         """Those that are named; a client that names none may ask all."""
-        return tuple(dict.fromkeys(model for each in self.clients for model in each.models))
+        return tuple(dict.fromkeys(model for client in self.clients for model in client.models))
 
     def named(self, name: str) -> ClusterClient:
         """Raises: UnknownName: there is no such client."""
-        for each in self.clients:
-            if each.name == name:
-                return each
-        raise UnknownName("client", name, known=[each.name for each in self.clients])
+        for client in self.clients:
+            if client.name == name:
+                return client
+        raise UnknownName("client", name, known=[client.name for client in self.clients])
 
 
 def read_clients(settings: Clients) -> ClusterClients:
@@ -152,7 +152,7 @@ def of(namespace: str, settings: Clients) -> list[Document]:
     known = read_clients(settings)
     keys = [made("v1", "Secret", name, namespace, type="Opaque") for name in known.secrets]
     found = [*keys, network_policy(namespace, settings), security_policy(namespace, known), limits(namespace, known)]
-    if any(each.tokens_per_minute for each in known.clients):
+    if any(client.tokens_per_minute for client in known.clients):
         lua = {"type": "Inline", "inline": COUNT}
         found.append(_policy("EnvoyExtensionPolicy", LIMITS, namespace, {"lua": [lua]}))
     return [*found, *([certificate(settings)] if settings.issuer else [])]
@@ -161,10 +161,10 @@ def of(namespace: str, settings: Clients) -> list[Document]:
 def security_policy(namespace: str, known: ClusterClients) -> Document:
     """Let in who has a key, to the models and routes that it may use. Envoy takes the key from the request, and says
     the client's name in a header instead, which no client can set."""
-    free = [each.name for each in known.clients if not each.models]
+    free = [client.name for client in known.clients if not client.models]
     rules = _rules(free, "") if free else []
     for model in known.models:
-        rules += _rules([each.name for each in known.clients if model in each.models], _host(namespace, model))
+        rules += _rules([client.name for client in known.clients if model in client.models], _host(namespace, model))
     spec = {
         "apiKeyAuth": {
             "credentialRefs": [{"name": name} for name in known.secrets],
@@ -235,16 +235,16 @@ def _host(namespace: str, model: str) -> str:
 
 def _limits(known: ClusterClients) -> list[Document]:
     rules = []
-    for each in known.clients:
-        whose = [{"headers": [{"name": CLIENT_HEADER, "type": "Exact", "value": each.name}]}]
+    for client in known.clients:
+        whose = [{"headers": [{"name": CLIENT_HEADER, "type": "Exact", "value": client.name}]}]
         # Shared by all routes: otherwise each path of each model would count by itself.
         rule: Document = {"clientSelectors": whose, "shared": True}
-        if each.requests_per_minute:
-            rules.append(rule | {"limit": {"requests": each.requests_per_minute, "unit": "Minute"}})
-        if each.tokens_per_minute:
+        if client.requests_per_minute:
+            rules.append(rule | {"limit": {"requests": client.requests_per_minute, "unit": "Minute"}})
+        if client.tokens_per_minute:
             spent = {"from": "Metadata", "metadata": {"namespace": NAMESPACE, "key": TOKENS}}
             cost = {"request": {"from": "Number", "number": 0}, "response": spent}
-            rules.append(rule | {"limit": {"requests": each.tokens_per_minute, "unit": "Minute"}, "cost": cost})
+            rules.append(rule | {"limit": {"requests": client.tokens_per_minute, "unit": "Minute"}, "cost": cost})
     return rules
 
 

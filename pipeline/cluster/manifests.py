@@ -228,7 +228,9 @@ def _changes(before: Any, after: Any, path: str) -> Iterator[Document]:
 
 def _operations(operations: list[Document]) -> str:
     """Write each operation on one line, so that people can read them."""
-    lines = (yaml.safe_dump(each, default_flow_style=True, sort_keys=False, width=10**6) for each in operations)
+    lines = (
+        yaml.safe_dump(operation, default_flow_style=True, sort_keys=False, width=10**6) for operation in operations
+    )
     return "".join(f"- {line}" for line in lines)
 
 

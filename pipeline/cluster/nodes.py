@@ -46,7 +46,7 @@ def _asked(config: RunConfig) -> Iterator[tuple[str, Amounts, Object]]:
         gpus = (parallel if isinstance(parallel, int) else 1) if serving.gpu else 0
         where = {
             "nodeSelector": serving.node_selector,
-            "tolerations": [each.model_dump() for each in serving.tolerations],
+            "tolerations": [toleration.model_dump() for toleration in serving.tolerations],
         }
         yield ENDPOINT, _amounts(serving.cpu, serving.memory, gpus), where
 
@@ -57,7 +57,10 @@ def _amounts(cpu: str, memory: str, gpus: int | str) -> Amounts:
 
 
 def _where(nodes: Nodes) -> Object:
-    return {"nodeSelector": nodes.selector, "tolerations": [each.model_dump() for each in nodes.tolerations]}
+    return {
+        "nodeSelector": nodes.selector,
+        "tolerations": [toleration.model_dump() for toleration in nodes.tolerations],
+    }
 
 
 def _lacking(nodes: list[Object], asks: Amounts, where: Object) -> str:

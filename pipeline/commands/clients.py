@@ -177,7 +177,7 @@ def _list_there(cluster: Cluster, known: ClusterClients, *, as_json: bool) -> No
     from pipeline.cluster.client_keys import holders
 
     held = holders(cluster, known)
-    document = [each.model_dump(mode="json") | {"key": each.name in held} for each in known.clients]
+    document = [client.model_dump(mode="json") | {"key": client.name in held} for client in known.clients]
     print_result(document, _table(known.clients, keys=held), as_json)
 
 

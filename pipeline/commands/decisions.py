@@ -47,7 +47,7 @@ def verify_decision(name: RunArgument = "latest", store: StoreOption = STORE, as
         raise typer.Exit(VerificationFailed.exit_code)
     if verdict.findings:
         count = "one thing does" if len(verdict.findings) == 1 else f"{len(verdict.findings)} things do"
-        lines = "".join(f"\n    {each}" for each in (*verdict.findings, *(f"note: {each}" for each in verdict.notes)))
+        lines = "".join(f"\n    {each}" for each in (*verdict.findings, *(f"note: {note}" for note in verdict.notes)))
         raise VerificationFailed(
             f"the decision of run {run.name} does not follow from what was measured: {count} not agree{lines}",
             hint="to make changed files again, remove them and run again",
@@ -118,8 +118,8 @@ def _profile(published: dict[str, Any], name: str | None, assignments: list[str]
 
     own = {field: value for field, value in published.items() if field not in REPLACED}
     data: dict[str, Any] = {"profile": named("profile", name, Path()) if name else own}
-    for each in assignments:
-        assign(data, each if each.startswith("profile.") else f"profile.{each}")
+    for assignment in assignments:
+        assign(data, assignment if assignment.startswith("profile.") else f"profile.{assignment}")
     return parse(Profile, data["profile"], "the profile")
 
 
@@ -140,7 +140,7 @@ def _changes(published: Production | None, decision: Production) -> list[str]:
     ours = set(decision.profile) - {"name", "description", "weights"}
     rest = [name for name in decision.profile if name in ours and published.profile.get(name) != decision.profile[name]]
     found += [f"{name}: {published.profile.get(name, 'none')} → {decision.profile[name]}" for name in rest]
-    before = {each.variant: each for each in published.candidates}
+    before = {candidate.variant: candidate for candidate in published.candidates}
     for now in decision.candidates:
         then = before[now.variant]
         if then.score is not None and now.score is not None and abs(now.score - then.score) > 5e-4:
@@ -166,10 +166,11 @@ def cost_lines(decision: Production) -> list[str]:
 
     basis = {"goodput": "at the goodput, within the latency targets", "throughput": "at the measured throughput"}
     return [
-        f"{each.variant}: {each.cost.value:.4g} {each.cost.currency} ({span(each.cost.low, each.cost.high)}) for "
-        f"a million output tokens, {basis[each.cost.basis]} of {each.cost.tokens_per_s:,.0f} tokens/s"
-        for each in decision.candidates
-        if each.cost
+        f"{candidate.variant}: {candidate.cost.value:.4g} {candidate.cost.currency} "
+        f"({span(candidate.cost.low, candidate.cost.high)}) for "
+        f"a million output tokens, {basis[candidate.cost.basis]} of {candidate.cost.tokens_per_s:,.0f} tokens/s"
+        for candidate in decision.candidates
+        if candidate.cost
     ]
 
 
@@ -178,7 +179,7 @@ def _verified(run: str, verdict: Verdict) -> str:
     if verdict.nobody:
         what = f"that run {run} could choose no variant ({verdict.nobody}) follows"
     said = f"verified: {what} from its samples; {len(verdict.compared)} files and documents agree"
-    said += "".join(f"\nnote: {each}" for each in verdict.notes)
+    said += "".join(f"\nnote: {note}" for note in verdict.notes)
     if verdict.not_recomputed:
         said += "\nnot recomputed, because lm-eval aggregates it: " + ", ".join(verdict.not_recomputed)
     return said
@@ -191,8 +192,8 @@ def _beside(first: str, second: str, found: Comparison) -> Any:
     from scoring.metrics import shown
 
     settings = Table("Setting", first, second, box=None, pad_edge=False, header_style="dim")
-    for each in found.settings:
-        settings.add_row(each.what, each.before, each.after)
+    for setting in found.settings:
+        settings.add_row(setting.what, setting.before, setting.after)
     metrics = Table("Variant", "Metric", first, second, "Change", box=None, pad_edge=False, header_style="dim")
     for change in found.metrics:
         share = f"{change.change:+.1%}" if change.change is not None else "–"

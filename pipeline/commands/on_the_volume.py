@@ -61,7 +61,7 @@ def on_the_volume(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(exit_code)
 
     placed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    placed.__annotations__ = {each.name: each.annotation for each in parameters}
+    placed.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return placed
 
 
@@ -73,11 +73,11 @@ def _words(context: typer.Context) -> Iterator[str]:
         names.append(above.info_name or "")
         above = above.parent
     yield from reversed(names)
-    for each in context.command.params:
-        value = context.params.get(each.name or "")
-        if each.name in HERE or value is None or value is False:
+    for param in context.command.params:
+        value = context.params.get(param.name or "")
+        if param.name in HERE or value is None or value is False:
             continue
-        if each.param_type_name == "argument":
+        if param.param_type_name == "argument":
             yield str(value)
         else:
-            yield each.opts[0] if value is True else f"{each.opts[0]}={value}"
+            yield param.opts[0] if value is True else f"{param.opts[0]}={value}"

@@ -51,7 +51,7 @@ def releases(
     if history:
         moves = summarized_moves(place)
         said: Any = _history(moves) if moves else f"no release of {model} was published or rolled out yet"
-        print_result([each.model_dump(mode="json") for each in moves], said, as_json)
+        print_result([move.model_dump(mode="json") for move in moves], said, as_json)
         return
     found = catalogue(place, served(place, load_config(config, None, None, platform, None), model))
     text: Any = _table(found) if found else f"no release of {model} in {store}; publish one with: slipway run {model}"
@@ -174,17 +174,17 @@ def _history(moves: list[MoveSummary]) -> Any:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("When", "What", "From", "To", "Reached", "Outcome", "Took", "Who", "Why"):
         table.add_column(heading, justify="right" if heading in ("From", "To", "Reached", "Took") else "left")
-    for each in moves:
+    for move in moves:
         table.add_row(
-            f"{each.started_at.astimezone():%Y-%m-%d %H:%M}",
-            each.kind,
-            _number(each.before),
-            _number(each.release),
-            f"{each.percent} %",
-            Text(each.result, style="green" if each.result == "promoted" else "red"),
-            str(timedelta(seconds=round(each.seconds))),
-            ", ".join(dict.fromkeys(act.by for act in each.acts)),
-            each.reason,
+            f"{move.started_at.astimezone():%Y-%m-%d %H:%M}",
+            move.kind,
+            _number(move.before),
+            _number(move.release),
+            f"{move.percent} %",
+            Text(move.result, style="green" if move.result == "promoted" else "red"),
+            str(timedelta(seconds=round(move.seconds))),
+            ", ".join(dict.fromkeys(act.by for act in move.acts)),
+            move.reason,
         )
     return table
 

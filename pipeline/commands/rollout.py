@@ -256,9 +256,9 @@ def _figures(analysis: Analysis) -> Any:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("Check", "Canary", "Stable", "Limit", "Verdict"):
         table.add_column(heading, justify="left" if heading in ("Check", "Verdict") else "right")
-    for each in analysis.checks:
-        cells = [_cell(each, value) for value in (each.canary, each.stable, each.limit)]
-        table.add_row(each.name, *cells, Text(each.verdict, style=styles[each.verdict]))
+    for check in analysis.checks:
+        cells = [_cell(check, value) for value in (check.canary, check.stable, check.limit)]
+        table.add_row(check.name, *cells, Text(check.verdict, style=styles[check.verdict]))
     return table
 
 

@@ -65,7 +65,7 @@ def usage(
     check_url(usage_url)
     root = store.absolute()
     groups = [each.strip() for each in by.split(",") if each.strip()]
-    if unknown := [each for each in groups if each not in kept.GROUPS]:
+    if unknown := [group for group in groups if group not in kept.GROUPS]:
         raise UnknownName("group", unknown[0], known=kept.GROUPS)
     begin = _begin(since)
     if not root.is_dir() and not usage_url:

@@ -47,7 +47,7 @@ class Memory:
 
     def _keep(self) -> None:
         if self.path:
-            write_text(self.path, "".join(f"{each}\n" for each in self._pushes))
+            write_text(self.path, "".join(f"{push}\n" for push in self._pushes))
 
 
 @dataclass

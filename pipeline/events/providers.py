@@ -40,7 +40,7 @@ def huggingface(body: Any) -> Push:
     _expect(body, "event.action", "update")
     _expect(body, "repo.type", "model")
     refs = _at(body, "updatedRefs")
-    refs = [each for each in refs if _at(each, "ref") == MAIN] if isinstance(refs, list) else []
+    refs = [ref for ref in refs if _at(ref, "ref") == MAIN] if isinstance(refs, list) else []
     if not refs:
         raise refused(f"updatedRefs does not name {MAIN}")
     if _at(refs[0], "newSha") is None:

@@ -51,7 +51,10 @@ class ProcessSpec:
         return cls(
             command=tuple(substitute(text, lookup) for text in (*program.command, *program.args)),
             environment={each.name: substitute(each.value, lookup) for each in program.env if not each.value_from},
-            outputs={each.name: substitute(each.value_from.path, lookup) for each in template.outputs.parameters},
+            outputs={
+                parameter.name: substitute(parameter.value_from.path, lookup)
+                for parameter in template.outputs.parameters
+            },
             fresh={mount.mount_path: mount.name for mount in program.volume_mounts if not claims[mount.mount_path]},
             fixed={path: mounts[path] for path, claim in claims.items() if claim},
         )

@@ -111,7 +111,9 @@ class ManifestCheck:
         scope = self._inputs(template)
         texts = [*container.command, *container.args, *(each.value for each in container.env)]
         self._references(f"{path}.container", scope, *texts)
-        self._references(f"{path}.outputs", scope, *(each.value_from.path for each in template.outputs.parameters))
+        self._references(
+            f"{path}.outputs", scope, *(parameter.value_from.path for parameter in template.outputs.parameters)
+        )
         self._locks(f"{path}.synchronization", scope, template.synchronization)
         self._volumes(path, template)
         self._retries(path, template)
@@ -186,7 +188,7 @@ class ManifestCheck:
         if template is None:
             self.unsupported.append(f"{path}.template: {task.template!r} is not a template of this workflow")
             return
-        texts = {f"arguments.parameters[{each.name}]": each.value for each in task.arguments.parameters}
+        texts = {f"arguments.parameters[{parameter.name}]": parameter.value for parameter in task.arguments.parameters}
         texts["when"] = task.when
         for field, text in texts.items():
             self._references(f"{path}.{field}", scope, text)

@@ -82,7 +82,8 @@ class Job:
         """
         scope = self.scope
         return {
-            f"inputs.parameters.{each.name}": substitute(each.value, scope) for each in self.task.arguments.parameters
+            f"inputs.parameters.{parameter.name}": substitute(parameter.value, scope)
+            for parameter in self.task.arguments.parameters
         }
 
     def skipped_by(self) -> str:
@@ -144,7 +145,10 @@ class ActiveDag:
             Unresolved: one has no value.
         """
         scope = self.scope()
-        return {each.name: substitute(each.value_from.parameter, scope) for each in self.template.outputs.parameters}
+        return {
+            parameter.name: substitute(parameter.value_from.parameter, scope)
+            for parameter in self.template.outputs.parameters
+        }
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def locks_of(asked: Synchronization, gpus: int, lookup: Callable[[str], str]) ->
     Raises:
         Unresolved: by *lookup*.
     """
-    mutexes = [substitute(each.name, lookup) for each in asked.mutexes]
+    mutexes = [substitute(mutex.name, lookup) for mutex in asked.mutexes]
     found = [Lock(f"mutex {name}", (quote(name, safe=""),)) for name in mutexes]
     for semaphore in asked.semaphores:
         of = semaphore.config_map_key_ref

@@ -26,8 +26,8 @@ def read(manifest: Mapping[str, Any]) -> Manifest:
         return Manifest.model_validate(dict(manifest))
     except ValidationError as error:
         mistakes = error.errors()
-        lines = [f"{path_of(each['loc'], manifest)}: {_said(each)}" for each in mistakes]
-        kind = UnsupportedField if any(each["type"] == "extra_forbidden" for each in mistakes) else ConfigError
+        lines = [f"{path_of(mistake['loc'], manifest)}: {_said(mistake)}" for mistake in mistakes]
+        kind = UnsupportedField if any(mistake["type"] == "extra_forbidden" for mistake in mistakes) else ConfigError
         raise refused(kind, lines) from error
 
 

@@ -94,12 +94,12 @@ def folder(store: Path, name: str) -> Path:
         MissingRun: there is none, or more than one.
     """
     runs = sorted(store.glob("*/runs/*"), key=lambda each: each.stat().st_mtime, reverse=True)
-    exact = [each for each in runs if each.name == name]
-    matches = exact or [each for each in runs if name == LATEST or each.name.startswith(name)]
+    exact = [run for run in runs if run.name == name]
+    matches = exact or [run for run in runs if name == LATEST or run.name.startswith(name)]
     if len(matches) == 1 or (matches and name == LATEST):
         return matches[0]
     problem = "matches several runs" if matches else "is not a run"
-    known = ", ".join(each.name for each in runs[:5]) or "none yet"
+    known = ", ".join(run.name for run in runs[:5]) or "none yet"
     raise MissingRun(f"{name!r} {problem} in {store}", hint=f"the latest: {known}")
 
 

@@ -53,7 +53,9 @@ class Finished:
         from stages.parts.base.program import outcomes
 
         return all(
-            each.result == "reused" for each in outcomes(self.run.path) if each.stage not in ("resolve", "check")
+            outcome.result == "reused"
+            for outcome in outcomes(self.run.path)
+            if outcome.stage not in ("resolve", "check")
         )
 
     def summary(self) -> Any:

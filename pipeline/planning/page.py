@@ -80,17 +80,20 @@ def notes(plan: Plan, *, every: bool = False) -> list[str]:
     ]
     if any(each.fits and not each.meets_targets for each in shown):
         lines.append(f"{MISSES}misses a target even with one request at a time")
-    if not any(each.cost_per_hour for each in plan.options):
+    if not any(option.cost_per_hour for option in plan.options):
         lines.append("without prices (--price h100=2.50), the order is by the total memory of the GPUs")
-    measured = {each.accelerator for each in plan.calibrations}
+    measured = {calibration.accelerator for calibration in plan.calibrations}
     lines += [
-        f"{each.accelerator}: times × {each.ttft:.2f} (TTFT) and × {each.tpot:.2f} (TPOT), as measured in "
-        f"{each.evaluations} evaluation(s) of this store"
-        for each in plan.calibrations
+        f"{calibration.accelerator}: times × {calibration.ttft:.2f} (TTFT) and × {calibration.tpot:.2f} (TPOT), "
+        f"as measured in {calibration.evaluations} evaluation(s) of this store"
+        for calibration in plan.calibrations
     ]
-    if any(each.accelerator not in measured for each in plan.options):
+    if any(option.accelerator not in measured for option in plan.options):
         lines.append(
-            "assumed: " + "; ".join(f"{each.name} {each.value:g} {each.unit}".strip() for each in plan.assumptions)
+            "assumed: "
+            + "; ".join(
+                f"{assumption.name} {assumption.value:g} {assumption.unit}".strip() for assumption in plan.assumptions
+            )
         )
     return lines
 
@@ -121,7 +124,7 @@ def _figures(option: Option, priced: bool) -> list[str]:
     cells += [f"{predicted.sequences}", f"{predicted.ttft_ms:,.0f}", f"{predicted.tpot_ms:.1f}"]
     cells += [f"{predicted.output_tokens_per_s:,.0f}", f"{option.replicas}"]
     costs = (option.cost_per_hour, option.cost_per_million_tokens)
-    return cells + ([f"{each:,.2f}" if each is not None else "–" for each in costs] if priced else [])
+    return cells + ([f"{cost:,.2f}" if cost is not None else "–" for cost in costs] if priced else [])
 
 
 def page(plan: Plan, *, every: bool = False) -> Group:

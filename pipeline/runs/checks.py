@@ -23,6 +23,6 @@ def checks_table(checks: list[CheckResult]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("Check", "State", "Found", "What to do"):
         table.add_column(heading, overflow="fold")
-    for each in checks:
-        table.add_row(each.what, Text(each.state, style=STYLES[each.state]), each.found, each.hint)
+    for check in checks:
+        table.add_row(check.what, Text(check.state, style=STYLES[check.state]), check.found, check.hint)
     return table

@@ -67,8 +67,8 @@ def names(condition: Condition) -> Iterator[str]:
         case TextComparison(left, _, right):
             yield from (*names(left), *names(right))
         case Junction(_, parts):
-            for each in parts:
-                yield from names(each)
+            for part in parts:
+                yield from names(part)
 
 
 def holds(condition: Condition, lookup: Callable[[str], str | bool]) -> bool:
@@ -81,9 +81,9 @@ def holds(condition: Condition, lookup: Callable[[str], str | bool]) -> bool:
                 operation, *(each.text if each.quoted else str(lookup(each.text)) for each in (left, right))
             )
         case Junction("&&", parts):
-            return all(holds(each, lookup) for each in parts)
+            return all(holds(part, lookup) for part in parts)
         case Junction(_, parts):
-            return any(holds(each, lookup) for each in parts)
+            return any(holds(part, lookup) for part in parts)
 
 
 def _compare(operation: str, left: str, right: str) -> bool:

@@ -47,18 +47,18 @@ def score_table(decision: Production) -> Table:
     table.add_column("Best\nwith", justify="right", no_wrap=True)
     for name, heading in METRIC_HEADINGS.items():
         table.add_column(f"{heading}\n{decision.weights[name]:.0%}", justify="right", no_wrap=True)
-    costs = next((each.cost for each in decision.candidates if each.cost), None)
+    costs = next((candidate.cost for candidate in decision.candidates if candidate.cost), None)
     if costs:
         table.caption = f"{costs.currency} for a million output tokens at the {costs.basis}"
         table.caption_justify = "left"
         table.add_column(f"{costs.currency}\n1 M tok", justify="right", no_wrap=True)
-    for each in decision.candidates:
-        won = each.variant == decision.winner
-        cells = [_raw(metric, each.raw[metric]) if metric in each.raw else "–" for metric in METRIC_HEADINGS]
-        cells += [f"{each.cost.value:.3g}" if each.cost else "–"] if costs else []
-        chance = odds(each.chance) if each.chance is not None else "–"
-        score = Text("out", style="red") if each.score is None else Text(_score(each))
-        table.add_row(("★ " if won else "  ") + each.variant, score, chance, *cells, style="bold" if won else "")
+    for candidate in decision.candidates:
+        won = candidate.variant == decision.winner
+        cells = [_raw(metric, candidate.raw[metric]) if metric in candidate.raw else "–" for metric in METRIC_HEADINGS]
+        cells += [f"{candidate.cost.value:.3g}" if candidate.cost else "–"] if costs else []
+        chance = odds(candidate.chance) if candidate.chance is not None else "–"
+        score = Text("out", style="red") if candidate.score is None else Text(_score(candidate))
+        table.add_row(("★ " if won else "  ") + candidate.variant, score, chance, *cells, style="bold" if won else "")
     return table
 
 

@@ -140,7 +140,7 @@ def gpu_semaphore(asks: Stage, platform: Platform) -> list[models.SemaphoreRef] 
 
 
 def _placement(nodes: Nodes) -> dict[str, Any]:
-    tolerations = [models.Toleration(**each.model_dump(exclude_none=True)) for each in nodes.tolerations]
+    tolerations = [models.Toleration(**toleration.model_dump(exclude_none=True)) for toleration in nodes.tolerations]
     return {"node_selector": nodes.selector or None, "tolerations": tolerations or None}
 
 

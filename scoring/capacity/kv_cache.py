@@ -110,7 +110,7 @@ def cache_layout(model: Architecture, rules: CacheRules) -> CacheLayout:
     recurrent_bytes = rules.recurrent_bytes or model.recurrent_bytes or rules.value_bytes
     states = [layer.state_space for layer in model.counted if layer.state_space]
     if states:
-        state_bytes = max(each.state_bytes(size, rules.value_bytes, recurrent_bytes) for each in states)
+        state_bytes = max(state.state_bytes(size, rules.value_bytes, recurrent_bytes) for state in states)
         # A block of attention must not be smaller than a state, which is then padded to it.
         aligned = max(rules.block_tokens, 128) if _latent(model) else rules.block_tokens
         block_tokens = max(block_tokens, aligned * _divided_up(state_bytes, aligned * token_bytes))

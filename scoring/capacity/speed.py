@@ -136,7 +136,7 @@ class Server:
         for layer, loaded in zip(self.model.layers, layers, strict=True):
             feed_forward = layer.feed_forward
             in_experts = 3 * feed_forward.experts * self.model.hidden * feed_forward.expert_width
-            share = in_experts / sum(each.parameters for each in layer.matrices(self.model.hidden))
+            share = in_experts / sum(matrix.parameters for matrix in layer.matrices(self.model.hidden))
             found[0.0] += loaded * (1 - share)
             if feed_forward.experts:
                 found[1 - feed_forward.active / feed_forward.experts] += loaded * share

@@ -135,7 +135,7 @@ def loaded_bytes(
 
 
 def _loaded_layer(model: Architecture, layer: Layer, variant: VariantName, group_size: int, size: int) -> int:
-    matrices = sum(_loaded(each, variant, group_size, size) for each in layer.matrices(model.hidden))
+    matrices = sum(_loaded(matrix, variant, group_size, size) for matrix in layer.matrices(model.hidden))
     return matrices + (_vectors(layer) + layer.router) * HALF
 
 

@@ -100,7 +100,7 @@ def made_by_this_run(store: ModelStore, names: Sequence[str]) -> list[str]:
     """*names* without the variants that this run failed to make; the store may hold an older one of that name."""
     run_id = os.environ.get(program.RUN_VARIABLE)
     outcomes = program.outcomes(store.run(run_id)) if run_id else []
-    made = {each.variant for each in outcomes if each.stage == "optimize" and each.result != "failed"}
+    made = {outcome.variant for outcome in outcomes if outcome.stage == "optimize" and outcome.result != "failed"}
     if missing := [name for name in names if made and name not in made]:
         print(f"not made by this run, so not measured: {', '.join(missing)}", file=sys.stderr)
     return [name for name in names if name not in missing]

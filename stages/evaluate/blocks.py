@@ -50,9 +50,9 @@ class Blocks:
 
     def __init__(self, session: Session, subjects: Sequence[Subject], before: Evaluation | None, logs: Path) -> None:
         """Args: before: an evaluation with all looks, if the subjects were measured together before."""
-        self.session, self.subjects = session, {each.name: each for each in subjects}
+        self.session, self.subjects = session, {subject.name: subject for subject in subjects}
         self.reference = self.subjects.get(reference_of(session.profile))
-        self.number = max(each.blocks for each in subjects)
+        self.number = max(subject.blocks for subject in subjects)
         self.lanes: list[Lane] = []
         self.further: dict[str, int] = {}
         """How many items the next block asks in all, of the quality tasks of which it asks more."""
@@ -68,8 +68,8 @@ class Blocks:
             return
         with contextlib.ExitStack() as standing:
             self.lanes = lanes(standing, self.session.serving, len(self.subjects), self._logs)
-            for each in self.subjects.values():
-                standing.callback(each.stop)
+            for subject in self.subjects.values():
+                standing.callback(subject.stop)
             while order := next_block(self.plan, self.progress):
                 self.measure([self.subjects[name] for name in order])
                 if self.lost or not self.look():
@@ -87,8 +87,8 @@ class Blocks:
     @property
     def plan(self) -> Plan:
         """With the mean times measured so far; zeros before the first block, which is measured in any case."""
-        ready = [seconds for each in self.subjects.values() for seconds in each.ready_s]
-        load = [seconds for each in self.subjects.values() for seconds in each.load_s]
+        ready = [seconds for subject in self.subjects.values() for seconds in subject.ready_s]
+        load = [seconds for subject in self.subjects.values() for seconds in subject.load_s]
         return Plan(
             budget_s=MINUTE * self.session.workload.budget_minutes,
             start_s=fmean(ready) if ready else 0.0,
@@ -122,7 +122,7 @@ class Blocks:
     def have_room(self, subjects: Sequence[Subject]) -> bool:
         """Whether their servers can stand at the same time. A GPU has no such room: vLLM counts on what it finds
         free."""
-        variants = [each.conditions.variant for each in subjects]
+        variants = [subject.conditions.variant for subject in subjects]
         return not subjects[0].conditions.hardware.gpus and not no_room(variants, self.session.serving)
 
     def wave(self, group: Sequence[Subject]) -> list[Speed]:
@@ -181,13 +181,13 @@ class Blocks:
 
     def refuse(self, subjects: Sequence[Subject]) -> None:
         """End the variants that fail a gate, against what is known of the reference."""
-        for each in subjects:
-            if each is self.reference or not each.going or self.lost:
+        for subject in subjects:
+            if subject is self.reference or not subject.going or self.lost:
                 continue
-            each.refused = self._refusal(each)
-            if each.refused:
-                each.stop()
-                say(f"{each.name} is not loaded: {each.refused}")
+            subject.refused = self._refusal(subject)
+            if subject.refused:
+                subject.stop()
+                say(f"{subject.name} is not loaded: {subject.refused}")
 
     def _refusal(self, subject: Subject) -> str:
         workload = self.session.workload
@@ -249,7 +249,7 @@ class Blocks:
 
     def _turns(self, runs: Sequence[tuple[Subject, Iterator[LoadSamples]]]) -> None:
         while runs:
-            runs = [each for each in runs if self._run(*each)][::-1]
+            runs = [run for run in runs if self._run(*run)][::-1]
 
     def _run(self, subject: Subject, runs: Iterator[LoadSamples]) -> bool:
         """Whether there was another run."""
@@ -260,8 +260,12 @@ class Blocks:
     @property
     def leading(self) -> Subject:
         """The variant whose capacity fixes the rate for all: the reference, or without one the first that is loaded."""
-        rest = (each for each in self.subjects.values() if each.going)
-        return self.reference or next((each for each in self.subjects.values() if each.rounds), None) or next(rest)
+        rest = (subject for subject in self.subjects.values() if subject.going)
+        return (
+            self.reference
+            or next((subject for subject in self.subjects.values() if subject.rounds), None)
+            or next(rest)
+        )
 
     def together(self, group: Sequence[Subject], act: Callable[[Subject, int], None]) -> None:
         """Do something with each, side by side if there are several; *act* also gets the number of the lane."""
@@ -321,7 +325,7 @@ class Blocks:
         for name in running:
             gone[name].looks = len(self.progress.times)
         said, spent_s, chosen = told(verdict), self.spent_s, gone[verdict.chosen]
-        settled = all(each.relation != "open" for each in verdict.comparisons)
+        settled = all(comparison.relation != "open" for comparison in verdict.comparisons)
         ended: Ended = "" if goes_on else "settled" if settled else "budget"
         fewer = None if goes_on or chosen.smaller else fewest_gpus(chosen.directory, self.session.serving)
         # Kept before it is said, and before more is measured: an interruption after that loses nothing of it.
@@ -338,7 +342,7 @@ class Blocks:
         is open, or are wanted by gates that are unclear."""
         profile, plan = self.session.profile, self.plan
         running = [self.subjects[name] for name in self.progress.running]
-        open_ones = [each for each in verdict.comparisons if each.relation == "open"]
+        open_ones = [comparison for comparison in verdict.comparisons if comparison.relation == "open"]
         closest = min(open_ones, key=lambda each: abs(each.lead))
         names = (verdict.ranking[0], closest.other)
         tasks = qualities({name: measured[name].samples for name in names})
@@ -364,7 +368,7 @@ class Blocks:
 
     def _divided(self, samples: Mapping[str, Samples]) -> set[str]:
         """The tasks whose items count by numbers that were asked: they can't be asked in parts."""
-        return {item.task for each in samples.values() for item in each.items if item.weight != 1}
+        return {item.task for sample in samples.values() for item in sample.items if item.weight != 1}
 
     def _keep(self, gone: Mapping[str, Subject], ended: Ended, said: str, spent_s: float) -> None:
         plan = self.plan
@@ -388,8 +392,8 @@ class Blocks:
 
     def _goes_on(self) -> bool:
         """Look at what was measured before, by this run's profile and budget."""
-        for each in self.subjects.values():
-            each.refused = "" if each is self.reference else self._refusal(each)
+        for subject in self.subjects.values():
+            subject.refused = "" if subject is self.reference else self._refusal(subject)
         return self.look(again=True)
 
 
@@ -402,7 +406,7 @@ def told(verdict: Verdict) -> str:
     first, *others = verdict.ranking
     if verdict.outcome == "equivalent":
         return f"equivalent within the margins; {verdict.chosen} takes the least"
-    if not (open_ones := [each for each in verdict.comparisons if each.relation == "open"]):
+    if not (open_ones := [comparison for comparison in verdict.comparisons if comparison.relation == "open"]):
         return f"{first} is better than {', '.join(others)}" if others else f"only {first} can be chosen"
     closest = min(open_ones, key=lambda each: each.lead)
     if closest.low == -math.inf:

@@ -71,7 +71,7 @@ def measure_distributions(
     for start in range(0, len(documents), DOCUMENTS_PER_REQUEST):
         texts, asked = zip(*documents[start : start + DOCUMENTS_PER_REQUEST], strict=True)
         answers = complete(url, model, api_key, asked, max_tokens=1, prompt_logprobs=LISTED)
-        beginnings = [_beginning(each, max_model_len) for each in texts]
+        beginnings = [_beginning(text, max_model_len) for text in texts]
         continued = _continued(url, model, api_key, beginnings, chats=chats)
         try:
             measured += [
@@ -101,7 +101,7 @@ def _continued(url: str, model: str, api_key: str, beginnings: Sequence[str], *,
         with ThreadPoolExecutor(len(beginnings)) as pool:
             choices = list(pool.map(lambda each: chat(url, model, api_key, CONTINUE + each, **options), beginnings))
     try:
-        return [each["token_ids"] for each in choices]
+        return [choice["token_ids"] for choice in choices]
     except LookupError as error:
         raise no_answer(url, error) from error
 

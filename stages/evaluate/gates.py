@@ -43,7 +43,7 @@ def refusal(variant: Measured, reference: Measured | None, profile: Profile, *, 
 
 def common(samples: Samples, others: Samples) -> Samples:
     """*samples* with the items alone that the *others* have."""
-    known = {_place(each) for each in others.items}
+    known = {_place(item) for item in others.items}
     return replace(
         samples,
         accuracy=tuple(each for each in samples.accuracy if _place(each) in known),

@@ -183,13 +183,13 @@ def _asked(tasks: list[Any], chat: bool, served: Served, concurrency: int, **opt
         log_samples=True,
         **options,
     )
-    counts = {task: len({each["doc_id"] for each in samples}) for task, samples in result["samples"].items()}
+    counts = {task: len({sample["doc_id"] for sample in samples}) for task, samples in result["samples"].items()}
     by_item_s = (time.monotonic() - began) / max(1, sum(counts.values()))
     return {
         "results": {task: _numbers(metrics) for task, metrics in result["results"].items()},
         "subtasks": result["group_subtasks"],
         "items": counts,
-        "samples": {task: [_sample(each) for each in samples] for task, samples in result["samples"].items()},
+        "samples": {task: [_sample(sample) for sample in samples] for task, samples in result["samples"].items()},
         "seconds": {task: count * by_item_s for task, count in counts.items()},
     }
 

@@ -20,7 +20,7 @@ def no_room(variants: Sequence[Variant], serving: Serving) -> str:
     """Why the servers cannot run side by side, in words; empty if they can."""
     count = len(variants)
     cache_bytes = (serving.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
-    needed = sum(each.weights_bytes * _widening(each, serving) for each in variants) + count * (
+    needed = sum(variant.weights_bytes * _widening(variant, serving) for variant in variants) + count * (
         cache_bytes + SERVER_BYTES
     )
     free = min(psutil.virtual_memory().available, hardware().memory_bytes)

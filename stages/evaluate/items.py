@@ -26,7 +26,7 @@ def scored(found: Mapping[str, Any]) -> list[str]:
 
 def metric_of(metrics: Mapping[str, float]) -> str | None:
     """The ``metric,filter`` of lm-eval that a task is scored by; None if it has none that can be scored."""
-    names = {each.partition(",")[0]: each for each in reversed(list(metrics))}
+    names = {metric.partition(",")[0]: metric for metric in reversed(list(metrics))}
     return next((names[each] for each in (*ACCURACIES, BITS_PER_BYTE) if each in names), None)
 
 

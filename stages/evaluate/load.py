@@ -56,7 +56,7 @@ class StartLoad:
 
     def capacity_per_s(self) -> float | None:
         """Requests/s, the geometric mean over the starts; None without trials of a rate."""
-        rated = [each for each in self.trials if tried(each)]
+        rated = [trial for trial in self.trials if tried(trial)]
         starts = {each.run.restart for each in rated}
         found = [
             capacity_per_s([rate for each in rated if each.run.restart == start and (rate := tried(each))])
@@ -275,7 +275,7 @@ def _labelled(
     """The requests from *first* up to *end*, as samples of one run."""
     label = {"restart": start, "phase": phase, "number": number}
     changed = label if phase == "round" else label | {"itl_ms": ()}
-    counted = tuple(each.model_copy(update=changed) for each in requests[first:end])
+    counted = tuple(request.model_copy(update=changed) for request in requests[first:end])
     duration_s = requests[end].start_s - counted[0].start_s
     in_flight = sum(each.e2el_ms for each in counted) / 1000 / duration_s
     run = LoadRun.model_validate(label | {"concurrency": max(1, round(in_flight)), "duration_s": duration_s})

@@ -51,9 +51,9 @@ def measure(
         session = Session(store, workload, serving, profile, trace, include_defaults, beside)
         subjects = [Subject(name, store.optimized(name), each, folder) for name, each in wanted.items()]
         Blocks(session, subjects, restore(store, subjects), folder).run()
-    if not os.environ.get(RUN_VARIABLE) and not any(each.failure for each in subjects):
+    if not os.environ.get(RUN_VARIABLE) and not any(subject.failure for subject in subjects):
         shutil.rmtree(folder)
-    return {each.name: (result(session, each), each.measured_now) for each in subjects}
+    return {subject.name: (result(session, subject), subject.measured_now) for subject in subjects}
 
 
 def result(session: Session, subject: Subject) -> Result | SlipwayError:

@@ -223,7 +223,9 @@ def _score(task: str, metrics: dict[str, float], found: Mapping[str, Any]) -> Ta
     name, _, filtered = metric.partition(",")
     items = sum(found["items"][leaf] for leaf in leaves(task, found["subtasks"]))
     if name == BITS_PER_BYTE:
-        documents = [each for each in task_items(task, metric, found) if isinstance(each, PerplexityItem)]
+        documents = [
+            task_item for task_item in task_items(task, metric, found) if isinstance(task_item, PerplexityItem)
+        ]
         low, high = bits_per_byte_interval(documents) if documents else (value, value)
         return TaskScore(
             task=task, kind="perplexity", value=value, low=low, high=high, score=2**-value, items=items, metrics=metrics

@@ -73,6 +73,6 @@ def _of(session: Session) -> int:
 def _labelled(runs: Sequence[LoadSamples], gpus: int) -> list[LoadSamples]:
     label = {"gpus": gpus}
     return [
-        LoadSamples(each.run.model_copy(update=label), tuple(one.model_copy(update=label) for one in each.requests))
-        for each in runs
+        LoadSamples(run.run.model_copy(update=label), tuple(one.model_copy(update=label) for one in run.requests))
+        for run in runs
     ]

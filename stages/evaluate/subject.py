@@ -198,11 +198,11 @@ class Subject:
         """
         log = self._logs / f"evaluate-{self.name}.quality.log"
         # The items of a group whose tasks count equally are weighted by the numbers that were asked.
-        whole = bool(self.quality) and all(each.weight == 1 for each in self._items)
+        whole = bool(self.quality) and all(item.weight == 1 for item in self._items)
         start, stop = (SLICE, None) if whole else (0, None if self.quality else SLICE)
         parts = first_parts(workload, start, stop)
         scores = self._answered(parts, workload, log, include_defaults=include_defaults, joining=start > 0)
-        self.asked = bool(start) or stop is None or max((each.items for each in scores), default=0) < SLICE
+        self.asked = bool(start) or stop is None or max((score.items for score in scores), default=0) < SLICE
 
     def ask_further(self, until: Mapping[str, int], workload: Workload, *, include_defaults: bool) -> None:
         """Ask more items, as far as there are any, until that many of each task were asked. It is safe to repeat.
@@ -216,7 +216,7 @@ class Subject:
             return
         log = self._logs / f"evaluate-{self.name}.further.log"
         scores = self._answered(parts, workload, log, include_defaults=include_defaults, joining=True)
-        got = {each.task: each.items for each in scores}
+        got = {score.task: score.items for score in scores}
         self.exhausted |= {task for task, (start, stop) in parts.items() if got.get(task, 0) < stop - start}
 
     def _answered(
@@ -293,8 +293,8 @@ class Subject:
         """Everything that was measured so far."""
         return Samples(
             rounds=tuple(self.rounds),
-            accuracy=tuple(each for each in self._items if isinstance(each, AccuracyItem)),
-            perplexity=tuple(each for each in self._items if isinstance(each, PerplexityItem)),
+            accuracy=tuple(item for item in self._items if isinstance(item, AccuracyItem)),
+            perplexity=tuple(item for item in self._items if isinstance(item, PerplexityItem)),
             held_out=tuple(self._held_out),
             trials=tuple(self.trials),
             smaller_rounds=tuple(self.smaller_load.rounds),

@@ -51,10 +51,10 @@ class Trace:
     def check_fits(self, max_model_len: int) -> None:
         """Raises: ConfigError: lines are too long; the message names them."""
         wrong = [
-            f"line {each.line} needs {each.prompt_tokens} + {each.output_tokens} = "
-            f"{each.prompt_tokens + each.output_tokens} tokens"
-            for each in self.requests
-            if each.prompt_tokens + each.output_tokens > max_model_len
+            f"line {request.line} needs {request.prompt_tokens} + {request.output_tokens} = "
+            f"{request.prompt_tokens + request.output_tokens} tokens"
+            for request in self.requests
+            if request.prompt_tokens + request.output_tokens > max_model_len
         ]
         if wrong:
             raise ConfigError.of_many(_first(wrong), f"the trace: the model is served with {max_model_len} tokens")
@@ -76,8 +76,10 @@ def load_trace(path: str, directory: Path, seed: int) -> Trace:
     requests = read_trace(Path(path))
     tokenizer = AutoTokenizer.from_pretrained(str(directory))
     counted = [
-        replace(each, prompt_tokens=len(tokenizer(each.prompt).input_ids)) if each.prompt is not None else each
-        for each in requests
+        replace(request, prompt_tokens=len(tokenizer(request.prompt).input_ids))
+        if request.prompt is not None
+        else request
+        for request in requests
     ]
     return Trace(tuple(counted), tokenizer, seed)
 

@@ -55,7 +55,7 @@ def choice(decision: Production) -> Choice:
         weights=weights(decision),
         details=details,
         tiles=tuple(tiles(decision)),
-        compared=any(each.change for each in decision.candidates if each.variant == decision.winner),
+        compared=any(candidate.change for candidate in decision.candidates if candidate.variant == decision.winner),
         notes=decision.notes,
     )
 
@@ -70,7 +70,7 @@ def weights(decision: Production) -> str:
     """How often the winner is first under other weights; empty where no other variant could be chosen."""
     winner = winner_of(decision)
     near, anywhere = winner.weights_share, winner.any_weights_share
-    if near is None or anywhere is None or sum(not each.excluded for each in decision.candidates) < 2:
+    if near is None or anywhere is None or sum(not candidate.excluded for candidate in decision.candidates) < 2:
         return ""
     return (
         f"{winner.variant} scores highest under {percent(near)} of the weightings near the profile’s, "
@@ -79,7 +79,7 @@ def weights(decision: Production) -> str:
 
 
 def winner_of(decision: Production) -> Candidate:
-    return next(each for each in decision.candidates if each.variant == decision.winner)
+    return next(candidate for candidate in decision.candidates if candidate.variant == decision.winner)
 
 
 def tiles(decision: Production) -> list[Tile]:

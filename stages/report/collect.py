@@ -32,7 +32,7 @@ def collect(store: ModelStore, run_id: str, status: str, settings: Mapping[str, 
         settings: the run's profile, workload, optimize and serving settings.
     """
     outcomes = program.outcomes(store.run(run_id))
-    evaluated = [each.variant for each in outcomes if each.stage == "evaluate" and each.result != "failed"]
+    evaluated = [outcome.variant for outcome in outcomes if outcome.stage == "evaluate" and outcome.result != "failed"]
     variants = _all_readable(Variant, (store.optimized(name) / VARIANT for name in evaluated))
     evaluations = _all_readable(Evaluation, map(store.evaluation, evaluated))
     return RunReport(
@@ -56,7 +56,7 @@ def _decision(store: ModelStore, outcomes: list[program.Outcome]) -> Production 
     Its release is in production, or it is the canary's. It is neither once a later run has replaced it, or after a
     rollback.
     """
-    selected = next((each for each in outcomes if each.stage == "select" and each.result != "failed"), None)
+    selected = next((outcome for outcome in outcomes if outcome.stage == "select" and outcome.result != "failed"), None)
     if selected is None:
         return None
     stored = [_readable(Production, path) for path in (store.production_metrics, store.path / CANDIDATE_METRICS)]

@@ -19,9 +19,12 @@ def constraints(decision: Production, evaluations: Mapping[str, Evaluation], var
         evaluations: by variant; a variant without one is shown as '–' where only its evaluation has the value.
     """
     limits = Constraints.model_validate(decision.profile.get("constraints", {})).limits()
-    candidates = [each for each in decision.candidates if each.raw]
-    reference = next((each.raw.get("quality") for each in candidates if each.variant == REFERENCE), None)
-    values = {each.variant: _measures(each, reference, evaluations.get(each.variant)) for each in candidates}
+    candidates = [candidate for candidate in decision.candidates if candidate.raw]
+    reference = next((candidate.raw.get("quality") for candidate in candidates if candidate.variant == REFERENCE), None)
+    values = {
+        candidate.variant: _measures(candidate, reference, evaluations.get(candidate.variant))
+        for candidate in candidates
+    }
     rows = []
     for name, limit in limits.items():
         measure = MEASURES[name]
@@ -57,12 +60,12 @@ def _kept(name: str, value: float | None, limit: float, *, readable: bool) -> Ce
 
 def _losses(candidates: Sequence[Candidate]) -> list[Row]:
     """One row for each task: what each variant loses, and at most by the one-sided 95 % bound."""
-    tasks = {loss.task: loss.limit for each in candidates for loss in each.losses}
+    tasks = {loss.task: loss.limit for candidate in candidates for loss in candidate.losses}
     return [
         row(
             cell(f"loss on {task}", "share of the reference’s score; shown to be lower, by the one-sided 95% bound"),
             cell(f"< {100 * limit:g}%"),
-            *(_loss(next((loss for loss in each.losses if loss.task == task), None)) for each in candidates),
+            *(_loss(next((loss for loss in candidate.losses if loss.task == task), None)) for candidate in candidates),
         )
         for task, limit in tasks.items()
     ]

@@ -35,16 +35,16 @@ class Speed:
 
 
 def speed(evaluations: Sequence[Evaluation], variants: Variants) -> Speed:
-    names = variants.cells(each.variant for each in evaluations)
+    names = variants.cells(evaluation.variant for evaluation in evaluations)
     return Speed(
         title=_title(evaluations[0].load),
         said=_said(evaluations[0]),
         table=Table("load", (*heads("Measure"), *names), tuple(_rows(evaluations))),
-        rates=_rates_tried(evaluations, variants) if any(each.capacity for each in evaluations) else None,
+        rates=_rates_tried(evaluations, variants) if any(evaluation.capacity for evaluation in evaluations) else None,
         fallbacks=tuple(
-            (each.variant, "; ".join(each.engine.fallbacks[:FALLBACKS_SHOWN]))
-            for each in evaluations
-            if each.engine.fallbacks
+            (evaluation.variant, "; ".join(evaluation.engine.fallbacks[:FALLBACKS_SHOWN]))
+            for evaluation in evaluations
+            if evaluation.engine.fallbacks
         ),
     )
 
@@ -75,15 +75,15 @@ def _is_short(evaluation: Evaluation) -> bool:
 def _rates_tried(evaluations: Sequence[Evaluation], variants: Variants) -> Table:
     """Each rate that was tried, and the share of requests that met the targets there."""
     rows = []
-    for each in evaluations:
-        if (found := each.capacity) is None:
+    for evaluation in evaluations:
+        if (found := evaluation.capacity) is None:
             continue
         low, high = (None, None) if found.low is None or found.high is None else (found.low, found.high)
         span = (interval(low, high, 0),) if low is not None and high is not None else ()
         tried = sorted(found.trials, key=lambda trial: (trial.rate_per_s, trial.restart))
         rows.append(
             row(
-                variants.cell(each.variant),
+                variants.cell(evaluation.variant),
                 cell(f"{_at_least(found)}{found.requests_per_s:.3g} requests/s"),
                 cell(f"{found.output_tokens_per_s:,.0f} tokens/s", *span),
                 cell(" · ".join(f"{trial.rate_per_s:.3g}: {_share(trial)}" for trial in tried), css="text"),
@@ -103,14 +103,17 @@ def _share(trial: Trial) -> str:
 
 def _rows(evaluations: Sequence[Evaluation]) -> list[Row]:
     def each_of(label: Cell, shown: Callable[[Evaluation], Cell]) -> Row:
-        return row(label, *(shown(each) for each in evaluations))
+        return row(label, *(shown(evaluation) for evaluation in evaluations))
 
     rows = [
-        row(cell(label, "ms, p50 / p95 / p99"), *(_percentiles(getattr(each.load, field)) for each in evaluations))
+        row(
+            cell(label, "ms, p50 / p95 / p99"),
+            *(_percentiles(getattr(evaluation.load, field)) for evaluation in evaluations),
+        )
         for field, label in LATENCIES.items()
     ]
     rows.append(each_of(cell("Output tokens/s", "mean, and each round"), _rates))
-    targets = next((each.goodput for each in evaluations if each.goodput), None)
+    targets = next((evaluation.goodput for evaluation in evaluations if evaluation.goodput), None)
     if targets:
         within = f"within {targets.ttft_ms:g} ms to the first token and {targets.tpot_ms:g} ms per token"
         if (targets.ttft_ms, targets.tpot_ms) == (DEFAULT_SLO.ttft_ms, DEFAULT_SLO.tpot_ms):

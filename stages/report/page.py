@@ -66,11 +66,15 @@ def render(report: RunReport) -> str:
 
 def page_of(report: RunReport) -> Page:
     decision = report.decision
-    ranking = [each.variant for each in decision.candidates] if decision else []
+    ranking = [candidate.variant for candidate in decision.candidates] if decision else []
     evaluations = sorted(report.evaluations, key=lambda each: _rank(ranking, each.variant))
-    names = [*ranking, *(each.variant for each in evaluations), *(each.variant for each in report.variants)]
+    names = [
+        *ranking,
+        *(evaluation.variant for evaluation in evaluations),
+        *(variant.variant for variant in report.variants),
+    ]
     variants = Variants(styles_of(names))
-    failed = [] if decision else [each for each in report.outcomes if each.result == "failed"]
+    failed = [] if decision else [outcome for outcome in report.outcomes if outcome.result == "failed"]
     return Page(
         model=report.model,
         commit=report.base.commit[:12] if report.base else "",
@@ -83,7 +87,9 @@ def page_of(report: RunReport) -> Page:
         trade_offs=trade_offs(decision, variants) if decision else None,
         speed=speed(evaluations, variants) if evaluations else None,
         quality=quality(evaluations, decision, variants) if evaluations else None,
-        constraints=constraints(decision, {each.variant: each for each in evaluations}, variants) if decision else None,
+        constraints=constraints(decision, {evaluation.variant: evaluation for evaluation in evaluations}, variants)
+        if decision
+        else None,
         predicted=predicted(report.predictions, evaluations, variants),
         setup=tuple(setup(report.base, evaluations)),
         reproduction=reproduction(report, decision) if decision else None,

@@ -87,7 +87,7 @@ def front(points: Sequence[Point]) -> list[Point]:
 
     A point is on it if no other eligible point is at least as good in both and better in one.
     """
-    able = [each for each in points if each.eligible]
+    able = [point for point in points if point.eligible]
     kept = [
         each
         for each in able
@@ -98,14 +98,14 @@ def front(points: Sequence[Point]) -> list[Point]:
 
 def scatter(name: str, title: str, x_label: str, y_label: str, points: Sequence[Point]) -> Markup:
     """y against x, with the Pareto front for low x and high y. *name* is unique in the page."""
-    x_ticks = ticks(*_reach([(each.x, each.x_interval) for each in points]))
-    y_ticks = ticks(*_reach([(each.y, each.y_interval) for each in points]))
+    x_ticks = ticks(*_reach([(point.x, point.x_interval) for point in points]))
+    y_ticks = ticks(*_reach([(point.y, point.y_interval) for point in points]))
     x, y = Scale(x_ticks[0], x_ticks[-1], LEFT, WIDTH - RIGHT), _vertical(y_ticks)
-    said = "; ".join(f"{each.variant}: {x_label} {_number(each.x)}, {y_label} {_number(each.y)}" for each in points)
+    said = "; ".join(f"{point.variant}: {x_label} {_number(point.x)}, {y_label} {_number(point.y)}" for point in points)
     parts = [_axes(Axis(x_label, x_ticks, x), Axis(y_label, y_ticks, y)), _front_line(front(points), x, y)]
-    parts += [line(LEFT, y(each.y), WIDTH - RIGHT, y(each.y), "reference") for each in points if each.reference]
-    parts += [_error_bars(each, x, y) for each in points]
-    parts += [mark(each.style, x(each.x), y(each.y), hollow=not each.eligible) for each in points]
+    parts += [line(LEFT, y(point.y), WIDTH - RIGHT, y(point.y), "reference") for point in points if point.reference]
+    parts += [_error_bars(point, x, y) for point in points]
+    parts += [mark(point.style, x(point.x), y(point.y), hollow=not point.eligible) for point in points]
     parts += _labels(points, x, y)
     return figure(name, title, f"{said}. The line is the Pareto front.", (WIDTH, HEIGHT), parts)
 
@@ -122,7 +122,7 @@ def score_bars(name: str, title: str, bars: Sequence[Bar], width: float = 2 * WI
         top = BAR_ROW * number + 8
         parts += _score_row(each, top, x)
         parts.append(text(width - 56, top + 16, f"{each.score:.3f}", kind="label"))
-    said = "; ".join(f"{each.variant} {each.score:.3f} ({each.low:.2f} to {each.high:.2f})" for each in bars)
+    said = "; ".join(f"{bar.variant} {bar.score:.3f} ({bar.low:.2f} to {bar.high:.2f})" for bar in bars)
     return figure(name, title, said, (width, height), parts)
 
 
@@ -155,10 +155,10 @@ def _vertical(values: Sequence[float]) -> Scale:
 
 def _axes(x: Axis, y: Axis) -> Markup:
     """The grid, the numbers at it, and the labels of both axes."""
-    parts = [line(LEFT, y.scale(each), WIDTH - RIGHT, y.scale(each), "grid") for each in y.ticks]
-    parts += [line(x.scale(each), TOP, x.scale(each), HEIGHT - BOTTOM, "grid") for each in x.ticks]
-    parts += [text(LEFT - 7, y.scale(each) + 4, _number(each), anchor="end") for each in y.ticks]
-    parts += [text(x.scale(each), HEIGHT - BOTTOM + 17, _number(each), anchor="middle") for each in x.ticks]
+    parts = [line(LEFT, y.scale(tick), WIDTH - RIGHT, y.scale(tick), "grid") for tick in y.ticks]
+    parts += [line(x.scale(tick), TOP, x.scale(tick), HEIGHT - BOTTOM, "grid") for tick in x.ticks]
+    parts += [text(LEFT - 7, y.scale(tick) + 4, _number(tick), anchor="end") for tick in y.ticks]
+    parts += [text(x.scale(tick), HEIGHT - BOTTOM + 17, _number(tick), anchor="middle") for tick in x.ticks]
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 7, x.label, kind="axis", anchor="middle"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
     turned = Markup('<text class="axis" text-anchor="middle" transform="translate(12 {}) rotate(-90)">{}</text>')
@@ -170,8 +170,8 @@ def _front_line(points: Sequence[Point], x: Scale, y: Scale) -> Markup:
     if not points:
         return Markup("")
     steps = [f"M{x(points[0].x)},{HEIGHT - BOTTOM}", f"V{y(points[0].y)}"]
-    for each in points[1:]:
-        steps += [f"H{x(each.x)}", f"V{y(each.y)}"]
+    for point in points[1:]:
+        steps += [f"H{x(point.x)}", f"V{y(point.y)}"]
     return Markup('<path class="front" d="{}"/>').format(" ".join([*steps, f"H{WIDTH - RIGHT}"]))
 
 
@@ -202,7 +202,7 @@ def _labels(points: Sequence[Point], x: Scale, y: Scale) -> list[Markup]:
 def _free(wanted: float, taken: Sequence[float]) -> float:
     """The height nearest to *wanted* at which a label does not cover those at *taken*."""
     heights = range(TOP + 8, HEIGHT - BOTTOM - 2)
-    apart = [each for each in heights if all(abs(each - other) >= LABEL_HEIGHT for other in taken)]
+    apart = [height for height in heights if all(abs(height - other) >= LABEL_HEIGHT for other in taken)]
     return min(apart or heights, key=lambda each: abs(each - wanted))
 
 

@@ -23,7 +23,7 @@ def predictions(
     base, found = sized(store), []
     if base is None:
         return ()
-    made = {each.variant: each for each in variants}
+    made = {variant.variant: variant for variant in variants}
     try:
         known = catalogue()
     except ConfigError:  # in the user's own catalogue; a report is written nevertheless
@@ -49,7 +49,9 @@ def predictions(
 def predicted(found: Sequence[Predicted], evaluations: Sequence[Evaluation], variants: Variants) -> Table | None:
     """One row for each figure, one column for each variant; None without a prediction."""
     by_variant = {each.variant: each for each in found}
-    pairs = [(by_variant[each.variant], each) for each in evaluations if each.variant in by_variant]
+    pairs = [
+        (by_variant[evaluation.variant], evaluation) for evaluation in evaluations if evaluation.variant in by_variant
+    ]
     if not pairs:
         return None
     rows = [

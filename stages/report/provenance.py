@@ -50,8 +50,8 @@ def _hardware(evaluations: Sequence[Evaluation]) -> list[Fact]:
 
 def machines(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
     """The evaluations in groups that were measured on the same hardware."""
-    names = by_machine({each.variant: each for each in evaluations})
-    return [[each for each in evaluations if each.variant in same] for same in names.values()]
+    names = by_machine({evaluation.variant: evaluation for evaluation in evaluations})
+    return [[evaluation for evaluation in evaluations if evaluation.variant in same] for same in names.values()]
 
 
 def workload(evaluation: Evaluation) -> str:
@@ -82,9 +82,10 @@ def protocol(evaluation: Evaluation) -> str:
 def _drift(evaluations: Sequence[Evaluation]) -> list[Fact]:
     """How much the machine's own speed changed while each variant was measured."""
     changes = [
-        f"{each.variant} {percent(each.drift.largest_change)}{' (measured again)' if each.drift.measured_again else ''}"
-        for each in evaluations
-        if each.drift
+        f"{evaluation.variant} {percent(evaluation.drift.largest_change)}"
+        f"{' (measured again)' if evaluation.drift.measured_again else ''}"
+        for evaluation in evaluations
+        if evaluation.drift
     ]
     if not changes:
         return []
@@ -100,11 +101,11 @@ def _shared(evaluations: Sequence[Evaluation]) -> list[Fact]:
     return [
         Fact(
             "Shared machine",
-            f"while {each.variant} was measured, the same machine served {', '.join(each.beside)}",
+            f"while {evaluation.variant} was measured, the same machine served {', '.join(evaluation.beside)}",
             css="failed",
         )
-        for each in evaluations
-        if each.beside
+        for evaluation in evaluations
+        if evaluation.beside
     ]
 
 
@@ -129,7 +130,7 @@ def _variant(made: Variant, variants: Variants) -> Row:
 
 def stages_run(outcomes: Sequence[Outcome]) -> Table:
     titles = (*heads("Stage", "Result", "Seconds"), cell("Reason", css="text"))
-    return Table("stages", titles, tuple(_stage(each) for each in outcomes))
+    return Table("stages", titles, tuple(_stage(outcome) for outcome in outcomes))
 
 
 def _stage(outcome: Outcome) -> Row:

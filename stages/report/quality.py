@@ -11,15 +11,21 @@ from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, heads,
 
 
 def quality(evaluations: Sequence[Evaluation], decision: Production | None, variants: Variants) -> Table:
-    candidates = {each.variant: each for each in decision.candidates} if decision else {}
-    tasks = {score.task: score for each in evaluations for score in each.quality}
+    candidates = {candidate.variant: candidate for candidate in decision.candidates} if decision else {}
+    tasks = {score.task: score for evaluation in evaluations for score in evaluation.quality}
     rows = [
-        row(_task(task), *(_score(each, task.task, candidates.get(each.variant)) for each in evaluations))
+        row(
+            _task(task),
+            *(_score(evaluation, task.task, candidates.get(evaluation.variant)) for evaluation in evaluations),
+        )
         for task in tasks.values()
     ]
-    found = [candidates[each.variant].divergence if each.variant in candidates else None for each in evaluations]
+    found = [
+        candidates[evaluation.variant].divergence if evaluation.variant in candidates else None
+        for evaluation in evaluations
+    ]
     rows += _divergences(found)
-    names = variants.cells(each.variant for each in evaluations)
+    names = variants.cells(evaluation.variant for evaluation in evaluations)
     return Table("quality", (*heads("Task"), *names), tuple(rows))
 
 

@@ -52,7 +52,7 @@ def settings_file(report: RunReport) -> str:
 
     workload = report.decision.workload if report.decision else {}
     digests = {f"workload.{field}": workload.get(digest) for field, digest in DIGESTS.items()}
-    calibrated = [each.calibration_digest for each in report.variants if each.calibration_digest]
+    calibrated = [variant.calibration_digest for variant in report.variants if variant.calibration_digest]
     digests["optimize.calibration.text"] = calibrated[0] if calibrated else None
     comments = [f"# {field}: sha256 {digest}\n" for field, digest in digests.items() if digest]
     return "".join(comments) + yaml.safe_dump(report.settings, sort_keys=False, allow_unicode=True)

@@ -67,32 +67,35 @@ def scores(decision: Production, variants: Variants) -> Scores:
 def _score_plot(name: str, decision: Production, variants: Variants, width: float) -> Markup:
     bars = [
         plots.Bar(
-            variant=each.variant,
-            style=variants.styles[each.variant],
-            parts=tuple((metric, decision.weights[metric] * each.normalized[metric]) for metric in METRICS),
-            score=each.score,
-            low=each.score if each.score_low is None else each.score_low,
-            high=each.score if each.score_high is None else each.score_high,
-            chosen=each.variant == decision.winner,
+            variant=candidate.variant,
+            style=variants.styles[candidate.variant],
+            parts=tuple((metric, decision.weights[metric] * candidate.normalized[metric]) for metric in METRICS),
+            score=candidate.score,
+            low=candidate.score if candidate.score_low is None else candidate.score_low,
+            high=candidate.score if candidate.score_high is None else candidate.score_high,
+            chosen=candidate.variant == decision.winner,
         )
-        for each in decision.candidates
-        if each.score is not None
+        for candidate in decision.candidates
+        if candidate.score is not None
     ]
     return plots.score_bars(name, "Score of each variant, by the contribution of each metric", bars, width)
 
 
 def _table(decision: Production, variants: Variants) -> Table:
-    costs = any(each.cost for each in decision.candidates)
+    costs = any(candidate.cost for candidate in decision.candidates)
     titles = [cell("Variant"), cell("Score"), cell("Best with"), *(_heading(decision, metric) for metric in METRICS)]
     titles += [cell("1 M output tokens")] if costs else []
     rows = []
-    for each in decision.candidates:
-        cells = [variants.cell(each.variant, *(["dominated"] if each.pareto is False else [])), *_score(each)]
-        cells += [_metric(each, metric) for metric in METRICS]
-        cells += [_cost(each)] if costs else []
-        rows.append(row(*cells, css="winner" if each.variant == decision.winner else ""))
-        if each.excluded:
-            why = f"{each.variant} is excluded: {each.excluded}"
+    for candidate in decision.candidates:
+        cells = [
+            variants.cell(candidate.variant, *(["dominated"] if candidate.pareto is False else [])),
+            *_score(candidate),
+        ]
+        cells += [_metric(candidate, metric) for metric in METRICS]
+        cells += [_cost(candidate)] if costs else []
+        rows.append(row(*cells, css="winner" if candidate.variant == decision.winner else ""))
+        if candidate.excluded:
+            why = f"{candidate.variant} is excluded: {candidate.excluded}"
             rows.append(row(Cell((why,), css="text failed", columns=len(titles))))
     return Table("scores", tuple(titles), tuple(rows))
 
@@ -116,12 +119,12 @@ def _comparisons(decision: Production, variants: Variants) -> Table | None:
     first = decision.candidates[0].variant
     rows = [
         row(
-            variants.cell(each.other),
-            cell(RELATIONS[each.relation].format(first=first, other=each.other), css="text"),
-            cell(signed(each.lead, 3), _lead_interval(each)),
-            cell(odds(each.confidence) if each.low is not None else "not known"),
+            variants.cell(comparison.other),
+            cell(RELATIONS[comparison.relation].format(first=first, other=comparison.other), css="text"),
+            cell(signed(comparison.lead, 3), _lead_interval(comparison)),
+            cell(odds(comparison.confidence) if comparison.low is not None else "not known"),
         )
-        for each in decision.comparisons
+        for comparison in decision.comparisons
     ]
     titles = (cell(f"{first} and"), Cell(("Result",), css="text"), cell("Lead in score"), cell("Confidence"))
     return Table("comparisons", titles, tuple(rows))
@@ -169,7 +172,7 @@ def _cost(candidate: Candidate) -> Cell:
 
 def trade_offs(decision: Production, variants: Variants) -> TradeOffs | None:
     """None where fewer than two variants were measured."""
-    measured = [each for each in decision.candidates if each.raw]
+    measured = [candidate for candidate in decision.candidates if candidate.raw]
     if len(measured) < 2:
         return None
     names = {each.variant for each in measured}

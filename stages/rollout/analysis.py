@@ -304,8 +304,8 @@ def _what_would_tell(ratio: stats.Mean, limit: float, level: float, seconds: flo
 
 
 def _verdict(checks: list[CanaryCheck], good: str) -> tuple[Literal["promote", "rollback", "inconclusive"], str]:
-    failed = [each.text for each in checks if each.verdict == "fail"]
-    unclear = [each.text for each in checks if each.verdict == "unclear"]
+    failed = [check.text for check in checks if check.verdict == "fail"]
+    unclear = [check.text for check in checks if check.verdict == "unclear"]
     if failed:
         return "rollback", "; ".join(failed)
     if unclear:

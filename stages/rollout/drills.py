@@ -115,14 +115,14 @@ def drill_load(access: Access, workload: Workload, *, peak: int, seconds: float,
         started = time.monotonic()
         time.sleep(seconds)
         took_s = time.monotonic() - started
-        tokens = sum(each.tokens for each in load.replies())
+        tokens = sum(reply.tokens for reply in load.replies())
     replies = load.replies()
     return LoadDrill(
         concurrency=2 * peak,
         seconds=round(took_s, 1),
         answers=answers(replies),
-        ttft_p95_ms=p95(each.ttft_ms for each in replies if not each.error),
-        tpot_p95_ms=p95(each.tpot_ms for each in replies if not each.error),
+        ttft_p95_ms=p95(reply.ttft_ms for reply in replies if not reply.error),
+        tpot_p95_ms=p95(reply.tpot_ms for reply in replies if not reply.error),
         output_tokens_per_s=round(tokens / took_s, 1),
         slo=slo,
     )
@@ -260,13 +260,13 @@ def _served_and_previous(store: ModelStore, split: Split) -> tuple[str, str]:
 def _last_sent_s(load: SteadyLoad, release: str, since_s: float) -> float:
     """When the last request was sent that *release* answered; at least *since_s*."""
     time.sleep(SETTLE_S)
-    return max([since_s, *(each.sent_s for each in load.replies() if each.release == release)])
+    return max([since_s, *(reply.sent_s for reply in load.replies() if reply.release == release)])
 
 
 def check_answers(load: SteadyLoad) -> None:
     """Raises: DrillFailed: clients get no answer even now, so that the drill could show nothing."""
     replies = load.replies()
-    if replies and all(each.error for each in replies):
+    if replies and all(reply.error for reply in replies):
         raise DrillFailed(
             f"no request is answered, and nothing was changed: {replies[-1].error}",
             hint="where the name of a cluster's endpoint can't be resolved: --set kserve.gateway_url=http://…",
@@ -305,23 +305,23 @@ def _report_unfinished(store: ModelStore, release: str, say: Callable[[str], Non
 
 def answers(replies: Sequence[Reply]) -> Answers:
     counts: dict[str, int] = {}
-    for each in replies:
-        if not each.error:
-            counts[each.release] = counts.get(each.release, 0) + 1
-    errors = list(dict.fromkeys(each.error for each in replies if each.error))
+    for reply in replies:
+        if not reply.error:
+            counts[reply.release] = counts.get(reply.release, 0) + 1
+    errors = list(dict.fromkeys(reply.error for reply in replies if reply.error))
     return Answers(
         requests=len(replies),
-        failed=sum(bool(each.error) for each in replies),
+        failed=sum(bool(reply.error) for reply in replies),
         errors=tuple(errors[:SHOWN_ERRORS]),
         releases=counts,
     )
 
 
 def outage_s(replies: Sequence[Reply]) -> float:
-    failed = [each.ended_s for each in replies if each.error]
+    failed = [reply.ended_s for reply in replies if reply.error]
     if not failed:
         return 0.0
-    answered = [each.ended_s for each in replies if not each.error and each.sent_s >= max(failed)]
+    answered = [reply.ended_s for reply in replies if not reply.error and reply.sent_s >= max(failed)]
     return round(min(answered, default=max(failed)) - min(failed), 2)
 
 
@@ -331,5 +331,5 @@ def failed(found: Answers) -> list[str]:
 
 def p95(values: Iterable[float | None]) -> float | None:
     """The 95th percentile by nearest rank, so that it is a measured value."""
-    known = sorted(each for each in values if each is not None)
+    known = sorted(value for value in values if value is not None)
     return round(known[max(0, -(-95 * len(known) // 100) - 1)], 1) if known else None

@@ -214,14 +214,14 @@ class Observer:
 
     def send(self, urls: Sequence[str], names: Sequence[str], tokens: int) -> list[tuple[Timing, ...]]:
         settings = self.journal.settings
-        accesses = [Access(each, self.store.model, api_key()) for each in urls]
+        accesses = [Access(url, self.store.model, api_key()) for url in urls]
         return send_pairs(accesses, names, tokens, SENT_WITHIN * settings.poll_s, settings.own_timeout_s)
 
     def _due(self, window: Window, elapsed_s: float) -> int:
         """Pairs until the next look: enough by the end of the step, and then a trickle."""
         journal, settings = self.journal, self.journal.settings
         last = next((each for each in journal.analyses if each.percent == journal.percent), None)
-        if last and any(each.name in FAILURES and each.verdict == "unclear" for each in last.checks):
+        if last and any(check.name in FAILURES and check.verdict == "unclear" for check in last.checks):
             return SUSPECTED
         by_s = SENT_BY * settings.step_s
         part = 1.0 if journal.hurried or not by_s else min(1.0, (elapsed_s + settings.poll_s) / by_s)

@@ -123,14 +123,14 @@ class OneMachine:
 
     def ready(self, release: str) -> bool:
         servers = self._replicas(release)
-        for each in servers:
-            if each.state == "failed":
-                raise ServerFailed(f"{release}: {each.message}", hint=each.hint)
-        return all(each.state == "up" for each in servers)
+        for server in servers:
+            if server.state == "failed":
+                raise ServerFailed(f"{release}: {server.message}", hint=server.hint)
+        return all(server.state == "up" for server in servers)
 
     def waits_for(self, release: str) -> str:
         with contextlib.suppress(SlipwayError):
-            return next((each.message for each in self._replicas(release) if each.message), "")
+            return next((replica.message for replica in self._replicas(release) if replica.message), "")
         return ""
 
     def url(self, release: str) -> str:
@@ -193,9 +193,9 @@ class OneMachine:
         servers = self._up(release)
         hosts = Admin(self._store.path / SERVERS).hosts(release)
         told = []
-        for each in servers:
-            counted = read_counters(_metrics(each), f"{each.pid} on {each.url}")
-            host = hosts.get(socket_of(each.url), Counter())
+        for server in servers:
+            counted = read_counters(_metrics(server), f"{server.pid} on {server.url}")
+            host = hosts.get(socket_of(server.url), Counter())
             # rq_error also counts the 5xx of clients' requests, but not of requests that did not pass through Envoy.
             failed = max(counted.failed + host["cx_connect_fail"], host["rq_error"])
             told.append(counted.model_copy(update={"failed": float(failed)}))
@@ -216,7 +216,7 @@ class OneMachine:
             found = endpoint(self._store)
             states = found.replicas(release) if found else ()
             return any(
-                each.state == "up" and each.pid != server.pid for each in states if each.replica == server.replica
+                state.state == "up" and state.pid != server.pid for state in states if state.replica == server.replica
             )
 
         return up_again
@@ -312,7 +312,7 @@ class OneMachine:
             TransientError: one is starting, or being restarted; or the endpoint does not have the release.
         """
         servers = self._replicas(release)
-        left = [each for each in servers if each.state != "failed"]
+        left = [server for server in servers if server.state != "failed"]
         if not left:
             raise ServerFailed(f"{release}: {servers[0].message}", hint=servers[0].hint)
         for each in left:

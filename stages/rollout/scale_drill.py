@@ -233,7 +233,7 @@ def _until(done: Callable[[], bool], since: float, limit_s: float) -> float | No
 
 def _ttft_p95_ms(replies: Sequence[Reply], ready: float) -> tuple[float | None, float | None]:
     """For requests that were sent before and after *ready*."""
-    good = [each for each in replies if not each.error]
+    good = [reply for reply in replies if not reply.error]
     return (
         p95(each.ttft_ms for each in good if each.sent_s < ready),
         p95(each.ttft_ms for each in good if each.sent_s >= ready),

@@ -338,10 +338,10 @@ class StateMachine:
                 acts=journal.acts,
                 started_at=journal.started_at,
                 ended_at=self._now(),
-                analyses=tuple(each.model_dump(mode="json") for each in journal.analyses),
+                analyses=tuple(analysis.model_dump(mode="json") for analysis in journal.analyses),
             )
             remember(self.store, move)
-            by = "".join(dict.fromkeys(f"; {each.what} by {each.by}" for each in journal.acts))
+            by = "".join(dict.fromkeys(f"; {act.what} by {act.by}" for act in journal.acts))
             self.announce(result.title().replace(" ", ""), f"{journal.release}: {move.reason}{by}")
         self._enter(result)
         clear_request(self.store)
@@ -381,7 +381,7 @@ class StateMachine:
 
     def _note(self, what: Literal["approved", "gave up"], by: str) -> None:
         """Keep who did it, once, and tell it."""
-        if by and (by, what) not in [(each.by, each.what) for each in self.journal.acts]:
+        if by and (by, what) not in [(act.by, act.what) for act in self.journal.acts]:
             self._keep(acts=(*self.journal.acts, Act(by=by, what=what, at=self._now())))
             self.announce(what.title().replace(" ", ""), f"the rollout of {self.journal.release}: {what} by {by}")
 

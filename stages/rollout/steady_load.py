@@ -92,19 +92,19 @@ class SteadyLoad:
         return list(self._replies)
 
     def failed(self) -> list[Reply]:
-        return [each for each in self.replies() if each.error]
+        return [reply for reply in self.replies() if reply.error]
 
     def __enter__(self) -> Self:
-        for each in self._users:
-            each.start()
+        for user in self._users:
+            user.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ending.set()
-        for each in self._users:
-            each.join()
+        for user in self._users:
+            user.join()
 
     def _keep_asking(self, user: int) -> None:
         draw = random.Random(user)

@@ -118,7 +118,7 @@ def both(first: StoredDecision, second: StoredDecision) -> list[str]:
 
 def changes(runs: Runs, variant: str) -> Iterator[MetricChange]:
     """The change of every metric of a variant."""
-    before, after = (each.metrics() for each in runs.evaluations(variant))
+    before, after = (evaluation.metrics() for evaluation in runs.evaluations(variant))
     noise = noise_of(runs, variant)
     for metric in METRICS:
         if not (math.isfinite(before[metric]) and math.isfinite(after[metric])):
@@ -141,8 +141,8 @@ def noise_of(runs: Runs, variant: str) -> dict[str, float]:
     """
     from scoring.draws import quality_draws
 
-    drawn = [each[variant] for each in runs.draws]
-    metrics = [each.metrics() for each in runs.evaluations(variant)]
+    drawn = [draw[variant] for draw in runs.draws]
+    metrics = [evaluation.metrics() for evaluation in runs.evaluations(variant)]
     slower = runs.slower_share(variant) or 0.0
     found = {"memory": 0.0}
     for metric in ("latency", "throughput"):
@@ -170,7 +170,7 @@ def notes(runs: Runs) -> Iterator[str]:
         unknown = [
             name
             for name, share in slower.items()
-            if share is None and any(each.hardware.gpus for each in runs.evaluations(name)) == gpus
+            if share is None and any(evaluation.hardware.gpus for evaluation in runs.evaluations(name)) == gpus
         ]
         if unknown:
             yield f"The noise of {', '.join(unknown)} does not include the speed of the machine: {why}."

@@ -55,7 +55,7 @@ class Choice:
 
     def reason(self) -> str:
         """The outcome, and why the winner was chosen."""
-        (change,) = (each.change for each in self.candidates if each.variant == self.winner.variant)
+        (change,) = (candidate.change for candidate in self.candidates if candidate.variant == self.winner.variant)
         return reason_of(
             self.verdict,
             self.estimate.criteria,
@@ -159,7 +159,7 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
         outcome=verdict.outcome,
         missing=choice.missing,
         starts=choice.starts,
-        comparisons=tuple(Comparison.model_validate(_finite(vars(each))) for each in verdict.comparisons),
+        comparisons=tuple(Comparison.model_validate(_finite(vars(comparison))) for comparison in verdict.comparisons),
         more=More.model_validate(vars(verdict.more)) if verdict.more else None,
         profile=choice.profile.model_dump(mode="json"),
         weights=choice.profile.weights.shares(),
@@ -178,7 +178,7 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
 
 def _notes(choice: Choice, layout: Layout | None) -> tuple[str, ...]:
     found, winner = choice.measurements, choice.winner.variant
-    (cost,) = (each.cost for each in choice.candidates if each.variant == winner)
+    (cost,) = (candidate.cost for candidate in choice.candidates if candidate.variant == winner)
     return (
         *near_limits(found, choice.profile.constraints.limits()),
         *notes_of(found.evaluations, choice.basis.price, found.questions),

@@ -54,7 +54,7 @@ def rounds(samples: Samples, evaluation: Evaluation, limits: Collection[str] = (
     throughput = (
         {
             start: throughput_of(
-                *([each for each in runs if each.run.restart == start] for runs in (samples.rounds, samples.trials))
+                *([run for run in runs if run.run.restart == start] for runs in (samples.rounds, samples.trials))
             )
             for start in starts
         }

@@ -80,7 +80,7 @@ def _against(winner: Evaluation, smaller: Smaller, cost: Change | None, limits: 
         yield f"it holds the latency targets up to {capacity.requests_per_s:.3g} requests/s, not at {rate:.3g}"
     told = measures_of(smaller.load, smaller.goodput)
     of_load = limits.model_copy(update=dict.fromkeys(name for name in MEASURES if name not in told))
-    yield from (each.text for each in violations(told, of_load))
+    yield from (violation.text for violation in violations(told, of_load))
     if winner.capacity and winner.capacity.is_lower_bound:
         yield f"every rate held that was tried on {_gpus(smaller.instead_of)}, so these can do more"
     if cost.high is None:
@@ -93,7 +93,7 @@ def _rates(capacity: Capacity | None, rounds: Sequence[Load], gpus: int) -> list
     """Requests per second and GPU after each start."""
     if capacity:
         answer = capacity.output_tokens_per_s / capacity.requests_per_s
-        return [each / answer / gpus for each in capacity.starts]
+        return [start / answer / gpus for start in capacity.starts]
     return [each.requests_per_s / gpus for each in rounds]
 
 

@@ -42,7 +42,7 @@ def near_limits(found: Measurements, limits: Mapping[str, float]) -> list[str]:
         for name, each in values.items()
         for measure, limit in limits.items()
     )
-    return [each for each in sentences if each]
+    return [sentence for sentence in sentences if sentence]
 
 
 def different_hardware(evaluations: Mapping[str, Evaluation]) -> list[str]:
@@ -116,7 +116,7 @@ def without_cost(evaluations: Mapping[str, Evaluation]) -> list[str]:
 
 
 def not_asked(evaluations: Mapping[str, Evaluation]) -> list[str]:
-    found = {task: why for each in evaluations.values() for task, why in each.not_asked.items()}
+    found = {task: why for evaluation in evaluations.values() for task, why in evaluation.not_asked.items()}
     return [f"{task} was not asked: {why}." for task, why in found.items()]
 
 
@@ -136,7 +136,7 @@ def different_questions(asked: Questions) -> tuple[str, ...]:
 
 def without_items(evaluations: Mapping[str, Evaluation], asked: Questions) -> list[str]:
     """A note if a task is not among the questions of every variant, from which the quality is computed."""
-    tasks = {score.task: None for each in evaluations.values() for score in each.quality}
+    tasks = {score.task: None for evaluation in evaluations.values() for score in evaluation.quality}
     lacking = [task for task in tasks if not all(task in each for each in asked.values())]
     if not lacking:
         return []

@@ -14,7 +14,11 @@ def markdown(decision: Production) -> str:
     """The outcome, and one row per variant by score, with the winner in bold; excluded variants have their reason."""
     metrics = [f"{heading} {decision.weights[name]:.0%}" for name, heading in HEADINGS.items()]
     head = ["Variant", "Score", "Best with", *metrics]
-    rows = [head, ["---", *["---:"] * (len(head) - 1)], *(_row(each, decision) for each in decision.candidates)]
+    rows = [
+        head,
+        ["---", *["---:"] * (len(head) - 1)],
+        *(_row(candidate, decision) for candidate in decision.candidates),
+    ]
     return "\n".join([f"{decision.headline}\n", *(f"| {' | '.join(cells)} |" for cells in rows)])
 
 

@@ -154,7 +154,7 @@ def _outcomes_of_this_run(store: ModelStore) -> dict[str, program.Outcome] | Non
     run_id = os.environ.get(program.RUN_VARIABLE)
     if not run_id:
         return None
-    return {f"{each.stage}-{each.variant}": each for each in program.outcomes(store.run(run_id))}
+    return {f"{outcome.stage}-{outcome.variant}": outcome for outcome in program.outcomes(store.run(run_id))}
 
 
 def _failure(outcomes: dict[str, program.Outcome] | None, variant: str) -> str | None:

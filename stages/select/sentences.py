@@ -32,7 +32,7 @@ def reason_of(
         missing: the variants because of which the decision is incomplete.
         excluded: why, by variant.
     """
-    unclear = [each.other for each in verdict.comparisons if each.other not in verdict.ranking]
+    unclear = [comparison.other for comparison in verdict.comparisons if comparison.other not in verdict.ranking]
     said = _settled(verdict, criteria, starts)
     if missing:
         said = f"Incomplete: {_listed(missing)} could not be made or measured. Of the others, {said}"
@@ -51,7 +51,7 @@ def reason_of(
 def _settled(verdict: Verdict, criteria: Criteria, starts: int) -> str:
     """What is known of the variants that can be chosen, whether or not others are missing."""
     by_relation = {
-        relation: [each for each in verdict.comparisons if each.relation == relation]
+        relation: [comparison for comparison in verdict.comparisons if comparison.relation == relation]
         for relation in ("better", "equivalent", "open")
     }
     chosen, first, others = verdict.chosen, verdict.ranking[0], len(verdict.chances) > 1

@@ -132,7 +132,7 @@ def check_weights(store: ModelStore, evaluation: Evaluation, verdict: Verdict) -
         if variant is None:
             verdict.findings.append(f"{_shown(store, folder)} has no {VARIANT}, so its weights cannot be checked")
         elif folder == current and _made_again(variant, evaluation):
-            checked = f"; checked in {', '.join(_shown(store, each) for each in releases)}" if releases else ""
+            checked = f"; checked in {', '.join(_shown(store, release) for release in releases)}" if releases else ""
             verdict.notes.append(
                 f"the weights that were measured are no longer in {_shown(store, folder)}: the variant was made again "
                 f"on {variant.created_at:%Y-%m-%d %H:%M} UTC{checked}"
@@ -260,13 +260,13 @@ def different_fields(document: dict[str, Any], recomputed: dict[str, Any]) -> It
     if document.get("wording", 1) != recomputed.get("wording", 1):
         document, recomputed = without_sentences(document), without_sentences(recomputed)
     recomputed = {name: value for name, value in recomputed.items() if name in document or name not in LATER}
-    return (each for each in differences(document, recomputed) if each[0] not in NOT_COMPARED)
+    return (difference for difference in differences(document, recomputed) if difference[0] not in NOT_COMPARED)
 
 
 def without_sentences(document: dict[str, Any]) -> dict[str, Any]:
     candidates = document.get("candidates")
-    if isinstance(candidates, list) and all(isinstance(each, dict) for each in candidates):
-        candidates = [each | {"excluded": each.get("excluded") is not None} for each in candidates]
+    if isinstance(candidates, list) and all(isinstance(candidate, dict) for candidate in candidates):
+        candidates = [candidate | {"excluded": candidate.get("excluded") is not None} for candidate in candidates]
     return document | {"reason": "", "notes": [], "candidates": candidates}
 
 

@@ -140,7 +140,7 @@ CHECKS: Final[dict[str, Check]] = {
         occurrences(keyword, text), relation, frequency
     ),
     "keywords:forbidden_words": lambda text, forbidden_words: (
-        not any(occurrences(rf"\b{each}\b", text) for each in forbidden_words)
+        not any(occurrences(rf"\b{forbidden_word}\b", text) for forbidden_word in forbidden_words)
     ),
     "keywords:letter_frequency": lambda text, letter, let_frequency, let_relation: compared(
         text.lower().count(letter.lower()), let_relation, let_frequency

@@ -64,8 +64,8 @@ def recall(served: Served) -> Iterator[Question]:
         chance = random.Random(SEED + number)
         needles = _needles(chance, max(1, min(NEEDLES, room // TOKENS_PER_NEEDLE)))
         text = fits.text(chance, needles, room)
-        for each in needles:
-            yield replace(_question(served, text, each), cluster=f"text {number}")
+        for needle in needles:
+            yield replace(_question(served, text, needle), cluster=f"text {number}")
 
 
 def _question(served: Served, text: str, needle: Needle) -> Question:
@@ -82,7 +82,7 @@ def _question(served: Served, text: str, needle: Needle) -> Question:
 
 def _needles(chance: random.Random, count: int) -> list[Needle]:
     places = chance.sample([f"{colour} {thing}" for colour in COLOURS for thing in THINGS], count)
-    return [Needle(each, str(chance.randrange(10**6, 10**7))) for each in places]
+    return [Needle(place, str(chance.randrange(10**6, 10**7))) for place in places]
 
 
 class _Fits:
@@ -99,7 +99,7 @@ class _Fits:
 
     def text(self, chance: random.Random, needles: list[Needle], room: int) -> str:
         """Sentences in a random order, with the needles spread evenly, in at most *room* tokens."""
-        count = int(max(0.0, room - self._tokens(" ".join(each.sentence for each in needles))) / self._per_sentence)
+        count = int(max(0.0, room - self._tokens(" ".join(needle.sentence for needle in needles))) / self._per_sentence)
         hay = [chance.choice(self._sentences) for _ in range(count)]
         while True:
             text = " ".join(_spread(hay, needles))

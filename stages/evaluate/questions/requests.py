@@ -105,7 +105,7 @@ def written_calls(text: str) -> list[tuple[Any, Any]]:
             place = begins.end()
             continue
         calls = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, dict)]
-        found += [(each["name"], each.get("arguments", each.get("parameters"))) for each in calls if "name" in each]
+        found += [(call["name"], call.get("arguments", call.get("parameters"))) for call in calls if "name" in call]
     return found
 
 

@@ -75,10 +75,10 @@ class Cluster:
         """Every kind of objects that can be listed in a namespace, each in the version that the cluster prefers."""
         groups = self.request("GET", "/apis")["groups"]
         return tuple(
-            _described(api_version, each)
+            _described(api_version, resource)
             for api_version in ("v1", *(group["preferredVersion"]["groupVersion"] for group in groups))
-            for each in self._resources(api_version)
-            if each["namespaced"] and "list" in each["verbs"]
+            for resource in self._resources(api_version)
+            if resource["namespaced"] and "list" in resource["verbs"]
         )
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
@@ -243,7 +243,7 @@ class Cluster:
         return answer
 
     def _discover(self, api_version: str) -> dict[str, Kind]:
-        return {each["kind"]: _described(api_version, each) for each in self._resources(api_version)}
+        return {resource["kind"]: _described(api_version, resource) for resource in self._resources(api_version)}
 
     def _resources(self, api_version: str) -> tuple[Object, ...]:
         root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"

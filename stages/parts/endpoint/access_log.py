@@ -179,7 +179,7 @@ def another(folder: Path, at_ns: int) -> Path:
 
 def leave(folder: Path, *lines: Request | Reading) -> None:
     """Put *lines* beside Envoy's log, in a file of their own, which appears whole."""
-    text = "".join(f"{each.model_dump_json(exclude_none=True)}\n" for each in lines)
+    text = "".join(f"{line.model_dump_json(exclude_none=True)}\n" for line in lines)
     write_text(another(folder, time.time_ns()), text)
 
 

@@ -67,10 +67,10 @@ class Clients(Record):
 
     def named(self, name: str) -> Client:
         """Raises: UnknownName: there is no such client."""
-        for each in self.clients:
-            if each.name == name:
-                return each
-        raise UnknownName("client", name, known=[each.name for each in self.clients])
+        for client in self.clients:
+            if client.name == name:
+                return client
+        raise UnknownName("client", name, known=[client.name for client in self.clients])
 
 
 def hash_of(key: str) -> str:

@@ -94,7 +94,7 @@ def names_of(release: str) -> tuple[str, str]:
 
 
 def clusters_document(plan: Plan, version: str) -> Json:
-    resources = [each for release in plan.clusters for each in _clusters(plan, release)]
+    resources = [cluster for release in plan.clusters for cluster in _clusters(plan, release)]
     return {"version_info": version, "resources": resources}
 
 
@@ -169,7 +169,7 @@ def _cluster(name: str, orders: tuple[tuple[Backend, ...], ...], policy: Json) -
             "cluster_name": name,
             "policy": {"overprovisioning_factor": ANY_IS_ENOUGH},
             "endpoints": [
-                {"priority": priority, "lb_endpoints": [_endpoint(each) for each in backends]}
+                {"priority": priority, "lb_endpoints": [_endpoint(backend) for backend in backends]}
                 for priority, backends in enumerate(orders)
             ],
         },

@@ -193,7 +193,7 @@ class Door:
             say(f"no client is let in: {error}")
             self._by_hash, self._open, self._guarded, self._seen = {}, False, True, seen
             return
-        self._by_hash = {each.key_sha256: each for each in found.clients} if found else {}
+        self._by_hash = {client.key_sha256: client for client in found.clients} if found else {}
         self._guarded = self._guarded or found is not None
         self._open, self._seen = not self._guarded, seen
 
@@ -236,8 +236,8 @@ class _Service:
 
     async def follow(self) -> None:
         while True:
-            for each in self._log.requests():
-                self._door.note(each, time.monotonic())
+            for request in self._log.requests():
+                self._door.note(request, time.monotonic())
             await asyncio.sleep(BUSY_POLL_S if self._door.busy else IDLE_POLL_S)
 
 

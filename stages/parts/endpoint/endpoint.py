@@ -104,7 +104,7 @@ class Endpoint(Record):
 
     def replicas(self, release: str) -> tuple[ServerState, ...]:
         """The servers of a release."""
-        return tuple(each for each in self.servers if each.release == release)
+        return tuple(server for server in self.servers if server.release == release)
 
     def server(self, release: str) -> ServerState | None:
         """A server of a release, one that is up if there is any."""
@@ -126,7 +126,7 @@ def endpoint(store: ModelStore) -> Endpoint | None:
 def serving_here(root: Path) -> list[Endpoint]:
     """The running endpoints of all models in the store at *root*: they share this machine with whatever else runs."""
     records = [Endpoint.read(path) for path in sorted(root.glob(f"*/{RECORD}"))]
-    found = [endpoint(ModelStore(root, each.model)) for each in records if each]
+    found = [endpoint(ModelStore(root, record.model)) for record in records if record]
     return [each for each in found if each]
 
 

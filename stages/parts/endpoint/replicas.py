@@ -21,17 +21,17 @@ class Replicas:
 
     def __init__(self, specs: Sequence[ServerSpec], policy: RestartPolicy, changed: threading.Event) -> None:
         self.half = specs[0].half
-        self._servers = [SupervisedServer(each, policy, changed) for each in specs]
+        self._servers = [SupervisedServer(spec, policy, changed) for spec in specs]
         self._started = False
 
     @property
     def states(self) -> tuple[ServerState, ...]:
-        return tuple(each.state for each in self._servers)
+        return tuple(server.state for server in self._servers)
 
     @property
     def backends(self) -> tuple[Backend, ...]:
         """Where those listen that are up."""
-        return tuple(each.backend for each in self._servers if each.backend)
+        return tuple(server.backend for server in self._servers if server.backend)
 
     @property
     def started(self) -> bool:
@@ -42,18 +42,18 @@ class Replicas:
     @property
     def error(self) -> SlipwayError | None:
         """Why the release failed for good: a server did not start, or all failed later."""
-        errors = [each.error for each in self._servers if each.error]
+        errors = [server.error for server in self._servers if server.error]
         return errors[0] if errors and (len(errors) == len(self._servers) or not self.started) else None
 
     def stop(self) -> None:
         """Ask the servers to end; return at once."""
-        for each in self._servers:
-            each.stop()
+        for server in self._servers:
+            server.stop()
 
     def ended(self) -> bool:
-        return all(each.ended() for each in self._servers)
+        return all(server.ended() for server in self._servers)
 
     def join(self) -> None:
         """Wait until the servers and their threads have ended."""
-        for each in self._servers:
-            each.join()
+        for server in self._servers:
+            server.join()

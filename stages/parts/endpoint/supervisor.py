@@ -67,7 +67,7 @@ def serve_foreground(
     """
     with supervising(store):
         left = Wanted.read(store.path / WANTED)
-        whole = left is not None and all((store.releases / each).is_dir() for each in left.releases())
+        whole = left is not None and all((store.releases / release).is_dir() for release in left.releases())
         if left is None or not whole or not (resume or left.tried):
             Wanted(stable=published(store).name).write(store.path / WANTED)
         try:
@@ -162,7 +162,7 @@ class _Supervisor:
 
     def _free_half(self, wanted: Wanted) -> int:
         """The half of the cores that fewer of the remaining releases use."""
-        taken = [self._servers[each].half for each in wanted.releases() if each in self._servers]
+        taken = [self._servers[release].half for release in wanted.releases() if release in self._servers]
         return min((0, 1), key=taken.count)
 
     def _start(self, release: str, half: int) -> None:
@@ -233,9 +233,9 @@ class _Supervisor:
 
     def _retire(self, wanted: Wanted) -> None:
         """Stop the servers that are no longer wanted, once they have answered the requests that they have."""
-        for release in [each for each in self._servers if each in wanted.releases()]:
+        for release in [server for server in self._servers if server in wanted.releases()]:
             self._draining.pop(release, None)
-        for release in [each for each in self._servers if each not in wanted.releases()]:
+        for release in [server for server in self._servers if server not in wanted.releases()]:
             since = self._draining.setdefault(release, time.monotonic())
             if self._busy(release) and time.monotonic() - since < WITHDRAWN_DRAIN_S:
                 continue
@@ -265,7 +265,7 @@ class _Supervisor:
             canary=wanted.canary,
             percent=wanted.percent,
             standby=wanted.standby,
-            servers=tuple(state for each in self._servers.values() for state in each.states),
+            servers=tuple(state for server in self._servers.values() for state in server.states),
             log=str(self._store.path / LOG),
             serving=self._serving.model_dump(mode="json"),
             protected=bool(api_key()),

@@ -181,7 +181,7 @@ def _unattributed(database: Database, since: datetime) -> list[dict[str, Any]]:
     """
     found = []
     for model, release, *tokens in database.execute(LEFT, [since.timestamp()] * 4):
-        prompt, output = (max(0, int(each)) for each in tokens)
+        prompt, output = (max(0, int(token)) for token in tokens)
         if prompt or output:
             told = {"client": UNATTRIBUTED, "model": model, "release": release}
             found.append({**told, "prompt_tokens": prompt, "output_tokens": output})

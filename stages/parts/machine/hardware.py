@@ -148,7 +148,7 @@ def _siblings(cpus: Path, cpu: int) -> set[int]:
         ends = [tuple(map(int, part.split("-"))) for part in listed.split(",")]
     except (OSError, ValueError):  # some virtual machines have no such file
         return {cpu}
-    return {cpu}.union(*(range(each[0], each[-1] + 1) for each in ends))
+    return {cpu}.union(*(range(end[0], end[-1] + 1) for end in ends))
 
 
 def _cpu_model() -> str:

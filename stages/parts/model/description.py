@@ -63,7 +63,7 @@ def describe_directory(directory: Path, source: str) -> Description:
     paths = local_sizes(directory)
     small_files(paths)
     config = _object((directory / CONFIG).read_bytes(), CONFIG)
-    headers = [read_header(directory / each) for each in weight_files(paths, directory)]
+    headers = [read_header(directory / path) for path in weight_files(paths, directory)]
     return Description(source, None, config, sum(each.count for header in headers for each in header.values()))
 
 

@@ -47,7 +47,7 @@ class Acquired(Record):
 
 def files_digest(files: tuple[File, ...]) -> str:
     """One digest of a directory's content, which does not depend on the order or the times of the files."""
-    return digest_of(sorted([each.path, each.size_bytes, each.sha256] for each in files))
+    return digest_of(sorted([file.path, file.size_bytes, file.sha256] for file in files))
 
 
 def difference(directory: Path, files: Iterable[File]) -> str:

@@ -122,13 +122,13 @@ ZERO: Final = Counters(
 def together(servers: Sequence[Counters]) -> Counters:
     """The sums over servers, of which at least one has reported; one that was restarted makes it another instance."""
     names = ("answered", "failed", "refused", "output_tokens", "ttft_s", "tpot_s", "prompt_tokens", "prompts")
-    sums: dict[str, Any] = {name: sum(getattr(each, name) for each in servers) for name in names}
+    sums: dict[str, Any] = {name: sum(getattr(server, name) for server in servers) for name in names}
     for name in ("ttft", "tpot"):
         # A server without an observation has reported no histogram yet.
-        counts = [getattr(each, name) for each in servers if getattr(each, name)]
+        counts = [getattr(server, name) for server in servers if getattr(server, name)]
         sums[name] = tuple(map(sum, zip(*counts, strict=True)))
-        sums[f"{name}_bounds"] = next((found for each in servers if (found := getattr(each, f"{name}_bounds"))), ())
-    return Counters(instance=", ".join(each.instance for each in servers), **sums)
+        sums[f"{name}_bounds"] = next((found for server in servers if (found := getattr(server, f"{name}_bounds"))), ())
+    return Counters(instance=", ".join(server.instance for server in servers), **sums)
 
 
 def _difference(now: tuple[float, ...], then: tuple[float, ...]) -> tuple[float, ...]:

@@ -128,14 +128,14 @@ class Capacity(Record):
         """Whether after some start the highest rate that was tried held, so that the server can do more. A single
         failure among two trials of it does not count."""
         starts: dict[int, list[Trial]] = {}
-        for each in self.trials:
-            starts.setdefault(each.restart, []).append(each)
+        for trial in self.trials:
+            starts.setdefault(trial.restart, []).append(trial)
         return any(_holds_the_highest_rate(trials) for trials in starts.values())
 
 
 def _holds_the_highest_rate(trials: Sequence[Trial]) -> bool:
-    highest = max(each.rate_per_s for each in trials)
-    held = [each.held for each in trials if each.rate_per_s == highest]
+    highest = max(trial.rate_per_s for trial in trials)
+    held = [trial.held for trial in trials if trial.rate_per_s == highest]
     return 2 * sum(held) >= len(held)
 
 

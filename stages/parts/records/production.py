@@ -298,15 +298,15 @@ class Production(Record):
 
 def meaning(decision: Production) -> str:
     """What the outcome means, without the winner's name."""
-    relations = {each.other: each.relation for each in decision.comparisons}
+    relations = {comparison.other: comparison.relation for comparison in decision.comparisons}
     if decision.outcome == "incomplete":
         return f"incomplete, without {', '.join(decision.missing)}"
     if decision.outcome == "equivalent":
         equal = [name for name, relation in relations.items() if relation == "equivalent"]
-        first = next(each.variant for each in decision.candidates)
+        first = next(candidate.variant for candidate in decision.candidates)
         others = [name for name in (first, *equal) if name != decision.winner]
         return f"equivalent to {', '.join(others)}, and the cheapest to run"
     if decision.outcome == "unresolved":
         return "unresolved, first of the ranking"
-    able = [each for each in decision.candidates if each.excluded is None]
+    able = [candidate for candidate in decision.candidates if candidate.excluded is None]
     return "decided, better than every other" if len(able) > 1 else "decided, the only choice"

@@ -89,7 +89,7 @@ def catalogue(store: ModelStore, split: Split | None = None) -> list[ReleaseSumm
         split: what the platform serves; None if nothing is served.
     """
     moves = summarized_moves(store)
-    last = {each.release: each.result for each in reversed(moves)}
+    last = {move.release: move.result for move in reversed(moves)}
     split, journal = split or Split(stable=None), under_way(store)
 
     def state(name: str) -> ReleaseState:
@@ -104,7 +104,7 @@ def catalogue(store: ModelStore, split: Split | None = None) -> list[ReleaseSumm
         return "rolled back" if last.get(name) == "rolled back" else "earlier"
 
     return [
-        _release(store, number, name, state(name), tuple(each for each in moves if each.release == name))
+        _release(store, number, name, state(name), tuple(move for move in moves if move.release == name))
         for number, name in sorted(numbered(store).items(), reverse=True)
     ]
 

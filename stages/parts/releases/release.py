@@ -64,10 +64,10 @@ def make(store: ModelStore, decision: Production) -> Placement:
         return "hardlink"
     evaluation = Evaluation.read(store.evaluation(decision.winner))
     with store.building(release) as work:
-        placement = place_tree(variant_dir, work, [each.path for each in variant.files])
+        placement = place_tree(variant_dir, work, [file.path for file in variant.files])
         variant.write(work / VARIANT)
         decision.write(work / METRICS)
-        write_json(work / PROBES, [each.model_dump(mode="json") for each in evaluation.probes] if evaluation else [])
+        write_json(work / PROBES, [probe.model_dump(mode="json") for probe in evaluation.probes] if evaluation else [])
     return placement
 
 
@@ -196,7 +196,9 @@ def probes(store: ModelStore, release: str) -> tuple[Probe, ...]:
         DamagedModel: the file is not valid.
     """
     try:
-        return tuple(Probe.model_validate(each) for each in json.loads((store.releases / release / PROBES).read_text()))
+        return tuple(
+            Probe.model_validate(probe) for probe in json.loads((store.releases / release / PROBES).read_text())
+        )
     except FileNotFoundError:
         return ()
     except (ValueError, TypeError) as error:

@@ -53,14 +53,14 @@ def strain_of(requests: Sequence[TimedRequest], ttft_ms: float, tpot_ms: float) 
     """
     if not requests:
         return math.inf
-    shares = sorted(max(each.ttft_ms / ttft_ms, each.tpot_ms / tpot_ms) for each in requests)
+    shares = sorted(max(request.ttft_ms / ttft_ms, request.tpot_ms / tpot_ms) for request in requests)
     return max(shares[math.ceil(SHARE * len(shares)) - 1], growth_of(requests) / GROWTH)
 
 
 def growth_of(requests: Sequence[TimedRequest]) -> float:
     """Seconds by which the time to the first token surely grew per second: the lower 95 % bound of the line through
     all, because in a short trial waits also grow by chance. 0 if unknown."""
-    times_s, waits_s = [each.start_s for each in requests], [each.ttft_ms / 1000 for each in requests]
+    times_s, waits_s = [request.start_s for request in requests], [request.ttft_ms / 1000 for request in requests]
     if len(requests) < 3 or min(times_s) == max(times_s):
         return 0.0
     slope, at_0_s = linear_regression(times_s, waits_s)
@@ -177,7 +177,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     time or a rate has no negative end, however few the starts."""
     from scoring.draws import student_95
 
-    logs = [math.log(max(each, LEAST)) for each in values]
+    logs = [math.log(max(value, LEAST)) for value in values]
     reach = student_95(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
     return math.exp(fmean(logs) - reach), math.exp(fmean(logs) + reach)
 
@@ -189,6 +189,6 @@ def _trial(given: LoadSamples) -> Trial:
         restart=run.restart,
         rate_per_s=run.rate_per_s or 0.0,
         requests=len(requests),
-        share=fmean(within(each, *targets_ms) for each in requests) if requests else None,
+        share=fmean(within(request, *targets_ms) for request in requests) if requests else None,
         held=bool(run.held),
     )

@@ -178,7 +178,7 @@ def speeds(samples: Sequence[Samples]) -> Floats:
     found = np.full((len(blocks), len(samples), 2), np.nan)
     for place, block in enumerate(blocks):
         rounds, trials = (
-            [[each for each in runs if each.run.restart == block] for runs in of_all]
+            [[run for run in runs if run.run.restart == block] for runs in of_all]
             for of_all in ([given.rounds for given in samples], [given.trials for given in samples])
         )
         running = [number for number, each in enumerate(rounds) if each]

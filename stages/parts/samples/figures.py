@@ -30,8 +30,8 @@ def load_of(samples: LoadSamples) -> Load:
         concurrency=run.concurrency,
         requests=len(requests),
         duration_s=run.duration_s,
-        prompt_tokens=sum(each.prompt_tokens for each in requests),
-        output_tokens=sum(each.output_tokens for each in requests),
+        prompt_tokens=sum(request.prompt_tokens for request in requests),
+        output_tokens=sum(request.output_tokens for request in requests),
         requests_per_s=len(requests) / run.duration_s,
         output_tokens_per_s=samples.output_tokens_per_s,
         **percentiles_of(requests),
@@ -51,13 +51,13 @@ def pooled_load(rounds: Sequence[LoadSamples], *, intervals: bool = True) -> Loa
         found = {name: each.model_copy(update={"intervals": _intervals(rounds, name)}) for name, each in found.items()}
     return Load(
         rate_per_s=loads[0].rate_per_s,
-        concurrency=max(each.concurrency for each in loads),
-        requests=sum(each.requests for each in loads),
-        duration_s=sum(each.duration_s for each in loads),
-        prompt_tokens=sum(each.prompt_tokens for each in loads),
-        output_tokens=sum(each.output_tokens for each in loads),
-        requests_per_s=fmean(each.requests_per_s for each in loads),
-        output_tokens_per_s=fmean(each.output_tokens_per_s for each in loads),
+        concurrency=max(load.concurrency for load in loads),
+        requests=sum(load.requests for load in loads),
+        duration_s=sum(load.duration_s for load in loads),
+        prompt_tokens=sum(load.prompt_tokens for load in loads),
+        output_tokens=sum(load.output_tokens for load in loads),
+        requests_per_s=fmean(load.requests_per_s for load in loads),
+        output_tokens_per_s=fmean(load.output_tokens_per_s for load in loads),
         itl_ms=gaps,
         **found,
     )
@@ -69,7 +69,7 @@ def prompt_tokens_per_s(runs: Iterable[LoadSamples]) -> float | None:
     beside. It is rather too low: what does not depend on a prompt's length takes time, too, and at the beginning of a
     run requests are being read that do not count.
     """
-    return max((_read_per_s(each.requests) for each in runs if each.requests), default=None)
+    return max((_read_per_s(run.requests) for run in runs if run.requests), default=None)
 
 
 def _read_per_s(requests: Iterable[TimedRequest]) -> float:
@@ -90,7 +90,7 @@ def _intervals(rounds: Sequence[LoadSamples], name: str) -> Intervals:
     if len(starts) == 1:
         ordered = sorted(starts.popitem()[1])
         return Intervals(p50=_by_ranks(ordered, 0.5), p95=_by_ranks(ordered, 0.95), p99=_by_ranks(ordered, 0.99))
-    found = [percentiles(each) for each in starts.values()]
+    found = [percentiles(start) for start in starts.values()]
     p50, p95, p99 = (interval([getattr(each, share) for each in found]) for share in ("p50", "p95", "p99"))
     return Intervals(p50=p50, p95=p95, p99=p99)
 
@@ -112,7 +112,7 @@ def goodput_of(rounds: Sequence[LoadSamples], ttft_ms: float, tpot_ms: float) ->
         share=sum(len(requests) for _, requests in good) / sum(len(each.requests) for each in rounds),
         requests_per_s=fmean(len(requests) / duration_s for duration_s, requests in good),
         output_tokens_per_s=fmean(
-            sum(each.output_tokens for each in requests) / duration_s for duration_s, requests in good
+            sum(request.output_tokens for request in requests) / duration_s for duration_s, requests in good
         ),
     )
 
@@ -120,10 +120,10 @@ def goodput_of(rounds: Sequence[LoadSamples], ttft_ms: float, tpot_ms: float) ->
 def percentiles_of(requests: Sequence[TimedRequest]) -> dict[str, Percentiles]:
     """The percentiles of each time by its name in ``Load``; those of ``itl_ms`` are over the gaps of all requests."""
     return {
-        "ttft_ms": percentiles([each.ttft_ms for each in requests]),
-        "tpot_ms": percentiles([each.tpot_ms for each in requests]),
-        "e2el_ms": percentiles([each.e2el_ms for each in requests]),
-        "itl_ms": percentiles([gap for each in requests for gap in each.itl_ms]),
+        "ttft_ms": percentiles([request.ttft_ms for request in requests]),
+        "tpot_ms": percentiles([request.tpot_ms for request in requests]),
+        "e2el_ms": percentiles([request.e2el_ms for request in requests]),
+        "itl_ms": percentiles([gap for request in requests for gap in request.itl_ms]),
     }
 
 
@@ -145,13 +145,13 @@ def task_score(score: TaskScore, samples: Samples) -> TaskScore | None:
     starts: Sequence[Sequence[Item]]
     if score.kind == "accuracy":
         answers = by_start(samples.accuracy, score.task)
-        starts, figures = answers, [_accuracy(each) for each in answers]
+        starts, figures = answers, [_accuracy(answer) for answer in answers]
     else:
         documents = by_start(samples.perplexity, score.task)
-        starts, figures = documents, [_perplexity(each) for each in documents]
+        starts, figures = documents, [_perplexity(document) for document in documents]
     if not starts:
         return None
-    means = {name: fmean(each[name] for each in figures) for name in figures[0]}
+    means = {name: fmean(figure[name] for figure in figures) for name in figures[0]}
     if score.kind == "accuracy" and starts[0][0].subtask:
         del means["low"], means["high"]
     return score.model_copy(update={**means, "items": len(starts[0])})
@@ -167,15 +167,15 @@ def by_start(items: Iterable[_Item], task: str) -> list[list[_Item]]:
 
 
 def _accuracy(items: Sequence[AccuracyItem]) -> dict[str, float]:
-    values = [each.correct for each in items]
-    value = fmean(values, [each.weight for each in items])
+    values = [item.correct for item in items]
+    value = fmean(values, [item.weight for item in items])
     reach = Z_95 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return {"value": value, "low": max(0.0, value - reach), "high": min(1.0, value + reach), "score": value}
 
 
 def _perplexity(items: Sequence[PerplexityItem]) -> dict[str, float]:
-    likelihood = sum(each.loglikelihood * each.weight for each in items)
-    value = -likelihood / sum(each.bytes * each.weight for each in items) / math.log(2)
+    likelihood = sum(item.loglikelihood * item.weight for item in items)
+    value = -likelihood / sum(item.bytes * item.weight for item in items) / math.log(2)
     low, high = bits_per_byte_interval(items)
     return {"value": value, "low": low, "high": high, "score": 2**-value}
 
@@ -187,8 +187,8 @@ def bits_per_byte_interval(items: Sequence[PerplexityItem]) -> tuple[float, floa
     """
     import numpy as np
 
-    loglikelihoods = np.array([each.loglikelihood * each.weight for each in items])
-    sizes = np.array([each.bytes * each.weight for each in items])
+    loglikelihoods = np.array([item.loglikelihood * item.weight for item in items])
+    sizes = np.array([item.bytes * item.weight for item in items])
     chosen = np.random.default_rng(SEED).integers(len(sizes), size=(RESAMPLES, len(sizes)))
     resampled = -loglikelihoods[chosen].sum(axis=1) / sizes[chosen].sum(axis=1) / math.log(2)
     low, high = np.percentile(resampled, [2.5, 97.5])

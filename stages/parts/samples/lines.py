@@ -151,7 +151,7 @@ class LoadSamples:
 
     @property
     def output_tokens_per_s(self) -> float:
-        return sum(each.output_tokens for each in self.requests) / self.run.duration_s
+        return sum(request.output_tokens for request in self.requests) / self.run.duration_s
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def write_samples(path: Path, evaluation: str, samples: Samples) -> str:
         The file's sha256.
     """
     lines = (Head(evaluation=evaluation), *samples.lines())
-    write_text(path, "".join(each.model_dump_json(exclude_none=True) + "\n" for each in lines))
+    write_text(path, "".join(line.model_dump_json(exclude_none=True) + "\n" for line in lines))
     return sha256_of(path)
 
 
@@ -210,7 +210,7 @@ def read_samples(path: Path, evaluation: Evaluation) -> Samples:
         raise DamagedModel(f"the raw samples {path} belong to another evaluation", hint=MEASURE_AGAIN)
     runs = sorted(_runs(lines), key=lambda each: each.run.number)
     rounds, trials, smaller_rounds, smaller_trials = (
-        tuple(each for each in runs if (each.run.phase, each.run.gpus is not None) == (phase, smaller))
+        tuple(run for run in runs if (run.run.phase, run.run.gpus is not None) == (phase, smaller))
         for smaller in (False, True)
         for phase in ("round", "trial")
     )
@@ -220,13 +220,13 @@ def read_samples(path: Path, evaluation: Evaluation) -> Samples:
         raise DamagedModel(
             f"the raw samples {path} hold {found} rounds, but {measured} were measured", hint=MEASURE_AGAIN
         )
-    if not all(each.requests or each.run.held is False for each in runs):
+    if not all(run.requests or run.run.held is False for run in runs):
         raise DamagedModel(f"the raw samples {path} lack the requests of a run", hint=MEASURE_AGAIN)
     return Samples(
         rounds=rounds,
-        accuracy=tuple(each for each in lines if isinstance(each, AccuracyItem)),
-        perplexity=tuple(each for each in lines if isinstance(each, PerplexityItem)),
-        held_out=tuple(each for each in lines if isinstance(each, HeldOutDocument)),
+        accuracy=tuple(line for line in lines if isinstance(line, AccuracyItem)),
+        perplexity=tuple(line for line in lines if isinstance(line, PerplexityItem)),
+        held_out=tuple(line for line in lines if isinstance(line, HeldOutDocument)),
         trials=trials,
         smaller_rounds=smaller_rounds,
         smaller_trials=smaller_trials,

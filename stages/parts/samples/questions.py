@@ -23,7 +23,7 @@ def questions(samples: Mapping[str, Samples]) -> dict[str, dict[str, Items]]:
     Raises:
         DamagedModel: the starts of a server were asked different items.
     """
-    hashed = all(item.doc_hash is not None for each in samples.values() for item in each.items)
+    hashed = all(item.doc_hash is not None for sample in samples.values() for item in sample.items)
     found = {}
     for name, each in samples.items():
         try:
@@ -89,7 +89,7 @@ def _names(task: str, asked: Sequence[Sequence[Item]], hashed: bool) -> tuple[st
 
 def _clusters(items: Sequence[Item], names: Sequence[str]) -> tuple[str, ...] | None:
     """The cluster of each item; one without a cluster is one by itself."""
-    if not any(each.cluster for each in items):
+    if not any(item.cluster for item in items):
         return None
     return tuple(each.cluster or name for each, name in zip(items, names, strict=True))
 

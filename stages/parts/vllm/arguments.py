@@ -49,7 +49,7 @@ def engine_arguments(settings: Serving, model: Path, *, on_gpu: bool | None = No
     Raises:
         ConfigError: an extra argument would expose a secret in the process list.
     """
-    if any(each.replace("_", "-").startswith("--api-key") for each in settings.extra_arguments):
+    if any(extra_argument.replace("_", "-").startswith("--api-key") for extra_argument in settings.extra_arguments):
         raise ConfigError(
             "an API key in serving.extra_arguments would be visible in the process list", hint="set SLIPWAY_API_KEY"
         )

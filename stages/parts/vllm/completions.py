@@ -33,7 +33,7 @@ def complete(
         ServerFailed: it refuses, or its reply is not a valid answer.
         TransientError: it does not answer at the moment.
     """
-    body = {"model": model, "prompt": [each if isinstance(each, str) else list(each) for each in prompts]}
+    body = {"model": model, "prompt": [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts]}
     reply = post(f"{url}/v1/completions", body | GREEDY | options, api_key)
     try:
         choices = sorted(reply["choices"], key=lambda choice: int(choice["index"]))

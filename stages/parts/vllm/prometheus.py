@@ -92,26 +92,26 @@ def sum_counters(samples: Sequence[Sample], instance: str) -> Counters:
 
 def _requests(samples: Iterable[Sample], status: str) -> float:
     return sum(
-        each.value
-        for each in samples
-        if each.name == REQUESTS
-        and each.labels.get("status") == status
-        and each.labels.get("handler", "").startswith(API)
-        and each.labels.get("method") != READING
+        sample.value
+        for sample in samples
+        if sample.name == REQUESTS
+        and sample.labels.get("status") == status
+        and sample.labels.get("handler", "").startswith(API)
+        and sample.labels.get("method") != READING
     )
 
 
 def _sum(samples: Iterable[Sample], name: str) -> float:
-    return sum(each.value for each in samples if each.name == name)
+    return sum(sample.value for sample in samples if sample.name == name)
 
 
 def _histogram(samples: Sequence[Sample], name: str) -> Histogram:
     """The sum over all engines of the server: cumulative counts add up bound by bound."""
     counts: dict[float, float] = {}
-    for each in samples:
-        if each.name == f"{name}_bucket":
-            bound = float(each.labels["le"])
-            counts[bound] = counts.get(bound, 0.0) + each.value
+    for sample in samples:
+        if sample.name == f"{name}_bucket":
+            bound = float(sample.labels["le"])
+            counts[bound] = counts.get(bound, 0.0) + sample.value
     bounds = sorted(counts)
     finite = tuple(filter(math.isfinite, bounds))
     return Histogram(finite, tuple(counts[bound] for bound in bounds), _sum(samples, f"{name}_sum"))

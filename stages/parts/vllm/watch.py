@@ -43,7 +43,7 @@ class EngineWatch:
         self._read_log()
         if self.lost is None:
             # A child that ended together with its parent ended first.
-            self.lost = next(filter(None, (_lost(*each) for each in reversed(self._processes.values()))), None)
+            self.lost = next(filter(None, (_lost(*process) for process in reversed(self._processes.values()))), None)
         return self._dead or self.lost is not None
 
     def _read_log(self) -> None:

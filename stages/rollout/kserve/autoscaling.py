@@ -111,7 +111,7 @@ def lacking(scaled: Object) -> str:
     conditions = scaled.get("status", {}).get("conditions", [])
     if not conditions:
         return "KEDA has not said anything about it"
-    for each in conditions:
-        if BAD.get(each["type"]) == each["status"]:
-            return f"KEDA says {each['type']} {each['status']}: {each.get('message', '')}".rstrip(": ")
+    for condition in conditions:
+        if BAD.get(condition["type"]) == condition["status"]:
+            return f"KEDA says {condition['type']} {condition['status']}: {condition.get('message', '')}".rstrip(": ")
     return ""

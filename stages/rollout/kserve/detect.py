@@ -118,7 +118,7 @@ def version(cluster: Cluster) -> tuple[int, int] | None:
 
 
 def _version(controller: Object) -> tuple[int, int] | None:
-    said = [each["image"].partition("@")[0].rpartition(":")[2] for each in _managers(controller)]
+    said = [manager["image"].partition("@")[0].rpartition(":")[2] for manager in _managers(controller)]
     said.append(controller["metadata"].get("labels", {}).get("app.kubernetes.io/version", ""))
     for text in said:
         if match := re.match(r"v?(\d+)\.(\d+)", text):
@@ -128,7 +128,7 @@ def _version(controller: Object) -> tuple[int, int] | None:
 
 def _managers(controller: Object) -> list[Object]:
     containers = controller["spec"]["template"]["spec"]["containers"]
-    return [each for each in containers if each["name"] == "manager"]
+    return [container for container in containers if container["name"] == "manager"]
 
 
 def _config(cluster: Cluster, settings: KServe) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _knows_canary(cluster: Cluster) -> bool:
     except (Absent, AccessDenied):
         return True
     schemas = [each["schema"]["openAPIV3Schema"] for each in versions if each["name"] == "v1beta1"]
-    return any("canary" in each["properties"]["spec"]["properties"] for each in schemas)
+    return any("canary" in schema["properties"]["spec"]["properties"] for schema in schemas)
 
 
 def _check_gateway_api(ingress: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ def shares(route: Object) -> dict[str, float]:
     found: list[dict[str, float]] = []
     for rule in route["spec"].get("rules", []):
         backends = rule.get("backendRefs", [])
-        weights = [float(each.get("weight", 1)) for each in backends]
+        weights = [float(backend.get("weight", 1)) for backend in backends]
         total = sum(weights)
         if not total:
             return {}

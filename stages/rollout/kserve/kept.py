@@ -46,8 +46,8 @@ def mode_of(service: Object) -> Mode | None:
 def endpoint_at(cluster: Cluster, store: ModelStore, serving: AskedServing, settings: KServe) -> KServeEndpoint:
     """The model's endpoint on *cluster*, under the name that it has if it serves already."""
     called = ""
-    for each in _ours(cluster, None):
-        metadata = each["metadata"]
+    for service in _ours(cluster, None):
+        metadata = service["metadata"]
         if metadata.get("annotations", {}).get(MODEL) == store.model:
             called = metadata.get("labels", {}).get(ENDPOINT, metadata["name"])
     return KServeEndpoint(store, serving, settings, cluster.namespace, called)
@@ -65,10 +65,10 @@ def _ours(cluster: Cluster, namespace: str | None) -> list[Object]:
 def served_modes(cluster: Cluster, namespace: str | None = None) -> dict[str, dict[Mode, list[str]]]:
     """The names of what serves, by model and by mode."""
     found: dict[str, dict[Mode, list[str]]] = {}
-    for each in _ours(cluster, namespace):
-        model, mode = each["metadata"].get("annotations", {}).get(MODEL), mode_of(each)
+    for service in _ours(cluster, namespace):
+        model, mode = service["metadata"].get("annotations", {}).get(MODEL), mode_of(service)
         if model and mode:
-            found.setdefault(model, {}).setdefault(mode, []).append(each["metadata"]["name"])
+            found.setdefault(model, {}).setdefault(mode, []).append(service["metadata"]["name"])
     return found
 
 

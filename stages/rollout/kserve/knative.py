@@ -167,16 +167,18 @@ class KnativeTarget(KServeTarget):
 
     def _releases(self) -> dict[str, str]:
         """The release of each revision."""
-        named = ((each["metadata"]["name"], each["metadata"].get("labels", {})) for each in self._revisions())
+        named = (
+            (revision["metadata"]["name"], revision["metadata"].get("labels", {})) for revision in self._revisions()
+        )
         return {name: labels[RELEASE] for name, labels in named if RELEASE in labels}
 
     def _revision(self, wanted: Object) -> str | None:
         """The newest revision of a predictor."""
         alike = [
-            each
-            for each in self._revisions()
-            if each["metadata"].get("labels", {}).get(REVISION) == revision_of(wanted)
-            and each["metadata"]["labels"].get(RELEASE) == release_of(wanted)
+            revision
+            for revision in self._revisions()
+            if revision["metadata"].get("labels", {}).get(REVISION) == revision_of(wanted)
+            and revision["metadata"]["labels"].get(RELEASE) == release_of(wanted)
         ]
         return max((str(each["metadata"]["name"]) for each in alike), default=None)
 

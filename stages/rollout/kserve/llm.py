@@ -70,8 +70,8 @@ class LLMTarget(KServeTarget):
         others = there.keys() - {release, stable}
         if others and stable:
             raise Conflict(f"{min(others)} is being tried already", hint="end that rollout first")
-        for each in others:  # left by a first rollout that was given up
-            self._remove(each)
+        for other in others:  # left by a first rollout that was given up
+            self._remove(other)
         name = llm_name(self.endpoint, release)
         seen = there.get(release)
         if seen is None:

@@ -197,10 +197,10 @@ def _until_answered(load: SteadyLoad, since_s: float, said: str) -> None:
     """
     deadline = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline:
-        if any(not each.error for each in load.replies() if each.sent_s >= since_s):
+        if any(not reply.error for reply in load.replies() if reply.sent_s >= since_s):
             return
         time.sleep(LOOK_S)
-    errors = [each.error for each in load.replies() if each.error]
+    errors = [reply.error for reply in load.replies() if reply.error]
     raise DrillFailed(f"{said}: {errors[-1] if errors else 'none came back'}", hint=HOST_HINT)
 
 

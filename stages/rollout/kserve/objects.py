@@ -320,7 +320,7 @@ def pod_fields(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
     if settings.node_selector:
         pods["nodeSelector"] = dict(settings.node_selector)
     if settings.tolerations:
-        pods["tolerations"] = [each.model_dump(exclude_none=True) for each in settings.tolerations]
+        pods["tolerations"] = [toleration.model_dump(exclude_none=True) for toleration in settings.tolerations]
     if mode != "knative":  # Knative refuses these fields, and drains in its own way
         pods["terminationGracePeriodSeconds"] = PRE_STOP_S + settings.drain_s + STOP_MARGIN_S
         pods["topologySpreadConstraints"] = [

@@ -62,13 +62,13 @@ class Pods:
             ServerFailed: the pods can't start, or crash repeatedly.
         """
         pods = [each for each in self.of(release) if _revision(each) == revision]
-        if any(_condition(each, "Ready") for each in pods):
+        if any(_condition(pod, "Ready") for pod in pods):
             return True
-        for each in pods:
-            if why := _failure(each):
+        for pod in pods:
+            if why := _failure(pod):
                 raise ServerFailed(
-                    f"{each['metadata']['name']}: {why}",
-                    hint=f"kubectl -n {self.endpoint.namespace} logs {each['metadata']['name']} --previous",
+                    f"{pod['metadata']['name']}: {why}",
+                    hint=f"kubectl -n {self.endpoint.namespace} logs {pod['metadata']['name']} --previous",
                 )
         return False
 
@@ -85,9 +85,9 @@ class Pods:
         """
         pods = self.of(release)
         seen = self._restarts.setdefault(release, {})
-        for each in pods:
-            name = each["metadata"]["name"]
-            seen[name] = max(seen.get(name, 0), _restarts(each))
+        for pod in pods:
+            name = pod["metadata"]["name"]
+            seen[name] = max(seen.get(name, 0), _restarts(pod))
         address = self.endpoint.settings.prometheus
         samples = self._query_prometheus(address, release) if address else self._scrape(pods, release)
         # A replica more or less is not a restart; a crash is.
@@ -110,14 +110,14 @@ class Pods:
     def running(self, release: str) -> tuple[int, int]:
         """How many were asked for and have not ended, and how many of them are ready."""
         pods = [each for each in self.of(release) if each.get("status", {}).get("phase") not in ENDED]
-        return len(pods), sum(_condition(each, "Ready") for each in pods)
+        return len(pods), sum(_condition(pod, "Ready") for pod in pods)
 
     def ready_names(self, release: str) -> list[str]:
         return [each["metadata"]["name"] for each in self.of(release) if _condition(each, "Ready")]
 
     def _scrape(self, pods: list[Object], release: str) -> list[Sample]:
         told = self._last.setdefault(release, {})
-        ready = [each for each in pods if _condition(each, "Ready")]
+        ready = [pod for pod in pods if _condition(pod, "Ready")]
         if not ready and not told:
             raise TransientError(f"{release} has no pod that is ready")
         for each in ready:
@@ -184,28 +184,28 @@ def _statuses(pod: Object) -> list[Object]:
 
 
 def _restarts(pod: Object) -> int:
-    return sum(each.get("restartCount", 0) for each in _statuses(pod))
+    return sum(status.get("restartCount", 0) for status in _statuses(pod))
 
 
 def _failure(pod: Object) -> str:
     """Why the pod will never start; empty if it may still come up."""
-    for each in _statuses(pod):
-        waiting = each.get("state", {}).get("waiting", {})
+    for status in _statuses(pod):
+        waiting = status.get("state", {}).get("waiting", {})
         if waiting.get("reason") in HOPELESS:
             return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
-        if waiting.get("reason") == "CrashLoopBackOff" and each.get("restartCount", 0) >= CRASHES:
-            ended = each.get("lastState", {}).get("terminated", {})
+        if waiting.get("reason") == "CrashLoopBackOff" and status.get("restartCount", 0) >= CRASHES:
+            ended = status.get("lastState", {}).get("terminated", {})
             why = ended.get("message") or ended.get("reason") or "crashed"
-            return f"it crashed {each['restartCount']} times: {' '.join(why.split())}"
+            return f"it crashed {status['restartCount']} times: {' '.join(why.split())}"
     return ""
 
 
 def _waiting(pod: Object) -> str:
     """What a pod waits for that is not ready; empty if nothing is said."""
-    for each in _statuses(pod):
-        waiting = each.get("state", {}).get("waiting", {})
+    for status in _statuses(pod):
+        waiting = status.get("state", {}).get("waiting", {})
         if waiting.get("reason") in UNPULLED:
-            return f"the image {each['image']} can't be pulled"
+            return f"the image {status['image']} can't be pulled"
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
             return f"{waiting['reason']}: {' '.join(waiting.get('message', '').split())}".rstrip(": ")
     said = pod.get("status", {}).get("conditions", [])

@@ -50,8 +50,8 @@ class RouteTarget(KServeTarget):
         others = set(self._releases().values()) - {release, self.split().stable}
         if others and self._route():
             raise Conflict(f"{min(others)} is being tried already", hint="end that rollout first")
-        for each in others:  # left by a first rollout that was given up
-            self._remove(each)
+        for other in others:  # left by a first rollout that was given up
+            self._remove(other)
         seen = self.service(self._name(release))
         wanted = predictor(self.endpoint, release, "route")
         body = inference_service(self.endpoint, wanted, "route", name=self._name(release))
@@ -123,8 +123,8 @@ class RouteTarget(KServeTarget):
             self.wait_for_propagation("", 0)
 
     def remove_services(self) -> None:
-        for each in set(self._releases().values()):
-            self._remove(each)
+        for release in set(self._releases().values()):
+            self._remove(release)
 
     def _split(self, seen: Object | None, parts: list[tuple[str, int]], *, back: bool = False) -> None:
         """Give each release its percentage, and wait until that is in force."""
