@@ -23,7 +23,7 @@ from typing import Final, Literal
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.endpoint.clusters import Backend, Balance, plan
 from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.envoy import proxying

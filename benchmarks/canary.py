@@ -18,8 +18,9 @@ from statistics import median
 from typing import Final, cast
 
 from benchmarks.servers import Server, Simulation, World
-from stages.parts.base.settings import Rollout, Slo
+from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
+from stages.parts.base.workload import Slo
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import LOCAL, Journal
 from stages.parts.releases.split import Split

@@ -28,7 +28,7 @@ from pipeline.settings.config import load
 from stages.evaluate import load as loads
 from stages.evaluate.bench import Call, Limits, Target, lengths
 from stages.evaluate.load import Known, Loading, StartLoad
-from stages.parts.base.settings import DEFAULT_SLO, Slo, Workload
+from stages.parts.base.workload import DEFAULT_SLO, Slo, Workload
 from stages.parts.samples.capacity import strain_of
 from stages.parts.samples.lines import TimedRequest
 

@@ -19,7 +19,8 @@ from typing import Final
 
 from stages.evaluate.bench import Call, Target, send
 from stages.evaluate.lanes import Lane, lanes
-from stages.parts.base.settings import Serving, Slo, Workload
+from stages.parts.base.serving_settings import Serving
+from stages.parts.base.workload import Slo, Workload
 from stages.parts.samples.capacity import within
 from stages.parts.samples.lines import TimedRequest
 from stages.parts.vllm.arguments import BINDING, ONE_THREAD, core_binding

@@ -58,7 +58,7 @@ def load(
 ) -> None:
     """Send twice the expected peak load. Fails if a request fails or a latency target is missed."""
     from pipeline.commands.releases import place_of
-    from stages.parts.base.settings import Slo
+    from stages.parts.base.workload import Slo
     from stages.parts.endpoint.endpoint import say
     from stages.rollout.drills import access_to, drill_load
 

@@ -21,7 +21,7 @@ from pipeline.commands.options import (
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
-    from stages.parts.base.settings import AskedServing
+    from stages.parts.base.serving_settings import AskedServing
     from stages.parts.base.store import ModelStore
     from stages.parts.releases.listing import MoveSummary, Pruned, ReleaseSummary
     from stages.parts.releases.split import Split
@@ -125,7 +125,8 @@ def place_of(store: Any, model: str) -> ModelStore:
 
 def serving_of(place: ModelStore, settings: RunConfig) -> AskedServing:
     """The settings of the running endpoint, so that commands need not repeat them; else the configured ones."""
-    from stages.parts.base.settings import AskedServing, parse
+    from stages.parts.base.serving_settings import AskedServing
+    from stages.parts.base.settings import parse
     from stages.parts.endpoint.endpoint import endpoint
 
     found = endpoint(place)

@@ -13,7 +13,7 @@ from pipeline.local.resources import Capacity
 from pipeline.local.runs import Run, new_id, read_workflow
 from pipeline.runs.state import failure
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import AskedServing
+from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore, full_disk_as_error
 from stages.parts.model.name import ModelName
 from stages.parts.records.production import Production

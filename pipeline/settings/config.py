@@ -16,16 +16,11 @@ from pipeline.settings.platform import Platform
 from scoring.profile import Profile
 from stages.evaluate.trace import read_trace
 from stages.parts.base.errors import ConfigError, UnknownName
-from stages.parts.base.settings import (
-    CONFIGS,
-    AskedServing,
-    Optimize,
-    Rollout,
-    Settings,
-    Workload,
-    mistakes,
-    protocol_of,
-)
+from stages.parts.base.optimize_settings import Optimize
+from stages.parts.base.rollout_settings import Rollout
+from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.settings import CONFIGS, Settings, mistakes
+from stages.parts.base.workload import Workload, protocol_of
 from stages.parts.model.corpora import is_path
 from stages.parts.records.rollout import LOCAL
 from stages.rollout.kserve.settings import KServe

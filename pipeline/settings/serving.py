@@ -11,7 +11,7 @@ from stages.rollout.connect import connect
 from stages.rollout.kserve.settings import KServe
 
 if TYPE_CHECKING:
-    from stages.parts.base.settings import AskedServing
+    from stages.parts.base.serving_settings import AskedServing
     from stages.parts.base.store import ModelStore
     from stages.rollout.kserve.move import Moved
     from stages.rollout.target import Target

@@ -41,7 +41,7 @@ from pipeline.workflow.stage_templates import (
     workflow_parameter,
 )
 from scoring.names import REFERENCE
-from stages.parts.base.settings import Rollout
+from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import canonical_json
 from stages.parts.records.rollout import LOCAL
 from stages.rollout.resume import DEPLOY, PROMOTE

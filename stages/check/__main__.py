@@ -14,8 +14,11 @@ from typing import Final
 
 from scoring.units import GIB
 from stages.parts.base import program
-from stages.parts.base.settings import AskedServing, Optimize, Workload, parse_json
+from stages.parts.base.optimize_settings import Optimize
+from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.settings import parse_json
 from stages.parts.base.store import ModelStore, canonical_json, store_root
+from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import check_gpus
 from stages.parts.model.description import describe_commit
@@ -89,10 +92,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
     parser.add_argument("--commit", default="main", help="as resolve found it (default: main)")
-    where = "stages/parts/base/settings.py"
-    parser.add_argument("--settings", default="{}", help=f"JSON; for the fields see Optimize in {where}")
-    parser.add_argument("--serving", default="{}", help=f"JSON; see AskedServing in {where}")
-    parser.add_argument("--workload", default="", help=f"JSON; see Workload in {where}")
+    parser.add_argument("--settings", default="{}", help="JSON: Optimize in stages/parts/base/optimize_settings.py")
+    parser.add_argument("--serving", default="{}", help="JSON: AskedServing in stages/parts/base/serving_settings.py")
+    parser.add_argument("--workload", default="", help="JSON: Workload in stages/parts/base/workload.py")
     parser.add_argument(
         "--gpus", type=int, default=None, help="at most so many GPUs serve one replica (default: those that are here)"
     )

@@ -44,7 +44,7 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--model", required=True, help="name on the Hub, or a local directory")
     parser.add_argument("--status", required=True, help="how the run ended, in Argo's words")
-    parser.add_argument("--serving", default="{}", help="JSON: see AskedServing in stages/parts/base/settings.py")
+    parser.add_argument("--serving", default="{}", help="JSON: AskedServing in stages/parts/base/serving_settings.py")
     return parser.parse_known_args()
 
 

@@ -27,8 +27,10 @@ from stages.parts.base.errors import (
     SlipwayError,
     TransientError,
 )
-from stages.parts.base.settings import Serving, Workload, parse_json
+from stages.parts.base.serving_settings import Serving
+from stages.parts.base.settings import parse_json
 from stages.parts.base.store import NAME, ModelStore, exclusive, store_root
+from stages.parts.base.workload import Workload
 from stages.parts.machine.hardware import check_gpus
 from stages.parts.model.name import ModelName
 from stages.parts.records.evaluation import Evaluation
@@ -202,8 +204,8 @@ Only one evaluation measures on a machine at a time, and no variant is optimized
     )
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
     parser.add_argument("--variants", required=True, help="separated by commas, fp16 among them")
-    parser.add_argument("--workload", required=True, help="JSON: see Workload in stages/parts/base/settings.py")
-    parser.add_argument("--serving", default="{}", help="JSON: see Serving in stages/parts/base/settings.py")
+    parser.add_argument("--workload", required=True, help="JSON: Workload in stages/parts/base/workload.py")
+    parser.add_argument("--serving", default="{}", help="JSON: Serving in stages/parts/base/serving_settings.py")
     parser.add_argument("--profile", default='{"name": "default"}', help="the scoring profile as JSON")
     return parser.parse_args()
 

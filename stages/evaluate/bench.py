@@ -23,7 +23,7 @@ from stages.evaluate.generator import ENDED_EARLY
 from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import MeasurementFailed
-from stages.parts.base.settings import Workload
+from stages.parts.base.workload import Workload
 from stages.parts.samples.lines import Phase, TimedRequest
 from stages.parts.vllm.server import Server
 from stages.parts.vllm.server_log import ServerLog

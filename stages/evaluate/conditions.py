@@ -9,8 +9,9 @@ from typing import Any, Final
 from stages.evaluate.distributions import held_out_digest
 from stages.evaluate.questions import questions_digest
 from stages.parts.base.errors import ConfigError, DamagedModel
-from stages.parts.base.settings import Serving, Workload
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore, digest_of, sha256_of
+from stages.parts.base.workload import Workload
 from stages.parts.machine.hardware import Hardware, hardware
 from stages.parts.records.acquired import difference
 from stages.parts.records.variant import VARIANT, Variant

@@ -13,8 +13,8 @@ from itertools import islice
 from typing import Any, Final
 
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Workload
 from stages.parts.base.store import sha256_of
+from stages.parts.base.workload import Workload
 from stages.parts.model.corpora import read_documents, text_path, unreadable
 from stages.parts.samples.lines import HeldOutDocument
 from stages.parts.vllm.completions import chat, complete, given, no_answer, tokenize

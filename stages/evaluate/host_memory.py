@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import psutil
 
 from scoring.units import GIB, MIB
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.machine.hardware import hardware
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.records.variant import Variant

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stages.evaluate import generator, harness
 from stages.evaluate.preloaded import Preloaded
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.vllm.placement import gpu_groups
 
 

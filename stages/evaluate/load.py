@@ -27,7 +27,8 @@ from stages.evaluate.bench import Call, Limits, Target, send
 from stages.evaluate.search import OTHER_STEPS, Search
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import ConfigError, MeasurementFailed
-from stages.parts.base.settings import Serving, Slo, Workload
+from stages.parts.base.serving_settings import Serving
+from stages.parts.base.workload import Slo, Workload
 from stages.parts.samples.capacity import LARGEST, SHARE, capacity_per_s, strain_of, throughput_of, tried
 from stages.parts.samples.lines import LoadRun, LoadSamples, Phase, TimedRequest
 

@@ -17,8 +17,9 @@ from stages.evaluate.subject import Subject
 from stages.evaluate.trace import load_trace
 from stages.parts.base.errors import MeasurementFailed, SlipwayError
 from stages.parts.base.program import RUN_VARIABLE
-from stages.parts.base.settings import Serving, Workload
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
+from stages.parts.base.workload import Workload
 from stages.parts.endpoint.endpoint import serving_here
 from stages.parts.machine.lock import alone
 

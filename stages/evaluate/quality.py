@@ -21,7 +21,7 @@ from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.questions import DEFINED, OWN
 from stages.evaluate.questions.data import DATA
 from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, SlipwayError, UnknownName
-from stages.parts.base.settings import Workload
+from stages.parts.base.workload import Workload
 from stages.parts.model.hub import dataset_file
 from stages.parts.records.evaluation import TaskScore
 from stages.parts.samples.figures import bits_per_byte_interval, task_score

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from stages.evaluate.session import Session, say
 from stages.parts.base.aside import take_up
 from stages.parts.base.errors import DamagedModel
-from stages.parts.base.settings import Workload
 from stages.parts.base.store import ModelStore, digest_of
+from stages.parts.base.workload import Workload
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation, Schedule
 from stages.parts.records.production import RULES
 from stages.parts.records.refused import REFUSED_SUFFIX, Refused

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from stages.evaluate.trace import Trace
 from stages.parts.base.program import RUN_VARIABLE
-from stages.parts.base.settings import Serving, Workload
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
+from stages.parts.base.workload import Workload
 
 if TYPE_CHECKING:
     from scoring.profile import Profile

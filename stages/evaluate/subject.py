@@ -22,7 +22,8 @@ from stages.evaluate.peak_memory import PeakMemory
 from stages.evaluate.quality import Part, first_parts, joined, run_tasks, scores_of
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import Interrupted, ServerFailed, SlipwayError
-from stages.parts.base.settings import Serving, Workload
+from stages.parts.base.serving_settings import Serving
+from stages.parts.base.workload import Workload
 from stages.parts.records.evaluation import (
     Engine,
     Evaluation,

@@ -8,7 +8,8 @@ from scoring.units import MIB
 from stages.optimize.ensure import ensure
 from stages.optimize.methods import QUANTIZERS
 from stages.parts.base import program
-from stages.parts.base.settings import Optimize, parse_json
+from stages.parts.base.optimize_settings import Optimize
+from stages.parts.base.settings import parse_json
 from stages.parts.base.store import ModelStore, store_root
 from stages.parts.model.name import ModelName
 from stages.parts.records.variant import Variant
@@ -42,9 +43,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
     parser.add_argument("--method", required=True, help=f"one of: {', '.join(QUANTIZERS)}")
-    parser.add_argument(
-        "--settings", default="{}", help="JSON; for the fields see Optimize in stages/parts/base/settings.py"
-    )
+    parser.add_argument("--settings", default="{}", help="JSON: Optimize in stages/parts/base/optimize_settings.py")
     return parser.parse_args()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Calibration
+from stages.parts.base.optimize_settings import Calibration
 from stages.parts.base.store import digest_of, sha256_of
 from stages.parts.model import corpora as texts
 from stages.parts.model.corpora import text_path

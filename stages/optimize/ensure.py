@@ -17,7 +17,7 @@ from stages.optimize.quantizer import Quantizer
 from stages.optimize.verification import verify
 from stages.parts.base.aside import take_up
 from stages.parts.base.errors import ConfigError, DamagedModel
-from stages.parts.base.settings import Optimize
+from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
 from stages.parts.machine.lock import together
 from stages.parts.records.acquired import File, difference, files_digest

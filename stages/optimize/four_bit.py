@@ -21,7 +21,7 @@ from stages.optimize.calibration import calibration_path, read_documents
 from stages.optimize.gptqmodel_job import BITS, RESULT, SAVED, QuantizationJob, QuantizationResult
 from stages.optimize.quantizer import Peak
 from stages.parts.base.errors import ConfigError, QuantizationFailed
-from stages.parts.base.settings import Calibration, Optimize
+from stages.parts.base.optimize_settings import Calibration, Optimize
 from stages.parts.base.store import write_json
 from stages.parts.machine.hardware import gpus, no_gpu
 from stages.parts.machine.process import contained

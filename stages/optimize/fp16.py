@@ -15,7 +15,7 @@ from stages.optimize.four_bit import quantized_dtype
 from stages.optimize.quantizer import Peak, peak_resident_bytes
 from stages.optimize.shards import blocks, layout, write_config, write_index
 from stages.parts.base.errors import QuantizationFailed
-from stages.parts.base.settings import Optimize
+from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import place_tree
 from stages.parts.model.checkpoint import INDEX
 from stages.parts.model.safetensors import BITS, read_header

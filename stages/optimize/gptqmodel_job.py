@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from stages.optimize.calibration import calibration_path, read_documents, sequences
 from stages.optimize.quantizer import peak_resident_bytes
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Calibration
+from stages.parts.base.optimize_settings import Calibration
 from stages.parts.base.store import write_json
 from stages.parts.machine.hardware import asked_gpus
 

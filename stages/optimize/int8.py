@@ -19,7 +19,7 @@ from stages.optimize.four_bit import quantized_dtype
 from stages.optimize.quantizer import Peak, peak_resident_bytes
 from stages.optimize.shards import Entry, blocks, layout, raw_blocks, write_config, write_index
 from stages.parts.base.errors import QuantizationFailed
-from stages.parts.base.settings import Optimize
+from stages.parts.base.optimize_settings import Optimize
 from stages.parts.model.safetensors import BITS, Tensor, read_header
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stages.optimize.base_model import Base
-from stages.parts.base.settings import Optimize
+from stages.parts.base.optimize_settings import Optimize
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from scoring.metrics import si
-from stages.parts.base.settings import DEFAULT_SLO, Workload
+from stages.parts.base.workload import DEFAULT_SLO, Workload
 from stages.parts.records.evaluation import Capacity, Evaluation, Load, Percentiles, Trial
 from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, gib, heads, interval, percent, row
 

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Final
 
-from stages.parts.base.settings import Workload
+from stages.parts.base.workload import Workload
 from stages.parts.records.production import Production
 from stages.report.cells import Fact
 from stages.report.run_report import RunReport

@@ -10,7 +10,9 @@ import os
 import sys
 
 from stages.parts.base import program
-from stages.parts.base.settings import AskedServing, Rollout, parse_json
+from stages.parts.base.rollout_settings import Rollout
+from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.settings import parse_json
 from stages.parts.base.store import ModelStore, store_root
 from stages.parts.model.name import ModelName
 from stages.parts.records.rollout import LOCAL, Journal, under_way
@@ -94,8 +96,8 @@ with --target kserve, {KSERVE_VARIABLE} holds the settings as JSON: see KServe i
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
     parser.add_argument("--release", default="", help="the release's name (default: what select chose last)")
     parser.add_argument("--target", default=LOCAL, choices=TARGETS, help="the platform (default: %(default)s)")
-    parser.add_argument("--serving", default="{}", help="JSON: see AskedServing in stages/parts/base/settings.py")
-    parser.add_argument("--settings", default="{}", help="JSON: see Rollout in stages/parts/base/settings.py")
+    parser.add_argument("--serving", default="{}", help="JSON: AskedServing in stages/parts/base/serving_settings.py")
+    parser.add_argument("--settings", default="{}", help="JSON: Rollout in stages/parts/base/rollout_settings.py")
     parser.add_argument(
         "--step",
         default=PROMOTE,

@@ -15,7 +15,8 @@ from datetime import datetime
 from typing import Final, Literal
 
 from scoring import canary as stats
-from stages.parts.base.settings import Rollout, Slo
+from stages.parts.base.rollout_settings import Rollout
+from stages.parts.base.workload import Slo
 from stages.parts.records.counters import Counters, Histogram, Increase
 from stages.parts.records.rollout import Analysis, CanaryCheck, Figures, Observed, Side, Slice, Window
 from stages.rollout.slices import Latency, counts, load, log_ratios, logs, typical_s

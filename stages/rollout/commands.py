@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final
 
 from stages.parts.base.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, TransientError
-from stages.parts.base.settings import Rollout
+from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore, exclusive
 from stages.parts.records.rollout import LOCK, Act, Journal, OperatorRequest, read_journal, submit_request, under_way
 from stages.parts.releases import release as releases

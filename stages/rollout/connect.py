@@ -8,7 +8,7 @@ from stages.parts.base.errors import UnknownName
 from stages.parts.records.rollout import KSERVE, LOCAL
 
 if TYPE_CHECKING:
-    from stages.parts.base.settings import AskedServing
+    from stages.parts.base.serving_settings import AskedServing
     from stages.parts.base.store import ModelStore
     from stages.rollout.kserve.settings import KServe
     from stages.rollout.target import Target

@@ -12,8 +12,9 @@ from typing import Final
 
 from stages.parts.base.errors import Busy, DrillFailed, NothingToServe, SlipwayError, TransientError
 from stages.parts.base.record import Record
-from stages.parts.base.settings import Rollout, Slo, Workload
+from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
+from stages.parts.base.workload import Slo, Workload
 from stages.parts.endpoint.endpoint import Endpoint, api_key, endpoint
 from stages.parts.records.rollout import under_way
 from stages.parts.releases import release as releases

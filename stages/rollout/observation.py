@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import Final, Literal
 
 from stages.parts.base.errors import DamagedModel, ServerFailed, TransientError
-from stages.parts.base.settings import Slo
 from stages.parts.base.store import ModelStore
+from stages.parts.base.workload import Slo
 from stages.parts.endpoint.endpoint import api_key
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import Journal, JournalChanges, Slice, SyntheticRequests, Window

@@ -12,7 +12,8 @@ import httpx
 import psutil
 
 from stages.parts.base.errors import Conflict, ServerFailed, SlipwayError, TransientError
-from stages.parts.base.settings import AskedServing, parse
+from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.settings import parse
 from stages.parts.base.store import ModelStore, exclusive
 from stages.parts.endpoint.database import usage_url
 from stages.parts.endpoint.detached import secrets_of, start

@@ -9,7 +9,7 @@ from typing import Final
 
 from stages.parts.base.errors import Conflict, NothingToServe, UnknownName
 from stages.parts.base.program import RUN_VARIABLE
-from stages.parts.base.settings import Rollout
+from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
 from stages.parts.records.rollout import Act, Journal, RolloutKind, read_journal, under_way
 from stages.parts.releases import release as releases

@@ -14,8 +14,8 @@ from typing import Final
 
 from stages.parts.base.errors import ConfigError, Conflict, NothingToServe, TransientError
 from stages.parts.base.record import Record
-from stages.parts.base.settings import Workload
 from stages.parts.base.store import ModelStore
+from stages.parts.base.workload import Workload
 from stages.rollout.drills import SETTLE_S, Answers, access_to, answers, check_answers, failed, p95, steady
 from stages.rollout.steady_load import Reply, SteadyLoad
 from stages.rollout.target import Autoscaled, Replicas, Target

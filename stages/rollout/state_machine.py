@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Final, Literal, Unpack
 
 from stages.parts.base.errors import Conflict, NothingToServe, RolledBack, ServerFailed, TransientError
-from stages.parts.base.settings import Rollout
+from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore, exclusive, write_json
 from stages.parts.records.rollout import (
     LOCAL,

@@ -8,7 +8,8 @@ import sys
 from scoring.profile import Profile
 from stages.parts.base import program
 from stages.parts.base.errors import Incomplete
-from stages.parts.base.settings import Optimize, parse_json
+from stages.parts.base.optimize_settings import Optimize
+from stages.parts.base.settings import parse_json
 from stages.parts.base.store import ModelStore, store_root
 from stages.parts.model.name import ModelName
 from stages.parts.records.production import Price

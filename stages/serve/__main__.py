@@ -7,7 +7,9 @@ import argparse
 
 from stages.parts.base import program
 from stages.parts.base.errors import Interrupted
-from stages.parts.base.settings import AskedServing, Rollout, parse_json
+from stages.parts.base.rollout_settings import Rollout
+from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.settings import parse_json
 from stages.parts.base.store import ModelStore, store_root
 from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, say, stop
 from stages.parts.endpoint.supervisor import serve_foreground
@@ -52,8 +54,8 @@ example:
   python -m stages.serve --model org/name --stop""",
     )
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
-    parser.add_argument("--serving", default="{}", help="JSON: see AskedServing in stages/parts/base/settings.py")
-    parser.add_argument("--rollout", default="{}", help="JSON: see Rollout in stages/parts/base/settings.py")
+    parser.add_argument("--serving", default="{}", help="JSON: AskedServing in stages/parts/base/serving_settings.py")
+    parser.add_argument("--rollout", default="{}", help="JSON: Rollout in stages/parts/base/rollout_settings.py")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--foreground", action="store_true", help="serve until interrupted")
     parser.add_argument("--resume", action="store_true", help="serve what serving.json asks for, not what is published")

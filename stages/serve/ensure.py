@@ -5,7 +5,8 @@ from __future__ import annotations
 import httpx
 
 from stages.parts.base.errors import RolledBack, ServerFailed
-from stages.parts.base.settings import AskedServing, Rollout
+from stages.parts.base.rollout_settings import Rollout
+from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore, exclusive
 from stages.parts.endpoint.endpoint import LOG, SERVERS, Endpoint, api_key, endpoint, published, say
 from stages.parts.endpoint.supervised_server import PREVIOUS

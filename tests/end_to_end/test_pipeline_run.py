@@ -26,7 +26,7 @@ from pipeline.workflow.definition import arguments, workflow_template
 from pipeline.workflow.stage_templates import STORE_MOUNT
 from stages.evaluate.load import MORE_TRIALS
 from stages.parts.base.program import outcomes
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import sha256_of
 from stages.parts.endpoint.endpoint import endpoint
 from stages.parts.model.safetensors import read_header

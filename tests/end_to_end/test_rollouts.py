@@ -26,7 +26,7 @@ import psutil
 import pytest
 
 from stages.parts.base.errors import RolledBack
-from stages.parts.base.settings import AskedServing
+from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore, place_tree, write_json
 from stages.parts.endpoint.endpoint import Endpoint, endpoint
 from stages.parts.records.counters import Counters

@@ -9,7 +9,7 @@ import yaml
 
 from pipeline.cluster.gateway import GROUP
 from pipeline.cluster.manifests import MANIFESTS
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.offered import OFFERED
 from stages.rollout.kserve.objects import KServeEndpoint, http_route, inference_service

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from pipeline.cluster.manifests import MANIFESTS
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.vllm.prometheus import METRICS
 from stages.rollout.kserve.autoscaling import LOAD

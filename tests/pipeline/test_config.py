@@ -9,7 +9,10 @@ from pipeline.settings.config import load, names, read_yaml
 from pipeline.settings.platform import Platform
 from scoring.criteria import DEFAULT
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import CONFIGS, AskedServing, Optimize, Rollout
+from stages.parts.base.optimize_settings import Optimize
+from stages.parts.base.rollout_settings import Rollout
+from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.settings import CONFIGS
 
 
 def test_the_defaults_file_says_what_the_code_says():

@@ -15,7 +15,9 @@ from pipeline.workflow.definition import arguments, resolve_key, workflow_templa
 from pipeline.workflow.stage_templates import RESULTS, RETRY_EXPRESSION
 from scoring.profile import Profile
 from stages.parts.base.errors import InvalidName
-from stages.parts.base.settings import AskedServing, Optimize, Workload
+from stages.parts.base.optimize_settings import Optimize
+from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.workload import Workload
 
 
 @pytest.fixture(scope="module")

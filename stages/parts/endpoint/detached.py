@@ -15,7 +15,7 @@ import psutil
 
 from stages.parts.base import program
 from stages.parts.base.errors import PortInUse, ServerFailed
-from stages.parts.base.settings import AskedServing
+from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.endpoint.database import URL_VARIABLE, usage_url
 from stages.parts.endpoint.endpoint import (

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Final, NoReturn
 
 from stages.parts.base.errors import ConfigError, NotEnoughSpace, ServerFailed, TransientError
-from stages.parts.base.settings import AskedServing
+from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.clusters import Balance, Plan, plan
 from stages.parts.endpoint.database import usage_url

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import AskedServing
+from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import digest_of, write_json
 
 SECRET_FILE: Final = "certificate.json"  # noqa: S105

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypedDict, Unpack
 from pydantic import ValidationError, model_validator
 
 from stages.parts.base.record import Record
-from stages.parts.base.settings import Rollout
+from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore, write_json
 from stages.parts.records.counters import Counters
 

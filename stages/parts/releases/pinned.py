@@ -13,8 +13,9 @@ from pydantic import ConfigDict, Field
 
 from stages.parts.base.errors import DamagedModel
 from stages.parts.base.record import Record
-from stages.parts.base.settings import PINNED, AskedServing, Serving, Slo
+from stages.parts.base.serving_settings import PINNED, AskedServing, Serving
 from stages.parts.base.store import ModelStore
+from stages.parts.base.workload import Slo
 from stages.parts.model.checkpoint import CONFIG
 from stages.parts.records.evaluation import Engine
 from stages.parts.records.production import Production

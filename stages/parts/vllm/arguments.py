@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from scoring.units import MIB
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.machine.hardware import compute_capability, core_parts, gpus
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.checkpoint import CONFIG

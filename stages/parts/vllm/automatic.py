@@ -17,7 +17,9 @@ from scoring.capacity.weights import HALF, Parameters, count_parameters, stored_
 from scoring.names import REFERENCE
 from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import AskedServing, Optimize, Serving, Workload
+from stages.parts.base.optimize_settings import Optimize
+from stages.parts.base.serving_settings import AskedServing, Serving
+from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import accelerator_of
 from stages.parts.machine.hardware import gpus, hardware, query_gpus
 from stages.parts.machine.processor import cpu_dtype, processor

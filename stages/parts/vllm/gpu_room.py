@@ -19,7 +19,8 @@ from scoring.capacity.weights import HALF, Parameters, count_parameters, stored_
 from scoring.names import VARIANTS, VariantName
 from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError, DamagedModel
-from stages.parts.base.settings import Optimize, Serving
+from stages.parts.base.optimize_settings import Optimize
+from stages.parts.base.serving_settings import Serving
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import query_gpus
 from stages.parts.model.checkpoint import CONFIG

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.machine.hardware import core_parts, gpu_ids, gpus, hardware
 from stages.parts.vllm.arguments import BINDING, serves_on_gpu
 

@@ -23,7 +23,7 @@ from typing import Final
 import httpx
 
 from stages.parts.base.errors import ConfigError, Interrupted, PortInUse, ServerFailed, ServerKilled, SlipwayError
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.machine.process import GRACE_S, Contained, contained
 from stages.parts.vllm.arguments import (
     IN_ONE_PROCESS,

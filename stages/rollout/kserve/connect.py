@@ -6,7 +6,7 @@ import sys
 from typing import Final
 
 from stages.parts.base.errors import NotInstalled
-from stages.parts.base.settings import AskedServing
+from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
 from stages.parts.cluster import api
 from stages.parts.cluster.api import Cluster

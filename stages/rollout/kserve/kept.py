@@ -11,7 +11,7 @@ import contextlib
 from typing import Final, cast
 
 from stages.parts.base.errors import AccessDenied, Conflict
-from stages.parts.base.settings import AskedServing
+from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Kind

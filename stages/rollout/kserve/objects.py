@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import AskedServing, Serving
+from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.base.store import ModelStore, digest_of, directory_name
 from stages.parts.endpoint.endpoint import API_KEY_VARIABLE
 from stages.parts.endpoint.offered import OFFERED

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.settings.config import load
-from stages.parts.base.settings import AskedServing, Optimize, Serving
+from stages.parts.base.optimize_settings import Optimize
+from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.machine.processor import processor
 from tests.hub import HubServer
 from tests.hub.models import Stages, tiny_model

@@ -13,7 +13,9 @@ import yaml
 
 from scoring.profile import Profile
 from stages.evaluate.distributions import measure_distributions
-from stages.parts.base.settings import CONFIGS, Serving, Workload
+from stages.parts.base.serving_settings import Serving
+from stages.parts.base.settings import CONFIGS
+from stages.parts.base.workload import Workload
 from stages.parts.records.evaluation import Probe
 from stages.parts.records.production import Divergence
 from stages.parts.samples.divergence import divergence_record, divergences

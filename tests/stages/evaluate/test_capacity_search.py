@@ -16,7 +16,7 @@ from stages.evaluate import generator
 from stages.evaluate.bench import Call, Limits, Target, send
 from stages.evaluate.load import Known, StartLoad
 from stages.evaluate.preloaded import Preloaded
-from stages.parts.base.settings import Slo, Workload
+from stages.parts.base.workload import Slo, Workload
 from tests.serving import DEMO
 from tests.stages.evaluate.loading import load_start
 

@@ -6,8 +6,9 @@ import pytest
 
 from stages.evaluate.conditions import conditions_of, tasks_digest
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Serving, Workload
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
+from stages.parts.base.workload import Workload
 from stages.parts.records.variant import Variant
 from tests.serving import MODEL, stand_in_variant
 

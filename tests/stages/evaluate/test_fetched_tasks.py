@@ -22,7 +22,7 @@ from stages.evaluate.questions import written
 from stages.evaluate.questions.data import DATA
 from stages.evaluate.questions.instructions import follows, sentences
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Workload
+from stages.parts.base.workload import Workload
 from tests.hub.datasets import add_datasets
 from tests.hub.server import HubServer
 from tests.serving import REPOSITORY

@@ -13,7 +13,7 @@ import pytest
 
 from stages.evaluate.items import items_of
 from stages.evaluate.quality import check_tasks, scores_of
-from stages.parts.base.settings import Workload
+from stages.parts.base.workload import Workload
 from stages.parts.samples.figures import task_score
 from stages.parts.samples.lines import AccuracyItem, Samples
 from tests.serving import DEMO

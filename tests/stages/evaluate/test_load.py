@@ -15,7 +15,8 @@ from stages.evaluate import load
 from stages.evaluate.bench import Call, Limits, Target, command, lengths, timed_requests, write_requests
 from stages.evaluate.load import Known, Loading, StartLoad, check_lengths
 from stages.parts.base.errors import ConfigError, MeasurementFailed
-from stages.parts.base.settings import Serving, Slo, Workload
+from stages.parts.base.serving_settings import Serving
+from stages.parts.base.workload import Slo, Workload
 from stages.parts.samples.lines import TimedRequest
 from tests.stages.evaluate.loading import load_start
 

@@ -13,7 +13,8 @@ from stages.evaluate.items import group_shares, items_of
 from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.quality import check_tasks, run_tasks, scores_of
 from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
-from stages.parts.base.settings import Serving, Workload
+from stages.parts.base.serving_settings import Serving
+from stages.parts.base.workload import Workload
 from stages.parts.samples.figures import bits_per_byte_interval
 from stages.parts.samples.lines import AccuracyItem, PerplexityItem
 from stages.parts.vllm.server import Server, ServerSpec, running

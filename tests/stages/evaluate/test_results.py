@@ -6,8 +6,8 @@ import pytest
 
 from scoring.profile import Profile
 from stages.evaluate.results import choice_digest, complete
-from stages.parts.base.settings import Workload
 from stages.parts.base.store import ModelStore
+from stages.parts.base.workload import Workload
 from stages.parts.records.evaluation import Schedule
 from stages.parts.records.production import RULES
 from tests.samples import evaluation

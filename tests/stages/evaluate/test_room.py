@@ -9,7 +9,7 @@ import pytest
 
 from scoring.units import GIB
 from stages.evaluate.host_memory import no_room
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
 from tests.serving import MODEL, stand_in_variant
 

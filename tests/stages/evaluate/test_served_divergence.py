@@ -9,7 +9,8 @@ import pytest
 
 from stages.evaluate.distributions import LISTED, held_out_digest, measure_distributions
 from stages.parts.base.errors import ConfigError, ServerFailed, UnknownName
-from stages.parts.base.settings import CONFIGS, Workload
+from stages.parts.base.settings import CONFIGS
+from stages.parts.base.workload import Workload
 from stages.parts.model.corpora import read_documents, text_path
 from stages.parts.samples.lines import HeldOutDocument
 from tests.demo.corpus import ngrams

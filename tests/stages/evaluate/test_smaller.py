@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stages.parts.base.settings import AskedServing
+from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore, place_tree
 from stages.parts.records.production import Layout, Production
 from stages.parts.releases.pinned import pinned

@@ -7,7 +7,8 @@ import pytest
 
 from stages.optimize.calibration import calibration_digest, calibration_path, read_documents, sequences
 from stages.parts.base.errors import ConfigError, UnknownName
-from stages.parts.base.settings import CONFIGS, Calibration
+from stages.parts.base.optimize_settings import Calibration
+from stages.parts.base.settings import CONFIGS
 from tests.stages.optimize.tiny import make_tokenizer, words
 
 

@@ -18,7 +18,7 @@ from stages.optimize.ensure import ensure, identify
 from stages.optimize.methods import QUANTIZERS
 from stages.optimize.verification import verify
 from stages.parts.base.errors import ConfigError, NotInstalled, QuantizationFailed
-from stages.parts.base.settings import Optimize
+from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of
 from stages.parts.machine.hardware import GPUS_VARIABLE
 from stages.parts.machine.processor import LIMIT, Processor

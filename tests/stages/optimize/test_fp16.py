@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from stages.optimize.ensure import ensure
 from stages.parts.base.errors import DamagedModel, NothingToServe, QuantizationFailed, UnknownName, UnusableModel
-from stages.parts.base.settings import Optimize
+from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of
 from stages.parts.machine.lock import LOCK_VARIABLE, alone
 from stages.parts.records.acquired import ACQUIRED

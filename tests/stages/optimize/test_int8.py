@@ -19,7 +19,7 @@ from stages.optimize.int8 import Int8, quantized_weights, unquantized_layers
 from stages.optimize.shards import layout
 from stages.optimize.verification import verify
 from stages.parts.base.errors import QuantizationFailed
-from stages.parts.base.settings import Optimize
+from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore
 from tests.stages.optimize.tiny import ROOT, acquire, llama, optimize, publish, record_base, variant
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from stages.parts.base import program
-from stages.parts.base.settings import Rollout
+from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
 from stages.rollout.state_machine import roll_out
 from tests.stages.rollout.disk_target import DiskTarget

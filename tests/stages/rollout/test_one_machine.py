@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from stages.parts.base.errors import ConfigError, Conflict, ServerFailed, TransientError
-from stages.parts.base.settings import Serving, Slo, Workload
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
+from stages.parts.base.workload import Slo, Workload
 from stages.parts.endpoint.clusters import Backend, plan
 from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, SERVERS, Endpoint, endpoint, stop
 from stages.parts.endpoint.envoy import Admin

@@ -10,8 +10,9 @@ from typing import Any, cast
 import pytest
 
 from stages.parts.base.errors import TransientError
-from stages.parts.base.settings import Rollout, Slo
+from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
+from stages.parts.base.workload import Slo
 from stages.parts.records.counters import ZERO, Counters, Histogram
 from stages.parts.records.rollout import Analysis, Journal, Observed, Side, Slice, Window
 from stages.parts.releases.release import METRICS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stages.parts.base.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, UnknownName
-from stages.parts.base.settings import Rollout
+from stages.parts.base.rollout_settings import Rollout
 from stages.parts.endpoint.endpoint import being_served
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases

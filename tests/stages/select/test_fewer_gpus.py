@@ -9,7 +9,7 @@ import pytest
 
 from scoring.constraints import AtMost, Constraints
 from scoring.profile import Profile
-from stages.parts.base.settings import AskedServing
+from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Capacity, Evaluation, Smaller, Trial
 from stages.parts.records.production import Cost, Layout

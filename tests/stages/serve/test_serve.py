@@ -23,7 +23,7 @@ import pytest
 
 from stages.parts.base.errors import Interrupted, ServerFailed
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore, write_json
 from stages.parts.endpoint.clients import OWN, UNATTRIBUTED
 from stages.parts.endpoint.endpoint import WANTED, Endpoint, Wanted, endpoint

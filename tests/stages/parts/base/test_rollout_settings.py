@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Rollout, parse
+from stages.parts.base.rollout_settings import Rollout
+from stages.parts.base.settings import parse
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import yaml
 
 from stages.evaluate.quality import OURS
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import CONFIGS, Slo, Workload, parse
+from stages.parts.base.settings import CONFIGS, parse
+from stages.parts.base.workload import Slo, Workload
 
 LENGTHS = {"prompt_tokens": 8, "output_tokens": 8}
 BASE: dict[str, Any] = {"name": "w", "concurrency": 1, "quality_tasks": ["t"]}

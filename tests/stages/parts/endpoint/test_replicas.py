@@ -22,7 +22,7 @@ import openai
 import pytest
 
 from stages.parts.base.errors import ServerFailed
-from stages.parts.base.settings import Serving as Settings
+from stages.parts.base.serving_settings import Serving as Settings
 from stages.parts.endpoint.clients import Client, add
 from stages.parts.endpoint.clusters import EJECTED_AFTER, Backend, Balance, plan
 from stages.parts.endpoint.door import Door

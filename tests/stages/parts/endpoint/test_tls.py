@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import ValidationError
 
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.endpoint.tls import Tls, tls_of
 from stages.parts.vllm.client import healthy
 from stages.rollout.steady_load import Access, SteadyLoad

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stages.parts.base.settings import AskedServing
+from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
 from stages.parts.releases.pinned import pinned
 from stages.parts.releases.release import METRICS

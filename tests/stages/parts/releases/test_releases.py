@@ -14,7 +14,7 @@ from scoring.profile import Profile
 from stages.parts.base import aside
 from stages.parts.base.aside import take_up
 from stages.parts.base.errors import ConfigError, UnknownName
-from stages.parts.base.settings import Rollout
+from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore, swap_link
 from stages.parts.endpoint.endpoint import supervising
 from stages.parts.records.evaluation import Evaluation

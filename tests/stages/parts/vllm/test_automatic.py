@@ -11,7 +11,9 @@ import yaml
 from scoring.names import VariantName
 from scoring.units import GIB
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import AskedServing, Optimize, Workload
+from stages.parts.base.optimize_settings import Optimize
+from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.model.description import Description
 from stages.parts.vllm.automatic import Asked, Decided, Place, decide, place_here

@@ -14,7 +14,7 @@ from scoring.capacity.weights import count_parameters, stored_bytes
 from scoring.names import VariantName
 from scoring.units import MIB
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.records.variant import VARIANT
 from stages.parts.vllm import gpu_room as room

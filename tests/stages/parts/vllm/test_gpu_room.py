@@ -8,7 +8,7 @@ import pytest
 
 from scoring.units import GIB
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.vllm.gpu_room import check_room
 from stages.parts.vllm.server import ServerSpec, running
 from tests.serving import one_gpu

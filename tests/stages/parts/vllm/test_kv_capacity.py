@@ -12,7 +12,7 @@ import pytest
 from scoring.capacity.families import read_architecture
 from scoring.capacity.kv_cache import cache_layout
 from stages.parts.base.errors import ServerFailed
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.vllm.arguments import BINDING, ONE_THREAD, core_binding
 from stages.parts.vllm.kv_cache_rules import cpu_cache_rules
 from stages.parts.vllm.server import ServerSpec, running

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.vllm.arguments import BINDING
 from stages.parts.vllm.placement import check_replicas, gpus_of, groups
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from stages.parts.base.errors import ConfigError, PortInUse, ServerFailed, ServerKilled, SlipwayError
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.processor import LIMIT, cpu_dtype, processor
 from stages.parts.vllm.arguments import (

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import STORE_VARIABLE
 from stages.parts.cluster.api import Cluster
 from stages.parts.records.rollout import Journal

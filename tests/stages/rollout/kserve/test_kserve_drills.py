@@ -19,7 +19,7 @@ import yaml
 from pipeline.settings.config import load
 from pipeline.settings.serving import kserve_settings
 from stages.parts.base.errors import AccessDenied, DrillFailed, NothingToServe, RolledBack
-from stages.parts.base.settings import PINNED, Serving
+from stages.parts.base.serving_settings import PINNED, Serving
 from stages.parts.base.store import STORE_VARIABLE
 from stages.parts.records.rollout import under_way
 from stages.parts.releases import release as releases

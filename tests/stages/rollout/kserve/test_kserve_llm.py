@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from stages.parts.base.errors import Conflict, ServerFailed, TransientError
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.offered import OFFERED
 from stages.parts.releases.split import Split

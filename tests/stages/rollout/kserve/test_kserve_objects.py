@@ -12,7 +12,7 @@ import yaml
 
 from scoring.profile import Profile
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import AskedServing, Serving
+from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.processor import LIMIT
 from stages.parts.releases.release import METRICS

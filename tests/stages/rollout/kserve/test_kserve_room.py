@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stages.parts.base.errors import NotEnoughGpus
-from stages.parts.base.settings import Serving
+from stages.parts.base.serving_settings import Serving
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases.split import Split
 from stages.rollout.kserve.settings import Scaling

@@ -14,7 +14,7 @@ import yaml
 
 from pipeline.settings.config import load
 from stages.parts.base.errors import ConfigError, Conflict, NothingToServe, NotInstalled, TransientError
-from stages.parts.base.settings import PINNED, Serving
+from stages.parts.base.serving_settings import PINNED, Serving
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.rollout import scale_drill
 from stages.rollout.drills import Answers

@@ -1,0 +1,52 @@
+"""The settings of the variants: which are made, and how."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import field_validator
+
+from scoring.names import REFERENCE, VariantName
+from stages.parts.base.settings import Positive, Settings
+
+
+class Calibration(Settings):
+    """The text from which AWQ and GPTQ compute their scales."""
+
+    text: str = "python-docs"
+    """A name in ``configs/calibration/``, or a path to a .txt file (documents separated by form feeds or, if it has
+    none, by blank lines) or to a .jsonl file with a ``text`` field. It must not contain the texts on which quality is
+    measured."""
+    samples: Positive = 128
+    """Number of sequences. The GPTQ paper uses 128; fewer are faster and give noisier scales."""
+    sequence_length: Positive = 512
+    """Tokens per sequence."""
+    seed: int = 0
+
+
+class Optimize(Settings):
+    """Which variants are made, and how."""
+
+    variants: tuple[VariantName, ...] = ("fp16", "awq", "gptq", "int8")
+    """fp16 is the reference with which the others are compared, so it can't be left out."""
+    group_size: Literal[32, 64, 128] = 128
+    """Weights that share one scale in awq and gptq. It must divide the input widths of the layers. 32 is the most exact
+    and largest."""
+    calibration: Calibration = Calibration()
+    make_unservable: bool = False
+    """True: make a variant that vLLM can't serve where it would be measured, for another machine. It is not measured
+    and can't win. False: it is left out before it is made."""
+
+    allow_incomplete: bool = False
+    """What happens if a variant of ``variants`` could not be made or measured. False: the best of the others is
+    published, but neither served nor put in production, and the run ends with exit code 45. True: it is used like any
+    other winner. A variant that can't be served on this machine is left out beforehand and is not missing."""
+
+    @field_validator("variants")
+    @classmethod
+    def _with_the_reference_once(cls, variants: tuple[str, ...]) -> tuple[str, ...]:
+        if REFERENCE not in variants:
+            raise ValueError(f"{REFERENCE} is the reference and can't be left out")
+        if len(set(variants)) < len(variants):
+            raise ValueError("variants names a variant twice")
+        return variants

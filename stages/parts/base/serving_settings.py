@@ -1,0 +1,85 @@
+"""The settings of vLLM and of the endpoint in front of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from stages.parts.base.settings import AbsolutePath, Positive, Settings
+
+PINNED: Final = ("max_model_len", "tensor_parallel_size", "startup_timeout_s", "max_queued_tokens")
+"""The serving settings in which *auto* becomes a number before anything is served."""
+
+
+class AskedServing(Settings):
+    """How vLLM is to serve. Evaluation and production use the same settings, so that the measurements hold in
+    production. ``check`` decides what *auto* means, and everything after it uses ``Serving``."""
+
+    dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
+    """auto: on a GPU the 16-bit type in which the variant is stored, which is the model's own; float16 on a GPU without
+    bfloat16 (compute capability below 8.0). Without a GPU, bfloat16 if the processor has bf16 arithmetic, otherwise
+    float32, which is faster there and takes twice the memory; awq and gptq are served in bfloat16 there too, since vLLM
+    computes 4-bit weights in 16 bit only."""
+    max_model_len: Positive | Literal["auto"] | None = "auto"
+    """Tokens of prompt and answer together. auto: the longest that fits fp16 where it is measured, at most the model's
+    own. None: the model's own."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of the GPU's memory that vLLM uses. Not used on a CPU."""
+    kv_cache_mib: Positive | None = None
+    """Size of the KV cache in MiB. None: the memory that is free on a GPU, 1024 on a CPU."""
+    tensor_parallel_size: Positive | Literal["auto"] = "auto"
+    """GPUs per replica, the same for every variant. auto: the fewest on which fp16 fits with room for the workload's
+    requests in flight; in production fewer, if the winner was measured there and is cheaper per GPU-hour."""
+    enforce_eager: bool = False
+    """True: no compilation and no CUDA graphs, which starts faster and decodes slower."""
+    startup_timeout_s: Positive | Literal["auto"] = "auto"
+    """A server that is not ready after this time is stopped, and the variant fails. auto: what compiling takes, and
+    reading the weights from a slow volume; at least 900."""
+    extra_arguments: tuple[str, ...] = ()
+    """Further arguments of ``vllm serve``, passed unchanged."""
+    max_queued_tokens: Positive | Literal["auto"] | None = "auto"
+    """Prompt tokens that may wait at a server of production before further requests are answered 503. auto: as many as
+    the release was measured to read within the workload's target for the first token, and at least its context; no
+    limit if that is not known, or if ``extra_arguments`` has one. None: no limit. Evaluations have none."""
+    replicas: Positive = 1
+    """Servers of each release on one machine: each with ``tensor_parallel_size`` GPUs of its own, or without GPUs with
+    an equal part of the cores. Evaluations measure one of them. On a cluster ``kserve.scaling`` says how many."""
+    affinity: Literal["session", "client", "none"] = "session"
+    """Which requests go to the same replica, where the beginning of their prompt is cached. session: those with the
+    same header ``x-session-id``; those without one go where the fewest are under way. That is the default because a
+    client is often a program with many users, who share little of a prompt. client: also those of the same client at
+    the same address that name no session. none: all go where the fewest are under way."""
+    request_timeout_s: Positive = 3600
+    """The longest time that one request to the production endpoint may take, to the end of its answer. Longer than
+    clients wait for the longest answer; a request that hangs ends some time. On a cluster: ``kserve.timeout_s``."""
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """The port of the production endpoint. 0: any free port. Evaluations always use a free port."""
+    tls_certificate: AbsolutePath | None = None
+    """A PEM file on this machine: the production endpoint's certificate, with its chain. Read again when it changes."""
+    tls_key: AbsolutePath | None = None
+    """The certificate's key, a PEM file without a password."""
+    plain_http: bool = False
+    """True: without a certificate, serve on an address that other machines reach all the same."""
+
+    @model_validator(mode="after")
+    def _certificate_with_its_key(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together")
+        return self
+
+    def pinned(self, **figures: int | None) -> Serving:
+        """The settings with these figures, or else the defaults of ``Serving``, in place of every *auto*."""
+        asked = self.model_dump()
+        given = {name: value for name, value in asked.items() if name not in PINNED or value != "auto"}
+        return Serving(**({name: value for name, value in figures.items() if name not in given} | given))
+
+
+class Serving(AskedServing):
+    """How vLLM serves, with nothing left open."""
+
+    max_model_len: Positive | None = None
+    tensor_parallel_size: Positive = 1
+    startup_timeout_s: Positive = 900
+    max_queued_tokens: Positive | None = None
