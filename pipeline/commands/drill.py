@@ -58,8 +58,8 @@ def load(
 ) -> None:
     """Send twice the expected peak load. Fails if a request fails or a latency target is missed."""
     from pipeline.commands.releases import place_of
+    from stages.parts.base.log import say
     from stages.parts.base.workload import Slo
-    from stages.parts.endpoint.endpoint import say
     from stages.rollout.drills import access_to, drill_load
 
     settings = load_config(config, None, workload, platform, assignments)
@@ -93,8 +93,8 @@ def rollback(
 
     With a platform that serves on KServe, it is tested there.
     """
+    from stages.parts.base.log import say
     from stages.parts.base.program import answer_sigterm
-    from stages.parts.endpoint.endpoint import say
     from stages.rollout.drills import drill_rollback
 
     answer_sigterm()
@@ -129,7 +129,7 @@ def crash(
 
     With a platform that serves on KServe, one of the release's pods is killed.
     """
-    from stages.parts.endpoint.endpoint import say
+    from stages.parts.base.log import say
     from stages.rollout.drills import drill_crash
 
     settings = load_config(config, None, workload, platform, assignments)
@@ -160,7 +160,7 @@ def scale(
     """
     from pipeline.commands.releases import place_of, serving_of
     from pipeline.settings.serving import target_of
-    from stages.parts.endpoint.endpoint import say
+    from stages.parts.base.log import say
     from stages.rollout.scale_drill import Asked, drill_scale
 
     settings = load_config(config, None, workload, platform, assignments)
@@ -216,7 +216,7 @@ def _via(settings: RunConfig) -> str:
 def _end(found: LoadDrill | RollbackDrill | CrashDrill | ScaleDrill, as_json: bool) -> None:
     """Print the result, and fail if the drill failed."""
     from stages.parts.base.errors import DrillFailed
-    from stages.parts.endpoint.endpoint import say
+    from stages.parts.base.log import say
     from stages.rollout.drills import check
 
     document = found.model_dump(mode="json") | {"held": not found.failures()}

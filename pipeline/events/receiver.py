@@ -28,7 +28,6 @@ import json
 import math
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -50,6 +49,7 @@ from pipeline.events.providers import PROVIDERS
 from pipeline.events.push import Push
 from pipeline.events.secret import optional_secret, secret
 from stages.parts.base.errors import ClusterRefused, ClusterUnavailable, ConfigError, EventRefused, PortInUse
+from stages.parts.base.log import say
 
 TOKEN_VARIABLE: Final = "SLIPWAY_EVENTS_TOKEN"  # noqa: S105
 LARGEST_BODY_BYTES: Final = 256 * 1024
@@ -263,7 +263,3 @@ def _listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise PortInUse(f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another --port") from error
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -12,6 +12,7 @@ import httpx
 import psutil
 
 from stages.parts.base.errors import Conflict, ServerFailed, SlipwayError, TransientError
+from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import parse
 from stages.parts.base.store import ModelStore, exclusive
@@ -26,7 +27,6 @@ from stages.parts.endpoint.endpoint import (
     Wanted,
     api_key,
     endpoint,
-    say,
     stop,
     supervisor,
 )

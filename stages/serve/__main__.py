@@ -7,11 +7,12 @@ import argparse
 
 from stages.parts.base import program
 from stages.parts.base.errors import Interrupted
+from stages.parts.base.log import say
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import parse_json
 from stages.parts.base.store import ModelStore, store_root
-from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, say, stop
+from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, stop
 from stages.parts.endpoint.supervisor import serve_foreground
 from stages.parts.model.name import ModelName
 from stages.serve.ensure import ensure

@@ -5,10 +5,11 @@ from __future__ import annotations
 import httpx
 
 from stages.parts.base.errors import RolledBack, ServerFailed
+from stages.parts.base.log import say
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore, exclusive
-from stages.parts.endpoint.endpoint import LOG, SERVERS, Endpoint, api_key, endpoint, published, say
+from stages.parts.endpoint.endpoint import LOG, SERVERS, Endpoint, api_key, endpoint, published
 from stages.parts.endpoint.supervised_server import PREVIOUS
 from stages.parts.records.rollout import under_way
 from stages.parts.releases.pinned import pinned

@@ -1,4 +1,5 @@
-"""Keeps a stage's output in the run's folder too: on a cluster, a pod's log goes with the pod."""
+"""Prints lines for people, and keeps a stage's output in the run's folder too: on a cluster, a pod's log goes with
+the pod."""
 
 from __future__ import annotations
 
@@ -15,6 +16,11 @@ LOG_VARIABLE: Final = "SLIPWAY_LOG"
 """The file. Not set on one machine, where the engine keeps the logs."""
 LAST_LINES_S: Final = 5.0
 """How long the end of a stage waits for its last lines to be written."""
+
+
+def say(line: str) -> None:
+    """Print a line to stderr at once: results alone go to stdout."""
+    print(line, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import DamagedModel
+from stages.parts.base.log import say
 from stages.parts.endpoint.access_log import Reader, Request
 from stages.parts.endpoint.clients import ANYBODY, DEFAULT, FILE, Client, hash_of, read_clients, unlimited
-from stages.parts.endpoint.endpoint import say
 
 CLIENT_HEADER: Final = "x-slipway-client"
 """Tells Envoy the client's name, for its log."""

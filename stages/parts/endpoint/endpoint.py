@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -204,10 +203,6 @@ def published(store: ModelStore) -> Path:
 
 def api_key() -> str:
     return os.environ.get(API_KEY_VARIABLE, "")
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def being_served(store: ModelStore) -> bool:

@@ -14,12 +14,13 @@ from typing import Final
 import httpx
 
 from stages.parts.base.errors import SlipwayError, TransientError
+from stages.parts.base.log import say
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint import usage
 from stages.parts.endpoint.access_log import Reading, Request, leave
 from stages.parts.endpoint.clients import OWN
 from stages.parts.endpoint.database import opened
-from stages.parts.endpoint.endpoint import SERVERS, endpoint, say
+from stages.parts.endpoint.endpoint import SERVERS, endpoint
 from stages.parts.endpoint.envoy import Admin
 from stages.parts.endpoint.offered import OFFERED
 from stages.parts.vllm.client import HEALTH_TIMEOUT_S, SOCKET_EXTENSION, http, socket_of

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
 from stages.parts.base.errors import Interrupted, ServerFailed, ServerKilled, SlipwayError
+from stages.parts.base.log import say
 from stages.parts.endpoint.clusters import Backend
-from stages.parts.endpoint.endpoint import ServerState, State, say
+from stages.parts.endpoint.endpoint import ServerState, State
 from stages.parts.endpoint.metering import Meter
 from stages.parts.vllm.client import healthy, socket_of
 from stages.parts.vllm.placement import check_replicas, gpus_of

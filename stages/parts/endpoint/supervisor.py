@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Final, NoReturn
 
 from stages.parts.base.errors import ConfigError, NotEnoughSpace, ServerFailed, TransientError
+from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.clusters import Balance, Plan, plan
@@ -32,7 +33,6 @@ from stages.parts.endpoint.endpoint import (
     api_key,
     log_of,
     published,
-    say,
     supervising,
 )
 from stages.parts.endpoint.envoy import Proxy, proxying
