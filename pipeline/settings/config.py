@@ -5,14 +5,14 @@ Precedence: ``configs/defaults.yaml`` < ``--config`` file < ``--set`` and the fl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
 import yaml
 from pydantic import ValidationError, model_validator
 
-from pipeline.settings.platform import Platform
+from pipeline.settings.platform import STORE_MOUNT, Platform
 from scoring.profile import Profile
 from stages.evaluate.trace import read_trace
 from stages.parts.base.errors import ConfigError, UnknownName
@@ -26,6 +26,13 @@ from stages.parts.records.rollout import LOCAL
 from stages.rollout.kserve.settings import KServe
 
 FOLDERS: Final = {"profile": "profiles", "workload": "workloads", "platform": "platforms"}
+OF_ONE_MACHINE: Final = {
+    "replicas": "kserve.scaling.minimum",
+    "affinity": "kserve.llm.scheduler",
+    "request_timeout_s": "kserve.timeout_s",
+    **dict.fromkeys(("host", "port", "tls_certificate", "tls_key", "plain_http"), "the listeners of the Gateway"),
+}
+"""The settings in ``serving`` of the endpoint on one machine, and what takes their place on a cluster."""
 
 
 class RunConfig(Settings):
@@ -38,10 +45,35 @@ class RunConfig(Settings):
     kserve: KServe = KServe()
 
     @model_validator(mode="after")
-    def _replicas_on_one_machine(self) -> Self:
-        if self.serving.replicas > 1 and self.platform.serves_on != LOCAL:
-            raise ValueError(f"serving.replicas is for one machine; on {self.platform.name}: kserve.scaling.minimum")
+    def _possible_on_the_platform(self) -> Self:
+        if self.platform.serves_on != LOCAL:
+            fields, name = AskedServing.model_fields, self.platform.name
+            _refuse(
+                f"serving.{field} is for one machine; on {name}: {instead}"
+                for field, instead in OF_ONE_MACHINE.items()
+                if getattr(self.serving, field) != fields[field].default
+            )
+        if self.platform.cluster:
+            _refuse(
+                f"{field} names {path}, which pods on {self.platform.name} can't read: copy it to the store's volume "
+                f"and name it {STORE_MOUNT}/…, or run on one machine"
+                for field, path in self._own_files()
+                if not Path(path).is_relative_to(STORE_MOUNT)
+            )
         return self
+
+    def _own_files(self) -> Iterator[tuple[str, str]]:
+        """The settings that name a file or folder of the user's own."""
+        workload, calibration = self.workload, self.optimize.calibration
+        named = {"trace": workload.trace, "tasks_path": workload.tasks_path}
+        yield from ((f"workload.{field}", path) for field, path in named.items() if path)
+        texts = {"workload.divergence_text": workload.divergence_text, "optimize.calibration.text": calibration.text}
+        yield from ((field, text) for field, text in texts.items() if is_path(text))
+
+
+def _refuse(mistakes: Iterable[str]) -> None:
+    if text := "; ".join(mistakes):
+        raise ValueError(text)
 
 
 def load(

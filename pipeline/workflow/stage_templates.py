@@ -21,7 +21,7 @@ from hera.workflows import (
     models,
 )
 
-from pipeline.settings.platform import AUTOMATIC, Platform, Stage
+from pipeline.settings.platform import AUTOMATIC, STORE_MOUNT, Platform, Stage
 from pipeline.workflow import pods
 from scoring.names import REFERENCE, VariantName
 from stages.parts.base.log import LOG_VARIABLE
@@ -32,7 +32,6 @@ from stages.parts.machine.hardware import GPUS_VARIABLE
 from stages.parts.records.rollout import LOCAL
 from stages.rollout.kserve.settings import VARIABLE as KSERVE_VARIABLE
 
-STORE_MOUNT: Final = "/mnt/models"
 OUTPUTS_MOUNT: Final = "/outputs"
 RESOLVED: Final = "resolve-daily"
 """The memoized DAG around resolve. Argo never ends a run with a hit in a template that has a retryStrategy itself."""

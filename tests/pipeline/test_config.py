@@ -131,10 +131,46 @@ def test_a_wrong_file_is_a_clear_error(tmp_path, content, problem):
     assert "own.yaml" in str(caught.value)
 
 
-def test_replicas_of_one_machine_are_refused_on_a_cluster():
-    assert load(assignments=["serving.replicas=2"]).serving.replicas == 2
-    with pytest.raises(ConfigError, match=r"serving.replicas is for one machine; on gke: kserve.scaling.minimum"):
-        load(chosen={"platform": "gke"}, assignments=["serving.replicas=2"])
+@pytest.mark.parametrize(
+    ("assignment", "instead"),
+    [
+        ("replicas=2", "kserve.scaling.minimum"),
+        ("affinity=client", "kserve.llm.scheduler"),
+        ("request_timeout_s=60", "kserve.timeout_s"),
+        ("host=0.0.0.0", "the listeners of the Gateway"),
+        ("port=9000", "the listeners of the Gateway"),
+        ("plain_http=true", "the listeners of the Gateway"),
+    ],
+)
+def test_a_setting_of_the_endpoint_on_one_machine_is_refused_on_a_cluster(assignment: str, instead: str) -> None:
+    field = assignment.partition("=")[0]
+    load(assignments=[f"serving.{assignment}"])
+    with pytest.raises(ConfigError, match=f"serving.{field} is for one machine; on gke: {instead}"):
+        load(chosen={"platform": "gke"}, assignments=[f"serving.{assignment}"])
+
+
+def test_a_certificate_of_one_machine_is_refused_on_a_cluster() -> None:
+    files = ["serving.tls_certificate=/a.pem", "serving.tls_key=/b.pem"]
+    load(assignments=files)
+    with pytest.raises(ConfigError, match=r"serving.tls_certificate is for one .*; serving.tls_key is for one machine"):
+        load(chosen={"platform": "gke"}, assignments=files)
+
+
+@pytest.mark.parametrize(
+    "field", ["workload.trace", "workload.tasks_path", "workload.divergence_text", "optimize.calibration.text"]
+)
+def test_a_file_that_pods_could_not_read_is_refused_before_a_run_on_a_cluster(field: str, tmp_path: Path) -> None:
+    lengths = ["workload.prompt_tokens=null", "workload.output_tokens=null"]
+    lengths += ["workload.prompt_spread=0", "workload.output_spread=0"]
+    others = lengths if field == "workload.trace" else []
+
+    def chosen(path: str, platform: str) -> None:
+        load(chosen={"platform": platform}, assignments=[*others, f"{field}={path}"])
+
+    chosen(f"{tmp_path}/mine.jsonl", "local")
+    with pytest.raises(ConfigError, match=rf"{field} names .*mine.jsonl.* gke can't read: .*/mnt/models/"):
+        chosen(f"{tmp_path}/mine.jsonl", "gke")
+    chosen("/mnt/models/own/mine.jsonl", "gke")
 
 
 def test_an_empty_file_changes_nothing(tmp_path):
