@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
-
-from rich.table import Table
+from typing import TYPE_CHECKING, Final
 
 from pipeline.argo.template import with_cluster
+from pipeline.cluster.changes import ObjectChange, in_order
 from pipeline.cluster.controller import account, has_repository
-from pipeline.settings.platform import DEFAULT_REPOSITORY
+from pipeline.settings.platform import DEFAULT_REPOSITORY, LOCKS
 from stages.parts.base.errors import AccessDenied, ClusterRefused, Conflict
 from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import DEFINITIONS, NAMESPACES, Kind, Object
-from stages.parts.cluster.refusals import Absent
+from stages.parts.cluster.kinds import CONFIG_MAPS, DEFINITIONS, NAMESPACES, Kind, Object
 from stages.rollout.kserve.detect import CRD
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
 
-ORDER: Final = ("Namespace", "PriorityClass", "ResourceQuota", "ServiceAccount", "Secret", "ConfigMap")
-"""Kinds that are applied first, in this order; other kinds of Kubernetes itself come next, custom resources last."""
-CRON_WORKFLOWS: Final = "CronWorkflow"
-BUILT_IN: Final = ("k8s.io",)
+CRON_WORKFLOW: Final = "CronWorkflow"
+VOLATILE: Final = ("resourceVersion", "managedFields", "generation")
 
 
-@dataclass(frozen=True)
-class Applied:
-    kind: str
-    name: str
-    namespace: str
-    state: Literal["created", "changed", "unchanged", "would be created", "would be changed"]
-
-
-def install(cluster: Cluster, config: RunConfig, *, dry_run: bool, force: bool) -> list[Applied]:
-    """Apply every document, after checking that the cluster has all their kinds. Where KServe is, this includes what
+def install(cluster: Cluster, config: RunConfig, *, dry_run: bool, force: bool) -> list[ObjectChange]:
+    """Apply every document, after checking that the cluster has all their kinds, and, if KServe is installed, what
     rollouts need.
 
     Args:
@@ -49,101 +36,81 @@ def install(cluster: Cluster, config: RunConfig, *, dry_run: bool, force: bool) 
     """
     from pipeline.cluster.manifests import documents_of, for_kserve
 
-    found = documents_of(_as_found(cluster, config))
+    documents = documents_of(_with_what_argo_has(cluster, config))
     if has_kserve(cluster):
-        found += for_kserve(config.platform.namespace)
-    found = in_order(found)
-    kinds = [cluster.kind(each["apiVersion"], each["kind"]) for each in found]
-    new = {name for name in _namespaces(found) if dry_run and not _exists(cluster, NAMESPACES, name, None)}
-    return [_apply(cluster, kind, each, new, dry_run, force) for kind, each in zip(kinds, found, strict=True)]
-
-
-def _as_found(cluster: Cluster, config: RunConfig) -> RunConfig:
-    """*config* with the service account and the artifact repository of the cluster's own Argo, where they may be seen
-    and *config* names no others."""
-    asked = config.platform.cluster
-    if asked is None:
-        return config
-    found: dict[str, str | None] = {}
-    if asked.controller_account is None:
-        with contextlib.suppress(AccessDenied):
-            found["controller_account"] = account(cluster, asked.controller_namespace)
-    if asked.artifact_repository is None and has_repository(cluster, asked.controller_namespace):
-        found["artifact_repository"] = DEFAULT_REPOSITORY
-    return with_cluster(config, found)
+        documents += for_kserve(config.platform.namespace)
+    documents = in_order(documents)
+    kinds = [cluster.kind(document["apiVersion"], document["kind"]) for document in documents]
+    namespaces = {document["metadata"]["name"] for document in documents if document["kind"] == NAMESPACES.name}
+    # A dry run can't look into a namespace that it would only create.
+    new = {name for name in namespaces if dry_run and cluster.find(NAMESPACES, name) is None}
+    return [
+        _apply(cluster, kind, document, new, dry_run=dry_run, force=force)
+        for kind, document in zip(kinds, documents, strict=True)
+    ]
 
 
 def has_kserve(cluster: Cluster) -> bool:
-    return _exists(cluster, DEFINITIONS, CRD, None)
+    return cluster.find(DEFINITIONS, CRD) is not None
 
 
-def table(applied: list[Applied]) -> Table:
-    shown = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("Kind", "Name", "Namespace", "State"):
-        shown.add_column(heading, overflow="fold")
-    for each in applied:
-        shown.add_row(each.kind, each.name, each.namespace or "–", each.state)
-    return shown
+def _with_what_argo_has(cluster: Cluster, config: RunConfig) -> RunConfig:
+    """Complete *config* with the service account and the artifact repository of the cluster's own Argo, as far as they
+    may be seen and *config* names no others."""
+    settings = config.platform.cluster
+    if settings is None:
+        return config
+    changes: dict[str, str | None] = {}
+    if settings.controller_account is None:
+        with contextlib.suppress(AccessDenied):
+            changes["controller_account"] = account(cluster, settings.controller_namespace)
+    if settings.artifact_repository is None and has_repository(cluster, settings.controller_namespace):
+        changes["artifact_repository"] = DEFAULT_REPOSITORY
+    return with_cluster(config, changes)
 
 
-def _apply(cluster: Cluster, kind: Kind, body: Object, new: set[str], dry_run: bool, force: bool) -> Applied:
+def _apply(cluster: Cluster, kind: Kind, body: Object, new: set[str], *, dry_run: bool, force: bool) -> ObjectChange:
     name = str(body["metadata"]["name"])
     namespace = str(body["metadata"].get("namespace", cluster.namespace)) if kind.namespaced else ""
-    if namespace in new:  # a dry run can't read a namespace that it would only create
-        return Applied(kind.name, name, namespace, "would be created")
-    before = _read(cluster, kind, name, namespace or None)
-    if before and kind.name == CRON_WORKFLOWS:
+    if namespace in new:
+        return ObjectChange(kind.name, name, namespace, "would be created")
+    before = cluster.find(kind, name, namespace or None)
+    if before and kind.name == CRON_WORKFLOW:
         body = _as_people_set_it(body, before)
+    reason = ""
     try:
-        after = cluster.apply(kind, body, namespace or None, force=force, dry_run=dry_run)
+        try:
+            after = cluster.apply(kind, body, namespace or None, force=force, dry_run=dry_run)
+        except Conflict:
+            if before is None or (kind, name) != (CONFIG_MAPS, LOCKS):
+                raise
+            # People set these limits in the cluster, to change them at once.
+            after = cluster.apply(kind, body | {"data": before["data"]}, namespace or None, dry_run=dry_run)
+            reason = "; ".join(
+                f"{limit} stays {before['data'][limit]}, as somebody set it; --force sets {value}"
+                for limit, value in body["data"].items()
+            )
     except Conflict as error:
         hint = "--force takes over these fields; or leave them to the other manager"
         raise Conflict(f"{kind.name} {name}: {error}", hint=hint) from error
     except ClusterRefused as error:
         raise ClusterRefused(f"{kind.name} {name}: {error}", hint=error.hint) from error
     if before is None:
-        return Applied(kind.name, name, namespace, "would be created" if dry_run else "created")
+        return ObjectChange(kind.name, name, namespace, "would be created" if dry_run else "created")
     if _content(before) == _content(after):
-        return Applied(kind.name, name, namespace, "unchanged")
-    return Applied(kind.name, name, namespace, "would be changed" if dry_run else "changed")
-
-
-def in_order(documents: list[Object]) -> list[Object]:
-    """Sorted so that each can be applied after those before it."""
-    return sorted(documents, key=_place)
+        return ObjectChange(kind.name, name, namespace, "unchanged", reason)
+    return ObjectChange(kind.name, name, namespace, "would be changed" if dry_run else "changed", reason)
 
 
 def _as_people_set_it(body: Object, before: Object) -> Object:
-    """A CronWorkflow with what people set in the cluster: whether it waits to be wanted, and for which models."""
-    spec, there = body["spec"], before["spec"]
-    own = {"suspend": there.get("suspend", spec["suspend"])}
-    if given := there.get("workflowSpec", {}).get("arguments"):
-        own["workflowSpec"] = spec["workflowSpec"] | {"arguments": given}
-    return body | {"spec": spec | own}
-
-
-def _place(body: Object) -> tuple[int, bool]:
-    group = body["apiVersion"].rpartition("/")[0]
-    first = ORDER.index(body["kind"]) if body["kind"] in ORDER else len(ORDER)
-    return first, "." in group and not group.endswith(BUILT_IN)
-
-
-def _namespaces(found: list[Object]) -> set[str]:
-    return {each["metadata"]["name"] for each in found if each["kind"] == NAMESPACES.name}
-
-
-def _exists(cluster: Cluster, kind: Kind, name: str, namespace: str | None) -> bool:
-    return _read(cluster, kind, name, namespace) is not None
-
-
-def _read(cluster: Cluster, kind: Kind, name: str, namespace: str | None) -> Object | None:
-    try:
-        return cluster.get(kind, name, namespace)
-    except Absent:
-        return None
+    """Keep what people set of a CronWorkflow in the cluster: whether it is suspended, and for which models it runs."""
+    wanted, current = body["spec"], before["spec"]
+    kept = {"suspend": current.get("suspend", wanted["suspend"])}
+    if arguments := current.get("workflowSpec", {}).get("arguments"):
+        kept["workflowSpec"] = wanted["workflowSpec"] | {"arguments": arguments}
+    return body | {"spec": wanted | kept}
 
 
 def _content(body: Object) -> Object:
-    volatile = ("resourceVersion", "managedFields", "generation")
-    metadata = {key: value for key, value in body["metadata"].items() if key not in volatile}
+    metadata = {key: value for key, value in body["metadata"].items() if key not in VOLATILE}
     return {key: value for key, value in body.items() if key != "status"} | {"metadata": metadata}

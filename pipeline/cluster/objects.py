@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from pipeline.settings.platform import ClusterSettings, Platform
+from pipeline.settings.platform import LOCKS, ClusterSettings, Platform
 from pipeline.workflow.parameters import RESOLVE_CACHE
-from pipeline.workflow.pods import GPU_PODS, LOCKS
+from pipeline.workflow.pods import GPU_PODS
 
 LABELS: Final = {"app.kubernetes.io/part-of": "slipway"}
 CONTROLLER_ACCOUNT: Final = "argo"

@@ -20,9 +20,10 @@ from hera.workflows import (
 )
 
 from pipeline.cluster.objects import LABELS
+from pipeline.settings.platform import STORE_MOUNT
 from pipeline.workflow import pods
 from pipeline.workflow.parameters import COMMAND, NAME, STORE_COMMAND, store_settings
-from pipeline.workflow.stage_templates import API_KEY, OUTPUTS_MOUNT, STORE_MOUNT, workflow_parameter
+from pipeline.workflow.stage_templates import API_KEY, OUTPUTS_MOUNT, workflow_parameter
 from stages.parts.base.program import OUTPUTS_VARIABLE, PRINTED
 from stages.parts.base.store import STORE_VARIABLE
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
-
-from rich.table import Table
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from pipeline.argo.runs import all_runs
 from pipeline.argo.status import ended
-from pipeline.cluster.install import in_order
+from pipeline.cluster.changes import ObjectChange, in_order
 from pipeline.cluster.objects import LABELS
 from pipeline.workflow.parameters import NAME
 from pipeline.workflow.stage_templates import API_KEY, HUB_TOKEN
@@ -35,17 +33,7 @@ DERIVED: Final = frozenset({"Event", "Endpoints", "EndpointSlice"})
 SHOWN: Final = 3
 
 
-@dataclass(frozen=True)
-class Removal:
-    kind: str
-    name: str
-    namespace: str
-    state: Literal["removed", "would be removed", "absent", "kept"]
-    reason: str = ""
-    """Why it is kept."""
-
-
-def uninstall(cluster: Cluster, config: RunConfig, *, models: bool, dry_run: bool, force: bool) -> list[Removal]:
+def uninstall(cluster: Cluster, config: RunConfig, *, models: bool, dry_run: bool, force: bool) -> list[ObjectChange]:
     """Remove what ``install`` applied; what is not there is no fault.
 
     Args:
@@ -63,28 +51,23 @@ def uninstall(cluster: Cluster, config: RunConfig, *, models: bool, dry_run: boo
     if not force:
         _refuse_while_used(cluster)
     elsewhere = _other_installation(cluster)
-    done = []
-    for body in documents:
-        name, namespace = body["metadata"]["name"], body["metadata"].get("namespace", "")
-        kind = _kind(cluster, body)
-        there = _read(cluster, kind, name, namespace) if kind else None
-        if kind is None or there is None:
-            done.append(Removal(body["kind"], name, namespace, "absent"))
-        elif reason := _kept(cluster, there, elsewhere, models=models):
-            done.append(Removal(body["kind"], name, namespace, "kept", reason))
-        else:
-            done.append(_remove(cluster, kind, name, namespace, dry_run=dry_run))
-    return done
+    return [_remove(cluster, body, elsewhere, models=models, dry_run=dry_run) for body in documents]
 
 
-def table(done: list[Removal]) -> Table:
-    shown = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("Kind", "Name", "Namespace", "State"):
-        shown.add_column(heading, overflow="fold")
-    for each in done:
-        state = f"{each.state}: {each.reason}" if each.reason else each.state
-        shown.add_row(each.kind, each.name, each.namespace or "–", state)
-    return shown
+def _remove(cluster: Cluster, body: Object, elsewhere: str, *, models: bool, dry_run: bool) -> ObjectChange:
+    name, namespace = body["metadata"]["name"], body["metadata"].get("namespace", "")
+    change = partial(ObjectChange, body["kind"], name, namespace)
+    try:
+        kind = cluster.kind(body["apiVersion"], body["kind"])
+        current = cluster.get(kind, name, namespace)
+        if reason := _kept(cluster, kind, current["metadata"], elsewhere, models=models):
+            return change("kept", reason)
+        if dry_run:
+            return change("would be removed")
+        cluster.delete(kind, name, namespace)
+    except (NotInstalled, Absent):
+        return change("absent")
+    return change("removed")
 
 
 def _refuse_while_used(cluster: Cluster) -> None:
@@ -117,16 +100,15 @@ def _other_installation(cluster: Cluster) -> str:
     return next((place for place in places if place != cluster.namespace), "")
 
 
-def _kept(cluster: Cluster, there: Object, elsewhere: str, *, models: bool) -> str:
-    """Why an object stays; empty if it goes."""
-    kind, metadata = there["kind"], there["metadata"]
+def _kept(cluster: Cluster, kind: Kind, metadata: Object, elsewhere: str, *, models: bool) -> str:
+    """Say why an object stays; return an empty text if it goes."""
     marks = (metadata.get("labels") or {}) | (metadata.get("annotations") or {})
     if not LABELS.items() <= marks.items():
         return f"not Slipway's: it lacks the label {OURS}"
-    if kind == NAMESPACES.name:
+    if kind == NAMESPACES:
         others = _others(cluster) if models else ""
         return others if models else "with the models; --models removes it if it holds nothing else"
-    if kind == CLAIMS.name and not models:
+    if kind == CLAIMS and not models:
         return "it holds the models; --models removes it"
     own = metadata.get("namespace") == cluster.namespace or metadata["name"].endswith(f"-{cluster.namespace}")
     if elsewhere and not own:
@@ -155,28 +137,3 @@ def _not_ours(cluster: Cluster) -> Iterator[str]:
             labelled = LABELS.items() <= (metadata.get("labels") or {}).items()
             if not (labelled or metadata.get("ownerReferences") or (kind.name, metadata["name"]) in known):
                 yield f"{kind.name} {metadata['name']}"
-
-
-def _kind(cluster: Cluster, body: Object) -> Kind | None:
-    try:
-        return cluster.kind(body["apiVersion"], body["kind"])
-    except NotInstalled:
-        return None
-
-
-def _read(cluster: Cluster, kind: Kind, name: str, namespace: str) -> Object | None:
-    try:
-        found = cluster.get(kind, name, namespace)
-    except Absent:
-        return None
-    return {"kind": kind.name} | found
-
-
-def _remove(cluster: Cluster, kind: Kind, name: str, namespace: str, *, dry_run: bool) -> Removal:
-    if dry_run:
-        return Removal(kind.name, name, namespace, "would be removed")
-    try:
-        cluster.delete(kind, name, namespace)
-    except Absent:
-        return Removal(kind.name, name, namespace, "absent")
-    return Removal(kind.name, name, namespace, "removed")

@@ -214,7 +214,8 @@ def install(
 
     It can be repeated: only what differs is changed. Argo Workflows must be installed already.
     """
-    from pipeline.cluster.install import has_kserve, table
+    from pipeline.cluster.changes import table
+    from pipeline.cluster.install import has_kserve
     from pipeline.cluster.install import install as apply
 
     settings = load_config(config, None, None, platform, None)
@@ -240,7 +241,7 @@ def uninstall(
     as_json: JsonOption = False,
 ) -> None:
     """Remove from a cluster what install applied. The models and the namespace stay."""
-    from pipeline.cluster.uninstall import table
+    from pipeline.cluster.changes import table
     from pipeline.cluster.uninstall import uninstall as remove
 
     settings = load_config(config, None, None, platform, None)

@@ -119,7 +119,7 @@ def _execute(manifest: dict[str, Any], given: dict[str, str], store: Path) -> Fi
     from pipeline.local.engine import execute
     from pipeline.local.folder import RunFolders
     from pipeline.runs.progress import observer_for
-    from pipeline.workflow.stage_templates import STORE_MOUNT
+    from pipeline.settings.platform import STORE_MOUNT
 
     place = ModelStore(store, ModelName.parse(given["model"]).id)
     run_id = new_id(datetime.now().astimezone())

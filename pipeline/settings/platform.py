@@ -31,6 +31,8 @@ def _no_secret(value: str) -> str:
 Quantity = Annotated[str, AfterValidator(_quantity)]
 STORE_MOUNT: Final = "/mnt/models"
 """Where pods see the store's volume."""
+LOCKS: Final = "slipway-locks"
+"""The ConfigMap with the limits of pods at a time."""
 SECRET: Final = re.compile(r"(TOKEN|SECRET|PASSWORD|(API|ACCESS)_?KEY)$")
 FAMILIES: Final = {"optimize": "optimize", "check": "evaluate", "evaluate": "evaluate"}
 """The stages whose image holds more than our own programs. All others run on ``slim``."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from hera.workflows import Env, models
 
-from pipeline.settings.platform import DEFAULT_REPOSITORY, NO_REPOSITORY, ClusterSettings, Nodes, Platform, Stage
+from pipeline.settings.platform import DEFAULT_REPOSITORY, LOCKS, NO_REPOSITORY, ClusterSettings, Nodes, Platform, Stage
 
 USER: Final = 8737
 """User and group of every image, and owner of the files in the store."""
@@ -29,7 +29,6 @@ CERTIFICATES: Final = "certificates"
 """The volume with the certificate authorities that pods trust."""
 CERTIFICATES_MOUNT: Final = "/etc/slipway"
 TRUSTED: Final = dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), f"{CERTIFICATES_MOUNT}/ca.crt")
-LOCKS: Final = "slipway-locks"
 GPU_PODS: Final = "gpu-pods"
 """The semaphore: a key of the ConfigMap ``LOCKS``."""
 STAGES_ACCOUNT: Final = "slipway-stages"

@@ -7,6 +7,7 @@ with ``AlreadyExists`` if only the response was lost.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -84,6 +85,12 @@ class Cluster:
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
         """Raises: Absent."""
         return self.request("GET", kind.path(namespace or self.namespace, name))
+
+    def find(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
+        """Read an object, or return None if there is none."""
+        with contextlib.suppress(Absent):
+            return self.get(kind, name, namespace)
+        return None
 
     def list(
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "", everywhere: bool = False

@@ -10,6 +10,7 @@ from pipeline.argo.engine import start
 from pipeline.cluster.doctor import check_cluster
 from pipeline.cluster.install import install
 from pipeline.settings.config import load
+from pipeline.settings.platform import LOCKS
 from pipeline.workflow.definition import NAME
 from pipeline.workflow.parameters import RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled
@@ -66,6 +67,23 @@ def test_the_nightly_run_stays_as_people_set_it(server, there, platform):
         assert {each.state for each in install(there, platform, dry_run=False, force=force)} == {"unchanged"}
     spec = server.find("CronWorkflow", "slipway-nightly", there.namespace)["spec"]
     assert (spec["suspend"], spec["workflowSpec"]["arguments"]) == (False, models)
+
+
+def test_a_limit_that_somebody_patched_stays_until_install_is_forced(server, there, platform):
+    install(there, platform, dry_run=False, force=False)
+    locks = server.find("ConfigMap", LOCKS, there.namespace)
+    server.put(locks | {"data": {"gpu-pods": "5"}}, manager="kubectl-patch")
+    for dry_run in (False, True, False):
+        changes = install(there, platform, dry_run=dry_run, force=False)
+        assert {change.state for change in changes} == {"unchanged"}
+        assert {change.name: change.reason for change in changes if change.reason} == {
+            LOCKS: "gpu-pods stays 5, as somebody set it; --force sets 3"
+        }
+    assert server.find("ConfigMap", LOCKS, there.namespace)["data"] == {"gpu-pods": "5"}
+    states = {change.name: change.state for change in install(there, platform, dry_run=False, force=True)}
+    assert states[LOCKS] == "changed"
+    assert server.find("ConfigMap", LOCKS, there.namespace)["data"] == {"gpu-pods": "3"}
+    assert {change.state for change in install(there, platform, dry_run=False, force=False)} == {"unchanged"}
 
 
 def test_without_argo_nothing_is_applied(server, there, platform):
