@@ -21,7 +21,7 @@ from scoring.capacity.memory import Serving
 from scoring.capacity.plan import Option, Question, Targets, options
 from scoring.capacity.speed import Calibration, Requests
 from scoring.capacity.weights import Parameters, count_parameters, stored_bytes
-from scoring.names import VariantName
+from scoring.names import REFERENCE, VariantName
 from stages.parts.base.errors import ConfigError, UnknownName, UnusableModel
 from stages.parts.model.description import Description
 from stages.parts.vllm.automatic import Asked, Place, decide
@@ -63,6 +63,10 @@ class Automatic(Document):
     notes: tuple[str, ...]
     """What else is to be known, or the contradictions for which a run is refused."""
 
+    @property
+    def refused(self) -> bool:
+        return self.tensor_parallel_size is None
+
 
 class Plan(Document):
     """What a model needs on each type of GPU, before anything is downloaded."""
@@ -89,8 +93,8 @@ class Plan(Document):
     targets: Targets
     currency: str
     options: tuple[Option, ...]
-    """Every variant on every number of GPUs: the cheapest that meets the targets first; without prices, that on the
-    GPUs with the least memory in total. Those that do not fit are last."""
+    """Every variant on every number of GPUs of one node: the cheapest that meets the targets first; without prices,
+    that on the GPUs with the least memory in total. Those that do not fit, or that no run would come to, are last."""
     automatic: tuple[Automatic, ...]
     calibrations: tuple[Calibrated, ...]
     assumptions: tuple[Assumed, ...]
@@ -166,22 +170,55 @@ def choose_accelerators(known: Mapping[str, Accelerator], names: str | None) -> 
 def automatic(
     described: Description, config: RunConfig, accelerators: Mapping[str, Accelerator]
 ) -> tuple[Automatic, ...]:
-    """The serving settings that a run would take on each type of GPU."""
+    """Decide the serving settings that a run would take on each type of GPU."""
     asked = Asked(config.serving, config.workload, config.optimize)
-    found = []
-    for name, each in accelerators.items():
-        size = context = None
-        try:
-            decided = decide(described, asked, Place(name, each, each.gpus_per_node))
-        except ConfigError as error:
-            left, notes = {}, tuple(line.strip() for line in str(error).splitlines()[1:])
-        else:
-            size, context = decided.serving.tensor_parallel_size, decided.serving.max_model_len
-            left, notes = dict(decided.left_out), decided.notes
-        found.append(
-            Automatic(accelerator=name, tensor_parallel_size=size, max_model_len=context, left_out=left, notes=notes)
-        )
-    return tuple(found)
+    return tuple(_automatic(described, asked, name, each) for name, each in accelerators.items())
+
+
+def _automatic(described: Description, asked: Asked, name: str, accelerator: Accelerator) -> Automatic:
+    try:
+        decided = decide(described, asked, Place(name, accelerator, accelerator.gpus_per_node))
+    except ConfigError as error:
+        mistakes = tuple(line.strip() for line in str(error).splitlines()[1:])
+        return Automatic(accelerator=name, tensor_parallel_size=None, max_model_len=None, left_out={}, notes=mistakes)
+    return Automatic(
+        accelerator=name,
+        tensor_parallel_size=decided.serving.tensor_parallel_size,
+        max_model_len=decided.serving.max_model_len,
+        left_out=dict(decided.left_out),
+        notes=decided.notes,
+    )
+
+
+def _naming_more_nodes(run: Automatic, layouts: Sequence[Option]) -> Automatic:
+    """Say of a run that is refused whether its model would fit on several nodes."""
+    for layout in layouts:
+        nodes, on = layout.pipeline_parallel_size, (layout.accelerator, layout.variant)
+        if run.refused and layout.fits and nodes > 1 and on == (run.accelerator, REFERENCE):
+            note = (
+                f"{REFERENCE} fits on {nodes} nodes of {layout.tensor_parallel_size}, which is beyond what a run does"
+            )
+            return run.model_copy(update={"notes": (*run.notes, note)})
+    return run
+
+
+def _offered(layouts: Sequence[Option], runs: Sequence[Automatic]) -> tuple[Option, ...]:
+    """The layouts on one node, those that no run would come to last, as if they did not fit."""
+    refused = {run.accelerator for run in runs if run.refused}
+    left_out = {(run.accelerator, variant): why for run in runs for variant, why in run.left_out.items()}
+    options = []
+    for layout in layouts:
+        if layout.pipeline_parallel_size > 1:
+            continue
+        why = left_out.get((layout.accelerator, layout.variant))
+        if layout.accelerator in refused:
+            why = f"a run on {layout.accelerator} is refused"
+        if layout.fits and why:
+            nothing = dict.fromkeys(("predicted", "replicas", "cost_per_hour", "cost_per_million_tokens"))
+            nothing |= {"fits": False, "reasons": (why,), "meets_targets": False}
+            layout = layout.model_copy(update=nothing)
+        options.append(layout)
+    return tuple(sorted(options, key=lambda option: not option.fits))
 
 
 def with_prices(
@@ -245,6 +282,7 @@ def _serving(config: RunConfig, context: int) -> Serving:
 def _document(described: Description, config: RunConfig, question: Question, found: Sequence[Option]) -> Plan:
     model, parameters = question.model, question.parameters
     names = {name for name in question.accelerators if name in question.calibrations}
+    runs = automatic(described, config, question.accelerators)
     return Plan(
         model=described.model,
         commit=described.commit,
@@ -262,8 +300,8 @@ def _document(described: Description, config: RunConfig, question: Question, fou
         peak=question.peak,
         targets=question.targets,
         currency=config.platform.currency,
-        options=tuple(found),
-        automatic=automatic(described, config, question.accelerators),
+        options=_offered(found, runs),
+        automatic=tuple(_naming_more_nodes(run, found) for run in runs),
         calibrations=tuple(Calibrated(accelerator=name, **vars(question.calibrations[name])) for name in sorted(names)),
         assumptions=tuple(Assumed(**vars(each)) for each in ASSUMPTIONS),
     )

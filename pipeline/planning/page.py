@@ -60,7 +60,7 @@ def automatic(plan: Plan) -> list[str]:
     """What a run would take on each type of GPU."""
     lines = []
     for each in plan.automatic:
-        if each.tensor_parallel_size is None:
+        if each.refused:
             lines.append(f"a run on {each.accelerator} is refused: {'; '.join(each.notes)}")
             continue
         length = f"{each.max_model_len:,} tokens of context" if each.max_model_len else "the model's own context"
@@ -75,8 +75,11 @@ def notes(plan: Plan, *, every: bool = False) -> list[str]:
     shown = plan.options if every else shortlist(plan.options)
     lines = automatic(plan)
     lines += [_memory(plan.options[0])] if plan.options[0].fits else []
+    refused = {run.accelerator for run in plan.automatic if run.refused}
     lines += [
-        f"{each.variant} on {_gpus(each)} does not fit: {'; '.join(each.reasons)}" for each in shown if not each.fits
+        f"{option.variant} on {_gpus(option)} does not fit: {'; '.join(option.reasons)}"
+        for option in shown
+        if not option.fits and option.accelerator not in refused
     ]
     if any(each.fits and not each.meets_targets for each in shown):
         lines.append(f"{MISSES}misses a target even with one request at a time")
@@ -112,8 +115,7 @@ def _memory(option: Option) -> str:
 
 
 def _gpus(option: Option) -> str:
-    stages = f" in {option.pipeline_parallel_size} nodes" if option.pipeline_parallel_size > 1 else ""
-    return f"{option.gpus} × {option.accelerator}{stages}"
+    return f"{option.gpus} × {option.accelerator}"
 
 
 def _figures(option: Option, priced: bool) -> list[str]:

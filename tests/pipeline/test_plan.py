@@ -17,6 +17,8 @@ import pytest
 import yaml
 
 from pipeline.planning.document import schema
+from scoring.capacity.families import read_architecture
+from scoring.capacity.weights import count_parameters
 from tests.hub import HubServer
 from tests.hub.models import tiny_model
 
@@ -33,6 +35,8 @@ def hub() -> Iterator[HubServer]:
         for name, parameters in (("llama-3.1-8b", LLAMA_8B), ("llama-3.1-70b", LLAMA_70B)):
             server.add_repo(f"org/{name}", published(PUBLISHED[name]["config"], parameters))
         server.add_repo("org/unknown", published(PUBLISHED["llama-3.1-8b"]["config"] | {"model_type": "rwkv7"}, 10**9))
+        deepseek = PUBLISHED["deepseek-v3"]["config"]
+        server.add_repo("org/deepseek-v3", published(deepseek, count_parameters(read_architecture(deepseek)).total))
         yield server
 
 
@@ -92,7 +96,7 @@ def test_the_cheapest_that_meets_the_targets_is_first_and_the_table_says_so(hub:
     first = document(hub, *asked)["options"][0]
     assert first["meets_targets"]
     table = plan(hub, *asked).stdout
-    gpus = first["tensor_parallel_size"] * first["pipeline_parallel_size"]
+    gpus = first["tensor_parallel_size"]
     assert re.search(rf"^★ {first['variant']} +{gpus} × {first['accelerator']} ", table, re.MULTILINE)
     assert f"{first['cost_per_hour']:,.2f}" in table
     assert "50 in flight at the peak, TTFT ≤ 1000 ms and TPOT ≤ 50 ms" in table
@@ -110,6 +114,29 @@ def test_it_says_what_a_run_would_take(hub: HubServer) -> None:
     said = plan(hub, *asked, "--set", "serving.max_model_len=30000", "--set", "serving.tensor_parallel_size=1").stdout
     assert re.search(r"^a run on l4 is refused: fp16 on 1 × l4: room for [\d,]+ of 30,000 tokens", said, re.MULTILINE)
     assert "a run takes 1 × h100, 30,000 tokens of context" in said
+
+
+def test_what_a_run_would_refuse_is_not_offered(hub: HubServer) -> None:
+    asked = ("org/llama-3.1-70b", "--gpu", "a100-80,l40s", "--context", "8192", "--set", "serving.max_model_len=120000")
+    asked += ("--set", "serving.tensor_parallel_size=4")
+    found = document(hub, *asked)
+    (refused,) = [run["accelerator"] for run in found["automatic"] if run["tensor_parallel_size"] is None]
+    assert refused == "l40s"
+    assert {option["accelerator"] for option in found["options"] if option["fits"]} == {"a100-80"}
+    assert ("a run on l40s is refused",) in {tuple(option["reasons"]) for option in found["options"]}
+    page = plan(hub, *asked).stdout
+    assert "a run on l40s is refused: fp16 on 4 × l40s: " in page
+    assert not re.search(r"^[★ ×] \w+ +\d × l40s", page, re.MULTILINE)
+    assert "on 8 × l40s does not fit" not in page
+
+
+def test_what_needs_several_nodes_is_beyond_what_a_run_does(hub: HubServer) -> None:
+    found = document(hub, "org/deepseek-v3", "--gpu", "h100", "--context", "8192")
+    assert not any(option["fits"] for option in found["options"])
+    assert {option["pipeline_parallel_size"] for option in found["options"]} == {1}
+    page = plan(hub, "org/deepseek-v3", "--gpu", "h100", "--context", "8192").stdout
+    assert "★" not in page
+    assert re.search(r"^a run on h100 is refused: .*fp16 fits on 4 nodes of 8, which is beyond what a run", page, re.M)
 
 
 def test_what_does_not_fit_is_listed_with_the_reason(hub: HubServer) -> None:
