@@ -117,8 +117,8 @@ def test_it_says_what_a_run_would_take(hub: HubServer) -> None:
 
 
 def test_what_a_run_would_refuse_is_not_offered(hub: HubServer) -> None:
-    asked = ("org/llama-3.1-70b", "--gpu", "a100-80,l40s", "--context", "8192", "--set", "serving.max_model_len=120000")
-    asked += ("--set", "serving.tensor_parallel_size=4")
+    settings = ("--set", "serving.max_model_len=120000", "--set", "serving.tensor_parallel_size=4")
+    asked = ("org/llama-3.1-70b", "--gpu", "a100-80,l40s", "--context", "8192", *settings)
     found = document(hub, *asked)
     (refused,) = [run["accelerator"] for run in found["automatic"] if run["tensor_parallel_size"] is None]
     assert refused == "l40s"
