@@ -24,10 +24,10 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from stages.parts.base.serving_settings import Serving
-from stages.parts.endpoint.clusters import Backend, Balance, plan
 from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.envoy import proxying
 from stages.parts.endpoint.envoy_config import SESSION_HEADER
+from stages.parts.endpoint.routing import Backend, Balance, routing
 from stages.parts.vllm.client import http, socket_of
 from stages.parts.vllm.server import Server, ServerSpec, reserved_port, running
 from tests.demo import DEMO, MODEL
@@ -110,7 +110,7 @@ def spec(folder: Path, number: int) -> ServerSpec:
 @contextlib.contextmanager
 def through_envoy(folder: Path, servers: list[Server], affinity: Literal["session", "none"]) -> Iterator[Ask]:
     backends = [Backend(RELEASE, socket_of(each.url), number) for number, each in enumerate(servers)]
-    asked = plan([RELEASE], {RELEASE: backends}, RELEASE, None, 0, None, Balance(REPLICAS, affinity))
+    asked = routing([RELEASE], {RELEASE: backends}, RELEASE, None, 0, None, Balance(REPLICAS, affinity))
     files, log = folder / affinity, folder / f"{affinity}.log"
     with (
         reserved_port("127.0.0.1", 0) as port,

@@ -32,10 +32,10 @@ import httpx
 
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.clients import Client, add
-from stages.parts.endpoint.clusters import Backend, plan
 from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.endpoint import Endpoint, endpoint
 from stages.parts.endpoint.envoy import proxying
+from stages.parts.endpoint.routing import Backend, routing
 from stages.parts.endpoint.tls import Tls
 from stages.parts.vllm.client import credentials, socket_of, trusting
 from stages.parts.vllm.server import reserved_port
@@ -293,7 +293,7 @@ def with_tls(folder: Path, found: Endpoint) -> Iterator[tuple[str, str]]:
 
 def stand_before(folder: Path, port: int, tls: Tls, server: Backend, ready: Event, over: Event) -> None:
     """An Envoy with its door in a process of their own, as a supervisor has them."""
-    asked = plan([server.release], {server.release: [server]}, server.release, None, 0, None)
+    asked = routing([server.release], {server.release: [server]}, server.release, None, 0, None)
     door = Door(folder / "store", MODEL, "")
     with proxying(("127.0.0.1", port), asked, door, folder=folder / "tls", log=folder / "tls.log", tls=tls):
         ready.set()

@@ -19,44 +19,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from stages.parts.base.store import write_text
 
 NAME: Final = "access.jsonl"
-NAMESPACE: Final = "slipway"
-AUTHORIZATION: Final = "envoy.filters.http.ext_authz"
-USAGE: Final = {
-    "prompt_tokens": (("usage", "prompt_tokens"), ("usage", "input_tokens"), ("response", "usage", "input_tokens")),
-    "output_tokens": (
-        ("usage", "completion_tokens"),
-        ("usage", "output_tokens"),
-        ("response", "usage", "output_tokens"),
-    ),
-    "cached_tokens": (
-        ("usage", "prompt_tokens_details", "cached_tokens"),
-        ("usage", "input_tokens_details", "cached_tokens"),
-        ("response", "usage", "input_tokens_details", "cached_tokens"),
-    ),
-}
-"""Where answers tell what they used: completions and embeddings, responses, and streamed responses."""
 
 
-def line_format(model: str, client_header: str, release_header: str) -> dict[str, str]:
-    """Envoy's format of a line: one field for each of ``Request``."""
-    return {
-        "id": "%REQ(X-REQUEST-ID)%",
-        "at": "%START_TIME(%s.%6f)%",
-        "model": model.replace("%", "%%"),
-        "client": f"%DYNAMIC_METADATA({AUTHORIZATION}:{client_header})%",
-        "release": f"%RESP({release_header})%",
-        "server": "%UPSTREAM_HOST%",
-        "path": "%PATH(NQ):64%",
-        "status": "%RESPONSE_CODE%",
-        "flags": "%RESPONSE_FLAGS%",
-        "ttft_ms": "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:ms)%",
-        "duration_ms": "%DURATION%",
-        **{name: f"%DYNAMIC_METADATA({NAMESPACE}:{name})%" for name in USAGE},
-    }
-
-
-class Request(BaseModel):
-    """One request that has ended."""
+class LoggedRequest(BaseModel):
+    """One request that has ended: a line as ``templates/envoy.yaml.jinja`` defines it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -94,7 +60,7 @@ class Reading(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     server: str
-    """See ``Request``."""
+    """See ``LoggedRequest``."""
     at: float
     """Seconds since 1970."""
     model: str
@@ -118,7 +84,7 @@ class Reader:
                 self._file = path.open("rb")
                 self._file.seek(0, 2)
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[LoggedRequest]:
         """Those that have ended since the last call."""
         while True:
             moved = self._moved()  # before reading: Envoy writes nothing more to a file once it has opened the next
@@ -149,10 +115,10 @@ class Reader:
         return lines
 
 
-def parsed(line: bytes) -> Request | None:
+def parsed(line: bytes) -> LoggedRequest | None:
     """None: a line that was cut when Envoy was killed, or a ``Reading``."""
     try:
-        return Request.model_validate_json(line)
+        return LoggedRequest.model_validate_json(line)
     except ValidationError:
         return None
 
@@ -177,7 +143,7 @@ def another(folder: Path, at_ns: int) -> Path:
     return current.with_name(f"{current.stem}.{at_ns}-{uuid.uuid4().hex[:8]}{current.suffix}")
 
 
-def leave(folder: Path, *lines: Request | Reading) -> None:
+def leave(folder: Path, *lines: LoggedRequest | Reading) -> None:
     """Put *lines* beside Envoy's log, in a file of their own, which appears whole."""
     text = "".join(f"{line.model_dump_json(exclude_none=True)}\n" for line in lines)
     write_text(another(folder, time.time_ns()), text)

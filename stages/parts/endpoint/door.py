@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from stages.parts.base.errors import DamagedModel
 from stages.parts.base.log import say
-from stages.parts.endpoint.access_log import Reader, Request
+from stages.parts.endpoint.access_log import LoggedRequest, Reader
 from stages.parts.endpoint.clients import ANYBODY, DEFAULT, FILE, Client, hash_of, read_clients, unlimited
 
 CLIENT_HEADER: Final = "x-slipway-client"
@@ -47,7 +47,7 @@ KINDS: Final = {401: "authentication_error", 403: "permission_error", 429: "rate
 
 
 @dataclass(frozen=True)
-class Answer:
+class Admission:
     """What Envoy is told of a request: 200, or what the client gets instead."""
 
     status: int
@@ -77,7 +77,7 @@ class Answer:
         return json.dumps({"error": error}).encode()
 
 
-class Window:
+class LastMinute:
     """A sum over the last minute."""
 
     def __init__(self) -> None:
@@ -106,8 +106,8 @@ class Window:
 class Use:
     """What a client does and did within the last minute."""
 
-    requests: Window = field(default_factory=Window)
-    tokens: Window = field(default_factory=Window)
+    requests: LastMinute = field(default_factory=LastMinute)
+    tokens: LastMinute = field(default_factory=LastMinute)
     at_once: int = 0
 
 
@@ -134,14 +134,14 @@ class Door:
         self._ended: dict[str, None] = {}
         """The ids of the last requests that have ended, in order."""
 
-    def decide(self, authorization: str, request: str, now: float) -> Answer:
+    def decide(self, authorization: str, request: str, now: float) -> Admission:
         """Args: request: the id that Envoy gave it."""
         client = self._client(authorization)
         if client is None:
             said = "the API key is wrong" if authorization else "an API key is required: Authorization: Bearer KEY"
-            return Answer(401, message=said)
+            return Admission(401, message=said)
         if not client.may_ask(self.model):
-            return Answer(403, client.name, f"{client.name} may not ask {self.model}")
+            return Admission(403, client.name, f"{client.name} may not ask {self.model}")
         use = self._use.setdefault(client.name, Use())
         if refusal := _beyond(client, use, now):
             return refusal
@@ -149,9 +149,9 @@ class Door:
         if request not in self._ended:  # a client may be gone before it is let in
             use.at_once += 1
             self._under_way[request] = client.name
-        return Answer(200, client.name, priority=client.priority)
+        return Admission(200, client.name, priority=client.priority)
 
-    def note(self, request: Request, now: float) -> None:
+    def note(self, request: LoggedRequest, now: float) -> None:
         """Count what the log says of a request that has ended."""
         self._ended[request.id] = None
         if len(self._ended) > REMEMBERED:
@@ -198,16 +198,18 @@ class Door:
         self._open, self._seen = not self._guarded, seen
 
 
-def _beyond(client: Client, use: Use, now: float) -> Answer | None:
+def _beyond(client: Client, use: Use, now: float) -> Admission | None:
     """The refusal of a request beyond the client's limits."""
     if client.requests_at_once and use.at_once >= client.requests_at_once:
-        return Answer(429, client.name, f"{client.name} may have {client.requests_at_once} requests at once", AT_ONCE_S)
+        return Admission(
+            429, client.name, f"{client.name} may have {client.requests_at_once} requests at once", AT_ONCE_S
+        )
     for window, limit, unit in (
         (use.requests, client.requests_per_minute, "requests"),
         (use.tokens, client.tokens_per_minute, "tokens"),
     ):
         if limit and (wait_s := window.wait_s(limit, now)):
-            return Answer(429, client.name, f"{client.name} may use {limit} {unit} per minute", wait_s)
+            return Admission(429, client.name, f"{client.name} may use {limit} {unit} per minute", wait_s)
     return None
 
 
@@ -225,7 +227,7 @@ class _Service:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _answer(self, authorization: str, request: str) -> Answer:
+    async def _answer(self, authorization: str, request: str) -> Admission:
         deadline = time.monotonic() + LOG_LAG_S
         while True:
             answer = self._door.decide(authorization, request, time.monotonic())

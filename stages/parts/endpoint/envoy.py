@@ -22,7 +22,6 @@ import httpx
 from stages.parts.base.errors import ConfigError, ServerFailed, TransientError
 from stages.parts.base.store import write_json
 from stages.parts.endpoint import access_log, usage
-from stages.parts.endpoint.clusters import Plan, clusters_document, names_of
 from stages.parts.endpoint.door import Door, answering
 from stages.parts.endpoint.envoy_config import (
     ADMIN_SOCKET,
@@ -32,8 +31,10 @@ from stages.parts.endpoint.envoy_config import (
     ROUTES,
     ROUTES_FILE,
     bootstrap,
+    clusters_document,
     routes_document,
 )
+from stages.parts.endpoint.routing import Routing, names_of
 from stages.parts.endpoint.tls import Tls
 from stages.parts.machine.process import Contained, contained
 
@@ -102,7 +103,7 @@ class Proxy:
         self._folder, self._process, self._door, self._log = folder, process, door, log
         self._tls, self._tls_version = tls, tls.version() if tls else ""
         self._versions = {CLUSTERS_FILE: 0, ROUTES_FILE: 0}
-        self._applied: Plan | None = None
+        self._applied: Routing | None = None
 
     def check_alive(self) -> None:
         """Raises: ServerFailed: it has ended."""
@@ -111,18 +112,18 @@ class Proxy:
         if not self._door.is_alive():
             raise ServerFailed("what tells Envoy who may ask has ended", hint=f"see {self._log}")
 
-    def apply(self, plan: Plan) -> None:
-        """Bring *plan* into force, without affecting requests in flight.
+    def apply(self, routing: Routing) -> None:
+        """Bring *routing* into force, without affecting requests in flight.
 
         Raises:
             ServerFailed: Envoy refused it, or ended.
         """
         before, self._applied = self._applied, None  # unknown until the end
-        if before is None or before.clusters != plan.clusters:
-            self._replace(CLUSTERS_FILE, plan)
-        if before is None or before.weights != plan.weights:
-            self._replace(ROUTES_FILE, plan)
-        self._applied = plan
+        if before is None or before.orders != routing.orders:
+            self._replace(CLUSTERS_FILE, routing)
+        if before is None or before.weights != routing.weights:
+            self._replace(ROUTES_FILE, routing)
+        self._applied = routing
 
     def follow_certificate(self) -> None:
         """Use the certificate's files as they are now, if they have changed.
@@ -149,10 +150,10 @@ class Proxy:
         while self.in_flight() and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
-    def _replace(self, name: str, plan: Plan) -> None:
+    def _replace(self, name: str, routing: Routing) -> None:
         self._versions[name] += 1
         version = str(self._versions[name])
-        write_documents(self._folder, plan, version, name)
+        write_documents(self._folder, routing, version, name)
         prefix = "cluster_manager.cds" if name == CLUSTERS_FILE else f"http.{ROUTER}.rds.{ROUTES}"
         deadline = time.monotonic() + APPLY_TIMEOUT_S
         while True:
@@ -171,15 +172,15 @@ class Proxy:
             time.sleep(POLL_S)
 
 
-def write_documents(folder: Path, plan: Plan, version: str, *names: str) -> None:
+def write_documents(folder: Path, routing: Routing, version: str, *names: str) -> None:
     makers = {CLUSTERS_FILE: clusters_document, ROUTES_FILE: routes_document}
     for name in names:
-        write_json(folder / name, makers[name](plan, version))
+        write_json(folder / name, makers[name](routing, version))
 
 
 @contextlib.contextmanager
 def proxying(
-    address: tuple[str, int], plan: Plan, door: Door, *, folder: Path, log: Path, tls: Tls | None = None
+    address: tuple[str, int], routing: Routing, door: Door, *, folder: Path, log: Path, tls: Tls | None = None
 ) -> Iterator[Proxy]:
     """Envoy at *address* (an IP address and a port), from its first answer until the block is left in whatever way.
 
@@ -196,7 +197,7 @@ def proxying(
     (folder / ADMIN_SOCKET).unlink(missing_ok=True)
     usage.rotate(folder, 0)  # its last line is not whole if Envoy was killed
     write_json(folder / BOOTSTRAP_FILE, bootstrap(address, str(folder), door.model, tls=tls is not None))
-    write_documents(folder, plan, "0", CLUSTERS_FILE, ROUTES_FILE)
+    write_documents(folder, routing, "0", CLUSTERS_FILE, ROUTES_FILE)
     if tls:
         tls.write(folder)
     command = [str(_executable()), "--config-path", BOOTSTRAP_FILE, "--concurrency", str(WORKERS)]
@@ -211,7 +212,7 @@ def proxying(
     ):
         proxy = Proxy(folder, process, answers, log, tls)
         _wait_until_it_listens(proxy, log)
-        proxy.apply(plan)
+        proxy.apply(routing)
         yield proxy
 
 

@@ -17,7 +17,7 @@ from stages.parts.base.errors import SlipwayError, TransientError
 from stages.parts.base.log import say
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint import usage
-from stages.parts.endpoint.access_log import Reading, Request, leave
+from stages.parts.endpoint.access_log import LoggedRequest, Reading, leave
 from stages.parts.endpoint.clients import OWN
 from stages.parts.endpoint.database import opened
 from stages.parts.endpoint.endpoint import SERVERS, endpoint
@@ -54,7 +54,7 @@ class Meter:
                 prompt_tokens=found[0],
                 output_tokens=found[1],
             )
-            own = Request(id=uuid.uuid4().hex, client=OWN, path=COMPLETIONS, status=200, **counted.model_dump())
+            own = LoggedRequest(id=uuid.uuid4().hex, client=OWN, path=COMPLETIONS, status=200, **counted.model_dump())
             leave(self._folder, *([own] if self._last is None else []), counted)
             self._last = found
 
@@ -76,7 +76,7 @@ def _note(store: ModelStore, response: httpx.Response) -> None:
             if each.url and socket_of(each.url) == socket:
                 leave(
                     store.path / SERVERS,
-                    Request(
+                    LoggedRequest(
                         id=uuid.uuid4().hex,
                         at=time.time(),
                         model=store.model,

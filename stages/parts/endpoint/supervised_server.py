@@ -8,15 +8,16 @@ import shutil
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
 from stages.parts.base.errors import Interrupted, ServerFailed, ServerKilled, SlipwayError
 from stages.parts.base.log import say
-from stages.parts.endpoint.clusters import Backend
 from stages.parts.endpoint.endpoint import ServerState, State
 from stages.parts.endpoint.metering import Meter
+from stages.parts.endpoint.routing import Backend
 from stages.parts.vllm.client import healthy, socket_of
 from stages.parts.vllm.placement import check_replicas, gpus_of
 from stages.parts.vllm.server import POLL_S, Server, ServerSpec, running
@@ -32,7 +33,7 @@ class RestartPolicy:
 
     health_interval_s: float = 5.0
     unhealthy_checks: int = 3
-    """After so many failed checks in a row, a server that still runs counts as hung."""
+    """After this many failed checks in a row, a server that still runs counts as hung."""
     crashes: int = 5
     """The most failures in a row. A server that was healthy for ``stable_s`` starts the count again."""
     stable_s: float = 120.0
@@ -53,13 +54,15 @@ class SupervisedServer:
     """
 
     def __init__(self, spec: ServerSpec, policy: RestartPolicy, changed: threading.Event) -> None:
-        self.release, self._replica = spec.directory.name, spec.replica
+        self.release, self._replica, self.half = spec.directory.name, spec.replica, spec.half
         self._name = self.release
         if (count := spec.settings.replicas) > 1:
             self._name += f" (server {spec.replica + 1} of {count})"
         self.state = self._state("starting")
         self.backend: Backend | None = None
         """Where it listens while it is up."""
+        self.started = False
+        """Whether it has been up."""
         self.error: SlipwayError | None = None
         """Why it failed for good."""
         self._spec, self._policy, self._changed = spec, policy, changed
@@ -78,7 +81,7 @@ class SupervisedServer:
         return not self._thread.is_alive()
 
     def join(self) -> None:
-        """Wait until the server and its thread have ended."""
+        """Wait until the server has ended."""
         self._thread.join()
 
     def _supervise(self) -> None:
@@ -158,7 +161,7 @@ class SupervisedServer:
 
     def _up(self, server: Server) -> None:
         say(f"{self._name} is up, ready in {server.ready_s:.0f} s")
-        self.backend = Backend(self.release, socket_of(server.url), self._replica)
+        self.backend, self.started = Backend(self.release, socket_of(server.url), self._replica), True
         self.state = self._state("up", url=server.url, pid=server.process.pid)
         self._changed.set()
 
@@ -171,8 +174,15 @@ class SupervisedServer:
         self.state = self._state(state, message=message, hint=hint)
         self._changed.set()
 
-    def _state(self, state: State, **told: Any) -> ServerState:
-        return ServerState(release=self.release, replica=self._replica, state=state, **told)
+    def _state(self, state: State, **fields: Any) -> ServerState:
+        return ServerState(release=self.release, replica=self._replica, state=state, **fields)
+
+
+def failure_of(servers: Sequence[SupervisedServer]) -> SlipwayError | None:
+    """Why a release failed for good: one of its servers never started, or all failed later."""
+    errors = [server.error for server in servers if server.error]
+    over = len(errors) == len(servers) or not all(server.started for server in servers)
+    return errors[0] if errors and over else None
 
 
 def rotate_log(log: Path, limit: int = LOG_BYTES) -> None:

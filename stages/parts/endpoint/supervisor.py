@@ -19,7 +19,6 @@ from stages.parts.base.errors import ConfigError, NotEnoughSpace, ServerFailed, 
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
-from stages.parts.endpoint.clusters import Balance, Plan, plan
 from stages.parts.endpoint.database import usage_url
 from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.endpoint import (
@@ -37,8 +36,8 @@ from stages.parts.endpoint.endpoint import (
 )
 from stages.parts.endpoint.envoy import Proxy, proxying
 from stages.parts.endpoint.metering import Taking
-from stages.parts.endpoint.replicas import Replicas
-from stages.parts.endpoint.supervised_server import RestartPolicy
+from stages.parts.endpoint.routing import Backend, Balance, Routing, routing
+from stages.parts.endpoint.supervised_server import RestartPolicy, SupervisedServer, failure_of
 from stages.parts.endpoint.tls import tls_of
 from stages.parts.releases.pinned import pinned
 from stages.parts.vllm.client import reachable
@@ -110,10 +109,10 @@ class _Supervisor:
         self._store, self._serving, self._policy, self._port = store, serving, policy, port
         self._tls = tls_of(serving)
         self._balance = Balance(serving.replicas, serving.affinity, serving.request_timeout_s)
-        self._servers: dict[str, Replicas] = {}
+        self._servers: dict[str, list[SupervisedServer]] = {}
         self._draining: dict[str, float] = {}
         """When each release lost its traffic."""
-        self._stopping: list[Replicas] = []
+        self._stopping: list[SupervisedServer] = []
         self._proxy: Proxy | None = None
         self._proxy_stack = contextlib.ExitStack()
         self._proxy_failures = 0
@@ -130,12 +129,12 @@ class _Supervisor:
         for release in wanted.releases():
             if release not in self._servers:
                 self._start(release, self._free_half(wanted))
-        stable = self._servers[wanted.stable]
-        if stable.error and not self._answering(wanted.standby):
-            raise stable.error
-        if self._proxy is None and not stable.started and not self.serving:
+        stable, up = self._servers[wanted.stable], self._up()
+        if (error := failure_of(stable)) and not up.get(wanted.standby or ""):
+            raise error
+        if self._proxy is None and not all(server.started for server in stable) and not self.serving:
             return
-        if self._route(wanted):
+        if self._route(routing(up, up, wanted.stable, wanted.canary, wanted.percent, wanted.standby, self._balance)):
             self._retire(wanted)
             self._report(wanted)
 
@@ -146,7 +145,7 @@ class _Supervisor:
 
     def stop(self) -> None:
         """Let requests in flight finish, then end everything."""
-        servers = [*self._servers.values(), *self._stopping]
+        servers = [server for servers in self._servers.values() for server in servers] + self._stopping
         try:
             with contextlib.suppress(TransientError):
                 if self._proxy:
@@ -154,22 +153,23 @@ class _Supervisor:
                         say(f"waiting at most {DRAIN_S} s for {waiting} requests to finish")
                     self._proxy.drain(DRAIN_S)
         finally:
-            for each in servers:
-                each.stop()
+            for server in servers:
+                server.stop()
             self._proxy_stack.close()
-        for each in servers:
-            each.join()
+        for server in servers:
+            server.join()
 
     def _free_half(self, wanted: Wanted) -> int:
         """The half of the cores that fewer of the remaining releases use."""
-        taken = [self._servers[release].half for release in wanted.releases() if release in self._servers]
+        taken = [self._servers[release][0].half for release in wanted.releases() if release in self._servers]
         return min((0, 1), key=taken.count)
 
     def _start(self, release: str, half: int) -> None:
         settings = pinned(self._store, self._serving, release)
         say(f"starting {release}{f' on {settings.replicas} servers' if settings.replicas > 1 else ''}")
-        specs = [
-            ServerSpec(
+        self._servers[release] = []
+        for replica in range(settings.replicas):
+            spec = ServerSpec(
                 self._store.releases / release,
                 self._store.model,
                 settings,
@@ -181,11 +181,16 @@ class _Supervisor:
                 half=half,
                 replica=replica,
             )
-            for replica in range(settings.replicas)
-        ]
-        self._servers[release] = Replicas(specs, self._policy, self.changed)
+            self._servers[release].append(SupervisedServer(spec, self._policy, self.changed))
 
-    def _route(self, wanted: Wanted) -> bool:
+    def _up(self) -> dict[str, list[Backend]]:
+        """Where the servers of each release listen that are up."""
+        return {
+            release: [server.backend for server in servers if server.backend]
+            for release, servers in self._servers.items()
+        }
+
+    def _route(self, wanted: Routing) -> bool:
         """Bring the split into force. This starts the proxy the first time, and again if it dies.
 
         Returns:
@@ -194,15 +199,13 @@ class _Supervisor:
         Raises:
             ServerFailed: the proxy does not start the first time, or failed more than ``crashes`` times in a row.
         """
-        up = {release: each.backends for release, each in self._servers.items()}
-        asked = plan(self._servers, up, wanted.stable, wanted.canary, wanted.percent, wanted.standby, self._balance)
         try:
             if self._proxy:
                 self._proxy.check_alive()
                 self._follow_certificate(self._proxy)
-                self._proxy.apply(asked)
+                self._proxy.apply(wanted)
             else:
-                self._proxy = self._proxy_stack.enter_context(self._proxying(asked))
+                self._proxy = self._proxy_stack.enter_context(self._proxying(wanted))
         except ServerFailed as error:
             self._proxy_failures += 1
             if not self.serving or self._proxy_failures > self._policy.crashes:
@@ -221,10 +224,10 @@ class _Supervisor:
         except ConfigError as error:
             say(f"{error}; serving with the one before")
 
-    def _proxying(self, asked: Plan) -> contextlib.AbstractContextManager[Proxy]:
+    def _proxying(self, routing: Routing) -> contextlib.AbstractContextManager[Proxy]:
         return proxying(
             (_address(self._serving.host), self._port),
-            asked,
+            routing,
             Door(self._store.root, self._store.model, api_key()),
             folder=self._store.path / SERVERS,
             log=self._store.path / LOG,
@@ -242,19 +245,16 @@ class _Supervisor:
             say(f"stopping {release}")
             del self._draining[release]
             servers = self._servers.pop(release)
-            servers.stop()
-            self._stopping.append(servers)
-        self._stopping = [each for each in self._stopping if not each.ended()]
+            for server in servers:
+                server.stop()
+            self._stopping += servers
+        self._stopping = [server for server in self._stopping if not server.ended()]
 
     def _busy(self, release: str) -> bool:
         try:
             return self._proxy is not None and self._proxy.in_flight(release) > 0
         except TransientError:
             return True
-
-    def _answering(self, release: str | None) -> bool:
-        servers = self._servers.get(release or "")
-        return servers is not None and bool(servers.backends)
 
     def _report(self, wanted: Wanted) -> None:
         record = Endpoint(
@@ -265,7 +265,7 @@ class _Supervisor:
             canary=wanted.canary,
             percent=wanted.percent,
             standby=wanted.standby,
-            servers=tuple(state for server in self._servers.values() for state in server.states),
+            servers=tuple(server.state for servers in self._servers.values() for server in servers),
             log=str(self._store.path / LOG),
             serving=self._serving.model_dump(mode="json"),
             protected=bool(api_key()),

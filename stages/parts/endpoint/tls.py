@@ -6,15 +6,14 @@ import ipaddress
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import digest_of, write_json
 
 SECRET_FILE: Final = "certificate.json"  # noqa: S105
-SECRET: Final = "certificate"  # noqa: S105
-TYPES: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3"
+SECRET_TYPE: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"  # noqa: S105
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Tls:
             link = folder / f"{name}-{version}"
             link.symlink_to(path)
             names[name] = {"filename": str(link)}
-        secret = {"@type": f"{TYPES}.Secret", "name": SECRET, "tls_certificate": names}
+        secret = {"@type": SECRET_TYPE, "name": "certificate", "tls_certificate": names}
         write_json(folder / SECRET_FILE, {"version_info": version, "resources": [secret]})
 
 
@@ -72,17 +71,6 @@ def tls_of(serving: AskedServing) -> Tls | None:
             hint="set serving.tls_certificate and serving.tls_key, or serving.plain_http=true behind a proxy with TLS",
         )
     return None
-
-
-def transport_socket(folder: str) -> dict[str, Any]:
-    """Envoy's configuration of a listener that follows ``SECRET_FILE``."""
-    source = {"path_config_source": {"path": f"{folder}/{SECRET_FILE}"}, "resource_api_version": "V3"}
-    common = {
-        "alpn_protocols": ["h2", "http/1.1"],
-        "tls_certificate_sds_secret_configs": [{"name": SECRET, "sds_config": source}],
-    }
-    context = {"@type": f"{TYPES}.DownstreamTlsContext", "common_tls_context": common}
-    return {"name": "envoy.transport_sockets.tls", "typed_config": context}
 
 
 def _loopback(host: str) -> bool:

@@ -229,7 +229,7 @@ def _insert(database: Database, lines: Sequence[bytes]) -> None:
     database.insert(INSERT_READING, readings)
 
 
-def _row(request: access_log.Request) -> list[Any]:
+def _row(request: access_log.LoggedRequest) -> list[Any]:
     told = request.model_dump() | {"client": request.client or NOBODY}
     return [request.id, *(told[each] for each in COLUMNS)]
 

@@ -17,7 +17,7 @@ import pytest
 
 from stages.parts.base.errors import ConfigError, ServerFailed, UnknownName
 from stages.parts.endpoint import access_log
-from stages.parts.endpoint.access_log import Reader, Request
+from stages.parts.endpoint.access_log import LoggedRequest, Reader
 from stages.parts.endpoint.clients import (
     ANYBODY,
     DEFAULT,
@@ -31,9 +31,9 @@ from stages.parts.endpoint.clients import (
     remove,
     rotate,
 )
-from stages.parts.endpoint.clusters import Backend, plan
-from stages.parts.endpoint.door import Door, Window
+from stages.parts.endpoint.door import Door, LastMinute
 from stages.parts.endpoint.envoy import Proxy, proxying
+from stages.parts.endpoint.routing import Backend, routing
 from stages.parts.endpoint.tls import Tls
 from stages.parts.vllm.client import credentials, http
 from stages.parts.vllm.server import reserved_port
@@ -113,8 +113,8 @@ class Front:
     def add(self, name: str, **limits: Any) -> str:
         return add(self.root, Client(name=name, key_sha256="", **limits))
 
-    def logged(self, count: int) -> list[Request]:
-        def there() -> list[Request]:
+    def logged(self, count: int) -> list[LoggedRequest]:
+        def there() -> list[LoggedRequest]:
             found = list(Reader(self.files / access_log.NAME).requests())
             return found if len(found) >= count else []
 
@@ -124,7 +124,7 @@ class Front:
 @contextlib.contextmanager
 def serving(tmp_path: Path, key: str = "", tls: Tls | None = None) -> Iterator[Front]:
     backend = Backend("r1", str(tmp_path / "vllm.sock"))
-    asked = plan(["r1"], {"r1": [backend]}, "r1", None, 0, None)
+    asked = routing(["r1"], {"r1": [backend]}, "r1", None, 0, None)
     door = Door(tmp_path, MODEL, key)
     with Upstream(backend.socket) as upstream:
         threading.Thread(target=upstream.serve_forever, daemon=True).start()
@@ -261,9 +261,9 @@ def test_requests_at_once_are_limited_and_free_again_when_they_end(front: Front)
 def test_a_request_that_had_ended_before_it_was_let_in_takes_no_room(tmp_path: Path) -> None:
     key = add(tmp_path, Client(name="a", key_sha256="", requests_at_once=1))
     door = Door(tmp_path, MODEL, "")
-    door.note(Request(id="1", at=0), 0.0)
+    door.note(LoggedRequest(id="1", at=0), 0.0)
     assert [door.decide(f"Bearer {key}", request, 0.0).status for request in ("1", "2", "3")] == [200, 200, 429]
-    door.note(Request(id="2", at=0), 0.0)
+    door.note(LoggedRequest(id="2", at=0), 0.0)
     assert door.decide(f"Bearer {key}", "3", 0.0).status == 200
 
 
@@ -375,7 +375,7 @@ def test_the_log_has_no_word_of_what_was_asked_or_answered(front: Front) -> None
 
 
 def test_a_window_forgets_after_a_minute_and_says_when() -> None:
-    window = Window()
+    window = LastMinute()
     for second in range(4):
         window.add(10, float(second))
     assert window.wait_s(41, 4.0) == 0

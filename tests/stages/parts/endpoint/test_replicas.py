@@ -22,22 +22,18 @@ import openai
 import pytest
 
 from stages.parts.base.errors import ServerFailed
-from stages.parts.base.serving_settings import Serving as Settings
 from stages.parts.endpoint.clients import Client, add
-from stages.parts.endpoint.clusters import EJECTED_AFTER, Backend, Balance, plan
 from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.envoy import Proxy, proxying
-from stages.parts.endpoint.replicas import Replicas
-from stages.parts.endpoint.supervised_server import RestartPolicy
+from stages.parts.endpoint.envoy_config import EJECTED_AFTER
+from stages.parts.endpoint.routing import Backend, Balance, routing
+from stages.parts.endpoint.supervised_server import failure_of
 from stages.parts.vllm.client import credentials, http
-from stages.parts.vllm.server import ServerSpec, reserved_port
+from stages.parts.vllm.server import reserved_port
 from tests.serving import wait_until
 
 MODEL, RELEASE = "org/name", "0001-fp16-0123456789ab"
 SESSIONS = [f"session {number}" for number in range(24)]
-
-
-DOWN: dict[str, Any] = {"backend": None, "error": None}
 
 
 class Completions(BaseHTTPRequestHandler):
@@ -126,7 +122,7 @@ class Front:
 
     def apply(self) -> None:
         up = [Backend(RELEASE, each.path, number) for number, each in sorted(self.replicas.items())]
-        self.proxy.apply(plan([RELEASE], {RELEASE: up}, RELEASE, None, 0, None, self.balance))
+        self.proxy.apply(routing([RELEASE], {RELEASE: up}, RELEASE, None, 0, None, self.balance))
 
     def ask(self, session: str = "", key: str = "", **body: Any) -> httpx.Response:
         headers = credentials(key) | ({"x-session-id": session} if session else {})
@@ -156,7 +152,7 @@ class Front:
 @contextlib.contextmanager
 def serving(folder: Path, **balance: Any) -> Iterator[Front]:
     balanced = Balance(**({"replicas": 3} | balance))
-    nothing = plan([RELEASE], {}, RELEASE, None, 0, None, balanced)
+    nothing = routing([RELEASE], {}, RELEASE, None, 0, None, balanced)
     files, log = folder / "files", folder / "log"
     with (
         reserved_port("127.0.0.1", 0) as port,
@@ -176,20 +172,15 @@ def front(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Front]:
         yield made
 
 
-def test_a_release_fails_if_one_of_its_servers_does_not_start_but_later_only_if_all_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stages.parts.endpoint.replicas.SupervisedServer", lambda *_: SimpleNamespace(**DOWN))
-    specs = [ServerSpec(tmp_path, MODEL, Settings(replicas=2), tmp_path, replica=number) for number in (0, 1)]
-    replicas = Replicas(specs, RestartPolicy(), threading.Event())
-    first, second = servers = cast(list[Any], replicas._servers)
-    first.backend, second.error = Backend(RELEASE, "1.sock"), ServerFailed("out of kernels")
-    assert replicas.error is second.error
-    second.backend, second.error = Backend(RELEASE, "2.sock", 1), None
-    assert (replicas.started, replicas.error) == (True, None)
-    for each, failing in zip(servers, (False, True), strict=True):
-        each.backend, each.error = None, ServerFailed("five times in a row")
-        assert (replicas.error is not None) == failing
+def test_a_release_fails_if_one_of_its_servers_does_not_start_but_later_only_if_all_fail() -> None:
+    first, second = servers = [cast(Any, SimpleNamespace(started=False, error=None)) for _ in range(2)]
+    first.started, second.error = True, ServerFailed("out of kernels")
+    assert failure_of(servers) is second.error
+    second.started, second.error = True, None
+    assert failure_of(servers) is None
+    for server, failing in zip(servers, (False, True), strict=True):
+        server.error = ServerFailed("five times in a row")
+        assert (failure_of(servers) is not None) == failing
 
 
 def test_a_session_stays_at_its_replica_until_that_dies_and_comes_back_with_it(front: Front) -> None:

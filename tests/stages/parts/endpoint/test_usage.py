@@ -124,7 +124,7 @@ def test_what_was_being_taken_when_it_was_interrupted_is_taken_whole_afterwards(
 ) -> None:
     place.write("".join(line(number) for number in range(100)))
 
-    def interrupted(request: access_log.Request) -> list[Any]:
+    def interrupted(request: access_log.LoggedRequest) -> list[Any]:
         if request.id == "50":
             raise KeyboardInterrupt
         return taken(request)

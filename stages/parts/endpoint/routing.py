@@ -1,0 +1,100 @@
+"""Where new requests go: the servers of each release, what replaces them while they do not answer, and the shares.
+
+The replicas of a release are one another's first replacement; after them come the stable release and the standby.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+SESSIONS: Final = "-sessions"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A server that is up."""
+
+    release: str
+    socket: str
+    """The path of the Unix socket on which it listens."""
+    replica: int = 0
+    """Its number within the release."""
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How requests are divided among the replicas of a release; the same as long as an endpoint runs."""
+
+    replicas: int = 1
+    affinity: Literal["session", "client", "none"] = "session"
+    request_timeout_s: int = 3600
+
+    @property
+    def sessions(self) -> bool:
+        """Whether requests with a session have a cluster of their own."""
+        return self.replicas > 1 and self.affinity == "session"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One of Envoy's clusters: the servers of a release, and those that replace them."""
+
+    name: str
+    orders: tuple[tuple[Backend, ...], ...]
+    """The release's own servers, then those of each release that replaces it while none of them answers."""
+    hashed: bool
+    """Whether the session or the client decides which server gets a request, rather than how busy the servers are."""
+
+    @property
+    def ejects(self) -> bool:
+        """Whether a server that answers with errors gets no requests for some time."""
+        return bool(self.orders) and len(self.orders[0]) > 1
+
+    @property
+    def max_ejection_percent(self) -> int:
+        """The release's servers but one, in % of all servers of the cluster."""
+        return -(-100 * (len(self.orders[0]) - 1) // sum(map(len, self.orders)))
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What Envoy is to do with new requests."""
+
+    orders: Mapping[str, tuple[tuple[Backend, ...], ...]]
+    """For each release, see ``Cluster``."""
+    weights: Mapping[str, int]
+    """Share of new requests in %, by release."""
+    balance: Balance = Balance()
+
+    def clusters(self) -> Iterator[Cluster]:
+        for release, orders in self.orders.items():
+            plain, sessions = names_of(release)
+            yield Cluster(plain, orders, hashed=self.balance.affinity == "client")
+            if self.balance.sessions:
+                yield Cluster(sessions, orders, hashed=True)
+
+
+def routing(
+    releases: Iterable[str],
+    up: Mapping[str, Sequence[Backend]],
+    stable: str,
+    canary: str | None,
+    percent: int,
+    standby: str | None,
+    balance: Balance = Balance(),
+) -> Routing:
+    """Route to *stable* and *canary*. If all servers of a release are gone, its requests go to the stable release's
+    servers; those of the stable release, to the standby's."""
+    orders = {}
+    for release in releases:
+        names = dict.fromkeys(name for name in (release, stable, standby) if name is not None and up.get(name))
+        orders[release] = tuple(tuple(up[name]) for name in names)
+    weights = {stable: 100} if canary is None else {stable: 100 - percent, canary: percent}
+    return Routing(orders, {release: share for release, share in weights.items() if share}, balance)
+
+
+def names_of(release: str) -> tuple[str, str]:
+    """The names of the clusters that a release may have."""
+    return release, f"{release}{SESSIONS}"
