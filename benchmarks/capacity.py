@@ -211,10 +211,15 @@ def ended_early_s(requests: Sequence[TimedRequest], limits: Limits | None) -> fl
 
 @cache
 def true_capacity_per_s(kind: Kind) -> float:
-    """Bisect the rate of a long stream, without its beginning, when the server is not yet as busy as it stays."""
+    """Bisect the rate of a long stream, without its beginning, when the server is not yet as busy as it stays.
+
+    No rate holds that is above what the server answers when it is never idle: the wait then grows without end, but
+    where targets are loose, even a long stream is over before it exceeds them.
+    """
     slo = kind.workload.slo or DEFAULT_SLO
     asked = lengths(kind.workload, 1, LONG)
-    low, high = 0.05, 1000.0
+    at_once = answered(kind, [0.0] * LONG, asked)
+    low, high = 0.05, LONG / max(map(ended_s, at_once))
     while high > low * EXACT:
         rate = math.sqrt(low * high)
         stream = answered(kind, arrivals(1, LONG, rate), asked)

@@ -3,11 +3,14 @@ number. Versions that bisected and believed a single failed trial are beyond eac
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 
-from benchmarks.capacity import KINDS, NOISES, Kind, Noise, find, true_capacity_per_s
+from benchmarks.capacity import KINDS, LONG, NOISES, READ_AS, Kind, Noise, find, true_capacity_per_s
+from stages.evaluate.bench import lengths
 
-SOFT, SHORT = KINDS[0], KINDS[-1]
+SOFT, LOOSE_KNEE, SHORT = KINDS[0], KINDS[3], KINDS[-1]
 QUIET, PAUSES = NOISES[:2]
 RUNS = 12
 MORE_RUNS = 40
@@ -37,3 +40,11 @@ def test_the_search_takes_no_more_trials_than_a_workload_allows_and_a_few() -> N
 
 def test_where_latency_rises_softly_the_capacity_rises_more_than_the_speed() -> None:
     assert true_capacity_per_s(SOFT.faster(1.1)) / true_capacity_per_s(SOFT) > 1.15
+
+
+def test_where_targets_are_loose_the_capacity_is_what_a_server_answers_that_is_never_idle() -> None:
+    """No target gets in its way, so one that is 1.3 times as fast has 1.3 times the capacity."""
+    capacity = true_capacity_per_s(LOOSE_KNEE)
+    tokens = [answer + READ_AS * prompt for prompt, answer in lengths(LOOSE_KNEE.workload, 1, LONG)]
+    assert capacity == pytest.approx(LOOSE_KNEE.slots / LOOSE_KNEE.step_s / fmean(tokens), rel=0.005)
+    assert true_capacity_per_s(LOOSE_KNEE.faster(1.3)) / capacity == pytest.approx(1.3, rel=0.002)
