@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
+from tests.extras import need
 
 HERE: Final = Path(__file__).parent
 MODEL: Final = HERE / "model"
@@ -79,8 +79,10 @@ def test_each_continuation_has_four_different_choices() -> None:
 
 
 def test_a_conversation_is_rendered_and_ends_its_turns() -> None:
-    transformers = pytest.importorskip("transformers", reason="the optimize extra is not installed")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
+    need("transformers")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a tuple?"}]
     text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     assert text == "<|bos|><|system|>Be brief.<|eos|><|user|>What is a tuple?<|eos|><|assistant|>"
@@ -88,7 +90,7 @@ def test_a_conversation_is_rendered_and_ends_its_turns() -> None:
 
 
 def test_the_model_learned_what_word_frequencies_cannot_tell() -> None:
-    pytest.importorskip("transformers", reason="the optimize extra is not installed")
+    need("transformers")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

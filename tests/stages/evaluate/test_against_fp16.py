@@ -22,6 +22,7 @@ from stages.parts.samples.divergence import divergence_record, divergences
 from stages.parts.samples.lines import Samples
 from stages.parts.vllm.probes import ProbeCheck, check_probes, record_probes
 from stages.parts.vllm.server import Server, ServerSpec, running
+from tests.extras import need
 from tests.serving import DEMO, SERVING
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -48,7 +49,7 @@ class Found:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """The sound model and then the damaged one, served once each."""
-    pytest.importorskip("vllm", reason="the evaluate extra is not installed")
+    need("vllm")
     folder = tmp_path_factory.mktemp("against")
     with served(DEMO / "model", folder / "sound.log") as server:
         answers = record_probes(server.url, server.name)

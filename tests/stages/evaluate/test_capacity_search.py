@@ -17,6 +17,7 @@ from stages.evaluate.bench import Call, Limits, Target, send
 from stages.evaluate.load import Known, StartLoad
 from stages.evaluate.preloaded import Preloaded
 from stages.parts.base.workload import Slo, Workload
+from tests.extras import need
 from tests.serving import DEMO
 from tests.stages.evaluate.loading import load_start
 
@@ -103,7 +104,7 @@ class Slots:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StartLoad, Slots, Target]]:
     """The load of one start, the server, and what loads it."""
-    pytest.importorskip("vllm", reason="the evaluate extra is not installed")
+    need("vllm")
     folder = tmp_path_factory.mktemp("search")
     with Slots() as server, Preloaded(generator.MODULE, folder / "generator.log", generator.VARIABLES) as preloaded:
         given: Any = server

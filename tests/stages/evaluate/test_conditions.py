@@ -10,10 +10,11 @@ from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Workload
 from stages.parts.records.variant import Variant
+from tests.extras import need
 from tests.serving import MODEL, stand_in_variant
 
 WORKLOAD = Workload(name="w", prompt_tokens=8, output_tokens=8, concurrency=1, quality_tasks=("t",))
-pytest.importorskip("vllm", reason="the evaluate extra is not installed")
+need("vllm")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from stages.parts.base.program import RUN_VARIABLE, outcomes
 from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Evaluation
+from tests.extras import need
 from tests.serving import DEMO, MODEL, SERVING, environment, stage, variant_of
 from tests.stages.evaluate.test_against_fp16 import with_zeros
 
@@ -33,7 +34,7 @@ PROFILE = {"name": "rough", "margins": MARGINS, "task_loss": 0.3, "error_rate": 
 
 
 def test_a_copy_is_equivalent_and_a_damaged_model_is_out_before_any_load(tmp_path: Path) -> None:
-    pytest.importorskip("vllm", reason="the evaluate extra is not installed")
+    need("vllm")
     store = ModelStore(tmp_path / "store", MODEL)
     variant_of(store, "fp16", DEMO / "model")
     variant_of(store, "copy", DEMO / "model")

@@ -20,6 +20,7 @@ from stages.parts.base.program import RUN_VARIABLE, outcomes
 from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.samples.lines import read_samples
+from tests.extras import need
 from tests.samples import samples_path
 from tests.serving import (
     DEMO,
@@ -80,7 +81,7 @@ def store(tmp_path: Path) -> ModelStore:
 
 @pytest.fixture
 def _lm_eval() -> None:
-    pytest.importorskip("lm_eval", reason="the evaluate extra is not installed")
+    need("lm_eval")
 
 
 def test_a_variant_that_was_never_made_is_named(store: ModelStore) -> None:

@@ -23,6 +23,7 @@ from stages.evaluate.questions.data import DATA
 from stages.evaluate.questions.instructions import follows, sentences
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.workload import Workload
+from tests.extras import need
 from tests.hub.datasets import add_datasets
 from tests.hub.server import HubServer
 from tests.serving import REPOSITORY
@@ -94,7 +95,7 @@ def workload(*tasks: str) -> Workload:
 def test_the_share_of_right_answers_is_the_score_and_only_the_hub_is_asked_for_data_and_only_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("lm_eval", reason="the evaluate extra is not installed")
+    need("lm_eval")
     directory, log = model(tmp_path / "model"), tmp_path / "quality.log"
     with proxy() as (address, outside), HubServer() as hub:
         add_datasets(hub, ITEMS)

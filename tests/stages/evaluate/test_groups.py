@@ -16,6 +16,7 @@ from stages.evaluate.quality import check_tasks, scores_of
 from stages.parts.base.workload import Workload
 from stages.parts.samples.figures import task_score
 from stages.parts.samples.lines import AccuracyItem, Samples
+from tests.extras import need
 from tests.serving import DEMO
 from tests.stages.parts.vllm.answering import Answering, Asked
 
@@ -46,7 +47,7 @@ def made_up(path: str, asked: Asked) -> tuple[int, Any]:
 
 @pytest.fixture
 def tasks(tmp_path: Path) -> Path:
-    pytest.importorskip("lm_eval", reason="the evaluate extra is not installed")
+    need("lm_eval")
     folder = shutil.copytree(DEMO / "tasks", tmp_path / "tasks")
     (folder / "group.yaml").write_text(GROUP)
     (folder / "few.yaml").write_text(FEW)

@@ -3,7 +3,6 @@ stand-ins for vLLM and lm-eval, which note what they are asked."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -25,6 +24,7 @@ from stages.parts.machine.lock import LOCK_VARIABLE, alone
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.samples.lines import read_samples
 from stages.parts.vllm.arguments import BINDING
+from tests.extras import need
 from tests.samples import outcome, samples_path
 from tests.serving import (
     MODEL,
@@ -57,8 +57,7 @@ WORKLOAD: dict[str, Any] = {
 
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
-    if not importlib.util.find_spec("vllm"):
-        pytest.skip("the evaluate extra is not installed")
+    need("vllm")
     return ModelStore(tmp_path / "store", MODEL)
 
 

@@ -18,6 +18,7 @@ from stages.parts.base.workload import Workload
 from stages.parts.samples.figures import bits_per_byte_interval
 from stages.parts.samples.lines import AccuracyItem, PerplexityItem
 from stages.parts.vllm.server import Server, ServerSpec, running
+from tests.extras import need
 from tests.serving import DEMO, REPOSITORY, STAND_IN
 
 OWN_TASK = """
@@ -185,7 +186,7 @@ def test_a_score_that_is_not_a_number_fails_the_measurement() -> None:
 
 
 def test_an_unknown_task_is_answered_with_the_nearest_known_one() -> None:
-    pytest.importorskip("lm_eval", reason="the evaluate extra is not installed")
+    need("lm_eval")
     with pytest.raises(UnknownName, match="unknown quality task 'demo_perplexty'") as raised:
         check_tasks(workload("demo_perplexty", tasks_path=DEMO / "tasks"))
     assert raised.value.hint.startswith("did you mean 'demo_perplexity'?")
@@ -193,13 +194,13 @@ def test_an_unknown_task_is_answered_with_the_nearest_known_one() -> None:
 
 
 def test_own_tasks_are_found_without_reading_thousands_of_others() -> None:
-    pytest.importorskip("lm_eval", reason="the evaluate extra is not installed")
+    need("lm_eval")
     assert check_tasks(workload("demo_perplexity", "demo_continuation", tasks_path=DEMO / "tasks")) is False
 
 
 @pytest.mark.parametrize(("metric", "accepted"), [("exact_match", True), ("rouge", False)])
 def test_a_task_s_metrics_are_looked_at_before_a_server_is_started(tmp_path: Path, metric: str, accepted: bool) -> None:
-    pytest.importorskip("lm_eval", reason="the evaluate extra is not installed")
+    need("lm_eval")
     (tmp_path / "own.yaml").write_text(OWN_TASK.format(metric=metric))
     if accepted:
         assert check_tasks(workload("own", tasks_path=tmp_path)) is False
@@ -211,7 +212,7 @@ def test_a_task_s_metrics_are_looked_at_before_a_server_is_started(tmp_path: Pat
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """The stand-in, which lm-eval is never to reach in these tests."""
-    pytest.importorskip("lm_eval", reason="the evaluate extra is not installed")
+    need("lm_eval")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_IN), str(REPOSITORY)]))
     with running(ServerSpec(DEMO / "model", "standing-in", Serving(), tmp_path / "vllm.log")) as found:
         yield found

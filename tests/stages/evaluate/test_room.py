@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,9 +10,10 @@ from scoring.units import GIB
 from stages.evaluate.host_memory import no_room
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
+from tests.extras import need
 from tests.serving import MODEL, stand_in_variant
 
-pytestmark = pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="the evaluate extra is not installed")
+need("vllm")
 
 
 def test_small_servers_stand_side_by_side_and_huge_ones_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

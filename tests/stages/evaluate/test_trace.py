@@ -8,6 +8,7 @@ import pytest
 
 from stages.evaluate.trace import Trace, load_trace, read_trace
 from stages.parts.base.errors import ConfigError
+from tests.extras import need
 from tests.serving import DEMO
 
 
@@ -70,7 +71,7 @@ def test_an_empty_and_a_binary_trace_are_mistakes(tmp_path: Path) -> None:
 class TestWithTheDemoModel:
     @pytest.fixture
     def trace(self, tmp_path: Path) -> Trace:
-        pytest.importorskip("transformers", reason="the evaluate extra is not installed")
+        need("transformers")
         lines = [
             {"prompt": "The function returns a list", "output_tokens": 3},
             {"prompt_tokens": 50, "output_tokens": 7},
