@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
-VariantName = Literal["fp16", "awq", "gptq", "int8"]
-VARIANTS: Final[tuple[VariantName, ...]] = get_args(VariantName)
 REFERENCE: Final = "fp16"
 """The variant with which the others are compared by default."""
 Outcome = Literal["decided", "equivalent", "unresolved", "incomplete"]

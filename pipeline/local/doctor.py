@@ -15,6 +15,7 @@ from pipeline.local.resources import Capacity
 from pipeline.runs.checks import CheckResult
 from pipeline.settings.config import RunConfig
 from scoring.units import GIB
+from stages.parts.base.formats import FORMATS
 from stages.parts.base.program import VERSION
 from stages.parts.machine.hardware import hardware
 from stages.parts.machine.processor import Processor, cpu_dtype, processor
@@ -66,7 +67,14 @@ def describe(found: Processor | None) -> CheckResult:
         hint = "vLLM's CPU build needs AVX2: serve on a GPU"
         return CheckResult(what="processor", state="warning", found=found.name, hint=hint)
     name = found.name if found.bf16 else f"{found.name} without {'bf16' if found.avx512 else 'AVX-512'}"
-    kernels = "int8 and 4-bit weights" if found.avx512 else "int8 weights, but none for 4-bit weights"
+    labels = {
+        record.storage.label: record.kernel.avx512
+        for record in sorted(FORMATS.values(), key=lambda record: bool(record.kernel and record.kernel.avx512))
+        if record.kernel
+    }
+    lacking = [label for label, avx512 in labels.items() if avx512 and not found.avx512]
+    kernels = f"{' and '.join(label for label in labels if label not in lacking)} weights"
+    kernels += f", but none for {' and '.join(lacking)} weights" if lacking else ""
     told = f"{name}: {cpu_dtype(found)} arithmetic; vLLM's CPU build has kernels for {kernels}"
     return CheckResult(what="processor", state="ok", found=told)
 

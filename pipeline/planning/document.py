@@ -17,14 +17,15 @@ from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import NotSizeable
 from scoring.capacity.assumptions import ASSUMPTIONS
 from scoring.capacity.families import read_architecture
-from scoring.capacity.memory import Serving
-from scoring.capacity.plan import Option, Question, Targets, options
-from scoring.capacity.speed import Calibration, Requests
+from scoring.capacity.plan import Option, PlanRequest, Targets, options
+from scoring.capacity.speed import Requests, SpeedCalibration
 from scoring.capacity.weights import Parameters, count_parameters, stored_bytes
-from scoring.names import REFERENCE, VariantName
+from scoring.names import REFERENCE
 from stages.parts.base.errors import ConfigError, UnknownName, UnusableModel
+from stages.parts.base.formats import storage_of
 from stages.parts.model.description import Description
-from stages.parts.vllm.automatic import Asked, Place, decide
+from stages.parts.vllm.automatic import Place, Requirements, decide
+from stages.parts.vllm.sizing import memory_settings
 
 SLO: Final = re.compile(r"(ttft|tpot)=(\d+(?:\.\d+)?)(ms|s)")
 
@@ -80,7 +81,7 @@ class Plan(Document):
     """In 16 bits, while no sliding window is full; over all layers and GPUs."""
     state_bytes_per_sequence: int
     """State of state-space and linear-attention layers; 0 without such."""
-    stored_bytes: dict[VariantName, int]
+    stored_bytes: dict[str, int]
     """Bytes of each variant's weights in the store."""
     context: int
     """Tokens of prompt and answer that a server must have room for (max_model_len)."""
@@ -108,7 +109,7 @@ def make_plan(
     context: int | None = None,
     peak: int | None = None,
     targets: Targets | None = None,
-    calibrations: Mapping[str, Calibration] | None = None,
+    calibrations: Mapping[str, SpeedCalibration] | None = None,
 ) -> Plan:
     """The plan of a model. What is not given comes from the run's configuration.
 
@@ -125,24 +126,24 @@ def make_plan(
         if not longest <= context <= model.longest_context:
             raise _impossible_context(context, longest, model.longest_context)
         slo = config.workload.slo
-        question = Question(
+        request = PlanRequest(
             model=model,
             parameters=parameters,
-            variants=config.optimize.variants,
+            formats={name: storage_of(name, config.optimize.group_size) for name in config.optimize.variants},
             accelerators=accelerators,
-            serving=_serving(config, context),
+            settings=memory_settings(config.serving, context),
             requests=Requests(prompt, output),
             longest_request=longest,
             peak=peak or config.workload.concurrency,
             targets=targets or (Targets(ttft_ms=slo.ttft_ms, tpot_ms=slo.tpot_ms) if slo else Targets()),
             calibrations=calibrations or {},
         )
-        found = options(question)
+        found = options(request)
     except NotSizeable as error:
         raise UnusableModel(
             f"{described.model} can't be planned: {error}", hint="a run measures it nevertheless: slipway run"
         ) from error
-    return _document(described, config, question, found)
+    return _document(described, config, request, found)
 
 
 def parse_targets(text: str) -> Targets:
@@ -171,13 +172,13 @@ def automatic(
     described: Description, config: RunConfig, accelerators: Mapping[str, Accelerator]
 ) -> tuple[Automatic, ...]:
     """Decide the serving settings that a run would take on each type of GPU."""
-    asked = Asked(config.serving, config.workload, config.optimize)
-    return tuple(_automatic(described, asked, name, each) for name, each in accelerators.items())
+    required = Requirements(config.serving, config.workload, config.optimize)
+    return tuple(_automatic(described, required, name, each) for name, each in accelerators.items())
 
 
-def _automatic(described: Description, asked: Asked, name: str, accelerator: Accelerator) -> Automatic:
+def _automatic(described: Description, required: Requirements, name: str, accelerator: Accelerator) -> Automatic:
     try:
-        decided = decide(described, asked, Place(name, accelerator, accelerator.gpus_per_node))
+        decided = decide(described, required, Place(name, accelerator, accelerator.gpus_per_node))
     except ConfigError as error:
         mistakes = tuple(line.strip() for line in str(error).splitlines()[1:])
         return Automatic(accelerator=name, tensor_parallel_size=None, max_model_len=None, left_out={}, notes=mistakes)
@@ -268,21 +269,10 @@ def _impossible_context(context: int, longest_request: int, longest_context: int
     )
 
 
-def _serving(config: RunConfig, context: int) -> Serving:
-    serving = config.serving
-    return Serving(
-        context=context,
-        utilization=serving.gpu_memory_utilization,
-        enforce_eager=serving.enforce_eager,
-        kv_cache_bytes=serving.kv_cache_mib << 20 if serving.kv_cache_mib else None,
-        group_size=config.optimize.group_size,
-    )
-
-
-def _document(described: Description, config: RunConfig, question: Question, found: Sequence[Option]) -> Plan:
-    model, parameters = question.model, question.parameters
-    names = {name for name in question.accelerators if name in question.calibrations}
-    runs = automatic(described, config, question.accelerators)
+def _document(described: Description, config: RunConfig, request: PlanRequest, found: Sequence[Option]) -> Plan:
+    model, parameters = request.model, request.parameters
+    names = {name for name in request.accelerators if name in request.calibrations}
+    runs = automatic(described, config, request.accelerators)
     return Plan(
         model=described.model,
         commit=described.commit,
@@ -290,19 +280,17 @@ def _document(described: Description, config: RunConfig, question: Question, fou
         parameters=parameters,
         kv_bytes_per_token=model.kv_bytes_per_token(),
         state_bytes_per_sequence=model.cache_bytes(0),
-        stored_bytes={
-            name: stored_bytes(model, parameters, name, question.serving.group_size) for name in question.variants
-        },
-        context=question.serving.context,
+        stored_bytes={name: stored_bytes(model, parameters, storage) for name, storage in request.formats.items()},
+        context=request.settings.context,
         workload=config.workload.name,
-        prompt_tokens=question.requests.prompt_tokens,
-        output_tokens=question.requests.output_tokens,
-        peak=question.peak,
-        targets=question.targets,
+        prompt_tokens=request.requests.prompt_tokens,
+        output_tokens=request.requests.output_tokens,
+        peak=request.peak,
+        targets=request.targets,
         currency=config.platform.currency,
         options=_offered(found, runs),
         automatic=tuple(_naming_more_nodes(run, found) for run in runs),
-        calibrations=tuple(Calibrated(accelerator=name, **vars(question.calibrations[name])) for name in sorted(names)),
+        calibrations=tuple(Calibrated(accelerator=name, **vars(request.calibrations[name])) for name in sorted(names)),
         assumptions=tuple(Assumed(**vars(each)) for each in ASSUMPTIONS),
     )
 

@@ -16,7 +16,7 @@ from stages.parts.machine.accelerators import catalogue
 from stages.parts.model.description import Description, describe_directory, describe_model
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
-from stages.parts.vllm.automatic import Asked, Decided, Place, decide, place_here, refuse_contradictions
+from stages.parts.vllm.automatic import Decided, Place, Requirements, decide, place_here, refuse_contradictions
 
 PATIENCE_S: Final = 10.0
 """Without an answer by then, a run is submitted without this check, and checks itself."""
@@ -32,15 +32,15 @@ def decide_before(config: RunConfig, model: str, revision: str, store: Path | No
         UnknownName: the catalogue has no accelerator of the platform's name.
         ConfigError: the settings contradict each other, the model or the hardware; every contradiction is named.
     """
-    asked = Asked(config.serving, config.workload, config.optimize)
+    required = Requirements(config.serving, config.workload, config.optimize)
     place = place_of(config)
     described = _described(model, revision, store)
     if described is None:
         return None
     if place is None:
-        refuse_contradictions(described, asked)
+        refuse_contradictions(described, required)
         return None
-    return decide(described, asked, place)
+    return decide(described, required, place)
 
 
 def place_of(config: RunConfig) -> Place | None:

@@ -88,7 +88,8 @@ class Stages(Settings):
     serve: Stage
     report: Stage
     rewrite: Stage | None = None
-    """Resources to make fp16 and int8, which only rewrite weights and need no GPU. None: as optimize."""
+    """Resources to make the variants without calibration, such as fp16 and int8: they only rewrite weights and need no
+    GPU. None: as optimize."""
 
     @property
     def check(self) -> Stage:

@@ -28,11 +28,9 @@ from pipeline.workflow.parameters import NAME, RESOLVE_CACHE, arguments, for_kse
 from pipeline.workflow.stage_templates import (
     COMMIT,
     COMPARED,
-    QUANTIZED,
     RESOLVED,
     RESULTS,
     REWRITING,
-    REWRITTEN,
     RUN_DIRECTORY,
     SERVED,
     SERVING,
@@ -41,6 +39,7 @@ from pipeline.workflow.stage_templates import (
     workflow_parameter,
 )
 from scoring.names import REFERENCE
+from stages.parts.base.formats import FORMATS, quantized_formats
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import canonical_json
 from stages.parts.records.rollout import LOCAL
@@ -48,10 +47,6 @@ from stages.rollout.resume import DEPLOY, PROMOTE
 
 __all__ = ["NAME", "arguments", "hub_here", "price", "resolve_key", "workflow_template"]
 
-DESCRIPTION: Final = (
-    "Takes a model's name to a production endpoint: acquires it, makes FP16, AWQ, GPTQ and INT8 variants, "
-    "measures each on vLLM, publishes the best one and serves it."
-)
 RUN_DESCRIPTION: Final = (
     "`{{workflow.parameters.model}}` at `{{workflow.parameters.revision}}`, to an endpoint.\n\n"
     "The winner, the reason and the table of scores are this run's outputs. "
@@ -66,7 +61,7 @@ def workflow_template(config: RunConfig) -> dict[str, Any]:
         name=NAME,
         namespace=platform.namespace,
         labels={"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": NAME},
-        annotations=_said("Slipway", DESCRIPTION),
+        annotations=_said("Slipway", _description()),
         workflow_metadata=models.WorkflowMetadata(
             labels={"app.kubernetes.io/part-of": NAME},
             annotations=_said("{{workflow.parameters.model}}", RUN_DESCRIPTION),
@@ -96,6 +91,14 @@ def workflow_template(config: RunConfig) -> dict[str, Any]:
             _serving_tasks(platform, config.rollout)
     compiled: dict[str, Any] = template.to_dict()
     return compiled
+
+
+def _description() -> str:
+    *names, last = map(str.upper, FORMATS)
+    return (
+        f"Takes a model's name to a production endpoint: acquires it, makes {', '.join(names)} and {last} variants, "
+        "measures each on vLLM, publishes the best one and serves it."
+    )
 
 
 def _parameters(config: RunConfig) -> list[Parameter]:
@@ -151,15 +154,15 @@ def _tasks(platform: Platform) -> None:
     commit = "{{tasks.resolve.outputs.parameters.commit}}"
     Task(name="acquire", template="acquire", arguments={"commit": commit}, depends="resolve")
     Task(name="check", template="check", arguments={"commit": commit}, depends="resolve")
-    for variant in (REFERENCE, *QUANTIZED):
+    for variant, record in FORMATS.items():
         Task(
             name=f"optimize-{variant}",
-            template=REWRITING if variant in REWRITTEN and platform.stages.rewrite else "optimize",
+            template=REWRITING if platform.stages.rewrite and not record.quantizer.calibrated else "optimize",
             arguments={"method": variant},
             depends="acquire" if variant == REFERENCE else "acquire && check",
             when=None if variant == REFERENCE else f"{_checked(variant)} == true",
         )
-    tried = " && ".join(_over(f"optimize-{variant}") for variant in QUANTIZED)
+    tried = " && ".join(_over(f"optimize-{variant}") for variant in quantized_formats())
     Task(
         name="evaluate",
         template="evaluate",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Final, get_args
+from typing import Final
 
 from hera.workflows import (
     Artifact,
@@ -23,7 +23,7 @@ from hera.workflows import (
 
 from pipeline.settings.platform import AUTOMATIC, STORE_MOUNT, Platform, Stage
 from pipeline.workflow import pods
-from scoring.names import REFERENCE, VariantName
+from stages.parts.base.formats import quantized_formats
 from stages.parts.base.log import LOG_VARIABLE
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE
 from stages.parts.base.store import STORE_VARIABLE
@@ -51,12 +51,8 @@ COMPARED: Final = "compared"
 """The output of deploy that says whether the release is to be compared, step by step, with the one that serves."""
 RESULTS: Final = ("winner", "outcome", "release", "reason", "table")
 """The outputs of select, which are also the outputs of the whole run."""
-QUANTIZED: Final = tuple(name for name in get_args(VariantName) if name != REFERENCE)
-"""Every variant that check may leave out. Its outputs of these names are ``true`` for those to make."""
-REWRITTEN: Final = (REFERENCE, "int8")
-"""The variants that are made without calibration, one block of the weights after another."""
 REWRITING: Final = "optimize-rewrite"
-"""Their template, on a platform that gives them resources of their own."""
+"""The template of variants that are made without calibration, on a platform that gives them resources of their own."""
 SERVED: Final = "variants"
 """The output of check with the variants to measure, separated by commas."""
 SERVING: Final = "serving"
@@ -137,7 +133,7 @@ def _check(platform: Platform) -> StageTemplate:
             *("--serving", workflow_parameter("serving"), "--workload", workflow_parameter("workload"), *most),
         ),
         inputs=("commit",),
-        outputs=(*QUANTIZED, SERVED, SERVING, *AUTOMATIC, "left-out"),
+        outputs=(*quantized_formats(), SERVED, SERVING, *AUTOMATIC, "left-out"),
         secrets=(HUB_TOKEN,),
     )
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from scoring.names import VariantName
-
 Kind = Literal["attention", "mlp", "experts", "state space"]
 
 
@@ -27,11 +25,11 @@ class Matrix:
     split: Literal["columns", "rows", "none"]
     """How tensor parallelism divides it: by outputs, by inputs, or not at all (each GPU has all of it)."""
     count: int = 1
-    """The experts of a layer are so many equal matrices."""
+    """The experts of a layer are that many equal matrices."""
     tensors: int = 1
     """How many tensors a checkpoint stores it as: 3 for queries, keys and values, 2 for the gate and up projections."""
-    quantized: tuple[VariantName, ...] = ("awq", "gptq", "int8")
-    """The variants that store it in fewer bits."""
+    quantizable: bool = True
+    """Whether vLLM has a quantized form of this layer."""
 
     @property
     def parameters(self) -> int:
@@ -51,7 +49,7 @@ class Attention:
     """Whether the query projection also makes a gate for the output, as wide as the queries."""
 
     def values_per_token(self, tensor_parallel_size: int) -> int:
-        """Cached values of one token on one GPU: a key and a value per KV head, of which each GPU has at least one."""
+        """Count the cached values of one token on one GPU: a key and a value for each of its KV heads, at least one."""
         return 2 * max(1, self.kv_heads // tensor_parallel_size) * self.head_size
 
     def matrices(self, hidden: int) -> tuple[Matrix, ...]:
@@ -76,7 +74,7 @@ class LatentAttention:
     window: None = None
 
     def values_per_token(self, tensor_parallel_size: int) -> int:
-        """Cached values of one token: the latent vector and the rotary key, complete on each GPU."""
+        """Count the cached values of one token: the latent vector and the rotary key, complete on each GPU."""
         del tensor_parallel_size
         return self.kv_rank + self.rope_size
 
@@ -132,10 +130,9 @@ class StateSpace:
         return groups and not (self.heads % tensor_parallel_size or self.inner % tensor_parallel_size)
 
     def matrices(self) -> tuple[Matrix, ...]:
-        # GPTQModel's recipes leave these layers in 16 bit, and vLLM has no quantized form of the first Mamba.
-        quantized: tuple[VariantName, ...] = () if self.form == "mamba" else ("int8",)
+        quantizable = self.form != "mamba"  # vLLM has no quantized form of the first Mamba
         return tuple(
-            Matrix("state space", inputs, outputs, "columns", quantized=quantized)
+            Matrix("state space", inputs, outputs, "columns", quantizable=quantizable)
             for inputs, outputs in self.projections
         )
 
@@ -157,18 +154,18 @@ class FeedForward:
         return self.width + self.active * self.expert_width
 
     def matrices(self, hidden: int) -> tuple[Matrix, ...]:
-        found: list[Matrix] = []
+        matrices: list[Matrix] = []
         if self.width:
-            found += [
+            matrices += [
                 Matrix("mlp", hidden, 2 * self.width, "columns", tensors=2),
                 Matrix("mlp", self.width, hidden, "rows"),
             ]
         if self.experts:
-            found += [
+            matrices += [
                 Matrix("experts", hidden, 2 * self.expert_width, "columns", self.experts, tensors=2),
                 Matrix("experts", self.expert_width, hidden, "rows", self.experts),
             ]
-        return tuple(found)
+        return tuple(matrices)
 
 
 @dataclass(frozen=True)

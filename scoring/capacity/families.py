@@ -1,13 +1,14 @@
 """Reads the architecture of a model from its config.json, for the families whose sizes are known.
 
 The field names and defaults are those of Transformers' configuration classes, and which layers have a window or a state
-follows vLLM's model files. A model of another type is refused, because a guess would be wrong without notice.
+follows vLLM's model files. A model of another type is refused, because a guess could be silently wrong.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from scoring.capacity.architecture import (
@@ -22,24 +23,36 @@ from scoring.capacity.architecture import (
 
 Config = Mapping[str, Any]
 
-NORMS: Final = {"gemma2": 4, "gemma3_text": 4}
-"""Norms over the hidden size in each layer; otherwise 2."""
-HEAD_NORMS: Final = {"qwen3", "qwen3_moe", "gemma3_text", "exaone4", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
-"""Families that normalize each query and key head."""
-WIDE_NORMS: Final = {"olmo2", "olmo3"}
-"""Families that normalize all queries, and all keys, together."""
-QKV_BIAS: Final = {"qwen2", "qwen2_moe"}
-WINDOW: Final = dict.fromkeys(("mistral", "gemma2", "gemma3_text", "olmo3", "exaone4"), 4096)
-"""The window in tokens if config.json does not mention it; null means none."""
-WINDOW_PATTERN: Final = {"gemma2": 2, "gemma3_text": 6, "olmo3": 4, "exaone4": 4}
-"""Every so many layers one has full attention and the others a window, if config.json does not list them."""
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
-TIED: Final = {"gemma", "gemma2", "gemma3_text"}
-"""Families whose output head is the embedding unless config.json says otherwise."""
+BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Family:
+    """How config.json describes a layer, where its families differ."""
+
+    layer: Callable[[Reader, int], Layer]
+    """Makes the layer with this index."""
+    norms: int = 2
+    """Norms over the hidden size in each layer."""
+    head_norms: bool = False
+    """Whether each query and key head is normalized."""
+    wide_norms: bool = False
+    """Whether all queries, and all keys, are normalized together."""
+    qkv_bias: bool = False
+    """Whether queries, keys and values have biases even if config.json does not say so."""
+    window: int | None = None
+    """The window in tokens if config.json does not mention it; null there means none."""
+    full_every: int = 0
+    """Every so many layers one has full attention and the others a window, if config.json does not list them."""
+    windows_last: bool = False
+    """Whether windows are off by default, and only the layers from ``max_window_layers`` on have one."""
+    tied: bool = False
+    """Whether the output head is the embedding unless config.json says otherwise."""
 
 
 def read_architecture(config: Config) -> Architecture:
-    """The architecture that a config.json describes; the text model's, if it has parts for images or sound.
+    """Read the architecture that a config.json describes; the text model's, if it has parts for images or sound.
 
     Raises:
         NotSizeable: the family is not known, or a field is missing or has an unusable value; the message names it.
@@ -47,47 +60,46 @@ def read_architecture(config: Config) -> Architecture:
     text = config.get("text_config", config)
     if not isinstance(text, Mapping):
         raise NotSizeable("text_config is not an object")
-    family = str(text.get("model_type", config.get("model_type", "")))
-    if family not in FAMILIES:
-        raise NotSizeable(
-            f"model type {family or 'unknown'!r}: its layers are not known (known: {', '.join(FAMILIES)})"
-        )
-    reader = _Reader(text, family)
+    name = str(text.get("model_type", config.get("model_type", "")))
+    if name not in FAMILIES:
+        raise NotSizeable(f"model type {name or 'unknown'!r}: its layers are not known (known: {', '.join(FAMILIES)})")
+    family = FAMILIES[name]
+    reader = Reader(text, name, family)
     try:
-        layers = tuple(FAMILIES[family](reader, index) for index in range(reader.count("num_hidden_layers")))
+        layers = tuple(family.layer(reader, index) for index in range(reader.count("num_hidden_layers")))
         return Architecture(
-            model_type=family,
+            model_type=name,
             hidden=reader.count("hidden_size"),
             vocabulary=reader.count("vocab_size"),
-            tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", family in TIED))),
+            tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", family.tied))),
             longest_context=reader.count("max_position_embeddings"),
             layers=layers,
-            recurrent_bytes={"float32": 4, "bfloat16": 2, "float16": 2}.get(str(text.get("mamba_ssm_dtype"))),
+            recurrent_bytes=BYTES.get(str(text.get("mamba_ssm_dtype"))),
         )
     except (TypeError, AttributeError, IndexError, ZeroDivisionError) as error:
-        raise NotSizeable(f"a field of config.json of type {family} has an unusable value ({error})") from error
+        raise NotSizeable(f"a field of config.json of type {name} has an unusable value ({error})") from error
 
 
-class _Reader:
-    """The fields of one configuration."""
+class Reader:
+    """Reads the fields of one configuration."""
 
-    def __init__(self, config: Config, family: str) -> None:
-        self.config, self.family = config, family
+    def __init__(self, config: Config, model_type: str, family: Family) -> None:
+        self.config, self.model_type, self.family = config, model_type, family
         self.hidden = self.count("hidden_size")
 
     def count(self, name: str, default: int | None = None) -> int:
         value = self.config.get(name)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise NotSizeable(f"config.json of type {self.family} has no usable {name} ({value!r})")
+            raise NotSizeable(f"config.json of type {self.model_type} has no usable {name} ({value!r})")
         return value
 
     def experts(self) -> int:
-        """Experts of a layer; 0 without the field. Transformers 5 writes another name than the publishers did."""
+        """Count the experts of a layer; 0 without the field. Transformers 5 writes another name than publishers did."""
         return next((self.count(name) for name in EXPERTS if self.config.get(name) is not None), 0)
 
     def kind(self, index: int) -> str:
-        """The layer's entry in ``layer_types``; empty if config.json has no such list."""
+        """Read the layer's entry in ``layer_types``; empty if config.json has no such list."""
         kinds = self.config.get("layer_types") or self.config.get("layers_block_type")
         return str(kinds[index]) if kinds else ""
 
@@ -102,31 +114,31 @@ class _Reader:
         )
 
     def window(self, index: int) -> int | None:
-        """The layer's sliding window in tokens; None if it has none."""
-        window = WINDOW.get(self.family)
+        """Read the layer's sliding window in tokens; None if it has none."""
+        window = self.family.window
         if "sliding_window" in self.config:
             window = self.config["sliding_window"] and self.count("sliding_window")
-        if not (window and self.config.get("use_sliding_window", not self.family.startswith("qwen"))):
+        if not (window and self.config.get("use_sliding_window", not self.family.windows_last)):
             return None
         if kind := self.kind(index):
             return window if kind == "sliding_attention" else None
-        if self.family.startswith("qwen"):
+        if self.family.windows_last:
             return window if index >= self.count("max_window_layers", 28) else None
         if isinstance(self.config.get("sliding_window_pattern"), str):
             raise NotSizeable("sliding_window_pattern is not a number, and config.json has no layer_types")
-        pattern = self.count("sliding_window_pattern", WINDOW_PATTERN.get(self.family, 0))
+        pattern = self.count("sliding_window_pattern", self.family.full_every)
         return None if pattern and (index + 1) % pattern == 0 else window
 
     def vectors(self, attention: Attention | LatentAttention | None) -> int:
-        """Norms and biases of a layer, without a state-space part's."""
-        total = NORMS.get(self.family, 2) * self.hidden
+        """Count the norms and biases of a layer, without a state-space part's."""
+        total = self.family.norms * self.hidden
         if isinstance(attention, LatentAttention):
             return total + (attention.query_rank or 0) + attention.kv_rank
-        if attention and self.family in HEAD_NORMS:
+        if attention and self.family.head_norms:
             total += 2 * attention.head_size
-        if attention and self.family in WIDE_NORMS:
+        if attention and self.family.wide_norms:
             total += (attention.heads + attention.kv_heads) * attention.head_size
-        if attention and (self.family in QKV_BIAS or self.config.get("attention_bias")):
+        if attention and (self.family.qkv_bias or self.config.get("attention_bias")):
             total += (attention.heads + 2 * attention.kv_heads) * attention.head_size
         return total
 
@@ -140,22 +152,22 @@ class _Reader:
         return Layer(attention, state_space, feed_forward, self.vectors(attention), router)
 
 
-def _dense(read: _Reader, index: int) -> Layer:
+def _dense(read: Reader, index: int) -> Layer:
     return read.layer(read.attention(index), FeedForward(read.count("intermediate_size")))
 
 
-def _mixtral(read: _Reader, index: int) -> Layer:
+def _mixtral(read: Reader, index: int) -> Layer:
     experts = read.experts()
     feed_forward = FeedForward(0, experts, read.count("num_experts_per_tok"), read.count("intermediate_size"))
     return read.layer(read.attention(index), feed_forward, router=experts * read.hidden)
 
 
-def _qwen_moe(read: _Reader, index: int) -> Layer:
+def _qwen_moe(read: Reader, index: int) -> Layer:
     feed_forward, router = _qwen_experts(read, index)
     return read.layer(read.attention(index), feed_forward, router=router)
 
 
-def _qwen_experts(read: _Reader, index: int) -> tuple[FeedForward, int]:
+def _qwen_experts(read: Reader, index: int) -> tuple[FeedForward, int]:
     sparse = index not in (read.config.get("mlp_only_layers") or ())
     if not (sparse and read.experts() and (index + 1) % read.count("decoder_sparse_step", 1) == 0):
         return FeedForward(read.count("intermediate_size")), 0
@@ -165,7 +177,7 @@ def _qwen_experts(read: _Reader, index: int) -> tuple[FeedForward, int]:
     return FeedForward(shared, experts, active, width), router
 
 
-def _deepseek(read: _Reader, index: int) -> Layer:
+def _deepseek(read: Reader, index: int) -> Layer:
     attention = LatentAttention(
         heads=read.count("num_attention_heads"),
         query_rank=read.config.get("q_lora_rank"),
@@ -184,20 +196,18 @@ def _deepseek(read: _Reader, index: int) -> Layer:
     return read.layer(attention, feed_forward, router=experts * read.hidden + bias)
 
 
-def _qwen_next(read: _Reader, index: int) -> Layer:
+def _qwen_next(read: Reader, index: int) -> Layer:
     kind = read.kind(index)
     linear = kind == "linear_attention" if kind else (index + 1) % read.count("full_attention_interval", 4) != 0
-    feed_forward, router = _qwen_experts(read, index) if read.experts() else (_width(read), 0)
+    feed_forward, router = (
+        _qwen_experts(read, index) if read.experts() else (FeedForward(read.count("intermediate_size")), 0)
+    )
     if not linear:
         return read.layer(read.attention(index, gated=True), feed_forward, router=router)
     return read.layer(None, feed_forward, _gated_delta_net(read), router)
 
 
-def _width(read: _Reader) -> FeedForward:
-    return FeedForward(read.count("intermediate_size"))
-
-
-def _gated_delta_net(read: _Reader) -> StateSpace:
+def _gated_delta_net(read: Reader) -> StateSpace:
     keys, key_size = read.count("linear_num_key_heads"), read.count("linear_key_head_dim")
     values, value_size = read.count("linear_num_value_heads"), read.count("linear_value_head_dim")
     kernel, inner = read.count("linear_conv_kernel_dim"), values * value_size
@@ -215,7 +225,7 @@ def _gated_delta_net(read: _Reader) -> StateSpace:
     )
 
 
-def _granite_hybrid(read: _Reader, index: int) -> Layer:
+def _granite_hybrid(read: Reader, index: int) -> Layer:
     experts, shared = read.experts(), read.count("shared_intermediate_size")
     feed_forward = FeedForward(shared)
     if experts:
@@ -227,13 +237,13 @@ def _granite_hybrid(read: _Reader, index: int) -> Layer:
     return read.layer(None, feed_forward, _mamba2(read, inner, gate_norm=True), experts * read.hidden)
 
 
-def _falcon_hybrid(read: _Reader, index: int) -> Layer:
+def _falcon_hybrid(read: Reader, index: int) -> Layer:
     inner = read.count("mamba_d_ssm", read.count("mamba_expand", 2) * read.hidden)
     state_space = _mamba2(read, inner, gate_norm=bool(read.config.get("mamba_rms_norm")))
-    return read.layer(read.attention(index), _width(read), state_space)
+    return read.layer(read.attention(index), FeedForward(read.count("intermediate_size")), state_space)
 
 
-def _mamba2(read: _Reader, inner: int, *, gate_norm: bool) -> StateSpace:
+def _mamba2(read: Reader, inner: int, *, gate_norm: bool) -> StateSpace:
     heads, groups, state = read.count("mamba_n_heads"), read.count("mamba_n_groups"), read.count("mamba_d_state")
     kernel, channels = read.count("mamba_d_conv"), inner + 2 * groups * state
     bias = channels if read.config.get("mamba_conv_bias", True) else 0
@@ -250,8 +260,8 @@ def _mamba2(read: _Reader, inner: int, *, gate_norm: bool) -> StateSpace:
     )
 
 
-def _jamba(read: _Reader, index: int) -> Layer:
-    feed_forward, router = _width(read), 0
+def _jamba(read: Reader, index: int) -> Layer:
+    feed_forward, router = FeedForward(read.count("intermediate_size")), 0
     experts = read.experts()
     if experts > 1 and index % read.count("expert_layer_period", 2) == read.count("expert_layer_offset", 1):
         feed_forward = FeedForward(0, experts, read.count("num_experts_per_tok", 2), feed_forward.width)
@@ -261,7 +271,7 @@ def _jamba(read: _Reader, index: int) -> Layer:
     return read.layer(None, feed_forward, _mamba(read), router)
 
 
-def _mamba(read: _Reader) -> StateSpace:
+def _mamba(read: Reader) -> StateSpace:
     inner, state = read.count("mamba_expand", 2) * read.hidden, read.count("mamba_d_state", 16)
     kernel, rank = read.count("mamba_d_conv", 4), read.config.get("mamba_dt_rank", "auto")
     rank = math.ceil(read.hidden / 16) if rank == "auto" else read.count("mamba_dt_rank")
@@ -280,18 +290,30 @@ def _mamba(read: _Reader) -> StateSpace:
     )
 
 
-_Layer = Callable[[_Reader, int], Layer]
-DENSE: Final = (
-    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite", "smollm3"),
-    *("olmo2", "olmo3", "exaone4"),
-)
-FAMILIES: Final[Mapping[str, _Layer]] = {
-    **dict.fromkeys(DENSE, _dense),
-    "mixtral": _mixtral,
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _qwen_moe),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _deepseek),
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _qwen_next),
-    "granitemoehybrid": _granite_hybrid,
-    "falcon_h1": _falcon_hybrid,
-    "jamba": _jamba,
+FAMILIES: Final[dict[str, Family]] = {
+    "llama": Family(_dense),
+    "mistral": Family(_dense, window=4096),
+    "qwen2": Family(_dense, qkv_bias=True, windows_last=True),
+    "qwen3": Family(_dense, head_norms=True, windows_last=True),
+    "gemma": Family(_dense, tied=True),
+    "gemma2": Family(_dense, norms=4, window=4096, full_every=2, tied=True),
+    "gemma3_text": Family(_dense, norms=4, head_norms=True, window=4096, full_every=6, tied=True),
+    "phi3": Family(_dense),
+    "granite": Family(_dense),
+    "smollm3": Family(_dense),
+    "olmo2": Family(_dense, wide_norms=True),
+    "olmo3": Family(_dense, wide_norms=True, window=4096, full_every=4),
+    "exaone4": Family(_dense, head_norms=True, window=4096, full_every=4),
+    "mixtral": Family(_mixtral),
+    "qwen2_moe": Family(_qwen_moe, qkv_bias=True, windows_last=True),
+    "qwen3_moe": Family(_qwen_moe, head_norms=True, windows_last=True),
+    "deepseek_v2": Family(_deepseek),
+    "deepseek_v3": Family(_deepseek),
+    "qwen3_next": Family(_qwen_next, head_norms=True, windows_last=True),
+    "qwen3_5_text": Family(_qwen_next, head_norms=True, windows_last=True),
+    "qwen3_5_moe_text": Family(_qwen_next, head_norms=True, windows_last=True),
+    "granitemoehybrid": Family(_granite_hybrid),
+    "falcon_h1": Family(_falcon_hybrid),
+    "jamba": Family(_jamba),
 }
+"""The families by the ``model_type`` of config.json. To add one, write its function and a line here."""

@@ -73,7 +73,7 @@ class CacheLayout:
         return max(0, available_bytes) // self.block_bytes
 
     def tokens(self, available_bytes: int, max_model_len: int) -> int:
-        """The size of the KV cache in tokens that vLLM logs: what sequences of *max_model_len* tokens can fill."""
+        """Compute the KV cache's size in tokens as vLLM logs it: what sequences of *max_model_len* tokens can fill."""
         # The same two steps in floating point as vLLM's get_kv_cache_capacity, because it rounds down at the end.
         sequences = self.capacity_blocks(available_bytes) / self.blocks(max_model_len)
         return int(sequences * max_model_len)
@@ -83,7 +83,7 @@ class CacheLayout:
         return max(0, self.capacity_blocks(available_bytes) - 1) // self.blocks(tokens)
 
     def longest(self, available_bytes: int) -> int:
-        """The longest max_model_len for which vLLM starts; 0 if there is none, at most the model's own."""
+        """Find the longest max_model_len for which vLLM starts; 0 if there is none, at most the model's own."""
         low, high = 0, self.longest_context
         while low < high:
             middle = (low + high + 1) // 2
@@ -95,7 +95,7 @@ class CacheLayout:
 
 
 def cache_layout(model: Architecture, rules: CacheRules) -> CacheLayout:
-    """The groups and blocks of a model's cache.
+    """Compute the groups and blocks of a model's cache.
 
     Raises:
         NotSizeable: the layers need different numbers of bytes per token, or none of them has attention.
@@ -147,7 +147,7 @@ def _latent(model: Architecture) -> bool:
 
 
 def _kinds(model: Architecture) -> dict[_Kind, list[int]]:
-    """The indices of the layers of each kind, in the order of the first; a parallel hybrid layer is in two."""
+    """List the indices of the layers of each kind, in the order of the first; a parallel hybrid layer is in two."""
     kinds: dict[_Kind, list[int]] = {}
     for index, layer in enumerate(model.layers):
         if layer.attention:
@@ -158,7 +158,7 @@ def _kinds(model: Architecture) -> dict[_Kind, list[int]]:
 
 
 def _groups(kinds: dict[_Kind, list[int]]) -> list[tuple[_Kind, Sequence[int]]]:
-    """The groups with the indices of their layers, as vLLM's ``_get_kv_cache_groups_uniform_page_size`` makes them."""
+    """List the groups with the indices of their layers, like vLLM's ``_get_kv_cache_groups_uniform_page_size``."""
     fewest, most = min(map(len, kinds.values())), max(map(len, kinds.values()))
     size = most if most < fewest * PADDED_GROUPS else fewest
     found: list[tuple[_Kind, Sequence[int]]] = []

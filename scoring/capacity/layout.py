@@ -12,19 +12,19 @@ from typing import Final
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture
 from scoring.capacity.assumptions import ESTIMATE_ERROR
-from scoring.capacity.memory import Fit, Memory, Parallelism, Serving, fit, undivided
+from scoring.capacity.memory import Fit, MemorySettings, MemoryUse, Parallelism, fit, undivided
+from scoring.capacity.storage import SIXTEEN_BIT, Storage
 from scoring.capacity.weights import Parameters
-from scoring.names import VariantName
 
 LEAST_CONTEXT: Final = 4096
-"""Rather than serve fewer tokens than these, or than the model's own, a server gets more GPUs."""
+"""A server gets more GPUs rather than a context that is shorter than this and than the model's own."""
 CONTEXT_MULTIPLE: Final = 256
-"""A context that is shorter than the model's own is rounded down to such a multiple, which a person can read."""
+"""A context that is shorter than the model's own is rounded down to a multiple of this, which a person can read."""
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the settings say, and what the workload needs."""
+class Demand:
+    """What the settings prescribe, and what the workload needs."""
 
     tensor_parallel_size: int | None = None
     """None: as few GPUs as fit."""
@@ -53,95 +53,107 @@ class Layout:
     """Whether it still fits if more memory is taken than was estimated."""
 
 
-def contradictions(model: Architecture, wish: Wish) -> Iterator[str]:
-    """What can't be on any hardware."""
-    own, context = model.longest_context, wish.context
-    if context and context > own:
-        yield f"max_model_len {context:,}: the model was made for {own:,} tokens"
-    if wish.longest_request > min(context or own, own):
-        limit = f"max_model_len is {context:,}" if context and context < own else f"the model was made for {own:,}"
-        yield f"the workload's requests have up to {wish.longest_request:,} tokens, and {limit}"
-    if size := wish.tensor_parallel_size:
-        for why in undivided(model, "fp16", Parallelism(size), group_size=1):
+def contradictions(model: Architecture, demand: Demand) -> Iterator[str]:
+    """Name the settings that no hardware can meet."""
+    longest, context = model.longest_context, demand.context
+    if context and context > longest:
+        yield f"max_model_len {context:,}: the model was made for {longest:,} tokens"
+    if demand.longest_request > min(context or longest, longest):
+        short = context and context < longest
+        limit = f"max_model_len is {context:,}" if short else f"the model was made for {longest:,}"
+        yield f"the workload's requests have up to {demand.longest_request:,} tokens, and {limit}"
+    if size := demand.tensor_parallel_size:
+        for why in undivided(model, SIXTEEN_BIT, Parallelism(size)):
             yield f"tensor_parallel_size {size}: {why}"
 
 
 def choose_layout(
-    model: Architecture, parameters: Parameters, accelerator: Accelerator, gpus: int, serving: Serving, wish: Wish
+    model: Architecture,
+    parameters: Parameters,
+    accelerator: Accelerator,
+    gpus: int,
+    settings: MemorySettings,
+    demand: Demand,
 ) -> Layout:
-    """The fewest GPUs on which fp16 fits with room for the workload's requests in flight, and its longest context.
+    """Choose the fewest GPUs on which fp16 fits with room for the workload in flight, and the longest context.
 
     Args:
-        gpus: at most so many serve one replica.
-        serving: its context is not read.
+        gpus: at most that many serve one replica.
+        settings: their context is not read.
 
     Returns:
         If nothing fits, what was tried last, with the reasons. If no number of GPUs has room for all requests in
         flight, the largest that fits: the others wait.
     """
-    powers = (1 << n for n in range(gpus.bit_length()))
-    sizes = [wish.tensor_parallel_size] if wish.tensor_parallel_size else [n for n in powers if n <= gpus]
-    tried = [_tried(model, parameters, accelerator, size, serving, wish) for size in sizes]
-    fitting = [each for each in tried if not each.reasons]
+    sizes = [demand.tensor_parallel_size] if demand.tensor_parallel_size else powers_of_two(gpus)
+    layouts = [_layout(model, parameters, accelerator, size, settings, demand) for size in sizes]
+    fitting = [layout for layout in layouts if not layout.reasons]
     if not fitting:
-        return min(tried, key=lambda each: (len(each.reasons), -each.tensor_parallel_size))
-    best = [each for each in fitting if each.with_room] or fitting
-    return next((each for each in best if each.requests >= wish.concurrency), best[-1])
+        return min(layouts, key=lambda layout: (len(layout.reasons), -layout.tensor_parallel_size))
+    roomy = [layout for layout in fitting if layout.with_room] or fitting
+    return next((layout for layout in roomy if layout.requests >= demand.concurrency), roomy[-1])
+
+
+def powers_of_two(most: int) -> list[int]:
+    """List the numbers of GPUs among which a model can usually be divided: 1, 2, 4, … up to *most*."""
+    return [1 << n for n in range(max(0, most).bit_length())]
 
 
 def rounded_context(longest: int, model: Architecture) -> int:
     return longest if longest >= model.longest_context else longest - longest % CONTEXT_MULTIPLE
 
 
-def left_out(model: Architecture, variant: VariantName, tensor_parallel_size: int, group_size: int) -> tuple[str, ...]:
-    """Why vLLM can't divide a variant's weights among so many GPUs. What a single GPU makes of them, the quantizer and
-    vLLM say themselves."""
+def left_out(model: Architecture, storage: Storage, tensor_parallel_size: int) -> tuple[str, ...]:
+    """Say why vLLM can't divide a variant's weights among that many GPUs. The quantizer and vLLM themselves report what
+    a single GPU can't compute."""
     if tensor_parallel_size == 1:
         return ()
-    return tuple(undivided(model, variant, Parallelism(tensor_parallel_size), group_size))
+    return tuple(undivided(model, storage, Parallelism(tensor_parallel_size)))
 
 
-def surely_fits(found: Fit, serving: Serving) -> bool:
-    """Whether it fits with ``serving.context`` also if more memory is taken than was estimated."""
+def surely_fits(fitted: Fit, settings: MemorySettings) -> bool:
+    """Whether it still fits with ``settings.context`` if more memory is taken than was estimated."""
     return (
-        not found.reasons and found.cache is not None and found.cache.longest(_spare(found, serving)) >= serving.context
+        not fitted.reasons
+        and fitted.cache is not None
+        and fitted.cache.longest(_spare(fitted, settings)) >= settings.context
     )
 
 
-def certain_reasons(found: Fit, serving: Serving) -> tuple[str, ...]:
-    """Why it does not fit also if less memory is taken than was estimated; empty if it may."""
-    if found.cache is None:
-        return found.reasons
-    room = found.memory.kv_cache + _uncertain(found.memory)
-    least = serving.kv_cache_bytes
-    may = room >= (least or 1) and found.cache.longest(least or room) >= serving.context
-    return () if may else found.reasons
+def certain_reasons(fitted: Fit, settings: MemorySettings) -> tuple[str, ...]:
+    """Say why it does not fit even if less memory is taken than was estimated; empty if it may fit."""
+    if fitted.cache is None:
+        return fitted.reasons
+    room = fitted.memory.kv_cache + _uncertain(fitted.memory)
+    least = settings.kv_cache_bytes
+    may = room >= (least or 1) and fitted.cache.longest(least or room) >= settings.context
+    return () if may else fitted.reasons
 
 
-def _tried(
+def _layout(
     model: Architecture,
     parameters: Parameters,
     accelerator: Accelerator,
     size: int,
-    serving: Serving,
-    wish: Wish,
+    settings: MemorySettings,
+    demand: Demand,
 ) -> Layout:
-    least = wish.least_context(model)
-    found = fit(model, parameters, "fp16", accelerator, Parallelism(size), replace(serving, context=least))
-    if found.reasons or found.cache is None:
-        return Layout(size, least, 0, found.reasons)
-    spare = _spare(found, serving)
-    longest = found.cache.longest(spare)
-    context = wish.context or max(least, rounded_context(longest, model))
-    requests = found.cache.sequences(max(spare, 0), wish.longest_request or context)
+    least = demand.least_context(model)
+    fitted = fit(model, parameters, SIXTEEN_BIT, accelerator, Parallelism(size), replace(settings, context=least))
+    if fitted.reasons or fitted.cache is None:
+        return Layout(size, least, 0, fitted.reasons)
+    spare = _spare(fitted, settings)
+    longest = fitted.cache.longest(spare)
+    context = demand.context or max(least, rounded_context(longest, model))
+    requests = fitted.cache.sequences(max(spare, 0), demand.longest_request or context)
     return Layout(size, context, requests, with_room=longest >= least)
 
 
-def _spare(found: Fit, serving: Serving) -> int:
+def _spare(fitted: Fit, settings: MemorySettings) -> int:
     """Bytes for the KV cache that are left if more memory is taken than was estimated."""
-    return found.cache_bytes - (0 if serving.kv_cache_bytes else _uncertain(found.memory))
+    return fitted.cache_bytes - (0 if settings.kv_cache_bytes else _uncertain(fitted.memory))
 
 
-def _uncertain(memory: Memory) -> int:
+def _uncertain(memory: MemoryUse) -> int:
     """How many bytes more may be taken than was estimated."""
     return int(ESTIMATE_ERROR.value * (memory.activations + memory.graphs + memory.runtime))

@@ -10,20 +10,14 @@ from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture, Attention, LatentAttention, StateSpace
 from scoring.capacity.assumptions import COMMUNICATION_GIB, FORWARD_COPIES, GRAPHS_GIB, RUNTIME_GIB
 from scoring.capacity.kv_cache import CacheLayout, CacheRules, cache_layout, pipeline_stages
-from scoring.capacity.weights import HALF, Parameters, loaded_bytes
-from scoring.names import VariantName
+from scoring.capacity.storage import HALF, Storage
+from scoring.capacity.weights import Parameters, loaded_bytes
 from scoring.units import GIB
 
 BLOCK_TOKENS: Final = 16
 """vLLM's default; FlashAttention, FlashInfer and Triton take it."""
 LATENT_BLOCK_TOKENS: Final = 64
 """The kernels for MLA on Hopper (FlashMLA) and the other GPUs take it."""
-INT8_CAPABILITIES: Final = (7.5, 10.0)
-"""CUTLASS's int8 kernels need a GPU from Turing on, and vLLM has none for Blackwell (vllm-project/vllm#27182)."""
-FOUR_BIT_CAPABILITY: Final = 7.5
-"""Marlin, which vLLM serves AWQ and GPTQ with."""
-INT8_MULTIPLE: Final = 16
-"""CUTLASS's int8 kernels read 16 values at a time."""
 LOGITS_COPIES: Final = 2
 """The profile run samples from as many sequences as a batch may have: logits and probabilities in 32 bits."""
 VOCABULARY_VALUE_BYTES: Final = 4
@@ -47,7 +41,7 @@ class Parallelism:
 
 
 @dataclass(frozen=True)
-class Serving:
+class MemorySettings:
     """The settings of a server that its memory depends on."""
 
     context: int
@@ -57,11 +51,10 @@ class Serving:
     enforce_eager: bool = False
     kv_cache_bytes: int | None = None
     """None: the memory that is left."""
-    group_size: int = 128
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """What takes the memory of the fullest GPU, in bytes."""
 
     budget: int
@@ -82,7 +75,7 @@ class Fit:
     """A variant on a number of GPUs. It fits if there are no *reasons* against it."""
 
     reasons: tuple[str, ...]
-    memory: Memory
+    memory: MemoryUse
     cache: CacheLayout | None
     """None if the layers can't be divided."""
     cache_bytes: int
@@ -96,26 +89,26 @@ class Fit:
 def fit(
     model: Architecture,
     parameters: Parameters,
-    variant: VariantName,
+    storage: Storage,
     accelerator: Accelerator,
     parallelism: Parallelism,
-    serving: Serving,
+    settings: MemorySettings,
 ) -> Fit:
     """Whether vLLM would start, and with which KV cache."""
-    reasons = [*unsupported(variant, accelerator), *undivided(model, variant, parallelism, serving.group_size)]
-    memory = _memory(model, parameters, variant, accelerator, parallelism, serving)
+    reasons = [*storage.unsupported(accelerator), *undivided(model, storage, parallelism)]
+    memory = _memory(model, parameters, storage, accelerator, parallelism, settings)
     if reasons:
         return Fit(tuple(reasons), memory, None, 0)
     cache = cache_layout(model, _rules(model, accelerator, parallelism))
-    available = memory.kv_cache if serving.kv_cache_bytes is None else serving.kv_cache_bytes
-    if memory.kv_cache < (serving.kv_cache_bytes or 1):
-        reasons.append(_too_full(memory, serving))
-    elif not cache.sequences(available, serving.context):
-        reasons.append(f"room for {cache.longest(available):,} of {serving.context:,} tokens of context")
+    available = memory.kv_cache if settings.kv_cache_bytes is None else settings.kv_cache_bytes
+    if memory.kv_cache < (settings.kv_cache_bytes or 1):
+        reasons.append(_too_full(memory, settings))
+    elif not cache.sequences(available, settings.context):
+        reasons.append(f"room for {cache.longest(available):,} of {settings.context:,} tokens of context")
     return Fit(tuple(reasons), memory, cache, max(0, available))
 
 
-def _too_full(memory: Memory, serving: Serving) -> str:
+def _too_full(memory: MemoryUse, settings: MemorySettings) -> str:
     parts = (
         ("weights", memory.weights),
         ("activations", memory.activations),
@@ -123,22 +116,12 @@ def _too_full(memory: Memory, serving: Serving) -> str:
         ("runtime", memory.runtime),
     )
     taken = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts if size)
-    cache = f"a KV cache of {serving.kv_cache_bytes / GIB:.1f}" if serving.kv_cache_bytes else "the KV cache"
+    cache = f"a KV cache of {settings.kv_cache_bytes / GIB:.1f}" if settings.kv_cache_bytes else "the KV cache"
     return f"{taken} GiB of {memory.budget / GIB:.1f} leave no room for {cache}"
 
 
-def unsupported(variant: VariantName, accelerator: Accelerator) -> Iterator[str]:
-    """Why vLLM has no kernel for the variant on this type of GPU, whatever their number."""
-    capability = accelerator.compute_capability
-    if variant in ("awq", "gptq") and capability < FOUR_BIT_CAPABILITY:
-        yield f"4-bit kernels need compute capability {FOUR_BIT_CAPABILITY}, {accelerator.device} has {capability}"
-    low, high = INT8_CAPABILITIES
-    if variant == "int8" and not low <= capability < high:
-        yield f"int8 kernels need compute capability {low} to below {high}, {accelerator.device} has {capability}"
-
-
-def undivided(model: Architecture, variant: VariantName, parallelism: Parallelism, group_size: int) -> Iterator[str]:
-    """What can't be divided among the GPUs."""
+def undivided(model: Architecture, storage: Storage, parallelism: Parallelism) -> Iterator[str]:
+    """Say what can't be divided among the GPUs."""
     size = parallelism.tensor
     if parallelism.pipeline > len(model.layers):
         yield f"{len(model.layers)} layers are fewer than {parallelism.pipeline} pipeline stages"
@@ -150,60 +133,52 @@ def undivided(model: Architecture, variant: VariantName, parallelism: Parallelis
     for state in dict.fromkeys(layer.state_space for layer in model.counted):
         if isinstance(state, StateSpace) and not state.divides(size):
             yield f"a state of {state.heads} heads in {state.groups} groups is not divisible by {size}"
-    yield from dict.fromkeys(_matrix_reasons(model, variant, size, group_size))
+    yield from dict.fromkeys(_matrix_reasons(model, storage, size))
 
 
-def _matrix_reasons(model: Architecture, variant: VariantName, size: int, group_size: int) -> Iterator[str]:
+def _matrix_reasons(model: Architecture, storage: Storage, size: int) -> Iterator[str]:
     for layer in model.counted:
         for matrix in layer.matrices(model.hidden):
-            inputs = matrix.inputs // (size if matrix.split == "rows" else 1)
-            outputs = matrix.outputs // (size if matrix.split == "columns" else 1)
-            if (matrix.split == "rows" and matrix.inputs % size) or (
-                matrix.split == "columns" and matrix.outputs % size
-            ):
+            rows = size if matrix.split == "rows" else 1
+            columns = size if matrix.split == "columns" else 1
+            if matrix.inputs % rows or matrix.outputs % columns:
                 yield f"{matrix.kind}: a width of {matrix.inputs} × {matrix.outputs} is not divisible by {size}"
-            elif variant in ("awq", "gptq") and variant in matrix.quantized and inputs % group_size:
-                yield f"{matrix.kind}: {inputs} inputs per GPU are not divisible by groups of {group_size}"
-            elif (
-                variant == "int8"
-                and variant in matrix.quantized
-                and (inputs % INT8_MULTIPLE or outputs % INT8_MULTIPLE)
-            ):
-                yield f"{matrix.kind}: {inputs} × {outputs} per GPU is not divisible by {INT8_MULTIPLE} for int8"
+            else:
+                yield from storage.undivided(matrix, matrix.inputs // rows, matrix.outputs // columns)
 
 
 def _memory(
     model: Architecture,
     parameters: Parameters,
-    variant: VariantName,
+    storage: Storage,
     accelerator: Accelerator,
     parallelism: Parallelism,
-    serving: Serving,
-) -> Memory:
-    each = loaded_bytes(model, parameters, variant, serving.group_size, parallelism.tensor)
+    settings: MemorySettings,
+) -> MemoryUse:
+    loaded = loaded_bytes(model, parameters, storage, parallelism.tensor)
     limits = accelerator.batch_limits()
     widest = max(layer.feed_forward.passed_width for layer in model.counted)
     forward = FORWARD_COPIES.value * model.hidden + MLP_COPIES * widest / parallelism.tensor
     logits = limits.sequences * model.vocabulary * VOCABULARY_VALUE_BYTES * LOGITS_COPIES
     communication = COMMUNICATION_GIB.value if parallelism.gpus > 1 else 0
-    return Memory(
-        budget=int(accelerator.usable_bytes * serving.utilization),
-        weights=max(_stage_weights(each, parallelism.pipeline)),
+    return MemoryUse(
+        budget=int(accelerator.usable_bytes * settings.utilization),
+        weights=max(_stage_weights(loaded, parallelism.pipeline)),
         activations=int(limits.tokens * forward * HALF) + logits,
-        graphs=0 if serving.enforce_eager else int(GRAPHS_GIB.value * GIB),
+        graphs=0 if settings.enforce_eager else int(GRAPHS_GIB.value * GIB),
         runtime=int((RUNTIME_GIB.value + communication) * GIB),
     )
 
 
 def _stage_weights(loaded: tuple[int, ...], pipeline_parallel_size: int) -> Iterator[int]:
     """Bytes of the weights on a GPU of each pipeline stage: the first has the embedding, the last the output head."""
-    *layers, embedding, head, rest = loaded
+    *layers, embedding, head, undivided_bytes = loaded
     counts = pipeline_stages(len(layers), pipeline_parallel_size)
     start = 0
     for stage, count in enumerate(counts):
         first, last = stage == 0, stage == len(counts) - 1
         output = (head or embedding) if last and not first else head if last else 0
-        yield sum(layers[start : start + count]) + output + (embedding + rest if first else 0)
+        yield sum(layers[start : start + count]) + output + (embedding + undivided_bytes if first else 0)
         start += count
 
 

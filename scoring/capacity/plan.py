@@ -11,33 +11,34 @@ from pydantic import BaseModel, ConfigDict
 
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture
-from scoring.capacity.memory import Fit, Parallelism, Serving, fit, unsupported
-from scoring.capacity.speed import Calibration, Requests, Server, Speed
+from scoring.capacity.layout import powers_of_two
+from scoring.capacity.memory import Fit, MemorySettings, Parallelism, fit
+from scoring.capacity.speed import PredictedSpeed, Requests, Roofline, SpeedCalibration
+from scoring.capacity.storage import Storage
 from scoring.capacity.weights import Parameters
 from scoring.cost import per_million
-from scoring.names import VariantName
 from scoring.units import GIB
 
 PIPELINES: Final = (2, 4)
 """Pipeline stages, each of a whole node, that are tried if one node is too small."""
 
 
-class Record(BaseModel):
+class PlanRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Targets(Record):
+class Targets(PlanRecord):
     """The highest mean times in ms that users accept; None: any."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
 
-    def met_by(self, speed: Speed) -> bool:
+    def met_by(self, speed: PredictedSpeed) -> bool:
         ttft, tpot = self.ttft_ms or math.inf, self.tpot_ms or math.inf
         return speed.ttft_ms <= ttft and speed.tpot_ms <= tpot
 
 
-class GpuMemory(Record):
+class GpuMemory(PlanRecord):
     """What takes the memory of the fullest GPU, in GiB."""
 
     usable_gib: float
@@ -48,21 +49,10 @@ class GpuMemory(Record):
     kv_cache_gib: float
 
 
-class Predicted(Record):
-    """One replica with as many sequences at once as the targets and the KV cache allow."""
-
-    sequences: int
-    ttft_ms: float
-    tpot_ms: float
-    requests_per_s: float
-    output_tokens_per_s: float
-    """Goodput if the targets are met: every request meets them."""
-
-
-class Option(Record):
+class Option(PlanRecord):
     """A variant on a number of GPUs of one type."""
 
-    variant: VariantName
+    variant: str
     accelerator: str
     tensor_parallel_size: int
     pipeline_parallel_size: int
@@ -77,8 +67,8 @@ class Option(Record):
     cached_sequences: int
     """How many requests of the longest kind are in the cache at once."""
     meets_targets: bool
-    predicted: Predicted | None
-    """None if it does not fit."""
+    predicted: PredictedSpeed | None
+    """With as many sequences as the targets and the KV cache allow; None if it does not fit."""
     replicas: int | None
     """For the peak; None if it does not fit."""
     cost_per_hour: float | None
@@ -92,132 +82,132 @@ class Option(Record):
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is to be planned."""
+class PlanRequest:
+    """A model, the formats and GPUs to try, and the load they must carry."""
 
     model: Architecture
     parameters: Parameters
-    variants: Sequence[VariantName]
+    formats: Mapping[str, Storage]
+    """How each variant stores its weights, by its name."""
     accelerators: Mapping[str, Accelerator]
-    serving: Serving
+    settings: MemorySettings
     requests: Requests
     longest_request: int
     """Tokens of prompt and answer of the longest request."""
     peak: int
     """Requests in flight at the peak."""
     targets: Targets = field(default_factory=Targets)
-    calibrations: Mapping[str, Calibration] = field(default_factory=dict)
+    calibrations: Mapping[str, SpeedCalibration] = field(default_factory=dict)
     """Calibrations by the name of the accelerator."""
 
 
-def options(question: Question) -> list[Option]:
+def options(request: PlanRequest) -> list[Option]:
     """Every variant on every number of GPUs of every type: the cheapest that meets the targets first.
 
     Then come those that miss the targets, and those that do not fit. Without prices, the total memory of the GPUs
     stands in for the cost.
     """
-    found = [
+    every = (
         option
-        for variant in question.variants
-        for name in question.accelerators
-        for option in _layouts(question, variant, name)
-    ]
-    return sorted(found, key=lambda option: _order(question, option))
+        for variant in request.formats
+        for name in request.accelerators
+        for option in _layouts(request, variant, name)
+    )
+    return sorted(every, key=lambda option: _order(request, option))
 
 
-def shortlist(found: Sequence[Option]) -> list[Option]:
-    """The first option of each variant on each type of GPU; if none fits, that with most GPUs."""
+def shortlist(ordered: Sequence[Option]) -> list[Option]:
+    """Keep the first option of each variant on each type of GPU; if none fits, that with most GPUs."""
     best: dict[tuple[str, str], Option] = {}
-    for option in found:
+    for option in ordered:
         key = option.variant, option.accelerator
         if key not in best or not (best[key].fits or option.fits or option.gpus <= best[key].gpus):
             best[key] = option
-    return [option for option in found if best[option.variant, option.accelerator] is option]
+    return [option for option in ordered if best[option.variant, option.accelerator] is option]
 
 
-def _layouts(question: Question, variant: VariantName, name: str) -> Iterator[Option]:
-    accelerator = question.accelerators[name]
-    if any(unsupported(variant, accelerator)):
-        yield _option(question, variant, name, Parallelism())
+def _layouts(request: PlanRequest, variant: str, name: str) -> Iterator[Option]:
+    accelerator = request.accelerators[name]
+    if any(request.formats[variant].unsupported(accelerator)):
+        yield _option(request, variant, name, Parallelism())
         return
-    sizes = [1 << n for n in range(accelerator.gpus_per_node.bit_length()) if 1 << n <= accelerator.gpus_per_node]
-    found = [_option(question, variant, name, Parallelism(size)) for size in sizes]
-    yield from found
-    if not any(option.fits for option in found):
+    sizes = powers_of_two(accelerator.gpus_per_node)
+    one_node = [_option(request, variant, name, Parallelism(size)) for size in sizes]
+    yield from one_node
+    if not any(option.fits for option in one_node):
         for stages in PIPELINES:
-            yield _option(question, variant, name, Parallelism(sizes[-1], stages))
+            yield _option(request, variant, name, Parallelism(sizes[-1], stages))
 
 
-def _option(question: Question, variant: VariantName, name: str, parallelism: Parallelism) -> Option:
-    accelerator, model = question.accelerators[name], question.model
-    found = fit(model, question.parameters, variant, accelerator, parallelism, question.serving)
-    cached = found.cache.sequences(found.cache_bytes, question.longest_request) if found.cache else 0
-    calibration = question.calibrations.get(name, Calibration())
-    server = Server(
-        model, question.parameters, variant, accelerator, parallelism, question.serving.group_size, calibration
-    )
+def _option(request: PlanRequest, variant: str, name: str, parallelism: Parallelism) -> Option:
+    accelerator, model = request.accelerators[name], request.model
+    storage = request.formats[variant]
+    fitted = fit(model, request.parameters, storage, accelerator, parallelism, request.settings)
+    cached = fitted.cache.sequences(fitted.cache_bytes, request.longest_request) if fitted.cache else 0
+    calibration = request.calibrations.get(name, SpeedCalibration())
+    roofline = Roofline(model, request.parameters, storage, accelerator, parallelism, calibration)
     limit = min(cached, accelerator.batch_limits().sequences)
-    speed = None if found.reasons or not limit else _most(server, question, limit)
-    replicas = math.ceil(question.peak / speed.sequences) if speed else None
-    hourly, million = _cost(server, question, replicas)
+    speed = None if fitted.reasons or not limit else _most(roofline, request, limit)
+    replicas = math.ceil(request.peak / speed.sequences) if speed else None
+    hourly, million = _cost(roofline, request, replicas)
     return Option(
         variant=variant,
         accelerator=name,
         tensor_parallel_size=parallelism.tensor,
         pipeline_parallel_size=parallelism.pipeline,
-        fits=not found.reasons,
-        reasons=found.reasons,
-        memory=_gpu_memory(found),
-        longest_context=found.longest_context,
+        fits=not fitted.reasons,
+        reasons=fitted.reasons,
+        memory=_gpu_memory(fitted),
+        longest_context=fitted.longest_context,
         kv_cache_tokens=0
-        if found.reasons or not found.cache
-        else found.cache.tokens(found.cache_bytes, question.serving.context),
+        if fitted.reasons or not fitted.cache
+        else fitted.cache.tokens(fitted.cache_bytes, request.settings.context),
         cached_sequences=cached,
-        meets_targets=speed is not None and question.targets.met_by(speed),
-        predicted=Predicted(**vars(speed)) if speed else None,
+        meets_targets=speed is not None and request.targets.met_by(speed),
+        predicted=speed,
         replicas=replicas,
         cost_per_hour=hourly,
         cost_per_million_tokens=million,
     )
 
 
-def _most(server: Server, question: Question, limit: int) -> Speed:
-    """The speed with the most sequences that meet the targets; with a single one if none does."""
+def _most(roofline: Roofline, request: PlanRequest, limit: int) -> PredictedSpeed:
+    """Find the speed with the most sequences that meet the targets; with a single one if none does."""
     low, high = 1, limit
     while low < high:
         middle = (low + high + 1) // 2
-        if question.targets.met_by(server.speed(middle, question.requests)):
+        if request.targets.met_by(roofline.speed(middle, request.requests)):
             low = middle
         else:
             high = middle - 1
-    return server.speed(low, question.requests)
+    return roofline.speed(low, request.requests)
 
 
-def _cost(server: Server, question: Question, replicas: int | None) -> tuple[float | None, float | None]:
-    """The price of all replicas per hour, and that of a million output tokens while the peak lasts."""
-    price = server.accelerator.price_per_hour
+def _cost(roofline: Roofline, request: PlanRequest, replicas: int | None) -> tuple[float | None, float | None]:
+    """Compute the price of all replicas per hour, and that of a million output tokens while the peak lasts."""
+    price = roofline.accelerator.price_per_hour
     if price is None or replicas is None:
         return None, None
-    hourly = price * server.parallelism.gpus * replicas
-    each = server.speed(math.ceil(question.peak / replicas), question.requests)
-    cost = per_million(hourly, each.output_tokens_per_s * replicas)
+    hourly = price * roofline.parallelism.gpus * replicas
+    speed = roofline.speed(math.ceil(request.peak / replicas), request.requests)
+    cost = per_million(hourly, speed.output_tokens_per_s * replicas)
     return hourly, cost.value if cost else None
 
 
-def _gpu_memory(found: Fit) -> GpuMemory:
-    memory = found.memory
+def _gpu_memory(fitted: Fit) -> GpuMemory:
+    memory = fitted.memory
     return GpuMemory(
         usable_gib=memory.budget / GIB,
         weights_gib=memory.weights / GIB,
         activations_gib=memory.activations / GIB,
         cuda_graphs_gib=memory.graphs / GIB,
         runtime_gib=memory.runtime / GIB,
-        kv_cache_gib=found.cache_bytes / GIB,
+        kv_cache_gib=fitted.cache_bytes / GIB,
     )
 
 
-def _order(question: Question, option: Option) -> tuple[bool, bool, bool, float, float, int]:
-    memory = question.accelerators[option.accelerator].memory_gib * option.gpus * (option.replicas or 1)
+def _order(request: PlanRequest, option: Option) -> tuple[bool, bool, bool, float, float, int]:
+    memory = request.accelerators[option.accelerator].memory_gib * option.gpus * (option.replicas or 1)
     cost = option.cost_per_hour
     tokens = option.predicted.output_tokens_per_s if option.predicted else 0.0
     return (

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from pydantic import BaseModel, ConfigDict
+
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture, Attention, LatentAttention
 from scoring.capacity.assumptions import (
@@ -24,8 +26,8 @@ from scoring.capacity.assumptions import (
     STEP_MS,
 )
 from scoring.capacity.memory import Parallelism
-from scoring.capacity.weights import HALF, Parameters, loaded_bytes
-from scoring.names import VariantName
+from scoring.capacity.storage import HALF, Storage
+from scoring.capacity.weights import Parameters, loaded_bytes
 
 ALL_REDUCES: Final = 2
 """Per layer: after attention and after the MLP."""
@@ -38,9 +40,14 @@ class Requests:
     prompt_tokens: int
     output_tokens: int
 
+    @property
+    def mean_context(self) -> int:
+        """Tokens in the cache halfway through the answer."""
+        return self.prompt_tokens + self.output_tokens // 2
+
 
 @dataclass(frozen=True)
-class Calibration:
+class SpeedCalibration:
     """Measured divided by predicted times, of earlier evaluations on the same type of GPU; 1: nothing was measured."""
 
     ttft: float = 1.0
@@ -48,41 +55,48 @@ class Calibration:
     evaluations: int = 0
 
 
-@dataclass(frozen=True)
-class Speed:
-    """One replica with so many sequences at once."""
+class PredictedSpeed(BaseModel):
+    """One replica with that many sequences at once."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     sequences: int
     ttft_ms: float
     tpot_ms: float
     requests_per_s: float
     output_tokens_per_s: float
+    """Goodput if the targets are met: every request meets them."""
 
 
 @dataclass(frozen=True)
-class Server:
-    """A variant on a number of GPUs."""
+class Roofline:
+    """The roofline model of a variant on a number of GPUs."""
 
     model: Architecture
     parameters: Parameters
-    variant: VariantName
+    storage: Storage
     accelerator: Accelerator
     parallelism: Parallelism
-    group_size: int = 128
-    calibration: Calibration = Calibration()
+    calibration: SpeedCalibration = SpeedCalibration()
 
-    def speed(self, sequences: int, requests: Requests) -> Speed:
-        """The mean speed while so many users each send a request, wait for the answer, and send the next."""
-        prefill, step = self.prefill_s(requests.prompt_tokens), self.step_s(sequences, self._mean_context(requests))
+    def speed(self, sequences: int, requests: Requests) -> PredictedSpeed:
+        """Predict the mean speed while that many users each send a request, wait for the answer, and send the next."""
+        prefill, step = self.prefill_s(requests.prompt_tokens), self.step_s(sequences, requests.mean_context)
         busy = sequences * prefill / (sequences * prefill + requests.output_tokens * step)
         queue = busy * prefill / (2 * (1 - busy))  # mean wait in an M/D/1 queue
         ttft = (queue + prefill + step) * self.calibration.ttft
         tpot = (step + (sequences - 1) * prefill / requests.output_tokens) * self.calibration.tpot
         rate = sequences / (ttft + (requests.output_tokens - 1) * tpot)
-        return Speed(sequences, ttft * 1e3, tpot * 1e3, rate, rate * requests.output_tokens)
+        return PredictedSpeed(
+            sequences=sequences,
+            ttft_ms=ttft * 1e3,
+            tpot_ms=tpot * 1e3,
+            requests_per_s=rate,
+            output_tokens_per_s=rate * requests.output_tokens,
+        )
 
     def prefill_s(self, tokens: int) -> float:
-        """Seconds to compute a prompt alone."""
+        """Predict the seconds to compute a prompt alone."""
         model, size = self.model, self.parallelism.tensor
         head = self.parameters.head or self.parameters.embedding
         matrices = 2.0 * (self.parameters.multiplied - head) * tokens + 2.0 * head
@@ -97,7 +111,7 @@ class Server:
         return max(compute, memory) + self._all_reduces_s(tokens) + STEP_MS.value / 1e3
 
     def step_s(self, sequences: int, context: int) -> float:
-        """Seconds until each of so many sequences, *context* tokens long, has its next token."""
+        """Predict the seconds until each of that many sequences, *context* tokens long, has its next token."""
         size, stages = self.parallelism.tensor, self.parallelism.pipeline
         batch = math.ceil(sequences / stages)  # the stages work on parts of the sequences in turns
         memory = self._read_s(self._weights(batch) + batch * self._cache(context))
@@ -129,34 +143,29 @@ class Server:
     @cached_property
     def _loaded(self) -> Mapping[float, float]:
         """Bytes of weights on one GPU, by the probability that a token does not use them."""
-        *layers, embedding, head, _ = loaded_bytes(
-            self.model, self.parameters, self.variant, self.group_size, self.parallelism.tensor
-        )
-        found: dict[float, float] = defaultdict(float, {0.0: head or embedding})
+        *layers, embedding, head, _ = loaded_bytes(self.model, self.parameters, self.storage, self.parallelism.tensor)
+        by_unused: dict[float, float] = defaultdict(float, {0.0: head or embedding})
         for layer, loaded in zip(self.model.layers, layers, strict=True):
             feed_forward = layer.feed_forward
             in_experts = 3 * feed_forward.experts * self.model.hidden * feed_forward.expert_width
             share = in_experts / sum(matrix.parameters for matrix in layer.matrices(self.model.hidden))
-            found[0.0] += loaded * (1 - share)
+            by_unused[0.0] += loaded * (1 - share)
             if feed_forward.experts:
-                found[1 - feed_forward.active / feed_forward.experts] += loaded * share
-        return found
+                by_unused[1 - feed_forward.active / feed_forward.experts] += loaded * share
+        return by_unused
 
     def _all_reduces_s(self, tokens: int) -> float:
         size = self.parallelism.tensor
         if size == 1:
             return 0.0
         one_way = self.accelerator.link_gb_per_s / 2 * 1e9 * LINK_EFFICIENCY.value
-        each = 2 * (size - 1) / size * tokens * self.model.hidden * HALF / one_way + LINK_LATENCY_US.value / 1e6
-        return ALL_REDUCES * len(self.model.layers) * each
+        seconds = 2 * (size - 1) / size * tokens * self.model.hidden * HALF / one_way + LINK_LATENCY_US.value / 1e6
+        return ALL_REDUCES * len(self.model.layers) * seconds
 
     def _peak(self) -> float:
-        """Operations per second; AWQ and GPTQ compute in 16 bits."""
+        """Operations per second in the type of the storage, or else in 16 bits."""
         tflops = self.accelerator.tflops
-        return (tflops.int8 or tflops.bf16 if self.variant == "int8" else tflops.bf16) * 1e12
-
-    def _mean_context(self, requests: Requests) -> int:
-        return requests.prompt_tokens + requests.output_tokens // 2
+        return (getattr(tflops, self.storage.arithmetic) or tflops.bf16) * 1e12
 
 
 def _attention_operations(attention: Attention | LatentAttention, tokens: int) -> float:

@@ -6,18 +6,9 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
-from scoring.capacity.architecture import Architecture, Layer, Matrix, NotSizeable
-from scoring.names import VariantName
+from scoring.capacity.architecture import Architecture, Layer, NotSizeable
+from scoring.capacity.storage import HALF, Storage
 
-HALF: Final = 2
-"""Bytes of a weight in 16 bits. Everything that a variant does not quantize stays in 16 bits."""
-SCALE_BYTES: Final = 2
-"""A scale of AWQ or GPTQ, one per group of inputs and output."""
-ZERO_POINT_BITS: Final = 4
-INT8_SCALE_BYTES: Final = 4
-"""A scale of int8, one per output; float32 at most."""
-GROUP_INDEX_BYTES: Final = 4
-"""GPTQ stores the number of the group of each input (``g_idx``); vLLM drops it after loading."""
 UNEXPLAINED: Final = 0.01
 """The checkpoint may lack at most this share of the parameters that config.json describes (biases, other norms)."""
 
@@ -61,7 +52,7 @@ class Parameters(BaseModel):
 
 
 def count_parameters(model: Architecture, stored: int | None = None) -> Parameters:
-    """The parameters of a model by kind.
+    """Count the parameters of a model by kind.
 
     Args:
         model: its architecture.
@@ -102,25 +93,17 @@ def count_parameters(model: Architecture, stored: int | None = None) -> Paramete
     return described.model_copy(update={"other": max(0, stored - described.total)})
 
 
-def stored_bytes(model: Architecture, parameters: Parameters, variant: VariantName, group_size: int) -> int:
-    """Bytes of a variant's safetensors files, without their headers.
-
-    Args:
-        model: the architecture.
-        parameters: its parameters.
-        variant: how the weights are stored.
-        group_size: inputs that share one scale of AWQ or GPTQ.
-    """
+def stored_bytes(model: Architecture, parameters: Parameters, storage: Storage) -> int:
+    """Bytes of a variant's safetensors files, without their headers."""
     total = parameters.total * HALF
     for layer, layers in model.counted.items():
         for matrix in layer.matrices(model.hidden):
-            if variant in matrix.quantized:
-                total += layers * (_stored(matrix, variant, group_size) - matrix.parameters * HALF)
+            total += layers * (storage.stored_bytes(matrix) - matrix.parameters * HALF)
     return total
 
 
 def loaded_bytes(
-    model: Architecture, parameters: Parameters, variant: VariantName, group_size: int, tensor_parallel_size: int
+    model: Architecture, parameters: Parameters, storage: Storage, tensor_parallel_size: int
 ) -> tuple[int, ...]:
     """Bytes that one GPU holds of each layer, followed by those of the embedding, the head and the rest.
 
@@ -128,37 +111,23 @@ def loaded_bytes(
     More GPUs than KV heads hold copies of these, which are not counted: they are below one percent.
     """
     size = tensor_parallel_size
-    each = {layer: _loaded_layer(model, layer, variant, group_size, size) for layer in model.counted}
-    layers = map(each.__getitem__, model.layers)
-    rest = (parameters.other + model.hidden) * HALF  # vLLM loads the other parts, or most of them
-    return (*layers, parameters.embedding * HALF // size, parameters.head * HALF // size, rest)
 
+    def layer_bytes(layer: Layer) -> int:
+        matrices = (
+            storage.loaded_bytes(matrix) // (1 if matrix.split == "none" else size)
+            for matrix in layer.matrices(model.hidden)
+        )
+        return sum(matrices) + (_vectors(layer) + layer.router) * HALF
 
-def _loaded_layer(model: Architecture, layer: Layer, variant: VariantName, group_size: int, size: int) -> int:
-    matrices = sum(_loaded(matrix, variant, group_size, size) for matrix in layer.matrices(model.hidden))
-    return matrices + (_vectors(layer) + layer.router) * HALF
+    by_layer = {layer: layer_bytes(layer) for layer in model.counted}
+    undivided = (parameters.other + model.hidden) * HALF  # vLLM loads the other parts, or most of them
+    return (
+        *map(by_layer.__getitem__, model.layers),
+        parameters.embedding * HALF // size,
+        parameters.head * HALF // size,
+        undivided,
+    )
 
 
 def _vectors(layer: Layer) -> int:
     return layer.vectors + (layer.state_space.vectors if layer.state_space else 0)
-
-
-def _stored(matrix: Matrix, variant: VariantName, group_size: int) -> int:
-    index = matrix.count * matrix.tensors * matrix.inputs * GROUP_INDEX_BYTES if variant == "gptq" else 0
-    return _packed(matrix, variant, group_size) + index
-
-
-def _loaded(matrix: Matrix, variant: VariantName, group_size: int, size: int) -> int:
-    whole = _packed(matrix, variant if variant in matrix.quantized else "fp16", group_size)
-    return whole if matrix.split == "none" else whole // size
-
-
-def _packed(matrix: Matrix, variant: VariantName, group_size: int) -> int:
-    """Bytes of the weights with their scales and zero points."""
-    if variant == "fp16":
-        return matrix.parameters * HALF
-    outputs = matrix.count * matrix.outputs
-    if variant == "int8":
-        return matrix.parameters + outputs * INT8_SCALE_BYTES
-    groups = -(-matrix.inputs // group_size)
-    return matrix.parameters // 2 + groups * outputs * (8 * SCALE_BYTES + ZERO_POINT_BITS) // 8

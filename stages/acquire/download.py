@@ -139,7 +139,7 @@ class LocalSource:
 
 
 def require_space(directory: Path, needed_bytes: int) -> None:
-    """Raises: NotEnoughSpace: the message says how much is needed and how much is free."""
+    """Refuse with NotEnoughSpace, which says how much is needed and how much is free."""
     free = shutil.disk_usage(directory).free
     if needed_bytes + SPARE_BYTES > free:
         raise NotEnoughSpace(
@@ -223,7 +223,7 @@ def _in_parallel(files: Sequence[hub.HubFile], ensure: Callable[[hub.HubFile, _G
 
 
 def _partial(file: hub.HubFile, into: Path) -> Path:
-    """The path of an unfinished file. Its name has the digest, so that it never continues a file with other content."""
+    """Name an unfinished file. Its name has the digest, so that it never continues a file with other content."""
     return into / PARTIAL / f"{file.path.replace('/', '--')}.{file.sha256 or file.git_sha1}"
 
 
@@ -236,7 +236,7 @@ def _there(file: hub.HubFile, into: Path) -> tuple[bool, int]:
 
 
 def _verified(file: hub.HubFile, path: Path) -> File | None:
-    """The record of the file if the content of *path* has the Hub's size and digest."""
+    """Return the record of the file if the content of *path* has the Hub's size and digest."""
     if path.stat().st_size != file.size_bytes:
         return None
     record = File(path=file.path, size_bytes=file.size_bytes, sha256=sha256_of(path))
@@ -245,7 +245,7 @@ def _verified(file: hub.HubFile, path: Path) -> File | None:
 
 
 def _digest(file: hub.HubFile, path: Path) -> str:
-    """The digest of *path*, by the algorithm that the Hub uses for the file: sha256, or git's sha1."""
+    """Compute the digest of *path* by the algorithm that the Hub uses for the file: sha256, or git's sha1."""
     if file.sha256:
         return sha256_of(path)
     content = path.read_bytes()

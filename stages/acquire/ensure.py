@@ -90,7 +90,7 @@ def fill(work: Path, source: Source, small: Sequence[str], commit: str) -> tuple
 
 
 def intact(base: Path, commit: str) -> Acquired | None:
-    """The record of *base* if it contains exactly that commit, undamaged.
+    """Return the record of *base* if it contains exactly that commit, undamaged.
 
     A file counts as unchanged if it has the recorded size and was last changed before the record was written. After a
     later change, even one of its links or its owner, the file is read again and compared with its digest.
@@ -114,7 +114,7 @@ def intact(base: Path, commit: str) -> Acquired | None:
 
 
 def recorded(base: Path) -> Iterable[File]:
-    """The files in the record of *base* that exist, of any commit."""
+    """List the files in the record of *base* that exist, of any commit."""
     record = read_record(base)
     return [file for file in record.files if (base / file.path).is_file()] if record else []
 

@@ -15,7 +15,7 @@ KIB: Final = 1024.0
 
 
 def readable(count: float) -> str:
-    """A number of bytes as a person reads it, such as ``14.9 GiB``."""
+    """Format a number of bytes as a person reads it, such as ``14.9 GiB``."""
     for unit in ("B", "KiB", "MiB"):
         if count < KIB:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"

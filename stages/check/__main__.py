@@ -14,6 +14,7 @@ from typing import Final
 
 from scoring.units import GIB
 from stages.parts.base import program
+from stages.parts.base.formats import quantized_formats
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import parse_json
@@ -23,8 +24,8 @@ from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import check_gpus
 from stages.parts.model.description import describe_commit
 from stages.parts.model.name import ModelName
-from stages.parts.vllm.automatic import Asked, Decided, decide, place_here
-from stages.parts.vllm.kernels import FORMATS, missing_kernels
+from stages.parts.vllm.automatic import Decided, Requirements, decide, place_here
+from stages.parts.vllm.kernels import missing_kernels
 from stages.parts.vllm.placement import check_replicas
 
 HINT: Final = (
@@ -43,7 +44,7 @@ def main() -> None:
         check_gpus()
         described = describe_commit(store, arguments.model, arguments.commit)
         place = place_here(catalogue(), arguments.gpus)
-        decided = decide(described, Asked(serving, workload, optimize), place)
+        decided = decide(described, Requirements(serving, workload, optimize), place)
         check_replicas(decided.serving)
         for note in decided.notes:
             print(f"note: {note}", file=sys.stderr)
@@ -55,7 +56,7 @@ def main() -> None:
         with program.outcome(store, "check", name) as report:
             report.left_out(why, hint=HINT)
     made = optimize.variants if optimize.make_unservable else served
-    for quantized in FORMATS:
+    for quantized in quantized_formats():
         program.write_output(quantized, str(quantized in made).lower())
     program.write_output("variants", ",".join(served))
     program.write_output("left-out", "\n".join(f"{name}: {why}" for name, why in missing.items()))
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 def _write(decided: Decided) -> None:
-    """The settings that evaluate takes, and what its pod needs."""
+    """Write the settings that evaluate takes, and what its pod needs."""
     program.write_output("serving", canonical_json(decided.serving))
     program.write_output("gpus", str(decided.gpus))
     program.write_output("memory", _gib(decided.memory_bytes))

@@ -1,4 +1,4 @@
-"""optimize: make one variant of a model (fp16, awq, gptq or int8), verify its files, and publish it in the store.
+"""optimize: make one variant of a model, verify its files, and publish it in the store.
 
-``methods.py`` lists the methods. To add one, write a file with a ``Quantizer`` and add a line there.
+The formats are those of ``stages.parts.base.formats``.
 """

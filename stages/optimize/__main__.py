@@ -6,8 +6,8 @@ import argparse
 
 from scoring.units import MIB
 from stages.optimize.ensure import ensure
-from stages.optimize.methods import QUANTIZERS
 from stages.parts.base import program
+from stages.parts.base.formats import FORMATS
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.settings import parse_json
 from stages.parts.base.store import ModelStore, store_root
@@ -42,7 +42,7 @@ def _arguments() -> argparse.Namespace:
         epilog="""example: python -m stages.optimize --model org/name --method gptq --settings '{"group_size": 32}'""",
     )
     parser.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
-    parser.add_argument("--method", required=True, help=f"one of: {', '.join(QUANTIZERS)}")
+    parser.add_argument("--method", required=True, help=f"one of: {', '.join(FORMATS)}")
     parser.add_argument("--settings", default="{}", help="JSON: Optimize in stages/parts/base/optimize_settings.py")
     return parser.parse_args()
 

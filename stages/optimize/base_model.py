@@ -63,12 +63,17 @@ class Base:
             match = BLOCK_WEIGHT.match(name)
             if match and len(tensor.shape) == 2 and tensor.dtype in FLOATS:
                 blocks.setdefault(match[1], {})[name] = tensor
-        return max(blocks.values(), key=lambda each: sum(tensor.count for tensor in each.values()), default={})
+        return max(blocks.values(), key=lambda block: sum(tensor.count for tensor in block.values()), default={})
 
     @cached_property
     def dtype(self) -> str:
         """The floating-point type of most bytes: 'bfloat16', 'float32', …"""
         return main_dtype(self.tensors.values())
+
+    @property
+    def half_dtype(self) -> str:
+        """The type of what a variant keeps in 16 bit: the model's own 16-bit type, or bfloat16 for a wider model."""
+        return self.dtype if self.dtype in SIXTEEN_BIT else "bfloat16"
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -77,13 +82,13 @@ class Base:
         return tuple(name for name in names if name != CONFIG and not name.endswith(WEIGHTS))
 
     def setting(self, name: str) -> Any:
-        """A value in ``config.json``; for a multimodal model, from its ``text_config`` if it is there."""
+        """Read a value in ``config.json``; for a multimodal model, from its ``text_config`` if it is there."""
         text = self.config.get("text_config")
         return text.get(name, self.config.get(name)) if isinstance(text, dict) else self.config.get(name)
 
 
 def read_base(store: ModelStore) -> Base:
-    """The model in ``base/``.
+    """Read the model in ``base/``.
 
     Raises:
         NothingToServe: the model was not acquired yet.
@@ -105,13 +110,13 @@ def read_base(store: ModelStore) -> Base:
 
 
 def main_dtype(tensors: Iterable[Tensor]) -> str:
-    """The floating-point type of most bytes in *tensors*; empty if no tensor is floating-point."""
+    """Find the floating-point type of most bytes in *tensors*; empty if no tensor is floating-point."""
     sizes = {name: size for name, size in bytes_by_type(tensors).items() if name in FLOATS.values()}
     return max(sizes, key=sizes.__getitem__, default="")
 
 
 def bytes_by_type(tensors: Iterable[Tensor]) -> dict[str, int]:
-    """The bytes of *tensors* by type: 'bfloat16', 'int32', …"""
+    """Count the bytes of *tensors* by type: 'bfloat16', 'int32', …"""
     sizes: Counter[str] = Counter()
     for tensor in tensors:
         sizes[NAMES.get(tensor.dtype, tensor.dtype)] += tensor.end - tensor.start

@@ -21,7 +21,7 @@ KIND: Final = "calibration"
 
 
 def calibration_path(text: str) -> Path:
-    """The file that ``Calibration.text`` names.
+    """Find the file that ``Calibration.text`` names.
 
     Raises:
         UnknownName, ConfigError: see ``stages.parts.model.corpora``.
@@ -30,7 +30,7 @@ def calibration_path(text: str) -> Path:
 
 
 def calibration_digest(calibration: Calibration, sequence_length: int) -> str:
-    """A digest of all that determines the calibration set of one tokenizer: the file's bytes and how it is cut.
+    """Compute a digest of all that determines the calibration set of one tokenizer: the file's bytes and how it is cut.
 
     Raises:
         UnknownName, ConfigError: the file does not exist or can't be read.
@@ -45,7 +45,7 @@ def calibration_digest(calibration: Calibration, sequence_length: int) -> str:
 
 
 def read_documents(path: Path) -> list[str]:
-    """The documents in a calibration text.
+    """Read the documents in a calibration text.
 
     Raises:
         ConfigError: the file is unreadable, malformed or empty.

@@ -12,11 +12,10 @@ from typing import Any, Final
 
 from stages.optimize.base_model import Base, read_base
 from stages.optimize.calibration import calibration_digest
-from stages.optimize.methods import quantizer
-from stages.optimize.quantizer import Quantizer
 from stages.optimize.verification import verify
 from stages.parts.base.aside import take_up
-from stages.parts.base.errors import ConfigError, DamagedModel
+from stages.parts.base.errors import ConfigError, DamagedModel, UnknownName
+from stages.parts.base.formats import FORMATS
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
 from stages.parts.machine.lock import together
@@ -30,40 +29,42 @@ Identity = dict[str, Any]
 
 
 def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, bool]:
-    """The variant that the method *name* makes, and whether it had to be made now.
+    """Return the variant that the method *name* makes, and whether it had to be made now.
 
     Raises:
         UnknownName, ConfigError: a setting is wrong, or the calibration text can't be used.
         NothingToServe, DamagedModel, UnusableModel: see ``read_base``.
         QuantizationFailed: nothing was published.
     """
-    method = quantizer(name)
+    if name not in FORMATS:
+        raise UnknownName("method", name, FORMATS)
     base = read_base(store)
-    identity = identify(name, method, base, settings)
+    identity = identify(name, base, settings)
     if found := existing(store, name, digest_of(identity)):
         return found, False
-    method.check(settings, base)
+    FORMATS[name].quantizer.check(settings, base)
     with exclusive(store.lock(f"optimize-{name}"), f"optimize {name}"):
         # Another process may have made it while this one waited; another configuration, before.
         take_up(store, [store.optimized(name)], _key_there(store, name), digest_of(identity))
         if found := existing(store, name, digest_of(identity)):
             return found, False
         with together(f"optimize {name} of {store.model}"):
-            return build(store, name, method, base, settings, identity), True
+            return build(store, name, base, settings, identity), True
 
 
-def identify(name: str, method: Quantizer, base: Base, settings: Optimize) -> Identity:
-    """All that determines the variant's files."""
-    parameters = method.parameters(settings, base)
+def identify(name: str, base: Base, settings: Optimize) -> Identity:
+    """Name all that determines the variant's files."""
+    quantizer = FORMATS[name].quantizer
+    parameters = quantizer.parameters(settings, base)
     calibration = settings.calibration
     return {
         "method": name,
         "parameters": parameters,
         "base_digest": base.record.digest,
         "calibration_digest": calibration_digest(calibration, parameters["sequence_length"])
-        if method.calibrated
+        if quantizer.calibrated
         else None,
-        "tool_versions": {tool: installed_version(tool) for tool in method.tools},
+        "tool_versions": {tool: installed_version(tool) for tool in quantizer.tools},
     }
 
 
@@ -75,7 +76,7 @@ def installed_version(tool: str) -> str:
 
 
 def existing(store: ModelStore, name: str, key: str) -> Variant | None:
-    """The published variant with this key, if all its files exist and have the recorded sizes."""
+    """Find the published variant with this key, if all its files exist and have the recorded sizes."""
     directory = store.optimized(name)
     try:
         variant = Variant.read(directory / VARIANT)
@@ -97,14 +98,12 @@ def _key_there(store: ModelStore, name: str) -> str | None:
     return None
 
 
-def build(
-    store: ModelStore, name: str, method: Quantizer, base: Base, settings: Optimize, identity: Identity
-) -> Variant:
+def build(store: ModelStore, name: str, base: Base, settings: Optimize, identity: Identity) -> Variant:
     """Quantize, verify, describe, publish."""
     started = time.monotonic()
     with store.building(store.optimized(name)) as work:
-        peak = method.quantize(settings, base, work)
-        weights = verify(name, base, work, group_size=identity["parameters"].get("group_size"))
+        peak = FORMATS[name].quantizer.quantize(settings, base, work)
+        weights = verify(name, base, work, identity["parameters"])
         for path in work.iterdir():
             if path.stat().st_mode & READABLE != READABLE:
                 path.chmod(READABLE)  # safetensors writes files that only their owner may read

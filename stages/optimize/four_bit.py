@@ -8,27 +8,40 @@ tokenizer, come unchanged from the base, because transformers would rewrite them
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from stages.optimize.base_model import SIXTEEN_BIT, Base
+from scoring.capacity.storage import DEFAULT_GROUP_SIZE, Scales, Storage
+from stages.optimize.base_model import FLOATS, Base
 from stages.optimize.calibration import calibration_path, read_documents
 from stages.optimize.gptqmodel_job import BITS, RESULT, SAVED, QuantizationJob, QuantizationResult
-from stages.optimize.quantizer import Peak
+from stages.optimize.shards import read_headers
 from stages.parts.base.errors import ConfigError, QuantizationFailed
+from stages.parts.base.formats import Format, Kernel, Peak
 from stages.parts.base.optimize_settings import Calibration, Optimize
 from stages.parts.base.store import write_json
 from stages.parts.machine.hardware import gpus, no_gpu
 from stages.parts.machine.process import contained
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.checkpoint import CONFIG
+from stages.parts.model.safetensors import Tensor
 
 GROUP_SIZES: Final = (128, 64, 32)
+WIDTH: Final = 4096
+MAX_UNQUANTIZED_SHARE: Final = 0.1
+"""Share of the linear layers' weights. Quantizers skip some layers on purpose, such as a mixture's router."""
+PACK_BITS: Final = 32
+PARTS: Final = ("qweight", "qzeros", "scales")
+DERIVED: Final = ("inv_freq", ".attn.masked_bias", ".attn.bias")
+"""Buffers in older checkpoints, which libraries now compute and no longer store."""
 MISFIT_SHARE: Final = 0.1
 """Share of the linear layers' weights that may stay in 16 bit (a mixture's router, a state space's step)."""
 QUANTIZE_CONFIG: Final = "quantize_config.json"
@@ -54,7 +67,7 @@ class FourBit:
             "bits": BITS,
             "group_size": settings.group_size,
             "symmetric": self.symmetric,
-            "dtype": quantized_dtype(base),
+            "dtype": base.half_dtype,
             "calibration_text": Path(calibration.text).name,
             "samples": calibration.samples,
             "sequence_length": sequence_length(settings, base),
@@ -82,7 +95,7 @@ class FourBit:
                 base=base.directory.absolute(),
                 folder=folder.absolute(),
                 symmetric=self.symmetric,
-                dtype=quantized_dtype(base),
+                dtype=base.half_dtype,
                 linear_in_float32=linear_in_float32(),
                 group_size=settings.group_size,
                 calibration=with_absolute_path(settings.calibration),
@@ -106,18 +119,23 @@ class FourBit:
             take(folder / SAVED, target)
         return Peak(result.peak_resident_bytes, result.peak_gpu_bytes)
 
+    def verify(self, base: Base, directory: Path, parameters: Mapping[str, Any]) -> int:
+        """Check that the decoder's linear layers are packed, and that ``config.json`` agrees with them."""
+        bits = check_quantized(base, read_headers(directory), parameters["group_size"])
+        stated = json.loads((directory / CONFIG).read_bytes()).get("quantization_config", {})
+        expected = {"quant_method": self.method, "bits": bits, "group_size": parameters["group_size"]}
+        for field, value in expected.items():
+            if stated.get(field) != value:
+                raise ValueError(f"config.json says {field} {stated.get(field)!r}, the weights say {value!r}")
+        return bits
+
 
 def first_misfit(base: Base, group_size: int) -> str:
-    """A linear layer whose input width *group_size* does not divide; empty if there are no or few such layers."""
+    """Find a linear layer whose input width *group_size* does not divide; empty if there are no or few such layers."""
     weights = base.linear_weights
     misfits = [name for name, tensor in weights.items() if tensor.shape[1] % group_size]
     share = sum(weights[name].count for name in misfits) / max(1, sum(tensor.count for tensor in weights.values()))
     return misfits[0] if share > MISFIT_SHARE else ""
-
-
-def quantized_dtype(base: Base) -> str:
-    """The type of the tensors that stay in 16 bit: the base's own 16-bit type, or bfloat16 for a wider base."""
-    return base.dtype if base.dtype in SIXTEEN_BIT else "bfloat16"
 
 
 def linear_in_float32() -> bool:
@@ -169,7 +187,7 @@ def run(job: QuantizationJob) -> tuple[int, str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables that GPTQModel and the Hub's libraries read when they are imported."""
+    """Set the environment variables that GPTQModel and the Hub's libraries read when they are imported."""
     return {
         **os.environ,
         "GPTQMODEL_CPU_WORKERS": str(max(2, len(os.sched_getaffinity(0)))),  # its thread pool may crash with one worker
@@ -195,3 +213,125 @@ def take(saved: Path, target: Path) -> None:
         (target / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     for path in sorted(saved.glob("*.safetensors*")):
         shutil.move(path, target / path.name)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One quantized layer, as the shapes of its tensors describe it."""
+
+    bits: int
+    group_size: int
+    inputs: int
+    outputs: int
+
+
+def check_quantized(base: Base, tensors: Mapping[str, Tensor], group_size: int) -> int:
+    """Check that all layers of the base are there, the decoder's linear layers packed. Returns the bits per weight.
+
+    Raises:
+        ValueError
+    """
+    layers = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
+    packed = {f"{layer}.weight": read_packed(layer, tensors) for layer in layers}
+    for name, layer in packed.items():
+        if name in base.tensors and {layer.inputs, layer.outputs} != set(base.tensors[name].shape):
+            raise ValueError(
+                f"{name} was {list(base.tensors[name].shape)} and is now [{layer.outputs}, {layer.inputs}]"
+            )
+        if layer.group_size != group_size:
+            raise ValueError(f"{name} has groups of {layer.group_size}, not {group_size}")
+    check_complete(base, tensors, packed)
+    done = sum(layer.inputs * layer.outputs for layer in packed.values())
+    total = sum(tensor.count for tensor in base.linear_weights.values())
+    if done < (1 - MAX_UNQUANTIZED_SHARE) * total or not done:
+        raise ValueError(f"only {done / max(1, total):.0%} of the linear layers' weights are quantized")
+    bits = {layer.bits for layer in packed.values()}
+    if len(bits) > 1:
+        raise ValueError(f"the layers differ in bits: {sorted(bits)}")
+    return bits.pop()
+
+
+def read_packed(layer: str, tensors: Mapping[str, Tensor]) -> Packed:
+    """One layer, from the shapes of scales (groups, outputs), qzeros (groups, outputs·bits/32) and qweight, which is
+    (inputs·bits/32, outputs) in gptq's layout and (inputs, outputs·bits/32) in awq's.
+
+    Raises:
+        ValueError: the tensors are incomplete or don't belong together.
+    """
+    missing = [part for part in PARTS if f"{layer}.{part}" not in tensors]
+    if missing:
+        raise ValueError(f"{layer}.{missing[0]} is missing")
+    weight, zeros, scales = (tensors[f"{layer}.{part}"] for part in PARTS)
+    if (weight.dtype, zeros.dtype, scales.dtype in FLOATS) != ("I32", "I32", True):
+        raise ValueError(f"{layer} is packed as {weight.dtype}, {zeros.dtype} and {scales.dtype}")
+    groups, outputs = scales.shape
+    bits = zeros.shape[1] * PACK_BITS // outputs
+    inputs = weight.shape[0] if weight.shape[1] < outputs else weight.shape[0] * PACK_BITS // max(1, bits)
+    if zeros.shape[0] != groups or weight.count * PACK_BITS != inputs * outputs * bits or not groups:
+        raise ValueError(f"{layer}: qweight, qzeros and scales don't belong together")
+    return Packed(bits, inputs // groups, inputs, outputs)
+
+
+def check_complete(base: Base, tensors: Mapping[str, Tensor], packed: Mapping[str, Packed]) -> None:
+    """Check that no tensor of the base is missing or renamed: vLLM finds weights by the publisher's names.
+
+    Raises:
+        ValueError
+    """
+    for name, original in base.tensors.items():
+        if name not in tensors and name not in packed and not name.endswith(DERIVED) and not is_tied(base, name):
+            raise ValueError(f"{name} is missing")
+        if name in tensors and tensors[name].shape != original.shape:
+            raise ValueError(f"{name} was {list(original.shape)} and is now {list(tensors[name].shape)}")
+
+
+def is_tied(base: Base, name: str) -> bool:
+    """Whether *name* is a head that shares the weights of the embedding, and may therefore be missing."""
+    return name == "lm_head.weight" and bool(base.setting("tie_word_embeddings"))
+
+
+def choose_kernel(zero_points: bool) -> Callable[[], object]:
+    """Make a function that lets vLLM choose its kernel for 4-bit layers of a width that every kernel can divide."""
+
+    def choose() -> object:
+        import torch
+        from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel
+        from vllm.platforms import current_platform
+        from vllm.scalar_type import scalar_types
+
+        return choose_mp_linear_kernel(
+            MPLinearLayerConfig(
+                full_weight_shape=(WIDTH, WIDTH),
+                partition_weight_shape=(WIDTH, WIDTH),
+                weight_type=scalar_types.uint4 if zero_points else scalar_types.uint4b8,
+                act_type=torch.bfloat16 if current_platform.has_device_capability(80) else torch.float16,
+                group_size=DEFAULT_GROUP_SIZE,
+                zero_points=zero_points,
+            )
+        )
+
+    return choose
+
+
+def four_bit(method: str, *, symmetric: bool, further: tuple[Scales, ...] = ()) -> Format:
+    """Describe a 4-bit format: each group of inputs has a scale and a zero point per output.
+
+    Args:
+        method: its name in GPTQModel and vLLM.
+        symmetric: whether the zero points are all in the middle.
+        further: what it stores besides.
+    """
+    group = Scales(bits=16, inputs=DEFAULT_GROUP_SIZE, adjustable=True)
+    storage = Storage(
+        label="4-bit",
+        weight_bits=BITS,
+        scales=(group, replace(group, bits=BITS), *further),
+        capabilities=(7.5, math.inf),  # Marlin's
+    )
+    kernel = Kernel("cpu_gemm_wna16", choose_kernel(zero_points=not symmetric), avx512=True)
+    return Format(storage, FourBit(method, symmetric=symmetric), kernel, only_16_bit=True)
+
+
+AWQ: Final = four_bit("awq", symmetric=False)
+# GPTQ stores the number of each input's group (g_idx), which vLLM drops after loading.
+GPTQ: Final = four_bit("gptq", symmetric=True, further=(Scales(bits=32, inputs=1, outputs=None, loaded=False),))

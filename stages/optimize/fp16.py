@@ -7,16 +7,18 @@ bfloat16 too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from scoring.capacity.storage import SIXTEEN_BIT as STORAGE
 from stages.optimize.base_model import FLOATS, SIXTEEN_BIT, Base
-from stages.optimize.four_bit import quantized_dtype
-from stages.optimize.quantizer import Peak, peak_resident_bytes
-from stages.optimize.shards import blocks, layout, write_config, write_index
+from stages.optimize.shards import blocks, layout, read_headers, write_config, write_index
 from stages.parts.base.errors import QuantizationFailed
+from stages.parts.base.formats import Format, Peak
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import place_tree
+from stages.parts.machine.process import peak_resident_bytes
 from stages.parts.model.checkpoint import INDEX
 from stages.parts.model.safetensors import BITS, read_header
 
@@ -30,11 +32,11 @@ RECIPE: Final = 2
 
 
 class Fp16:
-    tools: tuple[str, ...] = ("numpy",)
-    calibrated = False
+    tools: ClassVar[tuple[str, ...]] = ("numpy",)
+    calibrated: ClassVar[bool] = False
 
     def parameters(self, settings: Optimize, base: Base) -> dict[str, Any]:  # noqa: ARG002
-        return {"dtype": quantized_dtype(base), "recipe": RECIPE}
+        return {"dtype": base.half_dtype, "recipe": RECIPE}
 
     def check(self, settings: Optimize, base: Base) -> None:
         """There is nothing to check before the weights are read."""
@@ -48,8 +50,25 @@ class Fp16:
                 cast_file(base.directory / name, target / name)
             if sharded:
                 write_index(base, target)
-        write_config(base, target, quantized_dtype(base))
+        write_config(base, target, base.half_dtype)
         return Peak(peak_resident_bytes())
+
+    def verify(self, base: Base, directory: Path, parameters: Mapping[str, Any]) -> int:  # noqa: ARG002
+        """Check that all tensors of the base are there, unchanged, or in bfloat16 if they are floating-point and the
+        base is wider."""
+        tensors = read_headers(directory)
+        for name, original in base.tensors.items():
+            if name not in tensors:
+                raise ValueError(f"{name} is missing")
+            copy = tensors[name]
+            cast = base.dtype not in SIXTEEN_BIT and original.dtype in FLOATS
+            expected = "BF16" if cast else original.dtype
+            if (copy.dtype, copy.shape) != (expected, original.shape):
+                raise ValueError(f"{name} is {copy.dtype} {list(copy.shape)}, not {expected} {list(original.shape)}")
+        return 16
+
+
+FP16: Final = Format(STORAGE, Fp16())
 
 
 def cast_file(source: Path, target: Path) -> None:
@@ -59,8 +78,8 @@ def cast_file(source: Path, target: Path) -> None:
         QuantizationFailed: a weight is too large for bfloat16.
     """
     # Wider types come first, as in the library, so that each tensor begins at a multiple of its type's size.
-    tensors = sorted(read_header(source).values(), key=lambda each: (-BITS[_cast(each.dtype)], each.start))
-    header, _ = layout((each.name, _cast(each.dtype), each.shape) for each in tensors)
+    tensors = sorted(read_header(source).values(), key=lambda tensor: (-BITS[_cast(tensor.dtype)], tensor.start))
+    header, _ = layout((tensor.name, _cast(tensor.dtype), tensor.shape) for tensor in tensors)
     with source.open("rb") as reader, target.open("wb") as writer:
         writer.write(header)
         for tensor in tensors:
@@ -73,7 +92,7 @@ def _cast(dtype: str) -> str:
 
 
 def to_bfloat16(name: str, block: np.ndarray[Any, Any]) -> bytes:
-    """The nearest bfloat16 of each value, of two equally near ones the even one, as IEEE 754 rounds."""
+    """Round each value to the nearest bfloat16, of two equally near ones the even one, as IEEE 754 rounds."""
     import numpy as np
 
     with np.errstate(over="ignore"):

@@ -12,11 +12,11 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict
 
 from stages.optimize.calibration import calibration_path, read_documents, sequences
-from stages.optimize.quantizer import peak_resident_bytes
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.optimize_settings import Calibration
 from stages.parts.base.store import write_json
 from stages.parts.machine.hardware import asked_gpus
+from stages.parts.machine.process import peak_resident_bytes
 
 BITS: Final = 4
 BATCH: Final = 4
@@ -86,7 +86,7 @@ def without_cuda() -> str:
 
 
 def calibration_set(job: QuantizationJob) -> list[dict[str, list[int]]]:
-    """Raises: ConfigError: the text is too short."""
+    """Cut the calibration text. Raises: ConfigError: it is too short."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(job.base, local_files_only=True, trust_remote_code=False)

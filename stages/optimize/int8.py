@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
 
+from scoring.capacity.storage import LINEAR, Scales, Storage
 from stages.optimize.base_model import BLOCK_WEIGHT, FLOATS, Base
-from stages.optimize.four_bit import quantized_dtype
-from stages.optimize.quantizer import Peak, peak_resident_bytes
-from stages.optimize.shards import Entry, blocks, layout, raw_blocks, write_config, write_index
+from stages.optimize.shards import Entry, blocks, layout, raw_blocks, read_headers, write_config, write_index
 from stages.parts.base.errors import QuantizationFailed
+from stages.parts.base.formats import Format, Kernel, Peak
 from stages.parts.base.optimize_settings import Optimize
+from stages.parts.machine.process import peak_resident_bytes
+from stages.parts.model.checkpoint import CONFIG
 from stages.parts.model.safetensors import BITS, Tensor, read_header
 
 if TYPE_CHECKING:
@@ -33,6 +35,11 @@ BLOCK_BYTES: Final = 1 << 20
 """Block size: it fits the processor's cache, and then one thread is faster than several, which wait for each other."""
 ROUTER: Final = re.compile(r"(^|\.)(gate|\w+_gate|\w*router\w*)\.")
 """Layers that choose or weigh experts. They are small and sensitive, and vLLM serves most of them in 16 bit only."""
+EIGHT_BIT: Final = {"num_bits": 8, "type": "int", "symmetric": True}
+COMPARED: Final = 4 << 20
+"""Weights that are compared at once: 16 MiB in float32."""
+HALF_STEP: Final = 0.5 + 1e-4
+"""Largest distance of a weight from its int8 value, in steps, with what float32 arithmetic adds."""
 MAX_LEFT_SHARE: Final = 0.1
 """Share of the decoder's weights that may stay in 16 bit."""
 RECIPE: Final = 1
@@ -44,7 +51,7 @@ class Int8:
     calibrated: ClassVar[bool] = False
 
     def parameters(self, settings: Optimize, base: Base) -> dict[str, Any]:  # noqa: ARG002
-        return {"bits": 8, "scheme": SCHEME, "dtype": quantized_dtype(base), "recipe": RECIPE}
+        return {"bits": 8, "scheme": SCHEME, "dtype": base.half_dtype, "recipe": RECIPE}
 
     def check(self, settings: Optimize, base: Base) -> None:  # noqa: ARG002
         """Check that vLLM can serve the decoder's layers in this format, from the headers of the files."""
@@ -67,12 +74,19 @@ class Int8:
             torch.set_num_threads(threads)
         if len(base.weights) > 1:
             write_index(base, target)
-        write_config(base, target, quantized_dtype(base), quantization_config=quantization_config(base))
+        write_config(base, target, base.half_dtype, quantization_config=quantization_config(base))
         return Peak(peak_resident_bytes())
+
+    def verify(self, base: Base, directory: Path, parameters: Mapping[str, Any]) -> int:  # noqa: ARG002
+        """Check that all layers of the base are there, the decoder's linear layers in int8 and within half a step of
+        the base's weights, and that ``config.json`` says so."""
+        check_tensors(base, directory)
+        check_config(base, directory)
+        return 8
 
 
 def quantized_weights(base: Base) -> dict[str, Tensor]:
-    """The weights of the decoder's linear layers that become int8, by name. Shape: (outputs, inputs).
+    """Choose the weights of the decoder's linear layers that become int8, by name. Shape: (outputs, inputs).
 
     Routers stay in 16 bit, and so do Mamba's first-generation mixers (known by ``x_proj``), for which vLLM has no
     quantized layers.
@@ -111,7 +125,7 @@ def obstacle(base: Base) -> str:
 
 
 def unquantized_layers(base: Base) -> list[str]:
-    """The head, and every other layer with a matrix that stays in 16 bit."""
+    """List the head, and every other layer with a matrix that stays in 16 bit."""
     chosen = quantized_weights(base)
     matrices = [name for name, tensor in base.tensors.items() if name.endswith(".weight") and len(tensor.shape) > 1]
     return sorted({"lm_head", *(name.removesuffix(".weight") for name in matrices if name not in chosen)})
@@ -156,7 +170,7 @@ def quantize_file(base: Base, source: Path, target: Path, chosen: Collection[str
 
 
 def entries(base: Base, tensors: Iterable[Tensor], chosen: Collection[str]) -> Iterable[Entry]:
-    """What is written for *tensors*."""
+    """List what is written for *tensors*."""
     for tensor in tensors:
         if tensor.name in chosen:
             yield tensor.name, "I8", tensor.shape
@@ -166,7 +180,7 @@ def entries(base: Base, tensors: Iterable[Tensor], chosen: Collection[str]) -> I
 
 
 def kept_dtype(base: Base, tensor: Tensor) -> str:
-    """The type of a tensor that is not quantized: its own, or bfloat16 if the whole base is wider than 16 bit."""
+    """Return the type of a tensor that is not quantized: its own, or bfloat16 if the base is wider than 16 bit."""
     wide = base.dtype in ("float32", "float64")
     return "BF16" if wide and tensor.dtype in ("F32", "F64") else tensor.dtype
 
@@ -198,7 +212,7 @@ def quantize_tensor(tensor: Tensor, reader: BinaryIO, writer: BinaryIO) -> bytes
 
 
 def quantize_rows(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The int8 values of *rows*, rounded to nearest, and the scale of each row in float32."""
+    """Round *rows* to the nearest int8 values. Returns them and the scale of each row in float32."""
     import numpy as np
     import torch
     from compressed_tensors.quantization import preset_name_to_scheme, quantize
@@ -220,3 +234,98 @@ def copy_tensor(tensor: Tensor, dtype: str, reader: BinaryIO, writer: BinaryIO) 
         return
     for block in blocks(tensor, reader, BLOCK_BYTES):
         writer.write(torch.from_numpy(block.copy()).bfloat16().view(torch.uint8).numpy().tobytes())
+
+
+def check_tensors(base: Base, directory: Path) -> None:
+    """Check the types, shapes and values of the tensors in *directory* against the base's."""
+    tensors, weights = read_headers(directory), quantized_weights(base)
+    for name, original in base.tensors.items():
+        check_like(tensors, name, "I8" if name in weights else kept_dtype(base, original), original.shape)
+        if name in weights:
+            check_like(tensors, scale_name(name), "F32", (original.shape[0], 1))
+    sources = {name: base.directory / file for file in base.weights for name in read_header(base.directory / file)}
+    targets = {name: path for path in directory.glob("*.safetensors") for name in read_header(path)}
+    for name, original in weights.items():
+        scale, count = scale_name(name), max(1, COMPARED // original.shape[1])
+        check_rounded(
+            name,
+            rows(sources[name], original, count),
+            rows(targets[name], tensors[name], count),
+            rows(targets[scale], tensors[scale], count),
+        )
+
+
+def check_like(tensors: Mapping[str, Tensor], name: str, dtype: str, shape: tuple[int, ...]) -> None:
+    """Refuse, with ValueError, a tensor that is missing or has another type or shape."""
+    if name not in tensors:
+        raise ValueError(f"{name} is missing")
+    if (tensors[name].dtype, tensors[name].shape) != (dtype, shape):
+        raise ValueError(f"{name} is {tensors[name].dtype} {list(tensors[name].shape)}, not {dtype} {list(shape)}")
+
+
+def rows(path: Path, tensor: Tensor, count: int) -> Iterator[np.ndarray[Any, Any]]:
+    """Blocks of *count* rows of a matrix."""
+    width = tensor.shape[1]
+    with path.open("rb") as file:
+        for block in blocks(tensor, file, count * width * BITS[tensor.dtype] // 8):
+            yield block.reshape(-1, width)
+
+
+def check_rounded(name: str, *blocks_of: Iterator[np.ndarray[Any, Any]]) -> None:
+    """Check the blocks of a layer's original weights, its int8 values and its scales.
+
+    Raises:
+        ValueError: a scale is not a positive number, or a weight is more than half a step from the original.
+    """
+    import numpy as np
+
+    for original, values, scale in zip(*blocks_of, strict=True):
+        if not (np.isfinite(scale) & (scale > 0)).all():
+            raise ValueError(f"{name} has a scale that is not a positive number")
+        distance = np.abs(values.view(np.int8) * scale - original)
+        if not (distance <= HALF_STEP * scale).all():
+            raise ValueError(f"{name} has a weight that is more than half a step from the original")
+
+
+def check_config(base: Base, directory: Path) -> None:
+    """Check that ``config.json`` names this scheme, and every layer that it does not hold for.
+
+    Raises:
+        ValueError
+    """
+    stated = json.loads((directory / CONFIG).read_bytes()).get("quantization_config", {})
+    group = stated.get("config_groups", {}).get("group_0", {})
+    expected: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (stated, {"quant_method": "compressed-tensors", "format": FORMAT, "ignore": unquantized_layers(base)}),
+        (group, {"targets": ["Linear"]}),
+        (group.get("weights") or {}, {**EIGHT_BIT, "strategy": "channel", "dynamic": False}),
+        (group.get("input_activations") or {}, {**EIGHT_BIT, "strategy": "token", "dynamic": True}),
+    ]
+    for found, fields in expected:
+        for field, value in fields.items():
+            if found.get(field) != value:
+                raise ValueError(f"config.json says {field} {found.get(field)!r}, not {value!r}")
+
+
+def choose_kernel() -> object:
+    from vllm.model_executor.kernels.linear import init_int8_linear_kernel
+
+    return init_int8_linear_kernel(
+        is_channelwise=True, is_static_input_scheme=False, input_symmetric=True, module_name="int8"
+    )
+
+
+INT8: Final = Format(
+    Storage(
+        label="int8",
+        weight_bits=8,
+        scales=(Scales(bits=32, inputs=None),),
+        kinds=LINEAR | {"state space"},
+        multiple=16,  # of CUTLASS's kernels
+        # CUTLASS needs a GPU from Turing on, and vLLM has no kernel for Blackwell (vllm-project/vllm#27182).
+        capabilities=(7.5, 10.0),
+        arithmetic="int8",
+    ),
+    Int8(),
+    Kernel("onednn_scaled_mm", choose_kernel),
+)

@@ -28,7 +28,7 @@ Entry = tuple[str, str, tuple[int, ...]]
 
 
 def layout(entries: Iterable[Entry]) -> tuple[bytes, dict[str, int]]:
-    """The safetensors header for the tensors in this order, and the position in the file where each one starts."""
+    """Make the safetensors header for tensors in this order, and the position in the file where each one starts."""
     fields: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     starts: dict[str, int] = {}
     position = 0
@@ -43,6 +43,12 @@ def layout(entries: Iterable[Entry]) -> tuple[bytes, dict[str, int]]:
     return len(text).to_bytes(8, "little") + text, {name: data + start for name, start in starts.items()}
 
 
+def read_headers(directory: Path) -> dict[str, Tensor]:
+    """Read all tensors of the safetensors files in *directory* by name."""
+    headers = map(read_header, sorted(directory.glob("*.safetensors")))
+    return {name: tensor for header in headers for name, tensor in header.items()}
+
+
 def raw_blocks(tensor: Tensor, file: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
     file.seek(tensor.start)
     for start in range(tensor.start, tensor.end, block_bytes):
@@ -50,7 +56,7 @@ def raw_blocks(tensor: Tensor, file: BinaryIO, block_bytes: int = BLOCK_BYTES) -
 
 
 def blocks(tensor: Tensor, file: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[np.ndarray[Any, Any]]:
-    """The values of *tensor* in flat blocks: bfloat16 as float32, and types that are not floating-point as bytes."""
+    """Read the values of *tensor* in flat blocks: bfloat16 as float32, and types other than floating-point as bytes."""
     import numpy as np
 
     for raw in raw_blocks(tensor, file, block_bytes):
@@ -71,12 +77,12 @@ def write_index(base: Base, target: Path) -> None:
     (target / INDEX).write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def write_config(base: Base, target: Path, dtype: str, **more: Any) -> None:
-    """Write the base's ``config.json`` with another dtype and with *more* fields."""
+def write_config(base: Base, target: Path, dtype: str, **fields: Any) -> None:
+    """Write the base's ``config.json`` with another dtype and with these *fields*."""
     config = with_dtype(base.config, dtype)
     if not {"dtype", "torch_dtype"} & config.keys():
         config["dtype"] = dtype
-    (target / CONFIG).write_text(json.dumps(config | more, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (target / CONFIG).write_text(json.dumps(config | fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from stages.parts.model.name import ModelName
 
 
 def resolve(model: ModelName, revision: str) -> str:
-    """The commit: 40 hexadecimal digits, with the prefix ``local-`` for a directory. A full commit is returned as is.
+    """Find the commit: 40 hexadecimal digits, with the prefix ``local-`` for a directory. A full commit stays as it is.
 
     Raises:
         ModelNotFound, RevisionNotFound, AccessDenied, HubUnavailable: see ``hub.describe``.

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from pipeline.settings.config import load
-from stages.optimize.methods import QUANTIZERS
+from stages.parts.base.formats import FORMATS
 from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.base.store import STORE_VARIABLE, ModelStore, place_tree
 from stages.parts.endpoint.endpoint import endpoint
@@ -28,7 +28,7 @@ from tests.gpu.conftest import TABLE
 from tests.gpu.table import markdown
 from tests.hub.server import HubServer
 
-VARIANTS = tuple(QUANTIZERS)
+VARIANTS = tuple(FORMATS)
 QUANTIZED = tuple(name for name in VARIANTS if name != "fp16")
 CALIBRATED = ("awq", "gptq")
 """The methods that compute with the model; the others only convert its tensors."""

@@ -11,7 +11,9 @@ import yaml
 from scoring.capacity.architecture import Architecture, NotSizeable
 from scoring.capacity.families import read_architecture
 from scoring.capacity.kv_cache import CacheRules, cache_layout, pipeline_stages
+from scoring.capacity.storage import SIXTEEN_BIT
 from scoring.capacity.weights import count_parameters, loaded_bytes, stored_bytes
+from stages.parts.base.formats import storage_of
 
 PUBLISHED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "published_models.yaml").read_text())
 GPU = CacheRules(block_tokens=16, tokens_in_flight=2 * 8192)
@@ -149,16 +151,16 @@ def test_variants_store_what_their_formats_say() -> None:
     index = 32 * 4 * (6 * 4096 + 14336)
     # A scale in float32 for each output.
     scales = 32 * 4 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)
-    assert stored_bytes(llama, parameters, "fp16", 128) == 2 * 8_030_261_248
-    assert stored_bytes(llama, parameters, "awq", 128) == rest + awq
-    assert stored_bytes(llama, parameters, "gptq", 128) == rest + awq + index
-    assert stored_bytes(llama, parameters, "int8", 128) == rest + matrices + scales
+    assert stored_bytes(llama, parameters, SIXTEEN_BIT) == 2 * 8_030_261_248
+    assert stored_bytes(llama, parameters, storage_of("awq", 128)) == rest + awq
+    assert stored_bytes(llama, parameters, storage_of("gptq", 128)) == rest + awq + index
+    assert stored_bytes(llama, parameters, storage_of("int8", 128)) == rest + matrices + scales
 
 
 def test_tensor_parallelism_divides_matrices_and_copies_norms() -> None:
     llama = model("llama-3.1-70b")
     parameters = count_parameters(llama)
-    *layers, embedding, head, rest = loaded_bytes(llama, parameters, "fp16", 128, 4)
+    *layers, embedding, head, rest = loaded_bytes(llama, parameters, SIXTEEN_BIT, 4)
     matrices = 8192 * (8192 + 2 * 1024 + 8192) + 3 * 8192 * 28672
     assert layers == [2 * matrices // 4 + 2 * 2 * 8192] * 80
     assert (embedding, head, rest) == (2 * 128256 * 8192 // 4, 2 * 128256 * 8192 // 4, 2 * 8192)

@@ -11,14 +11,16 @@ import yaml
 
 from scoring.capacity.architecture import Architecture
 from scoring.capacity.families import read_architecture
-from scoring.capacity.layout import LEAST_CONTEXT, Layout, Wish, choose_layout, contradictions, left_out
-from scoring.capacity.memory import Parallelism, Serving, fit
+from scoring.capacity.layout import LEAST_CONTEXT, Demand, Layout, choose_layout, contradictions, left_out
+from scoring.capacity.memory import MemorySettings, Parallelism, fit
+from scoring.capacity.storage import SIXTEEN_BIT
 from scoring.capacity.weights import Parameters, count_parameters
+from stages.parts.base.formats import storage_of
 from stages.parts.machine.accelerators import catalogue
 
 PUBLISHED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "published_models.yaml").read_text())
 GPUS = catalogue()
-CHAT = Wish(longest_request=960, concurrency=8)
+CHAT = Demand(longest_request=960, concurrency=8)
 
 
 def sized(name: str) -> tuple[Architecture, Parameters]:
@@ -26,8 +28,8 @@ def sized(name: str) -> tuple[Architecture, Parameters]:
     return model, count_parameters(model)
 
 
-def layout(name: str, gpu: str, wish: Wish = CHAT, gpus: int = 8, **serving: Any) -> Layout:
-    return choose_layout(*sized(name), GPUS[gpu], gpus, Serving(context=0, **serving), wish)
+def layout(name: str, gpu: str, demand: Demand = CHAT, gpus: int = 8, **serving: Any) -> Layout:
+    return choose_layout(*sized(name), GPUS[gpu], gpus, MemorySettings(context=0, **serving), demand)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,7 @@ def test_the_context_is_the_longest_that_fits_and_at_most_the_models_own() -> No
     assert LEAST_CONTEXT < on_l4 < 131_072
     assert on_l4 % 256 == 0
     model, parameters = sized("llama-3.1-8b")
-    found = fit(model, parameters, "fp16", GPUS["l4"], Parallelism(1), Serving(context=on_l4))
+    found = fit(model, parameters, SIXTEEN_BIT, GPUS["l4"], Parallelism(1), MemorySettings(context=on_l4))
     # What is kept free are a quarter of the estimates: 1.8 GiB of activations, CUDA graphs and runtime.
     assert 0.8 * found.longest_context < on_l4 < found.longest_context
 
@@ -73,12 +75,12 @@ def test_what_fits_nowhere_says_why_on_the_most_gpus() -> None:
     found = layout("deepseek-v3", "h100")
     assert found.tensor_parallel_size == 8
     assert found.reasons[0].startswith("weights 157.9, ")
-    asked = layout("llama-3.1-8b", "l4", Wish(context=131_072), gpus=1)
+    asked = layout("llama-3.1-8b", "l4", Demand(context=131_072), gpus=1)
     assert asked.reasons[0].endswith("of 131,072 tokens of context")
 
 
 def test_an_explicit_size_and_context_stay() -> None:
-    found = layout("llama-3.1-8b", "h100", Wish(tensor_parallel_size=2, context=8192))
+    found = layout("llama-3.1-8b", "h100", Demand(tensor_parallel_size=2, context=8192))
     assert (found.tensor_parallel_size, found.context, found.reasons) == (2, 8192, ())
 
 
@@ -89,8 +91,8 @@ def test_an_explicit_cache_is_not_reduced_by_what_is_kept_free() -> None:
 
 def test_every_contradiction_is_named() -> None:
     model, _ = sized("llama-3.1-8b")
-    wish = Wish(tensor_parallel_size=3, context=200_000, longest_request=300_000)
-    assert list(contradictions(model, wish)) == [
+    demand = Demand(tensor_parallel_size=3, context=200_000, longest_request=300_000)
+    assert list(contradictions(model, demand)) == [
         "max_model_len 200,000: the model was made for 131,072 tokens",
         "the workload's requests have up to 300,000 tokens, and the model was made for 131,072",
         "tensor_parallel_size 3: 32 attention heads are not divisible by 3",
@@ -100,14 +102,16 @@ def test_every_contradiction_is_named() -> None:
             for kind, width in (("attention", "4096 × 4096"), ("mlp", "4096 × 28672"), ("mlp", "14336 × 4096"))
         ),
     ]
-    assert list(contradictions(model, Wish(tensor_parallel_size=4, context=8192, longest_request=8192))) == []
-    assert list(contradictions(model, Wish(context=1024, longest_request=1025))) == [
+    assert list(contradictions(model, Demand(tensor_parallel_size=4, context=8192, longest_request=8192))) == []
+    assert list(contradictions(model, Demand(context=1024, longest_request=1025))) == [
         "the workload's requests have up to 1,025 tokens, and max_model_len is 1,024"
     ]
 
 
 def test_a_variant_that_cannot_be_divided_is_left_out_with_the_reason() -> None:
     model, _ = sized("llama-2-7b")
-    assert left_out(model, "int8", 4, 128) == ()
-    assert left_out(model, "awq", 4, 128) == ("mlp: 2752 inputs per GPU are not divisible by groups of 128",)
-    assert left_out(model, "awq", 4, 64) == left_out(model, "awq", 1, 128) == ()
+    assert left_out(model, storage_of("int8", 128), 4) == ()
+    assert left_out(model, storage_of("awq", 128), 4) == (
+        "mlp: 2752 inputs per GPU are not divisible by groups of 128",
+    )
+    assert left_out(model, storage_of("awq", 64), 4) == left_out(model, storage_of("awq", 128), 1) == ()

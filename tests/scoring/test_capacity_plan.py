@@ -12,12 +12,12 @@ import yaml
 
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.families import read_architecture
-from scoring.capacity.memory import Fit, Parallelism, Serving, fit
-from scoring.capacity.plan import Option, Question, Targets, options, shortlist
-from scoring.capacity.speed import Calibration, Requests, Server
+from scoring.capacity.memory import Fit, MemorySettings, Parallelism, fit
+from scoring.capacity.plan import Option, PlanRequest, Targets, options, shortlist
+from scoring.capacity.speed import Requests, Roofline, SpeedCalibration
 from scoring.capacity.weights import count_parameters
-from scoring.names import VARIANTS, VariantName
 from scoring.units import GIB
+from stages.parts.base.formats import FORMATS, storage_of
 from stages.parts.machine.accelerators import catalogue
 
 PUBLISHED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "published_models.yaml").read_text())
@@ -26,14 +26,14 @@ CHAT = Requests(512, 128)
 SLO = Targets(ttft_ms=1000, tpot_ms=50)
 
 
-def question(name: str, *gpus: str, context: int = 8192, variants: tuple[VariantName, ...] = VARIANTS) -> Question:
+def question(name: str, *gpus: str, context: int = 8192, variants: tuple[str, ...] = tuple(FORMATS)) -> PlanRequest:
     model = read_architecture(PUBLISHED[name]["config"])
-    return Question(
+    return PlanRequest(
         model=model,
         parameters=count_parameters(model),
-        variants=variants,
+        formats={name: storage_of(name, 128) for name in variants},
         accelerators={gpu: KNOWN[gpu] for gpu in gpus or KNOWN},
-        serving=Serving(context),
+        settings=MemorySettings(context),
         requests=CHAT,
         longest_request=960,
         peak=50,
@@ -41,21 +41,23 @@ def question(name: str, *gpus: str, context: int = 8192, variants: tuple[Variant
     )
 
 
-def fitted(name: str, variant: VariantName, gpu: str, tensor: int = 1, pipeline: int = 1, **serving: Any) -> Fit:
+def fitted(
+    name: str, variant: str, gpu: str, tensor: int = 1, pipeline: int = 1, group_size: int = 128, **settings: Any
+) -> Fit:
     asked = question(name)
     return fit(
         asked.model,
         asked.parameters,
-        variant,
+        storage_of(variant, group_size),
         KNOWN[gpu],
         Parallelism(tensor, pipeline),
-        Serving(**{"context": 8192} | serving),
+        MemorySettings(**{"context": 8192} | settings),
     )
 
 
-def server(name: str, variant: VariantName = "fp16", gpu: str = "h100", tensor: int = 1) -> Server:
+def server(name: str, variant: str = "fp16", gpu: str = "h100", tensor: int = 1) -> Roofline:
     asked = question(name)
-    return Server(asked.model, asked.parameters, variant, KNOWN[gpu], Parallelism(tensor))
+    return Roofline(asked.model, asked.parameters, storage_of(variant, 128), KNOWN[gpu], Parallelism(tensor))
 
 
 def test_usable_memory_is_what_cuda_reports() -> None:
@@ -99,7 +101,7 @@ def test_a_70b_fits_on_four_h100_in_16_bits_and_on_one_in_4_bits() -> None:
     ],
 )
 def test_what_kernels_or_gpus_cannot_divide_does_not_fit(
-    name: str, variant: VariantName, gpu: str, tensor: int, reason: str
+    name: str, variant: str, gpu: str, tensor: int, reason: str
 ) -> None:
     reasons = fitted(name, variant, gpu, tensor).reasons
     assert any(each.startswith(reason) for each in reasons), reasons
@@ -176,7 +178,7 @@ def test_tensor_parallelism_divides_the_work_but_adds_communication() -> None:
 
 
 def test_measured_times_replace_predicted_ones() -> None:
-    measured = replace(server("llama-3.1-8b"), calibration=Calibration(ttft=2, tpot=1.5, evaluations=3))
+    measured = replace(server("llama-3.1-8b"), calibration=SpeedCalibration(ttft=2, tpot=1.5, evaluations=3))
     plain, scaled = server("llama-3.1-8b").speed(8, CHAT), measured.speed(8, CHAT)
     assert scaled.ttft_ms == pytest.approx(2 * plain.ttft_ms)
     assert scaled.tpot_ms == pytest.approx(1.5 * plain.tpot_ms)
@@ -216,7 +218,7 @@ def test_a_model_that_no_node_holds_is_divided_among_nodes() -> None:
 def test_the_shortlist_has_the_best_of_each_variant_on_each_gpu() -> None:
     found = options(question("llama-3.1-70b"))
     short = shortlist(found)
-    assert len(short) == len(VARIANTS) * len(KNOWN)
+    assert len(short) == len(FORMATS) * len(KNOWN)
     first: dict[tuple[str, str], Option] = {}
     for option in found:
         first.setdefault((option.variant, option.accelerator), option)

@@ -6,7 +6,10 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from scoring.names import REFERENCE, VariantName
+from scoring.capacity.storage import DEFAULT_GROUP_SIZE
+from scoring.names import REFERENCE
+from stages.parts.base.errors import UnknownName
+from stages.parts.base.formats import FORMATS
 from stages.parts.base.settings import Positive, Settings
 
 
@@ -27,9 +30,10 @@ class Calibration(Settings):
 class Optimize(Settings):
     """Which variants are made, and how."""
 
-    variants: tuple[VariantName, ...] = ("fp16", "awq", "gptq", "int8")
-    """fp16 is the reference with which the others are compared, so it can't be left out."""
-    group_size: Literal[32, 64, 128] = 128
+    variants: tuple[str, ...] = ("fp16", "awq", "gptq", "int8")
+    """Names of ``stages.parts.base.formats``. fp16 is the reference with which the others are compared, so it can't be
+    left out."""
+    group_size: Literal[32, 64, 128] = DEFAULT_GROUP_SIZE
     """Weights that share one scale in awq and gptq. It must divide the input widths of the layers. 32 is the most exact
     and largest."""
     calibration: Calibration = Calibration()
@@ -45,6 +49,10 @@ class Optimize(Settings):
     @field_validator("variants")
     @classmethod
     def _with_the_reference_once(cls, variants: tuple[str, ...]) -> tuple[str, ...]:
+        for name in variants:
+            if name not in FORMATS:
+                unknown = UnknownName("variant", name, FORMATS)
+                raise ValueError(f"{unknown}; {unknown.hint}")
         if REFERENCE not in variants:
             raise ValueError(f"{REFERENCE} is the reference and can't be left out")
         if len(set(variants)) < len(variants):

@@ -23,7 +23,7 @@ class Catalogue(Settings):
 
 
 def catalogue(own: Path | None = None) -> dict[str, Accelerator]:
-    """The accelerators by name.
+    """Read the accelerators by name.
 
     Args:
         own: the user's file; None: the one that ``SLIPWAY_ACCELERATORS`` names, if it is set.
@@ -40,7 +40,7 @@ def catalogue(own: Path | None = None) -> dict[str, Accelerator]:
 
 
 def accelerator_of(device: str, known: Mapping[str, Accelerator]) -> str | None:
-    """The name of the accelerator that nvidia-smi lists as *device*, such as ``NVIDIA H200, 143771 MiB``."""
+    """Find the name of the accelerator that nvidia-smi lists as *device*, such as ``NVIDIA H200, 143771 MiB``."""
     named = device.partition(",")[0].strip()
     return next((name for name, each in known.items() if each.device == named), None)
 

@@ -119,7 +119,7 @@ def send(pid: int, number: int) -> None:
 
 
 def descendants() -> list[int]:
-    """The ids of all living descendants of this process, from /proc."""
+    """List the ids of all living descendants of this process, from /proc."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -35,7 +35,7 @@ class Hardware(Record):
 
 
 def hardware() -> Hardware:
-    """What this process may use of the machine: cores (affinity), memory (cgroup limit) and GPUs."""
+    """Describe what this process may use of the machine: cores (affinity), memory (cgroup limit) and GPUs."""
     return Hardware(
         cpu=_cpu_model(),
         cores=len(os.sched_getaffinity(0)),
@@ -46,7 +46,7 @@ def hardware() -> Hardware:
 
 
 def core_parts(count: int, cpus: Path = CPUS) -> tuple[tuple[int, ...], ...] | None:
-    """So many equal parts of the logical CPUs, for the threads of servers side by side; None if there are too few.
+    """Divide the logical CPUs into equal parts, for the threads of servers side by side; None if there are too few.
 
     Each physical core contributes one logical CPU, as in vLLM's own choice. They are divided in the order of their
     numbers, so that on two sockets each half is a socket. A single physical core contributes its two. If a part has
@@ -63,17 +63,17 @@ def core_parts(count: int, cpus: Path = CPUS) -> tuple[tuple[int, ...], ...] | N
 
 
 def gpus() -> list[str]:
-    """Name and memory of each GPU that CUDA may use, such as ``NVIDIA H200, 143771 MiB``."""
+    """List name and memory of each GPU that CUDA may use, such as ``NVIDIA H200, 143771 MiB``."""
     return query_gpus("name,memory.total", units=True)
 
 
 def asked_gpus() -> int:
-    """How many GPUs a cluster gave to this pod; 0 also where no cluster did."""
+    """Return how many GPUs a cluster gave to this pod; 0 also where no cluster did."""
     return int(os.environ.get(GPUS_VARIABLE) or 0)
 
 
 def no_gpu(why: str) -> NotInstalled:
-    """The error of a pod that got GPUs and sees none: on the CPU it would work for hours, or measure something else."""
+    """Make the error of a pod that got GPUs and sees none: its CPU would work for hours, or measure something else."""
     return NotInstalled(
         f"this pod asked for {asked_gpus()} GPU, and sees none: {why}",
         hint=f"look at the node's driver and device plugin, and that the image finds the driver's libraries in "
@@ -82,19 +82,19 @@ def no_gpu(why: str) -> NotInstalled:
 
 
 def check_gpus() -> None:
-    """Raises: NotInstalled: a cluster gave this pod GPUs, and the driver shows none."""
+    """Refuse, with NotInstalled, a pod to which the cluster gave GPUs and the driver shows none."""
     if asked_gpus() and not gpus():
         raise no_gpu("nvidia-smi lists none")
 
 
 def compute_capability() -> float | None:
-    """The lowest compute capability of the GPUs that CUDA may use, such as 9.0; None if it is not known."""
+    """Find the lowest compute capability of the GPUs that CUDA may use, such as 9.0; None if it is not known."""
     found = [float(line) for line in query_gpus("compute_cap") if re.fullmatch(r"\d+(\.\d+)?", line)]
     return min(found, default=None)
 
 
 def gpu_ids() -> list[str]:
-    """The numbers or names of the GPUs that CUDA may use, as in ``CUDA_VISIBLE_DEVICES``."""
+    """List the numbers or names of the GPUs that CUDA may use, as in ``CUDA_VISIBLE_DEVICES``."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [str(number) for number in range(len(gpus()))]
@@ -102,7 +102,7 @@ def gpu_ids() -> list[str]:
 
 
 def gpu_memory_used_bytes(visible: str | None = None) -> int | None:
-    """The used memory of all GPUs that CUDA may use, in bytes; None without a GPU.
+    """Sum the used memory of all GPUs that CUDA may use, in bytes; None without a GPU.
 
     It is counted per GPU, because in a container the driver does not show which processes are ours.
 
@@ -114,7 +114,7 @@ def gpu_memory_used_bytes(visible: str | None = None) -> int | None:
 
 
 def query_gpus(fields: str, *, units: bool = False, visible: str | None = None) -> list[str]:
-    """One line per GPU from nvidia-smi, only the *visible* ones, or those in ``CUDA_VISIBLE_DEVICES``; an empty list
+    """Ask nvidia-smi for one line per GPU, only the *visible* ones, or those in ``CUDA_VISIBLE_DEVICES``; an empty list
     without a driver."""
     visible = visible or os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
@@ -142,7 +142,7 @@ def query_gpus(fields: str, *, units: bool = False, visible: str | None = None) 
 
 
 def _siblings(cpus: Path, cpu: int) -> set[int]:
-    """The logical CPUs of the physical core of *cpu*, from a list such as ``0-1,8``."""
+    """List the logical CPUs of the physical core of *cpu*, from a list such as ``0-1,8``."""
     try:
         listed = (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
         ends = [tuple(map(int, part.split("-"))) for part in listed.split(",")]

@@ -46,7 +46,7 @@ def _turn(what: str, mode: int) -> Iterator[None]:
 
 
 def _holders(path: Path) -> str:
-    """The living processes that took the lock since a measurement last held it."""
+    """Find the living processes that took the lock since a measurement last held it."""
     lines = [line.partition(" ") for line in path.read_text(encoding="utf-8").splitlines()]
     living = [f"{what} (process {pid})" for pid, _, what in lines if Path("/proc", pid).exists()]
     return ", ".join(living) or "another process"

@@ -57,7 +57,7 @@ class Contained:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """The exit status (128 + the signal that ended it), or None while it runs."""
+        """Return the exit status (128 + the signal that ended it), or None while it runs."""
         status = self._process.poll()
         return None if status is None else _shell_status(status)
 
@@ -98,9 +98,18 @@ def contained(
     directory: Path | None = None,
     grace_s: float = GRACE_S,
 ) -> Iterator[Contained]:
-    """A command that ends, with all processes that it started, when the block ends for any reason."""
+    """Run a command that ends, with all processes that it started, when the block ends for any reason."""
     process = Contained(command, output=output, environment=environment, directory=directory, grace_s=grace_s)
     try:
         yield process
     finally:
         process.stop()
+
+
+def peak_resident_bytes() -> int:
+    """Read the largest resident set of this process so far: VmHWM in proc_pid_status(5).
+
+    getrusage(2) would be wrong: its value survives exec, so it may belong to the process that started this one.
+    """
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024

@@ -40,7 +40,7 @@ class Processor(Record):
 
 
 def processor(cpuinfo: Path = CPUINFO) -> Processor | None:
-    """The processor as the kernel describes it, limited to what ``ONEDNN_MAX_CPU_ISA`` allows.
+    """Describe the processor as the kernel describes it, limited to what ``ONEDNN_MAX_CPU_ISA`` allows.
 
     None where nothing is known, as on ARM, whose processors are described in other words.
     """
@@ -62,5 +62,5 @@ def processor(cpuinfo: Path = CPUINFO) -> Processor | None:
 
 
 def cpu_dtype(found: Processor | None) -> str:
-    """The arithmetic that is fast on the processor *found*: ``float32`` on one without bf16, otherwise ``bfloat16``."""
+    """Choose the arithmetic that is fast on a processor: ``float32`` on one without bf16, otherwise ``bfloat16``."""
     return "bfloat16" if found is None or found.bf16 else "float32"

@@ -51,7 +51,7 @@ class Checkpoint:
 
 
 def small_files(paths: Iterable[str]) -> list[str]:
-    """The files among a repository's *paths* that serving needs besides the weights.
+    """Choose the files among a repository's *paths* that serving needs besides the weights.
 
     Raises:
         UnusableModel: the repository has no weights that are safe to load, no configuration or no tokenizer.
@@ -73,7 +73,7 @@ def small_files(paths: Iterable[str]) -> list[str]:
 
 
 def weight_files(paths: Collection[str], directory: Path) -> list[str]:
-    """The files that hold each tensor once. Reads the index in *directory* if there is one.
+    """List the files that hold each tensor once. Reads the index in *directory* if there is one.
 
     Raises:
         DamagedModel: the index does not parse, or names a shard that is not among *paths*.
@@ -100,7 +100,7 @@ def weight_files(paths: Collection[str], directory: Path) -> list[str]:
 
 
 def likely_weights(paths: Iterable[str]) -> list[str]:
-    """The files that probably hold the weights, by their names: for an estimate before the index can be read."""
+    """List the files that probably hold the weights, by their names: for an estimate before the index can be read."""
     names = set(paths)
     shards = [name for name in names if re.fullmatch(r"model-\d+-of-\d+\.safetensors", name)]
     return shards if INDEX in names and shards else sorted(names & {SINGLE})
@@ -112,7 +112,7 @@ def chosen(small: Iterable[str], weights: Collection[str]) -> list[str]:
 
 
 def check_configuration(directory: Path) -> str:
-    """The architecture that config.json names.
+    """Check a model's configuration. Returns the architecture that config.json names.
 
     Raises:
         UnusableModel: the model needs its own code, or is already quantized.
@@ -136,7 +136,7 @@ def check_configuration(directory: Path) -> str:
 
 
 def refuse_quantized(config: Mapping[str, Any]) -> None:
-    """Raises: UnusableModel: the model of this config.json is already quantized."""
+    """Refuse, with UnusableModel, a model that is already quantized."""
     if quantization := config.get("quantization_config") or config.get("compression_config"):
         method = quantization.get("quant_method", "method unknown") if isinstance(quantization, dict) else "?"
         raise UnusableModel(
@@ -168,7 +168,7 @@ def check(directory: Path, weights: Collection[str]) -> Checkpoint:
 
 
 def card_license(card: Path) -> str | None:
-    """The license in a model card's front matter; if that is 'other', the publisher's name for it."""
+    """Read the license in a model card's front matter; if that is 'other', the publisher's name for it."""
     import yaml
 
     if not card.exists():

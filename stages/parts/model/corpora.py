@@ -14,7 +14,7 @@ BLANK_LINE: Final = "\n\n"
 
 
 def text_path(text: str, kind: str) -> Path:
-    """The file that *text* names.
+    """Find the file that *text* names.
 
     Args:
         kind: ``calibration`` or ``held-out``, a folder in ``configs/``.
@@ -43,7 +43,7 @@ def is_path(text: str) -> bool:
 
 
 def read_documents(path: Path, kind: str) -> list[str]:
-    """The documents in a file: the ``text`` fields of a .jsonl file, or texts separated by form feeds or blank lines.
+    """Read the documents in a file: the ``text`` fields of a .jsonl file, or texts between form feeds or blank lines.
 
     Raises:
         ConfigError: the file is unreadable, malformed or empty.
@@ -64,7 +64,7 @@ def read_documents(path: Path, kind: str) -> list[str]:
 
 
 def unreadable(path: Path, kind: str, error: Exception) -> ConfigError:
-    """The error for a file that can't be read."""
+    """Make the error for a file that can't be read."""
     return ConfigError(f"the {kind} text {path} can't be read: {error}", hint="it must be UTF-8 text")
 
 

@@ -32,7 +32,7 @@ class Description:
 
 
 def describe_model(source: str, revision: str) -> Description:
-    """The description of a model on the Hub or in a local directory.
+    """Describe a model on the Hub or in a local directory.
 
     Raises:
         ModelNotFound, UnusableModel, DamagedModel: it does not exist, or a run would refuse it as well.
@@ -53,7 +53,7 @@ def describe_commit(store: ModelStore, source: str, commit: str) -> Description:
 
 
 def describe_directory(directory: Path, source: str) -> Description:
-    """The description of the model in a directory. Reads the headers of all weight files.
+    """Describe the model in a directory. Reads the headers of all weight files.
 
     Raises:
         ModelNotFound, UnusableModel, DamagedModel: see ``describe_model``.

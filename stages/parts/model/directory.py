@@ -17,7 +17,7 @@ LOCAL_COMMIT: Final = re.compile(f"{LOCAL_PREFIX}[0-9a-f]{{{LOCAL_DIGITS}}}")
 
 
 def check_exists(directory: Path) -> None:
-    """Raises: InvalidName: there is no such directory."""
+    """Refuse, with InvalidName, a directory that does not exist."""
     if not directory.is_dir():
         raise InvalidName(
             f"there is no directory {directory}",
@@ -26,7 +26,7 @@ def check_exists(directory: Path) -> None:
 
 
 def local_commit(directory: Path) -> str:
-    """A commit name for the files of *directory* that serving needs; it changes when any of them changes.
+    """Compute a commit name for the files of *directory* that serving needs; it changes when any of them changes.
 
     Raises:
         UnusableModel, DamagedModel: see ``checkpoint.small_files`` and ``checkpoint.weight_files``.
@@ -37,12 +37,12 @@ def local_commit(directory: Path) -> str:
 
 
 def commit_name(digest: str) -> str:
-    """The commit name of the local files with this ``files_digest``."""
+    """Make the commit name of the local files with this ``files_digest``."""
     return LOCAL_PREFIX + digest[:LOCAL_DIGITS]
 
 
 def local_sizes(directory: Path) -> dict[str, int]:
-    """The size in bytes of each file in a directory and its subdirectories, one level down. Follows symbolic links.
+    """List the sizes in bytes of the files in a directory and one level below. Follows symbolic links.
 
     Raises:
         DamagedModel: a symbolic link is broken.

@@ -65,14 +65,14 @@ class Listing:
 
 
 def endpoint() -> str:
-    """The Hub's base URL, without a slash at the end."""
+    """Return the Hub's base URL, without a slash at the end."""
     from huggingface_hub import constants
 
     return constants.ENDPOINT
 
 
 def describe(model: str, revision: str) -> Listing:
-    """The current commit of *revision* (a branch, a tag or a commit) and its files, in one request.
+    """Find the current commit of *revision* (a branch, a tag or a commit) and its files, in one request.
 
     Raises:
         ModelNotFound, RevisionNotFound, AccessDenied, InvalidName, ConfigError: another attempt would fail as well.
@@ -115,7 +115,7 @@ def download(model: str, commit: str, path: str, partial: BinaryIO) -> None:
 
 
 def read_small(model: str, commit: str, path: str) -> bytes:
-    """The content of a small file. Raises the errors of ``describe``."""
+    """Read a small file. Raises the errors of ``describe``."""
     content = io.BytesIO()
     download(model, commit, path, content)
     return content.getvalue()
@@ -131,7 +131,7 @@ class DatasetFile:
 
 
 def dataset_file(file: DatasetFile) -> Path:
-    """The file in huggingface_hub's cache, downloaded if it is not there. Only the latter needs the Hub.
+    """Find a file in huggingface_hub's cache, or download it. Only the latter needs the Hub.
 
     Raises:
         HubUnavailable: the Hub does not answer, and the file is not in the cache.
@@ -280,7 +280,7 @@ def _error(state: RetryCallState) -> BaseException | None:
 
 
 def _asked_pause_s(error: BaseException | None) -> float:
-    """The pause in seconds for which the Hub asked (Retry-After); 0 if it asked for none."""
+    """Return the pause in seconds for which the Hub asked (Retry-After); 0 if it asked for none."""
     response = getattr(error.__cause__ if error else None, "response", None)
     value = response.headers.get("Retry-After", "") if response is not None else ""
     return float(value) if value.isdigit() else 0.0

@@ -25,7 +25,7 @@ class ModelName:
 
     @classmethod
     def parse(cls, source: str) -> Self:
-        """A path begins with ``/``, ``./``, ``../`` or ``~``, or is ``.`` or ``..``. Everything else is a Hub name.
+        """Parse a path, which begins with ``/``, ``./``, ``../`` or ``~`` or is ``.`` or ``..``, or else a Hub name.
 
         Raises:
             InvalidName: *source* is not a valid Hub name, or it is a path whose last part can't be a model's name.
@@ -46,7 +46,7 @@ class ModelName:
 
 
 def _absolute(path: str) -> Path:
-    """The absolute path, with ``~`` expanded and symbolic links kept."""
+    """Make the path absolute, with ``~`` expanded and symbolic links kept."""
     with contextlib.suppress(RuntimeError):  # '~nobody' is kept as written; later there is no such directory
         return Path(os.path.normpath(Path(path).expanduser().absolute()))
     return Path(path).absolute()

@@ -54,7 +54,7 @@ class Tensor:
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name.
+    """Read the tensors of a safetensors file by name.
 
     Raises:
         DamagedModel: the header does not parse, or contradicts itself or the file's size; the message names the file.
@@ -78,7 +78,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 
 def find_not_finite(path: Path, tensors: Iterator[Tensor]) -> tuple[Tensor, int] | None:
-    """The first tensor with NaN or an infinite value, and the index of that value; None if all values are finite.
+    """Find the first tensor with NaN or an infinite value, and the index of that value; None if all values are finite.
 
     Reads each byte once, in blocks. Skips types other than F16, BF16, F32 and F64.
     """

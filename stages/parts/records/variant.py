@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from pydantic import Field
 
+from scoring.capacity.storage import DEFAULT_GROUP_SIZE
 from stages.parts.base.record import Record
 from stages.parts.records.acquired import File
 
@@ -39,3 +40,8 @@ class Variant(Record):
     """Peak resident set of the process that quantized."""
     peak_gpu_memory_bytes: int | None
     created_at: datetime
+
+    @property
+    def group_size(self) -> int:
+        """Inputs that share one scale; the default for a method without such groups, which does not use it."""
+        return int(self.parameters.get("group_size", DEFAULT_GROUP_SIZE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from scoring.units import MIB
-from stages.parts.base.errors import ConfigError
+from stages.parts.base.errors import ConfigError, DamagedModel
+from stages.parts.base.formats import FORMATS
 from stages.parts.base.serving_settings import Serving
 from stages.parts.machine.hardware import compute_capability, core_parts, gpus
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.checkpoint import CONFIG
+from stages.parts.records.variant import VARIANT, Variant
 
 VLLM: Final = (sys.executable, "-m", "vllm.entrypoints.cli.main")
 """The ``vllm`` command of this Python environment, whether or not it is on PATH."""
@@ -28,8 +31,6 @@ ONE_THREAD: Final = "one thread"
 IN_ONE_PROCESS: Final = ("--distributed-executor-backend", "uni")
 """The model runs in the process of vLLM's scheduler."""
 CPU_KV_CACHE_MIB: Final = 1024
-ONLY_16_BIT: Final = {"awq", "gptq"}
-"""Quantization methods whose layers vLLM does not compute in float32."""
 GPU_ARGUMENT: Final = "--gpu-memory-utilization"
 """Only a server on a GPU has it."""
 QUEUED_TOKENS: Final = "--max-num-queued-tokens"
@@ -40,7 +41,7 @@ TELLS_TOKENS: Final = ("--enable-force-include-usage", "--enable-prompt-tokens-d
 
 
 def engine_arguments(settings: Serving, model: Path, *, on_gpu: bool | None = None) -> list[str]:
-    """The arguments of ``vllm serve`` that decide how it serves.
+    """List the arguments of ``vllm serve`` that decide how it serves.
 
     Args:
         model: the directory that it will serve.
@@ -80,12 +81,20 @@ def served_dtype(settings: Serving, model: Path, *, on_gpu: bool) -> str:
         capability = compute_capability()
         able = capability is None or capability >= BFLOAT16_CAPABILITY
         return "bfloat16" if able and _stored_dtype(config) != "float16" else "float16"
-    method = config.get("quantization_config", {}).get("quant_method")
-    return "bfloat16" if method in ONLY_16_BIT else cpu_dtype(processor())
+    record = FORMATS.get(_method(model) or config.get("quantization_config", {}).get("quant_method"))
+    return "bfloat16" if record and record.only_16_bit else cpu_dtype(processor())
+
+
+def _method(model: Path) -> str | None:
+    """How the variant in a directory was made; None if it is no variant, or its record is damaged."""
+    with contextlib.suppress(DamagedModel):
+        variant = Variant.read(model / VARIANT)
+        return variant.method if variant else None
+    return None
 
 
 def _stored_dtype(config: Mapping[str, Any]) -> str:
-    """What transformers 5 calls ``dtype`` and earlier ones ``torch_dtype``; empty if it is not said."""
+    """Read what transformers 5 calls ``dtype`` and earlier ones ``torch_dtype``; empty if it is not said."""
     parts = (config, config.get("text_config") or {})
     return next((str(part[key]) for part in parts for key in ("dtype", "torch_dtype") if part.get(key)), "")
 
@@ -105,7 +114,7 @@ def serves_on_gpu() -> bool:
 
 
 def installed_version(tool: str) -> str:
-    """Raises: ConfigError: *tool* is not installed."""
+    """Find the version of *tool*. Raises: ConfigError: it is not installed."""
     try:
         return importlib.metadata.version(tool)
     except importlib.metadata.PackageNotFoundError as error:
@@ -113,7 +122,7 @@ def installed_version(tool: str) -> str:
 
 
 def core_binding(settings: Serving, half: int = 0, replica: int = 0) -> str:
-    """The cores that a server's threads are bound to without a GPU, such as ``0,1,2``; ``ONE_THREAD``; or empty where
+    """Choose the cores for a server's threads without a GPU, such as ``0,1,2``; ``ONE_THREAD``; or empty where
     vLLM chooses.
 
     vLLM itself would bind the threads of every server to the same cores, where they starve each other by turns. A
@@ -166,6 +175,6 @@ def environment(api_key: str = "", binding: str = "", visible_gpus: str = "") ->
 
 
 def cache_folder() -> Path:
-    """The folder for what is kept for the installed version of vLLM, in the user's cache."""
+    """Name the folder for what is kept for the installed version of vLLM, in the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return Path(home) / "slipway" / f"vllm-{installed_version('vllm')}"

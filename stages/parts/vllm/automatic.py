@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -11,12 +10,12 @@ from scoring.capacity.accelerator import Accelerator, Tflops
 from scoring.capacity.architecture import Architecture, NotSizeable
 from scoring.capacity.families import read_architecture
 from scoring.capacity.kv_cache import cache_layout
-from scoring.capacity.layout import Wish, choose_layout, contradictions, left_out, rounded_context
-from scoring.capacity.memory import Serving as Memory
-from scoring.capacity.weights import HALF, Parameters, count_parameters, stored_bytes
+from scoring.capacity.layout import Demand, choose_layout, contradictions, left_out, rounded_context
+from scoring.capacity.storage import HALF
 from scoring.names import REFERENCE
 from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError
+from stages.parts.base.formats import storage_of
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.base.workload import Workload
@@ -27,12 +26,8 @@ from stages.parts.model.description import Description
 from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, serves_on_gpu
 from stages.parts.vllm.host import CLIENT_BYTES, SERVER_BYTES, gpu_memory_bytes, shared_bytes, startup_s
 from stages.parts.vllm.kv_cache_rules import cpu_cache_rules
+from stages.parts.vllm.sizing import SizedModel, memory_settings, why_not_planned
 
-OTHERWISE: Final = re.compile(
-    r"--(cpu-offload|(pipeline|tensor|data)-parallel|quantization|load-format|max-model-len|hf-overrides|kv-cache"
-    r"|block-size|speculative)[\w-]*|-[tpd]p\b|-q\b"
-)
-"""Extra arguments with which memory is used in another way than is calculated."""
 FLOAT32_BYTES: Final = 4
 WEIGHTS_SHARE: Final = 0.85
 """The most of the memory that weights should take where nothing else can be calculated."""
@@ -44,15 +39,14 @@ class Place:
 
     name: str
     accelerator: Accelerator | None
-    """None: there is no GPU."""
+    """None without a GPU."""
     gpus: int = 0
     memory_bytes: int | None = None
     """The machine's memory; None if it is not known."""
     dtype: str = "bfloat16"
-    """Without a GPU, what vLLM computes in there."""
+    """The type in which vLLM computes without a GPU."""
 
-    @property
-    def said(self) -> str:
+    def __str__(self) -> str:
         return f"{self.gpus} × {self.name}" if self.accelerator else self.name
 
 
@@ -71,88 +65,61 @@ class Decided:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The parts of a run's settings that servers depend on."""
+class Requirements:
+    """The parts of a run's settings that its servers depend on."""
 
     serving: AskedServing
     workload: Workload | None
     """None: its lengths do not matter."""
     optimize: Optimize
 
-    def wish(self, model: Architecture) -> Wish:
+    def demand(self, model: Architecture) -> Demand:
         size, context = self.serving.tensor_parallel_size, self.serving.max_model_len
-        return Wish(
+        return Demand(
             tensor_parallel_size=None if size == "auto" else size,
             context=None if context == "auto" else context or model.longest_context,
             longest_request=sum(self.workload.longest()) if self.workload else 0,
             concurrency=self.workload.concurrency if self.workload else 1,
         )
 
-    def unplanned(self, place: Place) -> str:
-        """Why nothing is calculated with these settings; empty if it is."""
-        arguments = " ".join(self.serving.extra_arguments).replace("_", "-")
-        if found := OTHERWISE.search(arguments):
-            return f"serving.extra_arguments has {found[0]}"
-        return "serving.dtype is float32" if place.accelerator and self.serving.dtype == "float32" else ""
+    def bytes_of(self, model: SizedModel, variant: str) -> int:
+        return model.stored_bytes(variant, self.optimize.group_size)
+
+    def bytes_of_all(self, model: SizedModel) -> int:
+        return sum(self.bytes_of(model, variant) for variant in self.optimize.variants)
 
 
-@dataclass(frozen=True)
-class _Sized:
-    model: Architecture
-    parameters: Parameters
-    optimize: Optimize
-
-    def bytes_of_all(self) -> int:
-        return sum(self.bytes_of(name) for name in self.optimize.variants)
-
-    def bytes_of(self, variant: str) -> int:
-        named = next(name for name in self.optimize.variants if name == variant)
-        return stored_bytes(self.model, self.parameters, named, self.optimize.group_size)
-
-
-def place_here(known: Mapping[str, Accelerator], most_gpus: int | None = None) -> Place:
-    """This machine. *most_gpus* may serve one replica; None: all that are here."""
+def place_here(accelerators: Mapping[str, Accelerator], most_gpus: int | None = None) -> Place:
+    """Describe this machine. *most_gpus* may serve one replica; None: all that it has."""
     if most_gpus == 0 or not serves_on_gpu():
         return Place("this machine", None, 0, hardware().memory_bytes, cpu_dtype(processor()))
-    found = gpus()
-    name = accelerator_of(found[0], known)
-    each = known[name] if name else _unlisted(found[0].partition(",")[0])
-    return Place(name or each.device, each, len(found) if most_gpus is None else most_gpus)
+    devices = gpus()
+    name = accelerator_of(devices[0], accelerators)
+    accelerator = accelerators[name] if name else _unlisted(devices[0].partition(",")[0])
+    return Place(name or accelerator.device, accelerator, len(devices) if most_gpus is None else most_gpus)
 
 
-def decide(described: Description, asked: Asked, place: Place) -> Decided:
-    """The settings with a number in place of every ``auto``.
+def decide(described: Description, required: Requirements, place: Place) -> Decided:
+    """Choose a number for every ``auto`` in the serving settings.
 
     A model that can't be sized gets as many GPUs as its weights need, and its own longest context.
 
     Raises:
         ConfigError: settings contradict each other, the model or the hardware; every contradiction is named.
     """
-    if why := asked.unplanned(place):
-        return _literal(asked.serving, place, 0, note=f"nothing is planned: {why}")
+    if why := why_not_planned(required.serving, on_gpu=place.accelerator is not None):
+        return _unplanned(required.serving, place, 0, note=f"nothing is planned: {why}")
     try:
-        model = read_architecture(described.config)
-        sized = _Sized(model, count_parameters(model, described.parameters), asked.optimize)
+        model = SizedModel.of(described.config, described.parameters)
         if place.accelerator:
-            return _on_gpus(sized, asked, place, place.accelerator, described.model)
-        return _on_cpu(sized, asked, place, described.model)
+            return _on_gpus(model, required, place, place.accelerator, described.model)
+        return _on_cpu(model, required, place, described.model)
     except NotSizeable as error:
         weights = HALF * (described.parameters or 0)
-        return _literal(asked.serving, place, weights, note=f"{described.model} can't be sized: {error}")
+        return _unplanned(required.serving, place, weights, note=f"{described.model} can't be sized: {error}")
 
 
-def memory_of(serving: AskedServing, group_size: int, context: int = 0) -> Memory:
-    """The settings that a server's memory on GPUs depends on."""
-    return Memory(
-        context=context,
-        utilization=serving.gpu_memory_utilization,
-        enforce_eager=serving.enforce_eager,
-        kv_cache_bytes=serving.kv_cache_mib * MIB if serving.kv_cache_mib else None,
-        group_size=group_size,
-    )
-
-
-def refuse_contradictions(described: Description, asked: Asked) -> None:
+def refuse_contradictions(described: Description, required: Requirements) -> None:
     """Refuse what no hardware could serve.
 
     Raises:
@@ -162,89 +129,93 @@ def refuse_contradictions(described: Description, asked: Asked) -> None:
         model = read_architecture(described.config)
     except NotSizeable:
         return
-    if wrong := list(contradictions(model, asked.wish(model))):
-        raise _refused(wrong, described.model)
+    if mistakes := list(contradictions(model, required.demand(model))):
+        raise _refused(mistakes, described.model)
 
 
-def _on_gpus(sized: _Sized, asked: Asked, place: Place, accelerator: Accelerator, source: str) -> Decided:
-    model, wish, serving = sized.model, asked.wish(sized.model), asked.serving
-    memory = memory_of(serving, asked.optimize.group_size)
-    found = choose_layout(model, sized.parameters, accelerator, place.gpus, memory, wish)
-    size, wrong = found.tensor_parallel_size, list(contradictions(model, wish))
+def _on_gpus(model: SizedModel, required: Requirements, place: Place, accelerator: Accelerator, source: str) -> Decided:
+    architecture, serving = model.architecture, required.serving
+    demand = required.demand(architecture)
+    layout = choose_layout(architecture, model.parameters, accelerator, place.gpus, memory_settings(serving), demand)
+    size = layout.tensor_parallel_size
+    mistakes = list(contradictions(architecture, demand))
     if size > place.gpus:
-        wrong.append(f"tensor_parallel_size {size}: one server may have {place.gpus} GPUs")
-    named = " ".join(wrong)
-    wrong += [f"fp16 on {size} × {place.name}: {why}" for why in found.reasons if why not in named]
-    waiting = _waiting(found.requests, wish, serving)
-    wrong += waiting if serving.kv_cache_mib else []
-    if wrong:
-        raise _refused(wrong, f"{source} on {place.said}")
-    left: dict[str, str] = {
-        name: "; ".join(why)
-        for name in asked.optimize.variants
-        if name != REFERENCE and (why := left_out(model, name, size, asked.optimize.group_size))
+        mistakes.append(f"tensor_parallel_size {size}: one server may have {place.gpus} GPUs")
+    named = " ".join(mistakes)
+    mistakes += [f"{REFERENCE} on {size} × {place.name}: {reason}" for reason in layout.reasons if reason not in named]
+    notes = _notes_on_queueing(layout.requests, demand, serving)
+    if serving.kv_cache_mib:
+        mistakes += notes
+    if mistakes:
+        raise _refused(mistakes, f"{source} on {place}")
+    reasons = {
+        variant: left_out(architecture, storage_of(variant, required.optimize.group_size), size)
+        for variant in required.optimize.variants
+        if variant != REFERENCE
     }
     return Decided(
-        serving=_pinned(serving, size, found.context, sized.bytes_of_all()),
+        serving=_pinned(serving, size, layout.context, required.bytes_of_all(model)),
         gpus=size,
-        memory_bytes=gpu_memory_bytes(sized.bytes_of(REFERENCE), size) + CLIENT_BYTES,
+        memory_bytes=gpu_memory_bytes(required.bytes_of(model, REFERENCE), size) + CLIENT_BYTES,
         shared_bytes=shared_bytes(size),
-        left_out=left,
-        notes=tuple(waiting),
+        left_out={variant: "; ".join(listed) for variant, listed in reasons.items() if listed},
+        notes=tuple(notes),
     )
 
 
-def _on_cpu(sized: _Sized, asked: Asked, place: Place, source: str) -> Decided:
-    model, wish, serving = sized.model, asked.wish(sized.model), asked.serving
-    size = wish.tensor_parallel_size or 1
-    wide = (place.dtype if serving.dtype == "auto" else serving.dtype) == "float32"
-    available = (serving.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
-    rules = replace(cpu_cache_rules(model), tensor_parallel_size=size, value_bytes=FLOAT32_BYTES if wide else HALF)
-    cache = cache_layout(model, rules)
-    wrong = list(contradictions(model, wish))
-    longest, least = cache.longest(available), min(wish.context or max(wish.longest_request, 1), model.longest_context)
+def _on_cpu(model: SizedModel, required: Requirements, place: Place, source: str) -> Decided:
+    architecture, serving = model.architecture, required.serving
+    demand = required.demand(architecture)
+    size = demand.tensor_parallel_size or 1
+    in_float32 = (place.dtype if serving.dtype == "auto" else serving.dtype) == "float32"
+    value_bytes = FLOAT32_BYTES if in_float32 else HALF
+    rules = replace(cpu_cache_rules(architecture), tensor_parallel_size=size, value_bytes=value_bytes)
+    cache, cache_bytes = cache_layout(architecture, rules), (serving.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
+    longest = cache.longest(cache_bytes)
+    least = min(demand.context or max(demand.longest_request, 1), architecture.longest_context)
+    mistakes = list(contradictions(architecture, demand))
     if longest < least:
-        wrong.append(
-            f"a KV cache of {available // MIB:,} MiB has room for {longest:,} of {least:,} tokens of context: "
+        mistakes.append(
+            f"a KV cache of {cache_bytes // MIB:,} MiB has room for {longest:,} of {least:,} tokens of context: "
             "raise serving.kv_cache_mib"
         )
-    weights = sized.bytes_of(REFERENCE) * (2 if wide else 1)
-    if place.memory_bytes and weights + available > place.memory_bytes:
-        wrong.append(
-            f"fp16 needs {(weights + available) / GIB:.1f} GiB for weights and KV cache, and {place.name} has "
-            f"{place.memory_bytes / GIB:.1f}"
+    reference_bytes, all_bytes = required.bytes_of(model, REFERENCE), required.bytes_of_all(model)
+    loaded_bytes = reference_bytes * value_bytes // HALF
+    if place.memory_bytes and loaded_bytes + cache_bytes > place.memory_bytes:
+        mistakes.append(
+            f"{REFERENCE} needs {(loaded_bytes + cache_bytes) / GIB:.1f} GiB for weights and KV cache, and "
+            f"{place.name} has {place.memory_bytes / GIB:.1f}"
         )
-    requests = cache.sequences(available, wish.longest_request or least)
-    waiting = _waiting(requests, wish, serving) if longest >= least else []
-    wrong += waiting if serving.kv_cache_mib else []
-    if wrong:
-        raise _refused(wrong, f"{source} on {place.said}")
-    beside = len(asked.optimize.variants)
+    notes = []
+    if longest >= least:
+        notes = _notes_on_queueing(cache.sequences(cache_bytes, demand.longest_request or least), demand, serving)
+    if serving.kv_cache_mib:
+        mistakes += notes
+    if mistakes:
+        raise _refused(mistakes, f"{source} on {place}")
+    servers_bytes = len(required.optimize.variants) * (SERVER_BYTES + cache_bytes)
     return Decided(
-        serving=_pinned(serving, size, wish.context or rounded_context(longest, model), sized.bytes_of_all()),
+        serving=_pinned(serving, size, demand.context or rounded_context(longest, architecture), all_bytes),
         gpus=0,
-        memory_bytes=CLIENT_BYTES
-        + beside * (SERVER_BYTES + available)
-        + sized.bytes_of_all()
-        + (weights - sized.bytes_of(REFERENCE)),
+        memory_bytes=CLIENT_BYTES + servers_bytes + all_bytes + (loaded_bytes - reference_bytes),
         shared_bytes=shared_bytes(0),
-        notes=tuple(waiting),
+        notes=tuple(notes),
     )
 
 
-def _waiting(requests: int, wish: Wish, serving: AskedServing) -> list[str]:
-    """What is to be said if not all requests in flight are in the KV cache of fp16 at once."""
-    if not wish.longest_request or requests >= wish.concurrency:
+def _notes_on_queueing(requests: int, demand: Demand, serving: AskedServing) -> list[str]:
+    """Say that not all requests in flight are in the KV cache of the reference at once; empty if they are."""
+    if not demand.longest_request or requests >= demand.concurrency:
         return []
-    cache = f"a KV cache of {serving.kv_cache_mib:,} MiB" if serving.kv_cache_mib else "the KV cache of fp16"
+    cache = f"a KV cache of {serving.kv_cache_mib:,} MiB" if serving.kv_cache_mib else f"the KV cache of {REFERENCE}"
     return [
-        f"{cache} holds {requests} of the workload's {wish.concurrency} requests in flight ({wish.longest_request:,} "
-        "tokens each); the others wait"
+        f"{cache} holds {requests} of the workload's {demand.concurrency} requests in flight "
+        f"({demand.longest_request:,} tokens each); the others wait"
     ]
 
 
-def _literal(serving: AskedServing, place: Place, weights_bytes: int, *, note: str) -> Decided:
-    """Without a plan: as many GPUs as hold the weights, and the model's own context."""
+def _unplanned(serving: AskedServing, place: Place, weights_bytes: int, *, note: str) -> Decided:
+    """Choose as many GPUs as hold the weights, and the model's own context."""
     size = 1
     if place.accelerator:
         share = place.accelerator.usable_bytes * serving.gpu_memory_utilization * WEIGHTS_SHARE
@@ -265,15 +236,15 @@ def _pinned(serving: AskedServing, size: int, context: int | None, bytes_to_read
     return serving.pinned(tensor_parallel_size=size, max_model_len=context, startup_timeout_s=startup_s(bytes_to_read))
 
 
-def _refused(wrong: Sequence[str], what: str) -> ConfigError:
-    error = ConfigError.of_many(wrong, f"the settings for {what}")
+def _refused(mistakes: Sequence[str], subject: str) -> ConfigError:
+    error = ConfigError.of_many(mistakes, f"the settings for {subject}")
     error.hint = "slipway plan MODEL shows what fits; serving.tensor_parallel_size and max_model_len can be auto"
     return error
 
 
 def _unlisted(device: str) -> Accelerator:
-    """A GPU that the catalogue lacks. Only its memory and its kernels matter here, so the other figures are empty."""
-    memory, capability = (query_gpus(each)[0] for each in ("memory.total", "compute_cap"))
+    """Describe a GPU that the catalogue lacks. Only its memory and kernels matter here, so the rest is made up."""
+    memory, capability = query_gpus("memory.total")[0], query_gpus("compute_cap")[0]
     shared = hardware().memory_bytes  # a GPU that names no memory of its own uses the machine's
     return Accelerator(
         device=device,

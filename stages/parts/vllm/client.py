@@ -27,8 +27,8 @@ NO_CONNECTION_KEPT: Final = httpx.Limits(max_keepalive_connections=0)
 
 
 def http(certificate: str | None = None) -> httpx.Client:
-    """The client for our own servers: without a proxy, and with a new connection for each request, since a server that
-    was restarted does not know an old connection. It knows ``unix:`` URLs, too.
+    """Make the client for our own servers: no proxy, and a new connection for each request, since a server that was
+    restarted does not know an old connection. It knows ``unix:`` URLs, too.
 
     Args:
         certificate: see ``trusting``.
@@ -44,8 +44,8 @@ def _client(certificate: str | None) -> httpx.Client:
 
 
 def trusting(certificate: str | None) -> ssl.SSLContext | bool:
-    """What a server must show: the certificate in this file, whatever name it is for, since our own server is asked by
-    its address; None: one that is generally trusted, for its name."""
+    """Say what a server must show: the certificate in this file, whatever name it is for, since our own server is
+    asked by its address; None: one that is generally trusted, for its name."""
     if certificate is None:
         return True
     context = ssl.create_default_context(cafile=certificate)
@@ -70,7 +70,7 @@ def _at_socket(path: str) -> httpx.HTTPTransport:
 
 
 def socket_of(url: str) -> str:
-    """The socket's path of a ``unix:`` URL."""
+    """Return the socket's path of a ``unix:`` URL."""
     return urlsplit(url).path
 
 
@@ -135,7 +135,7 @@ def has_chat_template(directory: Path) -> bool:
 
 
 def chat_template(directory: Path) -> str:
-    """The chat templates of the model's tokenizer, all of them as one text; empty without one."""
+    """Read the chat templates of the model's tokenizer, all of them as one text; empty without one."""
     found = [_text_of(directory / each) for each in ("chat_template.jinja", "chat_template.json")]
     with contextlib.suppress(ValueError, AttributeError):
         said = json.loads(_text_of(directory / "tokenizer_config.json")).get("chat_template")
@@ -150,7 +150,7 @@ def _text_of(path: Path) -> str:
 
 
 def beside_server(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a server's client on the same machine, which uses no proxy for it."""
+    """Make the environment of a server's client on the same machine, which uses no proxy for it."""
     around = ",".join(filter(None, [os.environ.get("NO_PROXY", os.environ.get("no_proxy")), LOOPBACK, "localhost"]))
     return {**os.environ, "NO_PROXY": around, "no_proxy": around, **variables}
 
@@ -163,7 +163,7 @@ def _refusal(reply: httpx.Response) -> str:
 
 
 def reachable(host: str) -> str:
-    """The address at which a server bound to *host* is reached, as it is written in a URL."""
+    """Return the address at which a server bound to *host* is reached, as it is written in a URL."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -23,7 +23,7 @@ Distribution = Mapping[str, Mapping[str, float]]
 def complete(
     url: str, model: str, api_key: str, prompts: Sequence[str] | Sequence[Sequence[int]], **options: Any
 ) -> list[dict[str, Any]]:
-    """The server's answer to each prompt (text or token ids), greedy, in the prompts' order.
+    """Ask for the answer to each prompt (text or token ids), greedy, in the prompts' order.
 
     Args:
         url: base URL, without ``/v1``.
@@ -45,7 +45,7 @@ def complete(
 
 
 def chat(url: str, model: str, api_key: str, prompt: str, **options: Any) -> dict[str, Any]:
-    """The server's answer to a user's message, greedy.
+    """Ask for the greedy answer to a user's message.
 
     Raises:
         ServerFailed, TransientError: as ``complete``.
@@ -73,7 +73,7 @@ def tokenize(url: str, model: str, api_key: str, text: str) -> list[int]:
 
 
 def given(choice: Mapping[str, Any]) -> list[Distribution]:
-    """The distribution at each position of the prompt after its first token, given the tokens before it.
+    """Ask for the distribution at each position of the prompt after its first token, given the tokens before it.
 
     *choice* was requested with ``prompt_logprobs``: each distribution holds that many of the likeliest tokens, and the
     prompt's own token.
@@ -86,7 +86,7 @@ def given(choice: Mapping[str, Any]) -> list[Distribution]:
 
 
 def post(url: str, body: Mapping[str, Any], api_key: str, timeout_s: float = TIMEOUT_S) -> Any:
-    """Raises: ServerFailed, TransientError: as ``complete``."""
+    """Send a request. Raises: ServerFailed, TransientError: as ``complete``."""
     try:
         reply = http().post(url, json=body, headers=credentials(api_key), timeout=timeout_s)
     except httpx.TransportError as error:

@@ -28,7 +28,7 @@ SLOWER: Final = 3
 
 
 def gpu_memory_bytes(weights_bytes: int, gpus: int) -> int:
-    """Memory for a server on so many GPUs, ``/dev/shm`` included.
+    """Estimate the memory for a server on that many GPUs, ``/dev/shm`` included.
 
     Each GPU's process reads the whole files; with room for them in the page cache the volume is read once.
     """
@@ -40,7 +40,7 @@ def shared_bytes(gpus: int) -> int:
 
 
 def startup_s(weights_bytes: int, measured_s: float = 0.0) -> int:
-    """The time in seconds that a server may take from its start to its first answer.
+    """Estimate the time in seconds that a server may take from its start to its first answer.
 
     Args:
         weights_bytes: bytes to read.

@@ -12,8 +12,8 @@ from stages.parts.vllm.arguments import BINDING, serves_on_gpu
 
 
 def gpu_groups(serving: Serving) -> list[str]:
-    """Groups of ``tensor_parallel_size`` GPUs of one kind, as ``CUDA_VISIBLE_DEVICES``. A single empty one if servers
-    use what there is: without GPUs, with too few, or with GPUs that differ."""
+    """List groups of ``tensor_parallel_size`` GPUs of one kind, as ``CUDA_VISIBLE_DEVICES``: a single empty one if
+    servers use what there is: without GPUs, with too few, or with GPUs that differ."""
     if not serves_on_gpu():
         return [""]
     return groups(gpu_ids(), gpus(), serving.tensor_parallel_size)
@@ -31,12 +31,12 @@ def groups(ids: Sequence[str], kinds: Sequence[str], size: int) -> list[str]:
 
 
 def gpus_of(serving: Serving, replica: int) -> str:
-    """The ``CUDA_VISIBLE_DEVICES`` of a replica; empty without GPUs, and for a single one, which uses what there is."""
+    """Return the ``CUDA_VISIBLE_DEVICES`` of a replica; empty without GPUs, and for a single replica."""
     return gpu_groups(serving)[replica] if serving.replicas > 1 and serves_on_gpu() else ""
 
 
 def check_replicas(serving: Serving) -> None:
-    """Raises: ConfigError: there are too few GPUs, or without GPUs too few cores, for so many replicas."""
+    """Refuse, with ConfigError, more replicas than there are GPUs for, or without GPUs cores."""
     count, size = serving.replicas, serving.tensor_parallel_size
     if count == 1:
         return

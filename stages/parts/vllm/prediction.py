@@ -11,23 +11,21 @@ from pathlib import Path
 from typing import Final
 
 from scoring.capacity.accelerator import Accelerator
-from scoring.capacity.architecture import Architecture, NotSizeable
-from scoring.capacity.families import read_architecture
+from scoring.capacity.architecture import NotSizeable
 from scoring.capacity.kv_cache import cache_layout
-from scoring.capacity.memory import Parallelism, Serving, fit
-from scoring.capacity.speed import Calibration, Requests, Server, Speed
-from scoring.capacity.weights import Parameters, count_parameters, stored_bytes
-from scoring.names import VARIANTS
+from scoring.capacity.memory import MemorySettings, Parallelism, fit
+from scoring.capacity.speed import PredictedSpeed, Requests, Roofline, SpeedCalibration
 from stages.parts.base.errors import SlipwayError
+from stages.parts.base.formats import FORMATS, storage_of
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.accelerators import accelerator_of
 from stages.parts.model.description import describe_directory
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.kv_cache_rules import cpu_cache_rules
+from stages.parts.vllm.sizing import SizedModel
 
 DEFAULT_UTILIZATION: Final = 0.9
-DEFAULT_GROUP_SIZE: Final = 128
 
 
 @dataclass(frozen=True)
@@ -37,53 +35,41 @@ class Prediction:
     weights_bytes: int
     kv_cache_tokens: int | None
     """None if it would not have fitted."""
-    speed: Speed | None
+    speed: PredictedSpeed | None
     """None without a GPU, or on one that the catalogue lacks."""
     accelerator: str | None
 
 
-@dataclass(frozen=True)
-class Sized:
-    """A model of the store."""
-
-    model: Architecture
-    parameters: Parameters
-
-
-def sized(store: ModelStore) -> Sized | None:
-    """The model in ``base/``; None if it is not there or can't be sized."""
+def sized(store: ModelStore) -> SizedModel | None:
+    """Read the model in ``base/``; None if it is not there or can't be sized."""
     try:
         described = describe_directory(store.base, str(store.base))
-        model = read_architecture(described.config)
-        return Sized(model, count_parameters(model, described.parameters))
+        return SizedModel.of(described.config, described.parameters)
     except (SlipwayError, NotSizeable, OSError):
         return None
 
 
 def predict(
-    base: Sized, evaluation: Evaluation, variant: Variant, accelerators: Mapping[str, Accelerator]
+    base: SizedModel, evaluation: Evaluation, variant: Variant, accelerators: Mapping[str, Accelerator]
 ) -> Prediction | None:
-    """The prediction for an evaluation; None for a method whose sizes are not known.
+    """Predict an evaluation; None for a method whose sizes are not known.
 
     Raises:
         NotSizeable: the KV cache of the model can't be calculated.
     """
-    name = next((each for each in VARIANTS if each == variant.method), None)
-    if name is None:
+    if variant.method not in FORMATS:
         return None
-    group_size = int(variant.parameters.get("group_size", DEFAULT_GROUP_SIZE))
-    weights = stored_bytes(base.model, base.parameters, name, group_size)
+    model, weights = base.architecture, base.stored_bytes(variant.method, variant.group_size)
     arguments = evaluation.engine.arguments
-    serving = Serving(
-        context=int(_value(arguments, "--max-model-len", base.model.longest_context)),
+    settings = MemorySettings(
+        context=int(_value(arguments, "--max-model-len", model.longest_context)),
         utilization=_value(arguments, "--gpu-memory-utilization", DEFAULT_UTILIZATION),
         enforce_eager="--enforce-eager" in arguments,
         kv_cache_bytes=int(_value(arguments, "--kv-cache-memory-bytes", 0)) or None,
-        group_size=group_size,
     )
     if not evaluation.hardware.gpus:
-        layout = cache_layout(base.model, cpu_cache_rules(base.model))
-        tokens = layout.tokens(serving.kv_cache_bytes, serving.context) if serving.kv_cache_bytes else None
+        layout = cache_layout(model, cpu_cache_rules(model))
+        tokens = layout.tokens(settings.kv_cache_bytes, settings.context) if settings.kv_cache_bytes else None
         return Prediction(weights, tokens, None, None)
     accelerator = accelerator_of(evaluation.hardware.gpus[0], accelerators)
     if accelerator is None:
@@ -91,18 +77,19 @@ def predict(
     parallelism = Parallelism(
         int(_value(arguments, "--tensor-parallel-size", 1)), int(_value(arguments, "--pipeline-parallel-size", 1))
     )
-    found = fit(base.model, base.parameters, name, accelerators[accelerator], parallelism, serving)
-    server = Server(base.model, base.parameters, name, accelerators[accelerator], parallelism, group_size)
+    storage = storage_of(variant.method, variant.group_size)
+    fitted = fit(model, base.parameters, storage, accelerators[accelerator], parallelism, settings)
+    roofline = Roofline(model, base.parameters, storage, accelerators[accelerator], parallelism)
     return Prediction(
         weights_bytes=weights,
-        kv_cache_tokens=found.cache.tokens(found.cache_bytes, serving.context) if found.cache else None,
-        speed=server.speed(evaluation.load.concurrency, _mean_request(evaluation)),
+        kv_cache_tokens=fitted.cache.tokens(fitted.cache_bytes, settings.context) if fitted.cache else None,
+        speed=roofline.speed(evaluation.load.concurrency, _mean_request(evaluation)),
         accelerator=accelerator,
     )
 
 
-def calibrations(root: Path, accelerators: Mapping[str, Accelerator]) -> dict[str, Calibration]:
-    """How measured times compare with predicted ones, by type of GPU: the geometric means over a store's evaluations.
+def calibrations(root: Path, accelerators: Mapping[str, Accelerator]) -> dict[str, SpeedCalibration]:
+    """Compare measured times with predicted ones, by type of GPU: the geometric means over a store's evaluations.
 
     Models that can't be sized and damaged documents are left out.
     """
@@ -113,28 +100,28 @@ def calibrations(root: Path, accelerators: Mapping[str, Accelerator]) -> dict[st
             tpot = evaluation.load.tpot_ms.mean / prediction.speed.tpot_ms
             ratios[prediction.accelerator].append((ttft, tpot))
     return {
-        name: Calibration(
-            ttft=statistics.geometric_mean(ttft for ttft, _ in found),
-            tpot=statistics.geometric_mean(tpot for _, tpot in found),
-            evaluations=len(found),
+        name: SpeedCalibration(
+            ttft=statistics.geometric_mean(ttft for ttft, _ in pairs),
+            tpot=statistics.geometric_mean(tpot for _, tpot in pairs),
+            evaluations=len(pairs),
         )
-        for name, found in ratios.items()
+        for name, pairs in ratios.items()
     }
 
 
 def _predicted(root: Path, accelerators: Mapping[str, Accelerator]) -> Iterator[tuple[Evaluation, Prediction]]:
-    """The evaluations on GPUs of the catalogue, with their predictions."""
+    """Read the evaluations on GPUs of the catalogue, with their predictions."""
     for folder in sorted(root.glob("*--*/evaluations")):
         store = ModelStore(root, folder.parent.name.replace("--", "/", 1))
-        base: Sized | None = None
+        base: SizedModel | None = None
         for path in sorted(folder.glob("*.json")):
             with contextlib.suppress(SlipwayError, NotSizeable):
                 evaluation, variant = Evaluation.read(path), Variant.read(store.optimized(path.stem) / VARIANT)
                 if not (evaluation and variant and evaluation.hardware.gpus):
                     continue
                 base = base or sized(store)
-                if base and (made := predict(base, evaluation, variant, accelerators)):
-                    yield evaluation, made
+                if base and (prediction := predict(base, evaluation, variant, accelerators)):
+                    yield evaluation, prediction
 
 
 def _mean_request(evaluation: Evaluation) -> Requests:
@@ -143,5 +130,5 @@ def _mean_request(evaluation: Evaluation) -> Requests:
 
 
 def _value(arguments: Sequence[str], name: str, default: float) -> float:
-    """The number after an argument of ``vllm serve``; the default if it is not among them."""
+    """Read the number after an argument of ``vllm serve``; the default if it is not among them."""
     return float(arguments[arguments.index(name) + 1]) if name in arguments[:-1] else default

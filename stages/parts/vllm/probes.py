@@ -43,7 +43,7 @@ class ProbeCheck:
 
 
 def record_probes(url: str, model: str, api_key: str = "") -> tuple[Probe, ...]:
-    """The model's greedy answers to ``PROMPTS``.
+    """Ask for the model's greedy answers to ``PROMPTS``.
 
     Args:
         url: base URL, without ``/v1``.

@@ -39,7 +39,7 @@ GENERATED_TOKENS: Final = "vllm:generation_tokens_total"
 
 
 def read_counters(text: str, instance: str) -> Counters:
-    """The counters in one server's answer to ``GET /metrics``.
+    """Read the counters in one server's answer to ``GET /metrics``.
 
     Raises:
         TransientError: a value is not a finite number.
@@ -49,7 +49,7 @@ def read_counters(text: str, instance: str) -> Counters:
 
 
 def read_tokens(text: str) -> tuple[int, int]:
-    """The tokens of prompts and of answers that the server has computed since its start.
+    """Read the tokens of prompts and of answers that the server has computed since its start.
 
     Raises:
         ValueError: the text has a value that is not a finite number.
@@ -63,7 +63,7 @@ def read_tokens(text: str) -> tuple[int, int]:
 
 
 def sum_counters(samples: Sequence[Sample], instance: str) -> Counters:
-    """The counters over the samples of any number of servers.
+    """Sum the counters over the samples of any number of servers.
 
     Raises:
         TransientError: a value is not a finite number.
@@ -106,7 +106,7 @@ def _sum(samples: Iterable[Sample], name: str) -> float:
 
 
 def _histogram(samples: Sequence[Sample], name: str) -> Histogram:
-    """The sum over all engines of the server: cumulative counts add up bound by bound."""
+    """Sum over all engines of the server: cumulative counts add up bound by bound."""
     counts: dict[float, float] = {}
     for sample in samples:
         if sample.name == f"{name}_bucket":

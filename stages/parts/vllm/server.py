@@ -150,7 +150,7 @@ class Server:
         return ServerKilled(message, hint=f"the machine may have run out of memory; {hint}")
 
     def _signal(self) -> signal.Signals | None:
-        """The signal that ended one of its processes, as far as an exit status shows it."""
+        """Return the signal that ended one of its processes, as far as an exit status shows it."""
         if self.watch.lost and self.watch.lost.signal:
             return self.watch.lost.signal
         status = self.process.poll() or 0
@@ -171,7 +171,7 @@ class Server:
 
 @contextlib.contextmanager
 def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Iterator[Server]:
-    """A vLLM server, from its first answer until the block is left in whatever way.
+    """Run a vLLM server, from its first answer until the block is left in whatever way.
 
     Args:
         cancelled: when set, it ends the wait for the first answer; for a thread, which no signal reaches.
@@ -231,7 +231,7 @@ def _address(spec: ServerSpec, stack: contextlib.ExitStack) -> Iterator[tuple[li
 
 
 def _architecture(directory: Path) -> str:
-    """The model's class, such as ``LlamaForCausalLM``."""
+    """Read the model's class, such as ``LlamaForCausalLM``."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         return str(json.loads((directory / "config.json").read_text(encoding="utf-8"))["architectures"][0])
     return "the model"
@@ -239,7 +239,7 @@ def _architecture(directory: Path) -> str:
 
 @contextlib.contextmanager
 def reserved_port(host: str, port: int) -> Iterator[int]:
-    """A port that nothing listens on, reserved until the block is left.
+    """Reserve a port that nothing listens on until the block is left.
 
     It is bound with SO_REUSEADDR but not listened on. Linux then lets vLLM, which sets that option too, bind the same
     port, and does not give it to programs that ask for any free port.

@@ -71,7 +71,7 @@ class ServerLog:
     start: int = 0
 
     def text(self) -> str:
-        """The server's output; at most its last MiB."""
+        """Read the server's output; at most its last MiB."""
         try:
             with self.path.open("rb") as file:
                 end = file.seek(0, 2)
@@ -86,7 +86,7 @@ class ServerLog:
         return error_in(text) or last_line(text)
 
     def facts(self) -> Facts:
-        """Raises: MeasurementFailed: the log lacks a line that every supported vLLM writes."""
+        """Read the figures. Raises: MeasurementFailed: the log lacks a line that every supported vLLM writes."""
         try:
             return facts(self.text())
         except LookupError as error:
@@ -94,8 +94,8 @@ class ServerLog:
 
 
 def error_in(text: str) -> str | None:
-    """The line of a log that says why a program failed: that of the first exception, which causes the later ones, or
-    else of a usage error. None if the log has neither."""
+    """Find the line of a log that says why a program failed: that of the first exception, which causes the later ones,
+    or else of a usage error. None if the log has neither."""
     lines = [PREFIX.sub("", line).rstrip() for line in text.splitlines()]
     in_traceback = False
     for index, line in enumerate(lines):
@@ -114,7 +114,7 @@ def error_in(text: str) -> str | None:
 
 
 def signal_in(text: str) -> signal.Signals | None:
-    """The signal that ended one of the server's processes, if the log says so."""
+    """Find the signal that ended one of the server's processes, if the log says so."""
     if crash := next(filter(None, map(CRASH.match, text.splitlines())), None):
         return CRASHES[crash[1]]
     if not (said := ENDED_BY.search(text)):
@@ -129,7 +129,7 @@ def last_line(text: str) -> str:
 
 
 def facts(text: str) -> Facts:
-    """Raises: LookupError: it names what the log does not contain."""
+    """Find the figures. Raises: LookupError: it names what the log does not contain."""
     quantization = _first(r"\bquantization=([\w-]+)", text)
     kernels = dict.fromkeys(re.findall(r"(?:Using|Selected) (\w+Kernel) for ", text))
     return Facts(

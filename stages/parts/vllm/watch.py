@@ -78,7 +78,7 @@ def _lost(name: str, process: psutil.Process) -> Lost | None:
 
 
 def _signal_of_zombie(pid: int) -> signal.Signals | None:
-    """The signal that ended a process whose parent has not taken note of it yet: the last field of its stat(5)."""
+    """Find the signal that ended a process whose parent has not taken note of it yet: the last field of its stat(5)."""
     try:
         status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
         return signal.Signals(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None

@@ -20,7 +20,10 @@ from tests.hub.models import Stages, tiny_model
 FOUR_BIT = "vLLM's CPU build has no 4-bit kernel for processors without AVX-512"
 ROOT = Path(__file__).parents[3]
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": f"{ROOT / 'tests' / 'processor'}:{ROOT}"}
-CHOOSE = "from stages.parts.vllm.kernels import FORMATS; [form.kernel() for form in FORMATS.values()]"
+CHOOSE = """
+from stages.parts.base.formats import FORMATS
+[record.kernel.choose_on_gpu() for record in FORMATS.values() if record.kernel]
+"""
 
 
 CONFIG = {

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from stages.optimize.base_model import read_base
 from stages.optimize.ensure import ensure, identify
-from stages.optimize.methods import QUANTIZERS
 from stages.optimize.verification import verify
 from stages.parts.base.errors import ConfigError, NotInstalled, QuantizationFailed
 from stages.parts.base.optimize_settings import Optimize
@@ -118,7 +117,7 @@ def test_only_a_processor_without_bf16_changes_the_key(
     told = {}
     for found in (None, WITH_BF16, WITHOUT_BF16):
         monkeypatch.setattr("stages.optimize.four_bit.processor", lambda found=found: found)
-        told[found] = identify("awq", QUANTIZERS["awq"], base, asked)["parameters"]
+        told[found] = identify("awq", base, asked)["parameters"]
     assert told[None] == told[WITH_BF16]
     assert told[WITHOUT_BF16] == told[WITH_BF16] | {"linear_layers_computed_in": "float32"}
 
@@ -163,13 +162,13 @@ def test_everything_that_influences_the_result_changes_the_key(tiny: Path, setti
         settings | {"calibration": calibration | {"seed": 1}},
     ]
     keys = [
-        digest_of(identify(method, QUANTIZERS[method], base, Optimize.model_validate(each)))
+        digest_of(identify(method, base, Optimize.model_validate(each)))
         for method in ("awq", "gptq")
         for each in variations
     ]
     assert len(set(keys)) == 12
     only_others = Optimize.model_validate(settings | {"variants": ["fp16", "gptq"]})
-    assert digest_of(identify("gptq", QUANTIZERS["gptq"], base, only_others)) == keys[6]
+    assert digest_of(identify("gptq", base, only_others)) == keys[6]
 
 
 @pytest.mark.slow
@@ -295,7 +294,7 @@ def test_a_calibration_text_that_is_too_short_is_a_wrong_setting(tiny: Path, set
 
 def test_sequences_are_no_longer_than_the_model_allows(tmp_path: Path) -> None:
     store = acquire(publish(tmp_path / "short", llama(max_position_embeddings=48)), tmp_path / "store")
-    assert identify("awq", QUANTIZERS["awq"], read_base(store), Optimize())["parameters"]["sequence_length"] == 48
+    assert identify("awq", read_base(store), Optimize())["parameters"]["sequence_length"] == 48
 
 
 Change = Callable[[dict[str, torch.Tensor]], None]
@@ -346,7 +345,7 @@ def test_files_that_are_not_the_quantized_model_are_refused(
     (directory / "model.safetensors").unlink()
     save_file(tensors, directory / "model.safetensors")
     with pytest.raises(QuantizationFailed) as caught:
-        verify("gptq", read_base(gptq), directory, group_size=128)
+        verify("gptq", read_base(gptq), directory, {"group_size": 128})
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -354,9 +353,9 @@ def test_files_that_are_not_the_quantized_model_are_refused(
 @pytest.mark.parametrize(("method", "group_size"), [("awq", 128), ("gptq", 64)])
 def test_files_of_another_variant_are_refused(gptq: ModelStore, method: str, group_size: int) -> None:
     with pytest.raises(QuantizationFailed, match=r"config\.json says quant_method 'gptq'|has groups of 128, not 64"):
-        verify(method, read_base(gptq), gptq.optimized("gptq"), group_size=group_size)
+        verify(method, read_base(gptq), gptq.optimized("gptq"), {"group_size": group_size})
 
 
 def test_a_base_is_not_a_quantized_variant_of_itself(gptq: ModelStore) -> None:
     with pytest.raises(QuantizationFailed, match="only 0% of the linear layers' weights are quantized"):
-        verify("gptq", read_base(gptq), gptq.base, group_size=128)
+        verify("gptq", read_base(gptq), gptq.base, {"group_size": 128})

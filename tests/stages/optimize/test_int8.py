@@ -160,7 +160,8 @@ def test_the_memory_does_not_grow_with_the_file_or_its_matrices(int8: ModelStore
     record_base(store)
     assert (store.base / "model.safetensors").stat().st_size == 600 * MIB + len(header)
     program = (
-        "import sys; from stages.optimize.ensure import *; from stages.optimize.quantizer import peak_resident_bytes; "
+        "import sys; from stages.optimize.ensure import *; "
+        "from stages.parts.machine.process import peak_resident_bytes; "
         "ensure(ModelStore(Path(sys.argv[1]), 'test/tiny'), 'int8', Optimize()); print(peak_resident_bytes())"
     )
     peak = subprocess.check_output([sys.executable, "-c", program, str(store.root)], cwd=ROOT)
@@ -267,7 +268,7 @@ def test_files_that_are_not_the_quantized_model_are_refused(
     change(weights)
     save_file(weights, directory / "model.safetensors")
     with pytest.raises(QuantizationFailed) as caught:
-        verify("int8", read_base(int8), directory, group_size=None)
+        verify("int8", read_base(int8), directory, {})
     assert said in str(caught.value)
 
 
@@ -292,5 +293,5 @@ def test_a_config_that_states_another_scheme_is_refused(
     place[path[-1]] = value
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(QuantizationFailed) as caught:
-        verify("int8", read_base(int8), directory, group_size=None)
+        verify("int8", read_base(int8), directory, {})
     assert said in str(caught.value)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from scoring.names import VariantName
 from scoring.units import GIB
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.optimize_settings import Optimize
@@ -16,7 +15,7 @@ from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.model.description import Description
-from stages.parts.vllm.automatic import Asked, Decided, Place, decide, place_here
+from stages.parts.vllm.automatic import Decided, Place, Requirements, decide, place_here
 from tests.serving import one_gpu
 
 PUBLISHED: dict[str, Any] = yaml.safe_load(
@@ -39,9 +38,9 @@ def workload(**changes: Any) -> Workload:
 
 
 def asked(
-    of: Workload | None = None, variants: tuple[VariantName, ...] = ("fp16", "awq", "gptq", "int8"), **serving: Any
-) -> Asked:
-    return Asked(AskedServing(**serving), of or workload(), Optimize(variants=variants))
+    of: Workload | None = None, variants: tuple[str, ...] = ("fp16", "awq", "gptq", "int8"), **serving: Any
+) -> Requirements:
+    return Requirements(AskedServing(**serving), of or workload(), Optimize(variants=variants))
 
 
 def described(config: dict[str, Any], parameters: int | None = None) -> Description:
@@ -52,7 +51,7 @@ def on(gpu: str, gpus: int = 8) -> Place:
     return Place(gpu, GPUS[gpu], gpus)
 
 
-def published(name: str, place: Place, settings: Asked | None = None) -> Decided:
+def published(name: str, place: Place, settings: Requirements | None = None) -> Decided:
     return decide(described(PUBLISHED[name]["config"]), settings or asked(), place)
 
 
@@ -130,7 +129,7 @@ def test_every_contradiction_is_named_at_once() -> None:
         ),
     ],
 )
-def test_settings_that_cannot_fit_are_refused(name: str, place: Place, settings: Asked, said: str) -> None:
+def test_settings_that_cannot_fit_are_refused(name: str, place: Place, settings: Requirements, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         published(name, place, settings)
     assert said in str(refused.value)

@@ -11,9 +11,9 @@ import pytest
 
 from scoring.capacity.families import read_architecture
 from scoring.capacity.weights import count_parameters, stored_bytes
-from scoring.names import VariantName
 from scoring.units import MIB
 from stages.parts.base.errors import ConfigError
+from stages.parts.base.formats import storage_of
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.records.variant import VARIANT
@@ -29,13 +29,13 @@ Made = Callable[..., Path]
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     """The directory of a variant of a published model, on a machine with so many of these GPUs; none: without."""
 
-    def make(name: VariantName, gpu: str = "h100", gpus: int = 4, model: str = "llama-3.1-70b", more: int = 0) -> Path:
+    def make(name: str, gpu: str = "h100", gpus: int = 4, model: str = "llama-3.1-70b", more: int = 0) -> Path:
         monkeypatch.setattr(room, "place_here", lambda _: on(gpu, gpus) if gpus else CPU)
         monkeypatch.setattr(room, "query_gpus", lambda _: [])
         store = ModelStore(tmp_path / f"{gpu}-{gpus}-{model}-{more}", "org/name")
         record, config = variant(store, name, base(store)), PUBLISHED[model]["config"]
         architecture = read_architecture(config)
-        size = stored_bytes(architecture, count_parameters(architecture), name, 128)
+        size = stored_bytes(architecture, count_parameters(architecture), storage_of(name, 128))
         record.model_copy(update={"weights_bytes": size + more}).write(store.optimized(name) / VARIANT)
         (store.optimized(name) / "config.json").write_text(json.dumps(config))
         return store.optimized(name)

@@ -1,0 +1,130 @@
+"""The formats in which a model's variants are stored: one record for each, and the list of all.
+
+Settings, plan, check, workflow, doctor and optimize derive from the record what they need to know of a format. To add
+one, write a file with a ``Format``, and add a line to ``FORMATS``.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from scoring.names import REFERENCE
+
+if TYPE_CHECKING:
+    from scoring.capacity.storage import Storage
+    from stages.parts.base.optimize_settings import Optimize
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Peak memory in bytes. ``gpu``: None without a GPU."""
+
+    resident: int
+    gpu: int | None = None
+
+
+class Quantizer(Protocol):
+    """Makes the variants of one format. *base* is a ``stages.optimize.base_model.Base``."""
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """The packages whose versions influence the result, and which are therefore a part of the variant's key."""
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it uses the calibration text. Its parameters then have a ``sequence_length``."""
+
+    def parameters(self, settings: Optimize, base: Any) -> dict[str, Any]:
+        """Name quickly all that influences the result besides the base, the calibration text and the tools."""
+
+    def check(self, settings: Optimize, base: Any) -> None:
+        """Find out what can't work before anything is loaded.
+
+        Raises:
+            QuantizationFailed, ConfigError
+        """
+
+    def quantize(self, settings: Optimize, base: Any, target: Path) -> Peak:
+        """Write all files of the variant but ``Base.carried`` to the empty directory *target*.
+
+        Raises:
+            QuantizationFailed: for any failure of the method; the message is one line.
+            ConfigError: the calibration text is too short.
+            NotInstalled: this pod got a GPU, and the method sees none.
+        """
+
+    def verify(self, base: Any, directory: Path, parameters: Mapping[str, Any]) -> int:
+        """Check the weights in *directory*, made with these *parameters*. Returns the bits per quantized weight.
+
+        Raises:
+            ValueError, DamagedModel: a tensor is missing, or has the wrong type, shape or values.
+        """
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What vLLM computes a quantized linear layer with."""
+
+    cpu_operator: str
+    """The operator of vLLM's CPU build."""
+    choose_on_gpu: Callable[[], object]
+    """Lets vLLM choose its kernel on a GPU. Raises: ValueError: it has none."""
+    avx512: bool = False
+    """Whether the operator needs a processor with AVX-512."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a variant is stored, made and served."""
+
+    storage: Storage
+    quantizer: Quantizer
+    kernel: Kernel | None = None
+    """None: vLLM serves it wherever it runs."""
+    only_16_bit: bool = False
+    """Whether vLLM computes its layers in 16 bit only, and not in float32."""
+
+
+class Formats(Mapping[str, Format]):
+    """The records by name. They are imported when they are read, so that a list of the names costs nothing."""
+
+    def __init__(self, places: dict[str, str]) -> None:
+        self.places = places
+
+    def __getitem__(self, name: str) -> Format:
+        record: Format = pkgutil.resolve_name(self.places[name])
+        return record
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+FORMATS: Final = Formats(
+    {
+        REFERENCE: "stages.optimize.fp16:FP16",
+        "awq": "stages.optimize.four_bit:AWQ",
+        "gptq": "stages.optimize.four_bit:GPTQ",
+        "int8": "stages.optimize.int8:INT8",
+    }
+)
+"""Where the record of each format stands, as ``module:name``."""
+
+
+def quantized_formats() -> tuple[str, ...]:
+    """All formats but the reference, with which they are compared."""
+    return tuple(name for name in FORMATS if name != REFERENCE)
+
+
+def storage_of(name: str, group_size: int) -> Storage:
+    """Describe how the format *name* stores weights with this setting of ``optimize.group_size``."""
+    return FORMATS[name].storage.with_group_size(group_size)
