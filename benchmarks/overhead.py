@@ -23,7 +23,7 @@ from typing import Any, Final
 from pipeline.local.runs import find
 from pipeline.runs.state import LATEST
 from pipeline.settings.config import RunConfig, load
-from pipeline.workflow.definition import arguments
+from pipeline.workflow.parameters import arguments
 from tests.demo import DEMO, MODEL
 from tests.hub.server import HubServer
 

@@ -254,7 +254,7 @@ def render(
     renderers: dict[str, Callable[[RunConfig], list[dict[str, Any]]]] = {
         "workflow": lambda settings: [submission.render(settings)],
         "config": lambda settings: [settings.model_dump(mode="json")],
-        **{name: partial(lambda which, settings: for_triggers(which, settings.platform), name) for name in TRIGGERS},
+        **{name: partial(for_triggers, name) for name in TRIGGERS},
     }
     if what not in renderers:
         raise UnknownName("thing to render", what, renderers)

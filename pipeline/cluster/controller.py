@@ -9,7 +9,6 @@ from typing import Final
 from stages.parts.base.errors import AccessDenied
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CONFIG_MAPS, DEPLOYMENTS, Object
-from stages.parts.cluster.refusals import Absent
 
 CONTROLLER: Final = "workflow-controller"
 REQUEUE: Final = "DEFAULT_REQUEUE_TIME"
@@ -27,13 +26,21 @@ LABELS: Final = ("app.kubernetes.io/component", "app")
 
 
 def controllers(cluster: Cluster, namespace: str) -> list[Object]:
-    """The controller's Deployments in *namespace*, those that are ready first.
+    """List the controller's Deployments in *namespace*, those that are ready first.
 
     Raises:
         AccessDenied: they may not be read.
     """
-    found = [each for each in cluster.list(DEPLOYMENTS, namespace)[0] if _is_controller(each)]
-    return sorted(found, key=lambda each: not ready(each))
+    deployments, _ = cluster.list(DEPLOYMENTS, namespace)
+    return sorted(filter(_is_controller, deployments), key=lambda deployment: not ready(deployment))
+
+
+def _is_controller(deployment: Object) -> bool:
+    pod = deployment["spec"]["template"]
+    labels = [place.get("labels") or {} for place in (deployment["metadata"], pod.get("metadata", {}))]
+    if any(label.get(key) == CONTROLLER for label in labels for key in LABELS):
+        return True
+    return any(f"/{CONTROLLER}" in f"/{container['image']}" for container in pod["spec"]["containers"])
 
 
 def ready(deployment: Object) -> bool:
@@ -41,52 +48,44 @@ def ready(deployment: Object) -> bool:
 
 
 def tag(deployment: Object) -> str:
-    """The tag of its image, which of a release is its version."""
-    images = [each["image"] for each in deployment["spec"]["template"]["spec"]["containers"]]
-    chosen = next((image for image in images if CONTROLLER in image), images[0])
-    return str(chosen).rpartition("/")[2].partition("@")[0].partition(":")[2] or "of unknown version"
+    """Return the tag of its image, which is its version if that is a release."""
+    images = [container["image"] for container in deployment["spec"]["template"]["spec"]["containers"]]
+    image = next((image for image in images if CONTROLLER in image), images[0])
+    return str(image).rpartition("/")[2].partition("@")[0].partition(":")[2] or "of unknown version"
 
 
 def notices_s(deployment: Object) -> float:
-    """How many seconds may pass before the controller notices that a pod has ended, and begins the next step."""
-    given = [
-        each for container in deployment["spec"]["template"]["spec"]["containers"] for each in container.get("env", [])
-    ]
-    said = next((str(each.get("value", "")) for each in given if each["name"] == REQUEUE), "")
-    parts = DURATION.findall(said)
+    """Return how many seconds may pass until the controller notices that a pod has ended and begins the next step."""
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    variables = {variable["name"]: variable for container in containers for variable in container.get("env", [])}
+    parts = DURATION.findall(str(variables.get(REQUEUE, {}).get("value", "")))
     return sum(float(number) * SECONDS[unit] for number, unit in parts) if parts else REQUEUE_S
 
 
 def account(cluster: Cluster, namespace: str) -> str | None:
-    """The service account of the controller in *namespace*. None if there is no controller that is ready.
+    """Return the service account of the controller in *namespace*, or None if no controller is ready.
 
     Raises:
         AccessDenied: Deployments may not be read there.
     """
-    found = [controller for controller in controllers(cluster, namespace) if ready(controller)]
-    return found[0]["spec"]["template"]["spec"].get("serviceAccountName", "default") if found else None
+    for controller in controllers(cluster, namespace):
+        if ready(controller):
+            return str(controller["spec"]["template"]["spec"].get("serviceAccountName", "default"))
+    return None
 
 
 def has_repository(cluster: Cluster, controller_namespace: str) -> bool:
-    """Whether runs in the cluster's namespace have a default artifact repository, looked for where Argo does: in the
-    namespace itself, then in its controller's configuration. False if neither may be read."""
-    own = _config_map(cluster, REPOSITORIES, cluster.namespace)
-    if own.get("metadata", {}).get("annotations", {}).get(DEFAULT_KEY) in own.get("data", {}):
+    """Return whether runs in the cluster's namespace have a default artifact repository, looked for where Argo does: in
+    the namespace itself, then in its controller's configuration. If neither may be read, they count as without."""
+    repositories = _config_map(cluster, REPOSITORIES, cluster.namespace)
+    if repositories.get("metadata", {}).get("annotations", {}).get(DEFAULT_KEY) in repositories.get("data", {}):
         return True
-    controllers = _config_map(cluster, CONFIGURATION, controller_namespace).get("data", {})
-    texts = (controllers.get("artifactRepository", ""), *REPOSITORY.findall(controllers.get("config", "")))
+    configuration = _config_map(cluster, CONFIGURATION, controller_namespace).get("data", {})
+    texts = (configuration.get("artifactRepository", ""), *REPOSITORY.findall(configuration.get("config", "")))
     return any(STORAGE.search(text) for text in texts)
 
 
 def _config_map(cluster: Cluster, name: str, namespace: str) -> Object:
-    with contextlib.suppress(Absent, AccessDenied):
-        return cluster.get(CONFIG_MAPS, name, namespace)
+    with contextlib.suppress(AccessDenied):
+        return cluster.find(CONFIG_MAPS, name, namespace) or {}
     return {}
-
-
-def _is_controller(deployment: Object) -> bool:
-    pod = deployment["spec"]["template"]
-    labels = [each.get("labels") or {} for each in (deployment["metadata"], pod.get("metadata", {}))]
-    if any(label.get(key) == CONTROLLER for label in labels for key in LABELS):
-        return True
-    return any(f"/{CONTROLLER}" in f"/{each['image']}" for each in pod["spec"]["containers"])

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.cluster.objects import LABELS, Document, made
+from pipeline.cluster.objects import labelled
 from pipeline.settings.config import read_yaml
-from pipeline.settings.platform import Clients
+from pipeline.settings.platform import ClientSettings
 from pipeline.workflow.stage_templates import API_KEY, HUB_TOKEN
 from stages.parts.base.errors import ConfigError, InvalidName, UnknownName
 from stages.parts.base.settings import Settings, parse
 from stages.parts.base.store import directory_name
+from stages.parts.cluster.kinds import Object
 from stages.parts.endpoint.clients import ANYBODY, DEFAULT, Allowed
 from stages.parts.endpoint.door import CLIENT_HEADER, CODES, KINDS
 from stages.parts.endpoint.offered import OFFERED
-from stages.rollout.kserve.objects import ENDPOINT, endpoint_name
+from stages.rollout.kserve.objects import ENDPOINT, PART_OF, endpoint_name
 
 POLICY: Final = "slipway-endpoints"
 """The SecurityPolicy; the same as in ``manifests/envoy-gateway``, which it replaces: a route obeys one only."""
@@ -36,7 +37,7 @@ NETWORK_POLICY: Final = "endpoints-answer-the-cluster"
 ENVOY_GATEWAY: Final = "gateway.envoyproxy.io/v1alpha1"
 OWNER: Final = "gateway.envoyproxy.io/owning-gateway-"
 """How the labels of a proxy's pod begin that say whose it is."""
-ROUTES: Final = {"group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "matchLabels": LABELS}
+ROUTES: Final = {"group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "matchLabels": PART_OF}
 GROUP: Final = "serving.kserve.io/routing-group"
 LLM_ROUTES: Final = {
     "group": "gateway.networking.k8s.io",
@@ -127,47 +128,56 @@ class ClusterClients(Settings):
         return tuple(dict.fromkeys(model for client in self.clients for model in client.models))
 
     def named(self, name: str) -> ClusterClient:
-        """Raises: UnknownName: there is no such client."""
+        """Return a client by its name. Raises: UnknownName."""
         for client in self.clients:
             if client.name == name:
                 return client
         raise UnknownName("client", name, known=[client.name for client in self.clients])
 
 
-def read_clients(settings: Clients) -> ClusterClients:
-    """Raises: ConfigError: the file is missing or wrong; every mistake at once."""
+def read_clients(settings: ClientSettings) -> ClusterClients:
+    """Read the clients' file. Raises: ConfigError: it is missing or wrong; every mistake at once."""
     path = Path(settings.file)
-    found = parse(ClusterClients, read_yaml(path), str(path))
-    if not found.clients:
+    clients = parse(ClusterClients, read_yaml(path), str(path))
+    if not clients.clients:
         raise ConfigError(f"{path} names no client", hint="without cluster.clients, endpoints have one key for all")
-    return found
+    return clients
 
 
-def of(namespace: str, settings: Clients) -> list[Document]:
-    """Every object, for the endpoints in *namespace*.
+def of(namespace: str, settings: ClientSettings) -> list[Object]:
+    """Make every object, for the endpoints in *namespace*.
 
     Raises:
         ConfigError: the clients' file is missing or wrong.
     """
-    known = read_clients(settings)
-    keys = [made("v1", "Secret", name, namespace, type="Opaque") for name in known.secrets]
-    found = [*keys, network_policy(namespace, settings), security_policy(namespace, known), limits(namespace, known)]
-    if any(client.tokens_per_minute for client in known.clients):
-        lua = {"type": "Inline", "inline": COUNT}
-        found.append(_policy("EnvoyExtensionPolicy", LIMITS, namespace, {"lua": [lua]}))
-    return [*found, *([certificate(settings)] if settings.issuer else [])]
+    clients = read_clients(settings)
+    objects = [labelled("v1", "Secret", name, namespace, type="Opaque") for name in clients.secrets]
+    objects += [_network_policy(namespace, settings), _security_policy(namespace, clients)]
+    # Requests and tokens per minute, over all routes together, and OpenAI's errors.
+    traffic: Object = {"responseOverride": [_refusal(status) for status in MESSAGES]}
+    if limits := _limits(clients):
+        traffic["rateLimit"] = {"type": "Global", "global": {"rules": limits}}
+    objects.append(_policy("BackendTrafficPolicy", LIMITS, namespace, traffic))
+    if any(client.tokens_per_minute for client in clients.clients):
+        lua = {"lua": [{"type": "Inline", "inline": COUNT}]}
+        objects.append(_policy("EnvoyExtensionPolicy", LIMITS, namespace, lua))
+    return [*objects, *([_certificate(settings)] if settings.issuer else [])]
 
 
-def security_policy(namespace: str, known: ClusterClients) -> Document:
+def _security_policy(namespace: str, clients: ClusterClients) -> Object:
     """Let in who has a key, to the models and routes that it may use. Envoy takes the key from the request, and says
     the client's name in a header instead, which no client can set."""
-    free = [client.name for client in known.clients if not client.models]
+    free = [client.name for client in clients.clients if not client.models]
     rules = _rules(free, "") if free else []
-    for model in known.models:
-        rules += _rules([client.name for client in known.clients if model in client.models], _host(namespace, model))
+    for model in clients.models:
+        names = [client.name for client in clients.clients if model in client.models]
+        # KServe's usual templates give an endpoint these hosts; older versions of Slipway did without the digest.
+        starts = dict.fromkeys((endpoint_name(model, namespace), endpoint_name(model, "")))
+        hosts = (f"request.host.startsWith('{start}{sign}{namespace}.')" for start in starts for sign in "-.")
+        rules += _rules(names, " || ".join(hosts))
     spec = {
         "apiKeyAuth": {
-            "credentialRefs": [{"name": name} for name in known.secrets],
+            "credentialRefs": [{"name": name} for name in clients.secrets],
             "extractFrom": [{"headers": ["Authorization"]}],  # as it is, or after "Bearer "
             "forwardClientIDHeader": CLIENT_HEADER,
             "sanitize": True,
@@ -177,23 +187,26 @@ def security_policy(namespace: str, known: ClusterClients) -> Document:
     return _policy("SecurityPolicy", POLICY, namespace, spec)
 
 
-def limits(namespace: str, known: ClusterClients) -> Document:
-    """Requests and tokens per minute, over all routes together, and OpenAI's errors."""
-    spec: Document = {"responseOverride": [_refusal(status) for status in MESSAGES]}
-    if rules := _limits(known):
-        spec["rateLimit"] = {"type": "Global", "global": {"rules": rules}}
-    return _policy("BackendTrafficPolicy", LIMITS, namespace, spec)
+def _rules(names: list[str], hosts: str) -> list[Object]:
+    """Allow *names* what endpoints offer, on the hosts for which the expression *hosts* is true, or without it on
+    all."""
+    principal = {"headers": [{"name": CLIENT_HEADER, "values": names}]}
+    allow = {"action": "Allow", "principal": principal} | ({"cel": hosts} if hosts else {})
+    return [
+        allow | {"operation": {"methods": [method], "path": {"type": "Exact", "value": path}}}
+        for path, method in OFFERED.items()
+    ]
 
 
-def network_policy(namespace: str, settings: Clients) -> Document:
+def _network_policy(namespace: str, settings: ClientSettings) -> Object:
     """Let the gateway's proxies, rollouts, KServe's schedulers and Prometheus reach endpoints. Nodes always reach their
     own pods, so that probes need nothing."""
     owner, _, gateway = settings.gateway.partition("/")
     proxies = {f"{OWNER}namespace": owner, f"{OWNER}name": gateway}
     stages = {"key": "app.kubernetes.io/component", "operator": "In", "values": list(ROLLOUT)}
-    sources: list[Document] = [
+    sources: list[Object] = [
         {"namespaceSelector": _namespace(settings.proxies), "podSelector": {"matchLabels": proxies}},
-        {"podSelector": {"matchLabels": LABELS, "matchExpressions": [stages]}},
+        {"podSelector": {"matchLabels": PART_OF, "matchExpressions": [stages]}},
         {"podSelector": {"matchLabels": SCHEDULER}},
     ]
     if settings.prometheus:
@@ -203,56 +216,41 @@ def network_policy(namespace: str, settings: Clients) -> Document:
         "policyTypes": ["Ingress"],
         "ingress": [{"from": sources}],
     }
-    return made("networking.k8s.io/v1", "NetworkPolicy", NETWORK_POLICY, namespace, spec=spec)
+    return labelled("networking.k8s.io/v1", "NetworkPolicy", NETWORK_POLICY, namespace, spec=spec)
 
 
-def certificate(settings: Clients) -> Document:
-    """For a listener of the Gateway, whose namespace it shares."""
+def _certificate(settings: ClientSettings) -> Object:
+    """Ask for the certificate of a listener of the Gateway, whose namespace it shares."""
     spec = {
         "secretName": f"{CERTIFICATE}-tls",
         "dnsNames": list(settings.hosts),
         "issuerRef": {"group": "cert-manager.io", "kind": "ClusterIssuer", "name": settings.issuer},
         "privateKey": {"rotationPolicy": "Always"},
     }
-    return made("cert-manager.io/v1", "Certificate", CERTIFICATE, settings.gateway.partition("/")[0], spec=spec)
+    namespace = settings.gateway.partition("/")[0]
+    return labelled("cert-manager.io/v1", "Certificate", CERTIFICATE, namespace, spec=spec)
 
 
-def _rules(names: list[str], host: str) -> list[Document]:
-    """Allow *names* what endpoints offer, on the hosts for which the expression *host* is true; empty: on all."""
-    principal = {"headers": [{"name": CLIENT_HEADER, "values": names}]}
-    allow = {"action": "Allow", "principal": principal} | ({"cel": host} if host else {})
-    return [
-        allow | {"operation": {"methods": [method], "path": {"type": "Exact", "value": path}}}
-        for path, method in OFFERED.items()
-    ]
-
-
-def _host(namespace: str, model: str) -> str:
-    """Whether a request is for *model*, by the host names that KServe's usual templates give its endpoint."""
-    names = dict.fromkeys((endpoint_name(model, namespace), endpoint_name(model, "")))  # older versions': the latter
-    return " || ".join(f"request.host.startsWith('{name}{sign}{namespace}.')" for name in names for sign in "-.")
-
-
-def _limits(known: ClusterClients) -> list[Document]:
-    rules = []
-    for client in known.clients:
-        whose = [{"headers": [{"name": CLIENT_HEADER, "type": "Exact", "value": client.name}]}]
+def _limits(clients: ClusterClients) -> list[Object]:
+    limits = []
+    for client in clients.clients:
+        selector = {"headers": [{"name": CLIENT_HEADER, "type": "Exact", "value": client.name}]}
         # Shared by all routes: otherwise each path of each model would count by itself.
-        rule: Document = {"clientSelectors": whose, "shared": True}
+        rule: Object = {"clientSelectors": [selector], "shared": True}
         if client.requests_per_minute:
-            rules.append(rule | {"limit": {"requests": client.requests_per_minute, "unit": "Minute"}})
+            limits.append(rule | {"limit": {"requests": client.requests_per_minute, "unit": "Minute"}})
         if client.tokens_per_minute:
             spent = {"from": "Metadata", "metadata": {"namespace": NAMESPACE, "key": TOKENS}}
             cost = {"request": {"from": "Number", "number": 0}, "response": spent}
-            rules.append(rule | {"limit": {"requests": client.tokens_per_minute, "unit": "Minute"}, "cost": cost})
-    return rules
+            limits.append(rule | {"limit": {"requests": client.tokens_per_minute, "unit": "Minute"}, "cost": cost})
+    return limits
 
 
-def _refusal(status: int) -> Document:
-    """OpenAI's error body for a refusal of the gateway's own."""
+def _refusal(status: int) -> Object:
+    """Answer a refusal of the gateway's own with OpenAI's error body."""
     error = {"message": MESSAGES[status], "type": KINDS[status], "param": None, "code": CODES[status]}
     body = {"type": "Inline", "inline": json.dumps({"error": error})}
-    response: Document = {"contentType": "application/json", "body": body}
+    response: Object = {"contentType": "application/json", "body": body}
     if status in HEADERS:
         response["header"] = {"set": [HEADERS[status]]}
     return {
@@ -262,9 +260,10 @@ def _refusal(status: int) -> Document:
     }
 
 
-def _policy(kind: str, name: str, namespace: str, spec: dict[str, Any]) -> Document:
-    return made(ENVOY_GATEWAY, kind, name, namespace, spec={"targetSelectors": [dict(ROUTES), dict(LLM_ROUTES)]} | spec)
+def _policy(kind: str, name: str, namespace: str, spec: Object) -> Object:
+    spec = {"targetSelectors": [dict(ROUTES), dict(LLM_ROUTES)]} | spec
+    return labelled(ENVOY_GATEWAY, kind, name, namespace, spec=spec)
 
 
-def _namespace(name: str) -> Document:
+def _namespace(name: str) -> Object:
     return {"matchLabels": {"kubernetes.io/metadata.name": name}}

@@ -19,11 +19,13 @@ import yaml
 from pipeline.cluster import gateway, store_commands
 from pipeline.cluster import objects as cluster_objects
 from pipeline.settings.config import RunConfig, load, names
-from pipeline.settings.platform import Clients, ClusterSettings, Platform
+from pipeline.settings.platform import ClientSettings
 from pipeline.workflow import pods
 from pipeline.workflow.definition import workflow_template
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.store import write_text
+from stages.parts.cluster.kinds import Object
+from stages.parts.records.rollout import LOCAL
 
 MANIFESTS: Final = Path(__file__).parents[2] / "manifests"
 SHARED: Final = "cluster"
@@ -37,7 +39,7 @@ WITH_IMAGES: Final = ("events/receiver.yaml", "events/poll/poll.yaml")
 IMAGE: Final = re.compile(r"(?<=image: )\S*/slipway-slim:\S+")
 NAMESPACE: Final = "slipway"
 CLIENTS: Final = Path("envoy-gateway/clients/gateway.yaml")
-EXAMPLE: Final = Clients(
+EXAMPLE: Final = ClientSettings(
     file=str(MANIFESTS / CLIENTS.with_name("clients.yaml")),
     hosts=("*.example.com",),
     issuer="letsencrypt",
@@ -49,106 +51,87 @@ EXAMPLE_MADE: Final = (
 )
 MADE: Final = "# Made from configs/platforms/{}.yaml by: make manifests\n"
 
-Document = dict[str, Any]
 
-
-def documents(platform: str) -> list[Document]:
-    """All objects of a platform's cluster, in an order in which they can be applied.
-
-    Raises:
-        UnknownName, ConfigError: there is no such platform, or it is not a cluster.
-    """
+def documents(platform: str) -> list[Object]:
+    """Make all objects of a platform's cluster, as ``documents_of``. Raises: UnknownName: there is no such platform."""
     return documents_of(load(chosen={"platform": platform}))
 
 
-def documents_of(config: RunConfig) -> list[Document]:
-    """All objects of a configuration's platform, as ``documents``.
+def documents_of(config: RunConfig) -> list[Object]:
+    """Make all objects of a configuration's platform, in an order in which they can be applied.
 
     Raises:
         ConfigError: its platform is not a cluster.
     """
-    platform = config.platform
-    cluster = _cluster(platform)
-    found = [
-        *_written(platform.namespace, *(MANIFESTS / "base" / file for file in WRITTEN)),
-        *cluster_objects.of(platform, cluster),
+    cluster, namespace = config.cluster, config.platform.namespace
+    objects = [
+        *_written(namespace, *(MANIFESTS / "base" / file for file in WRITTEN)),
+        *cluster_objects.of(config.platform, cluster),
         workflow_template(config),
         *store_commands.of(config),
+        *(gateway.of(namespace, cluster.clients) if cluster.clients else []),
     ]
-    own = gateway.of(platform.namespace, cluster.clients) if cluster.clients else []
-    return list({_identity(each): each for each in (*found, *own)}.values())
+    return list({_identity(body): body for body in objects}.values())
 
 
-def _cluster(platform: Platform) -> ClusterSettings:
-    if platform.cluster is None:
-        raise ConfigError(
-            f"the platform {platform.name!r} is one machine: nothing is applied to it",
-            hint=f"choose one of: {', '.join(clusters())}",
-        )
-    return platform.cluster
+def for_kserve(namespace: str) -> list[Object]:
+    """Read the objects that rollouts need if KServe is installed, for a pipeline in *namespace*."""
+    return list(_written(namespace, *_listed(MANIFESTS / "kserve")))
 
 
-def for_kserve(namespace: str) -> list[Document]:
-    """The objects that rollouts need where KServe is: ``manifests/kserve``, for a pipeline in *namespace*."""
-    folder = MANIFESTS / "kserve"
-    files = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))["resources"]
-    return list(_written(namespace, *(folder / file for file in files)))
-
-
-def for_triggers(which: str, platform: Platform) -> list[Document]:
-    """The objects that start runs, with the namespace, the image and the variables of *platform*.
+def for_triggers(trigger: str, config: RunConfig) -> list[Object]:
+    """Read the objects that start runs, and give them the namespace, the image and the variables of the platform.
 
     Args:
-        which: a key of ``TRIGGERS``.
+        trigger: a key of ``TRIGGERS``.
 
     Raises:
-        ConfigError: *platform* is one machine.
+        ConfigError: the platform is one machine.
     """
-    cluster = _cluster(platform)
-    folder = MANIFESTS / TRIGGERS[which]
-    listed = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))["resources"]
-    found = list(_written(platform.namespace, *(folder / file for file in listed), image=platform.image_of("resolve")))
-    for document in found:
-        spec = document.get("spec", {})
-        for each in spec.get("templates", []):
-            if "container" in each:
-                _complete(each["container"], spec, cluster)
-    return found
-
-
-def _complete(container: Document, spec: Document, cluster: ClusterSettings) -> None:
-    """Give a container that asks the Hub the variables and certificates that stages get."""
+    cluster, platform = config.cluster, config.platform
     trusted = pods.TRUSTED if cluster.certificates else {}
-    container["env"] += [{"name": name, "value": value} for name, value in (trusted | cluster.environment).items()]
-    if cluster.certificates:
-        spec["volumes"].append({"name": pods.CERTIFICATES, "configMap": {"name": cluster.certificates}})
-        mount = {"name": pods.CERTIFICATES, "mountPath": pods.CERTIFICATES_MOUNT, "readOnly": True}
-        container["volumeMounts"].append(mount)
+    variables = [{"name": name, "value": value} for name, value in (trusted | cluster.environment).items()]
+    files = _listed(MANIFESTS / TRIGGERS[trigger])
+    objects = list(_written(platform.namespace, *files, image=platform.image_of("resolve")))
+    for spec in (body.get("spec", {}) for body in objects):
+        for template in spec.get("templates", []):
+            if container := template.get("container"):  # it asks the Hub
+                container["env"] += variables
+                if cluster.certificates:
+                    spec["volumes"].append({"name": pods.CERTIFICATES, "configMap": {"name": cluster.certificates}})
+                    mount = {"name": pods.CERTIFICATES, "mountPath": pods.CERTIFICATES_MOUNT, "readOnly": True}
+                    container["volumeMounts"].append(mount)
+    return objects
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Return the files that a folder's Kustomization lists."""
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    return [folder / file for file in kustomization["resources"]]
 
 
 def clusters() -> list[str]:
-    """The platforms that have an overlay."""
-    return [name for name in names("platform") if name not in (SHARED, "local")]
+    """Return the platforms that have an overlay."""
+    return [name for name in names("platform") if name not in (SHARED, LOCAL)]
 
 
 def files() -> dict[Path, str]:
-    """The contents of every generated file, by its path in ``manifests/``."""
+    """Return the contents of every generated file, by its path in ``manifests/``."""
     shared = load(chosen={"platform": SHARED})
-    objects = cluster_objects.of(shared.platform, shared.platform.cluster) if shared.platform.cluster else []
     base = {
-        "platform.yaml": objects,
+        "platform.yaml": cluster_objects.of(shared.platform, shared.cluster),
         "workflow.yaml": [workflow_template(shared)],
         "commands.yaml": store_commands.of(shared),
     }
     base["kustomization.yaml"] = [_kustomization([*WRITTEN, *base])]
     image = shared.platform.image_of("resolve")
-    made = {Path(file): IMAGE.sub(image, (MANIFESTS / file).read_text(encoding="utf-8")) for file in WITH_IMAGES}
-    made |= {Path("base") / file: MADE.format(SHARED) + as_text(contents) for file, contents in base.items()}
-    made[CLIENTS] = EXAMPLE_MADE + as_text(gateway.of(NAMESPACE, EXAMPLE))
+    texts = {Path(file): IMAGE.sub(image, (MANIFESTS / file).read_text(encoding="utf-8")) for file in WITH_IMAGES}
+    texts |= {Path("base") / file: MADE.format(SHARED) + as_text(contents) for file, contents in base.items()}
+    texts[CLIENTS] = EXAMPLE_MADE + as_text(gateway.of(NAMESPACE, EXAMPLE))
     for name in clusters():
         overlay = _kustomization(["../../base"], list(_patches(documents(SHARED), documents(name))))
-        made[Path("overlays") / name / "kustomization.yaml"] = MADE.format(name) + as_text([overlay])
-    return made
+        texts[Path("overlays") / name / "kustomization.yaml"] = MADE.format(name) + as_text([overlay])
+    return texts
 
 
 def main() -> None:
@@ -166,77 +149,72 @@ def main() -> None:
             print(file)
 
 
-def _written(namespace: str, *files: Path, image: str = "") -> Iterator[Document]:
+def _written(namespace: str, *files: Path, image: str = "") -> Iterator[Object]:
     for file in files:
         text = file.read_text(encoding="utf-8")
-        for document in yaml.safe_load_all(IMAGE.sub(image, text) if image else text):
-            yield _placed(document, namespace)
+        for body in yaml.safe_load_all(IMAGE.sub(image, text) if image else text):
+            yield _placed(body, namespace)
 
 
-def _placed(document: Document, namespace: str) -> Document:
-    """Move *document* from ``NAMESPACE`` to *namespace*, unless it belongs to no namespace or to another one."""
-    metadata = document["metadata"]
-    if document["kind"] == "Namespace":
+def _placed(body: Object, namespace: str) -> Object:
+    """Move *body* from ``NAMESPACE`` to *namespace*, unless it belongs to no namespace or to another one."""
+    metadata = body["metadata"]
+    if body["kind"] == "Namespace":
         metadata["name"] = namespace
-    if document["kind"] == "RoleBinding" and metadata["namespace"] != NAMESPACE:  # else the next one would replace it
+    if body["kind"] == "RoleBinding" and metadata["namespace"] != NAMESPACE:  # else the next one would replace it
         metadata["name"] = metadata["name"].removesuffix(NAMESPACE) + namespace
-    for place in (metadata, *document.get("subjects", ())):
+    for place in (metadata, *body.get("subjects", ())):
         if place.get("namespace") == NAMESPACE:
             place["namespace"] = namespace
-    return document
+    return body
 
 
-def _patches(base: Iterable[Document], other: Iterable[Document]) -> Iterator[Document]:
-    """The Kustomize patches that turn *base* into *other*, one for each document that differs.
+def _patches(base: Iterable[Object], overlay: Iterable[Object]) -> Iterator[Object]:
+    """Yield the Kustomize patches that turn *base* into *overlay*, one for each object that differs.
 
     Raises:
         ConfigError: they are not the same objects, for instance because the namespace differs.
     """
-    wanted = {_identity(each): each for each in other}
-    known = {_identity(each): each for each in base}
-    if wanted.keys() != known.keys():
-        odd = ", ".join(sorted("/".join(each) for each in wanted.keys() ^ known.keys()))
+    bases, overlays = ({_identity(body): body for body in objects} for objects in (base, overlay))
+    if bases.keys() != overlays.keys():
+        odd = ", ".join(sorted("/".join(identity) for identity in bases.keys() ^ overlays.keys()))
         raise ConfigError(f"a platform can't add, leave out or rename objects: {odd}", hint=f"see {SHARED}.yaml")
-    for (kind, _, name), before in known.items():
-        operations = list(_changes(before, wanted[kind, _, name], ""))
-        if operations:
-            yield {"target": {"kind": kind, "name": name}, "patch": _operations(operations)}
+    for (kind, namespace, name), body in bases.items():
+        # Each operation on one line, so that people can read them.
+        lines = [
+            yaml.safe_dump(operation, default_flow_style=True, sort_keys=False, width=10**6)
+            for operation in _changes(body, overlays[kind, namespace, name], "")
+        ]
+        if lines:
+            yield {"target": {"kind": kind, "name": name}, "patch": "".join(f"- {line}" for line in lines)}
 
 
-def _identity(document: Document) -> tuple[str, str, str]:
-    metadata = document["metadata"]
-    return document["kind"], metadata.get("namespace", ""), metadata["name"]
+def _identity(body: Object) -> tuple[str, str, str]:
+    metadata = body["metadata"]
+    return body["kind"], metadata.get("namespace", ""), metadata["name"]
 
 
-def _changes(before: Any, after: Any, path: str) -> Iterator[Document]:
-    """The operations of RFC 6902 that turn *before* into *after*. A list of another length is replaced as a whole."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        for key in [*before, *(key for key in after if key not in before)]:
-            place = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
-            if key not in after:
-                yield {"op": "remove", "path": place}
-            elif key not in before:
-                yield {"op": "add", "path": place, "value": after[key]}
+def _changes(old: Any, new: Any, path: str) -> Iterator[Object]:
+    """Yield the operations of RFC 6902 that turn *old* into *new*. A list of another length is replaced as a whole."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            field = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
+            if key not in new:
+                yield {"op": "remove", "path": field}
+            elif key not in old:
+                yield {"op": "add", "path": field, "value": new[key]}
             else:
-                yield from _changes(before[key], after[key], place)
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for index, (one, another) in enumerate(zip(before, after, strict=True)):
-            yield from _changes(one, another, f"{path}/{index}")
-    elif before != after:
-        yield {"op": "replace", "path": path, "value": after}
+                yield from _changes(old[key], new[key], field)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, pair in enumerate(zip(old, new, strict=True)):
+            yield from _changes(*pair, f"{path}/{index}")
+    elif old != new:
+        yield {"op": "replace", "path": path, "value": new}
 
 
-def _operations(operations: list[Document]) -> str:
-    """Write each operation on one line, so that people can read them."""
-    lines = (
-        yaml.safe_dump(operation, default_flow_style=True, sort_keys=False, width=10**6) for operation in operations
-    )
-    return "".join(f"- {line}" for line in lines)
-
-
-def _kustomization(resources: list[str], patches: list[Document] | None = None) -> Document:
-    made: Document = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources}
-    return made | ({"patches": patches} if patches else {})
+def _kustomization(resources: list[str], patches: list[Object] | None = None) -> Object:
+    body: Object = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources}
+    return body | ({"patches": patches} if patches else {})
 
 
 class _Dumper(yaml.SafeDumper):
@@ -253,7 +231,7 @@ def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _block)
 
 
-def as_text(contents: Iterable[Document]) -> str:
+def as_text(contents: Iterable[Object]) -> str:
     return yaml.dump_all(contents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 

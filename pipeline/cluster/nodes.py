@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pipeline.argo.pending import UNITS, Amounts, shown, takes
-from pipeline.runs.checks import CheckResult
+from pipeline.cluster.findings import Finding, ok, warning
 from pipeline.settings.quantity import quantity
 from pipeline.settings.serving import kserve_settings
 from stages.parts.cluster.api import Cluster
@@ -16,65 +16,61 @@ from stages.parts.records.rollout import KSERVE
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
     from pipeline.settings.platform import Nodes
-
-WHAT: Final = "nodes"
-ENDPOINT: Final = "an endpoint"
+    from stages.rollout.kserve.settings import KServe
 
 
-def check(cluster: Cluster, config: RunConfig) -> CheckResult:
+def check(cluster: Cluster, config: RunConfig) -> Finding:
+    """Check that each stage and an endpoint would fit on a node that is empty."""
     nodes, _ = cluster.list(NODES)
-    wrong: dict[str, list[str]] = {}
-    for name, asks, where in _asked(config):
-        if said := _lacking(nodes, asks, where):
-            wrong.setdefault(said, []).append(name)
-    if wrong:
-        found = "; ".join(f"{', '.join(names)}: {said}" for said, names in wrong.items())
-        hint = "fine if an autoscaler adds such nodes; else add some, or ask for less in the platform's file"
-        return CheckResult(what=WHAT, state="warning", found=found, hint=hint)
-    return CheckResult(what=WHAT, state="ok", found=f"{len(nodes)}, with room for each stage on one of them")
+    names: dict[str, list[str]] = {}
+    for name, requests, place in _pods(config):
+        if why := _lacking(nodes, requests, place):
+            names.setdefault(why, []).append(name)
+    if names:
+        found = "; ".join(f"{', '.join(pods)}: {why}" for why, pods in names.items())
+        return warning(
+            found, "fine if an autoscaler adds such nodes; else add some, or ask for less in the platform's file"
+        )
+    return ok(f"{len(nodes)}, with room for each stage on one of them")
 
 
-def _asked(config: RunConfig) -> Iterator[tuple[str, Amounts, Object]]:
-    """Each stage's name, what its pod asks for as far as that is known before a model is, and where it may run."""
+def _pods(config: RunConfig) -> Iterator[tuple[str, Amounts, Object]]:
+    """Yield each stage's name, what its pod requests as far as that is known without a model, and where it may run."""
     platform = config.platform
     for name, stage in platform.stages:
         if stage:
-            yield name, _amounts(stage.cpu, stage.memory, stage.gpus), _where(platform.nodes_of(stage))
+            nodes = platform.nodes_of(stage)
+            yield name, _amounts(stage.cpu, stage.memory, stage.gpus), _place(nodes.selector, nodes)
     if platform.serves_on == KSERVE:
-        serving = kserve_settings(config)
-        parallel = config.serving.tensor_parallel_size
+        serving, parallel = kserve_settings(config), config.serving.tensor_parallel_size
         gpus = (parallel if isinstance(parallel, int) else 1) if serving.gpu else 0
-        where = {
-            "nodeSelector": serving.node_selector,
-            "tolerations": [toleration.model_dump() for toleration in serving.tolerations],
-        }
-        yield ENDPOINT, _amounts(serving.cpu, serving.memory, gpus), where
+        yield "an endpoint", _amounts(serving.cpu, serving.memory, gpus), _place(serving.node_selector, serving)
 
 
 def _amounts(cpu: str, memory: str, gpus: int | str) -> Amounts:
-    asked = {"cpu": cpu, "memory": memory, "nvidia.com/gpu": str(gpus)}
-    return {name: quantity(text) for name, text in asked.items() if text not in ("auto", "0")}
+    amounts = {"cpu": cpu, "memory": memory, "nvidia.com/gpu": str(gpus)}
+    return {name: quantity(text) for name, text in amounts.items() if text not in ("auto", "0")}
 
 
-def _where(nodes: Nodes) -> Object:
+def _place(selector: dict[str, str], tolerating: Nodes | KServe) -> Object:
     return {
-        "nodeSelector": nodes.selector,
-        "tolerations": [toleration.model_dump() for toleration in nodes.tolerations],
+        "nodeSelector": selector,
+        "tolerations": [toleration.model_dump() for toleration in tolerating.tolerations],
     }
 
 
-def _lacking(nodes: list[Object], asks: Amounts, where: Object) -> str:
-    """Why no node has room for *asks*, however empty it is; empty if one has."""
-    fitting = [_whole(each) for each in nodes if takes(each, where)]
-    if any(all(node[name] >= amount for name, amount in asks.items()) for node in fitting):
+def _lacking(nodes: list[Object], requests: Amounts, place: Object) -> str:
+    """Say why no node has room for *requests*, however empty it is; return an empty text if one has."""
+    sizes = []
+    for node in nodes:
+        if takes(node, place):
+            allocatable = node.get("status", {}).get("allocatable", {})
+            sizes.append({name: quantity(str(allocatable.get(name, "0"))) for name in UNITS})
+    if not sizes:
+        selector = ", ".join(f"{key}={value}" for key, value in place["nodeSelector"].items()) or "its tolerations"
+        return f"asks for {shown(requests)}; none of {len(nodes)} nodes matches {selector}"
+    best = max(sizes, key=lambda size: min((size[name] / requests[name] for name in requests), default=1))
+    if all(best[name] >= amount for name, amount in requests.items()):
         return ""
-    if not fitting:
-        selector = ", ".join(f"{key}={value}" for key, value in where["nodeSelector"].items()) or "its tolerations"
-        return f"asks for {shown(asks)}; none of {len(nodes)} nodes matches {selector}"
-    best = max(fitting, key=lambda node: min(node[name] / asks[name] for name in asks))
-    return f"asks for {shown(asks)}; the largest node that matches has {shown({name: best[name] for name in asks})}"
-
-
-def _whole(node: Object) -> Amounts:
-    allocatable = node.get("status", {}).get("allocatable", {})
-    return {name: quantity(str(allocatable.get(name, "0"))) for name in UNITS}
+    largest = shown({name: best[name] for name in requests})
+    return f"asks for {shown(requests)}; the largest node that matches has {largest}"

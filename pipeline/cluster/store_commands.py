@@ -5,27 +5,19 @@ has it, whoever asks from wherever, and people can start the most urgent ones in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from hera.workflows import (
-    DAG,
-    Container,
-    Env,
-    Parameter,
-    RawArtifact,
-    Resources,
-    Task,
-    WorkflowTemplate,
-    models,
-)
+from hera.workflows import DAG, Container, Env, Parameter, RawArtifact, Task, WorkflowTemplate, models
 
-from pipeline.cluster.objects import LABELS
-from pipeline.settings.platform import STORE_MOUNT
+from pipeline.cluster.objects import labelled
 from pipeline.workflow import pods
+from pipeline.workflow.definition import titled
 from pipeline.workflow.parameters import COMMAND, NAME, STORE_COMMAND, store_settings
-from pipeline.workflow.stage_templates import API_KEY, OUTPUTS_MOUNT, workflow_parameter
-from stages.parts.base.program import OUTPUTS_VARIABLE, PRINTED
-from stages.parts.base.store import STORE_VARIABLE
+from pipeline.workflow.pods import OUTPUTS_MOUNT
+from pipeline.workflow.stage_templates import API_KEY, workflow_parameter
+from stages.parts.base.program import PRINTED
+from stages.parts.cluster.kinds import Object
+from stages.rollout.kserve.objects import PART_OF
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
@@ -83,81 +75,48 @@ COMMANDS: Final = (
 )
 
 
-def of(config: RunConfig) -> list[dict[str, Any]]:
-    """The compiled WorkflowTemplates and the settings that they have by default, as plain data."""
-    labels = LABELS | {"workflows.argoproj.io/configmap-type": "Parameter"}
-    metadata = {"name": INSTALLED, "namespace": config.platform.namespace, "labels": labels}
-    settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: store_settings(config)}}
-    return [settings, *(_template(each, config.platform) for each in COMMANDS)]
+def of(config: RunConfig) -> list[Object]:
+    """Compile the WorkflowTemplates and the settings that they have by default, as plain data."""
+    data = {KEY: store_settings(config)}
+    settings = labelled("v1", "ConfigMap", INSTALLED, config.platform.namespace, data=data)
+    settings["metadata"]["labels"] |= {"workflows.argoproj.io/configmap-type": "Parameter"}
+    return [settings, *(_template(command, config.platform) for command in COMMANDS)]
 
 
-def _template(command: StoreCommand, platform: Platform) -> dict[str, Any]:
-    labels = {"app.kubernetes.io/name": command.name, "app.kubernetes.io/part-of": NAME}
-    title = " ".join(each for each in ("slipway", *command.arguments[:2]) if "{{" not in each)
-    about = {"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": command.description}
-    placed = pods.of_workflow(platform)
-    placed.pop("metrics", None)  # it is no run
+def _template(command: StoreCommand, platform: Platform) -> Object:
+    title = " ".join(word for word in ("slipway", *command.arguments[:2]) if "{{" not in word)
+    run_title = " ".join(("slipway", *command.arguments))
+    default = models.ValueFrom(config_map_key_ref=models.ConfigMapKeySelector(name=INSTALLED, key=KEY))
+    config = Parameter(name="config", value_from=default, description="the platform and how it serves, as JSON")
     with WorkflowTemplate(
         name=command.name,
         namespace=platform.namespace,
-        labels=labels,
-        annotations=about,
-        workflow_metadata=models.WorkflowMetadata(
-            labels={"app.kubernetes.io/part-of": NAME},
-            annotations=about | {"workflows.argoproj.io/title": " ".join(("slipway", *command.arguments))},
-        ),
+        labels={"app.kubernetes.io/name": command.name} | PART_OF,
+        annotations=titled(title, command.description),
+        workflow_metadata=models.WorkflowMetadata(labels=PART_OF, annotations=titled(run_title, command.description)),
         entrypoint="pipeline",
-        arguments=[
-            *command.parameters,
-            Parameter(
-                name="config",
-                value_from=models.ValueFrom(config_map_key_ref=models.ConfigMapKeySelector(name=INSTALLED, key=KEY)),
-                description="the platform and how it serves, as JSON",
-            ),
-        ],
-        volumes=[
-            models.Volume(
-                name="store",
-                persistent_volume_claim=models.PersistentVolumeClaimVolumeSource(claim_name=platform.claim),
-            ),
-            models.Volume(name="outputs", empty_dir=models.EmptyDirVolumeSource()),
-            *pods.volumes(platform),
-        ],
-        **placed,
+        arguments=[*command.parameters, config],
+        volumes=pods.volumes(platform),
+        **pods.of_workflow(platform, metrics=False),
     ) as template:
-        _add_container(command, platform)
+        asks = platform.stages.serve.model_copy(update={"memory": platform.stages.select.memory})
+        # It is not tried again: a second rollback would go back by one release more.
+        Container(
+            name=COMMAND,
+            image=platform.image_of("rollout"),
+            command=list(command.program),
+            args=list(command.arguments),
+            env=[*pods.environment(platform, Env(name=CONFIG_VARIABLE, value=SETTINGS)), API_KEY],
+            inputs=[RawArtifact(name="config", path=SETTINGS, data=workflow_parameter("config"))],
+            outputs=[
+                Parameter(name=PRINTED, value_from=models.ValueFrom(path=f"{OUTPUTS_MOUNT}/{PRINTED}", default=""))
+            ],
+            volume_mounts=pods.mounts(asks, platform),
+            termination_message_policy="FallbackToLogsOnError",
+            # With the rights of a rollout, and what it may reach.
+            **pods.of_stage("rollout", asks, platform, metrics=False),
+        )
         with DAG(name="pipeline"):
             Task(name=COMMAND, template=COMMAND)
-    compiled: dict[str, Any] = template.to_dict()
+    compiled: Object = template.to_dict()
     return compiled
-
-
-def _add_container(command: StoreCommand, platform: Platform) -> None:
-    """It is not tried again: a second rollback would go back by one release more."""
-    asks = platform.stages.serve.model_copy(update={"memory": platform.stages.select.memory})
-    stage = pods.of_stage("rollout", asks, platform, variant=None)  # with its rights, and what it may reach
-    stage.pop("metrics", None)
-    Container(
-        name=COMMAND,
-        image=platform.image_of("rollout"),
-        command=list(command.program),
-        args=list(command.arguments),
-        env=[
-            Env(name=STORE_VARIABLE, value=STORE_MOUNT),
-            Env(name=OUTPUTS_VARIABLE, value=OUTPUTS_MOUNT),
-            Env(name=CONFIG_VARIABLE, value=SETTINGS),
-            *pods.environment(platform),
-            API_KEY,
-        ],
-        inputs=[RawArtifact(name="config", path=SETTINGS, data=workflow_parameter("config"))],
-        outputs=[Parameter(name=PRINTED, value_from=models.ValueFrom(path=f"{OUTPUTS_MOUNT}/{PRINTED}", default=""))],
-        volume_mounts=[
-            models.VolumeMount(name="store", mount_path=STORE_MOUNT),
-            models.VolumeMount(name="outputs", mount_path=OUTPUTS_MOUNT),
-            *pods.mounts(asks, platform),
-        ],
-        resources=Resources(cpu_request=asks.cpu, memory_request=asks.memory, memory_limit=asks.memory),
-        active_deadline_seconds=asks.deadline_s,
-        termination_message_policy="FallbackToLogsOnError",
-        **stage,
-    )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 from pipeline.argo.runs import all_runs
 from pipeline.argo.status import ended
 from pipeline.cluster.changes import ObjectChange, in_order
-from pipeline.cluster.objects import LABELS
 from pipeline.workflow.parameters import NAME
 from pipeline.workflow.stage_templates import API_KEY, HUB_TOKEN
 from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled
@@ -19,14 +18,15 @@ from stages.parts.cluster.kinds import CLAIMS, NAMESPACES, TEMPLATES, Kind, Obje
 from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.kept import ISVCS
 from stages.rollout.kserve.llm_objects import LLM_SERVICES
+from stages.rollout.kserve.objects import PART_OF
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
 
-OURS: Final = ",".join(f"{key}={value}" for key, value in LABELS.items())
+SELECTOR: Final = ",".join(f"{key}={value}" for key, value in PART_OF.items())
 ENDPOINTS: Final = (ISVCS, LLM_SERVICES)
 OF_EVERY_NAMESPACE: Final = frozenset({("ServiceAccount", "default"), ("ConfigMap", "kube-root-ca.crt")})
-OF_SLIPWAY: Final = frozenset({("Secret", str(each.secret_name)) for each in (HUB_TOKEN, API_KEY)})
+OF_SLIPWAY: Final = frozenset({("Secret", str(secret.secret_name)) for secret in (HUB_TOKEN, API_KEY)})
 """What people make for Slipway by hand, without its label."""
 DERIVED: Final = frozenset({"Event", "Endpoints", "EndpointSlice"})
 """Kinds that the cluster makes and forgets by itself."""
@@ -60,7 +60,7 @@ def _remove(cluster: Cluster, body: Object, elsewhere: str, *, models: bool, dry
     try:
         kind = cluster.kind(body["apiVersion"], body["kind"])
         current = cluster.get(kind, name, namespace)
-        if reason := _kept(cluster, kind, current["metadata"], elsewhere, models=models):
+        if reason := _reason_to_keep(cluster, kind, current["metadata"], elsewhere, models=models):
             return change("kept", reason)
         if dry_run:
             return change("would be removed")
@@ -81,59 +81,57 @@ def _refuse_while_used(cluster: Cluster) -> None:
     endpoints, kinds = [], []
     for kind in ENDPOINTS:
         with contextlib.suppress(Absent):  # no KServe
-            if found := cluster.list(kind, labels=OURS)[0]:
-                endpoints += [each["metadata"]["name"] for each in found]
+            if services := cluster.list(kind, labels=SELECTOR)[0]:
+                endpoints += [service["metadata"]["name"] for service in services]
                 kinds.append(kind.plural)
     if endpoints:
-        remove = f"kubectl -n {cluster.namespace} delete {','.join([*kinds, 'httproutes'])} -l {OURS}"
+        remove = f"kubectl -n {cluster.namespace} delete {','.join([*kinds, 'httproutes'])} -l {SELECTOR}"
         hint = f"they need the runtime that goes; {remove}, or --force leaves them as they are"
         raise Conflict(f"endpoints serve in namespace {cluster.namespace}: {', '.join(endpoints)}", hint=hint)
 
 
 def _other_installation(cluster: Cluster) -> str:
-    """Another namespace with our template; empty if there is none. It shares what is outside of namespaces."""
+    """Return another namespace with our template, or an empty text. It shares what is outside of namespaces."""
     try:
-        found, _ = cluster.list(TEMPLATES, labels=OURS, everywhere=True)
+        templates, _ = cluster.list(TEMPLATES, labels=SELECTOR, everywhere=True)
     except Absent:
         return ""
-    places = [each["metadata"]["namespace"] for each in found if each["metadata"]["name"] == NAME]
-    return next((place for place in places if place != cluster.namespace), "")
+    metadata = [template["metadata"] for template in templates]
+    namespaces = (one["namespace"] for one in metadata if one["name"] == NAME)
+    return next((namespace for namespace in namespaces if namespace != cluster.namespace), "")
 
 
-def _kept(cluster: Cluster, kind: Kind, metadata: Object, elsewhere: str, *, models: bool) -> str:
+def _reason_to_keep(cluster: Cluster, kind: Kind, metadata: Object, elsewhere: str, *, models: bool) -> str:
     """Say why an object stays; return an empty text if it goes."""
     marks = (metadata.get("labels") or {}) | (metadata.get("annotations") or {})
-    if not LABELS.items() <= marks.items():
-        return f"not Slipway's: it lacks the label {OURS}"
+    if not PART_OF.items() <= marks.items():
+        return f"not Slipway's: it lacks the label {SELECTOR}"
     if kind == NAMESPACES:
-        others = _others(cluster) if models else ""
-        return others if models else "with the models; --models removes it if it holds nothing else"
+        return _also_holds(cluster) if models else "with the models; --models removes it if it holds nothing else"
     if kind == CLAIMS and not models:
         return "it holds the models; --models removes it"
-    own = metadata.get("namespace") == cluster.namespace or metadata["name"].endswith(f"-{cluster.namespace}")
-    if elsewhere and not own:
+    private = metadata.get("namespace") == cluster.namespace or metadata["name"].endswith(f"-{cluster.namespace}")
+    if elsewhere and not private:
         return f"Slipway in namespace {elsewhere} needs it"
     return ""
 
 
-def _others(cluster: Cluster) -> str:
-    """What the namespace holds besides what is ours; empty if nothing."""
+def _also_holds(cluster: Cluster) -> str:
+    """Say what the namespace holds besides what is ours; return an empty text if nothing."""
     try:
-        found = list(_not_ours(cluster))
+        foreign = list(_foreign(cluster))
     except AccessDenied as error:
         return f"what else it holds may not be seen: {error}"
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return f"it also holds {', '.join(found[:SHOWN])}{more}" if found else ""
+    rest = f" and {len(foreign) - SHOWN} more" if len(foreign) > SHOWN else ""
+    return f"it also holds {', '.join(foreign[:SHOWN])}{rest}" if foreign else ""
 
 
-def _not_ours(cluster: Cluster) -> Iterator[str]:
-    """Objects that somebody else made; those with an owner are judged by the owner."""
-    known = OF_EVERY_NAMESPACE | OF_SLIPWAY
+def _foreign(cluster: Cluster) -> Iterator[str]:
+    """Name the objects that somebody else made; those with an owner are judged by the owner."""
     for kind in cluster.listable():
         if kind.name in DERIVED or kind.group.endswith("metrics.k8s.io"):
             continue
-        for each in cluster.list(kind)[0]:
-            metadata = each["metadata"]
-            labelled = LABELS.items() <= (metadata.get("labels") or {}).items()
-            if not (labelled or metadata.get("ownerReferences") or (kind.name, metadata["name"]) in known):
+        for metadata in (body["metadata"] for body in cluster.list(kind)[0]):
+            ours = PART_OF.items() <= (metadata.get("labels") or {}).items() or metadata.get("ownerReferences")
+            if not ours and (kind.name, metadata["name"]) not in OF_EVERY_NAMESPACE | OF_SLIPWAY:
                 yield f"{kind.name} {metadata['name']}"

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import yaml
 from pydantic import ValidationError, model_validator
 
-from pipeline.settings.platform import STORE_MOUNT, Platform
+from pipeline.settings.platform import STORE_MOUNT, ClusterSettings, Platform
 from scoring.profile import Profile
 from stages.evaluate.trace import read_trace
 from stages.parts.base.errors import ConfigError, UnknownName
@@ -43,6 +43,17 @@ class RunConfig(Settings):
     serving: AskedServing = AskedServing()
     rollout: Rollout = Rollout()
     kserve: KServe = KServe()
+
+    @property
+    def cluster(self) -> ClusterSettings:
+        """The settings of the platform's cluster. Raises: ConfigError: the platform is one machine."""
+        if self.platform.cluster is None:
+            clusters = ", ".join(name for name in names("platform") if name != LOCAL)
+            raise ConfigError(
+                f"the platform {self.platform.name} is one machine, not a cluster",
+                hint=f"--platform, or SLIPWAY_PLATFORM: one of {clusters}",
+            )
+        return self.platform.cluster
 
     @model_validator(mode="after")
     def _possible_on_the_platform(self) -> Self:

@@ -116,7 +116,7 @@ class Storage(Settings):
     size: Quantity = "1Ti"
 
 
-class Clients(Settings):
+class ClientSettings(Settings):
     """Clients with keys of their own, whom Envoy Gateway lets in. What each may do stands in a file of its own."""
 
     file: str
@@ -180,7 +180,7 @@ class ClusterSettings(Settings):
     without a cluster says ``argo``, as Argo's own manifests do."""
     deadline_s: Positive = 259_200
     """Deadline of a whole run, time in queues included."""
-    clients: Clients | None = None
+    clients: ClientSettings | None = None
     """None: endpoints have one key for all, or none."""
     kept_s: Positive = 604_800
     """How long an ended run is listed; a failed one is listed twice as long. Its results stay in the store."""

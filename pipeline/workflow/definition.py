@@ -17,14 +17,15 @@ canary-100, serve. Those in between are skipped where there is nothing to compar
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
+from hera.shared.serialization import MISSING
 from hera.workflows import DAG, Parameter, Task, WorkflowTemplate, models
 
 from pipeline.settings.config import RunConfig
 from pipeline.settings.platform import Platform
 from pipeline.workflow import pods
-from pipeline.workflow.parameters import NAME, RESOLVE_CACHE, arguments, for_kserve, hub_here, price, resolve_key
+from pipeline.workflow.parameters import NAME, RESOLVE_CACHE, settings_of
 from pipeline.workflow.stage_templates import (
     COMMIT,
     COMPARED,
@@ -41,12 +42,28 @@ from pipeline.workflow.stage_templates import (
 from scoring.names import REFERENCE
 from stages.parts.base.formats import FORMATS, quantized_formats
 from stages.parts.base.rollout_settings import Rollout
-from stages.parts.base.store import canonical_json
+from stages.parts.cluster.kinds import Object
 from stages.parts.records.rollout import LOCAL
+from stages.rollout.kserve.objects import PART_OF
 from stages.rollout.resume import DEPLOY, PROMOTE
 
-__all__ = ["NAME", "arguments", "hub_here", "price", "resolve_key", "workflow_template"]
-
+PARAMETERS: Final = {
+    "model": "name on the Hugging Face Hub, such as org/name",
+    "revision": "branch, tag or commit",
+    "model-directory": "the model's directory in the store: org--name",
+    "resolve-key": "sha256 of hub, model and revision: the commit is cached under it",
+    "serve": "false: stop once the winner is published",
+    "optimize": "optimize settings as JSON",
+    "workload": "the workload as JSON",
+    "serving": "serving settings as JSON",
+    "profile": "the scoring profile as JSON",
+    "rollout": "the rollout's settings as JSON",
+    "approval": "true: wait for an approval before all traffic goes to the new release",
+    "price": "price of an hour of the hardware, as JSON, or ''",
+    "kserve": "how KServe serves, as JSON",
+}
+GIVEN: Final = ("model", "model-directory", "resolve-key")
+"""The parameters without a default."""
 RUN_DESCRIPTION: Final = (
     "`{{workflow.parameters.model}}` at `{{workflow.parameters.revision}}`, to an endpoint.\n\n"
     "The winner, the reason and the table of scores are this run's outputs. "
@@ -54,29 +71,21 @@ RUN_DESCRIPTION: Final = (
 )
 
 
-def workflow_template(config: RunConfig) -> dict[str, Any]:
-    """The compiled WorkflowTemplate for the configuration's platform and rollout, as plain data."""
+def workflow_template(config: RunConfig) -> Object:
+    """Compile the WorkflowTemplate for the configuration's platform and rollout, as plain data."""
     platform = config.platform
     with WorkflowTemplate(
         name=NAME,
         namespace=platform.namespace,
-        labels={"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": NAME},
-        annotations=_said("Slipway", _description()),
+        labels={"app.kubernetes.io/name": NAME} | PART_OF,
+        annotations=titled("Slipway", _description()),
         workflow_metadata=models.WorkflowMetadata(
-            labels={"app.kubernetes.io/part-of": NAME},
-            annotations=_said("{{workflow.parameters.model}}", RUN_DESCRIPTION),
+            labels=PART_OF, annotations=titled("{{workflow.parameters.model}}", RUN_DESCRIPTION)
         ),
         entrypoint="pipeline",
         on_exit=exit_handler(platform),
         arguments=_parameters(config),
-        volumes=[
-            models.Volume(
-                name="store",
-                persistent_volume_claim=models.PersistentVolumeClaimVolumeSource(claim_name=platform.claim),
-            ),
-            models.Volume(name="outputs", empty_dir=models.EmptyDirVolumeSource()),
-            *pods.volumes(platform),
-        ],
+        volumes=pods.volumes(platform),
         # Two runs of one model would write the same paths; the lock is held until the run's end.
         synchronization=models.Synchronization(
             mutexes=[models.Mutex(name="model-{{workflow.parameters.model-directory}}")]
@@ -84,12 +93,17 @@ def workflow_template(config: RunConfig) -> dict[str, Any]:
         **pods.of_workflow(platform),
     ) as template:
         add_templates(platform)
-        with DAG(name=RESOLVED, fail_fast=False, memoize=_known_for_a_day(), outputs=_outputs_of(COMMIT, [COMMIT])):
+        memo = models.Memoize(
+            key=workflow_parameter("resolve-key"),
+            max_age="24h",
+            cache=models.Cache(config_map=models.LocalObjectReference(name=RESOLVE_CACHE)),
+        )
+        with DAG(name=RESOLVED, fail_fast=False, memoize=memo, outputs=_outputs_of(COMMIT, [COMMIT])):
             Task(name=COMMIT, template="resolve")
         with DAG(name="pipeline", fail_fast=False, outputs=_outputs_of("select", RESULTS)):
             _tasks(platform)
             _serving_tasks(platform, config.rollout)
-    compiled: dict[str, Any] = template.to_dict()
+    compiled: Object = template.to_dict()
     return compiled
 
 
@@ -102,50 +116,25 @@ def _description() -> str:
 
 
 def _parameters(config: RunConfig) -> list[Parameter]:
+    """Declare the parameters of a run, with the configuration's settings as defaults."""
+    values = dict.fromkeys(GIVEN, MISSING) | {"revision": "main", "serve": "true"} | settings_of(config)
     return [
-        Parameter(name="model", description="name on the Hugging Face Hub, such as org/name"),
-        Parameter(name="revision", value="main", description="branch, tag or commit"),
-        Parameter(name="model-directory", description="the model's directory in the store: org--name"),
-        Parameter(name="resolve-key", description="sha256 of hub, model and revision: the commit is cached under it"),
-        Parameter(name="serve", value="true", description="false: stop once the winner is published"),
-        Parameter(name="optimize", value=canonical_json(config.optimize), description="optimize settings as JSON"),
-        Parameter(name="workload", value=canonical_json(config.workload), description="the workload as JSON"),
-        Parameter(name="serving", value=canonical_json(config.serving), description="serving settings as JSON"),
-        Parameter(name="profile", value=canonical_json(config.profile), description="the scoring profile as JSON"),
-        Parameter(name="rollout", value=canonical_json(config.rollout), description="the rollout's settings as JSON"),
-        Parameter(
-            name="approval",
-            value=str(config.rollout.approval).lower(),
-            description="true: wait for an approval before all traffic goes to the new release",
-        ),
-        Parameter(
-            name="price", value=price(config.platform), description="price of an hour of the hardware, as JSON, or ''"
-        ),
-        *(
-            Parameter(name=name, value=value, description="how KServe serves, as JSON")
-            for name, value in for_kserve(config).items()
-        ),
+        Parameter(name=name, value=values[name], description=description)
+        for name, description in PARAMETERS.items()
+        if name in values
     ]
 
 
 def _outputs_of(task: str, names: Iterable[str]) -> list[Parameter]:
-    """The outputs of *task* as those of its DAG. Argo's UI and ``argo get`` show those of the whole run first."""
+    """Make the outputs of *task* those of its DAG. Argo's UI and ``argo get`` show those of the whole run first."""
     return [
         Parameter(name=name, value_from=models.ValueFrom(parameter=f"{{{{tasks.{task}.outputs.parameters.{name}}}}}"))
         for name in names
     ]
 
 
-def _known_for_a_day() -> models.Memoize:
-    return models.Memoize(
-        key=workflow_parameter("resolve-key"),
-        max_age="24h",
-        cache=models.Cache(config_map=models.LocalObjectReference(name=RESOLVE_CACHE)),
-    )
-
-
-def _said(title: str, description: str) -> dict[str, str]:
-    """The annotations that Argo's UI shows of a run, as Markdown."""
+def titled(title: str, description: str) -> dict[str, str]:
+    """Return the annotations that Argo's UI shows of a run, as Markdown."""
     return {"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": description}
 
 
@@ -211,6 +200,6 @@ def _checked(output: str) -> str:
 
 
 def _over(task: str) -> str:
-    """The condition that *task* has ended, however it did."""
+    """Return the condition that *task* has ended, however it did."""
     results = ("Succeeded", "Skipped", "Failed", "Errored", "Omitted")
     return "(" + " || ".join(f"{task}.{result}" for result in results) + ")"

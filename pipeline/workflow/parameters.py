@@ -15,7 +15,6 @@ from stages.parts.records.rollout import LOCAL
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
-    from pipeline.settings.platform import Platform
 
 NAME: Final = "slipway"
 """The WorkflowTemplate's name."""
@@ -31,7 +30,7 @@ OF_STORE_COMMANDS: Final = {"platform", "serving", "rollout", "kserve"}
 
 
 def arguments(config: RunConfig, model: str, revision: str, *, serve: bool, refresh: bool = False) -> dict[str, str]:
-    """The workflow's parameters for one run.
+    """Return the workflow's parameters for one run.
 
     Raises:
         InvalidName: *model* is neither a name on the Hub nor a local directory.
@@ -42,47 +41,39 @@ def arguments(config: RunConfig, model: str, revision: str, *, serve: bool, refr
         "model-directory": directory_name(ModelName.parse(model).id),
         "resolve-key": resolve_key(model, revision, hub="" if config.platform.cluster else hub_here(), refresh=refresh),
         "serve": str(serve).lower(),
-        "optimize": canonical_json(config.optimize),
-        "workload": canonical_json(config.workload),
-        "serving": canonical_json(config.serving),
-        "profile": canonical_json(config.profile),
-        "rollout": canonical_json(config.rollout),
-        "approval": str(config.rollout.approval).lower(),
-        "price": price(config.platform),
-        **for_kserve(config),
+        **settings_of(config),
     }
 
 
+def settings_of(config: RunConfig) -> dict[str, str]:
+    """Return the parameters that hold a configuration."""
+    platform, parameters = config.platform, {}
+    for name in ("optimize", "workload", "serving", "profile", "rollout"):
+        parameters[name] = canonical_json(getattr(config, name))
+    parameters["approval"] = str(config.rollout.approval).lower()
+    price = {"per_hour": platform.price_per_hour, "currency": platform.currency}
+    parameters["price"] = canonical_json(price) if platform.price_per_hour is not None else ""
+    return parameters | ({} if platform.serves_on == LOCAL else {"kserve": canonical_json(kserve_settings(config))})
+
+
 def allowing_incomplete(optimize: str) -> str:
-    """The parameter ``optimize`` of a run that goes on without a variant."""
+    """Let a run go on without a variant: its parameter ``optimize``."""
     return canonical_json({**json.loads(optimize), "allow_incomplete": True})
 
 
-def price(platform: Platform) -> str:
-    """The price from which select computes costs, as JSON; empty if the platform names none."""
-    if platform.price_per_hour is None:
-        return ""
-    return canonical_json({"per_hour": platform.price_per_hour, "currency": platform.currency})
-
-
-def for_kserve(config: RunConfig) -> dict[str, str]:
-    """The parameters that only a platform that serves on KServe has."""
-    return {} if config.platform.serves_on == LOCAL else {"kserve": canonical_json(kserve_settings(config))}
-
-
 def store_settings(config: RunConfig) -> str:
-    """The parameter ``config`` of a command that needs the store's volume, without the path of a file here."""
+    """Return the parameter ``config`` of a command that needs the store's volume, without the path of a file here."""
     here = {"platform": {"cluster": {"clients"}}}
     return canonical_json(config.model_dump(mode="json", include=OF_STORE_COMMANDS, exclude=here))
 
 
 def hub_here() -> str:
-    """The address of the hub that this machine asks; empty if it is Hugging Face's."""
+    """Return the address of the hub that this machine asks, or an empty text if it is Hugging Face's."""
     return os.environ.get("HF_ENDPOINT", "")
 
 
 def resolve_key(model: str, revision: str, *, hub: str = "", refresh: bool = False) -> str:
-    """The memoization key of resolve, which stands for a model and revision at one hub.
+    """Return the memoization key of resolve, which stands for a model and revision at one hub.
 
     The key is new each time for a local directory, which can change at any time, and with *refresh*.
 

@@ -1,18 +1,20 @@
 """What a cluster needs to know about a stage's pod besides its program: node, identity, rights, scratch space, metrics.
 
-Everything here is empty for one machine.
+Everything here but the store's volume is empty for one machine.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from hera.workflows import Env, models
+from hera.workflows import Env, Resources, models
 
-from pipeline.settings.platform import DEFAULT_REPOSITORY, LOCKS, NO_REPOSITORY, ClusterSettings, Nodes, Platform, Stage
+from pipeline.settings.platform import DEFAULT_REPOSITORY, LOCKS, NO_REPOSITORY, STORE_MOUNT, Platform, Stage
+from stages.parts.base.program import OUTPUTS_VARIABLE
+from stages.parts.base.store import STORE_VARIABLE
+from stages.rollout.kserve.objects import PART_OF, USER
 
-USER: Final = 8737
-"""User and group of every image, and owner of the files in the store."""
+OUTPUTS_MOUNT: Final = "/outputs"
 CACHE_MOUNT: Final = "/cache"
 SCRATCH: Final = {"tmp": "/tmp", "cache": CACHE_MOUNT}  # noqa: S108
 """Writable folders, since the root file system is read-only."""
@@ -44,12 +46,12 @@ STAGE_BUCKETS_S: Final = (1, 10, 60, 300, 900, 3600, 10_800, 43_200)
 RUN_BUCKETS_S: Final = (60, 600, 1800, 3600, 10_800, 43_200, 86_400, 259_200)
 
 
-def of_workflow(platform: Platform) -> dict[str, Any]:
-    """Fields of the WorkflowTemplate."""
+def of_workflow(platform: Platform, *, metrics: bool = True) -> dict[str, Any]:
+    """Return the fields of a WorkflowTemplate. Those that are no run have no *metrics*."""
     cluster = platform.cluster
     if cluster is None:
         return {}
-    return {
+    fields = {
         "service_account_name": STAGES_ACCOUNT,
         "automount_service_account_token": False,
         "executor": models.ExecutorConfig(service_account_name=EXECUTOR_ACCOUNT),
@@ -69,62 +71,86 @@ def of_workflow(platform: Platform) -> dict[str, Any]:
             seconds_after_success=cluster.kept_s, seconds_after_failure=2 * cluster.kept_s
         ),
         "active_deadline_seconds": cluster.deadline_s,
-        "metrics": _run_metrics(),
-        **_artifacts(cluster),
     }
+    if metrics:
+        fields["metrics"] = _metrics("run", "{{workflow.duration}}", RUN_BUCKETS_S, status="{{workflow.status}}")
+    if cluster.artifact_repository not in (None, NO_REPOSITORY, DEFAULT_REPOSITORY):
+        fields["artifact_repository_ref"] = models.ArtifactRepositoryRef(key=cluster.artifact_repository)
+    return fields
 
 
-def of_stage(name: str, asks: Stage, platform: Platform, *, variant: str | None) -> dict[str, Any]:
-    """Fields of a stage's container template except volumes and synchronization.
+def of_stage(
+    name: str, asks: Stage, platform: Platform, *, variant: str = "none", metrics: bool = True
+) -> dict[str, Any]:
+    """Return the fields of a stage's container template except volumes, environment and synchronization.
 
     Args:
         variant: a reference to the variant's name, for the metrics.
     """
-    if platform.cluster is None:
-        return {}
-    return {
-        **_placement(platform.nodes_of(asks)),
-        **_identity(name),
-        "labels": _labels(name, asks, platform.cluster),
-        "metrics": _stage_metrics(name, variant or "none"),
-        "security_context": models.SecurityContext(
-            allow_privilege_escalation=False,
-            capabilities=models.Capabilities(drop=["ALL"]),
-            read_only_root_filesystem=True,
-            run_as_non_root=True,
-        ),
+    memory, gpus = None if asks.memory == "auto" else asks.memory, asks.gpus if isinstance(asks.gpus, int) else 0
+    fields: dict[str, Any] = {
+        "resources": Resources(cpu_request=asks.cpu, memory_request=memory, memory_limit=memory, gpus=gpus or None),
+        "active_deadline_seconds": asks.deadline_s,
     }
-
-
-def environment(platform: Platform) -> list[Env]:
     if platform.cluster is None:
-        return []
-    trusted = TRUSTED if platform.cluster.certificates else {}
-    return [Env(name=name, value=value) for name, value in (CACHES | trusted | platform.cluster.environment).items()]
+        return fields
+    nodes = platform.nodes_of(asks)
+    fields["node_selector"] = nodes.selector or None
+    fields["tolerations"] = [
+        models.Toleration(**each.model_dump(exclude_none=True)) for each in nodes.tolerations
+    ] or None
+    if name in ACCOUNTS:
+        fields |= {"service_account_name": ACCOUNTS[name], "automount_service_account_token": True}
+    # The network policies select pods by these labels.
+    fields["labels"] = PART_OF | {"app.kubernetes.io/component": name}
+    if platform.cluster.queue and asks.gpus:
+        fields["labels"][KUEUE_QUEUE] = platform.cluster.queue
+    fields["security_context"] = models.SecurityContext(
+        allow_privilege_escalation=False,
+        capabilities=models.Capabilities(drop=["ALL"]),
+        read_only_root_filesystem=True,
+        run_as_non_root=True,
+    )
+    if metrics:
+        labels = {"stage": name, "variant": variant, "status": "{{status}}"}
+        fields["metrics"] = _metrics("stage", "{{duration}}", STAGE_BUCKETS_S, **labels)
+    return fields
+
+
+def environment(platform: Platform, *further: Env) -> list[Env]:
+    """Return the variables that every pod has, with *further* ones."""
+    cluster = platform.cluster
+    store = {STORE_VARIABLE: STORE_MOUNT, OUTPUTS_VARIABLE: OUTPUTS_MOUNT}
+    general = CACHES | (TRUSTED if cluster.certificates else {}) | cluster.environment if cluster else {}
+    before, after = ([Env(name=name, value=value) for name, value in each.items()] for each in (store, general))
+    return [*before, *further, *after]
 
 
 def volumes(platform: Platform) -> list[models.Volume]:
-    if platform.cluster is None:
-        return []
-    found = [models.Volume(name=name, empty_dir=models.EmptyDirVolumeSource()) for name in SCRATCH]
-    if platform.cluster.certificates:
-        source = models.ConfigMapVolumeSource(name=platform.cluster.certificates)
-        found.append(models.Volume(name=CERTIFICATES, config_map=source))
-    return found
+    """Return the volumes of a WorkflowTemplate: the store's, and folders of the pod's own."""
+    claim = models.PersistentVolumeClaimVolumeSource(claim_name=platform.claim)
+    folders = ("outputs", *(SCRATCH if platform.cluster else ()))
+    result = [models.Volume(name="store", persistent_volume_claim=claim)]
+    result += [models.Volume(name=name, empty_dir=models.EmptyDirVolumeSource()) for name in folders]
+    if platform.cluster and platform.cluster.certificates:
+        authorities = models.ConfigMapVolumeSource(name=platform.cluster.certificates)
+        result.append(models.Volume(name=CERTIFICATES, config_map=authorities))
+    return result
 
 
 def mounts(asks: Stage, platform: Platform) -> list[models.VolumeMount]:
-    if platform.cluster is None:
-        return []
-    writable = {**SCRATCH, **({SHARED_MEMORY: "/dev/shm"} if asks.shm else {})}  # noqa: S108
-    found = [models.VolumeMount(name=name, mount_path=path) for name, path in writable.items()]
-    if platform.cluster.certificates:
-        found.append(models.VolumeMount(name=CERTIFICATES, mount_path=CERTIFICATES_MOUNT, read_only=True))
-    return found
+    """Return where a stage's container has these volumes."""
+    paths = {"store": STORE_MOUNT, "outputs": OUTPUTS_MOUNT}
+    if platform.cluster:
+        paths |= {**SCRATCH, **({SHARED_MEMORY: "/dev/shm"} if asks.shm else {})}  # noqa: S108
+    result = [models.VolumeMount(name=name, mount_path=path) for name, path in paths.items()]
+    if platform.cluster and platform.cluster.certificates:
+        result.append(models.VolumeMount(name=CERTIFICATES, mount_path=CERTIFICATES_MOUNT, read_only=True))
+    return result
 
 
 def shared_memory(asks: Stage, platform: Platform) -> list[models.Volume] | None:
-    """A volume of the template's own, because its size differs by stage."""
+    """Return a volume of the template's own, because its size differs by stage."""
     if platform.cluster is None or asks.shm is None:
         return None
     limit = None if asks.shm == "auto" else asks.shm
@@ -132,59 +158,28 @@ def shared_memory(asks: Stage, platform: Platform) -> list[models.Volume] | None
     return [models.Volume(name=SHARED_MEMORY, empty_dir=memory)]
 
 
-def gpu_semaphore(asks: Stage, platform: Platform) -> list[models.SemaphoreRef] | None:
-    if platform.cluster is None or not asks.gpus:
-        return None
-    return [models.SemaphoreRef(config_map_key_ref=models.ConfigMapKeySelector(name=LOCKS, key=GPU_PODS))]
+def synchronization(asks: Stage, platform: Platform, mutex: str | None) -> models.Synchronization | None:
+    """Return the locks of a stage: its own, and that of all pods with GPUs."""
+    mutexes = [models.Mutex(name=mutex)] if mutex else None
+    key = models.ConfigMapKeySelector(name=LOCKS, key=GPU_PODS)
+    semaphores = [models.SemaphoreRef(config_map_key_ref=key)] if platform.cluster and asks.gpus else None
+    return models.Synchronization(mutexes=mutexes, semaphores=semaphores) if mutexes or semaphores else None
 
 
-def _placement(nodes: Nodes) -> dict[str, Any]:
-    tolerations = [models.Toleration(**toleration.model_dump(exclude_none=True)) for toleration in nodes.tolerations]
-    return {"node_selector": nodes.selector or None, "tolerations": tolerations or None}
-
-
-def _identity(stage: str) -> dict[str, Any]:
-    if stage not in ACCOUNTS:
-        return {}
-    return {"service_account_name": ACCOUNTS[stage], "automount_service_account_token": True}
-
-
-def _labels(stage: str, asks: Stage, cluster: ClusterSettings) -> dict[str, str]:
-    """The labels by which the network policies select a pod."""
-    labels = {"app.kubernetes.io/part-of": "slipway", "app.kubernetes.io/component": stage}
-    return labels | ({KUEUE_QUEUE: cluster.queue} if cluster.queue and asks.gpus else {})
-
-
-def _artifacts(cluster: ClusterSettings) -> dict[str, Any]:
-    if cluster.artifact_repository in (None, NO_REPOSITORY, DEFAULT_REPOSITORY):
-        return {}
-    return {"artifact_repository_ref": models.ArtifactRepositoryRef(key=cluster.artifact_repository)}
-
-
-def _run_metrics() -> models.Metrics:
-    labels = [models.MetricLabel(key="status", value="{{workflow.status}}")]
-    return _metrics("run", "{{workflow.duration}}", labels, RUN_BUCKETS_S)
-
-
-def _stage_metrics(stage: str, variant: str) -> models.Metrics:
-    values = {"stage": stage, "variant": variant, "status": "{{status}}"}
-    labels = [models.MetricLabel(key=key, value=value) for key, value in values.items()]
-    return _metrics("stage", "{{duration}}", labels, STAGE_BUCKETS_S)
-
-
-def _metrics(what: str, duration: str, labels: list[models.MetricLabel], buckets: tuple[float, ...]) -> models.Metrics:
+def _metrics(unit: str, duration: str, buckets: tuple[float, ...], **labels: str) -> models.Metrics:
+    by = [models.MetricLabel(key=key, value=value) for key, value in labels.items()]
     return models.Metrics(
         prometheus=[
             models.Prometheus(
-                name=f"slipway_{what}s_total",
-                help=f"{what.capitalize()}s that have ended, by outcome",
-                labels=labels,
+                name=f"slipway_{unit}s_total",
+                help=f"{unit.capitalize()}s that have ended, by outcome",
+                labels=by,
                 counter=models.Counter(value="1"),
             ),
             models.Prometheus(
-                name=f"slipway_{what}_duration_seconds",
-                help=f"How long a {what} took",
-                labels=labels,
+                name=f"slipway_{unit}_duration_seconds",
+                help=f"How long a {unit} took",
+                labels=by,
                 histogram=models.Histogram(value=duration, buckets=list(buckets)),
             ),
         ]

@@ -23,7 +23,8 @@ from pipeline.local.submission import ENGINE_STATE
 from pipeline.runs.progress import observer_for
 from pipeline.settings.config import load
 from pipeline.settings.platform import STORE_MOUNT
-from pipeline.workflow.definition import arguments, workflow_template
+from pipeline.workflow.definition import workflow_template
+from pipeline.workflow.parameters import arguments
 from stages.evaluate.load import MORE_TRIALS
 from stages.parts.base.program import outcomes
 from stages.parts.base.serving_settings import Serving

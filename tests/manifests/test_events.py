@@ -26,7 +26,8 @@ from pipeline.events.push import Push
 from pipeline.events.receiver import TOKEN_VARIABLE
 from pipeline.events.starting import workflow
 from pipeline.settings.config import load
-from pipeline.workflow.definition import arguments, resolve_key, workflow_template
+from pipeline.workflow.definition import workflow_template
+from pipeline.workflow.parameters import arguments, resolve_key
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import CONFIGS
 
@@ -270,21 +271,21 @@ def test_what_starts_runs_gets_the_platforms_image_namespace_and_variables(tmp_p
         "extends: gke\nnamespace: ml\nimage: mirror.example:5000/ml/slipway-{family}:1\n"
         "cluster: {environment: {HF_ENDPOINT: 'https://hub.example'}, certificates: company-ca}\n"
     )
-    platform = load(chosen={"platform": str(mine)}).platform
+    config = load(chosen={"platform": str(mine)})
     for which, folder in TRIGGERS.items():
-        found = for_triggers(which, platform)
+        found = for_triggers(which, config)
         assert len(found) == len(applied(MANIFESTS / folder))
         assert {each["metadata"]["namespace"] for each in found} == {"ml"}
         images = re.findall(r"'image': '([^']+)'", str(found))
         assert images == ["mirror.example:5000/ml/slipway-slim:1"]
-    (spec,) = (each["spec"] for each in for_triggers("poll", platform) if each["kind"] == "WorkflowTemplate")
+    (spec,) = (each["spec"] for each in for_triggers("poll", config) if each["kind"] == "WorkflowTemplate")
     (container,) = (each["container"] for each in spec["templates"] if "container" in each)
     variables = {each["name"]: each.get("value") for each in container["env"]}
     assert variables["HF_ENDPOINT"] == "https://hub.example"
     assert variables["SSL_CERT_FILE"] == "/etc/slipway/ca.crt"
     assert {each["name"] for each in container["volumeMounts"]} <= {each["name"] for each in spec["volumes"]}
     with pytest.raises(ConfigError, match="one machine"):
-        for_triggers("poll", load(chosen={"platform": "local"}).platform)
+        for_triggers("poll", load(chosen={"platform": "local"}))
 
 
 def test_images_are_of_the_projects_version():

@@ -12,7 +12,7 @@ import yaml
 from pipeline.cluster.gateway import of
 from pipeline.cluster.manifests import CLIENTS, MANIFESTS, documents_of
 from pipeline.settings.config import load
-from pipeline.settings.platform import Clients
+from pipeline.settings.platform import ClientSettings
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import CONFIGS
 from stages.parts.endpoint.offered import OFFERED
@@ -33,7 +33,7 @@ def rendered(folder: Path, text: str = THREE, namespace: str = "models", **setti
     """The objects by kind; Secrets by their kind and name."""
     file = folder / "clients.yaml"
     file.write_text(text)
-    found = of(namespace, Clients(file=str(file), **settings))
+    found = of(namespace, ClientSettings(file=str(file), **settings))
     names = [each["kind"] + (f" {each['metadata']['name']}" if each["kind"] == "Secret" else "") for each in found]
     assert len(set(names)) == len(names)
     return dict(zip(names, found, strict=True))

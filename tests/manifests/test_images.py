@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from pipeline.cluster.manifests import MANIFESTS, as_text, clusters, documents_of
 from pipeline.settings.config import load
-from pipeline.workflow.pods import USER
+from stages.rollout.kserve.objects import USER
 
 IMAGES = MANIFESTS / "images"
 ROOT = MANIFESTS.parent

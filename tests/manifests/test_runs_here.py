@@ -14,7 +14,7 @@ from pipeline.runs.progress import Lines
 from pipeline.runs.state import RunState
 from pipeline.settings.config import load
 from pipeline.settings.platform import STORE_MOUNT
-from pipeline.workflow.definition import arguments
+from pipeline.workflow.parameters import arguments
 from stages.parts.base.store import ModelStore
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired

@@ -11,7 +11,8 @@ from pipeline.local.workflow import parse
 from pipeline.runs.expressions import holds
 from pipeline.runs.expressions import parse as parse_condition
 from pipeline.settings.config import load
-from pipeline.workflow.definition import arguments, resolve_key, workflow_template
+from pipeline.workflow.definition import workflow_template
+from pipeline.workflow.parameters import arguments, resolve_key
 from pipeline.workflow.stage_templates import RESULTS, RETRY_EXPRESSION
 from scoring.profile import Profile
 from stages.parts.base.errors import InvalidName

@@ -12,7 +12,8 @@ import yaml
 
 from pipeline.cluster.manifests import for_kserve
 from pipeline.settings.config import RunConfig, load
-from pipeline.workflow.definition import arguments, workflow_template
+from pipeline.workflow.definition import workflow_template
+from pipeline.workflow.parameters import arguments
 from stages.parts.cluster.api import Cluster
 from tests.kubernetes import KubernetesServer, Outcome, WorkflowController
 from tests.pipeline.argo.argo_bench import PLATFORM, Seen, connected, environment_of, namespace, with_kserve

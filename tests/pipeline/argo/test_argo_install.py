@@ -11,8 +11,7 @@ from pipeline.cluster.doctor import check_cluster
 from pipeline.cluster.install import install
 from pipeline.settings.config import load
 from pipeline.settings.platform import LOCKS
-from pipeline.workflow.definition import NAME
-from pipeline.workflow.parameters import RESOLVE_CACHE
+from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CONFIG_MAPS

@@ -9,8 +9,7 @@ import pytest
 
 from pipeline.cluster.install import install
 from pipeline.cluster.uninstall import uninstall
-from pipeline.workflow.definition import NAME
-from pipeline.workflow.parameters import RESOLVE_CACHE
+from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, Conflict
 from stages.parts.cluster.api import Cluster
 from tests.kubernetes import KubernetesServer

@@ -10,7 +10,8 @@ from pipeline.argo.status import arguments_of
 from pipeline.events.providers import PROVIDERS, push_of
 from pipeline.events.starting import workflow
 from pipeline.settings.config import load
-from pipeline.workflow.definition import arguments, workflow_template
+from pipeline.workflow.definition import workflow_template
+from pipeline.workflow.parameters import arguments
 from stages.parts.base.errors import EventRefused, UnknownName
 from tests.pipeline.events.receiving import COMMIT, HARBOR_PUSH, IGNORED, PUSH, WEBHOOKS, changed, normalized, push
 

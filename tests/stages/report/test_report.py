@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.local.submission import render as workflow
 from pipeline.settings.config import RunConfig, load
-from pipeline.workflow.definition import arguments
+from pipeline.workflow.parameters import arguments
 from scoring.constraints import Constraints
 from scoring.metrics import odds, shown, si
 from scoring.profile import Profile
