@@ -93,7 +93,7 @@ def load(
     chosen: Mapping[str, str | None] | None = None,
     assignments: Iterable[str] = (),
 ) -> RunConfig:
-    """The configuration of a run.
+    """Read the configuration of a run.
 
     Args:
         file: YAML with any part of ``configs/defaults.yaml``.
@@ -104,15 +104,15 @@ def load(
         ConfigError: every mistake at once, each on its own line.
     """
     wrong: list[str] = []
-    data = read_yaml(CONFIGS / "defaults.yaml")
-    folders = dict.fromkeys(FOLDERS, Path())
+    defaults = read_yaml(CONFIGS / "defaults.yaml")
+    data, folders = dict(defaults), dict.fromkeys(FOLDERS, Path())
     if file:
-        _merge(data, read_yaml(file))
+        data = _merged(defaults, read_yaml(file))
         folders |= dict.fromkeys(read_yaml(file).keys() & FOLDERS.keys(), file.parent)
-    for kind, value in (chosen or {}).items():
-        if value is not None:
-            data[kind], folders[kind] = value, Path()
-    wrong.extend(_read_named(data, folders))
+    for kind, name in (chosen or {}).items():
+        if name is not None:
+            data[kind], folders[kind] = name, Path()
+    wrong += _read_named(data, folders, defaults)
     for assignment in assignments:
         try:
             assign(data, assignment)
@@ -131,36 +131,35 @@ def load(
     return config
 
 
-def _read_named(data: dict[str, Any], folders: Mapping[str, Path]) -> list[str]:
+def _read_named(data: dict[str, Any], folders: Mapping[str, Path], defaults: Mapping[str, Any]) -> list[str]:
     """Replace each name in *data* by what it names, an unknown one by the default's; return the mistakes."""
     wrong = []
-    for kind in FOLDERS:
+    for kind, folder in folders.items():
         try:
-            data[kind] = named(kind, data[kind], folders[kind])
+            data[kind] = named(kind, data[kind], folder)
         except ConfigError as error:
             wrong.append(f"{kind}: {error}" + (f" ({error.hint})" if error.hint else ""))
-            data[kind] = named(kind, read_yaml(CONFIGS / "defaults.yaml")[kind], Path())
+            data[kind] = named(kind, defaults[kind], Path())
     return wrong
 
 
-def named(kind: str, value: Any, folder: Path) -> dict[str, Any]:
+def named(kind: str, name: Any, folder: Path) -> dict[str, Any]:
     """Read a profile, workload or platform by its name or path; a mapping is taken as it is.
 
     Raises:
-        UnknownName: *value* is neither a file nor a name in ``configs/``.
+        UnknownName: *name* is neither a file nor a name in ``configs/``.
     """
-    if isinstance(value, dict):
-        return {"name": "custom"} | value
-    text = str(value)
+    if isinstance(name, dict):
+        return {"name": "custom"} | name
+    text = str(name)
     path = folder / text if text.endswith((".yaml", ".yml")) else CONFIGS / FOLDERS[kind] / f"{text}.yaml"
     if not path.is_file():
         raise UnknownName(kind, text, names(kind))
     data = {"name": path.stem} | (_platform(path) if kind == "platform" else read_yaml(path))
-    for field in ("tasks_path", "trace") if kind == "workload" else ():
-        if data.get(field):
-            data[field] = str((path.parent / str(data[field])).resolve())
-    if kind == "workload" and is_path(str(data.get("divergence_text", ""))):
-        data["divergence_text"] = str((path.parent / str(data["divergence_text"])).resolve())
+    if kind == "workload":
+        _resolve(data, path.parent, "tasks_path", "trace")
+        if is_path(str(data.get("divergence_text", ""))):
+            _resolve(data, path.parent, "divergence_text")
     return data
 
 
@@ -174,30 +173,29 @@ def _platform(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
     Raises:
         UnknownName: there is no such file, or only one that extends this one.
     """
-    data, seen = _with_clients(read_yaml(path), path.parent), (*extending, path.resolve())
-    base = data.pop("extends", None)
-    if base is None:
-        return data
-    files = (folder / f"{base}.yaml" for folder in (path.parent, CONFIGS / FOLDERS["platform"]))
-    found = next((file for file in files if file.is_file() and file.resolve() not in seen), None)
-    if found is None:
-        raise UnknownName("platform to extend", str(base), names("platform"))
-    whole = _platform(found, seen)
-    _merge(whole, data)
-    return whole
-
-
-def _with_clients(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A platform with the whole path of its clients' file."""
+    data, extending = read_yaml(path), (*extending, path.resolve())
     cluster = data.get("cluster")
-    clients = cluster.get("clients") if isinstance(cluster, dict) else None
-    if isinstance(clients, dict) and isinstance(clients.get("file"), str):
-        clients["file"] = str((folder / clients["file"]).resolve())
-    return data
+    if isinstance(cluster, dict) and isinstance(cluster.get("clients"), dict):
+        _resolve(cluster["clients"], path.parent, "file")
+    name = data.pop("extends", None)
+    if name is None:
+        return data
+    files = (folder / f"{name}.yaml" for folder in (path.parent, CONFIGS / FOLDERS["platform"]))
+    for file in files:
+        if file.is_file() and file.resolve() not in extending:
+            return _merged(_platform(file, extending), data)
+    raise UnknownName("platform to extend", str(name), names("platform"))
+
+
+def _resolve(data: dict[str, Any], folder: Path, *fields: str) -> None:
+    """Complete the paths in *fields*, which are relative to *folder*."""
+    for field in fields:
+        if data.get(field):
+            data[field] = str((folder / str(data[field])).resolve())
 
 
 def names(kind: str) -> list[str]:
-    """The names that ``configs/`` has of a kind."""
+    """Return the names that ``configs/`` has of a kind."""
     return sorted(path.stem for path in (CONFIGS / FOLDERS[kind]).glob("*.yaml"))
 
 
@@ -220,12 +218,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return data
 
 
-def _merge(into: dict[str, Any], data: Mapping[str, Any]) -> None:
-    for key, value in data.items():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
-        else:
-            into[key] = value
+def _merged(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *base* with the fields of *data*, mapping by mapping."""
+    both = {key for key in base.keys() & data.keys() if isinstance(base[key], dict) and isinstance(data[key], dict)}
+    return {**base, **data} | {key: _merged(base[key], data[key]) for key in both}
 
 
 def assign(data: dict[str, Any], assignment: str) -> None:

@@ -55,17 +55,17 @@ class Stage(Settings):
     """What one stage's pod (or process) asks for."""
 
     cpu: Quantity | Literal["all"]
-    """Cores. all: every core of the machine, so that nothing else runs at the same time."""
+    """Cores, or *all* cores of the machine, so that nothing else runs at the same time."""
     memory: Quantity | Literal["auto"]
-    """auto, of evaluate on a cluster: what the servers need, by the size of the model."""
+    """*auto*, for evaluate on a cluster, is what the servers need by the size of the model."""
     gpus: Annotated[int, Field(ge=0)] | Literal["any", "all", "auto"] = 0
-    """any: one if the machine has one; all: all GPUs of the machine, which may be none. auto, of evaluate on a cluster:
-    as many as ``serving.tensor_parallel_size``, which may itself be auto."""
+    """*any* is one if the machine has one, *all* all of the machine, which may be none. *auto*, for evaluate on a
+    cluster, is ``serving.tensor_parallel_size``, which may itself be auto."""
     deadline_s: Positive
     """After this time the task is stopped and fails. On a cluster, waiting for a node does not count."""
     shm: Quantity | Literal["auto"] | None = None
-    """Shared memory of a pod, a part of its memory, used by vLLM's processes and NCCL. None: the node's 64 MiB. auto,
-    of evaluate on a cluster: by the number of GPUs."""
+    """Shared memory of a pod, a part of its memory, used by vLLM's processes and NCCL; by default the node's 64 MiB.
+    *auto*, for evaluate on a cluster, follows the number of GPUs."""
     spot: bool = False
     """Whether it runs on cheap nodes that may disappear (``cluster.spot``); lost work is retried."""
     gpu_node: bool = False
@@ -89,7 +89,7 @@ class Stages(Settings):
     report: Stage
     rewrite: Stage | None = None
     """Resources to make the variants without calibration, such as fp16 and int8: they only rewrite weights and need no
-    GPU. None: as optimize."""
+    GPU. By default those of optimize."""
 
     @property
     def check(self) -> Stage:
@@ -110,7 +110,7 @@ class Storage(Settings):
     """The volume with the store."""
 
     storage_class: str | None = None
-    """None: the cluster's default."""
+    """By default the cluster's own."""
     access: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
     """ReadWriteOnce is enough where there is one node."""
     size: Quantity = "1Ti"
@@ -126,11 +126,11 @@ class ClientSettings(Settings):
     proxies: str = "envoy-gateway-system"
     """The namespace in which Envoy Gateway runs that Gateway's proxies."""
     prometheus: str | None = None
-    """The namespace from which Prometheus scrapes vLLM's pods. None: nothing there may reach them."""
+    """The namespace from which Prometheus scrapes vLLM's pods. Without it, Prometheus has no access."""
     hosts: tuple[str, ...] = ()
     """The hosts of the certificate, such as ``*.example.com``."""
     issuer: str | None = None
-    """cert-manager's ClusterIssuer of a certificate for ``hosts``. None: none is asked for."""
+    """cert-manager's ClusterIssuer of a certificate for ``hosts``. Without it, no certificate is requested."""
 
     @model_validator(mode="after")
     def _issued_for_hosts(self) -> Self:
@@ -147,11 +147,11 @@ class ClusterSettings(Settings):
     """For stages that ask for GPUs. It selects one type of GPU, because evaluations are compared with each other."""
     accelerator: str | None = None
     """The name of this type in ``configs/accelerators.yaml``: settings that can't fit on it are refused before a run is
-    submitted. None: it is known only when check looks at it."""
+    submitted. Without it, only check finds out."""
     gpus_per_node: Positive = 8
     """The most that a pod may ask for: *auto* gives a server no more."""
     spot: Nodes | None = None
-    """For stages with ``spot``. None: there are no such nodes, and these stages run on the others."""
+    """For stages with ``spot``, which otherwise run on the other nodes."""
     gpu_pods: Positive
     """How many pods of all runs may have GPUs at a time: a semaphore that leaves GPUs to serving."""
     gpu_quota: Annotated[int, Field(ge=0)]
@@ -163,25 +163,25 @@ class ClusterSettings(Settings):
     who may read workflows can read them."""
     certificates: str | None = None
     """A ConfigMap of the namespace whose ``ca.crt`` holds all certificate authorities that pods trust, a company's own
-    among them. None: those of the image."""
+    among them; by default those of the image."""
     hub_ports: tuple[Annotated[int, Field(gt=0, le=65535)], ...] = (443,)
     """Ports of the Hub, of a mirror or of a proxy, which the network policies let through."""
     priority_class: str | None = None
     queue: str | None = None
-    """The Kueue LocalQueue that admits stages with GPUs. None: without Kueue."""
+    """The Kueue LocalQueue that admits stages with GPUs."""
     artifact_repository: str | None = None
     """Where the report is kept besides the volume, so that Argo's UI shows it: a key of the ConfigMap
-    ``artifact-repositories``, ``default`` for Argo's own default repository, or ``none``. None: ``install`` takes the
-    default one where the cluster has it; what is rendered without a cluster has none."""
+    ``artifact-repositories``, ``default`` for Argo's own default repository, or ``none``. By default ``install``
+    takes the default one if the cluster has it; what is rendered without a cluster has none."""
     controller_namespace: str = "argo"
     """The namespace of Argo's workflow controller, which keeps memoized results there."""
     controller_account: str | None = None
-    """The controller's service account, which gets the right to keep them. None: ``install`` finds it; what is rendered
-    without a cluster says ``argo``, as Argo's own manifests do."""
+    """The controller's service account, which gets the right to keep them. By default ``install`` finds it; what is
+    rendered without a cluster says ``argo``, as Argo's own manifests do."""
     deadline_s: Positive = 259_200
     """Deadline of a whole run, time in queues included."""
     clients: ClientSettings | None = None
-    """None: endpoints have one key for all, or none."""
+    """Without them, endpoints have one key for all, or none."""
     kept_s: Positive = 604_800
     """How long an ended run is listed; a failed one is listed twice as long. Its results stay in the store."""
 
@@ -192,8 +192,8 @@ class ClusterSettings(Settings):
 
     @model_validator(mode="after")
     def _variables_of_others(self) -> Self:
-        if ours := [name for name in self.environment if name.startswith(("SLIPWAY_", "ARGO_"))]:
-            raise ValueError(f"environment sets what Slipway or Argo set: {', '.join(ours)}")
+        if reserved := [name for name in self.environment if name.startswith(("SLIPWAY_", "ARGO_"))]:
+            raise ValueError(f"environment sets what Slipway or Argo set: {', '.join(reserved)}")
         if secret := [name for name in self.environment if SECRET.search(name)]:
             raise ValueError(
                 f"environment would show {', '.join(secret)} to everyone who may read workflows: the Hub's token "
@@ -217,32 +217,34 @@ class Platform(Settings):
     serves_on: Literal["local", "kserve"] = "local"
     """Where releases are rolled out: vLLM behind a proxy on this machine, or KServe."""
     one_evaluation_at_a_time: bool = False
-    """True where evaluations share one machine, because they would disturb each other's measurements."""
+    """Whether evaluations share one machine, and would disturb each other's measurements."""
     price_per_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Price of the hardware that serves one replica, all its GPUs together. None: no costs are reported."""
+    """Price of the hardware that serves one replica, all its GPUs together. Without it, no costs are reported."""
     currency: str = "USD"
     cluster: ClusterSettings | None = None
-    """None: one machine."""
+    """Absent for one machine."""
 
     @model_validator(mode="after")
     def _literal_on_a_cluster(self) -> Self:
-        asked = {name: stage for name, stage in self.stages if stage}
-        unclear = [name for name, stage in asked.items() if stage.cpu == "all" or stage.gpus in ("all", "any")]
+        stages = {name: stage for name, stage in self.stages if stage}
+        unclear = [name for name, stage in stages.items() if stage.cpu == "all" or stage.gpus in ("all", "any")]
         if self.cluster and unclear:
             raise ValueError(f"'all' and 'any' are for one machine only: {', '.join(unclear)}")
-        own = [name for name, stage in asked.items() if stage.automatic and not (self.cluster and name == "evaluate")]
-        if own:
-            raise ValueError(f"'auto' is for evaluate on a cluster only: {', '.join(own)}")
+        sized = [
+            name for name, stage in stages.items() if stage.automatic and not (self.cluster and name == "evaluate")
+        ]
+        if sized:
+            raise ValueError(f"'auto' is for evaluate on a cluster only: {', '.join(sized)}")
         return self
 
     @property
     def most_gpus(self) -> int | None:
-        """How many GPUs one server may have; None: those of this machine."""
+        """The number of GPUs that one server may have, or None for those of this machine."""
         if self.cluster is None:
             return None
-        asked = self.stages.evaluate.gpus
+        gpus = self.stages.evaluate.gpus
         quota = self.cluster.gpu_quota or self.cluster.gpus_per_node
-        return asked if isinstance(asked, int) else min(self.cluster.gpus_per_node, quota)
+        return gpus if isinstance(gpus, int) else min(self.cluster.gpus_per_node, quota)
 
     def image_of(self, stage: str) -> str:
         family = FAMILIES.get(stage, "slim")
@@ -252,28 +254,23 @@ class Platform(Settings):
         return self.image.replace("{family}", name) + (f"@{digest}" if digest else "")
 
     def nodes_of(self, stage: Stage) -> Nodes:
-        """All requirements of a stage's pod on its node."""
+        """Return all requirements of a stage's pod on its node."""
         if self.cluster is None:
             return Nodes()
-        asked = [stage.nodes]
-        asked += [self.cluster.gpu] if stage.gpus or stage.gpu_node else []
-        asked += [self.cluster.spot] if stage.spot and self.cluster.spot else []
+        parts = [stage.nodes]
+        parts += [self.cluster.gpu] if stage.gpus or stage.gpu_node else []
+        parts += [self.cluster.spot] if stage.spot and self.cluster.spot else []
         return Nodes(
-            selector={key: value for each in asked for key, value in each.selector.items()},
-            tolerations=tuple(toleration for each in asked for toleration in each.tolerations),
+            selector={key: value for part in parts for key, value in part.selector.items()},
+            tolerations=tuple(toleration for part in parts for toleration in part.tolerations),
         )
 
     def on(self, *, cores: int, gpus: int) -> Platform:
-        """The same platform with every 'all' and 'any' replaced by what a machine has."""
+        """Return the same platform with every 'all' and 'any' replaced by what a machine has."""
         counts: dict[object, int] = {"all": gpus, "any": min(1, gpus)}
-        literal = {
-            name: stage.model_copy(
-                update={
-                    "cpu": str(cores) if stage.cpu == "all" else stage.cpu,
-                    "gpus": counts.get(stage.gpus, stage.gpus),
-                }
-            )
-            for name, stage in self.stages
-            if stage
-        }
+        literal = {}
+        for name, stage in self.stages:
+            if stage:
+                cpu = str(cores) if stage.cpu == "all" else stage.cpu
+                literal[name] = stage.model_copy(update={"cpu": cpu, "gpus": counts.get(stage.gpus, stage.gpus)})
         return self.model_copy(update={"stages": self.stages.model_copy(update=literal)})

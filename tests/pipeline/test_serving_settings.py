@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.settings.config import load, read_yaml
+from pipeline.settings.config import load
 from pipeline.settings.serving import kserve_settings
-from stages.parts.base.settings import CONFIGS, parse_json
+from stages.parts.base.settings import parse_json
 from stages.parts.base.store import canonical_json
-from stages.rollout.kserve.settings import KServe, Scaling
-
-
-def test_the_defaults_file_says_what_the_code_says() -> None:
-    written = read_yaml(CONFIGS / "defaults.yaml")["kserve"]
-    assert set(written) == set(KServe.model_fields)
-    assert set(written["scaling"]) == set(Scaling.model_fields)
-    assert load().kserve == KServe()
+from stages.rollout.kserve.settings import KServe
 
 
 def test_releases_are_served_on_the_gpu_that_was_measured_on() -> None:
