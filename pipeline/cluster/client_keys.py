@@ -90,9 +90,9 @@ def check(cluster: Cluster, platform: Platform, settings: ClientSettings) -> Fin
         hint = f"slipway install --platform {platform.name}; where Envoy Gateway refuses, see docs/endpoint.md"
         return missing("; ".join(wrong), hint)
     if cluster.find(SECRETS, API_SECRET):
-        found = f"the Secret {API_SECRET}: vLLM asks for its key, which the gateway does not send"
+        text = f"the Secret {API_SECRET}: vLLM asks for its key, which the gateway does not send"
         hint = f"kubectl -n {platform.namespace} delete secret {API_SECRET}; the next release needs no key"
-        return missing(found, hint)
+        return missing(text, hint)
     names, secrets = [client.name for client in clients.clients], holders(cluster, clients)
     if keyless := [name for name in names if name not in secrets]:
         return warning(f"without a key: {', '.join(keyless)}", f"slipway clients add {keyless[0]} --engine argo")
@@ -122,5 +122,8 @@ def _not_in_force(cluster: Cluster, documents: list[Object]) -> Iterator[str]:
         elif document["apiVersion"] == gateway.ENVOY_GATEWAY:
             ancestors = current.get("status", {}).get("ancestors", [])
             conditions = (condition for ancestor in ancestors for condition in ancestor.get("conditions", []))
-            refused = (each for each in conditions if each["type"] == "Accepted" and each["status"] != "True")
-            yield from {f"{title}: {condition.get('message', condition['reason'])}": None for condition in refused}
+            yield from {
+                f"{title}: {condition.get('message', condition['reason'])}": None
+                for condition in conditions
+                if condition["type"] == "Accepted" and condition["status"] != "True"
+            }

@@ -82,7 +82,11 @@ def check_cluster(cluster: Cluster, config: RunConfig) -> list[CheckResult]:
         checks["autoscaling"] = partial(_autoscaling, cluster, config)
     if clients := config.cluster.clients:
         checks["clients"] = partial(client_keys.check, cluster, config.platform, clients)
-    return [CheckResult(what=what, **_as_far_as_visible(check)._asdict()) for what, check in checks.items()]
+    findings = {name: _as_far_as_visible(check) for name, check in checks.items()}
+    return [
+        CheckResult(what=name, state=finding.state, found=finding.text, hint=finding.hint)
+        for name, finding in findings.items()
+    ]
 
 
 def check_serving(cluster: Cluster, config: RunConfig, model: str) -> None:
@@ -96,7 +100,7 @@ def check_serving(cluster: Cluster, config: RunConfig, model: str) -> None:
         kept_mode(cluster, model, config.kserve.mode, config.platform.namespace)
     finding = _as_far_as_visible(partial(_kserve, cluster, config))
     if finding.state == "missing" or not _may_have(cluster, CRD):
-        raise NotInstalled(f"KServe: {finding.found}", hint=finding.hint)
+        raise NotInstalled(f"KServe: {finding.text}", hint=finding.hint)
 
 
 def _as_far_as_visible(check: Callable[[], Finding]) -> Finding:
@@ -123,8 +127,8 @@ def _has(cluster: Cluster, definition: str) -> bool:
 
 def _argo(cluster: Cluster, config: RunConfig) -> Finding:
     definitions = {name: cluster.find(DEFINITIONS, name) for name in ARGO}
-    if absent := [name for name, definition in definitions.items() if definition is None]:
-        return missing(f"no {', '.join(absent)}", f"install Argo Workflows {OLDEST} or newer with its full CRDs")
+    if undefined := [name for name, definition in definitions.items() if definition is None]:
+        return missing(f"no {', '.join(undefined)}", f"install Argo Workflows {OLDEST} or newer with its full CRDs")
     namespace = config.cluster.controller_namespace
     deployments = controllers(cluster, namespace)
     if not deployments:
@@ -167,9 +171,11 @@ def _steps(cluster: Cluster, config: RunConfig) -> Finding:
 
 def _rights(cluster: Cluster, group: str, resource: str, verbs: tuple[str, ...]) -> Finding:
     name, _, part = resource.partition("/")
-    asked = {"group": group, "resource": name, "namespace": cluster.namespace} | ({"subresource": part} if part else {})
+    resource_of = {"group": group, "resource": name, "namespace": cluster.namespace} | (
+        {"subresource": part} if part else {}
+    )
     refused = ", ".join(
-        verb for verb in verbs if not _allowed(cluster, REVIEWS, {"resourceAttributes": {"verb": verb} | asked})
+        verb for verb in verbs if not _allowed(cluster, REVIEWS, {"resourceAttributes": {"verb": verb} | resource_of})
     )
     if refused:
         return missing(f"no {refused}", f"a Role in namespace {cluster.namespace} that lets you {refused} {resource}")
@@ -187,13 +193,13 @@ def _claim(cluster: Cluster, config: RunConfig) -> Finding:
     if claim is None:
         return missing(f"no claim {name}", _install(config))
     modes, phase = claim["spec"].get("accessModes", []), claim.get("status", {}).get("phase", "Pending")
-    found = f"{name}: {phase}, {', '.join(modes)}"
+    text = f"{name}: {phase}, {', '.join(modes)}"
     if access not in modes:
         hint = f"stages on several nodes share it, so it must be {access}; a claim can't be changed, only recreated"
-        return missing(found, hint)
+        return missing(text, hint)
     if phase != "Bound":
-        return warning(found, f"kubectl describe pvc {name}; a class that waits for the first pod binds it only then")
-    return ok(found)
+        return warning(text, f"kubectl describe pvc {name}; a class that waits for the first pod binds it only then")
+    return ok(text)
 
 
 def _install(config: RunConfig) -> str:
@@ -204,11 +210,11 @@ def _gpus(cluster: Cluster, config: RunConfig) -> Finding:
     allocatable = [node.get("status", {}).get("allocatable", {}) for node in cluster.list(NODES)[0]]
     counts = [int(quantity(str(amounts.get(GPU, "0")))) for amounts in allocatable]
     most = max(stage.gpus if stage and isinstance(stage.gpus, int) else 0 for _, stage in config.platform.stages)
-    found = f"{sum(counts)} on {sum(count > 0 for count in counts)} of {len(counts)} nodes"
+    text = f"{sum(counts)} on {sum(count > 0 for count in counts)} of {len(counts)} nodes"
     if most > max(counts, default=0):
         hint = "no node has enough now: fine if an autoscaler adds nodes, else install NVIDIA's GPU operator"
-        return warning(f"{found}; a stage asks for {most}", hint)
-    return ok(found)
+        return warning(f"{text}; a stage asks for {most}", hint)
+    return ok(text)
 
 
 def _template(cluster: Cluster, config: RunConfig) -> Finding:
@@ -243,8 +249,8 @@ def _cache(cluster: Cluster, config: RunConfig) -> Finding:
         if not _allowed(cluster, ACCOUNT_REVIEWS, user | {"resourceAttributes": {"verb": verb} | resource})
     ]
     if refused:
-        found = f"the service account {name} of Argo's controller may not {', '.join(refused)} {RESOLVE_CACHE}"
-        return missing(found, f"{_install(config)}; cluster.controller_account names another account")
+        text = f"the service account {name} of Argo's controller may not {', '.join(refused)} {RESOLVE_CACHE}"
+        return missing(text, f"{_install(config)}; cluster.controller_account names another account")
     return ok(f"{RESOLVE_CACHE} in {namespace}, kept by {name}")
 
 
@@ -260,14 +266,14 @@ def _kserve(cluster: Cluster, config: RunConfig) -> Finding:
         if isinstance(error.__cause__, AccessDenied):
             raise error.__cause__ from error
         return missing(str(error), error.hint)
-    if absent := [name for body in for_kserve(config.platform.namespace) if (name := _absent(cluster, body))]:
-        return missing(f"no {', '.join(absent)}", _install(config))
-    found = f"mode {installation.mode}, gateway {installation.gateway}"
+    if lost := [name for body in for_kserve(config.platform.namespace) if (name := _absent(cluster, body))]:
+        return missing(f"no {', '.join(lost)}", _install(config))
+    text = f"mode {installation.mode}, gateway {installation.gateway}"
     if installation.mode != "llm" and _has(cluster, LLM_CRD):
-        found += "; LLMInferenceService is there, too (kserve.mode llm)"
-    if others := _in_other_modes(cluster, config.platform.namespace, installation.mode):
-        return warning(f"{found}; {', '.join(others)} stay as they are", MOVE)
-    return ok(found)
+        text += "; LLMInferenceService is there, too (kserve.mode llm)"
+    if models := _in_other_modes(cluster, config.platform.namespace, installation.mode):
+        return warning(f"{text}; {', '.join(models)} stay as they are", MOVE)
+    return ok(text)
 
 
 def _autoscaling(cluster: Cluster, config: RunConfig) -> Finding:
@@ -301,7 +307,7 @@ def _in_other_modes(cluster: Cluster, namespace: str | None, mode: str) -> list[
         served = served_modes(cluster, namespace)
     except (AccessDenied, Absent):
         return []
-    return [f"{model} ({other})" for model, modes in served.items() for other in modes if other != mode]
+    return [f"{model} ({kept})" for model, modes in served.items() for kept in modes if kept != mode]
 
 
 def _absent(cluster: Cluster, body: Object) -> str:

@@ -7,18 +7,18 @@ from typing import Literal, NamedTuple
 
 class Finding(NamedTuple):
     state: Literal["ok", "warning", "missing"]
-    found: str
+    text: str
     hint: str = ""
     """What to do about it."""
 
 
-def ok(found: str, hint: str = "") -> Finding:
-    return Finding("ok", found, hint)
+def ok(text: str, hint: str = "") -> Finding:
+    return Finding("ok", text, hint)
 
 
-def warning(found: str, hint: str = "") -> Finding:
-    return Finding("warning", found, hint)
+def warning(text: str, hint: str = "") -> Finding:
+    return Finding("warning", text, hint)
 
 
-def missing(found: str, hint: str = "") -> Finding:
-    return Finding("missing", found, hint)
+def missing(text: str, hint: str = "") -> Finding:
+    return Finding("missing", text, hint)

@@ -74,20 +74,20 @@ def _apply(cluster: Cluster, kind: Kind, body: Object, new: set[str], *, dry_run
     namespace = str(body["metadata"].get("namespace", cluster.namespace)) if kind.namespaced else ""
     if namespace in new:
         return ObjectChange(kind.name, name, namespace, "would be created")
-    before = cluster.find(kind, name, namespace or None)
-    if before and kind.name == CRON_WORKFLOW:
-        body = _as_people_set_it(body, before)
+    current = cluster.find(kind, name, namespace or None)
+    if current and kind.name == CRON_WORKFLOW:
+        body = _as_people_set_it(body, current)
     reason = ""
     try:
         try:
-            after = cluster.apply(kind, body, namespace or None, force=force, dry_run=dry_run)
+            applied = cluster.apply(kind, body, namespace or None, force=force, dry_run=dry_run)
         except Conflict:
-            if before is None or (kind, name) != (CONFIG_MAPS, LOCKS):
+            if current is None or (kind, name) != (CONFIG_MAPS, LOCKS):
                 raise
             # People set these limits in the cluster, to change them at once.
-            after = cluster.apply(kind, body | {"data": before["data"]}, namespace or None, dry_run=dry_run)
+            applied = cluster.apply(kind, body | {"data": current["data"]}, namespace or None, dry_run=dry_run)
             reason = "; ".join(
-                f"{limit} stays {before['data'][limit]}, as somebody set it; --force sets {value}"
+                f"{limit} stays {current['data'][limit]}, as somebody set it; --force sets {value}"
                 for limit, value in body["data"].items()
             )
     except Conflict as error:
@@ -95,20 +95,20 @@ def _apply(cluster: Cluster, kind: Kind, body: Object, new: set[str], *, dry_run
         raise Conflict(f"{kind.name} {name}: {error}", hint=hint) from error
     except ClusterRefused as error:
         raise ClusterRefused(f"{kind.name} {name}: {error}", hint=error.hint) from error
-    if before is None:
+    if current is None:
         return ObjectChange(kind.name, name, namespace, "would be created" if dry_run else "created")
-    if _content(before) == _content(after):
+    if _content(current) == _content(applied):
         return ObjectChange(kind.name, name, namespace, "unchanged", reason)
     return ObjectChange(kind.name, name, namespace, "would be changed" if dry_run else "changed", reason)
 
 
-def _as_people_set_it(body: Object, before: Object) -> Object:
+def _as_people_set_it(body: Object, current: Object) -> Object:
     """Keep what people set of a CronWorkflow in the cluster: whether it is suspended, and for which models it runs."""
-    wanted, current = body["spec"], before["spec"]
-    kept = {"suspend": current.get("suspend", wanted["suspend"])}
-    if arguments := current.get("workflowSpec", {}).get("arguments"):
-        kept["workflowSpec"] = wanted["workflowSpec"] | {"arguments": arguments}
-    return body | {"spec": wanted | kept}
+    spec, set_by_people = body["spec"], current["spec"]
+    changes = {"suspend": set_by_people.get("suspend", spec["suspend"])}
+    if arguments := set_by_people.get("workflowSpec", {}).get("arguments"):
+        changes["workflowSpec"] = spec["workflowSpec"] | {"arguments": arguments}
+    return body | {"spec": spec | changes}
 
 
 def _content(body: Object) -> Object:

@@ -27,9 +27,9 @@ def check(cluster: Cluster, config: RunConfig) -> Finding:
         if why := _lacking(nodes, requests, place):
             names.setdefault(why, []).append(name)
     if names:
-        found = "; ".join(f"{', '.join(pods)}: {why}" for why, pods in names.items())
+        text = "; ".join(f"{', '.join(pods)}: {why}" for why, pods in names.items())
         return warning(
-            found, "fine if an autoscaler adds such nodes; else add some, or ask for less in the platform's file"
+            text, "fine if an autoscaler adds such nodes; else add some, or ask for less in the platform's file"
         )
     return ok(f"{len(nodes)}, with room for each stage on one of them")
 

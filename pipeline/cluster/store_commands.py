@@ -42,7 +42,7 @@ class StoreCommand:
 
 
 def _slipway(name: str, description: str, *arguments: str, further: tuple[Parameter, ...] = ()) -> StoreCommand:
-    """A command of its own, with a form of its own in Argo's user interface."""
+    """Define a command that has a form of its own in Argo's user interface."""
     program = ("python", "-m", "pipeline")
     return StoreCommand(f"{NAME}-{name}", description, program, arguments, (MODEL, *further))
 

@@ -96,8 +96,8 @@ def _other_installation(cluster: Cluster) -> str:
         templates, _ = cluster.list(TEMPLATES, labels=SELECTOR, everywhere=True)
     except Absent:
         return ""
-    metadata = [template["metadata"] for template in templates]
-    namespaces = (one["namespace"] for one in metadata if one["name"] == NAME)
+    everything = (template["metadata"] for template in templates)
+    namespaces = (metadata["namespace"] for metadata in everything if metadata["name"] == NAME)
     return next((namespace for namespace in namespaces if namespace != cluster.namespace), "")
 
 
@@ -122,8 +122,8 @@ def _also_holds(cluster: Cluster) -> str:
         foreign = list(_foreign(cluster))
     except AccessDenied as error:
         return f"what else it holds may not be seen: {error}"
-    rest = f" and {len(foreign) - SHOWN} more" if len(foreign) > SHOWN else ""
-    return f"it also holds {', '.join(foreign[:SHOWN])}{rest}" if foreign else ""
+    more = f" and {len(foreign) - SHOWN} more" if len(foreign) > SHOWN else ""
+    return f"it also holds {', '.join(foreign[:SHOWN])}{more}" if foreign else ""
 
 
 def _foreign(cluster: Cluster) -> Iterator[str]:

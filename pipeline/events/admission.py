@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Final
 
 from pipeline.events.push import Push
 from stages.parts.base.errors import ConfigError, SlipwayError
+from stages.parts.base.log import say
 from stages.parts.base.store import write_text
 
 REMEMBERED: Final = 10_000
@@ -20,16 +20,16 @@ REMEMBERED: Final = 10_000
 HOUR_S: Final = 3600.0
 
 
-class Memory:
+class ForwardedPushes:
     """The pushes that were forwarded, one ``org/name@commit`` a line, in a file if *path* is given."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raises: ConfigError: *path* can't be read or written."""
+        """Read the file. Raises: ConfigError: it can't be read or written."""
         self.path = path
         try:
-            known = path.read_text(encoding="utf-8").split() if path and path.exists() else []
-            self._pushes = dict.fromkeys(known[-REMEMBERED:])
-            self._keep()
+            lines = path.read_text(encoding="utf-8").split() if path and path.exists() else []
+            self._pushes = dict.fromkeys(lines[-REMEMBERED:])
+            self._write()
         except (OSError, SlipwayError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot use {path} as memory: {error}", hint="choose another --memory") from error
 
@@ -41,11 +41,11 @@ class Memory:
         while len(self._pushes) > REMEMBERED:
             del self._pushes[next(iter(self._pushes))]
         try:
-            self._keep()
+            self._write()
         except (OSError, SlipwayError) as error:  # the push is forwarded already, and remembered until a restart
-            print(f"cannot write {self.path}: {error}", file=sys.stderr, flush=True)
+            say(f"cannot write {self.path}: {error}")
 
-    def _keep(self) -> None:
+    def _write(self) -> None:
         if self.path:
             write_text(self.path, "".join(f"{push}\n" for push in self._pushes))
 
@@ -56,7 +56,7 @@ class Admission:
     """Patterns of model names, such as ``org/*``."""
     per_hour: int
     """Pushes of one model that are forwarded within an hour."""
-    memory: Memory
+    forwarded: ForwardedPushes
     clock: Callable[[], float] = time.monotonic
     _recent: dict[str, deque[float]] = field(default_factory=dict)
 
@@ -74,4 +74,4 @@ class Admission:
 
     def record(self, push: Push) -> None:
         self._recent.setdefault(push.model, deque()).append(self.clock())
-        self.memory.add(push)
+        self.forwarded.add(push)

@@ -77,17 +77,17 @@ def push_of(provider: str, body: Any) -> Push:
     return PROVIDERS[provider].push(body)
 
 
-def _expect(body: Any, path: str, wanted: str) -> None:
-    found = _text(body, path)
-    if found != wanted:
-        raise refused(f"{path} is {found[:SHOWN]!r}, not {wanted!r}")
+def _expect(body: Any, path: str, expected: str) -> None:
+    text = _text(body, path)
+    if text != expected:
+        raise refused(f"{path} is {text[:SHOWN]!r}, not {expected!r}")
 
 
 def _text(body: Any, path: str) -> str:
-    found = _at(body, path)
-    if not isinstance(found, str):
-        raise refused(f"{path} is {'missing' if found is None else 'not text'}")
-    return found
+    value = _at(body, path)
+    if not isinstance(value, str):
+        raise refused(f"{path} is {'missing' if value is None else 'not text'}")
+    return value
 
 
 def _at(body: Any, path: str) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 from typing import Final
 
+from pipeline.workflow.parameters import resolve_key
 from stages.parts.base.errors import EventRefused, InvalidName
-from stages.parts.base.store import canonical_json, directory_name
+from stages.parts.base.store import directory_name
 
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 SHOWN: Final = 100
@@ -49,7 +49,7 @@ class Push:
     @property
     def resolve_key(self) -> str:
         """The memoization key of resolve, for the Hub that the cluster's stages ask."""
-        return hashlib.sha256(canonical_json(["", self.model, self.commit]).encode()).hexdigest()
+        return resolve_key(self.model, self.commit)
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class Push:
         return f"slipway-push-{self.resolve_key[:16]}"
 
     def document(self) -> dict[str, str]:
-        """What the receiver forwards, and the Sensor takes its parameters from."""
+        """Return what the receiver forwards, and the Sensor takes its parameters from."""
         return {
             "provider": self.provider,
             "name": self.name,

@@ -43,7 +43,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from pipeline.events.admission import Admission, Memory
+from pipeline.events.admission import Admission, ForwardedPushes
 from pipeline.events.forwarding import Forwarder
 from pipeline.events.providers import PROVIDERS
 from pipeline.events.push import Push
@@ -69,17 +69,17 @@ class Options:
     """The EventSource's URL."""
     allowed: Sequence[str]
     """Patterns of model names, such as ``org/*``."""
-    host: str = "127.0.0.1"
-    port: int = 8080
-    per_hour: int = 12
+    host: str
+    port: int
+    per_hour: int
     """Pushes of one model that are forwarded within an hour."""
-    memory: Path | None = None
-    """File that keeps what was forwarded over a restart. None: a restart forgets."""
-    patience_s: float = 8.0
+    memory: Path | None
+    """File that keeps what was forwarded over a restart."""
+    patience_s: float
     """How long requests to an EventSource that does not answer are repeated."""
 
     def check(self) -> None:
-        """Raises: ConfigError."""
+        """Refuse what can't work. Raises: ConfigError."""
         url = httpx.URL(self.forward_to)
         if url.scheme not in ("http", "https") or not url.host:
             raise ConfigError(f"{self.forward_to!r} is not the URL of an EventSource", hint="http://host:port/path")
@@ -90,7 +90,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Answer:
+class WebhookAnswer:
     status: int
     outcome: str
     reason: str
@@ -101,12 +101,12 @@ class Answer:
         return JSONResponse({"outcome": self.outcome, "reason": self.reason}, self.status, headers)
 
 
-class Unusable(Exception):
+class Malformed(Exception):
     """The body is not an event."""
 
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer.reason)
-        self.answer = answer
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.answer = WebhookAnswer(status, "malformed", reason)
 
 
 @dataclass
@@ -128,10 +128,10 @@ class Receiver:
             await self.forwarder.close()
 
         routes = [
-            *(
-                Route(f"/{provider}", functools.partial(self.webhook, provider), methods=["POST"])
-                for provider in self.secrets
-            ),
+            Route(f"/{provider}", functools.partial(self.webhook, provider), methods=["POST"])
+            for provider in self.secrets
+        ]
+        routes += [
             Route("/healthz", lambda _: PlainTextResponse("ok")),
             Route("/metrics", lambda _: Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)),
         ]
@@ -143,66 +143,66 @@ class Receiver:
         say(f"{answer.status} {answer.outcome}: {answer.reason}")
         return answer.response()
 
-    async def _answer(self, provider: str, request: Request) -> Answer:
-        known = PROVIDERS[provider]
-        given, wanted = request.headers.getlist(known.header), known.prefix + self.secrets[provider]
-        if len(given) != 1 or not hmac.compare_digest(given[0].encode(), wanted.encode()):
-            return Answer(401, "unauthorized", f"{known.header} is missing or wrong")
+    async def _answer(self, name: str, request: Request) -> WebhookAnswer:
+        provider = PROVIDERS[name]
+        headers, expected = request.headers.getlist(provider.header), provider.prefix + self.secrets[name]
+        if len(headers) != 1 or not hmac.compare_digest(headers[0].encode(), expected.encode()):
+            return WebhookAnswer(401, "unauthorized", f"{provider.header} is missing or wrong")
         try:
-            push = known.push(parsed(await body(request)))
-        except Unusable as error:
+            push = provider.push(parsed(await body(request)))
+        except Malformed as error:
             return error.answer
         except EventRefused as error:
-            return Answer(200, "ignored", str(error))
+            return WebhookAnswer(200, "ignored", str(error))
         # A second delivery of the same push waits for the outcome of the first.
         async with self._locks.setdefault(str(push), asyncio.Lock()):
             return self._refusal(push) or await self._forward(push)
 
-    def _refusal(self, push: Push) -> Answer | None:
+    def _refusal(self, push: Push) -> WebhookAnswer | None:
         if not self.admission.allows(push.model):
-            return Answer(403, "foreign", f"{push.model} is not among the allowed models")
-        if push in self.admission.memory:
-            return Answer(200, "replayed", f"{push} was forwarded before")
+            return WebhookAnswer(403, "foreign", f"{push.model} is not among the allowed models")
+        if push in self.admission.forwarded:
+            return WebhookAnswer(200, "replayed", f"{push} was forwarded before")
         if wait_s := self.admission.wait_s(push.model):
             reason = f"{push}: more than {self.admission.per_hour} pushes of {push.model} in an hour"
-            return Answer(429, "limited", reason, math.ceil(wait_s))
+            return WebhookAnswer(429, "limited", reason, math.ceil(wait_s))
         return None
 
-    async def _forward(self, push: Push) -> Answer:
+    async def _forward(self, push: Push) -> WebhookAnswer:
         try:
             await self.forwarder.send(push)
         except ClusterUnavailable as error:
-            return Answer(503, "unavailable", f"{push}: {error}", RETRY_S)
+            return WebhookAnswer(503, "unavailable", f"{push}: {error}", RETRY_S)
         except ClusterRefused as error:
-            return Answer(502, "refused", f"{push}: {error}")
+            return WebhookAnswer(502, "refused", f"{push}: {error}")
         self.admission.record(push)
-        return Answer(202, "forwarded", str(push))
+        return WebhookAnswer(202, "forwarded", str(push))
 
 
 async def body(request: Request) -> bytes:
-    """Raises: Unusable: it is too large, too slow, or cut off."""
+    """Read a request's body. Raises: Malformed: it is too large, too slow, or cut off."""
     content = b""
     try:
         async with asyncio.timeout(BODY_S):
             async for chunk in request.stream():
                 content += chunk
                 if len(content) > LARGEST_BODY_BYTES:
-                    raise Unusable(Answer(413, "malformed", f"the body has more than {LARGEST_BODY_BYTES} bytes"))
+                    raise Malformed(413, f"the body has more than {LARGEST_BODY_BYTES} bytes")
     except TimeoutError as error:
-        raise Unusable(Answer(408, "malformed", f"the body took more than {BODY_S:.0f} s")) from error
+        raise Malformed(408, f"the body took more than {BODY_S:.0f} s") from error
     except ClientDisconnect as error:
-        raise Unusable(Answer(400, "malformed", "the body was cut off")) from error
+        raise Malformed(400, "the body was cut off") from error
     return content
 
 
 def parsed(content: bytes) -> Any:
-    """Raises: Unusable: it is not a JSON object."""
+    """Parse a body. Raises: Malformed: it is not a JSON object."""
     try:
         event = json.loads(content, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise Unusable(Answer(400, "malformed", "the body is not JSON")) from error
+        raise Malformed(400, "the body is not JSON") from error
     if not isinstance(event, dict):
-        raise Unusable(Answer(400, "malformed", "the body is not a JSON object"))
+        raise Malformed(400, "the body is not a JSON object")
     return event
 
 
@@ -218,11 +218,16 @@ def serve(options: Options) -> None:
         PortInUse: another process listens there.
     """
     options.check()
-    secrets = _secrets()
+    secrets = {name: value for name, provider in PROVIDERS.items() if (value := optional_secret(provider.variable))}
+    if not secrets:
+        variables = " and ".join(provider.variable for provider in PROVIDERS.values())
+        raise ConfigError(
+            f"no provider's secret is set: {variables} are empty", hint="set one of them, or with _FILE a file"
+        )
     forwarder = Forwarder(options.forward_to, secret(TOKEN_VARIABLE), options.patience_s)
-    receiver = Receiver(secrets, Admission(options.allowed, options.per_hour, Memory(options.memory)), forwarder)
+    admission = Admission(options.allowed, options.per_hour, ForwardedPushes(options.memory))
     config = uvicorn.Config(
-        receiver.application(),
+        Receiver(secrets, admission, forwarder).application(),
         http="h11",
         ws="none",
         lifespan="on",
@@ -236,25 +241,13 @@ def serve(options: Options) -> None:
     )
     listening = _listening(options.host, options.port)
     host, port = listening.getsockname()[:2]
-    accepted = ", ".join(f"/{provider}" for provider in secrets)
-    say(f"listening on http://{host}:{port} for webhooks at {accepted}; allowed models: {', '.join(options.allowed)}")
+    paths = ", ".join(f"/{provider}" for provider in secrets)
+    say(f"listening on http://{host}:{port} for webhooks at {paths}; allowed models: {', '.join(options.allowed)}")
     # After its shutdown uvicorn raises the signal again, which would end this process as failed.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     uvicorn.Server(config).run(sockets=[listening])
     say("stopped")
-
-
-def _secrets() -> dict[str, str]:
-    """Raises: ConfigError: no provider's secret is set, or one is weak."""
-    found = {name: optional_secret(provider.variable) for name, provider in PROVIDERS.items()}
-    accepted = {name: value for name, value in found.items() if value is not None}
-    if not accepted:
-        variables = " and ".join(provider.variable for provider in PROVIDERS.values())
-        raise ConfigError(
-            f"no provider's secret is set: {variables} are empty", hint="set one of them, or with _FILE a file"
-        )
-    return accepted
 
 
 def _listening(host: str, port: int) -> socket.socket:

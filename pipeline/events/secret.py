@@ -10,6 +10,7 @@ from stages.parts.base.errors import ConfigError
 
 SHORTEST: Final = 16
 """Number of characters. A shorter secret can be guessed."""
+HINT: Final = "set {0}_FILE to a file that holds the secret, or {0} to the secret itself"
 
 
 def secret(variable: str) -> str:
@@ -20,7 +21,7 @@ def secret(variable: str) -> str:
     """
     value = optional_secret(variable)
     if value is None:
-        raise ConfigError(f"{variable} and {variable}_FILE are not set", hint=_hint(variable))
+        raise ConfigError(f"{variable} and {variable}_FILE are not set", hint=HINT.format(variable))
     return value
 
 
@@ -31,24 +32,20 @@ def optional_secret(variable: str) -> str | None:
         ConfigError: both are set, the file can't be read, or the secret is short or has other than visible ASCII
             characters.
     """
-    given, file = os.environ.get(variable), os.environ.get(f"{variable}_FILE")
-    hint = _hint(variable)
-    if not given and not file:
-        return None
-    if given and file:
+    value, file, hint = os.environ.get(variable), os.environ.get(f"{variable}_FILE"), HINT.format(variable)
+    if value and file:
         raise ConfigError(f"{variable} and {variable}_FILE are both set", hint=hint)
-    try:
-        value = given or Path(file or "").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the file of {variable}_FILE: {file}", hint=hint) from error
+    if file:
+        try:
+            value = Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the file of {variable}_FILE: {file}", hint=hint) from error
+    elif not value:
+        return None
     value = value.removesuffix("\n")
-    if len(value) < SHORTEST or not all("!" <= each <= "~" for each in value):
+    if len(value) < SHORTEST or not all("!" <= character <= "~" for character in value):
         raise ConfigError(
             f"the secret of {variable} must be at least {SHORTEST} visible ASCII characters",
             hint="make one with: openssl rand -hex 32",
         )
     return value
-
-
-def _hint(variable: str) -> str:
-    return f"set {variable}_FILE to a file that holds the secret, or {variable} to the secret itself"

@@ -12,6 +12,7 @@ from stages.parts.base.errors import EventRefused
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import WORKFLOWS, Object
 from stages.parts.cluster.refusals import AlreadyExists
+from stages.rollout.kserve.objects import PART_OF
 
 
 def workflow(push: Push) -> Object:
@@ -22,7 +23,7 @@ def workflow(push: Push) -> Object:
         "metadata": {
             "name": push.name,
             "labels": {
-                "app.kubernetes.io/part-of": NAME,
+                **PART_OF,
                 "workflows.argoproj.io/workflow-template": NAME,
                 "slipway/trigger": push.provider,
             },
@@ -54,14 +55,14 @@ def start(cluster: Cluster, push: Push) -> Object:
         AccessDenied: the user may not create workflows in this namespace.
     """
     installed(cluster, arguments(push))
-    made, submission = workflow(push), uuid.uuid4().hex
-    made["metadata"]["annotations"] = {SUBMISSION: submission}
+    body, submission = workflow(push), uuid.uuid4().hex
+    body["metadata"]["annotations"] = {SUBMISSION: submission}
     try:
-        return cluster.create(WORKFLOWS, made)
+        return cluster.create(WORKFLOWS, body)
     except AlreadyExists as error:
-        there = cluster.get(WORKFLOWS, push.name)
-        if there["metadata"].get("annotations", {}).get(SUBMISSION) == submission:
-            return there  # the answer to our own first request was lost
+        existing = cluster.get(WORKFLOWS, push.name)
+        if existing["metadata"].get("annotations", {}).get(SUBMISSION) == submission:
+            return existing  # the answer to our own first request was lost
         raise EventRefused(
             f"a run of {push.model} at {push.commit} was started before: {push.name}",
             hint=f"slipway show {push.name}, or to run it again: slipway retry {push.name}",

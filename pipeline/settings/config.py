@@ -74,10 +74,10 @@ class RunConfig(Settings):
         return self
 
     def _own_files(self) -> Iterator[tuple[str, str]]:
-        """The settings that name a file or folder of the user's own."""
+        """Yield the settings that name a file or folder of the user's own."""
         workload, calibration = self.workload, self.optimize.calibration
-        named = {"trace": workload.trace, "tasks_path": workload.tasks_path}
-        yield from ((f"workload.{field}", path) for field, path in named.items() if path)
+        files = {"workload.trace": workload.trace, "workload.tasks_path": workload.tasks_path}
+        yield from ((field, path) for field, path in files.items() if path)
         texts = {"workload.divergence_text": workload.divergence_text, "optimize.calibration.text": calibration.text}
         yield from ((field, text) for field, text in texts.items() if is_path(text))
 
@@ -220,8 +220,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def _merged(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """Return *base* with the fields of *data*, mapping by mapping."""
-    both = {key for key in base.keys() & data.keys() if isinstance(base[key], dict) and isinstance(data[key], dict)}
-    return {**base, **data} | {key: _merged(base[key], data[key]) for key in both}
+    nested = {key for key in base.keys() & data.keys() if isinstance(base[key], dict) and isinstance(data[key], dict)}
+    return {**base, **data} | {key: _merged(base[key], data[key]) for key in nested}
 
 
 def assign(data: dict[str, Any], assignment: str) -> None:

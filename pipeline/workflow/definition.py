@@ -151,12 +151,12 @@ def _tasks(platform: Platform) -> None:
             depends="acquire" if variant == REFERENCE else "acquire && check",
             when=None if variant == REFERENCE else f"{_checked(variant)} == true",
         )
-    tried = " && ".join(_over(f"optimize-{variant}") for variant in quantized_formats())
+    quantizing_ended = " && ".join(_over(f"optimize-{variant}") for variant in quantized_formats())
     Task(
         name="evaluate",
         template="evaluate",
         arguments={name: _checked(name) for name in (SERVED, SERVING, *platform.stages.evaluate.automatic)},
-        depends=f"check && optimize-{REFERENCE} && {tried}",
+        depends=f"check && optimize-{REFERENCE} && {quantizing_ended}",
     )
     Task(name="select", template="select", depends="evaluate")
 

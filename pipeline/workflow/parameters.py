@@ -63,8 +63,8 @@ def allowing_incomplete(optimize: str) -> str:
 
 def store_settings(config: RunConfig) -> str:
     """Return the parameter ``config`` of a command that needs the store's volume, without the path of a file here."""
-    here = {"platform": {"cluster": {"clients"}}}
-    return canonical_json(config.model_dump(mode="json", include=OF_STORE_COMMANDS, exclude=here))
+    local_path = {"platform": {"cluster": {"clients"}}}
+    return canonical_json(config.model_dump(mode="json", include=OF_STORE_COMMANDS, exclude=local_path))
 
 
 def hub_here() -> str:

@@ -122,8 +122,11 @@ def environment(platform: Platform, *further: Env) -> list[Env]:
     cluster = platform.cluster
     store = {STORE_VARIABLE: STORE_MOUNT, OUTPUTS_VARIABLE: OUTPUTS_MOUNT}
     general = CACHES | (TRUSTED if cluster.certificates else {}) | cluster.environment if cluster else {}
-    before, after = ([Env(name=name, value=value) for name, value in each.items()] for each in (store, general))
-    return [*before, *further, *after]
+    return [*_variables(store), *further, *_variables(general)]
+
+
+def _variables(values: dict[str, str]) -> list[Env]:
+    return [Env(name=name, value=value) for name, value in values.items()]
 
 
 def volumes(platform: Platform) -> list[models.Volume]:
