@@ -51,7 +51,7 @@ class ForwardedPushes:
 
 
 @dataclass
-class Admission:
+class PushAdmission:
     allowed: Sequence[str]
     """Patterns of model names, such as ``org/*``."""
     per_hour: int

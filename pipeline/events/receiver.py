@@ -43,7 +43,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from pipeline.events.admission import Admission, ForwardedPushes
+from pipeline.events.admission import PushAdmission, ForwardedPushes
 from pipeline.events.forwarding import Forwarder
 from pipeline.events.providers import PROVIDERS
 from pipeline.events.push import Push
@@ -113,7 +113,7 @@ class Malformed(Exception):
 class Receiver:
     secrets: Mapping[str, str]
     """The secret of each provider that is accepted, by the provider's name."""
-    admission: Admission
+    admission: PushAdmission
     forwarder: Forwarder
 
     def __post_init__(self) -> None:
@@ -225,7 +225,7 @@ def serve(options: Options) -> None:
             f"no provider's secret is set: {variables} are empty", hint="set one of them, or with _FILE a file"
         )
     forwarder = Forwarder(options.forward_to, secret(TOKEN_VARIABLE), options.patience_s)
-    admission = Admission(options.allowed, options.per_hour, ForwardedPushes(options.memory))
+    admission = PushAdmission(options.allowed, options.per_hour, ForwardedPushes(options.memory))
     config = uvicorn.Config(
         Receiver(secrets, admission, forwarder).application(),
         http="h11",

@@ -23,10 +23,10 @@ PATIENCE_S: Final = 10.0
 
 
 def decide_before(config: RunConfig, model: str, revision: str, store: Path | None = None) -> Decided | None:
-    """What *auto* will mean in a run; None if that is known only during it.
+    """Decide what *auto* will mean in a run, or return None if that is known only during it.
 
     Args:
-        store: where the model may lie already; None: on a cluster.
+        store: where the model may lie already, on one machine.
 
     Raises:
         UnknownName: the catalogue has no accelerator of the platform's name.
@@ -44,7 +44,7 @@ def decide_before(config: RunConfig, model: str, revision: str, store: Path | No
 
 
 def place_of(config: RunConfig) -> Place | None:
-    """The hardware that the platform's runs measure on; None if it is not known.
+    """Return the hardware that the platform's runs measure on, or None if it is not known.
 
     Raises:
         UnknownName: the catalogue has no accelerator of the platform's name.
@@ -56,14 +56,14 @@ def place_of(config: RunConfig) -> Place | None:
         return Place("a node without GPUs", None)
     if cluster.accelerator is None:
         return None
-    known = catalogue()
-    if cluster.accelerator not in known:
-        raise UnknownName("accelerator", cluster.accelerator, known)
-    return Place(cluster.accelerator, known[cluster.accelerator], most)
+    accelerators = catalogue()
+    if cluster.accelerator not in accelerators:
+        raise UnknownName("accelerator", cluster.accelerator, accelerators)
+    return Place(cluster.accelerator, accelerators[cluster.accelerator], most)
 
 
 def _in_time(ask: Callable[[], Description]) -> Description:
-    """What *ask* returns, unless it takes too long.
+    """Return what *ask* returns, unless it takes too long.
 
     Raises:
         HubUnavailable: it took longer; the other errors are those of *ask*.
@@ -78,22 +78,23 @@ def _in_time(ask: Callable[[], Description]) -> Description:
 
     threading.Thread(target=answer, daemon=True).start()  # a command that ends does not wait for it
     try:
-        found = answers.get(timeout=PATIENCE_S)
+        answered = answers.get(timeout=PATIENCE_S)
     except queue.Empty:
         raise HubUnavailable(f"the Hub has not answered within {PATIENCE_S:g} s") from None
-    if isinstance(found, SlipwayError):
-        raise found
-    return found
+    if isinstance(answered, SlipwayError):
+        raise answered
+    return answered
 
 
 def _described(model: str, revision: str, store: Path | None) -> Description | None:
-    """The model's small files; None if they can't be had now: the run says why."""
+    """Read the model's small files; return None if they can't be had now: the run says why."""
     try:
         name = ModelName.parse(model)
-        place = ModelStore(store, name.id) if store and not name.directory else None
-        acquired = Acquired.read(place.base / ACQUIRED) if place else None
-        if place and acquired and revision in (acquired.revision, acquired.commit):
-            return describe_directory(place.base, model)
+        if store and not name.directory:
+            base = ModelStore(store, name.id).base
+            acquired = Acquired.read(base / ACQUIRED)
+            if acquired and revision in (acquired.revision, acquired.commit):
+                return describe_directory(base, model)
         return _in_time(lambda: describe_model(model, revision))
     except SlipwayError as error:
         if store is None:

@@ -106,7 +106,7 @@ class Retries(Settings):
     """Wait before the first retry; doubled before each further one."""
 
 
-class Storage(Settings):
+class StoreVolume(Settings):
     """The volume with the store."""
 
     storage_class: str | None = None
@@ -142,7 +142,7 @@ class ClientSettings(Settings):
 class ClusterSettings(Settings):
     """What pods on a cluster need and processes on one machine do not."""
 
-    storage: Storage = Storage()
+    storage: StoreVolume = StoreVolume()
     gpu: Nodes = Nodes()
     """For stages that ask for GPUs. It selects one type of GPU, because evaluations are compared with each other."""
     accelerator: str | None = None
