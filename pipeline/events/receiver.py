@@ -43,7 +43,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from pipeline.events.admission import PushAdmission, ForwardedPushes
+from pipeline.events.admission import ForwardedPushes, PushAdmission
 from pipeline.events.forwarding import Forwarder
 from pipeline.events.providers import PROVIDERS
 from pipeline.events.push import Push
