@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from pipeline.settings.config import RunConfig
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import NotSizeable
 from scoring.capacity.assumptions import ASSUMPTIONS
 from scoring.capacity.families import read_architecture
-from scoring.capacity.plan import Option, PlanRequest, Targets, options
+from scoring.capacity.plan import Option, PlanRecord, PlanRequest, Targets, options
 from scoring.capacity.speed import Requests, SpeedCalibration
 from scoring.capacity.weights import Parameters, count_parameters, stored_bytes
 from scoring.names import REFERENCE
@@ -30,11 +30,7 @@ from stages.parts.vllm.sizing import memory_settings
 SLO: Final = re.compile(r"(ttft|tpot)=(\d+(?:\.\d+)?)(ms|s)")
 
 
-class Document(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Assumed(Document):
+class Assumed(PlanRecord):
     """A figure that is assumed because it was not measured."""
 
     name: str
@@ -43,7 +39,7 @@ class Assumed(Document):
     reason: str
 
 
-class Calibrated(Document):
+class Calibrated(PlanRecord):
     """Measured divided by predicted times of the evaluations in the store on the same type of GPU."""
 
     accelerator: str
@@ -52,12 +48,12 @@ class Calibrated(Document):
     evaluations: int
 
 
-class Automatic(Document):
+class Automatic(PlanRecord):
     """What a run on this type of GPU takes for the serving settings, with a number in place of every *auto*."""
 
     accelerator: str
     tensor_parallel_size: int | None
-    """None: nothing fits on the GPUs of one node."""
+    """None if a run is refused."""
     max_model_len: int | None
     left_out: dict[str, str]
     """Why a variant can't be served with them."""
@@ -69,8 +65,10 @@ class Automatic(Document):
         return self.tensor_parallel_size is None
 
 
-class Plan(Document):
+class PlanDocument(PlanRecord):
     """What a model needs on each type of GPU, before anything is downloaded."""
+
+    model_config = ConfigDict(title="Plan")
 
     model: str
     commit: str | None
@@ -110,62 +108,76 @@ def make_plan(
     peak: int | None = None,
     targets: Targets | None = None,
     calibrations: Mapping[str, SpeedCalibration] | None = None,
-) -> Plan:
-    """The plan of a model. What is not given comes from the run's configuration.
+) -> PlanDocument:
+    """Plan a model. The run's configuration says what is not passed.
 
     Raises:
         UnusableModel: the model can't be sized; the message names what can't.
         ConfigError: the workload has no lengths, or does not fit into the context.
     """
+    workload, slo, length = config.workload, config.workload.slo, config.serving.max_model_len
+    if not (workload.prompt_tokens and workload.output_tokens):
+        raise ConfigError(
+            f"workload {workload.name} has a trace, whose lengths are known only with the model's tokenizer",
+            hint="name a workload with prompt_tokens and output_tokens, for example --workload chat",
+        )
     try:
         model = read_architecture(described.config)
-        parameters = count_parameters(model, described.parameters)
-        prompt, output, longest = _lengths(config)
-        set_length = config.serving.max_model_len
-        context = context or (set_length if isinstance(set_length, int) else model.longest_context)
-        if not longest <= context <= model.longest_context:
-            raise _impossible_context(context, longest, model.longest_context)
-        slo = config.workload.slo
+        context = context or (length if isinstance(length, int) else model.longest_context)
+        _refuse_context(context, sum(workload.longest()), model.longest_context)
         request = PlanRequest(
             model=model,
-            parameters=parameters,
+            parameters=count_parameters(model, described.parameters),
             formats={name: storage_of(name, config.optimize.group_size) for name in config.optimize.variants},
             accelerators=accelerators,
             settings=memory_settings(config.serving, context),
-            requests=Requests(prompt, output),
-            longest_request=longest,
-            peak=peak or config.workload.concurrency,
+            requests=Requests(workload.prompt_tokens, workload.output_tokens),
+            longest_request=sum(workload.longest()),
+            peak=peak or workload.concurrency,
             targets=targets or (Targets(ttft_ms=slo.ttft_ms, tpot_ms=slo.tpot_ms) if slo else Targets()),
             calibrations=calibrations or {},
         )
-        found = options(request)
+        layouts = options(request)
     except NotSizeable as error:
         raise UnusableModel(
             f"{described.model} can't be planned: {error}", hint="a run measures it nevertheless: slipway run"
         ) from error
-    return _document(described, config, request, found)
+    return _document(described, config, request, layouts)
+
+
+def _refuse_context(context: int, longest_request: int, longest_context: int) -> None:
+    if context > longest_context:
+        raise ConfigError(
+            f"the model was made for {longest_context:,} tokens, not for {context:,}",
+            hint=f"--context {longest_context}, or leave it out",
+        )
+    if context < longest_request:
+        raise ConfigError(
+            f"the workload's requests have up to {longest_request:,} tokens, and the context {context:,}",
+            hint="set a larger --context, or name another --workload",
+        )
 
 
 def parse_targets(text: str) -> Targets:
-    """Targets such as ``ttft=1s,tpot=50ms``. Raises: ConfigError: *text* is not of that form."""
-    found: dict[str, float] = {}
+    """Read targets such as ``ttft=1s,tpot=50ms``. Raises: ConfigError: *text* is not of that form."""
+    limits: dict[str, float] = {}
     for part in text.split(","):
         match = SLO.fullmatch(part.strip())
-        if not match or match[1] in found or not float(match[2]):
+        if not match or match[1] in limits or not float(match[2]):
             raise ConfigError(
                 f"--slo {text}: {part.strip()!r} is not a target", hint="for example --slo ttft=1s,tpot=50ms"
             )
-        found[match[1]] = float(match[2]) * (1000 if match[3] == "s" else 1)
-    return Targets(ttft_ms=found.get("ttft"), tpot_ms=found.get("tpot"))
+        limits[match[1]] = float(match[2]) * (1000 if match[3] == "s" else 1)
+    return Targets(ttft_ms=limits.get("ttft"), tpot_ms=limits.get("tpot"))
 
 
-def choose_accelerators(known: Mapping[str, Accelerator], names: str | None) -> dict[str, Accelerator]:
-    """The accelerators that are named, separated by commas; all if none is. Raises: UnknownName."""
-    chosen = [name.strip() for name in names.split(",")] if names else list(known)
-    for name in chosen:
-        if name not in known:
-            raise UnknownName("accelerator", name, known)
-    return {name: known[name] for name in chosen}
+def choose_accelerators(catalogue: Mapping[str, Accelerator], names: str | None) -> dict[str, Accelerator]:
+    """Pick the accelerators that *names* lists, separated by commas, or all. Raises: UnknownName."""
+    listed = [name.strip() for name in names.split(",")] if names else list(catalogue)
+    for name in listed:
+        if name not in catalogue:
+            raise UnknownName("accelerator", name, catalogue)
+    return {name: catalogue[name] for name in listed}
 
 
 def automatic(
@@ -173,7 +185,7 @@ def automatic(
 ) -> tuple[Automatic, ...]:
     """Decide the serving settings that a run would take on each type of GPU."""
     required = Requirements(config.serving, config.workload, config.optimize)
-    return tuple(_automatic(described, required, name, each) for name, each in accelerators.items())
+    return tuple(_automatic(described, required, *named) for named in accelerators.items())
 
 
 def _automatic(described: Description, required: Requirements, name: str, accelerator: Accelerator) -> Automatic:
@@ -194,23 +206,19 @@ def _automatic(described: Description, required: Requirements, name: str, accele
 def _naming_more_nodes(run: Automatic, layouts: Sequence[Option]) -> Automatic:
     """Say of a run that is refused whether its model would fit on several nodes."""
     for layout in layouts:
-        nodes, on = layout.pipeline_parallel_size, (layout.accelerator, layout.variant)
-        if run.refused and layout.fits and nodes > 1 and on == (run.accelerator, REFERENCE):
-            note = (
-                f"{REFERENCE} fits on {nodes} nodes of {layout.tensor_parallel_size}, which is beyond what a run does"
-            )
-            return run.model_copy(update={"notes": (*run.notes, note)})
+        nodes, place = layout.pipeline_parallel_size, (layout.accelerator, layout.variant)
+        if run.refused and layout.fits and nodes > 1 and place == (run.accelerator, REFERENCE):
+            fits = f"{REFERENCE} fits on {nodes} nodes of {layout.tensor_parallel_size}"
+            return run.model_copy(update={"notes": (*run.notes, f"{fits}, which is beyond what a run does")})
     return run
 
 
 def _offered(layouts: Sequence[Option], runs: Sequence[Automatic]) -> tuple[Option, ...]:
-    """The layouts on one node, those that no run would come to last, as if they did not fit."""
+    """List the layouts on one node, those that no run would come to last, as if they did not fit."""
     refused = {run.accelerator for run in runs if run.refused}
     left_out = {(run.accelerator, variant): why for run in runs for variant, why in run.left_out.items()}
-    options = []
+    offered = []
     for layout in layouts:
-        if layout.pipeline_parallel_size > 1:
-            continue
         why = left_out.get((layout.accelerator, layout.variant))
         if layout.accelerator in refused:
             why = f"a run on {layout.accelerator} is refused"
@@ -218,62 +226,42 @@ def _offered(layouts: Sequence[Option], runs: Sequence[Automatic]) -> tuple[Opti
             nothing = dict.fromkeys(("predicted", "replicas", "cost_per_hour", "cost_per_million_tokens"))
             nothing |= {"fits": False, "reasons": (why,), "meets_targets": False}
             layout = layout.model_copy(update=nothing)
-        options.append(layout)
-    return tuple(sorted(options, key=lambda option: not option.fits))
+        if layout.pipeline_parallel_size == 1:
+            offered.append(layout)
+    return tuple(sorted(offered, key=lambda option: not option.fits))
 
 
 def with_prices(
-    chosen: Mapping[str, Accelerator], prices: Iterable[str], config: RunConfig, described: Description
+    accelerators: Mapping[str, Accelerator], prices: Iterable[str], config: RunConfig, described: Description
 ) -> dict[str, Accelerator]:
-    """The accelerators with their prices per hour: from ``NAME=PRICE``, or else the platform's if there is only one.
-    The platform's is that of a replica, which has as many GPUs as a run takes.
+    """Give the accelerators their prices per hour: from ``NAME=PRICE``, or, if there is only one, the platform's, which
+    is that of a replica with as many GPUs as a run takes.
 
     Raises:
         ConfigError: a price is not of that form, or not of one of the accelerators.
     """
-    found = dict(chosen)
-    if len(found) == 1 and config.platform.price_per_hour:
-        (name,) = found
-        (taken,) = automatic(described, config, found)
-        price = config.platform.price_per_hour / (taken.tensor_parallel_size or 1)
-        found[name] = found[name].model_copy(update={"price_per_hour": price})
+    per_hour = {}
+    if len(accelerators) == 1 and config.platform.price_per_hour:
+        (run,) = automatic(described, config, accelerators)
+        per_hour[run.accelerator] = config.platform.price_per_hour / (run.tensor_parallel_size or 1)
     for assignment in prices:
         name, _, text = assignment.partition("=")
         if not re.fullmatch(r"\d+(\.\d+)?", text) or not float(text):
             raise ConfigError(f"--price {assignment}: not of the form GPU=PRICE", hint="for example --price h100=2.50")
-        if name not in found:
-            raise UnknownName("accelerator", name, found)
-        found[name] = found[name].model_copy(update={"price_per_hour": float(text)})
-    return found
+        if name not in accelerators:
+            raise UnknownName("accelerator", name, accelerators)
+        per_hour[name] = float(text)
+    priced = {name: accelerators[name].model_copy(update={"price_per_hour": price}) for name, price in per_hour.items()}
+    return {**accelerators, **priced}
 
 
-def _lengths(config: RunConfig) -> tuple[int, int, int]:
-    workload = config.workload
-    if not (workload.prompt_tokens and workload.output_tokens):
-        raise ConfigError(
-            f"workload {workload.name} has a trace, whose lengths are known only with the model's tokenizer",
-            hint="name a workload with prompt_tokens and output_tokens, for example --workload chat",
-        )
-    return workload.prompt_tokens, workload.output_tokens, sum(workload.longest())
-
-
-def _impossible_context(context: int, longest_request: int, longest_context: int) -> ConfigError:
-    if context > longest_context:
-        return ConfigError(
-            f"the model was made for {longest_context:,} tokens, not for {context:,}",
-            hint=f"--context {longest_context}, or leave it out",
-        )
-    return ConfigError(
-        f"the workload's requests have up to {longest_request:,} tokens, and the context {context:,}",
-        hint="set a larger --context, or name another --workload",
-    )
-
-
-def _document(described: Description, config: RunConfig, request: PlanRequest, found: Sequence[Option]) -> Plan:
+def _document(
+    described: Description, config: RunConfig, request: PlanRequest, layouts: Sequence[Option]
+) -> PlanDocument:
     model, parameters = request.model, request.parameters
     names = {name for name in request.accelerators if name in request.calibrations}
     runs = automatic(described, config, request.accelerators)
-    return Plan(
+    return PlanDocument(
         model=described.model,
         commit=described.commit,
         model_type=model.model_type,
@@ -288,16 +276,17 @@ def _document(described: Description, config: RunConfig, request: PlanRequest, f
         peak=request.peak,
         targets=request.targets,
         currency=config.platform.currency,
-        options=_offered(found, runs),
-        automatic=tuple(_naming_more_nodes(run, found) for run in runs),
+        options=_offered(layouts, runs),
+        automatic=tuple(_naming_more_nodes(run, layouts) for run in runs),
         calibrations=tuple(Calibrated(accelerator=name, **vars(request.calibrations[name])) for name in sorted(names)),
-        assumptions=tuple(Assumed(**vars(each)) for each in ASSUMPTIONS),
+        assumptions=tuple(Assumed(**vars(figure)) for figure in ASSUMPTIONS),
     )
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of the document, draft 2020-12."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Plan.model_json_schema(mode="serialization")}
+    """Return the JSON Schema of the document, draft 2020-12."""
+    draft = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return draft | PlanDocument.model_json_schema(mode="serialization")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pipeline.planning.document import Plan
+from pipeline.planning.document import PlanDocument
 from scoring.capacity.plan import Option, shortlist
 from scoring.metrics import si
 from scoring.units import GIB, MIB
@@ -17,7 +17,7 @@ FIRST: Final = "★ "
 MISSES: Final = "× "
 
 
-def page(plan: Plan, *, every: bool = False) -> Group:
+def page(plan: PlanDocument, *, every: bool = False) -> Group:
     """Lay out the summary, the table and the notes; with *every*, for every number of GPUs."""
     from rich.console import Group
 
@@ -25,7 +25,7 @@ def page(plan: Plan, *, every: bool = False) -> Group:
     return Group(summary(plan), "", _table(plan, options), "", "\n".join(_notes(plan, options)))
 
 
-def summary(plan: Plan) -> str:
+def summary(plan: PlanDocument) -> str:
     """Write the lines above the table."""
     counts = f"{si(plan.parameters.total)} parameters"
     if plan.parameters.experts:
@@ -44,7 +44,7 @@ def summary(plan: Plan) -> str:
     )
 
 
-def _table(plan: Plan, options: list[Option]) -> Table:
+def _table(plan: PlanDocument, options: list[Option]) -> Table:
     from rich.table import Table
 
     priced = any(option.cost_per_hour for option in plan.options)
@@ -72,7 +72,7 @@ def _figures(option: Option) -> list[str]:
     return [f"{option.longest_context:,}", f"{option.kv_cache_tokens:,}", *speeds, *priced]
 
 
-def _notes(plan: Plan, options: list[Option]) -> list[str]:
+def _notes(plan: PlanDocument, options: list[Option]) -> list[str]:
     """Write the lines below the table: what a run would take, what does not fit and why, and what was assumed."""
     refused = {run.accelerator for run in plan.automatic if run.refused}
     lines = _runs(plan)
@@ -97,7 +97,7 @@ def _notes(plan: Plan, options: list[Option]) -> list[str]:
     return lines
 
 
-def _runs(plan: Plan) -> list[str]:
+def _runs(plan: PlanDocument) -> list[str]:
     """Say what a run would take on each type of GPU."""
     lines = []
     for run in plan.automatic:
