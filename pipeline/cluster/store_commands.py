@@ -11,13 +11,11 @@ from hera.workflows import DAG, Container, Env, Parameter, RawArtifact, Task, Wo
 
 from pipeline.cluster.objects import labelled
 from pipeline.workflow import pods
-from pipeline.workflow.definition import titled
 from pipeline.workflow.parameters import COMMAND, NAME, STORE_COMMAND, store_settings
-from pipeline.workflow.pods import OUTPUTS_MOUNT
+from pipeline.workflow.pods import OUTPUTS_MOUNT, titled
 from pipeline.workflow.stage_templates import API_KEY, workflow_parameter
 from stages.parts.base.program import PRINTED
 from stages.parts.cluster.kinds import Object
-from stages.rollout.kserve.objects import PART_OF
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
@@ -88,16 +86,10 @@ def _template(command: StoreCommand, platform: Platform) -> Object:
     run_title = " ".join(("slipway", *command.arguments))
     default = models.ValueFrom(config_map_key_ref=models.ConfigMapKeySelector(name=INSTALLED, key=KEY))
     config = Parameter(name="config", value_from=default, description="the platform and how it serves, as JSON")
+    about, of_run = titled(title, command.description), titled(run_title, command.description)
     with WorkflowTemplate(
-        name=command.name,
-        namespace=platform.namespace,
-        labels={"app.kubernetes.io/name": command.name} | PART_OF,
-        annotations=titled(title, command.description),
-        workflow_metadata=models.WorkflowMetadata(labels=PART_OF, annotations=titled(run_title, command.description)),
-        entrypoint="pipeline",
         arguments=[*command.parameters, config],
-        volumes=pods.volumes(platform),
-        **pods.of_workflow(platform, metrics=False),
+        **pods.of_workflow(platform, command.name, about, of_run, metrics=False),
     ) as template:
         asks = platform.stages.serve.model_copy(update={"memory": platform.stages.select.memory})
         # It is not tried again: a second rollback would go back by one release more.

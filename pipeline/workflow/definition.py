@@ -26,6 +26,7 @@ from pipeline.settings.config import RunConfig
 from pipeline.settings.platform import Platform
 from pipeline.workflow import pods
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE, settings_of
+from pipeline.workflow.pods import titled
 from pipeline.workflow.stage_templates import (
     COMMIT,
     COMPARED,
@@ -44,7 +45,6 @@ from stages.parts.base.formats import FORMATS, quantized_formats
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.cluster.kinds import Object
 from stages.parts.records.rollout import LOCAL
-from stages.rollout.kserve.objects import PART_OF
 from stages.rollout.resume import DEPLOY, PROMOTE
 
 PARAMETERS: Final = {
@@ -74,23 +74,14 @@ RUN_DESCRIPTION: Final = (
 def workflow_template(config: RunConfig) -> Object:
     """Compile the WorkflowTemplate for the configuration's platform and rollout, as plain data."""
     platform = config.platform
+    about, of_run = titled("Slipway", _description()), titled("{{workflow.parameters.model}}", RUN_DESCRIPTION)
+    # Two runs of one model would write the same paths; the lock is held until the run's end.
+    lock = models.Mutex(name="model-{{workflow.parameters.model-directory}}")
     with WorkflowTemplate(
-        name=NAME,
-        namespace=platform.namespace,
-        labels={"app.kubernetes.io/name": NAME} | PART_OF,
-        annotations=titled("Slipway", _description()),
-        workflow_metadata=models.WorkflowMetadata(
-            labels=PART_OF, annotations=titled("{{workflow.parameters.model}}", RUN_DESCRIPTION)
-        ),
-        entrypoint="pipeline",
-        on_exit=exit_handler(platform),
         arguments=_parameters(config),
-        volumes=pods.volumes(platform),
-        # Two runs of one model would write the same paths; the lock is held until the run's end.
-        synchronization=models.Synchronization(
-            mutexes=[models.Mutex(name="model-{{workflow.parameters.model-directory}}")]
-        ),
-        **pods.of_workflow(platform),
+        on_exit=exit_handler(platform),
+        synchronization=models.Synchronization(mutexes=[lock]),
+        **pods.of_workflow(platform, NAME, about, of_run),
     ) as template:
         add_templates(platform)
         memo = models.Memoize(
@@ -131,11 +122,6 @@ def _outputs_of(task: str, names: Iterable[str]) -> list[Parameter]:
         Parameter(name=name, value_from=models.ValueFrom(parameter=f"{{{{tasks.{task}.outputs.parameters.{name}}}}}"))
         for name in names
     ]
-
-
-def titled(title: str, description: str) -> dict[str, str]:
-    """Return the annotations that Argo's UI shows of a run, as Markdown."""
-    return {"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": description}
 
 
 def _tasks(platform: Platform) -> None:

@@ -46,12 +46,27 @@ STAGE_BUCKETS_S: Final = (1, 10, 60, 300, 900, 3600, 10_800, 43_200)
 RUN_BUCKETS_S: Final = (60, 600, 1800, 3600, 10_800, 43_200, 86_400, 259_200)
 
 
-def of_workflow(platform: Platform, *, metrics: bool = True) -> dict[str, Any]:
-    """Return the fields of a WorkflowTemplate. Those that are no run have no *metrics*."""
+def of_workflow(
+    platform: Platform, name: str, about: dict[str, str], of_run: dict[str, str], *, metrics: bool = True
+) -> dict[str, Any]:
+    """Return the fields of a WorkflowTemplate but its arguments and tasks. Those that are no run have no *metrics*.
+
+    Args:
+        about, of_run: the annotations of the template and of its Workflows, as ``titled`` makes them.
+    """
     cluster = platform.cluster
+    fields: dict[str, Any] = {
+        "name": name,
+        "namespace": platform.namespace,
+        "labels": {"app.kubernetes.io/name": name} | PART_OF,
+        "annotations": about,
+        "workflow_metadata": models.WorkflowMetadata(labels=PART_OF, annotations=of_run),
+        "entrypoint": "pipeline",
+        "volumes": volumes(platform),
+    }
     if cluster is None:
-        return {}
-    fields = {
+        return fields
+    fields |= {
         "service_account_name": STAGES_ACCOUNT,
         "automount_service_account_token": False,
         "executor": models.ExecutorConfig(service_account_name=EXECUTOR_ACCOUNT),
@@ -79,6 +94,11 @@ def of_workflow(platform: Platform, *, metrics: bool = True) -> dict[str, Any]:
     return fields
 
 
+def titled(title: str, description: str) -> dict[str, str]:
+    """Return the annotations that Argo's UI shows of a run, as Markdown."""
+    return {"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": description}
+
+
 def of_stage(
     name: str, asks: Stage, platform: Platform, *, variant: str = "none", metrics: bool = True
 ) -> dict[str, Any]:
@@ -97,7 +117,7 @@ def of_stage(
     nodes = platform.nodes_of(asks)
     fields["node_selector"] = nodes.selector or None
     fields["tolerations"] = [
-        models.Toleration(**each.model_dump(exclude_none=True)) for each in nodes.tolerations
+        models.Toleration(**toleration.model_dump(exclude_none=True)) for toleration in nodes.tolerations
     ] or None
     if name in ACCOUNTS:
         fields |= {"service_account_name": ACCOUNTS[name], "automount_service_account_token": True}
