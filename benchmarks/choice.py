@@ -51,7 +51,7 @@ from scoring.arrays import Floats
 from scoring.choice import Verdict
 from scoring.draws import Items
 from scoring.estimate import Estimate, Evidence
-from scoring.losses import Quality, mean_quality, task_losses, task_quality
+from scoring.losses import Quality, TaskLoss, mean_quality, task_losses, task_quality
 from scoring.names import REFERENCE
 from scoring.schedule import AskedTask, Judged, Plan, Progress, further_items, look, next_block
 from scoring.starts import Effects, comparable, log_means
@@ -75,6 +75,8 @@ CORRELATION: Final = 0.2
 """Between the differences of two variants in items with a common text."""
 STATED: Final = (0.5, 0.65, 0.75, 0.85, 0.95, 1.001)
 """Limits of the stated probabilities that are counted together."""
+Asked = tuple[tuple[str | int, ...], ...]
+"""Variants, each with the number of items asked of each task."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class Bench:
         self.missing: list[str] = []
         self.answers = {task: self.draw_answers(number, each) for number, (task, each) in enumerate(TASKS.items())}
         self.texts = self.perplexity()
+        self._tasks: dict[Asked, dict[str, Quality]] = {}
+        self._losses: dict[Asked, dict[str, TaskLoss]] = {}
 
     def run(self) -> Run:
         """Measure as the stage does, until the choice is settled or the budget is spent."""
@@ -118,7 +122,7 @@ class Bench:
 
     def gated(self, progress: Progress) -> Progress:
         """With what the gates show by the items asked so far; those that fail are not measured any more."""
-        losses = {name: task_losses(self.tasks((REFERENCE, name)), 1, 0, CRITERIA.task_loss) for name in self.names[1:]}
+        losses = {name: self.losses(name) for name in self.names[1:]}
         failed = {name for name, each in losses.items() if any(loss.verdict == "fail" for loss in each.values())}
         unclear = {
             name: max(loss.more_items for loss in each.values())
@@ -140,7 +144,7 @@ class Bench:
         unclear = [name for name in seen.progress.unclear if name in seen.progress.running]
         wanted: dict[str, float] = {}
         for name in unclear:
-            for task, loss in task_losses(self.tasks((REFERENCE, name)), 1, 0, CRITERIA.task_loss).items():
+            for task, loss in self.losses(name).items():
                 if loss.verdict == "unclear":
                     wanted[task] = max(wanted.get(task, 1.0), loss.more_items)
         tasks = self.tasks((first, other))
@@ -180,10 +184,24 @@ class Bench:
         memory = np.array([MEMORY * self.case.variants[name].memory for name in names])
         return Evidence(names, quality, Effects(blocks[:, places]), memory)
 
+    def losses(self, name: str) -> dict[str, TaskLoss]:
+        """What a variant loses on each task, by the items asked so far."""
+        by = self._asked((REFERENCE, name))
+        if by not in self._losses:
+            self._losses[by] = task_losses(self.tasks((REFERENCE, name)), 1, 0, CRITERIA.task_loss)
+        return self._losses[by]
+
     def tasks(self, names: Sequence[str]) -> dict[str, Quality]:
         """The quality of these variants on each task, by the items asked so far."""
-        found = {task: task_quality([self._items(name, task) for name in names]) for task in TASKS}
-        return {**found, "perplexity": self.texts.of([self.names.index(name) for name in names])}
+        by = self._asked(names)
+        if by not in self._tasks:
+            found = {task: task_quality([self._items(name, task) for name in names]) for task in TASKS}
+            self._tasks[by] = {**found, "perplexity": self.texts.of([self.names.index(name) for name in names])}
+        return self._tasks[by]
+
+    def _asked(self, names: Sequence[str]) -> Asked:
+        """By what the quality of these variants is computed, which seldom changes from one look to the next."""
+        return tuple((name, *self.asked[name].values()) for name in names)
 
     def _items(self, name: str, task: str) -> Items:
         count, size = self.asked[name][task], self.case.cluster

@@ -52,22 +52,42 @@ def limits(alpha: float, times: tuple[float, ...], step: int = 1) -> tuple[float
     """
     if any(later < earlier for earlier, later in pairwise(times)):
         raise ValueError(f"the times of the looks are not ascending: {times}")
-    # B is the sum of independent standard normal increments, one per start; `density` is its density at `grid` where no
-    # look has been decided.
-    found: list[float] = []
-    grid: Floats = np.zeros(1)
-    density: Floats = np.ones(1)
-    used = 0.0
-    for number, time in enumerate(times, 1):
-        starts = step if number == len(times) else 1
-        scale = math.sqrt(number - 1 + starts)
-        wide = _grid(-REACH * scale, REACH * scale)
-        bound = _crossing(wide, _moved(grid, density, wide, starts), spent(alpha, time) - used)
-        used = max(used, spent(alpha, time))
-        found.append(0.5 * math.erfc(bound / scale / math.sqrt(2)) if bound < wide[-1] else 0.0)
-        inside = _grid(-REACH * scale, bound)
-        grid, density = inside, _moved(grid, density, inside, starts)
-    return tuple(found)
+    return tuple(
+        _limit(alpha, times[:number], step if number == len(times) else 1) for number in range(1, len(times) + 1)
+    )
+
+
+def _limit(alpha: float, times: tuple[float, ...], step: int) -> float:
+    """The p-value at which a test may be decided at the last of the looks."""
+    scale = _scale(times, step)
+    bound = _bound(alpha, times, step)
+    return 0.5 * math.erfc(bound / scale / math.sqrt(2)) if bound < REACH * scale else 0.0
+
+
+# B is the sum of independent standard normal increments, one per start. What a look adds is kept, since the next look
+# repeats all that came before it.
+@lru_cache(maxsize=4096)
+def _bound(alpha: float, times: tuple[float, ...], step: int) -> float:
+    """The value of B above which the last look, which adds *step* starts, decides."""
+    grid, density = _undecided(alpha, times[:-1])
+    scale = _scale(times, step)
+    wide = _grid(-REACH * scale, REACH * scale)
+    before = max((spent(alpha, time) for time in times[:-1]), default=0.0)
+    return _crossing(wide, _moved(grid, density, wide, step), spent(alpha, times[-1]) - before)
+
+
+@lru_cache(maxsize=256)
+def _undecided(alpha: float, times: tuple[float, ...]) -> tuple[Floats, Floats]:
+    """The density of B where none of the looks decided, and the grid it is given at."""
+    if not times:
+        return np.zeros(1), np.ones(1)
+    inside = _grid(-REACH * _scale(times, 1), _bound(alpha, times, 1))
+    return inside, _moved(*_undecided(alpha, times[:-1]), inside, 1)
+
+
+def _scale(times: tuple[float, ...], step: int) -> float:
+    """The standard deviation of B at the last look."""
+    return math.sqrt(len(times) - 1 + step)
 
 
 def _grid(low: float, high: float) -> Floats:

@@ -14,6 +14,7 @@ weighted as by the likelihood of Student's t with three degrees of freedom (Lang
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -32,6 +33,8 @@ With it Student's t has the stated errors for normal noise (simulated for 4 to 1
 2.5 %); where some differences are far from the rest, errors are rarer."""
 LEAST_WEIGHTED: Final = 4
 """Blocks from which on differences are weighted: among three, none can be told from the rest."""
+LEAST_SCALE: Final = sys.float_info.min
+"""Above 0, which nothing can be divided by."""
 ROUNDS: Final = 50
 """Iterations of the weighting, which halves its error in one or two."""
 
@@ -163,8 +166,8 @@ def weighted(values: Floats) -> tuple[float, Floats, float]:
     scale = float(((values - mean) ** 2).mean())
     for _ in range(ROUNDS):
         weights = (TAIL + 1) / (TAIL + (values - mean) ** 2 / scale)
-        mean = float((weights * values).sum() / weights.sum())
-        scale = max(float((weights * (values - mean) ** 2).mean()), np.finfo(float).tiny)
+        mean = float(np.add.reduce(weights * values) / np.add.reduce(weights))
+        scale = max(float(np.add.reduce(weights * (values - mean) ** 2) / size), LEAST_SCALE)
     return mean, weights, CALIBRATED * scale / (size - 1)
 
 
