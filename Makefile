@@ -1,5 +1,5 @@
 # make demo   the main job on a small model, from download to an answered chat completion
-# make test   checks and all tests
+# make test   checks, and all tests but those marked slow, which make test-all runs too
 # make help   the rest
 
 PYTHON ?= python3
@@ -71,11 +71,11 @@ demo: $(INSTALLED) ## acquire, optimize, evaluate, select and serve the demo mod
 demo-stop: $(INSTALLED) ## stop the endpoint that the demo left serving
 	@$(BIN)/slipway serve slipway/demo-llama --stop --store .slipway
 
-test: check ## checks, then the tests, real servers included
+test: check ## checks, then the tests, real servers included, but for those marked slow
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: export EVERY_VARIANT := 1
-test-all: check ## those too that show the same once more in another way
+test-all: check ## the slow tests too: the same behaviour once more in another way, and every variant served
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # The same on a machine with AVX-512 as if it had none; what it sets works before any other command, too.

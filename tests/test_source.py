@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -26,15 +25,6 @@ def test_no_function_is_longer_than_a_screen() -> None:
     }
     assert len(found) > 1000
     assert {name: lines for name, lines in found.items() if lines > LONGEST_FUNCTION} == {}
-
-
-def test_docstrings_begin_with_what_a_thing_is_or_does() -> None:
-    folders = (*PROGRAM, "tests")
-    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-    begins = re.compile(r'"""(Of|By) ')
-    found = [f"{path.relative_to(ROOT)}: {line}" for path in files for line in lines_of(path) if begins.search(line)]
-    assert len(files) > 300
-    assert found == []
 
 
 def test_no_line_of_a_template_holds_a_whole_table() -> None:

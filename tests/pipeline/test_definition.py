@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from pipeline.local.submission import render
 from pipeline.local.workflow import parse
 from pipeline.runs.expressions import holds
 from pipeline.runs.expressions import parse as parse_condition
+from pipeline.runs.graph import Graph
+from pipeline.runs.state import Phase
 from pipeline.settings.config import load
 from pipeline.workflow.definition import workflow_template
 from pipeline.workflow.parameters import arguments, resolve_key
@@ -227,13 +230,14 @@ def test_on_a_cluster_the_rollouts_steps_are_tasks_with_an_optional_approval():
     compiled = render(load(chosen={"platform": "gke"}, assignments=["rollout.steps=[5, 100]"]))
     chain = ["select", "deploy", "canary-5", "approve", "canary-100", "serve"]
     found = tasks(compiled)
-    assert [found[name]["depends"] for name in chain[1:]] == [
-        "select",
-        "deploy.Succeeded",
-        "canary-5.Succeeded",
-        "(approve.Succeeded || approve.Skipped)",
-        "canary-100.Succeeded || (deploy.Succeeded && canary-5.Skipped)",
-    ]
+    graph = Graph.of({name: task.get("depends", "") for name, task in found.items()})
+    succeeded: dict[str, Phase] = dict.fromkeys(found, "Succeeded")
+    for before, name in pairwise(chain):
+        assert graph.may_run(name, succeeded)
+        assert not graph.may_run(name, succeeded | {before: "Failed"})
+        assert not graph.may_run(name, succeeded | {before: "Omitted"})
+    assert graph.may_run("canary-100", succeeded | {"approve": "Skipped"})
+    assert graph.may_run("serve", succeeded | {"canary-5": "Skipped", "approve": "Omitted", "canary-100": "Omitted"})
     assert found["canary-5"]["when"] == "{{tasks.deploy.outputs.parameters.compared}} == true"
     given = {
         name: {each["name"]: each["value"] for each in found[name].get("arguments", {}).get("parameters", [])}

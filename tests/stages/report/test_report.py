@@ -24,7 +24,7 @@ from stages.parts.records.evaluation import Capacity, Drift, Goodput, Speed, Tri
 from stages.parts.records.production import Price
 from stages.report.choice import changed, sentences, verdict
 from stages.report.collect import collect
-from stages.report.page import TEMPLATES, render
+from stages.report.page import render
 from stages.report.reproduction import settings_file
 from stages.report.run_report import RunReport
 from stages.select.selection import select
@@ -34,7 +34,6 @@ RUN = "run-1"
 VARIANTS = ["fp16", "awq", "gptq"]
 EMPTY = {"meta", "br", "link", "img", "input", "hr", "circle", "polygon", "line", "rect", "path", "polyline"}
 LARGEST_BYTES = 150_000
-LONGEST_TEMPLATE_LINE = 160
 
 
 class Page(HTMLParser):
@@ -533,8 +532,3 @@ def test_whether_a_change_is_better_depends_on_the_metrics_direction(report, met
 )
 def test_numbers_carry_a_prefix(value, text):
     assert si(value) == text
-
-
-def test_the_templates_have_no_long_lines():
-    lines = [line for path in TEMPLATES.iterdir() for line in path.read_text().splitlines()]
-    assert max(map(len, lines)) <= LONGEST_TEMPLATE_LINE

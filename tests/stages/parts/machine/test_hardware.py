@@ -117,9 +117,12 @@ def test_a_pod_that_got_a_gpu_and_sees_none_is_refused(tmp_path: Path, monkeypat
 
 
 @pytest.mark.usefixtures("driver")
-def test_a_pod_that_sees_its_gpu_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_that_sees_its_gpus_goes_on_until_it_sees_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(GPUS_VARIABLE, "2")
     check_gpus()
+    monkeypatch.setenv("PATH", "/nothing/here")
+    with pytest.raises(NotInstalled):
+        check_gpus()
 
 
 @pytest.mark.usefixtures("driver")

@@ -70,6 +70,8 @@ def test_weights_that_fit_or_are_placed_in_another_way_are_not_refused(
     model: Model, gpus: Callable[[int], None]
 ) -> None:
     gpus(2)
+    with pytest.raises(ConfigError):
+        check_room(model(1.5, 8), Serving())
     check_room(model(0.8, 8), Serving())
     check_room(model(1.5, 8), Serving(tensor_parallel_size=2))
     for arguments in (("--cpu-offload-gb", "2"), ("-tp=2",), ("--quantization", "fp8")):

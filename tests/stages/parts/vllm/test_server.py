@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 from stages.parts.base.errors import ConfigError, PortInUse, ServerFailed, ServerKilled, SlipwayError
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
+from stages.parts.machine.hardware import core_parts
 from stages.parts.machine.processor import LIMIT, cpu_dtype, processor
 from stages.parts.vllm.arguments import (
     BINDING,
@@ -161,27 +163,48 @@ def test_a_gpu_serves_a_model_in_the_type_that_it_is_stored_in(
         assert engine_arguments(Serving(dtype=chosen), tmp_path, on_gpu=True)[:2] == ["--dtype", chosen]
 
 
-@pytest.mark.usefixtures("stand_in")
-def test_without_a_gpu_two_servers_compute_on_different_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _twelve_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without a GPU whose logical CPUs are cores of their own."""
     monkeypatch.setattr("stages.parts.vllm.arguments.serves_on_gpu", lambda: False)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(12)))
-    monkeypatch.setattr("stages.parts.machine.hardware._siblings", lambda _, cpu: {cpu})
+    monkeypatch.setattr("stages.parts.vllm.arguments.core_parts", partial(core_parts, cpus=tmp_path))
     monkeypatch.delenv(BINDING, raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+
+@pytest.mark.usefixtures("_twelve_cores")
+def test_without_a_gpu_two_servers_compute_on_different_cores() -> None:
     assert [core_binding(Serving(), half) for half in (0, 1)] == ["0,1,2,3,4", "6,7,8,9,10"]
     several = [core_binding(Serving(replicas=2), half, replica) for half in (0, 1) for replica in (0, 1)]
     assert several == ["0,1", "3,4", "6,7", "9,10"]
-    assert {core_binding(Serving(replicas=count)) for count in (3, 6, 7)} == {ONE_THREAD}
+
+
+@pytest.mark.usefixtures("_twelve_cores")
+@pytest.mark.parametrize("replicas", [3, 6, 7])
+def test_a_server_with_a_single_core_has_one_thread(replicas: int) -> None:
+    assert core_binding(Serving(replicas=replicas)) == ONE_THREAD
+
+
+@pytest.mark.usefixtures("_twelve_cores")
+@pytest.mark.parametrize("reason", ["tensor parallelism", "a pod", "a GPU"])
+def test_vllm_itself_chooses_the_cores_of(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert core_binding(Serving())
+    if reason == "a pod":
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    elif reason == "a GPU":
+        monkeypatch.setattr("stages.parts.vllm.arguments.serves_on_gpu", lambda: True)
+    assert core_binding(Serving(tensor_parallel_size=2 if reason == "tensor parallelism" else 1)) == ""
+
+
+@pytest.mark.usefixtures("_twelve_cores")
+def test_a_binding_from_outside_is_kept_and_a_servers_own_is_in_its_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert environment(binding="4,5")[BINDING] == "4,5"
-    assert core_binding(Serving(tensor_parallel_size=2)) == ""
     assert BINDING not in environment()
-    with monkeypatch.context() as chosen:
-        chosen.setenv(BINDING, "auto")
-        assert [core_binding(Serving(), half) for half in (0, 1)] == ["auto", "auto"]
-    with monkeypatch.context() as pod:
-        pod.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-        assert core_binding(Serving()) == ""
-    monkeypatch.setattr("stages.parts.vllm.arguments.serves_on_gpu", lambda: True)
-    assert core_binding(Serving()) == ""
+    monkeypatch.setenv(BINDING, "auto")
+    assert [core_binding(Serving(), half) for half in (0, 1)] == ["auto", "auto"]
 
 
 @pytest.mark.usefixtures("stand_in")

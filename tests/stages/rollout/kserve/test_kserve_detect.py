@@ -16,6 +16,8 @@ from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES
 
 Serve = Callable[..., OnKServe]
+LLM_CHARTS = "install KServe's charts kserve-llmisvc-crd and kserve-llmisvc-resources, 0.20 or newer"
+CONFIG_CHART = "install KServe's chart kserve-runtime-configs, or apply its config/llmisvcconfig"
 
 
 def mode(kserve: OnKServe, chosen: str = "auto") -> str:
@@ -95,30 +97,40 @@ def test_mode_llm_is_asked_for_and_never_chosen(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lacks", "settings", "named"),
+    ("lacks", "settings", "named", "hint"),
     [
-        ("LLMInferenceService", {}, "has no kind LLMInferenceService"),
-        ("InferencePool", {"scheduler": True}, "has no kind InferencePool"),
+        ("LLMInferenceService", {}, "has no kind LLMInferenceService", LLM_CHARTS),
+        (
+            "InferencePool",
+            {"scheduler": True},
+            "has no kind InferencePool",
+            "install the Gateway API Inference Extension's CRDs, and a gateway that knows them",
+        ),
         (
             "LocalModelNamespaceCache",
             {"source": "s3://a/b", "cache_nodes": "gpus"},
             "has no kind LocalModelNamespaceCache",
+            "install KServe 0.21 or newer",
         ),
-        ("HTTPRoute", {}, "has no kind HTTPRoute"),
-        ("controller", {}, "no llmisvc-controller-manager in namespace kserve"),
+        ("HTTPRoute", {}, "has no kind HTTPRoute", "install the Gateway API's CRDs"),
+        ("controller", {}, "no llmisvc-controller-manager in namespace kserve", LLM_CHARTS),
         (
             "kserve-config-llm-template",
             {},
             "no LLMInferenceServiceConfig kserve-config-llm-template in namespace kserve",
+            CONFIG_CHART,
         ),
         (
             "kserve-config-llm-scheduler",
             {"scheduler": True},
             "no LLMInferenceServiceConfig kserve-config-llm-scheduler in namespace kserve",
+            CONFIG_CHART,
         ),
     ],
 )
-def test_what_mode_llm_lacks_is_named(serve: Serve, lacks: str, settings: dict[str, Any], named: str) -> None:
+def test_what_mode_llm_lacks_is_named(
+    serve: Serve, lacks: str, settings: dict[str, Any], named: str, hint: str
+) -> None:
     kserve = serve(**MODES["llm"])
     kserve.kserve.stop()
     server = kserve.server
@@ -133,7 +145,7 @@ def test_what_mode_llm_lacks_is_named(serve: Serve, lacks: str, settings: dict[s
         server.unregister(gone.api_version, gone.plural)
     with pytest.raises(NotInstalled, match=named) as missing:
         detect(kserve.cluster(), KServe.model_validate({"mode": "llm", "llm": settings}))
-    assert missing.value.hint
+    assert missing.value.hint == hint
 
 
 def test_mode_llm_is_refused_where_kserve_is_set_up_otherwise(serve: Serve) -> None:
