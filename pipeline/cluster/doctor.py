@@ -30,9 +30,10 @@ from stages.parts.cluster.kinds import (
 )
 from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.autoscaling import SCALED_OBJECTS, lacking
-from stages.rollout.kserve.detect import CRD, LLM_CRD, detect
+from stages.rollout.kserve.detect import CRD, detect
 from stages.rollout.kserve.kept import MOVE, kept_mode, served_modes
-from stages.rollout.kserve.objects import PART_OF
+from stages.rollout.kserve.modes import all_modes, mode_named
+from stages.rollout.kserve.objects import ISVCS, PART_OF
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
@@ -269,8 +270,10 @@ def _kserve(cluster: Cluster, config: RunConfig) -> Finding:
     if lost := [name for body in for_kserve(config.platform.namespace) if (name := _absent(cluster, body))]:
         return missing(f"no {', '.join(lost)}", _install(config))
     text = f"mode {installation.mode}, gateway {installation.gateway}"
-    if installation.mode != "llm" and _has(cluster, LLM_CRD):
-        text += "; LLMInferenceService is there, too (kserve.mode llm)"
+    for mode in all_modes():
+        kind = mode.services
+        if kind not in (ISVCS, mode_named(installation.mode).services) and _has(cluster, f"{kind.plural}.{kind.group}"):
+            text += f"; {kind.name} is there, too (kserve.mode {mode.name})"
     if models := _in_other_modes(cluster, config.platform.namespace, installation.mode):
         return warning(f"{text}; {', '.join(models)} stay as they are", MOVE)
     return ok(text)
@@ -281,8 +284,8 @@ def _autoscaling(cluster: Cluster, config: RunConfig) -> Finding:
     scaling = config.kserve.scaling
     span = f"{scaling.minimum} to {scaling.maximum} replicas of a release"
     with contextlib.suppress(ConfigError, NotInstalled):  # the check of KServe says so
-        if detect(cluster, kserve_settings(config)).mode == "knative":
-            return ok(f"Knative: {span}")
+        if autoscaler := mode_named(detect(cluster, kserve_settings(config)).mode).autoscaler:
+            return ok(f"{autoscaler}: {span}")
     if config.kserve.prometheus is None:
         hint = "to follow the load: KEDA, a Prometheus with manifests/monitoring, and kserve.prometheus"
         return ok("off: as many replicas under any load", hint)

@@ -16,15 +16,13 @@ from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CLAIMS, NAMESPACES, TEMPLATES, Kind, Object
 from stages.parts.cluster.refusals import Absent
-from stages.rollout.kserve.kept import ISVCS
-from stages.rollout.kserve.llm_objects import LLM_SERVICES
+from stages.rollout.kserve.kept import serving_kinds
 from stages.rollout.kserve.objects import PART_OF
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
 
 SELECTOR: Final = ",".join(f"{key}={value}" for key, value in PART_OF.items())
-ENDPOINTS: Final = (ISVCS, LLM_SERVICES)
 OF_EVERY_NAMESPACE: Final = frozenset({("ServiceAccount", "default"), ("ConfigMap", "kube-root-ca.crt")})
 OF_SLIPWAY: Final = frozenset({("Secret", str(secret.secret_name)) for secret in (HUB_TOKEN, API_KEY)})
 """What people make for Slipway by hand, without its label."""
@@ -79,7 +77,7 @@ def _refuse_while_used(cluster: Cluster) -> None:
         hint = f"wait, or stop them: slipway stop {active[0]} --namespace {cluster.namespace}; --force goes on"
         raise Conflict(f"runs are active in namespace {cluster.namespace}: {', '.join(active)}", hint=hint)
     endpoints, kinds = [], []
-    for kind in ENDPOINTS:
+    for kind in serving_kinds():
         with contextlib.suppress(Absent):  # no KServe
             if services := cluster.list(kind, labels=SELECTOR)[0]:
                 endpoints += [service["metadata"]["name"] for service in services]

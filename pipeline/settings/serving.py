@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING
 
 from pipeline.settings.config import RunConfig
 from stages.parts.base.errors import ConfigError, UnknownName
@@ -33,11 +33,11 @@ def moved(config: RunConfig, store: ModelStore, serving: AskedServing, mode: str
         ConfigError: the platform is not a cluster, or there is no such mode; else as ``stages.rollout.kserve.move``.
     """
     from stages.parts.cluster.api import connect as connect_cluster
-    from stages.rollout.kserve.move import MOVABLE, move
+    from stages.rollout.kserve.move import movable_modes, move
 
     settings = _of_kserve(config)
-    if mode not in MOVABLE:
-        raise UnknownName("mode to move to", mode, MOVABLE)
+    if mode not in (movable := movable_modes()):
+        raise UnknownName("mode to move to", mode, movable)
     return move(connect_cluster(namespace=settings.namespace), store, serving, settings, mode)
 
 
@@ -47,14 +47,15 @@ def rendered(config: RunConfig, store: ModelStore, release: str, stable: str | N
     Raises:
         ConfigError: the platform is not a cluster, or the mode of its KServe is not known.
     """
-    from stages.rollout.kserve.objects import KServeEndpoint, Mode
+    from stages.rollout.kserve.modes import MODES
+    from stages.rollout.kserve.objects import KServeEndpoint
     from stages.rollout.kserve.render import objects
 
     settings = _of_kserve(config)
-    if mode not in (modes := get_args(Mode)):
-        raise UnknownName("mode (no cluster is asked for its own)", mode, modes)
+    if mode not in MODES:
+        raise UnknownName("mode (no cluster is asked for its own)", mode, MODES)
     endpoint = KServeEndpoint(store, config.serving, settings, settings.namespace or "default")
-    return objects(endpoint, release, stable, cast(Mode, mode), config.rollout.steps[0])
+    return objects(endpoint, release, stable, mode, config.rollout.steps[0])
 
 
 def _of_kserve(config: RunConfig) -> KServe:

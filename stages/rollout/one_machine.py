@@ -42,6 +42,7 @@ from stages.parts.vllm.arguments import serves_on_gpu
 from stages.parts.vllm.client import HEALTH_TIMEOUT_S, http, socket_of
 from stages.parts.vllm.placement import check_replicas
 from stages.parts.vllm.prometheus import read_counters
+from stages.rollout.target import tried_already
 
 IN_FORCE_TIMEOUT_S: Final = 60.0
 ALONE: Final = 0.5
@@ -110,14 +111,14 @@ class OneMachine:
                 hint=self._way_out(found),
             )
         if self._replaced():
-            raise Conflict(f"{found.release} is being rolled out already", hint="end that rollout first")
+            raise tried_already(found.release)
         if not fits_twice(self._asked):
             say(f"two servers do not fit on the GPU (serving.gpu_memory_utilization > 0.5): replacing {found.release}")
             self._restart(found, Wanted(stable=release, replaced=found.release))
             return
         with self._wanted() as wanted:
             if wanted.canary not in (None, release):
-                raise Conflict(f"{wanted.canary} is being rolled out already", hint="end that rollout first")
+                raise tried_already(wanted.canary)
             if wanted.canary is None:
                 self._want(Wanted(stable=wanted.stable, canary=release))
         self._until(lambda now: now.canary == release)

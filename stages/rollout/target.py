@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from stages.parts.base.errors import Conflict
 from stages.parts.records.counters import Counters
 from stages.parts.releases.split import Split
 
@@ -158,3 +159,8 @@ class Autoscaled(Protocol):
     def waits_for(self, release: str) -> str:
         """See ``Target``."""
         ...
+
+
+def tried_already(release: str | None) -> Conflict:
+    """The refusal to try another release while one is being tried."""
+    return Conflict(f"{release} is being tried already", hint="end that rollout first")

@@ -28,7 +28,7 @@ from stages.parts.base.errors import ModelNotFound
 from stages.parts.cluster.kinds import CLAIMS, DEFINITIONS, NAMESPACES, PODS, WORKFLOWS, Kind
 from stages.rollout.kserve.detect import CRD
 from stages.rollout.kserve.http_route import HTTP_ROUTES
-from stages.rollout.kserve.kept import ISVCS
+from stages.rollout.kserve.objects import ISVCS
 from tests.cluster import pushes
 from tests.cluster.bucket import Bucket
 from tests.cluster.conftest import OTHER_MODEL, VERSIONS, Place, Tell, there

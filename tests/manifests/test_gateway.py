@@ -12,8 +12,10 @@ from pipeline.cluster.manifests import MANIFESTS
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.offered import OFFERED
-from stages.rollout.kserve.objects import KServeEndpoint, http_route, inference_service
+from stages.rollout.kserve.objects import KServeEndpoint
+from stages.rollout.kserve.route.objects import http_route
 from stages.rollout.kserve.settings import KServe
+from stages.rollout.kserve.standard.objects import inference_service
 
 
 def policy() -> dict[str, Any]:
@@ -37,7 +39,7 @@ def test_the_policy_applies_to_the_routes_of_every_endpoint(tmp_path: Path) -> N
     selector, of_llm = policy()["targetSelectors"]
     assert of_llm["matchExpressions"] == [{"key": GROUP, "operator": "Exists"}]
     at = KServeEndpoint(ModelStore(tmp_path, "org/name"), Serving(), KServe(), "slipway")
-    for labelled in (inference_service(at, {}, "standard"), http_route(at, "kserve/gateway", "host", [])):
+    for labelled in (inference_service(at, {}), http_route(at, "kserve/gateway", "host", [])):
         assert selector["matchLabels"].items() <= labelled["metadata"]["labels"].items()
 
 

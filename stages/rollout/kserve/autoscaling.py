@@ -1,34 +1,42 @@
-"""KEDA's part in Standard mode: replicas of one release's Deployment, scaled by vLLM's own queue.
+"""KEDA's part: replicas of one release's Deployment, scaled by vLLM's own queue.
 
-CPU load, KServe's default, says nothing about an LLM. In Knative mode, Knative scales by concurrency: see ``objects``.
+CPU load, KServe's default, says nothing about an LLM. In mode ``knative``, Knative itself scales, by concurrency.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Mapping
 from typing import Final
 
-from stages.parts.cluster.kinds import Kind
-from stages.rollout.kserve.objects import ENDPOINT, PART_OF, RELEASE, KServeEndpoint, Object
+from stages.parts.base.errors import ConfigError
+from stages.parts.cluster.kinds import Kind, Object
+from stages.parts.cluster.refusals import Absent
+from stages.rollout.kserve.applied import AppliedObjects
+from stages.rollout.kserve.objects import AUTOSCALER, ENDPOINT, PART_OF, RELEASE, KServeEndpoint
+from stages.rollout.kserve.release_pods import Pods, selector
 from stages.rollout.kserve.settings import Scaling
+from stages.rollout.target import Replicas
 
 SCALED_OBJECTS: Final = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 LOAD: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 SPENT: Final = "vllm:e2e_request_latency_seconds_sum"
 POLL_S: Final = 15
 FAILURES: Final = 3
-"""After so many polls without an answer from Prometheus, the number of replicas stays as it is."""
+"""After that many polls without an answer from Prometheus, the number of replicas stays as it is."""
 
 BAD: Final = {"Ready": "False", "HPAActive": "False", "Fallback": "True", "Paused": "True"}
 """The conditions of a ScaledObject that does not scale; at first they are Unknown."""
 
 
 def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str, *, least: int | None = None) -> Object:
-    """One for each release: a canary scales by its own load, and promoting it changes nothing about its pods.
+    """The autoscaler of one release: a canary scales by its own load, and promoting it changes nothing about its pods.
 
     Needs ``settings.prometheus``.
 
     Args:
-        least: the fewest replicas; None: ``scaling.minimum``.
+        least: the fewest replicas, if not ``scaling.minimum``.
     """
     scaling = endpoint.settings.scaling
     return {
@@ -54,15 +62,20 @@ def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str, *, le
             "advanced": {
                 "horizontalPodAutoscalerConfig": {"name": f"keda-{deployment}", "behavior": _behavior(scaling)}
             },
-            "triggers": [_trigger(endpoint, release)],
+            "triggers": [
+                {
+                    "type": "prometheus",
+                    "metricType": "AverageValue",
+                    "metadata": {
+                        "serverAddress": endpoint.settings.prometheus,
+                        "query": load_query(endpoint, release),
+                        "threshold": str(scaling.concurrency),
+                        "ignoreNullValues": "false",  # a missing value does not mean an idle release
+                    },
+                }
+            ],
         },
     }
-
-
-def selector(endpoint: KServeEndpoint, release: str) -> str:
-    """Selects the series of one release; the last two labels come from the PodMonitor in ``manifests/monitoring``."""
-    labels = {"namespace": endpoint.namespace, "slipway_endpoint": endpoint.name, "slipway_release": release}
-    return ",".join(f'{name}="{value}"' for name, value in labels.items())
 
 
 def load_query(endpoint: KServeEndpoint, release: str) -> str:
@@ -87,27 +100,8 @@ def _behavior(scaling: Scaling) -> Object:
     }
 
 
-def _trigger(endpoint: KServeEndpoint, release: str) -> Object:
-    return {
-        "type": "prometheus",
-        "metricType": "AverageValue",
-        "metadata": {
-            "serverAddress": endpoint.settings.prometheus,
-            "query": load_query(endpoint, release),
-            "threshold": str(endpoint.settings.scaling.concurrency),
-            "ignoreNullValues": "false",  # a missing value does not mean an idle release
-        },
-    }
-
-
-def bounds(scaled: Object) -> tuple[int, int, int]:
-    """The minimum, the maximum and the requests for each replica that are in force."""
-    spec = scaled["spec"]
-    return spec["minReplicaCount"], spec["maxReplicaCount"], int(spec["triggers"][0]["metadata"]["threshold"])
-
-
 def lacking(scaled: Object) -> str:
-    """Why KEDA or its HorizontalPodAutoscaler can't do its work; empty: nothing is said."""
+    """Why KEDA or its HorizontalPodAutoscaler can't do its work; empty if neither says so."""
     conditions = scaled.get("status", {}).get("conditions", [])
     if not conditions:
         return "KEDA has not said anything about it"
@@ -115,3 +109,73 @@ def lacking(scaled: Object) -> str:
         if BAD.get(condition["type"]) == condition["status"]:
             return f"KEDA says {condition['type']} {condition['status']}: {condition.get('message', '')}".rstrip(": ")
     return ""
+
+
+def scaled_objects(endpoint: KServeEndpoint, deployments: Mapping[str, str]) -> list[Object]:
+    """The autoscalers of these Deployments by release; none without Prometheus."""
+    scaled = deployments if endpoint.settings.prometheus else {}
+    return [scaled_object(endpoint, release, name) for release, name in scaled.items()]
+
+
+class Autoscalers:
+    """The autoscalers of one endpoint's releases. An autoscaler is called like the Deployment that it scales."""
+
+    def __init__(self, objects: AppliedObjects, pods: Pods) -> None:
+        self._objects, self._pods, self._endpoint = objects, pods, objects.endpoint
+        self._on = bool(objects.endpoint.settings.prometheus)
+
+    def apply(self, release: str, deployment: str, service: Object) -> None:
+        """Apply the autoscaler of a release, unless *service*, which serves it, names a number of replicas itself:
+        KServe would set them back."""
+        external = service["metadata"].get("annotations", {}).get(AUTOSCALER) == "external"
+        unnumbered = "template" in service["spec"] and "replicas" not in service["spec"]
+        if self._on and (external or unnumbered):
+            cluster = self._objects.cluster
+            cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)  # raises with what to install
+            cluster.apply(SCALED_OBJECTS, scaled_object(self._endpoint, release, deployment), force=True)
+
+    def remove(self, deployment: str) -> None:
+        if self._on:
+            self._objects.remove(SCALED_OBJECTS, deployment)
+
+    def keep(self, *deployments: str) -> None:
+        """Remove the autoscalers of all other Deployments, including those of Deployments that are gone already."""
+        if not self._on:
+            return
+        with contextlib.suppress(Absent):  # KEDA is not installed
+            scaled, _ = self._objects.cluster.list(SCALED_OBJECTS, labels=f"{ENDPOINT}={self._endpoint.name}")
+            for name in {body["metadata"]["name"] for body in scaled}.difference(deployments):
+                self.remove(name)
+
+    def prepare(self, release: str, deployment: str, stable: str | None, percent: int) -> str:
+        """See ``Target.prepare``. A canary has as few replicas as its share needed so far, and more of them take
+        minutes to load. Without an autoscaler every release has the same."""
+        if not self._on or stable is None or self._objects.get(SCALED_OBJECTS, deployment) is None:
+            return ""
+        ready = len(self._pods.ready_names(release))
+        serving = len(self._pods.ready_names(stable)) + ready  # the stable release may have followed its smaller share
+        scaling = self._endpoint.settings.scaling
+        needed = min(scaling.maximum, max(scaling.minimum, math.ceil(serving * percent / 100)))
+        body = scaled_object(self._endpoint, release, deployment, least=needed)
+        self._objects.cluster.apply(SCALED_OBJECTS, body, force=True)
+        return "" if ready >= needed else f"{ready} of {needed} are ready"
+
+    def replicas(self, release: str, deployment: str) -> Replicas:
+        """See ``Autoscaled``."""
+        model = self._endpoint.store.model
+        if not self._on:
+            raise ConfigError(
+                f"nothing scales {release}: kserve.prometheus is not set",
+                hint="KEDA, a Prometheus with manifests/monitoring, and kserve.prometheus; then slipway rollout start",
+            )
+        scaled = self._objects.get(SCALED_OBJECTS, deployment)
+        if scaled is None:
+            self._objects.cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)  # raises with what to install
+            raise ConfigError(
+                f"nothing scales {release}: there is no ScaledObject {deployment}",
+                hint=f"slipway rollout start {model}, with kserve.prometheus as it is now",
+            )
+        spec = scaled["spec"]
+        concurrency = int(spec["triggers"][0]["metadata"]["threshold"])
+        bounds = spec["minReplicaCount"], spec["maxReplicaCount"], concurrency
+        return Replicas(*self._pods.running(release), *bounds, lacking(scaled))

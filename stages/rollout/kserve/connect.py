@@ -1,4 +1,4 @@
-"""Which of KServe's modes a cluster uses, and the target in that mode."""
+"""The target of a rollout on a cluster, in the mode that its KServe uses."""
 
 from __future__ import annotations
 
@@ -13,21 +13,12 @@ from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Kind
 from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.detect import detect, other_default
-from stages.rollout.kserve.kept import MOVE, endpoint_at, in_mode, kept_mode
-from stages.rollout.kserve.knative import KnativeTarget
-from stages.rollout.kserve.llm import LLMTarget
-from stages.rollout.kserve.objects import ISVC, RUNTIME
-from stages.rollout.kserve.route import RouteTarget
+from stages.rollout.kserve.kept import MOVE, in_mode, kept_mode
+from stages.rollout.kserve.modes import mode_named
+from stages.rollout.kserve.objects import ISVCS, RUNTIME, KServeEndpoint
 from stages.rollout.kserve.settings import KServe
-from stages.rollout.kserve.standard import StandardTarget
 from stages.rollout.kserve.target import KServeTarget
 
-MODES: Final[dict[str, type[KServeTarget]]] = {
-    "standard": StandardTarget,
-    "knative": KnativeTarget,
-    "route": RouteTarget,
-    "llm": LLMTarget,
-}
 RUNTIMES: Final = Kind("serving.kserve.io/v1alpha1", "ServingRuntime", "servingruntimes")
 POLL_S: Final = 0.5
 
@@ -52,22 +43,25 @@ def on(
         ConfigError: its KServe can't split traffic as it is set up.
         Conflict: the model is served in another mode than *settings* name, or in two.
     """
-    cluster.kind(ISVC, "InferenceService")
-    endpoint = endpoint_at(cluster, store, serving, settings)
+    cluster.kind(ISVCS.api_version, ISVCS.name)
     served = kept_mode(cluster, store.model, settings.mode)
     if served and (default := other_default(cluster, settings, served)):
         print(f"rollout: {store.model} stays in mode {served}; KServe's is now {default}: {MOVE}", file=sys.stderr)
-    installation = detect(cluster, in_mode(settings, served))
-    if installation.mode != "llm":
-        _check_runtime(cluster)
-    return MODES[installation.mode](cluster, endpoint, installation, poll_s)
+    return target_in(cluster, store, serving, in_mode(settings, served), poll_s=poll_s)
 
 
-def _check_runtime(cluster: Cluster) -> None:
-    try:
-        cluster.get(RUNTIMES, RUNTIME)
-    except Absent as error:
-        raise NotInstalled(
-            f"the namespace {cluster.namespace} has no ServingRuntime {RUNTIME}",
-            hint="slipway install, or kubectl apply -k manifests/kserve",
-        ) from error
+def target_in(
+    cluster: Cluster, store: ModelStore, serving: AskedServing, settings: KServe, *, poll_s: float = POLL_S
+) -> KServeTarget:
+    """The target in the mode of *settings*, whatever serves the model now; raises as ``on``."""
+    installation = detect(cluster, settings)
+    mode = mode_named(installation.mode)
+    if mode.needs_runtime:
+        try:
+            cluster.get(RUNTIMES, RUNTIME)
+        except Absent as error:
+            raise NotInstalled(
+                f"the namespace {cluster.namespace} has no ServingRuntime {RUNTIME}",
+                hint="slipway install, or kubectl apply -k manifests/kserve",
+            ) from error
+    return mode.target(cluster, KServeEndpoint(store, serving, settings, cluster.namespace), installation, poll_s)

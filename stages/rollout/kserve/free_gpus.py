@@ -23,13 +23,13 @@ POOLS: Final = (
 ENDED: Final = ("Succeeded", "Failed")
 
 
-def check_room(cluster: Cluster, endpoint: KServeEndpoint, release: str, *, there: int = 0) -> None:
+def check_room(cluster: Cluster, endpoint: KServeEndpoint, release: str, *, present: int = 0) -> None:
     """Whether ``scaling.minimum`` replicas of *release* get their GPUs, by the namespace's quotas and, where the caller
     may list nodes and pods, by the nodes that the selector matches. Nodes that a cloud may add are not counted on, nor
     held against it.
 
     Args:
-        there: how many pods it has already.
+        present: how many pods it has already.
 
     Raises:
         NotEnoughGpus: how many are missing, and where.
@@ -38,7 +38,7 @@ def check_room(cluster: Cluster, endpoint: KServeEndpoint, release: str, *, ther
     if settings.gpu is None:
         return
     each = endpoint.serving_of(release).tensor_parallel_size
-    pods = settings.scaling.minimum - there
+    pods = settings.scaling.minimum - present
     if pods <= 0:
         return
     with contextlib.suppress(AccessDenied):

@@ -23,18 +23,15 @@ from stages.parts.records.rollout import LOCK, Act, under_way
 from stages.parts.releases import release as releases
 from stages.parts.releases.history import remember_at_once
 from stages.rollout.drills import Answers, access_to, answers
-from stages.rollout.kserve.connect import MODES, POLL_S
-from stages.rollout.kserve.detect import detect
-from stages.rollout.kserve.kept import endpoint_at, in_mode, served_modes
-from stages.rollout.kserve.objects import Mode
+from stages.rollout.kserve.connect import POLL_S, target_in
+from stages.rollout.kserve.kept import in_mode, served_modes
+from stages.rollout.kserve.modes import all_modes
 from stages.rollout.kserve.settings import KServe
 from stages.rollout.kserve.target import KServeTarget
 from stages.rollout.observation import responds
 from stages.rollout.resume import SCHEDULED_S
 from stages.rollout.steady_load import SteadyLoad
 
-MOVABLE: Final[tuple[Mode, ...]] = ("standard", "route")
-"""Modes whose routes belong to one gateway. Knative has its own."""
 PROMPT_TOKENS, OUTPUT_TOKENS, CLIENTS, PAUSE_S = 16, 8, 2, 1.0
 """The load: enough requests to notice a gap of a second or two, few enough that servers which share a processor's
 cores, where each one that answers keeps others waiting, can start beside it."""
@@ -46,14 +43,18 @@ HOST_HINT: Final = "where the endpoint's name can't be resolved: --set kserve.ga
 
 
 class Moved(Record):
-    """What became of a move."""
+    """The result of a move."""
 
     release: str
-    before: Mode
-    mode: Mode
+    before: str
+    mode: str
     seconds: float
     answers: Answers | None
-    """What the load was answered; None: nothing had to be moved."""
+    """What the load was answered; None if nothing had to be moved."""
+
+
+def movable_modes() -> list[str]:
+    return [mode.name for mode in all_modes() if mode.movable]
 
 
 def move(
@@ -61,7 +62,7 @@ def move(
     store: ModelStore,
     serving: AskedServing,
     settings: KServe,
-    mode: Mode,
+    mode: str,
     *,
     poll_s: float = POLL_S,
 ) -> Moved:
@@ -80,7 +81,9 @@ def move(
         before, release = _served(cluster, store, mode)
         if before == mode:
             return Moved(release=release, before=before, mode=mode, seconds=0, answers=None)
-        old, new = (_target(cluster, store, serving, settings, each, poll_s) for each in (before, mode))
+        old, new = (
+            target_in(cluster, store, serving, in_mode(settings, name), poll_s=poll_s) for name in (before, mode)
+        )
         _check_host(old, new)
         who, began = new.who(), datetime.now().astimezone()
         load = SteadyLoad(
@@ -102,26 +105,18 @@ def move(
     return Moved(release=release, before=before, mode=mode, seconds=round(took_s, 1), answers=answers(load.replies()))
 
 
-def _served(cluster: Cluster, store: ModelStore, mode: Mode) -> tuple[Mode, str]:
+def _served(cluster: Cluster, store: ModelStore, mode: str) -> tuple[str, str]:
     """The mode to move from, and the release."""
     found, release = served_modes(cluster).get(store.model, {}), releases.current_release(store)
     if not found or release is None:
         raise NothingToServe(f"{store.model} is not served here", hint=f"slipway rollout start {store.model}")
-    others = [each for each in found if each != mode]
-    if {mode, *others} - {*MOVABLE} or len(others) > 1:
+    others, movable = [other for other in found if other != mode], movable_modes()
+    if {mode, *others} - {*movable} or len(others) > 1:
         raise Conflict(
-            f"{store.model} can't be moved from {', '.join(found)} to {mode}: only between {' and '.join(MOVABLE)}",
+            f"{store.model} can't be moved from {', '.join(found)} to {mode}: only between {' and '.join(movable)}",
             hint="see 'Another mode' in docs/rollout.md",
         )
     return (others or [mode])[0], release
-
-
-def _target(
-    cluster: Cluster, store: ModelStore, serving: AskedServing, settings: KServe, mode: Mode, poll_s: float
-) -> KServeTarget:
-    chosen = in_mode(settings, mode)
-    endpoint = endpoint_at(cluster, store, serving, chosen)
-    return MODES[mode](cluster, endpoint, detect(cluster, chosen), poll_s)
 
 
 def _check_host(old: KServeTarget, new: KServeTarget) -> None:
@@ -129,7 +124,7 @@ def _check_host(old: KServeTarget, new: KServeTarget) -> None:
     split = old.split()
     if split.canary:
         raise Conflict(f"{split.canary} is being tried", hint="end that rollout first")
-    hosts = [each.installation.hostname(each.endpoint.name, each.endpoint.namespace) for each in (old, new)]
+    hosts = [target.hostname for target in (old, new)]
     if len(set(hosts)) > 1:
         raise Conflict(f"the endpoint would move from {hosts[0]} to {hosts[1]}", hint="see docs/rollout.md")
 

@@ -1,4 +1,4 @@
-"""The KServe objects that a rollout applies, as plain manifests.
+"""What the KServe objects of all modes have in common, as plain manifests.
 
 A predictor's labels are copied to its pods: ``RELEASE`` selects the pods whose counters are read, and ``REVISION``
 shows whether a pod runs the present predictor. An InferenceService's annotations are copied, too, and restart the pods
@@ -11,55 +11,40 @@ import hashlib
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final
 
 from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.base.store import ModelStore, digest_of, directory_name
+from stages.parts.cluster.kinds import Kind, Object
 from stages.parts.endpoint.endpoint import API_KEY_VARIABLE
 from stages.parts.endpoint.offered import OFFERED
 from stages.parts.releases.pinned import MeasuredWith, pinned, weights_bytes
 from stages.parts.releases.release import METRICS
 from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, GPU_ARGUMENT, TELLS_TOKENS, engine_arguments
-from stages.parts.vllm.host import SERVER_BYTES, START_S, gpu_memory_bytes, shared_bytes
+from stages.parts.vllm.host import SERVER_BYTES, gpu_memory_bytes, shared_bytes
 from stages.rollout.kserve.settings import KServe
 
-Object = dict[str, Any]
-Mode = Literal["standard", "knative", "route", "llm"]
-
-ISVC: Final = "serving.kserve.io/v1beta1"
+ISVCS: Final = Kind("serving.kserve.io/v1beta1", "InferenceService", "inferenceservices")
 RUNTIME: Final = "slipway-vllm"
 """The ServingRuntime in ``manifests/kserve``."""
 SHARED: Final = "shm"
 """The volume at ``/dev/shm`` that ``RUNTIME`` mounts. KServe merges volumes by their names."""
-CONTAINER: Final = "kserve-container"
 ENDPOINT: Final = "slipway/endpoint"
 RELEASE: Final = "slipway/release"
 REVISION: Final = "slipway/revision"
 """The predictor's revision: changes when its pods have to be restarted."""
 MODEL: Final = "slipway/model"
-SAYS_MODE: Final = "slipway/mode"
-"""On the HTTPRoute of mode ``route``."""
 PART_OF: Final = {"app.kubernetes.io/part-of": "slipway"}
 ISVC_LABEL: Final = "serving.kserve.io/inferenceservice"
 DEPLOYMENT_MODE: Final = "serving.kserve.io/deploymentMode"
-DEPLOYMENT_MODES: Final[dict[str, str]] = {
-    "Standard": "standard",
-    "RawDeployment": "standard",
-    "Knative": "knative",
-    "Serverless": "knative",
-}
-"""The mode for each name of KServe's deployment modes, new ones and old ones."""
 AUTOSCALER: Final = "serving.kserve.io/autoscalerClass"
-CLUSTER_LOCAL: Final = {"networking.kserve.io/visibility": "cluster-local"}
 API_SECRET: Final = "slipway-api"  # noqa: S105
 API_SECRET_KEY: Final = "key"  # noqa: S105
 PORT: Final = 8080
 USER: Final = 8737
 """The owner of the files in the store; see ``pipeline/workflow/pods.py``."""
-LLM_PORT: Final = 8000
-"""KServe fixes it for a LLMInferenceService."""
 NAME_CHARACTERS: Final = 28
 """``isvc.<endpoint>-<predictor>-predictor`` is a label's value."""
 HASH_CHARACTERS: Final = 6
@@ -68,7 +53,6 @@ LEAST_CHARACTERS: Final = HASH_CHARACTERS + 2
 LONGEST_PREDICTOR: Final = f"r9999-{'':0>{HASH_CHARACTERS}}"
 LABEL_CHARACTERS: Final = 63
 """The most in a label of DNS and in a label's value."""
-KNATIVE_TIMEOUT_S: Final = 600
 KEEP_ALIVE_S: Final = 3700
 """Longer than a gateway keeps an idle connection (Envoy: one hour): a request that is sent as the server closes its
 connection fails."""
@@ -76,8 +60,6 @@ PRE_STOP_S: Final = 10
 """Until no proxy sends it new requests: a pod is told to stop while it is still being removed from the Services."""
 STOP_MARGIN_S: Final = 15
 PROBE_PERIOD_S: Final = 10
-ROLLOUT_ONLY_ON_STABLE: Final = ("maxReplicas", "scaleMetric", "scaleTarget", "containerConcurrency", "timeout")
-"""Fields that KServe refuses on a canary, or takes from the stable predictor."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +70,10 @@ class KServeEndpoint:
     serving: AskedServing
     settings: KServe
     namespace: str
-    called: str = ""
-    """What it is called where it serves already: a version that named it otherwise may have made it."""
 
     @property
     def name(self) -> str:
-        return self.called or endpoint_name(self.store.model, self.namespace)
+        return endpoint_name(self.store.model, self.namespace)
 
     def serving_of(self, release: str) -> Serving:
         """The settings, with what the release was measured with where they leave it open, also the dtype: the pod that
@@ -128,28 +108,6 @@ def predictor_name(release: str) -> str:
     return f"r{int(release.partition('-')[0])}-{release.rpartition('-')[2][:HASH_CHARACTERS]}"
 
 
-def route_name(endpoint: KServeEndpoint) -> str:
-    """The HTTPRoute of mode ``route``: never the name of one that KServe makes for an InferenceService."""
-    return f"{endpoint.name}-route"
-
-
-def route_service(endpoint: KServeEndpoint, release: str) -> str:
-    """A release's InferenceService in mode ``route``. KServe calls its Deployment ``<this>-predictor``, which no other
-    mode's is called, and its host ``<this>-predictor-<namespace>``, which is one label of DNS.
-
-    Raises:
-        ConfigError: the namespace's name leaves no room for the endpoint's.
-    """
-    rest = f"-{predictor_name(release)}-route"
-    room = room_for_name(rest, endpoint.namespace)
-    if room < LEAST_CHARACTERS:
-        raise ConfigError(
-            f"the namespace {endpoint.namespace} is too long for the host names that KServe makes of it",
-            hint=f"one of at most {len(endpoint.namespace) + room - LEAST_CHARACTERS} characters has room",
-        )
-    return shortened(endpoint, room) + rest
-
-
 def room_for_name(rest: str, namespace: str) -> int:
     """The characters left for ``<name>`` in ``<name><rest>-predictor-<namespace>``, the host of a release's Deployment
     by KServe's own template, which is one label of DNS."""
@@ -157,7 +115,7 @@ def room_for_name(rest: str, namespace: str) -> int:
 
 
 def shortened(endpoint: KServeEndpoint, characters: int) -> str:
-    """The endpoint's name in at most so many characters."""
+    """The endpoint's name in at most that many characters."""
     slug, _, digest = endpoint.name.rpartition("-")
     return _shortened(slug, digest, characters)
 
@@ -166,102 +124,76 @@ def _shortened(slug: str, digest: str, characters: int) -> str:
     return f"{slug[: characters - len(digest) - 1].strip('-')}-{digest}"
 
 
-def predictor(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
+def predictor(endpoint: KServeEndpoint, release: str, *, drained: bool = True) -> Object:
     """``spec.predictor`` of the stable release.
+
+    Args:
+        drained: see ``pod_fields``.
 
     Raises:
         ConfigError: an argument for vLLM can't be passed through KServe.
     """
-    pods = _pods(endpoint, release, mode)
-    labels = {ENDPOINT: endpoint.name, RELEASE: release, REVISION: digest_of(pods)[:12]}
-    pods["labels"] = labels
-    scaling, timeout_s = endpoint.settings.scaling, endpoint.settings.timeout_s
-    whole = pods | {"minReplicas": scaling.minimum, "maxReplicas": scaling.maximum, "timeout": timeout_s}
-    if mode == "knative":
-        whole |= {"timeout": min(timeout_s, KNATIVE_TIMEOUT_S), "scaleMetric": "concurrency"}
-        whole |= {"scaleTarget": scaling.concurrency, "annotations": _knative_annotations(endpoint, release)}
-    if mode == "standard":
-        whole["name"] = predictor_name(release)
-    return whole
+    model: Object = {
+        "name": "",  # without it KServe refuses a canary
+        "modelFormat": {"name": "vLLM"},
+        "runtime": RUNTIME,
+        "storageUri": endpoint.storage_uri(release),
+    }
+    if "@" not in (image := endpoint.settings.image) and (tag := re.search(r":([\w.-]+)$", image)):
+        # Without it KServe uses the image's "-cpu" variant where no GPU is requested.
+        model["runtimeVersion"] = tag[1]
+    pods = pod_fields(endpoint, release, drained=drained)
+    pods["model"] = model | container(endpoint, release, drained=drained)
+    return pods | {
+        "labels": {ENDPOINT: endpoint.name, RELEASE: release, REVISION: digest_of(pods)[:12]},
+        "minReplicas": endpoint.settings.scaling.minimum,
+        "maxReplicas": endpoint.settings.scaling.maximum,
+        "timeout": endpoint.settings.timeout_s,
+    }
 
 
-def replicas(predictor: Object) -> int:
-    return int(predictor.get("minReplicas", 1))
+def release_of(predictor: Object) -> str | None:
+    release: str | None = predictor.get("labels", {}).get(RELEASE)
+    return release
 
 
-def with_replicas(predictor: Object, more: int) -> Object:
-    """The predictor with *more* replicas; taken away only where they were added: a rollout of an older version added
-    none."""
-    now = replicas(predictor)
-    if now + more < 1:
-        return predictor
-    return predictor | {key: int(predictor[key]) + more for key in ("minReplicas", "maxReplicas") if key in predictor}
-
-
-def canary(stable: Object, percent: int) -> Object:
-    """An entry of ``spec.canary``, made from its release's ``predictor``."""
-    kept = {key: value for key, value in stable.items() if key not in ROLLOUT_ONLY_ON_STABLE}
-    return {"trafficPercent": percent, "predictor": kept}
+def revision_of(predictor: Object) -> str:
+    return str(predictor.get("labels", {}).get(REVISION, ""))
 
 
 def inference_service(
-    endpoint: KServeEndpoint, stable: Object, mode: Mode, *, canaries: list[Object] | None = None, name: str = ""
+    endpoint: KServeEndpoint,
+    spec: Object,
+    annotations: dict[str, str],
+    *,
+    name: str = "",
+    labels: dict[str, str] | None = None,
 ) -> Object:
-    """The whole InferenceService.
+    """A whole InferenceService.
 
     Args:
-        stable: its ``spec.predictor``.
-        name: in mode ``route``, one of the two behind the rollout's own HTTPRoute.
+        annotations, labels: beside those that every mode sets.
+        name: the endpoint's unless given.
     """
-    annotations = {MODEL: endpoint.store.model}
-    labels = dict(PART_OF)
-    if mode == "knative":
-        # The old names of the modes, here and below: every version understands them.
-        annotations |= {DEPLOYMENT_MODE: "Serverless", "serving.kserve.io/enable-tag-routing": "true"}
-    else:
-        # Versions with spec.canary need the new name.
-        annotations[DEPLOYMENT_MODE] = "Standard" if mode == "standard" else "RawDeployment"
-        # With "keda" a canary would get a ScaledObject without triggers, which also blocks the stable release's.
-        annotations[AUTOSCALER] = "external" if endpoint.settings.prometheus else "none"
-    if mode == "route":
-        labels |= CLUSTER_LOCAL | {ENDPOINT: endpoint.name}
-    spec: Object = {"predictor": stable}
-    if mode == "standard":
-        spec["canary"] = canaries or []
     return {
-        "apiVersion": ISVC,
-        "kind": "InferenceService",
+        "apiVersion": ISVCS.api_version,
+        "kind": ISVCS.name,
         "metadata": {
             "name": name or endpoint.name,
             "namespace": endpoint.namespace,
-            "labels": labels,
-            "annotations": annotations,
+            "labels": PART_OF | (labels or {}),
+            "annotations": {MODEL: endpoint.store.model} | annotations,
         },
         "spec": spec,
     }
 
 
-def http_route(
-    endpoint: KServeEndpoint, gateway: str, hostname: str, weights: list[tuple[str, int, int]], *, name: str = ""
-) -> Object:
-    """The route of clients in mode ``route``; the gateway answers 404 for what it does not match.
+def autoscaler_class(endpoint: KServeEndpoint) -> dict[str, str]:
+    """The annotation that keeps KServe's own autoscalers away, if any other is to scale.
 
-    Args:
-        weights: (Service, port, percent), the stable release first.
-        name: of a route that older versions named otherwise.
+    With "keda" a canary would get a ScaledObject without triggers, which also blocks the stable release's.
     """
-    metadata: Object = {"name": name or route_name(endpoint), "namespace": endpoint.namespace, "labels": dict(PART_OF)}
-    metadata["annotations"] = {MODEL: endpoint.store.model, SAYS_MODE: "route"}
-    backends: list[Object] = [
-        {"group": "", "kind": "Service", "name": service, "port": port, "weight": percent}
-        for service, port, percent in weights
-    ]
-    return {
-        "apiVersion": "gateway.networking.k8s.io/v1",
-        "kind": "HTTPRoute",
-        "metadata": metadata,
-        "spec": route_spec(endpoint, gateway, hostname, backends),
-    }
+    return {AUTOSCALER: "external" if endpoint.settings.prometheus else "none"}
 
 
 def route_spec(endpoint: KServeEndpoint, gateway: str, hostname: str, backends: list[Object]) -> Object:
@@ -295,22 +227,12 @@ def startup_s(endpoint: KServeEndpoint, release: str) -> int:
     return endpoint.serving_of(release).startup_timeout_s
 
 
-def _pods(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
-    """Everything that defines its pods except labels: a difference here restarts them."""
-    model: Object = {
-        "name": "",  # without it KServe refuses a canary
-        "modelFormat": {"name": "vLLM"},
-        "runtime": RUNTIME,
-        "storageUri": endpoint.storage_uri(release),
-    }
-    if "@" not in (image := endpoint.settings.image) and (tag := re.search(r":([\w.-]+)$", image)):
-        # Without it KServe uses the image's "-cpu" variant where no GPU is requested.
-        model["runtimeVersion"] = tag[1]
-    return pod_fields(endpoint, release, mode) | {"model": model | container(endpoint, release, mode)}
+def pod_fields(endpoint: KServeEndpoint, release: str, *, drained: bool = True) -> Object:
+    """What defines a release's pods beside the container that serves.
 
-
-def pod_fields(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
-    """What defines a release's pods beside the container that serves."""
+    Args:
+        drained: Kubernetes stops and spreads the pods. False: Knative does, and refuses the fields for it.
+    """
     settings = endpoint.settings
     gpus = endpoint.serving_of(release).tensor_parallel_size if settings.gpu else 0
     pods: Object = {"automountServiceAccountToken": False}
@@ -321,7 +243,7 @@ def pod_fields(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
         pods["nodeSelector"] = dict(settings.node_selector)
     if settings.tolerations:
         pods["tolerations"] = [toleration.model_dump(exclude_none=True) for toleration in settings.tolerations]
-    if mode != "knative":  # Knative refuses these fields, and drains in its own way
+    if drained:
         pods["terminationGracePeriodSeconds"] = PRE_STOP_S + settings.drain_s + STOP_MARGIN_S
         pods["topologySpreadConstraints"] = [
             {
@@ -334,13 +256,16 @@ def pod_fields(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
     return pods
 
 
-def container(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
-    """What defines the container that serves, in any mode.
+def container(endpoint: KServeEndpoint, release: str, *, port: int = PORT, drained: bool = True) -> Object:
+    """What defines the container that serves.
+
+    Args:
+        drained: see ``pod_fields``.
 
     Raises:
         ConfigError: an argument for vLLM can't be passed through KServe.
     """
-    settings, port = endpoint.settings, LLM_PORT if mode == "llm" else PORT
+    settings = endpoint.settings
     memory = f"{math.ceil(_memory_bytes(endpoint, release) / GIB)}Gi" if settings.memory == "auto" else settings.memory
     resources: Object = {"requests": {"cpu": settings.cpu, "memory": memory}, "limits": {"memory": memory}}
     if settings.gpu:
@@ -348,18 +273,23 @@ def container(endpoint: KServeEndpoint, release: str, mode: Mode) -> Object:
         resources["requests"][settings.gpu] = resources["limits"][settings.gpu] = count
     # Unlike KServe's own runtime, not /v1/models: with an API key it answers 401.
     health = {"httpGet": {"path": "/health", "port": port}, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5}
-    made: Object = {
+    # The Secret of the rollout's own ``SLIPWAY_API_KEY``; without it the endpoint needs no key.
+    secret = {"secretKeyRef": {"name": API_SECRET, "key": API_SECRET_KEY, "optional": True}}
+    server: Object = {
         "image": settings.image,
         "args": _arguments(endpoint, release, port),
-        "env": [_api_key(), {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": str(KEEP_ALIVE_S)}],
+        "env": [
+            {"name": API_KEY_VARIABLE.replace("SLIPWAY", "VLLM"), "valueFrom": secret},
+            {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": str(KEEP_ALIVE_S)},
+        ],
         "resources": resources,
         "startupProbe": health | {"failureThreshold": math.ceil(startup_s(endpoint, release) / PROBE_PERIOD_S)},
         "readinessProbe": health | {"failureThreshold": 2},
         "livenessProbe": health | {"failureThreshold": 6},
     }
-    if mode != "knative":
-        made["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_S)]}}}
-    return made
+    if drained:
+        server["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_S)]}}}
+    return server
 
 
 def _memory_bytes(endpoint: KServeEndpoint, release: str) -> int:
@@ -376,32 +306,13 @@ def _arguments(endpoint: KServeEndpoint, release: str, port: int) -> list[str]:
     does not tell them."""
     on_gpu = endpoint.settings.gpu is not None
     measured = engine_arguments(endpoint.serving_of(release), endpoint.store.releases / release, on_gpu=on_gpu)
-    template = [each for each in measured if "{{" in each]
-    if template:
+    if templates := [argument for argument in measured if "{{" in argument]:
         raise ConfigError(
-            f"serving.extra_arguments: KServe would treat {template[0]!r} as a template of its own",
+            f"serving.extra_arguments: KServe would treat {templates[0]!r} as a template of its own",
             hint="put the text with '{{' into a file of the model, such as chat_template.jinja",
         )
     address = ["--host", "0.0.0.0", "--port", str(port)]  # noqa: S104
     draining = ["--shutdown-timeout", str(endpoint.settings.drain_s)]
     quiet = ["--disable-access-log-for-endpoints", "/health,/metrics"]
     named = ["--fingerprint-mode", "custom", "--fingerprint-value", release]
-    told = [*draining, *quiet, *named, *TELLS_TOKENS]
-    return ["--served-model-name", endpoint.store.model, *address, *told, *measured]
-
-
-def _api_key() -> Object:
-    """From the same Secret as the rollout's own ``SLIPWAY_API_KEY``; without the Secret the endpoint needs no key."""
-    source = {"name": API_SECRET, "key": API_SECRET_KEY, "optional": True}
-    return {"name": API_KEY_VARIABLE.replace("SLIPWAY", "VLLM"), "valueFrom": {"secretKeyRef": source}}
-
-
-def _knative_annotations(endpoint: KServeEndpoint, release: str) -> dict[str, str]:
-    scaling = endpoint.settings.scaling
-    return {
-        "autoscaling.knative.dev/window": f"{max(6, scaling.scale_up_window_s)}s",  # Knative's minimum is 6 s
-        "autoscaling.knative.dev/scale-down-delay": f"{scaling.scale_down_delay_s}s",
-        "autoscaling.knative.dev/target-utilization-percentage": "100",
-        "autoscaling.knative.dev/initial-scale": str(scaling.minimum),
-        "serving.knative.dev/progress-deadline": f"{startup_s(endpoint, release) + START_S}s",
-    }
+    return ["--served-model-name", endpoint.store.model, *address, *draining, *quiet, *named, *TELLS_TOKENS, *measured]

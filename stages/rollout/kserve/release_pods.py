@@ -19,21 +19,19 @@ from prometheus_client.samples import Sample
 
 from stages.parts.base.errors import AccessDenied, ServerFailed, TransientError
 from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import PODS
+from stages.parts.cluster.kinds import PODS, Object
 from stages.parts.cluster.refusals import Absent
 from stages.parts.records.counters import Counters
 from stages.parts.vllm.client import HEALTH_TIMEOUT_S, http
 from stages.parts.vllm.prometheus import METRICS, sum_counters
-from stages.rollout.kserve import llm_objects
-from stages.rollout.kserve.autoscaling import selector
-from stages.rollout.kserve.objects import CONTAINER, ENDPOINT, PORT, RELEASE, REVISION, KServeEndpoint, Object
+from stages.rollout.kserve.objects import ENDPOINT, PORT, RELEASE, REVISION, KServeEndpoint
 
 CRASHES: Final = 3
 """After so many restarts, a container that crashes again is considered broken."""
 HOPELESS: Final = frozenset({"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"})
 UNPULLED: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
-SERVERS: Final = frozenset({CONTAINER, "user-container", llm_objects.CONTAINER})
-"""The names of the container that serves: KServe's, Knative's, and in mode ``llm``."""
+SERVERS: Final = frozenset({"kserve-container", "user-container", "main"})
+"""The names of the container that serves: KServe's, Knative's, and a LLMInferenceService's."""
 ENDED: Final = ("Succeeded", "Failed")
 """The phases of pods that others take the place of, such as one that its node has evicted."""
 KEPT: Final = "2h"
@@ -154,6 +152,12 @@ class Pods:
                 f"Prometheus has no series of {release}", hint="are manifests/monitoring and its PodMonitor applied?"
             )
         return samples
+
+
+def selector(endpoint: KServeEndpoint, release: str) -> str:
+    """Selects the series of one release; the last two labels come from the PodMonitor in ``manifests/monitoring``."""
+    labels = {"namespace": endpoint.namespace, "slipway_endpoint": endpoint.name, "slipway_release": release}
+    return ",".join(f'{name}="{value}"' for name, value in labels.items())
 
 
 def _sample(series: Object) -> Sample:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from stages.parts.base.settings import Positive, Settings
+from stages.rollout.kserve.modes import AUTO, MODES
 
 VARIABLE: Final = "SLIPWAY_KSERVE"
 """The environment variable that holds ``KServe`` as JSON for the rollout program in a pod."""
@@ -62,10 +63,16 @@ class LLM(Settings):
         return self
 
 
+def _known(mode: str) -> str:
+    if mode not in (AUTO, *MODES):
+        raise ValueError(f"should be one of {', '.join((AUTO, *MODES))}")
+    return mode
+
+
 class KServe(Settings):
     """Where and how releases are served on a cluster. ``Serving`` sets how vLLM itself serves, as it was measured."""
 
-    mode: Literal["auto", "standard", "knative", "route", "llm"] = "auto"
+    mode: Annotated[str, AfterValidator(_known)] = AUTO
     """standard: one InferenceService with ``spec.canary`` (KServe 0.21 or newer, with the Gateway API). knative:
     ``canaryTrafficPercent``. route: two InferenceServices behind the rollout's own HTTPRoute, for older versions.
     llm: a LLMInferenceService for each release (KServe 0.20 or newer). auto: the one that serves the model already,

@@ -13,7 +13,8 @@ from stages.parts.base.store import STORE_VARIABLE
 from stages.parts.cluster.api import Cluster
 from stages.parts.records.rollout import Journal
 from stages.rollout.kserve.connect import on
-from stages.rollout.kserve.objects import KServeEndpoint, route_name
+from stages.rollout.kserve.objects import KServeEndpoint
+from stages.rollout.kserve.route.objects import route_name
 from stages.rollout.kserve.settings import VARIABLE, KServe
 from stages.rollout.kserve.target import KServeTarget
 from stages.rollout.state_machine import roll_out

@@ -9,15 +9,14 @@ import pytest
 
 from stages.parts.base.errors import Conflict
 from stages.parts.releases.split import Split
-from stages.rollout.kserve import objects, route
-from stages.rollout.kserve.llm_objects import llm_deployment, llm_name, llm_route
-from stages.rollout.kserve.objects import KServeEndpoint, predictor_name, route_name, route_service
+from stages.rollout.kserve.llm.objects import llm_deployment, llm_name, llm_route
+from stages.rollout.kserve.objects import predictor_name
+from stages.rollout.kserve.route.objects import route_name, service_name
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES
 from tests.stages.rollout.stage import GOOD, NEXT
 
 Serve = Callable[..., OnKServe]
-OLDER = "as-it-was-123456"
 
 
 def upgraded(kserve: OnKServe) -> None:
@@ -55,54 +54,15 @@ def test_another_mode_than_the_one_that_serves_is_refused(serve: Serve) -> None:
     assert kserve.server.all("InferenceService") == before
 
 
-def test_a_release_under_the_names_of_older_versions_is_rolled_on_from(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def old_service(endpoint: KServeEndpoint, release: str) -> str:
-        return f"{endpoint.name}-{predictor_name(release)}"
-
-    kserve = serve(**MODES["route"])
-    with monkeypatch.context() as older:
-        older.setattr(route, "route_service", old_service)
-        older.setattr(route, "route_name", lambda endpoint: endpoint.name)
-        kserve.first()
-    assert kserve.server.find("HTTPRoute", kserve.name)
-    kserve.make(NEXT)
-    assert kserve.roll(NEXT).state == "promoted"
-    assert [each["metadata"]["name"] for each in kserve.server.all("HTTPRoute")] == [kserve.name]
-    (left,) = kserve.server.all("InferenceService")
-    assert left["metadata"]["name"] == route_service(kserve.endpoint(), NEXT)
-    assert kserve.kserve.started == [GOOD, NEXT]
-    assert kserve.kserve.sent_into_the_void == []
-
-
-@pytest.mark.parametrize("mode", ["standard", "knative", "route", "llm"])
-def test_an_endpoint_that_was_named_otherwise_keeps_its_name_and_its_host(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
-    kserve = serve(**MODES[mode])
-    with monkeypatch.context() as older:
-        older.setattr(objects, "endpoint_name", lambda *_: OLDER)
-        kserve.first()
-        asked = kserve.connect().client_url()
-    assert OLDER in asked
-    kserve.make(NEXT)
-    assert kserve.roll(NEXT).state == "promoted"
-    target = kserve.connect()
-    assert (target.split(), target.client_url(), target.endpoint.name) == (Split(NEXT), asked, OLDER)
-    assert all(OLDER in each["metadata"]["name"] for each in kserve.server.all("HTTPRoute"))
-    assert [each["metadata"]["name"] for each in kserve.server.all("PodDisruptionBudget")] == [OLDER]
-
-
 def test_no_name_belongs_to_two_modes(standard: OnKServe) -> None:
     endpoint = standard.endpoint()
     by_kserve = {endpoint.name, f"{endpoint.name}-predictor", f"{endpoint.name}-{predictor_name(GOOD)}-predictor"}
-    ours = {route_name(endpoint), route_service(endpoint, GOOD), f"{route_service(endpoint, GOOD)}-predictor"}
+    ours = {route_name(endpoint), service_name(endpoint, GOOD), f"{service_name(endpoint, GOOD)}-predictor"}
     assert by_kserve.isdisjoint(ours)
     llm = llm_name(endpoint, GOOD)
     by_kserve_too = {llm_deployment(llm), llm_route(llm), llm, f"{llm}-kserve-workload-svc"}
     assert by_kserve_too.isdisjoint(by_kserve | ours)
-    longest = f"isvc.{route_service(endpoint, '12345-awq-123456789012')}-predictor"
+    longest = f"isvc.{service_name(endpoint, '12345-awq-123456789012')}-predictor"
     assert len(longest) + 28 - len(endpoint.name) <= 63, "a label's value, for the longest name of an endpoint"
 
 

@@ -17,7 +17,7 @@ from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.offered import OFFERED
 from stages.parts.releases.split import Split
 from stages.rollout.commands import abort
-from stages.rollout.kserve.llm_objects import LLM_SERVICES, cache, llm_name, llm_service
+from stages.rollout.kserve.llm.objects import LLM_SERVICES, cache, llm_name, llm_service
 from stages.rollout.kserve.objects import KServeEndpoint, predictor
 from stages.rollout.kserve.render import objects
 from stages.rollout.kserve.settings import LLM, KServe
@@ -52,7 +52,7 @@ def server_of(service: dict[str, Any]) -> dict[str, Any]:
 def test_the_container_is_the_one_of_the_other_modes(tmp_path: Path) -> None:
     """Nothing of it is left to KServe's preset: it merges variables, mounts and probes with ours."""
     at = endpoint(tmp_path)
-    server, model = server_of(made(at)), predictor(at, NEXT, "route")["model"]
+    server, model = server_of(made(at)), predictor(at, NEXT)["model"]
     runtime = yaml.safe_load((REPOSITORY / "manifests/kserve/serving-runtime.yaml").read_text())["spec"]
     (kept,) = runtime["containers"]
     assert server["command"] == kept["command"]

@@ -13,8 +13,8 @@ from stages.parts.releases.history import history
 from stages.parts.releases.split import Split
 from stages.rollout.kserve import move as moving
 from stages.rollout.kserve import objects
-from stages.rollout.kserve.connect import MODES as MODES_OF_TARGETS
 from stages.rollout.kserve.kept import served_modes
+from stages.rollout.kserve.modes import all_modes
 from stages.rollout.kserve.move import Moved, move
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_audit import told
@@ -72,9 +72,8 @@ def test_an_endpoint_whose_name_is_too_long_for_the_other_mode_stays(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kserve = serve(gateway=True, **MODES["route"])
-    with monkeypatch.context() as older:
-        older.setattr(objects, "endpoint_name", lambda *_: f"{'n' * 30}-123456")
-        kserve.first(GOOD, **PACE)
+    monkeypatch.setattr(objects, "endpoint_name", lambda *_: f"{'n' * 30}-123456")
+    kserve.first(GOOD, **PACE)
     upgraded(kserve)
     before = kserve.server.all("InferenceService")
     with pytest.raises(ConfigError, match="with more than 63 characters in a row"):
@@ -110,8 +109,8 @@ def test_a_move_that_was_killed_is_completed(served: OnKServe, monkeypatch: pyte
 
     with clients(served) as load:
         with monkeypatch.context() as now:
-            for target in MODES_OF_TARGETS.values():
-                now.setattr(target, point, killed)
+            for mode in all_modes():
+                now.setattr(mode.target, point, killed)
             now.setattr(moving, "_undone", not_undone)  # as after SIGKILL
             with pytest.raises(Killed):
                 moved(served, "standard")

@@ -18,27 +18,31 @@ from stages.parts.machine.processor import LIMIT
 from stages.parts.releases.release import METRICS
 from stages.parts.vllm.arguments import GPU_ARGUMENT, engine_arguments
 from stages.rollout.kserve.autoscaling import scaled_object
+from stages.rollout.kserve.knative import objects as knative
+from stages.rollout.kserve.modes import mode_named
 from stages.rollout.kserve.objects import (
-    ISVC,
+    ISVCS,
     RUNTIME,
     USER,
     KServeEndpoint,
-    Mode,
-    canary,
     disruption_budget,
-    inference_service,
-    predictor,
     predictor_name,
-    route_service,
     startup_s,
 )
+from stages.rollout.kserve.route.objects import service_name
 from stages.rollout.kserve.settings import KServe
+from stages.rollout.kserve.standard.objects import canary, predictor
 from stages.select.selection import select
 from tests.samples import engine, measured_store
 from tests.serving import REPOSITORY
 
 FIRST, SECOND = "0001-fp16-aaaaaaaaaaaa", "0002-awq-bbbbbbbbbbbb"
-MODES: tuple[Mode, ...] = ("standard", "knative", "route")
+MODES = ("standard", "knative", "route")
+
+
+def service(at: KServeEndpoint, release: str, mode: str) -> dict[str, Any]:
+    """The InferenceService of a first release."""
+    return mode_named(mode).render(at, {release: 100})[0]
 
 
 def endpoint(
@@ -57,7 +61,7 @@ def runtime() -> dict[str, Any]:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_release_is_served_from_its_own_directory_with_what_was_measured(tmp_path: Path, mode: Any) -> None:
     serving = Serving(max_model_len=4096, tensor_parallel_size=2, extra_arguments=("--enable-prefix-caching",))
-    model = predictor(endpoint(tmp_path, serving=serving, drain_s=60), SECOND, mode)["model"]
+    model = service(endpoint(tmp_path, serving=serving, drain_s=60), SECOND, mode)["spec"]["predictor"]["model"]
     assert model["storageUri"] == f"pvc://slipway-models/org--name/releases/{SECOND}"
     assert model["runtime"] == RUNTIME == runtime()["metadata"]["name"]
     measured = engine_arguments(serving, tmp_path, on_gpu=True)
@@ -81,7 +85,7 @@ def test_a_pod_is_told_how_many_tokens_may_wait(tmp_path: Path) -> None:
     path = at.store.releases / SECOND / METRICS
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(told))
-    arguments = predictor(at, SECOND, "standard")["model"]["args"]
+    arguments = predictor(at, SECOND)["model"]["args"]
     assert arguments[arguments.index("--max-num-queued-tokens") + 1] == "2000"
 
 
@@ -99,11 +103,11 @@ def test_without_a_gpu_a_release_is_served_as_it_was_measured(
     at = KServeEndpoint(store, Serving(), KServe(gpu=None), "slipway")
     for limit in ("AVX2", "AVX512_CORE_BF16"):
         monkeypatch.setenv(LIMIT, limit)
-        model = predictor(at, decision.release, "standard")["model"]
+        model = predictor(at, decision.release)["model"]
         assert not any("gpu" in each for each in model["resources"]["limits"])
         assert model["args"][model["args"].index("--dtype") + 1] == measured
     chosen = dataclasses.replace(at, serving=Serving(dtype="float16"))
-    model = predictor(chosen, decision.release, "standard")["model"]
+    model = predictor(chosen, decision.release)["model"]
     assert model["args"][model["args"].index("--dtype") + 1] == "float16"
 
 
@@ -119,7 +123,7 @@ def test_on_a_gpu_a_release_is_served_as_it_was_measured_on_one(
         path.write_text(json.dumps(told))
     _, decision, _ = select(store, Profile(name="balanced"), ["fp16", "awq", "gptq"])
     at = KServeEndpoint(store, Serving(), KServe(), "slipway")
-    model = predictor(at, decision.release, "standard")["model"]
+    model = predictor(at, decision.release)["model"]
     assert model["args"][model["args"].index("--dtype") + 1] == dtype
 
 
@@ -132,12 +136,12 @@ def test_a_release_is_served_with_what_it_was_measured_with_unless_the_settings_
         path.write_text(json.dumps(told))
     _, decision, _ = select(store, Profile(name="balanced"), ["fp16", "awq", "gptq"])
     at = KServeEndpoint(store, AskedServing(), KServe(), "slipway")
-    model = predictor(at, decision.release, "standard")["model"]
+    model = predictor(at, decision.release)["model"]
     assert " --max-model-len 4096 " in f" {' '.join(model['args'])} "
     assert model["resources"]["limits"] == {"nvidia.com/gpu": "2", "memory": "19Gi"}
     assert startup_s(at, decision.release) == 3 * 400
     other = dataclasses.replace(at, serving=AskedServing(tensor_parallel_size=4), settings=KServe(memory="64Gi"))
-    limits = predictor(other, decision.release, "standard")["model"]["resources"]["limits"]
+    limits = predictor(other, decision.release)["model"]["resources"]["limits"]
     assert limits == {"nvidia.com/gpu": "4", "memory": "64Gi"}
 
 
@@ -149,14 +153,14 @@ def test_a_release_that_is_cheaper_on_fewer_gpus_asks_for_so_many(tmp_path: Path
     for against, gpus, ready_s in (([], "2", 1200), (["it is not cheaper"], "4", 900)):
         layout = {"tensor_parallel_size": 2, "against": against, "engine": fewer}
         (at.store.releases / FIRST / METRICS).write_text(json.dumps({"engine": measured, "layout": layout}))
-        model = predictor(at, FIRST, "standard")["model"]
+        model = predictor(at, FIRST)["model"]
         assert (
             model["resources"]["limits"]["nvidia.com/gpu"] == model["resources"]["requests"]["nvidia.com/gpu"] == gpus
         )
         assert f" --tensor-parallel-size {gpus} " in f" {' '.join(model['args'])} "
         assert startup_s(at, FIRST) == ready_s
     number = dataclasses.replace(at, serving=AskedServing(tensor_parallel_size=8))
-    assert predictor(number, FIRST, "standard")["model"]["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    assert predictor(number, FIRST)["model"]["resources"]["limits"]["nvidia.com/gpu"] == "8"
 
 
 def test_the_version_of_vllm_is_that_of_the_evaluation() -> None:
@@ -167,7 +171,7 @@ def test_the_version_of_vllm_is_that_of_the_evaluation() -> None:
 
 
 def test_a_pod_that_stops_finishes_its_requests(tmp_path: Path) -> None:
-    pods = predictor(endpoint(tmp_path, drain_s=100), FIRST, "standard")
+    pods = predictor(endpoint(tmp_path, drain_s=100), FIRST)
     shutdown_s = int(pods["model"]["args"][pods["model"]["args"].index("--shutdown-timeout") + 1])
     pause_s = int(pods["model"]["lifecycle"]["preStop"]["exec"]["command"][1])
     assert shutdown_s == 100
@@ -180,12 +184,12 @@ def test_a_large_model_gets_time_to_load(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     with (folder / "model.safetensors").open("wb") as weights:
         weights.truncate(400 << 30)  # a sparse file
-    probe = predictor(at, SECOND, "standard")["model"]["startupProbe"]
+    probe = predictor(at, SECOND)["model"]["startupProbe"]
     assert startup_s(at, FIRST) == 900
     assert startup_s(at, SECOND) == 300 + 4096
     assert startup_s(dataclasses.replace(at, serving=AskedServing(startup_timeout_s=60)), SECOND) == 60
     assert probe["periodSeconds"] * probe["failureThreshold"] >= startup_s(at, SECOND)
-    annotations = predictor(at, SECOND, "knative")["annotations"]
+    annotations = knative.predictor(at, SECOND)["annotations"]
     assert int(annotations["serving.knative.dev/progress-deadline"].removesuffix("s")) > startup_s(at, SECOND)
 
 
@@ -197,24 +201,24 @@ def test_shared_memory_grows_with_the_gpus_and_is_part_of_the_memory(
 ) -> None:
     at = dataclasses.replace(endpoint(tmp_path, gpu=gpu), serving=Serving(tensor_parallel_size=size))
     for mode in MODES:
-        pods = predictor(at, FIRST, mode)
+        pods = service(at, FIRST, mode)["spec"]["predictor"]
         (shared,) = pods["volumes"]
         assert shared == {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{expected}Gi"}}
         assert int(pods["model"]["resources"]["limits"]["memory"].removesuffix("Gi")) > expected
-    assert canary(predictor(at, FIRST, "standard"), 10)["predictor"]["volumes"] == [shared]
+    assert canary(predictor(at, FIRST), 10)["predictor"]["volumes"] == [shared]
     (mounted,) = [each for each in runtime()["spec"]["containers"][0]["volumeMounts"] if each["name"] == "shm"]
     assert mounted["mountPath"] == "/dev/shm"
     assert "shm" in {each["name"] for each in runtime()["spec"]["volumes"]}
 
 
 def test_probes_need_no_api_key(tmp_path: Path) -> None:
-    model = predictor(endpoint(tmp_path), FIRST, "standard")["model"]
+    model = predictor(endpoint(tmp_path), FIRST)["model"]
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert model[name]["httpGet"] == {"path": "/health", "port": 8080}
 
 
 def test_knative_gets_no_field_that_it_refuses(tmp_path: Path) -> None:
-    pods = predictor(endpoint(tmp_path, timeout_s=3600), FIRST, "knative")
+    pods = knative.predictor(endpoint(tmp_path, timeout_s=3600), FIRST)
     assert not {"terminationGracePeriodSeconds", "topologySpreadConstraints", "name", "nodeSelector"} & pods.keys()
     assert "lifecycle" not in pods["model"]
     assert pods["timeout"] == 600
@@ -224,13 +228,13 @@ def test_knative_gets_no_field_that_it_refuses(tmp_path: Path) -> None:
         1,
         3,
     )
-    whole = inference_service(endpoint(tmp_path), pods, "knative")
+    whole = knative.inference_service(endpoint(tmp_path), pods)
     assert whole["metadata"]["annotations"]["serving.kserve.io/enable-tag-routing"] == "true"
     assert pods["annotations"]["autoscaling.knative.dev/scale-down-delay"] == "300s"
 
 
 def test_a_canary_has_no_field_that_kserve_refuses_on_one(tmp_path: Path) -> None:
-    stable = predictor(endpoint(tmp_path), SECOND, "standard")
+    stable = predictor(endpoint(tmp_path), SECOND)
     entry = canary(stable, 10)
     assert entry["trafficPercent"] == 10
     assert entry["predictor"]["name"] == predictor_name(SECOND) == "r2-bbbbbb"
@@ -241,7 +245,7 @@ def test_a_canary_has_no_field_that_kserve_refuses_on_one(tmp_path: Path) -> Non
 
 
 def test_promoting_changes_no_field_of_a_pod(tmp_path: Path) -> None:
-    stable = predictor(endpoint(tmp_path), SECOND, "standard")
+    stable = predictor(endpoint(tmp_path), SECOND)
     beside = {"minReplicas", "maxReplicas", "timeout"}
     assert {**canary(stable, 0)["predictor"]}.items() >= {k: v for k, v in stable.items() if k not in beside}.items()
 
@@ -249,10 +253,10 @@ def test_promoting_changes_no_field_of_a_pod(tmp_path: Path) -> None:
 def test_annotations_of_the_service_are_the_same_for_every_release(tmp_path: Path) -> None:
     at = endpoint(tmp_path)
     for mode in MODES:
-        made = [inference_service(at, predictor(at, each, mode), mode) for each in (FIRST, SECOND)]
+        made = [service(at, each, mode) for each in (FIRST, SECOND)]
         assert made[0]["metadata"]["annotations"] == made[1]["metadata"]["annotations"]
         assert "serving.kserve.io/enable-prometheus-scraping" not in made[0]["metadata"]["annotations"]
-        assert (made[0]["apiVersion"], made[0]["kind"]) == (ISVC, "InferenceService")
+        assert (made[0]["apiVersion"], made[0]["kind"]) == (ISVCS.api_version, "InferenceService")
 
 
 @pytest.mark.parametrize(
@@ -271,7 +275,7 @@ def test_names_fit_into_labels_and_hosts(tmp_path: Path, model: str) -> None:
 @pytest.mark.parametrize("namespace", ["ml", "slipway-test-539175", "n" * 24])
 def test_the_hosts_of_mode_route_fit_into_a_label_of_dns(tmp_path: Path, model: str, namespace: str) -> None:
     at = dataclasses.replace(endpoint(tmp_path, model), namespace=namespace)
-    names = [route_service(at, f"{number:04}-awq-bbbbbbbbbbbb") for number in (1, 9999)]
+    names = [service_name(at, f"{number:04}-awq-bbbbbbbbbbbb") for number in (1, 9999)]
     assert all(len(f"{name}-predictor-{namespace}") <= 63 for name in names)
     assert all(name[0].isalpha() and at.name[-6:] in name for name in names)
     assert "--" not in names[0]
@@ -289,7 +293,7 @@ def test_the_hosts_of_mode_standard_fit_into_a_label_of_dns(tmp_path: Path, mode
 
 def test_a_namespace_without_room_for_a_host_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="too long for the host names"):
-        route_service(dataclasses.replace(endpoint(tmp_path, "org/name"), namespace="n" * 60), FIRST)
+        service_name(dataclasses.replace(endpoint(tmp_path, "org/name"), namespace="n" * 60), FIRST)
 
 
 def test_models_that_look_alike_in_dns_have_names_of_their_own(tmp_path: Path) -> None:
@@ -299,7 +303,7 @@ def test_models_that_look_alike_in_dns_have_names_of_their_own(tmp_path: Path) -
 
 def test_only_changes_restart_pods(tmp_path: Path) -> None:
     def revision(**changed: Any) -> str:
-        return str(predictor(endpoint(tmp_path, **changed), FIRST, "standard")["labels"]["slipway/revision"])
+        return str(predictor(endpoint(tmp_path, **changed), FIRST)["labels"]["slipway/revision"])
 
     assert revision() == revision(scaling={"maximum": 9}, in_force_s=5, prometheus="http://p:9090")
     assert revision() != revision(drain_s=1)
@@ -309,7 +313,7 @@ def test_only_changes_restart_pods(tmp_path: Path) -> None:
 def test_an_argument_that_kserve_treats_as_a_template_is_refused(tmp_path: Path) -> None:
     serving = Serving(extra_arguments=("--chat-template", "{{ messages }}"))
     with pytest.raises(ConfigError, match=r"KServe would treat .*messages.* as a template"):
-        predictor(endpoint(tmp_path, serving=serving), FIRST, "standard")
+        predictor(endpoint(tmp_path, serving=serving), FIRST)
 
 
 def test_replicas_follow_vllms_own_queue(tmp_path: Path) -> None:
@@ -345,11 +349,11 @@ def test_no_manifest_contains_a_secret(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("SLIPWAY_API_KEY", "sesame-4711")
     at = endpoint(tmp_path, prometheus="http://p:9090")
     for mode in MODES:
-        assert "sesame-4711" not in repr(inference_service(at, predictor(at, FIRST, mode), mode))
+        assert "sesame-4711" not in repr(service(at, FIRST, mode))
 
 
 def test_nodes_are_drained_one_replica_at_a_time(tmp_path: Path) -> None:
     at = endpoint(tmp_path)
     spec = disruption_budget(at)["spec"]
     assert spec["maxUnavailable"] == 1
-    assert spec["selector"]["matchLabels"].items() <= predictor(at, FIRST, "standard")["labels"].items()
+    assert spec["selector"]["matchLabels"].items() <= predictor(at, FIRST)["labels"].items()

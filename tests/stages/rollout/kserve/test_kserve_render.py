@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from stages.rollout.kserve.objects import Mode, Object
+from stages.parts.cluster.kinds import Object
 from stages.rollout.kserve.render import objects
 from stages.rollout.state_machine import roll_out
 from tests.stages.rollout.kserve.on_kserve import OnKServe
@@ -40,11 +40,11 @@ def test_the_rendered_objects_are_those_that_are_applied(serve: Callable[..., On
     kserve = serve(**MODES[mode])
     kserve.make(GOOD)
     kserve.roll(GOOD)
-    assert_applied(kserve, objects(kserve.endpoint(), GOOD, None, cast(Mode, mode), 100))
+    assert_applied(kserve, objects(kserve.endpoint(), GOOD, None, mode, 100))
     kserve.make(NEXT)
     roll_out(kserve.store, kserve.connect(), NEXT, SETTINGS, until="10")
     kserve.connect().shift(NEXT, 10)
-    shown = objects(kserve.endpoint(), NEXT, GOOD, cast(Mode, mode), 10)
+    shown = objects(kserve.endpoint(), NEXT, GOOD, mode, 10)
     kinds = {"standard": 1, "knative": 1, "route": 2, "llm": 0}[mode] * ["InferenceService"]
     kinds += ["LLMInferenceService"] * 2 if mode == "llm" else []
     assert [each["kind"] for each in shown] == [

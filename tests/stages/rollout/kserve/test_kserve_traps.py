@@ -12,6 +12,7 @@ from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled, Rolle
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases.split import Split
 from stages.rollout.commands import abort
+from stages.rollout.kserve.objects import ISVCS
 from tests.serving import wait_until
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES
@@ -166,9 +167,7 @@ def test_a_status_that_changes_meanwhile_is_not_a_conflict(standard: OnKServe) -
     body = {key: seen[key] for key in ("apiVersion", "kind", "spec")}
     body["metadata"] = {key: seen["metadata"][key] for key in ("name", "labels", "annotations")}
     body["spec"]["canary"][0]["trafficPercent"] = 20
-    from stages.rollout.kserve.kept import ISVCS
-
-    assert target.apply(ISVCS, body, seen)["spec"]["canary"][0]["trafficPercent"] == 20
+    assert target.objects.apply(ISVCS, body, seen)["spec"]["canary"][0]["trafficPercent"] == 20
 
 
 def test_canary_traffic_percent_is_ignored_in_standard_mode(standard: OnKServe) -> None:

@@ -9,16 +9,18 @@ its Deployment's selector, which can't change: the revision is an annotation.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 from scoring.units import GIB
 from stages.parts.base.store import digest_of, directory_name
-from stages.parts.cluster.kinds import Kind
+from stages.parts.cluster.kinds import Kind, Object
 from stages.parts.releases.pinned import weights_bytes
+from stages.rollout.kserve.autoscaling import scaled_objects
+from stages.rollout.kserve.detect import as_configured
 from stages.rollout.kserve.objects import (
     ENDPOINT,
     LABEL_CHARACTERS,
-    LLM_PORT,
     MODEL,
     PART_OF,
     RELEASE,
@@ -26,8 +28,8 @@ from stages.rollout.kserve.objects import (
     SHARED,
     USER,
     KServeEndpoint,
-    Object,
     container,
+    disruption_budget,
     pod_fields,
     predictor_name,
     route_spec,
@@ -38,7 +40,8 @@ LLM_SERVICES: Final = Kind("serving.kserve.io/v1alpha1", "LLMInferenceService", 
 CACHES: Final = Kind("serving.kserve.io/v1alpha1", "LocalModelNamespaceCache", "localmodelnamespacecaches")
 PROMOTED: Final = "slipway/promoted"
 """The annotation of the stable release's service."""
-CONTAINER: Final = "main"
+PORT: Final = 8000
+"""KServe fixes it for a LLMInferenceService."""
 SERVED_FROM: Final = "/mnt/models"
 POOLS: Final = "inference.networking.k8s.io"
 SERVICE_SUFFIX: Final = "-kserve-workload-svc"
@@ -108,7 +111,7 @@ def llm_service(endpoint: KServeEndpoint, release: str, gateway: str, hostname: 
     made["router"] = {"scheduler": {"labels": {ENDPOINT: endpoint.name}}} if scheduler else {}  # may be reached as pods
     group, kind = (POOLS, "InferencePool") if scheduler else ("", "Service")
     called = backend({"metadata": {"name": name}, "spec": made})
-    leads_to = {"group": group, "kind": kind, "name": called, "port": LLM_PORT, "weight": 1}
+    leads_to = {"group": group, "kind": kind, "name": called, "port": PORT, "weight": 1}
     # KServe puts all members of the group in the place of this backend, with their weights.
     spec = route_spec(endpoint, gateway, hostname, [leads_to])
     made["router"]["route"] = {"group": endpoint.name, "weight": 0, "http": {"spec": spec}}
@@ -173,17 +176,38 @@ def _service(endpoint: KServeEndpoint, name: str, spec: Object, marks: dict[str,
 
 
 def _template(endpoint: KServeEndpoint, release: str) -> Object:
-    server = container(endpoint, release, "llm")
+    server = container(endpoint, release, port=PORT)
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         server[name]["httpGet"] = server[name]["httpGet"] | {"scheme": "HTTP"}  # whatever the preset's is
     server["env"] += [{"name": name, "value": value} for name, value in VARIABLES.items()]
     server |= {
-        "name": CONTAINER,
+        "name": "main",
         "command": ["vllm", "serve", SERVED_FROM],
-        "ports": [{"containerPort": LLM_PORT, "protocol": "TCP"}],
+        "ports": [{"containerPort": PORT, "protocol": "TCP"}],
         "securityContext": SECURITY,
         "volumeMounts": [{"name": TMP, "mountPath": "/tmp"}, {"name": SHARED, "mountPath": "/dev/shm"}],  # noqa: S108
     }
-    pods = pod_fields(endpoint, release, "llm")
+    pods = pod_fields(endpoint, release)
     pods["volumes"].append({"name": TMP, "emptyDir": {}})
     return pods | {"containers": [server]}
+
+
+def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
+    """See ``Mode.render``."""
+    installation, settings = as_configured("llm", endpoint.settings, {}), endpoint.settings
+    hostname = installation.hostname(endpoint.name, endpoint.namespace)
+    group, scheduler = settings.llm.cache_nodes, settings.llm.scheduler
+    services = {
+        release: llm_service(endpoint, release, installation.gateway, hostname, scheduler=scheduler)
+        for release in shares
+    }
+    stable = next(iter(shares))
+    return [
+        *(cache(endpoint, release, group) for release in shares if group),
+        *(
+            changed(endpoint, services[release], percent, promoted=release == stable)
+            for release, percent in shares.items()
+        ),
+        disruption_budget(endpoint),
+        *scaled_objects(endpoint, {release: llm_deployment(llm_name(endpoint, release)) for release in shares}),
+    ]

@@ -1,0 +1,163 @@
+"""The objects of one endpoint on its cluster.
+
+Objects are applied server-side by one field manager, at the version that was read. On the way forward this is never
+forced: a change that somebody else made meanwhile is a Conflict. On the way back it is forced: a person who changed a
+share by hand owns that field from then on, but must not keep clients at a bad canary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stages.parts.base.errors import Conflict, TransientError
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import Kind, Object
+from stages.parts.cluster.refusals import Absent
+from stages.rollout.kserve.http_route import HTTP_ROUTES
+from stages.rollout.kserve.objects import ISVCS, MODEL, KServeEndpoint, disruption_budget
+
+SERVICES: Final = Kind("v1", "Service", "services")
+BUDGETS: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+
+
+@dataclass(frozen=True)
+class AppliedObjects:
+    """Reads, applies and removes the objects of one endpoint."""
+
+    cluster: Cluster
+    endpoint: KServeEndpoint
+    poll_s: float
+
+    def get(self, kind: Kind, name: str) -> Object | None:
+        try:
+            return self.cluster.get(kind, name)
+        except Absent:
+            return None
+
+    def ours(self, kind: Kind = ISVCS, name: str = "") -> Object | None:
+        """What serves under *name*, by default the endpoint's.
+
+        Raises:
+            Conflict: it is another model's, or another controller looks after it.
+        """
+        service = self.get(kind, name or self.endpoint.name)
+        if service is None:
+            return None
+        refuse_foreign(kind, service)
+        if service["metadata"].get("annotations", {}).get(MODEL) != self.endpoint.store.model:
+            raise Conflict(
+                f"the {kind.name} {service['metadata']['name']} does not serve {self.endpoint.store.model}",
+                hint="rename or remove it",
+            )
+        return service
+
+    def route_by_kserve(self, name: str, kind: str, owner: str) -> Object | None:
+        """The HTTPRoute that KServe makes for the *kind* called *owner*.
+
+        Raises:
+            Conflict: there is one of somebody else under its name.
+        """
+        route = self.get(HTTP_ROUTES, name)
+        if route:
+            refuse_foreign(HTTP_ROUTES, route, kind, owner)
+            if not route["metadata"].get("ownerReferences"):
+                raise Conflict(f"the HTTPRoute {name} was not made by KServe", hint="remove it; nothing was changed")
+        return route
+
+    def apply(self, kind: Kind, body: Object, seen: Object | None, *, back: bool = False) -> Object:
+        """Apply *body* if the object is still as it was *seen*; on the way *back*, no matter who owns its fields.
+
+        Raises:
+            Conflict: somebody else changed it, or owns one of its fields.
+            TransientError: it changed at this very moment, on the way back.
+        """
+        while True:
+            if seen:
+                body = body | {"metadata": body["metadata"] | {"resourceVersion": seen["metadata"]["resourceVersion"]}}
+            try:
+                return self.cluster.apply(kind, body, force=back)
+            except Conflict as error:
+                present = self.get(kind, body["metadata"]["name"])
+                if seen and present and _only_status_changed(seen, present):
+                    seen = present
+                    continue
+                if present and _contains(present["spec"], body["spec"]):
+                    return present  # an earlier try of this very call applied it, and its answer was lost
+                message = f"somebody else changed {kind.name} {body['metadata']['name']}: {error}"
+                if back:
+                    raise TransientError(message, hint="try again") from error
+                raise Conflict(
+                    message,
+                    hint="to see who: kubectl get -o yaml --show-managed-fields; then start the rollout again",
+                ) from error
+
+    def apply_budget(self) -> None:
+        self.cluster.apply(BUDGETS, disruption_budget(self.endpoint), force=True)
+
+    def remove(self, kind: Kind, name: str) -> None:
+        with contextlib.suppress(Absent):
+            self.cluster.delete(kind, name)
+
+    def remove_budget(self) -> None:
+        self.remove(BUDGETS, self.endpoint.name)
+
+    def wait_until(self, lacking: Callable[[], str], change: str) -> None:
+        """Wait until nothing is *lacking* any more for a *change* to be in force.
+
+        Raises:
+            TransientError: after ``in_force_s`` something still is, which is named.
+        """
+        deadline = time.monotonic() + self.endpoint.settings.in_force_s
+        while why := lacking():
+            if time.monotonic() > deadline:
+                raise TransientError(
+                    f"{change} was not in force within {self.endpoint.settings.in_force_s} s: {why}",
+                    hint=f"kubectl -n {self.endpoint.namespace} describe isvc,llmisvc,httproute",
+                )
+            time.sleep(self.poll_s)
+
+    def service_url(self, name: str) -> str:
+        """Base URL of a Service. A Service without a cluster IP is reached at its pods' port.
+
+        Raises:
+            TransientError: it does not exist (yet).
+        """
+        service = self.get(SERVICES, name)
+        if service is None:
+            raise TransientError(f"there is no Service {name} yet")
+        port = service["spec"]["ports"][0]
+        headless = service["spec"].get("clusterIP") == "None"
+        number = port.get("targetPort", port["port"]) if headless else port["port"]
+        return self.endpoint.settings.service_url.format(service=name, namespace=self.endpoint.namespace, port=number)
+
+
+def refuse_foreign(kind: Kind, body: Object, *owner: str) -> None:
+    """Raises: Conflict: a controller, but not that of *owner* (kind, name), looks after the object."""
+    for reference in body["metadata"].get("ownerReferences", []):
+        if (reference["kind"], reference["name"]) != owner:
+            raise Conflict(
+                f"the {kind.name} {body['metadata']['name']} belongs to the {reference['kind']} {reference['name']}",
+                hint=f"remove or rename that {reference['kind']}; nothing was changed",
+            )
+
+
+def _only_status_changed(seen: Object, present: Object) -> bool:
+    """Whether only a controller changed the object: writing a status makes a new version, too."""
+    before, now = seen["metadata"], present["metadata"]
+    same = all(before.get(key) == now.get(key) for key in ("uid", "generation", "labels", "annotations"))
+    return same and before["resourceVersion"] != now["resourceVersion"]
+
+
+def _contains(present: Any, applied: Any) -> bool:
+    """Whether *present* contains all of *applied*; KServe adds defaults."""
+    if isinstance(applied, dict):
+        return isinstance(present, dict) and all(
+            key in present and _contains(present[key], value) for key, value in applied.items()
+        )
+    if isinstance(applied, list):
+        return isinstance(present, list) and len(present) == len(applied) and all(map(_contains, present, applied))
+    return bool(present == applied)

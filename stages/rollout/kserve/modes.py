@@ -1,0 +1,59 @@
+"""The modes of KServe: the ways in which it serves a model and splits its traffic.
+
+To add one: a package beside ``standard`` whose ``MODE`` describes it, and its line in ``MODES``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
+
+if TYPE_CHECKING:
+    from stages.parts.cluster.kinds import Kind, Object
+    from stages.rollout.kserve.detect import Setup
+    from stages.rollout.kserve.objects import KServeEndpoint
+    from stages.rollout.kserve.target import KServeTarget
+
+AUTO: Final = "auto"
+"""The mode that serves the model already, otherwise the first in ``MODES`` that suits the cluster."""
+MODES: Final[dict[str, str]] = {
+    "standard": "stages.rollout.kserve.standard",
+    "knative": "stages.rollout.kserve.knative",
+    "route": "stages.rollout.kserve.route",
+    "llm": "stages.rollout.kserve.llm",
+}
+"""The package of each mode, imported only when the mode is used."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way of serving a model on KServe."""
+
+    name: str
+    target: type[KServeTarget]
+    services: Kind
+    """The kind of the objects that serve."""
+    owns: Callable[[Object], bool]
+    """Whether such an object of ours serves in this mode."""
+    suits: Callable[[Setup], bool]
+    """Whether ``auto`` may choose the mode on a cluster."""
+    check: Callable[[Setup], None]
+    """Raises NotInstalled or ConfigError if the mode can't work on a cluster: what is missing, and what to do."""
+    render: Callable[[KServeEndpoint, Mapping[str, int]], list[Object]]
+    """The objects that a rollout applies at these percentages by release, the stable release's first."""
+    movable: bool = False
+    """Whether a model can be moved from and to this mode: its routes belong to a gateway that others share."""
+    needs_runtime: bool = True
+    """Whether pods are made by the ServingRuntime in ``manifests/kserve``."""
+    autoscaler: str = ""
+    """What scales releases in this mode by itself; empty if KEDA has to."""
+
+
+def mode_named(name: str) -> Mode:
+    return cast(Mode, importlib.import_module(MODES[name]).MODE)
+
+
+def all_modes() -> list[Mode]:
+    return [mode_named(name) for name in MODES]

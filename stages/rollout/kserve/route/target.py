@@ -1,0 +1,175 @@
+"""Mode ``route`` as the target of a rollout. The route's first backend is the stable release, the second, if there is
+one, the canary."""
+
+from __future__ import annotations
+
+from stages.parts.base.errors import Conflict
+from stages.parts.cluster.kinds import Object
+from stages.parts.releases.split import Split
+from stages.rollout.kserve.applied import SERVICES, refuse_foreign
+from stages.rollout.kserve.http_route import HTTP_ROUTES, lacking, share, shares, unprogrammed
+from stages.rollout.kserve.objects import AUTOSCALER, ISVCS, MODEL, predictor, release_of, revision_of
+from stages.rollout.kserve.route.objects import (
+    SERVICE_PORT,
+    deployment,
+    http_route,
+    inference_service,
+    route_name,
+    service_name,
+)
+from stages.rollout.kserve.target import AGAIN, ServicePerReleaseTarget, check_reconciled, condition
+
+
+class RouteTarget(ServicePerReleaseTarget):
+    def regarding(self) -> Object | None:
+        return self._route()
+
+    def release_served(self, service: Object) -> str | None:
+        return release_of(service["spec"]["predictor"])
+
+    def service_name(self, release: str) -> str:
+        return service_name(self.endpoint, release)
+
+    def deployment(self, release: str) -> str:
+        return deployment(self.endpoint, release)
+
+    def stable_of(self, services: dict[str, Object]) -> str | None:
+        route = self._route()
+        return self._stable(services, route) if route else None
+
+    def _stable(self, services: dict[str, Object], route: Object) -> str:
+        first = _backends(route)[0]
+        stable = next((release for release in services if self.deployment(release) == first), None)
+        if stable is None:
+            raise Conflict(
+                f"the route {route['metadata']['name']} leads to a Service of somebody else", hint="remove the route"
+            )
+        return stable
+
+    def split(self) -> Split:
+        services, route = self.services(), self._route()
+        if route is None:
+            return Split(None)
+        stable = self._stable(services, route)
+        others = [release for release in services if release != stable]
+        weighted = [release for release in others if self.deployment(release) in _backends(route)]
+        if not others:
+            return Split(stable)
+        canary = (weighted or others[-1:])[0]
+        return Split(stable, canary, share(route, self.deployment(canary)))
+
+    def revisions(self, release: str) -> tuple[str | None, str]:
+        service = self.objects.ours(name=self.service_name(release))
+        present = revision_of(service["spec"]["predictor"]) if service else None
+        return present, revision_of(predictor(self.endpoint, release))
+
+    def deploy(self, release: str) -> None:
+        self.clear_the_way(release)
+        seen = self.objects.ours(name=self.service_name(release))
+        body = inference_service(self.endpoint, release)
+        if seen and seen["metadata"]["annotations"].get(AUTOSCALER) == "external":  # another one would restart its pods
+            body["metadata"]["annotations"][AUTOSCALER] = "external"
+        self.apply_companions(release, self.deployment(release), self.objects.apply(ISVCS, body, seen))
+
+    def ready(self, release: str) -> bool:
+        service = self.service(release)
+        check_reconciled(service)
+        revision = revision_of(service["spec"]["predictor"])
+        return self.pods.ready(release, revision) and condition(service, "PredictorReady")
+
+    def url(self, release: str) -> str:
+        self.service(release)
+        return self.objects.service_url(self.deployment(release))
+
+    def shift(self, release: str, percent: int) -> None:
+        self.service(release)
+        route = self._route()
+        if route is None:
+            raise Conflict(f"{self.endpoint.store.model} has no route", hint=AGAIN)
+        stable = self._stable(self.services(), route)
+        if stable == release:
+            raise Conflict(f"{release} is the stable release", hint=AGAIN)
+        if shares(route).get(self.deployment(release)) != percent or unprogrammed(route):
+            self._split(route, {stable: 100 - percent, release: percent})
+        elif self.has_propagated(release, percent):
+            return
+        self.wait_for_propagation(release, percent)
+
+    def promote(self, release: str) -> None:
+        self.service(release)
+        route = self._route()
+        stable = self._stable(self.services(), route) if route else None
+        if stable not in (None, release):
+            self.shift(release, 100)
+            route = self._route()
+        self._split(route, {release: 100})
+        if stable is None:
+            self.wait_for_propagation(release, 100)
+        for other in self.services().keys() - {release}:
+            self.remove_service(other)
+        self.apply_companions(release, self.deployment(release), self.service(release))
+
+    def withdraw(self, release: str, *, first: bool = False) -> None:
+        services, route = self.services(), self._route()
+        stable = self._stable(services, route) if route else None
+        if stable == release:
+            if not first or services.keys() - {release}:
+                raise self.refusal(release)
+            self.objects.remove(HTTP_ROUTES, route_name(self.endpoint))
+        elif stable:
+            self._split(route, {stable: 100}, back=True)
+            self.wait_for_propagation(release, 0)
+        self.remove_service(release)
+        if not self.services():
+            self.remove_all()
+
+    def leave_host(self) -> None:
+        if route := self._route():
+            self.objects.remove(HTTP_ROUTES, route["metadata"]["name"])
+            self.wait_for_propagation("", 0)
+
+    def _split(self, seen: Object | None, percent: dict[str, int], *, back: bool = False) -> None:
+        """Give each release its percentage, the stable one first, and wait until that is in force."""
+        weights = [(self.deployment(release), self._port(release), part) for release, part in percent.items()]
+        body = http_route(self.endpoint, self.installation.gateway, self.hostname, weights)
+        self.objects.apply(HTTP_ROUTES, body, seen, back=back)
+        services = {name: float(part) for name, _, part in weights}
+
+        def unfinished() -> str:
+            route = self._route()
+            if route and shares(route) != services:
+                raise Conflict("somebody else changed the route", hint=AGAIN)
+            return lacking(route, services)
+
+        self.objects.wait_until(
+            unfinished, " and ".join(f"{part} % for {release}" for release, part in percent.items())
+        )
+
+    def _port(self, release: str) -> int:
+        service = self.objects.get(SERVICES, self.deployment(release))
+        return int(service["spec"]["ports"][0]["port"]) if service else SERVICE_PORT
+
+    def _route(self) -> Object | None:
+        """The rollout's own route.
+
+        Raises:
+            Conflict: another controller looks after it, or there is one of somebody else under its name.
+        """
+        route = self.objects.get(HTTP_ROUTES, route_name(self.endpoint))
+        if route:
+            refuse_foreign(HTTP_ROUTES, route)
+            if route["metadata"].get("annotations", {}).get(MODEL) != self.endpoint.store.model:
+                raise Conflict(
+                    f"the HTTPRoute {route['metadata']['name']} is not of {self.endpoint.store.model}",
+                    hint="remove or rename it",
+                )
+        return route
+
+
+def _backends(route: Object) -> list[str]:
+    """Raises: Conflict: it is not as the rollout made it."""
+    rules = route["spec"].get("rules", [])
+    backends = [backend["name"] for backend in rules[0].get("backendRefs", [])] if len(rules) == 1 else []
+    if not backends:
+        raise Conflict(f"the route {route['metadata']['name']} was changed beyond its weights", hint="remove it")
+    return backends

@@ -1,0 +1,210 @@
+"""Mode ``standard`` as the target of a rollout: the canary in ``spec.canary``, weights in KServe's own route.
+
+``status.canaryStatuses`` repeats the percentage that was requested; only the HTTPRoute shows what is in force. When a
+canary is removed, KServe deletes its Deployment before it changes the route: its share is therefore set to 0 first.
+
+While there is a canary, KServe gives the stable release its ``minReplicas`` less the canary's, and at least one. The
+rollout therefore adds the canary's for that time: the stable release keeps what it has, and can take all traffic back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stages.parts.base.errors import Conflict
+from stages.parts.cluster.kinds import Object
+from stages.parts.releases.split import Split
+from stages.rollout.kserve.http_route import lacking, share
+from stages.rollout.kserve.objects import AUTOSCALER, ISVCS, predictor_name, release_of, revision_of
+from stages.rollout.kserve.standard.detect import check_hostname
+from stages.rollout.kserve.standard.objects import (
+    canary,
+    deployment,
+    inference_service,
+    predictor,
+    replicas,
+    with_replicas,
+)
+from stages.rollout.kserve.target import AGAIN, OneServiceTarget, check_reconciled, condition
+from stages.rollout.target import tried_already
+
+
+class StandardTarget(OneServiceTarget):
+    def split(self) -> Split:
+        service = self.objects.ours()
+        other = self._canary(service) if service else None
+        if service is None or (other is None and self._route() is None):
+            return Split(None)  # KServe creates the route once the first release is ready
+        stable = release_of(service["spec"]["predictor"])
+        if other is None:
+            return Split(stable)
+        percent = share(self._route(), deployment(self.endpoint, other["predictor"]))
+        return Split(stable, release_of(other["predictor"]), percent)
+
+    def revisions(self, release: str) -> tuple[str | None, str]:
+        service = self.objects.ours()
+        present = revision_of(service["spec"]["predictor"]) if service else None
+        return present, revision_of(predictor(self.endpoint, release))
+
+    def deploy(self, release: str) -> None:
+        service, route = self.objects.ours(), self._route()
+        new = predictor(self.endpoint, release)
+        stable = service["spec"]["predictor"] if service else {}
+        if service is None or route is None or release_of(stable) == release:
+            canaries = service["spec"].get("canary") or [] if service and route else []
+            applied = self._apply(service, new, canaries, anew=True)
+        else:
+            other = self._canary(service)
+            if other and (tried := release_of(other["predictor"])) != release:
+                raise tried_already(tried)
+            if other is None:
+                stable = with_replicas(stable, replicas(new))
+            applied = self._apply(service, stable, [canary(new, other["trafficPercent"] if other else 0)])
+        self.apply_companions(release, deployment(self.endpoint, new), applied)
+
+    def check_room(self, release: str) -> None:
+        """See ``Target``; there must be room in the release's host name, too."""
+        name = deployment(self.endpoint, {"name": predictor_name(release)})
+        check_hostname(self.installation, name, self.endpoint.namespace)
+        super().check_room(release)
+
+    def ready(self, release: str) -> bool:
+        """What both KServe and the pods report. KServe's report changes while a model loads, and may be about an older
+        revision."""
+        service = self.service()
+        check_reconciled(service)
+        served = self._predictor(service, release)
+        if not self.pods.ready(release, revision_of(served)):
+            return False
+        if release_of(service["spec"]["predictor"]) == release:
+            return condition(service, "PredictorReady")
+        statuses = service.get("status", {}).get("canaryStatuses", [])
+        return any(status["name"] == served["name"] and status["ready"] for status in statuses)
+
+    def url(self, release: str) -> str:
+        return self.objects.service_url(self.deployment(release))
+
+    def deployment(self, release: str) -> str:
+        return deployment(self.endpoint, self._predictor(self.service(), release))
+
+    def shift(self, release: str, percent: int) -> None:
+        self._set_share(release, percent)
+
+    def _set_share(self, release: str, percent: int, *, back: bool = False) -> None:
+        service = self.service()
+        other = self._canary(service)
+        if other is None or release_of(other["predictor"]) != release:
+            raise Conflict(f"{release} is not the canary", hint="deploy it first")
+        if other["trafficPercent"] != percent:
+            self._apply(service, service["spec"]["predictor"], [canary(other["predictor"], percent)], back=back)
+        elif self.has_propagated(release, percent) and not self._lacking(other["predictor"], percent):
+            return
+        self._wait(other["predictor"], percent)
+        self.wait_for_propagation(release, percent)
+
+    def promote(self, release: str) -> None:
+        service = self.service()
+        stable = service["spec"]["predictor"]
+        if release_of(stable) != release:
+            self.shift(release, 100)
+            service = self.service()
+            other = self._canary(service)
+            if other is None or release_of(other["predictor"]) != release:
+                raise Conflict(f"{release} was taken away meanwhile", hint=AGAIN)
+            # Its name and every field of its pods stay, so that no pod is restarted.
+            alone = with_replicas(stable, -replicas(other["predictor"]))
+            kept = {key: alone[key] for key in ("minReplicas", "maxReplicas", "timeout") if key in alone}
+            service = self._apply(service, other["predictor"] | kept, [])
+            stable = other["predictor"]
+        else:  # the first one
+            self._wait(stable, 100)
+            self.wait_for_propagation(release, 100)
+        self._remove_stale_autoscalers(service)
+        self.apply_companions(release, deployment(self.endpoint, stable), service)
+        self._wait(stable, 100)
+
+    def withdraw(self, release: str, *, first: bool = False) -> None:
+        service = self.objects.ours()
+        if service is None or release_of(service["spec"]["predictor"]) == release:
+            if first and not (service and self._canary(service)):
+                self.autoscalers.keep()
+                self.remove_all()
+            elif service:
+                raise self.refusal(release)
+            return
+        other = self._canary(service)
+        if other and release_of(other["predictor"]) == release:
+            self._set_share(release, 0, back=True)
+            service = self.service()
+            alone = with_replicas(service["spec"]["predictor"], -replicas(other["predictor"]))
+            service = self._apply(service, alone, [], back=True)
+        self._remove_stale_autoscalers(service)
+
+    def remove_services(self) -> None:
+        if service := self.objects.ours():
+            self.autoscalers.remove(deployment(self.endpoint, service["spec"]["predictor"]))
+        super().remove_services()
+
+    def _apply(
+        self,
+        seen: Object | None,
+        stable: Object,
+        canaries: Sequence[Object],
+        *,
+        anew: bool = False,
+        back: bool = False,
+    ) -> Object:
+        body = inference_service(self.endpoint, stable, canaries)
+        if seen and not anew:  # another autoscaler class would restart the stable release's pods
+            body["metadata"]["annotations"] |= {AUTOSCALER: seen["metadata"]["annotations"].get(AUTOSCALER, "external")}
+        return self.objects.apply(ISVCS, body, seen, back=back)
+
+    def _remove_stale_autoscalers(self, service: Object) -> None:
+        """Remove the autoscalers of Deployments that the InferenceService no longer has."""
+        self.autoscalers.keep(*(deployment(self.endpoint, served) for served in _predictors(service)))
+
+    def _route(self) -> Object | None:
+        """KServe's route; raises as ``AppliedObjects.route_by_kserve``."""
+        return self.objects.route_by_kserve(self.endpoint.name, ISVCS.name, self.endpoint.name)
+
+    def _canary(self, service: Object) -> Object | None:
+        """Raises: Conflict: there are several: the rollout itself makes only one."""
+        canaries = service["spec"].get("canary") or []
+        if len(canaries) > 1:
+            raise Conflict(
+                f"{self.endpoint.name} has {len(canaries)} canaries, some of somebody else", hint="remove the others"
+            )
+        return canaries[0] if canaries else None
+
+    def _predictor(self, service: Object, release: str) -> Object:
+        for served in _predictors(service):
+            if release_of(served) == release:
+                return served
+        raise Conflict(f"{release} is no longer on the platform", hint=AGAIN)
+
+    def _lacking(self, served: Object, percent: int) -> str:
+        return lacking(self._route(), {deployment(self.endpoint, served): percent})
+
+    def _wait(self, served: Object, percent: int) -> None:
+        """Wait until a predictor's percentage is in force."""
+        release = release_of(served)
+
+        def unfinished() -> str:
+            if _requested_share(self.service(), release) != percent:
+                raise Conflict(f"somebody else changed the share of {release}", hint=AGAIN)
+            return self._lacking(served, percent)
+
+        self.objects.wait_until(unfinished, f"{percent} % for {release}")
+
+
+def _predictors(service: Object) -> list[Object]:
+    """The stable release's, then the canaries'."""
+    return [service["spec"]["predictor"], *(entry["predictor"] for entry in service["spec"].get("canary") or [])]
+
+
+def _requested_share(service: Object, release: str | None) -> int | None:
+    """The percentage that was requested for a release, if it is there."""
+    canaries = service["spec"].get("canary") or []
+    shares = {release_of(entry["predictor"]): int(entry["trafficPercent"]) for entry in canaries}
+    shares.setdefault(release_of(service["spec"]["predictor"]), 100 - sum(shares.values()))
+    return shares.get(release)
