@@ -292,7 +292,7 @@ def _autoscaling(cluster: Cluster, config: RunConfig) -> Finding:
     if not _has(cluster, SCALED):
         return missing(f"kserve.prometheus, but no {SCALED}", "install KEDA 2, or leave kserve.prometheus empty")
     try:
-        Cluster(cluster.client, cluster.namespace, patience_s=0).request("GET", METRICS_API)
+        Cluster(cluster.login, cluster.namespace, patience_s=0).request("GET", METRICS_API)
     except (Absent, ClusterUnavailable):
         hint = "is KEDA running? kubectl describe apiservice v1beta1.external.metrics.k8s.io"
         return missing("KEDA's definitions, but nothing answers external.metrics.k8s.io", hint)

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
-from stages.parts.base.errors import ConfigError, NotInstalled
+from stages.parts.base.errors import NotInstalled
 from stages.parts.cluster.kinds import PODS, PROVIDERS, Kind, Object
-from stages.parts.cluster.login import Login, in_cluster, read
+from stages.parts.cluster.login import Login, by_kubeconfig, in_cluster
 from stages.parts.cluster.refusals import Absent, Unanswered, lost, parsed, refusal
 
 if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
     from urllib3 import BaseHTTPResponse
 
 FIELD_MANAGER: Final = "slipway"
@@ -44,16 +43,14 @@ PAGE: Final = 500
 class Cluster:
     """One cluster, as one user sees it. The namespace of every call defaults to *namespace*."""
 
-    def __init__(
-        self, client: ApiClient | Login, namespace: str = "default", *, patience_s: float = PATIENCE_S
-    ) -> None:
-        self.client, self.namespace, self.patience_s = client, namespace, patience_s
+    def __init__(self, login: Login, namespace: str = "default", *, patience_s: float = PATIENCE_S) -> None:
+        self.login, self.namespace, self.patience_s = login, namespace, patience_s
         self._answered = False
         self._kinds: dict[str, dict[str, Kind]] = {}
 
     @property
     def address(self) -> str:
-        return str(self.client.configuration.host)
+        return self.login.host
 
     def kind(self, api_version: str, name: str) -> Kind:
         """A kind of objects, as the cluster describes it.
@@ -233,13 +230,14 @@ class Cluster:
         import urllib3
 
         headers = {"Accept": "application/json", "User-Agent": FIELD_MANAGER}
-        self.client.update_params_for_auth(headers, [], ["BearerToken"])
+        if authorization := self.login.authorization():
+            headers["Authorization"] = authorization
         if body is not None:
             headers["Content-Type"] = content_type
-        given = urlencode({name: value for name, value in query.items() if value})
-        answer: BaseHTTPResponse = self.client.rest_client.pool_manager.request(
+        parameters = urlencode({name: value for name, value in query.items() if value})
+        answer: BaseHTTPResponse = self.login.pool.request(
             method,
-            self.address + path + (f"?{given}" if given else ""),
+            self.address + path + (f"?{parameters}" if parameters else ""),
             body=None if body is None else json.dumps(body).encode(),
             headers=headers,
             preload_content=not stream,
@@ -271,38 +269,8 @@ def connect(context: str | None = None, namespace: str | None = None) -> Cluster
         ConfigError: there is no kubeconfig, or it has no such context.
         AccessDenied: the program that the kubeconfig names gave no token.
     """
-    found = _kubeconfigs()
-    if context is None and not found and "KUBERNETES_SERVICE_HOST" in os.environ:
-        login, own = in_cluster()
-        return Cluster(login, namespace or own)
-    if len(found) == 1 and (usual := read(found[0], context)):
-        login, own = usual
-        return Cluster(login, namespace or own)
-    return _unusual(context, namespace)
-
-
-def _unusual(context: str | None, namespace: str | None) -> Cluster:
-    """The cluster by the official client, which knows every way to log in."""
-    import yaml
-    from kubernetes import client, config
-
-    settings = client.Configuration()
-    try:
-        config.load_kube_config(_places(), context=context, client_configuration=settings)
-        contexts, active = config.list_kube_config_contexts(_places())
-        chosen = next((each for each in contexts if each["name"] == context), active)
-        own = chosen["context"].get("namespace", "default")
-    except (config.ConfigException, yaml.YAMLError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"can't connect to a cluster: {' '.join(str(error).split())}",
-            hint="set KUBECONFIG, or --context to one that 'kubectl config get-contexts' lists",
-        ) from error
-    return Cluster(client.ApiClient(settings), namespace or own)
-
-
-def _kubeconfigs() -> list[Path]:
-    return [Path(place) for place in _places().split(os.pathsep) if place and Path(place).is_file()]
-
-
-def _places() -> str:
-    return os.environ.get("KUBECONFIG", str(Path.home() / ".kube" / "config"))
+    listed = os.environ.get("KUBECONFIG", str(Path.home() / ".kube" / "config")).split(os.pathsep)
+    files = [Path(path) for path in listed if path and Path(path).is_file()]
+    within = context is None and not files and "KUBERNETES_SERVICE_HOST" in os.environ
+    login, default_namespace = in_cluster() if within else by_kubeconfig(files, context)
+    return Cluster(login, namespace or default_namespace)

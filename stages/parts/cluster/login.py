@@ -1,7 +1,6 @@
-"""Logs in to a cluster in the usual ways without the official client, whose import takes a second or more.
+"""Logs in to a cluster: by kubeconfig files, or by the service account of a pod.
 
-Usual are one kubeconfig file with a token, a client certificate or a program that gives a token, and the service
-account of a pod. For everything else, such as proxies, several files and old providers, ``read`` returns None.
+The official client does this, too; importing it takes seconds.
 """
 
 from __future__ import annotations
@@ -15,13 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-from stages.parts.base.errors import AccessDenied
+from stages.parts.base.errors import AccessDenied, ConfigError
 
 if TYPE_CHECKING:
     from urllib3 import PoolManager
@@ -30,23 +31,32 @@ SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REREAD_S: Final = 60.0
 """A pod's token is replaced in its file from time to time."""
 EARLY_S: Final = 30.0
-"""A token is replaced so long before it expires."""
+"""A token is replaced that long before it expires."""
 TOKEN_S: Final = 120.0
 """How long a program may take to give a token: it may ask a person."""
+FILES: Final = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+"""The fields of a kubeconfig's entries that name files, relative to the kubeconfig."""
+SHARED: Final = (
+    "server",
+    "tls-server-name",
+    "insecure-skip-tls-verify",
+    "certificate-authority-data",
+    "proxy-url",
+)
+"""The fields of a cluster that a program may ask for."""
+
+Entry = Mapping[str, Any]
 
 
+@dataclass(frozen=True)
 class Login:
-    """The part of ``kubernetes.client.ApiClient`` that ``Cluster`` uses."""
+    """How requests reach a cluster, and as whom."""
 
-    def __init__(self, host: str, pool: PoolManager, authorization: Callable[[], str]) -> None:
-        """Args: authorization: the header's present value; empty for none."""
-        self.configuration = SimpleNamespace(host=host)
-        self.rest_client = SimpleNamespace(pool_manager=pool)
-        self._authorization = authorization
-
-    def update_params_for_auth(self, headers: dict[str, str], _: object, __: object) -> None:
-        if value := self._authorization():
-            headers["authorization"] = value
+    host: str
+    """Base URL."""
+    pool: PoolManager
+    authorization: Callable[[], str]
+    """Returns the header's present value; empty for none."""
 
 
 def in_cluster() -> tuple[Login, str]:
@@ -56,115 +66,135 @@ def in_cluster() -> tuple[Login, str]:
         OSError, KeyError: it has none.
     """
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
-    place = f"[{host}]" if ":" in host else host
-    token = _Kept(lambda: ((SERVICE_ACCOUNT / "token").read_text().strip(), time.time() + REREAD_S))
-    token()
-    authority = SERVICE_ACCOUNT / "ca.crt"
-    login = Login(f"https://{place}:{port}", _pool({"ca_certs": str(authority)}), lambda: f"Bearer {token()}")
-    return login, (SERVICE_ACCOUNT / "namespace").read_text().strip()
+    url = f"https://{f'[{host}]' if ':' in host else host}:{port}"
+    pool = _pool(url, {"certificate-authority": str(SERVICE_ACCOUNT / "ca.crt")}, {})
+    return Login(url, pool, _from_file(SERVICE_ACCOUNT / "token")), (SERVICE_ACCOUNT / "namespace").read_text().strip()
 
 
-def read(path: Path, context: str | None) -> tuple[Login, str] | None:
-    """The login of *context*, or of the current one, and its namespace. None: it is not one of the usual ones.
+def by_kubeconfig(paths: Sequence[Path], context: str | None) -> tuple[Login, str]:
+    """The login of *context*, or of the current one, and its namespace. Where several files have an entry, the first
+    counts.
 
     Raises:
+        ConfigError: there is no such context, or a file is not valid.
         AccessDenied: the program that gives the token fails.
     """
     import yaml
 
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")):
-        return None
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        document = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
-        chosen = _named(document["contexts"], context or document["current-context"])["context"]
-        cluster = _named(document["clusters"], chosen["cluster"])["cluster"]
-        user = _named(document["users"], chosen["user"])["user"] if chosen.get("user") else {}
-        if {"auth-provider", "username"} & user.keys() or "proxy-url" in cluster:
-            return None
-        pool = _pool(_tls(cluster, user, path.parent))
-        login = Login(str(cluster["server"]).rstrip("/"), pool, _authorization(user, path.parent))
-        return login, str(chosen.get("namespace") or "default")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
-        return None  # the official client says what is wrong with it
+        files = [(path.parent, yaml.load(path.read_bytes(), loader)) for path in paths]  # noqa: S506
+        current = next((file["current-context"] for _, file in files if file.get("current-context")), None)
+        chosen = _entry(files, "context", context or current)
+        cluster = _entry(files, "cluster", chosen["cluster"])
+        user = _entry(files, "user", chosen["user"]) if chosen.get("user") else {}
+        url = str(cluster["server"]).rstrip("/")
+        authorization, certificate = _credentials(user, cluster)
+        login = Login(url, _pool(url, cluster, {**user, **certificate}), authorization)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"can't connect to a cluster: {type(error).__name__}: {' '.join(str(error).split())}",
+            hint="set KUBECONFIG, or --context to one that 'kubectl config get-contexts' lists",
+        ) from error
+    return login, str(chosen.get("namespace") or "default")
 
 
-def _named(listed: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    (found,) = (each for each in listed if each["name"] == name)
-    return found
+def _entry(files: Sequence[tuple[Path, Entry]], kind: str, name: str | None) -> Entry:
+    """A context, cluster or user, with the paths of its files as they are from here."""
+    for folder, file in files:
+        for entry in file.get(f"{kind}s") or ():
+            if entry["name"] == name:
+                fields: dict[str, Any] = entry[kind] or {}
+                places = {field: str(folder / fields[field]) for field in FILES if fields.get(field)}
+                return fields | places | {"folder": folder}
+    raise ValueError(f"there is no {kind} {name!r}" if name else f"no {kind} is set")
 
 
-def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The arguments of urllib3 for the server's certificate and the client's own."""
-    found = {
-        "ca_certs": _file(cluster, "certificate-authority", folder),
-        "cert_file": _file(user, "client-certificate", folder),
-        "key_file": _file(user, "client-key", folder),
-        "server_hostname": cluster.get("tls-server-name"),
-    }
-    if cluster.get("insecure-skip-tls-verify"):
-        found["cert_reqs"] = "CERT_NONE"
-    return {name: value for name, value in found.items() if value}
-
-
-def _file(given: Mapping[str, Any], name: str, folder: Path) -> str | None:
-    """The file that is named, or one with the data that stand in its place, which only this user may read."""
-    if data := given.get(f"{name}-data"):
-        place = Path(tempfile.mkdtemp(prefix="slipway-"))
-        atexit.register(shutil.rmtree, place, ignore_errors=True)
-        (place / name).write_bytes(base64.b64decode(data))
-        return str(place / name)
-    return str(folder / given[name]) if given.get(name) else None
-
-
-def _pool(arguments: Mapping[str, Any]) -> PoolManager:
+def _pool(url: str, cluster: Entry, user: Entry) -> PoolManager:
     import urllib3
 
-    if arguments.get("cert_reqs") == "CERT_NONE":
+    options: dict[str, Any] = {
+        "server_hostname": cluster.get("tls-server-name"),
+        "ca_certs": _file(cluster, "certificate-authority"),
+        "cert_file": _file(user, "client-certificate"),
+        "key_file": _file(user, "client-key"),
+    }
+    options = {name: value for name, value in options.items() if value} | {"cert_reqs": "CERT_REQUIRED"}
+    if cluster.get("insecure-skip-tls-verify"):
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-    return urllib3.PoolManager(**{"cert_reqs": "CERT_REQUIRED", **arguments})
+        options["cert_reqs"] = "CERT_NONE"
+    scheme, host = urlsplit(url).scheme, urlsplit(url).netloc
+    if proxy := cluster.get("proxy-url") or (None if proxy_bypass(host) else getproxies().get(scheme)):
+        return urllib3.ProxyManager(str(proxy), **options)
+    return urllib3.PoolManager(**options)
 
 
-def _authorization(user: Mapping[str, Any], folder: Path) -> Callable[[], str]:
-    if token := user.get("token"):
-        return lambda: f"Bearer {token}"
-    if name := user.get("tokenFile"):
-        kept = _Kept(lambda: ((folder / name).read_text().strip(), time.time() + REREAD_S))
-    elif program := user.get("exec"):
-        kept = _Kept(lambda: _ask(program, folder))
-    else:
-        return lambda: ""
-    kept()
-    return lambda: f"Bearer {kept()}"
+def _file(entry: Entry, name: str) -> str | None:
+    """The file that is named, or one with the data that stand in its place, which only this user may read."""
+    if data := entry.get(f"{name}-data"):
+        folder = Path(tempfile.mkdtemp(prefix="slipway-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        (folder / name).write_bytes(base64.b64decode(data))
+        return str(folder / name)
+    return entry.get(name)
+
+
+def _credentials(user: Entry, cluster: Entry) -> tuple[Callable[[], str], dict[str, bytes]]:
+    """What gives the header's value, and the client's certificate if it is a program that gives one."""
+    if user.get("username"):
+        basic = base64.b64encode(f"{user['username']}:{user['password']}".encode()).decode()
+        return lambda: f"Basic {basic}", {}
+    provided = (user.get("auth-provider") or {}).get("config") or {}  # kubectl alone renews it
+    if token := user.get("token") or provided.get("id-token") or provided.get("access-token"):
+        return lambda: f"Bearer {token}", {}
+    if path := user.get("tokenFile"):
+        return _from_file(Path(path)), {}
+    if not (program := user.get("exec")):
+        return lambda: "", {}
+    credential = _Kept(lambda: _ask(program, cluster, user["folder"]))
+    pem = {"client-certificate-data": "clientCertificateData", "client-key-data": "clientKeyData"}
+    first = credential()
+    encoded = {name: base64.b64encode(first[field].encode()) for name, field in pem.items() if first.get(field)}
+    return lambda: f"Bearer {token}" if (token := credential().get("token")) else "", encoded
+
+
+def _from_file(path: Path) -> Callable[[], str]:
+    token = _Kept(lambda: ({"token": path.read_text().strip()}, time.time() + REREAD_S))
+    token()
+    return lambda: f"Bearer {token()['token']}"
 
 
 class _Kept:
-    """A token that is asked for again when its time is over."""
+    """A credential that is asked for again when its time is over."""
 
-    def __init__(self, ask: Callable[[], tuple[str, float]]) -> None:
+    def __init__(self, ask: Callable[[], tuple[dict[str, str], float]]) -> None:
         self._ask = ask
-        self._token, self._until = "", 0.0
+        self._credential, self._until = dict[str, str](), 0.0
 
-    def __call__(self) -> str:
+    def __call__(self) -> dict[str, str]:
         if time.time() >= self._until:
-            self._token, self._until = self._ask()
-        return self._token
+            self._credential, self._until = self._ask()
+        return self._credential
 
 
-def _ask(program: Mapping[str, Any], folder: Path) -> tuple[str, float]:
-    """A token by a program, such as a cloud's, and until when it is valid.
+def _ask(program: Entry, cluster: Entry, folder: Path) -> tuple[dict[str, str], float]:
+    """A credential by a program, such as a cloud's, and until when it is valid.
 
     Source: https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
     """
-    asks = {"apiVersion": program["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": sys.stdin.isatty()}}
+    spec: dict[str, Any] = {"interactive": sys.stdin.isatty()}
     if program.get("provideClusterInfo"):
-        raise ValueError("it wants to know about the cluster")
-    given = {each["name"]: each["value"] for each in program.get("env") or ()}
+        spec["cluster"] = {field: cluster[field] for field in SHARED if cluster.get(field)}
+        if authority := cluster.get("certificate-authority"):
+            spec["cluster"]["certificate-authority-data"] = base64.b64encode(Path(authority).read_bytes()).decode()
+    request = {"apiVersion": program["apiVersion"], "kind": "ExecCredential", "spec": spec}
+    variables = {variable["name"]: variable["value"] for variable in program.get("env") or ()}
     command = str(program["command"])
     command = str(folder / command) if "/" in command else command
     try:
         ended = subprocess.run(
             [command, *(program.get("args") or ())],
-            env=os.environ | given | {"KUBERNETES_EXEC_INFO": json.dumps(asks)},
+            env=os.environ | variables | {"KUBERNETES_EXEC_INFO": json.dumps(request)},
             stdout=subprocess.PIPE,
             stderr=None if sys.stderr.isatty() else subprocess.PIPE,
             text=True,
@@ -172,12 +202,11 @@ def _ask(program: Mapping[str, Any], folder: Path) -> tuple[str, float]:
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        said = str(getattr(error, "stderr", None) or error).strip().splitlines()
+        lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
         raise AccessDenied(
-            f"the kubeconfig's program {command} gave no token: {said[-1] if said else 'it said nothing'}",
+            f"the kubeconfig's program {command} gave no token: {lines[-1] if lines else 'it said nothing'}",
             hint="log in to the cluster again, or see what the program says by itself",
         ) from error
-    status = json.loads(ended.stdout)["status"]
-    expires = status.get("expirationTimestamp")
-    until = datetime.fromisoformat(expires).timestamp() - EARLY_S if expires else float("inf")
-    return str(status["token"]), until
+    credential = json.loads(ended.stdout)["status"]
+    expires = credential.get("expirationTimestamp")
+    return credential, datetime.fromisoformat(expires).timestamp() - EARLY_S if expires else float("inf")

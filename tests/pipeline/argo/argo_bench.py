@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from pipeline.runs.state import Node, RunState
 from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.login import by_kubeconfig
 from tests.kubernetes import KubernetesServer
 
 PLATFORM: Final = "kind"
@@ -15,11 +16,8 @@ PLATFORM: Final = "kind"
 
 
 def connected(server: KubernetesServer, tmp_path: Path, *, patience_s: float, token: str | None = None) -> Cluster:
-    from kubernetes import client, config
-
-    settings = client.Configuration()
-    config.load_kube_config(str(server.kubeconfig(tmp_path / "kubeconfig", token=token)), client_configuration=settings)
-    return Cluster(client.ApiClient(settings), patience_s=patience_s)
+    login, _ = by_kubeconfig([server.kubeconfig(tmp_path / "kubeconfig", token=token)], None)
+    return Cluster(login, patience_s=patience_s)
 
 
 def environment_of(server: KubernetesServer, tmp_path: Path) -> dict[str, str]:

@@ -46,7 +46,7 @@ def there(server: KubernetesServer, cluster: Cluster, platform: RunConfig) -> Cl
     """The platform's cluster, with Argo's own namespace as its installation leaves it."""
     assert platform.platform.cluster
     server.put(namespace(platform.platform.cluster.controller_namespace))
-    return Cluster(cluster.client, platform.platform.namespace)
+    return Cluster(cluster.login, platform.platform.namespace)
 
 
 @pytest.fixture

@@ -200,7 +200,7 @@ def test_doctor_says_what_the_clients_lack(
     server.put({"apiVersion": "v1", "kind": "Secret", "metadata": secret, "data": {}})
     assert checked(there, platform)[0] == "missing"
     server.unregister("gateway.envoyproxy.io/v1alpha1", "securitypolicies")
-    (found,) = (each for each in check_cluster(Cluster(there.client, NAMESPACE), platform) if each.what == "clients")
+    (found,) = (each for each in check_cluster(Cluster(there.login, NAMESPACE), platform) if each.what == "clients")
     assert (found.state, found.hint) == ("missing", "install Envoy Gateway 1.9 or newer")
 
 

@@ -19,7 +19,6 @@ from stages.parts.base.errors import AccessDenied, ConfigError
 from stages.parts.cluster import login
 from stages.parts.cluster.api import Cluster, connect
 from stages.parts.cluster.kinds import NAMESPACES
-from stages.parts.cluster.login import Login
 from tests.kubernetes import KubernetesServer
 
 PROGRAM = """#!/bin/sh
@@ -73,15 +72,13 @@ def program(folder: Path, expires: str) -> dict[str, Any]:
 def test_a_token_in_the_kubeconfig_or_in_a_file_beside_it(server, tmp_path, monkeypatch):
     (tmp_path / "token").write_text(f"{server.token}\n")
     for user in ({"token": server.token}, {"tokenFile": "token"}):
-        cluster = reached(monkeypatch, kubeconfig(tmp_path, server.url, user))
-        assert isinstance(cluster.client, Login)
+        reached(monkeypatch, kubeconfig(tmp_path, server.url, user))
 
 
 @pytest.mark.parametrize(("expires", "times"), [("2999-01-01T00:00:00Z", 1), ("2001-01-01T00:00:00Z", 3)])
 def test_a_program_is_asked_for_a_token_again_only_when_it_has_expired(server, tmp_path, monkeypatch, expires, times):
     cluster = reached(monkeypatch, kubeconfig(tmp_path, server.url, {"exec": program(tmp_path, expires)}))
     cluster.get(NAMESPACES, "default")
-    assert isinstance(cluster.client, Login)
     assert (tmp_path / "asked").read_text().count("asked") == times
 
 
@@ -93,15 +90,60 @@ def test_a_program_that_gives_no_token_is_named_with_what_it_said(server, tmp_pa
         connect()
 
 
-def test_unusual_kubeconfigs_are_left_to_the_official_client(server, tmp_path, monkeypatch):
-    usual = kubeconfig(tmp_path, server.url, {"token": server.token})
-    other = tmp_path / "other"
-    other.write_text(usual.read_text())
-    assert not isinstance(reached(monkeypatch, usual, other).client, Login)
-    assert login.read(kubeconfig(tmp_path, server.url, {"auth-provider": {"name": "oidc"}}), None) is None
-    assert login.read(kubeconfig(tmp_path, server.url, {"username": "a", "password": "b"}), None) is None
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
-    assert login.read(kubeconfig(tmp_path, server.url, {"token": "t"}), None) is None
+def test_of_several_kubeconfigs_the_first_that_has_an_entry_counts(server, tmp_path, monkeypatch):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    (folders[0] / "token").write_text(server.token)
+    first = kubeconfig(folders[0], "http://127.0.0.1:9", {"tokenFile": "token"})
+    document = yaml.safe_load(first.read_text()) | {"clusters": []}
+    first.write_text(yaml.safe_dump(document))
+    reached(monkeypatch, first, kubeconfig(folders[1], server.url, {"token": "wrong"}))
+
+
+@pytest.mark.parametrize("config", [{"id-token": "{token}"}, {"access-token": "{token}"}])
+def test_a_token_that_kubectl_keeps_for_a_provider_is_used(server, tmp_path, monkeypatch, config):
+    kept = {name: text.format(token=server.token) for name, text in config.items()}
+    reached(monkeypatch, kubeconfig(tmp_path, server.url, {"auth-provider": {"name": "oidc", "config": kept}}))
+
+
+def test_a_password_is_sent_as_basic_authorization(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.url, {"username": "a", "password": "b"})))
+    assert connect().login.authorization() == "Basic YTpi"
+
+
+@pytest.mark.parametrize("by", ["environment", "kubeconfig"])
+def test_a_proxy_is_asked_where_one_is_set(server, tmp_path, monkeypatch, by):
+    """The test server takes what a client sends to a proxy: a whole URL."""
+    proxied = {"proxy-url": server.url} if by == "kubeconfig" else {}
+    if by == "environment":
+        monkeypatch.setenv("http_proxy", server.url)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    path = kubeconfig(tmp_path, "http://cluster.example", {"token": server.token}, **proxied)
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    assert connect().login.pool.proxy.url == server.url
+    monkeypatch.setenv("no_proxy", "cluster.example")
+    assert (connect().login.pool.proxy is None) == (by == "environment")
+
+
+def test_a_program_may_ask_for_the_cluster_and_give_a_certificate(server, tmp_path, monkeypatch):
+    script = tmp_path / "token-program"
+    credential = {"status": {"token": server.token, "clientCertificateData": "pem", "clientKeyData": "key"}}
+    script.write_text(f"#!/bin/sh\necho $KUBERNETES_EXEC_INFO > {tmp_path}/info\necho '{json.dumps(credential)}'\n")
+    script.chmod(0o755)
+    version = "client.authentication.k8s.io/v1"
+    user = {"exec": {"apiVersion": version, "command": "./token-program", "provideClusterInfo": True}}
+    (tmp_path / "ca").write_text("authority")
+    trusted = {"certificate-authority": "ca", "tls-server-name": "localhost"}
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.url, user, **trusted)))
+    options = connect().login.pool.connection_pool_kw
+    assert [Path(options[name]).read_text() for name in ("cert_file", "key_file")] == ["pem", "key"]
+    assert json.loads((tmp_path / "info").read_text())["spec"]["cluster"] == {
+        "server": f"{server.url}/",
+        "tls-server-name": "localhost",
+        "certificate-authority-data": base64.b64encode(b"authority").decode(),
+    }
 
 
 @pytest.mark.parametrize("broken", ["current-context: nothing\ncontexts: []\n", "[]", "{"])
@@ -122,9 +164,7 @@ def test_a_pod_logs_in_as_its_service_account(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     cluster = connect()
     assert (cluster.address, cluster.namespace) == ("https://[fd00::1]:443", "ml")
-    headers: dict[str, str] = {}
-    cluster.client.update_params_for_auth(headers, [], [])
-    assert headers == {"authorization": "Bearer from-the-kubelet"}
+    assert cluster.login.authorization() == "Bearer from-the-kubelet"
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -165,9 +205,9 @@ def test_certificates_stand_in_the_kubeconfig_or_beside_it(secured, tmp_path, mo
 
     user = given("client-certificate", "crt") | given("client-key", "key")
     trusted = given("certificate-authority", "crt") | {"tls-server-name": "localhost"}
-    assert isinstance(reached(monkeypatch, kubeconfig(tmp_path, secured, user, **trusted)).client, Login)
+    reached(monkeypatch, kubeconfig(tmp_path, secured, user, **trusted))
     untrusted = kubeconfig(tmp_path, secured, user, **{"tls-server-name": "localhost"})
     with pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):
         reached(monkeypatch, untrusted)
     insecure = kubeconfig(tmp_path, secured, user, **{"insecure-skip-tls-verify": True})
-    assert isinstance(reached(monkeypatch, insecure).client, Login)
+    reached(monkeypatch, insecure)

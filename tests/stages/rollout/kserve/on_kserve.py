@@ -11,6 +11,7 @@ from typing import Any
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import STORE_VARIABLE
 from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.login import by_kubeconfig
 from stages.parts.records.rollout import Journal
 from stages.rollout.kserve.connect import on
 from stages.rollout.kserve.objects import KServeEndpoint
@@ -71,12 +72,8 @@ class OnKServe(Stage):
         return found
 
     def cluster(self) -> Cluster:
-        from kubernetes import client, config
-
-        settings = client.Configuration()
-        path = self.server.kubeconfig(self.folder / "kubeconfig")
-        config.load_kube_config(str(path), client_configuration=settings)
-        return Cluster(client.ApiClient(settings), patience_s=30)
+        login, _ = by_kubeconfig([self.server.kubeconfig(self.folder / "kubeconfig")], None)
+        return Cluster(login, patience_s=30)
 
     def roll(self, release: str, target: Target | None = None, **changed: Any) -> Journal:
         settings = SETTINGS.model_copy(update=changed)
