@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from pipeline.runs.state import RunState
-from pipeline.settings.quantity import quantity
 from stages.parts.base.errors import SlipwayError
 from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import NODES, PODS, Object
+from stages.parts.cluster.kinds import NODES, Object
+from stages.parts.cluster.nodes import Amounts, admits, free, takes_pods
+from stages.parts.cluster.quantity import quantity
 
 UNSCHEDULABLE: Final = re.compile(r"Unschedulable: 0/\d+ nodes are available: (?P<why>.*)", re.DOTALL)
 """The scheduler's sentence, as Argo repeats it."""
@@ -25,8 +26,6 @@ UNITS: Final = {"cpu": (Decimal(1), "CPU"), "memory": (Decimal(1024**3), "GiB"),
 AGAIN_S: Final = 30.0
 """How often nodes are looked at while a run is followed."""
 PARAMETER: Final = re.compile(r"\{\{inputs\.parameters\.([\w-]+)\}\}")
-
-Amounts: TypeAlias = dict[str, Decimal]
 
 
 def explained(message: str, template: Object, node: Object) -> str:
@@ -79,57 +78,20 @@ class Rooms:
             self._looked, self._free = time.monotonic(), self._look()
         if self._free is None:
             return NONE_FREE
-        fitting = [free for node, free in self._free if takes(node, template)]
+        fitting = [left for node, left in self._free if admits(node, template)]
         if not fitting:
             return f"none of {len(self._free)} nodes has the labels and taints for it"
-        best = max(fitting, key=lambda free: min(free.get(name, Decimal(0)) / asks[name] for name in asks))
+        best = max(fitting, key=lambda left: min(left.get(name, Decimal(0)) / asks[name] for name in asks))
         count = "the node that matches" if len(fitting) == 1 else f"the best of {len(fitting)} nodes that match"
         return f"{count} has {shown({name: best.get(name, Decimal(0)) for name in asks})} left"
 
     def _look(self) -> list[tuple[Object, Amounts]] | None:
         """Each node with what is left of it; None where nodes or other people's pods can't be read."""
         try:
-            nodes, _ = self._cluster.list(NODES)
-            pods, _ = self._cluster.list(PODS, everywhere=True)
+            nodes = [node for node in self._cluster.list(NODES)[0] if takes_pods(node)]
+            return list(zip(nodes, free(self._cluster, nodes, UNITS), strict=True))
         except SlipwayError:
             return None
-        placed = [pod for pod in pods if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")]
-        return [(node, _left(node, placed)) for node in nodes if not node.get("spec", {}).get("unschedulable")]
-
-
-def _left(node: Object, pods: Iterable[Object]) -> Amounts:
-    free = {name: quantity(str(node.get("status", {}).get("allocatable", {}).get(name, "0"))) for name in UNITS}
-    for pod in pods:
-        if pod["spec"].get("nodeName") == node["metadata"]["name"]:
-            free = {name: free[name] - _requested(pod, name) for name in free}
-    return {name: max(amount, Decimal(0)) for name, amount in free.items()}
-
-
-def _requested(pod: Object, name: str) -> Decimal:
-    """What the scheduler counts: all containers together, or the largest of those that run before them."""
-
-    def amounts(kind: str) -> list[Decimal]:
-        requests = (each.get("resources", {}).get("requests", {}) for each in pod["spec"].get(kind, []))
-        return [quantity(str(request.get(name, "0"))) for request in requests]
-
-    return max(sum(amounts("containers"), Decimal(0)), *amounts("initContainers"), Decimal(0))
-
-
-def takes(node: Object, template: Object) -> bool:
-    labels = node["metadata"].get("labels") or {}
-    taints = node.get("spec", {}).get("taints") or []
-    tolerations = template.get("tolerations") or []
-    return (template.get("nodeSelector") or {}).items() <= labels.items() and all(
-        taint["effect"] == "PreferNoSchedule" or any(_tolerates(toleration, taint) for toleration in tolerations)
-        for taint in taints
-    )
-
-
-def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    same_key = not toleration.get("key") or toleration["key"] == taint["key"]
-    same_effect = not toleration.get("effect") or toleration["effect"] == taint["effect"]
-    exists = toleration.get("operator") == "Exists"
-    return same_key and same_effect and (exists or toleration.get("value", "") == taint.get("value", ""))
 
 
 def shown(amounts: Amounts) -> str:

@@ -12,7 +12,6 @@ from pipeline.cluster import client_keys, nodes
 from pipeline.cluster.controller import CONTROLLER, REQUEUE, account, controllers, notices_s, ready, tag
 from pipeline.cluster.findings import Finding, missing, ok, warning
 from pipeline.runs.checks import CheckResult
-from pipeline.settings.quantity import quantity
 from pipeline.settings.serving import kserve_settings
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, ClusterUnavailable, ConfigError, NotInstalled
@@ -28,6 +27,7 @@ from stages.parts.cluster.kinds import (
     Kind,
     Object,
 )
+from stages.parts.cluster.quantity import quantity
 from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.autoscaling import SCALED_OBJECTS, lacking
 from stages.rollout.kserve.detect import CRD, detect

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pipeline.argo.pending import UNITS, Amounts, shown, takes
+from pipeline.argo.pending import UNITS, shown
 from pipeline.cluster.findings import Finding, ok, warning
-from pipeline.settings.quantity import quantity
 from pipeline.settings.serving import kserve_settings
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import NODES, Object
+from stages.parts.cluster.nodes import Amounts, admits, allocatable
+from stages.parts.cluster.quantity import quantity
 from stages.parts.records.rollout import KSERVE
 
 if TYPE_CHECKING:
@@ -61,11 +62,7 @@ def _place(selector: dict[str, str], tolerating: Nodes | KServe) -> Object:
 
 def _lacking(nodes: list[Object], requests: Amounts, place: Object) -> str:
     """Say why no node has room for *requests*, however empty it is; return an empty text if one has."""
-    sizes = []
-    for node in nodes:
-        if takes(node, place):
-            allocatable = node.get("status", {}).get("allocatable", {})
-            sizes.append({name: quantity(str(allocatable.get(name, "0"))) for name in UNITS})
+    sizes = [allocatable(node, UNITS) for node in nodes if admits(node, place)]
     if not sizes:
         selector = ", ".join(f"{key}={value}" for key, value in place["nodeSelector"].items()) or "its tolerations"
         return f"asks for {shown(requests)}; none of {len(nodes)} nodes matches {selector}"

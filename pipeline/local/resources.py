@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.local.references import references
-from pipeline.settings.quantity import quantity
 from scoring.units import GIB
 from stages.parts.base.errors import ConfigError
+from stages.parts.cluster.quantity import quantity
 
 CGROUP: Final = Path("/sys/fs/cgroup")
 GPU_RESOURCE: Final = re.compile(r"[a-z0-9.-]+/gpu")

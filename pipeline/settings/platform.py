@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pipeline.settings.quantity import quantity
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Positive, Settings
+from stages.parts.cluster.quantity import quantity
 from stages.rollout.kserve.settings import Toleration
 
 

@@ -10,7 +10,8 @@ from typing import Final
 
 from stages.parts.base.errors import AccessDenied, NotEnoughGpus
 from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import NODES, PODS, QUOTAS, Object
+from stages.parts.cluster.kinds import NODES, QUOTAS
+from stages.parts.cluster.nodes import admits, free
 from stages.rollout.kserve.objects import KServeEndpoint
 
 POOLS: Final = (
@@ -20,13 +21,12 @@ POOLS: Final = (
     "kubernetes.azure.com/agentpool",
 )
 """Labels of nodes that a cloud provider adds when pods wait for them."""
-ENDED: Final = ("Succeeded", "Failed")
 
 
 def check_room(cluster: Cluster, endpoint: KServeEndpoint, release: str, *, present: int = 0) -> None:
-    """Whether ``scaling.minimum`` replicas of *release* get their GPUs, by the namespace's quotas and, where the caller
-    may list nodes and pods, by the nodes that the selector matches. Nodes that a cloud may add are not counted on, nor
-    held against it.
+    """Check that ``scaling.minimum`` replicas of *release* get their GPUs, by the namespace's quotas and, where the
+    caller may list nodes and pods, by the nodes that match. Nodes that a cloud may add are not counted on, nor held
+    against it.
 
     Args:
         present: how many pods it has already.
@@ -35,53 +35,39 @@ def check_room(cluster: Cluster, endpoint: KServeEndpoint, release: str, *, pres
         NotEnoughGpus: how many are missing, and where.
     """
     settings = endpoint.settings
-    if settings.gpu is None:
+    gpu, pods = settings.gpu, settings.scaling.minimum - present
+    if gpu is None or pods <= 0:
         return
-    each = endpoint.serving_of(release).tensor_parallel_size
-    pods = settings.scaling.minimum - present
-    if pods <= 0:
-        return
+    gpus = endpoint.serving_of(release).tensor_parallel_size
+
+    def check(missing: int, room: str) -> None:
+        if missing > 0:
+            raise NotEnoughGpus(
+                f"{missing} GPUs are missing to serve {release} beside what is served: "
+                f"{pods} replicas need {gpus} each, and {room}",
+                hint="free some, raise the quota, or lower kserve.scaling.minimum; nothing was changed",
+            )
+
     with contextlib.suppress(AccessDenied):
-        for name, free in _quotas(cluster, settings.gpu):
-            _check(release, pods * each - free, f"the quota {name} leaves {max(free, 0)}", pods, each)
+        for name, left in _quotas(cluster, gpu):
+            check(pods * gpus - left, f"the quota {name} leaves {max(left, 0)}")
     with contextlib.suppress(AccessDenied):
         nodes = cluster.list(NODES)[0]
         if nodes and not any(label in node["metadata"].get("labels", {}) for node in nodes for label in POOLS):
-            free_on = _free(cluster, [node for node in nodes if _matches(node, settings.node_selector)], settings.gpu)
-            room = sum(free // each for free in free_on)
-            found = f"the {len(free_on)} nodes that match have {', '.join(map(str, free_on)) or 'none'} free"
-            _check(release, (pods - room) * each, found, pods, each)
-
-
-def _check(release: str, missing: int, found: str, pods: int, each: int) -> None:
-    if missing > 0:
-        raise NotEnoughGpus(
-            f"{missing} GPUs are missing to serve {release} beside what is served: "
-            f"{pods} replicas need {each} each, and {found}",
-            hint="free some, raise the quota, or lower kserve.scaling.minimum; nothing was changed",
-        )
+            # Clusters may add a toleration for the taint that is called like the resource.
+            tolerations = [{"key": gpu, "operator": "Exists"}, *(each.model_dump() for each in settings.tolerations)]
+            pod = {"nodeSelector": settings.node_selector, "tolerations": tolerations}
+            matching = [node for node in nodes if admits(node, pod)]
+            left_on = [left for amounts in free(cluster, matching, [gpu]) if (left := int(amounts[gpu])) > 0]
+            listed = ", ".join(map(str, left_on)) or "none"
+            missing = (pods - sum(left // gpus for left in left_on)) * gpus
+            check(missing, f"the {len(left_on)} nodes that match have {listed} free")
 
 
 def _quotas(cluster: Cluster, gpu: str) -> Iterator[tuple[str, int]]:
     """The name of each quota that limits GPUs of all pods, and what it leaves."""
-    for each in cluster.list(QUOTAS)[0]:
-        status, spec = each.get("status", {}), each.get("spec", {})
+    for quota in cluster.list(QUOTAS)[0]:
+        status, spec = quota.get("status", {}), quota.get("spec", {})
         hard = status.get("hard", spec.get("hard", {})).get(f"requests.{gpu}")
         if hard is not None and not spec.get("scopes") and not spec.get("scopeSelector"):
-            yield each["metadata"]["name"], int(hard) - int(status.get("used", {}).get(f"requests.{gpu}", 0))
-
-
-def _matches(node: Object, selector: dict[str, str]) -> bool:
-    labels = node["metadata"].get("labels", {})
-    return not node.get("spec", {}).get("unschedulable") and selector.items() <= labels.items()
-
-
-def _free(cluster: Cluster, nodes: list[Object], gpu: str) -> list[int]:
-    """The GPUs of each node that no pod has asked for."""
-    free = {node["metadata"]["name"]: int(node["status"].get("allocatable", {}).get(gpu, 0)) for node in nodes}
-    for pod in cluster.list(PODS, everywhere=True)[0]:
-        name = pod["spec"].get("nodeName")
-        if name in free and pod.get("status", {}).get("phase") not in ENDED:
-            asked = (each.get("resources", {}).get("requests", {}) for each in pod["spec"]["containers"])
-            free[name] -= sum(int(each.get(gpu, 0)) for each in asked)
-    return [left for left in free.values() if left > 0]
+            yield quota["metadata"]["name"], int(hard) - int(status.get("used", {}).get(f"requests.{gpu}", 0))

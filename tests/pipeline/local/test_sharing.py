@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.local.resources import Capacity, Pool, ResourceRequest, Share, request
-from pipeline.settings.quantity import quantity
 from stages.parts.base.errors import ConfigError
+from stages.parts.cluster.quantity import quantity
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from stages.parts.base.errors import NotEnoughGpus
 from stages.parts.base.serving_settings import Serving
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases.split import Split
-from stages.rollout.kserve.settings import Scaling
+from stages.rollout.kserve.settings import Scaling, Toleration
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES
 from tests.stages.rollout.stage import GOOD, NEXT
@@ -82,3 +82,20 @@ def test_quotas_of_some_pods_only_and_releases_without_gpus_are_not_checked(stan
     standard.connect(gpu=None).check_room(GOOD)
     with pytest.raises(NotEnoughGpus):
         standard.connect().check_room(GOOD)
+
+
+def test_a_tainted_node_counts_only_if_its_taint_is_tolerated_and_what_runs_first_counts(standard: OnKServe) -> None:
+    """As for the pods of a run: one definition says what nodes have free."""
+    node(standard, "tainted", 8, {})
+    tainted = standard.server.find("Node", "tainted")
+    standard.server.put(tainted | {"spec": {"taints": [{"key": "team", "value": "a", "effect": "NoSchedule"}]}})
+    with pytest.raises(NotEnoughGpus, match="the 0 nodes that match have none free"):
+        standard.connect().check_room(GOOD)
+    tolerated = standard.connect(tolerations=(Toleration(key="team"),))
+    tolerated.check_room(GOOD)
+    first = {"name": "first", "resources": {"requests": {GPU: "8"}}}
+    spec = {"nodeName": "tainted", "initContainers": [first], "containers": [{"name": "then"}]}
+    place = {"name": "loading", "namespace": "kserve"}
+    standard.server.put({"apiVersion": "v1", "kind": "Pod", "metadata": place, "spec": spec})
+    with pytest.raises(NotEnoughGpus, match="have none free"):
+        tolerated.check_room(GOOD)

@@ -1,0 +1,71 @@
+"""What nodes have, and have left for another pod, as the scheduler counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from decimal import Decimal
+from typing import Any, TypeAlias
+
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import PODS, Object
+from stages.parts.cluster.quantity import quantity
+
+Amounts: TypeAlias = dict[str, Decimal]
+"""Quantities of resources by name, in their base units."""
+
+
+def free(cluster: Cluster, nodes: list[Object], resources: Collection[str]) -> list[Amounts]:
+    """What is left on each of these nodes.
+
+    Raises:
+        AccessDenied: pods of all namespaces may not be listed.
+    """
+    left = {node["metadata"]["name"]: allocatable(node, resources) for node in nodes}
+    for pod in cluster.list(PODS, everywhere=True)[0]:
+        ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+        if not ended and (amounts := left.get(pod["spec"].get("nodeName", ""))) is not None:
+            for name in resources:
+                amounts[name] -= requested(pod, name)
+    return [{name: max(amount, Decimal(0)) for name, amount in amounts.items()} for amounts in left.values()]
+
+
+def allocatable(node: Object, resources: Collection[str]) -> Amounts:
+    """What a node has for pods."""
+    amounts = node.get("status", {}).get("allocatable", {})
+    return {name: quantity(str(amounts.get(name, "0"))) for name in resources}
+
+
+def requested(pod: Object, resource: str) -> Decimal:
+    """What counts of a pod: all containers together, or the largest of those that run before them."""
+
+    def amounts(kind: str) -> list[Decimal]:
+        requests = (container.get("resources", {}).get("requests", {}) for container in pod["spec"].get(kind, []))
+        return [quantity(str(request.get(resource, "0"))) for request in requests]
+
+    return max(sum(amounts("containers"), Decimal(0)), *amounts("initContainers"), Decimal(0))
+
+
+def takes_pods(node: Object) -> bool:
+    return not node.get("spec", {}).get("unschedulable")
+
+
+def admits(node: Object, pod: Object) -> bool:
+    """Whether a node takes new pods, those with this ``nodeSelector`` and these ``tolerations`` among them."""
+    labels = node["metadata"].get("labels") or {}
+    tolerations = pod.get("tolerations") or []
+    selected = (pod.get("nodeSelector") or {}).items() <= labels.items()
+    return (
+        takes_pods(node)
+        and selected
+        and all(
+            taint["effect"] == "PreferNoSchedule" or any(_tolerates(toleration, taint) for toleration in tolerations)
+            for taint in node.get("spec", {}).get("taints") or []
+        )
+    )
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    same_key = not toleration.get("key") or toleration["key"] == taint["key"]
+    same_effect = not toleration.get("effect") or toleration["effect"] == taint["effect"]
+    exists = toleration.get("operator") == "Exists"
+    return same_key and same_effect and (exists or toleration.get("value", "") == taint.get("value", ""))
