@@ -19,8 +19,9 @@ from stages.parts.endpoint.endpoint import Endpoint, api_key, endpoint
 from stages.parts.records.rollout import under_way
 from stages.parts.releases import release as releases
 from stages.parts.releases.split import Split
+from stages.parts.vllm.streaming import Access, Reply
 from stages.rollout.commands import abort, roll_back
-from stages.rollout.steady_load import Access, Reply, SteadyLoad
+from stages.rollout.steady_load import SteadyLoad
 from stages.rollout.target import Target
 
 ROLLBACK_LIMIT_S: Final = 300.0

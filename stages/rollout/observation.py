@@ -20,10 +20,10 @@ from stages.parts.releases import release as releases
 from stages.parts.releases.pinned import MeasuredWith
 from stages.parts.vllm.client import answer, answers_chat, has_chat_template
 from stages.parts.vllm.probes import check_probes
+from stages.parts.vllm.streaming import Access
 from stages.rollout.analysis import FAILURES, Observation, analyse
 from stages.rollout.pairs import Timing, send_pairs
 from stages.rollout.slices import LONGEST_S, SLICES, add_pairs, begin_slice, end_slice, late_s
-from stages.rollout.steady_load import Access
 from stages.rollout.target import Target
 
 BURST: Final = 16

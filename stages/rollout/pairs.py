@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stages.parts.vllm.client import http
-from stages.rollout.steady_load import VOCABULARY, Access, Reply, ask
+from stages.parts.vllm.streaming import VOCABULARY, Access, Reply, stream_completion
 
 ANSWER_TOKENS: Final = 16
 """Enough to measure a time per output token."""
@@ -56,7 +56,7 @@ def send_pairs(
     def send(name: str, place: int, at_s: float) -> Timing:
         prompt = random.Random(name).choices(VOCABULARY, k=prompt_tokens)
         time.sleep(max(0.0, began_s + at_s - time.monotonic()))
-        return timing(ask(http(), accesses[place], prompt, ANSWER_TOKENS, timeout_s))
+        return timing(stream_completion(http(), accesses[place], prompt, ANSWER_TOKENS, timeout_s))
 
     places = range(len(accesses))
     with ThreadPoolExecutor(len(names) * len(accesses)) as pool:

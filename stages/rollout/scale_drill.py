@@ -16,8 +16,9 @@ from stages.parts.base.errors import ConfigError, Conflict, NothingToServe, Tran
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Workload
+from stages.parts.vllm.streaming import Reply
 from stages.rollout.drills import SETTLE_S, Answers, access_to, answers, check_answers, failed, p95, steady
-from stages.rollout.steady_load import Reply, SteadyLoad
+from stages.rollout.steady_load import SteadyLoad
 from stages.rollout.target import Autoscaled, Replicas, Target
 
 POLL_S: Final = 1.0

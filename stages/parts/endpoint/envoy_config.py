@@ -17,13 +17,12 @@ from stages.parts.endpoint.door import CLIENT_HEADER, PRIORITY_HEADER
 from stages.parts.endpoint.offered import HEALTH, OFFERED
 from stages.parts.endpoint.routing import Routing, names_of
 from stages.parts.endpoint.tls import SECRET_FILE
+from stages.parts.vllm.streaming import RELEASE_HEADER
 
 if TYPE_CHECKING:
     import jinja2
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
-RELEASE_HEADER: Final = "x-slipway-release"
-"""The header of every answer that names the release that gave it."""
 SESSION_HEADER: Final = "x-session-id"
 ROUTER: Final = "endpoint"
 ROUTES: Final = "routes"

@@ -21,7 +21,7 @@ from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.base.workload import Slo, Workload
 from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, SERVERS, Endpoint, endpoint, stop
 from stages.parts.endpoint.envoy import Admin
-from stages.parts.endpoint.envoy_config import RELEASE_HEADER, ROUTER
+from stages.parts.endpoint.envoy_config import ROUTER
 from stages.parts.endpoint.routing import Backend, routing
 from stages.parts.endpoint.supervised_server import PREVIOUS, rotate_log
 from stages.parts.releases.split import Split
@@ -29,10 +29,11 @@ from stages.parts.vllm.arguments import BINDING, ONE_THREAD, core_binding, serve
 from stages.parts.vllm.client import http
 from stages.parts.vllm.prometheus import read_counters
 from stages.parts.vllm.server_log import ServerLog
+from stages.parts.vllm.streaming import RELEASE_HEADER, Access
 from stages.rollout.drills import access_to, drill_crash, drill_load
 from stages.rollout.one_machine import OneMachine
 from stages.rollout.pairs import send_pairs
-from stages.rollout.steady_load import Access, SteadyLoad
+from stages.rollout.steady_load import SteadyLoad
 from tests.serving import (
     MODEL,
     REPOSITORY,

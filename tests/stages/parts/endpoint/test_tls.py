@@ -18,7 +18,8 @@ from stages.parts.base.errors import ConfigError
 from stages.parts.base.serving_settings import Serving
 from stages.parts.endpoint.tls import Tls, tls_of
 from stages.parts.vllm.client import healthy
-from stages.rollout.steady_load import Access, SteadyLoad
+from stages.parts.vllm.streaming import Access
+from stages.rollout.steady_load import SteadyLoad
 from tests.serving import wait_until
 from tests.stages.parts.endpoint.test_clients import MODEL, serving
 
