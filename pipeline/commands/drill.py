@@ -93,7 +93,6 @@ def rollback(
 
     With a platform that serves on KServe, it is tested there.
     """
-    from stages.parts.base.log import say
     from stages.parts.base.program import answer_sigterm
     from stages.rollout.drills import drill_rollback
 
@@ -105,7 +104,6 @@ def rollback(
         target,
         settings.workload,
         settings.rollout,
-        say,
         limit_s=limit_s,
         via=_via(settings),
     )
@@ -129,12 +127,11 @@ def crash(
 
     With a platform that serves on KServe, one of the release's pods is killed.
     """
-    from stages.parts.base.log import say
     from stages.rollout.drills import drill_crash
 
     settings = load_config(config, None, workload, platform, assignments)
     place, target = _drilled(settings, store, model)
-    _end(drill_crash(place, target, settings.workload, say, canary=canary, via=_via(settings)), as_json)
+    _end(drill_crash(place, target, settings.workload, canary=canary, via=_via(settings)), as_json)
 
 
 @drill.command(epilog="Example: slipway drill scale org/name --platform gke --down")
@@ -160,14 +157,13 @@ def scale(
     """
     from pipeline.commands.releases import place_of, serving_of
     from pipeline.settings.serving import target_of
-    from stages.parts.base.log import say
-    from stages.rollout.scale_drill import Asked, drill_scale
+    from stages.rollout.scale_drill import ScaleLimits, drill_scale
 
     settings = load_config(config, None, workload, platform, assignments)
     place = place_of(store, model)
     target = target_of(settings, place, model, serving_of(place, settings))
-    asked = Asked(limit_s=limit_s, seconds=seconds, down=down)
-    _end(drill_scale(place, target, settings.workload, say, asked, via=_via(settings)), as_json)
+    limits = ScaleLimits(limit_s=limit_s, seconds=seconds, down=down)
+    _end(drill_scale(place, target, settings.workload, limits, via=_via(settings)), as_json)
 
 
 def _drilled(settings: RunConfig, store: Path, model: str) -> tuple[ModelStore, Target]:

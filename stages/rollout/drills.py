@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from stages.parts.base.errors import Busy, DrillFailed, NothingToServe, SlipwayError, TransientError
+from stages.parts.base.log import say
 from stages.parts.base.record import Record
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
@@ -18,7 +20,6 @@ from stages.parts.base.workload import Slo, Workload
 from stages.parts.endpoint.endpoint import Endpoint, api_key, endpoint
 from stages.parts.records.rollout import under_way
 from stages.parts.releases import release as releases
-from stages.parts.releases.split import Split
 from stages.parts.vllm.streaming import Access, Reply
 from stages.rollout.commands import abort, roll_back
 from stages.rollout.steady_load import SteadyLoad
@@ -59,19 +60,19 @@ class LoadDrill(Record):
     slo: Slo | None
 
     def failures(self) -> list[str]:
-        found = failed(self.answers)
+        reasons = failed(self.answers)
         if self.answers.requests == 0:
-            found.append("no request was answered")
-        if self.slo:
-            for name, value, limit in (
-                ("TTFT", self.ttft_p95_ms, self.slo.ttft_ms),
-                ("TPOT", self.tpot_p95_ms, self.slo.tpot_ms),
-            ):
-                if value is None or value > limit:
-                    found.append(
-                        f"{name} p95 {'unknown' if value is None else f'{value:.0f} ms'}, allowed {limit:g} ms"
-                    )
-        return found
+            reasons.append("no request was answered")
+        limits = (
+            {"TTFT": (self.ttft_p95_ms, self.slo.ttft_ms), "TPOT": (self.tpot_p95_ms, self.slo.tpot_ms)}
+            if self.slo
+            else {}
+        )
+        for name, (value, limit) in limits.items():
+            if value is None or value > limit:
+                shown = "unknown" if value is None else f"{value:.0f} ms"
+                reasons.append(f"{name} p95 {shown}, allowed {limit:g} ms")
+        return reasons
 
 
 class RollbackDrill(Record):
@@ -88,10 +89,10 @@ class RollbackDrill(Record):
     answers: Answers
 
     def failures(self) -> list[str]:
-        found = failed(self.answers)
+        reasons = failed(self.answers)
         if self.rollback_s > self.limit_s:
-            found.append(f"the rollback took {self.rollback_s:.1f} s, allowed {self.limit_s:g} s")
-        return found
+            reasons.append(f"the rollback took {self.rollback_s:.1f} s, allowed {self.limit_s:g} s")
+        return reasons
 
 
 class CrashDrill(Record):
@@ -101,14 +102,14 @@ class CrashDrill(Record):
     answers: Answers
     """Requests fail if the killed server had begun to answer them, or if no other server was up."""
     outage_s: float
-    """From the first failed request to the first answer to one sent after the last failed one; 0: none failed."""
+    """From the first failed request to the first answer to one sent after the last failed one; 0 if none failed."""
     recovered_s: float | None
-    """Until another server was up in the killed one's place; None: not within five minutes."""
+    """Until another server was up in the killed one's place; None if none was within five minutes."""
 
     def failures(self) -> list[str]:
-        return (
-            [] if self.recovered_s is not None else [f"{self.release} was not up again after {RECOVERY_LIMIT_S:.0f} s"]
-        )
+        if self.recovered_s is not None:
+            return []
+        return [f"{self.release} was not up again after {RECOVERY_LIMIT_S:.0f} s"]
 
 
 def drill_load(access: Access, workload: Workload, *, peak: int, seconds: float, slo: Slo | None) -> LoadDrill:
@@ -135,7 +136,6 @@ def drill_rollback(
     target: Target,
     workload: Workload,
     settings: Rollout,
-    say: Callable[[str], None],
     *,
     limit_s: float = ROLLBACK_LIMIT_S,
     via: str = "",
@@ -152,18 +152,26 @@ def drill_rollback(
         RolledBack: a release did not come up.
     """
     split = target.split()
-    release, previous = _served_and_previous(store, split)
+    release = split.stable
+    previous = releases.before(store, release) if release else None
+    if release is None or previous is None:
+        raise NothingToServe(
+            f"{store.model} has no earlier release to go back to", hint=f"slipway releases {store.model}"
+        )
     access = access_to(store, target.client_url(), via)
-    with _report_unfinished(store, release, say), steady(access, workload, workload.concurrency) as load:
+    with _report_unfinished(store, release), steady(access, workload, workload.concurrency) as load:
         time.sleep(SETTLE_S)
         check_answers(load)
         seconds = []
         for goal, left in ((previous, release), (release, previous)):
             say(f"moving all traffic to {goal}")
             started = time.monotonic()
-            with _abort_if_stuck(store, target, goal, say):
+            with _abort_if_stuck(store, target, goal):
                 roll_back(store, target, settings, to=goal)
-            seconds.append(_last_sent_s(load, left, time.monotonic()) - started)
+            ended = time.monotonic()
+            time.sleep(SETTLE_S)
+            last_sent = [reply.sent_s for reply in load.replies() if reply.release == left]
+            seconds.append(max([ended, *last_sent]) - started)
             say(f"{goal} gets all requests after {seconds[-1]:.1f} s")
     return RollbackDrill(
         release=release,
@@ -177,13 +185,7 @@ def drill_rollback(
 
 
 def drill_crash(
-    store: ModelStore,
-    target: Target,
-    workload: Workload,
-    say: Callable[[str], None],
-    *,
-    canary: bool = False,
-    via: str = "",
+    store: ModelStore, target: Target, workload: Workload, *, canary: bool = False, via: str = ""
 ) -> CrashDrill:
     """Kill a server of the stable release (or of the canary) under load.
 
@@ -218,23 +220,32 @@ def drill_crash(
 
 
 def running_endpoint(store: ModelStore) -> Endpoint:
-    """Raises: NothingToServe: there is no endpoint."""
-    found = endpoint(store)
-    if found is None:
+    """Read the endpoint of this machine.
+
+    Raises:
+        NothingToServe: there is none.
+    """
+    running = endpoint(store)
+    if running is None:
         raise NothingToServe(f"{store.model} is not being served", hint=f"slipway serve {store.model}")
-    return found
+    return running
 
 
-def check(failures: list[str], found: Answers) -> None:
-    """Raises: DrillFailed: the drill did not succeed, and why."""
+def check(failures: list[str], answers: Answers) -> None:
+    """Raise DrillFailed if a drill did not succeed."""
     if failures:
-        raise DrillFailed("; ".join(failures), hint=f"the requests' errors: {', '.join(found.errors) or 'none'}")
+        raise DrillFailed("; ".join(failures), hint=f"the requests' errors: {', '.join(answers.errors) or 'none'}")
 
 
 def access_to(store: ModelStore, url: str, via: str = "") -> Access:
-    """Args: url: the endpoint's base URL, without ``/v1``. via: see ``Access``."""
-    found = endpoint(store)
-    certificate = found.serving.get("tls_certificate") if found and found.url == url else None
+    """Choose how to reach an endpoint.
+
+    Args:
+        url: the endpoint's base URL, without ``/v1``.
+        via: see ``Access``.
+    """
+    running = endpoint(store)
+    certificate = running.serving.get("tls_certificate") if running and running.url == url else None
     return Access(url, store.model, api_key(), via, certificate)
 
 
@@ -248,25 +259,8 @@ def steady(access: Access, workload: Workload, concurrency: int, *, pause_s: flo
     )
 
 
-def _served_and_previous(store: ModelStore, split: Split) -> tuple[str, str]:
-    """Raises: NothingToServe: nothing is served, or there is no release before."""
-    release = split.stable
-    previous = releases.before(store, release) if release else None
-    if release is None or previous is None:
-        raise NothingToServe(
-            f"{store.model} has no earlier release to go back to", hint=f"slipway releases {store.model}"
-        )
-    return release, previous
-
-
-def _last_sent_s(load: SteadyLoad, release: str, since_s: float) -> float:
-    """When the last request was sent that *release* answered; at least *since_s*."""
-    time.sleep(SETTLE_S)
-    return max([since_s, *(reply.sent_s for reply in load.replies() if reply.release == release)])
-
-
 def check_answers(load: SteadyLoad) -> None:
-    """Raises: DrillFailed: clients get no answer even now, so that the drill could show nothing."""
+    """Raise DrillFailed if clients get no answer even now, so that a drill could show nothing."""
     replies = load.replies()
     if replies and all(reply.error for reply in replies):
         raise DrillFailed(
@@ -276,8 +270,8 @@ def check_answers(load: SteadyLoad) -> None:
 
 
 @contextlib.contextmanager
-def _abort_if_stuck(store: ModelStore, target: Target, goal: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Raises: DrillFailed: the platform did not give *goal* all traffic in time."""
+def _abort_if_stuck(store: ModelStore, target: Target, goal: str) -> Iterator[None]:
+    """Raise DrillFailed if the platform does not give *goal* all traffic in time."""
     try:
         yield
     except TransientError as error:
@@ -293,45 +287,41 @@ def _abort_if_stuck(store: ModelStore, target: Target, goal: str, say: Callable[
 
 
 @contextlib.contextmanager
-def _report_unfinished(store: ModelStore, release: str, say: Callable[[str], None]) -> Iterator[None]:
+def _report_unfinished(store: ModelStore, release: str) -> Iterator[None]:
     """Say what a drill that was interrupted, by Ctrl-C for instance, left changed, and how to undo it."""
     try:
         yield
     except BaseException:
         if journal := under_way(store):
             say(f"the rollout of {journal.release} is under way: slipway rollout abort {store.model}")
-        if (now := releases.current_release(store)) != release:
-            say(f"{now} is in production: slipway rollback {store.model} --to {release}")
+        if (current := releases.current_release(store)) != release:
+            say(f"{current} is in production: slipway rollback {store.model} --to {release}")
         raise
 
 
 def answers(replies: Sequence[Reply]) -> Answers:
-    counts: dict[str, int] = {}
-    for reply in replies:
-        if not reply.error:
-            counts[reply.release] = counts.get(reply.release, 0) + 1
-    errors = list(dict.fromkeys(reply.error for reply in replies if reply.error))
+    errors = [reply.error for reply in replies if reply.error]
     return Answers(
         requests=len(replies),
-        failed=sum(bool(reply.error) for reply in replies),
-        errors=tuple(errors[:SHOWN_ERRORS]),
-        releases=counts,
+        failed=len(errors),
+        errors=tuple(dict.fromkeys(errors))[:SHOWN_ERRORS],
+        releases=dict(Counter(reply.release for reply in replies if not reply.error)),
     )
 
 
 def outage_s(replies: Sequence[Reply]) -> float:
-    failed = [reply.ended_s for reply in replies if reply.error]
-    if not failed:
+    failures = [reply.ended_s for reply in replies if reply.error]
+    if not failures:
         return 0.0
-    answered = [reply.ended_s for reply in replies if not reply.error and reply.sent_s >= max(failed)]
-    return round(min(answered, default=max(failed)) - min(failed), 2)
+    answered = [reply.ended_s for reply in replies if not reply.error and reply.sent_s >= max(failures)]
+    return round(min(answered, default=max(failures)) - min(failures), 2)
 
 
-def failed(found: Answers) -> list[str]:
-    return [f"{found.failed} of {found.requests} requests failed"] if found.failed else []
+def failed(answers: Answers) -> list[str]:
+    return [f"{answers.failed} of {answers.requests} requests failed"] if answers.failed else []
 
 
 def p95(values: Iterable[float | None]) -> float | None:
-    """The 95th percentile by nearest rank, so that it is a measured value."""
-    known = sorted(value for value in values if value is not None)
-    return round(known[max(0, -(-95 * len(known) // 100) - 1)], 1) if known else None
+    """Find the 95th percentile by nearest rank, so that it is a measured value."""
+    measured = sorted(value for value in values if value is not None)
+    return round(measured[max(0, -(-95 * len(measured) // 100) - 1)], 1) if measured else None

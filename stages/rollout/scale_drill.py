@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from stages.parts.base.errors import ConfigError, Conflict, NothingToServe, TransientError
+from stages.parts.base.log import say
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Workload
-from stages.parts.vllm.streaming import Reply
 from stages.rollout.drills import SETTLE_S, Answers, access_to, answers, check_answers, failed, p95, steady
 from stages.rollout.steady_load import SteadyLoad
 from stages.rollout.target import Autoscaled, Replicas, Target
@@ -29,7 +29,7 @@ PAUSE_S: Final = 1.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScaleLimits:
     """How far the drill goes."""
 
     limit_s: float = 900.0
@@ -44,9 +44,9 @@ class ScaleUp(Record):
     """The way up, in seconds since the load's start."""
 
     goal: int
-    """As many replicas as the load needs."""
+    """How many replicas the load needs."""
     wanted_s: float | None
-    """When the autoscaler had asked for the goal; None: not within the limit."""
+    """When the autoscaler had asked for the goal; None if not within the limit."""
     ready_s: float | None
     lacking: str
     """Why they were not ready in time, as far as the platform says it."""
@@ -59,7 +59,7 @@ class ScaleDown(Record):
     """The way back, in seconds since the load's end."""
 
     first_s: float | None
-    """When the first replica was taken away; None: not within the limit."""
+    """When the first replica was taken away; None if not within the limit."""
     back_s: float | None
     """When no more were left than before the drill."""
     fewest: int
@@ -78,34 +78,28 @@ class ScaleDrill(Record):
     limit_s: float
     up: ScaleUp
     down: ScaleDown | None
-    """None: not asked for, or the way up has failed."""
+    """None if it was not asked for, or the way up has failed."""
     answers: Answers
 
     def failures(self) -> list[str]:
-        found, up, down = failed(self.answers), self.up, self.down
+        reasons, up, down = failed(self.answers), self.up, self.down
         within = f"within {self.limit_s:g} s" + (f": {up.lacking}" if up.lacking else "")
         if up.wanted_s is None:
-            found.append(f"the autoscaler did not ask for {up.goal} replicas {within}")
+            reasons.append(f"the autoscaler did not ask for {up.goal} replicas {within}")
         elif up.ready_s is None:
-            found.append(f"{up.goal} replicas were asked for, but not ready {within}")
+            reasons.append(f"{up.goal} replicas were asked for, but not ready {within}")
         elif down:
             if down.back_s is None:
-                found.append(f"more than {self.replicas} replicas were left {self.limit_s:g} s after the load")
+                reasons.append(f"more than {self.replicas} replicas were left {self.limit_s:g} s after the load")
             if down.first_s is not None and down.first_s <= up.wanted_s:
-                found.append(f"it scaled down after {down.first_s:.1f} s, sooner than up ({up.wanted_s:.1f} s)")
+                reasons.append(f"it scaled down after {down.first_s:.1f} s, sooner than up ({up.wanted_s:.1f} s)")
             if down.fewest < self.minimum:
-                found.append(f"only {down.fewest} replicas were left, fewer than the minimum {self.minimum}")
-        return found
+                reasons.append(f"only {down.fewest} replicas were left, fewer than the minimum {self.minimum}")
+        return reasons
 
 
 def drill_scale(
-    store: ModelStore,
-    target: Target,
-    workload: Workload,
-    say: Callable[[str], None],
-    asked: Asked,
-    *,
-    via: str = "",
+    store: ModelStore, target: Target, workload: Workload, limits: ScaleLimits, *, via: str = ""
 ) -> ScaleDrill:
     """Ask for more than the replicas of the stable release can take, until more of them are ready.
 
@@ -122,35 +116,35 @@ def drill_scale(
     release, scaled, before = _scaled(store, target)
     access = access_to(store, target.client_url(), via)
     goal, users = load_for(before)
-    say(f"{users} requests in flight, where {before.there} × {before.concurrency} should be")
+    say(f"{users} requests in flight, where {before.running} × {before.concurrency} should be")
     with steady(access, workload, users) as load:
-        up = _scale_up(scaled, release, goal, load, asked, say)
+        up = _scale_up(scaled, release, goal, load, limits)
     replies, down = load.replies(), None
-    if asked.down and up.ready_s is not None:
+    if limits.down and up.ready_s is not None:
         with steady(access, workload, 1, pause_s=PAUSE_S) as client:
-            down = _scale_down(scaled, release, before, asked, say)
+            down = _scale_down(scaled, release, before, limits)
         replies += client.replies()
     return ScaleDrill(
         release=release,
-        replicas=before.there,
+        replicas=before.running,
         minimum=before.minimum,
         maximum=before.maximum,
         concurrency=users,
-        limit_s=asked.limit_s,
+        limit_s=limits.limit_s,
         up=up,
         down=down,
         answers=answers(replies),
     )
 
 
-def load_for(now: Replicas) -> tuple[int, int]:
-    """The replicas that the drill asks for, and the requests in flight that need them."""
-    users = math.ceil(now.concurrency * max(now.there + 1, EXCESS * now.there))
-    return min(now.maximum, math.ceil(users / now.concurrency)), users
+def load_for(present: Replicas) -> tuple[int, int]:
+    """Compute the replicas that the drill asks for, and the requests in flight that need them."""
+    users = math.ceil(present.concurrency * max(present.running + 1, EXCESS * present.running))
+    return min(present.maximum, math.ceil(users / present.concurrency)), users
 
 
 def _scaled(store: ModelStore, target: Target) -> tuple[str, Autoscaled, Replicas]:
-    """The release to drill, and its replicas now; raises as ``drill_scale`` does."""
+    """Find the release to drill, and its replicas now; raises as ``drill_scale``."""
     if not isinstance(target, Autoscaled):
         raise ConfigError(
             f"nothing scales on {target.name}: one machine has the same servers under any load",
@@ -163,79 +157,67 @@ def _scaled(store: ModelStore, target: Target) -> tuple[str, Autoscaled, Replica
         raise Conflict(
             f"{split.canary} is being tried, and gets a part of the load", hint=f"slipway rollout status {store.model}"
         )
-    now = target.replicas(split.stable)
-    if now.minimum == now.maximum:
+    present = target.replicas(split.stable)
+    if present.minimum == present.maximum:
         raise ConfigError(
-            f"{split.stable} has {now.minimum} replicas under any load: its minimum is its maximum",
+            f"{split.stable} has {present.minimum} replicas under any load: its minimum is its maximum",
             hint="raise kserve.scaling.maximum; slipway rollout start applies it",
         )
-    if now.there >= now.maximum:
+    if present.running >= present.maximum:
         raise TransientError(
-            f"{split.stable} has all of its {now.maximum} replicas already, so that none can be added",
+            f"{split.stable} has all of its {present.maximum} replicas already, so that none can be added",
             hint="try again under less load, or raise kserve.scaling.maximum",
         )
-    return split.stable, target, now
+    return split.stable, target, present
 
 
-def _scale_up(
-    scaled: Autoscaled, release: str, goal: int, load: SteadyLoad, asked: Asked, say: Callable[[str], None]
-) -> ScaleUp:
+def _scale_up(scaled: Autoscaled, release: str, goal: int, load: SteadyLoad, limits: ScaleLimits) -> ScaleUp:
     started = time.monotonic()
     time.sleep(SETTLE_S)
     check_answers(load)
-    wanted_s = _until(lambda: scaled.replicas(release).there >= goal, started, asked.limit_s)
+    wanted_s = _until(lambda: scaled.replicas(release).running >= goal, started, limits.limit_s)
     ready_s = None
     if wanted_s is not None:
         say(f"{goal} replicas are asked for after {wanted_s:.1f} s")
-        ready_s = _until(lambda: scaled.replicas(release).ready >= goal, started, asked.limit_s)
+        ready_s = _until(lambda: scaled.replicas(release).ready >= goal, started, limits.limit_s)
     if ready_s is not None:
-        say(f"ready after {ready_s:.1f} s; the load goes on for {asked.seconds:g} s")
-        time.sleep(asked.seconds)
-    slow, fast = _ttft_p95_ms(load.replies(), math.inf if ready_s is None else started + ready_s)
+        say(f"ready after {ready_s:.1f} s; the load goes on for {limits.seconds:g} s")
+        time.sleep(limits.seconds)
+    ready = math.inf if ready_s is None else started + ready_s
+    good = [reply for reply in load.replies() if not reply.error]
     return ScaleUp(
         goal=goal,
         wanted_s=wanted_s,
         ready_s=ready_s,
         lacking="" if ready_s is not None else scaled.replicas(release).lacking or scaled.waits_for(release),
-        ttft_before_p95_ms=slow,
-        ttft_after_p95_ms=fast,
+        ttft_before_p95_ms=p95(reply.ttft_ms for reply in good if reply.sent_s < ready),
+        ttft_after_p95_ms=p95(reply.ttft_ms for reply in good if reply.sent_s >= ready),
     )
 
 
-def _scale_down(
-    scaled: Autoscaled, release: str, before: Replicas, asked: Asked, say: Callable[[str], None]
-) -> ScaleDown:
-    seen = [scaled.replicas(release).there]
+def _scale_down(scaled: Autoscaled, release: str, before: Replicas, limits: ScaleLimits) -> ScaleDown:
+    counts = [scaled.replicas(release).running]
 
     def left() -> int:
-        seen.append(scaled.replicas(release).there)
-        return seen[-1]
+        counts.append(scaled.replicas(release).running)
+        return counts[-1]
 
     ended = time.monotonic()
-    first_s = _until(lambda: left() < seen[0], ended, asked.limit_s)
+    first_s = _until(lambda: left() < counts[0], ended, limits.limit_s)
     if first_s is not None:
         say(f"a replica is taken away {first_s:.1f} s after the load")
-    back_s = _until(lambda: left() <= before.there, ended, asked.limit_s)
+    back_s = _until(lambda: left() <= before.running, ended, limits.limit_s)
     if back_s is not None:
-        say(f"{before.there} are left after {back_s:.1f} s")
-        _until(lambda: left() < before.minimum, time.monotonic(), asked.seconds)
-    return ScaleDown(first_s=first_s, back_s=back_s, fewest=min(seen))
+        say(f"{before.running} are left after {back_s:.1f} s")
+        _until(lambda: left() < before.minimum, time.monotonic(), limits.seconds)
+    return ScaleDown(first_s=first_s, back_s=back_s, fewest=min(counts))
 
 
 def _until(done: Callable[[], bool], since: float, limit_s: float) -> float | None:
-    """How long after *since* it was *done*, in seconds; None: not within *limit_s*."""
+    """Wait until it is *done*. Returns the seconds since *since*, or None after *limit_s*."""
     while True:
         if done():
             return round(time.monotonic() - since, 1)
         if time.monotonic() - since > limit_s:
             return None
         time.sleep(POLL_S)
-
-
-def _ttft_p95_ms(replies: Sequence[Reply], ready: float) -> tuple[float | None, float | None]:
-    """For requests that were sent before and after *ready*."""
-    good = [reply for reply in replies if not reply.error]
-    return (
-        p95(each.ttft_ms for each in good if each.sent_s < ready),
-        p95(each.ttft_ms for each in good if each.sent_s >= ready),
-    )

@@ -133,8 +133,8 @@ class Target(Protocol):
 class Replicas:
     """The replicas of one release, and what its autoscaler was told."""
 
-    there: int
-    """As many as the autoscaler has asked for, ready or not."""
+    running: int
+    """How many the autoscaler has asked for, ready or not."""
     ready: int
     minimum: int
     maximum: int

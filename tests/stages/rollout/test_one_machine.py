@@ -254,7 +254,7 @@ def test_the_standby_answers_while_the_stable_server_restarts(place: Place) -> N
     old, new = place.two_releases()
     place.target.shift(new, 100)
     place.target.promote(new)
-    drilled = drill_crash(place.store, place.target, WORKLOAD, print)
+    drilled = drill_crash(place.store, place.target, WORKLOAD)
     assert drilled.release == new
     assert drilled.failures() == []
     assert drilled.recovered_s is not None

@@ -19,7 +19,7 @@ from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.rollout import scale_drill
 from stages.rollout.drills import Answers
 from stages.rollout.kserve.settings import Scaling
-from stages.rollout.scale_drill import Asked, ScaleDown, ScaleDrill, ScaleUp, drill_scale, load_for
+from stages.rollout.scale_drill import ScaleDown, ScaleDrill, ScaleLimits, ScaleUp, drill_scale, load_for
 from stages.rollout.target import Replicas
 from tests.serving import REPOSITORY, Said, wait_until
 from tests.stages.rollout.disk_target import DiskTarget
@@ -59,8 +59,8 @@ def scaled(serve: Serve, mode: str = "standard", *, scaling: Scaling = SCALING, 
 
 
 def drilled(kserve: OnKServe, **changed: Any) -> ScaleDrill:
-    asked = Asked(**{"limit_s": 60.0, "seconds": 1.0} | changed)
-    return drill_scale(kserve.store, kserve.connect(), WORKLOAD, print, asked, via=kserve.gateway.url)
+    limits = ScaleLimits(**{"limit_s": 60.0, "seconds": 1.0} | changed)
+    return drill_scale(kserve.store, kserve.connect(), WORKLOAD, limits, via=kserve.gateway.url)
 
 
 def command(kserve: OnKServe, *arguments: str) -> Said:
@@ -138,13 +138,13 @@ def test_a_replica_that_is_never_ready_fails_the_drill(serve: Serve) -> None:
 def test_what_can_not_scale_is_refused_before_any_request_is_sent(serve: Serve) -> None:
     kserve = scaled(serve)
     with pytest.raises(ConfigError, match=r"nothing scales .*: kserve.prometheus is not set"):
-        drill_scale(kserve.store, kserve.connect(prometheus=None), WORKLOAD, print, Asked())
+        drill_scale(kserve.store, kserve.connect(prometheus=None), WORKLOAD, ScaleLimits())
     (scaler,) = kserve.server.all("ScaledObject")
     kserve.server.put(scaler | {"spec": scaler["spec"] | {"maxReplicaCount": 1}})
     with pytest.raises(ConfigError, match="has 1 replicas under any load: its minimum is its maximum"):
         drilled(kserve)
     kserve.server.put(scaler | {"spec": scaler["spec"] | {"maxReplicaCount": 3, "minReplicaCount": 2}})
-    wait_until(lambda: kserve.connect().replicas(GOOD).there == 2, "KEDA has raised the replicas")
+    wait_until(lambda: kserve.connect().replicas(GOOD).running == 2, "KEDA has raised the replicas")
     kserve.server.put(scaler)
     with pytest.raises(TransientError, match="has all of its 2 replicas already"):
         drilled(kserve)
@@ -184,14 +184,14 @@ def test_without_an_autoscaler_a_release_has_its_minimum_of_replicas(serve: Serv
 def test_one_machine_does_not_scale(serve: Serve) -> None:
     kserve = serve()
     with pytest.raises(ConfigError, match="one machine has the same servers under any load"):
-        drill_scale(kserve.store, DiskTarget(kserve.folder, kserve.store.releases), WORKLOAD, print, Asked())
+        drill_scale(kserve.store, DiskTarget(kserve.folder, kserve.store.releases), WORKLOAD, ScaleLimits())
 
 
 def test_knative_scales_within_the_bounds_of_its_revision(serve: Serve) -> None:
     kserve = serve(**MODES["knative"])
     kserve.settings = kserve.settings.model_copy(update={"scaling": Scaling(minimum=2, maximum=5, concurrency=7)})
     kserve.first(GOOD)
-    assert kserve.connect().replicas(GOOD) == Replicas(there=2, ready=2, minimum=2, maximum=5, concurrency=7)
+    assert kserve.connect().replicas(GOOD) == Replicas(running=2, ready=2, minimum=2, maximum=5, concurrency=7)
 
 
 def test_a_pod_that_its_node_has_evicted_is_no_replica(serve: Serve) -> None:
@@ -200,7 +200,7 @@ def test_a_pod_that_its_node_has_evicted_is_no_replica(serve: Serve) -> None:
     metadata = {key: pod["metadata"][key] for key in ("namespace", "labels")} | {"name": "evicted"}
     kserve.server.put(pod | {"metadata": metadata, "status": pod["status"] | {"phase": "Failed"}})
     assert len(kserve.connect().pods.of(GOOD)) == 2
-    assert kserve.connect().replicas(GOOD).there == 1
+    assert kserve.connect().replicas(GOOD).running == 1
 
 
 @pytest.mark.parametrize(
