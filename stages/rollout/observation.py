@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, Literal
 
@@ -51,7 +51,7 @@ class Look:
 
 
 def responds(store: ModelStore, target: Target, release: str, stable: str | None = None) -> bool:
-    """Whether *release*, asked at its own URL, completes a prompt; and a chat, if its own tokenizer or that of the
+    """Tell whether *release*, asked at its own URL, completes a prompt; and a chat, if its own tokenizer or that of the
     *stable* release has a chat template.
 
     Raises:
@@ -62,12 +62,12 @@ def responds(store: ModelStore, target: Target, release: str, stable: str | None
         answer(url, store.model, api_key())
     except ServerFailed:
         return False
-    chats = any(has_chat_template(store.releases / each) for each in (release, stable) if each)
+    chats = any(has_chat_template(store.releases / name) for name in (release, stable) if name)
     return not chats or answers_chat(url, store.model, api_key())
 
 
 def agreement(store: ModelStore, target: Target, release: str) -> float | None:
-    """How far its answers agree with the recorded ones that it carries, 0–1; None if it carries none.
+    """Compare its answers with the recorded ones that it carries: 0–1, or None if it carries none.
 
     Raises:
         ServerFailed: it refuses, or its reply is not a valid answer.
@@ -76,8 +76,8 @@ def agreement(store: ModelStore, target: Target, release: str) -> float | None:
     recorded = releases.probes(store, release)
     if not recorded:
         return None
-    found = check_probes(target.url(release), store.model, api_key(), recorded).agreement
-    return found if math.isfinite(found) else 0.0
+    agreed = check_probes(target.url(release), store.model, api_key(), recorded).agreement
+    return agreed if math.isfinite(agreed) else 0.0
 
 
 class Observer:
@@ -87,34 +87,30 @@ class Observer:
         self.store, self.target, self.journal = store, target, journal
 
     def look(self, elapsed_s: float) -> Look:
-        """What the step has shown so far. A look sends its pairs evenly over a part of the time until the next one.
+        """Judge what the step has shown so far. The pairs of a look are sent evenly over a part of the time until the
+        next one.
 
         Raises:
             ServerFailed: the canary's server is gone.
             TransientError: the platform does not answer.
         """
         journal, settings = self.journal, self.journal.settings
-        canary, stable = self._counters()
+        canary, stable = self.target.counters(journal.release), self._counters_of_stable()
         if stable is None and not self.alone:
             return Look("the counters of the stable release can't be read")
-        window = journal.window
-        another = journal.instance not in ("", canary.instance)  # it may have restarted between two steps
-        if another or (window and canary.restarted_since(window.canary)):
+        window, begun = journal.window, self._begun(canary, stable, elapsed_s)
+        between_steps = journal.instance not in ("", canary.instance)
+        if between_steps or (window and canary.restarted_since(window.canary)):
             if journal.restarts >= settings.restarts:
                 return Look(f"its server was restarted {journal.restarts + 1} times", "rollback")
-            begun = self._begun(canary, stable, elapsed_s)
-            begun["restarts"] = journal.restarts + 1
-            return Look("a server of the canary was restarted", changes=begun)
+            return Look("a server of the canary was restarted", changes=begun | {"restarts": journal.restarts + 1})
         if window is None or self._stable_restarted(window, stable):
-            return Look("the step has just begun", changes=self._begun(canary, stable, elapsed_s))
-        if window.open is None:  # an earlier version began it
-            window = begin_slice(window, canary, stable, elapsed_s)
+            return Look("the step has just begun", changes=begun)
         if settings.synthetic:
             began_s = self.clock()
             window = self._with_pairs(window, prompt_tokens(canary, stable), elapsed_s)
             elapsed_s += self.clock() - began_s
-            canary, now = self._counters()
-            stable = now or stable
+            canary, stable = self.target.counters(journal.release), self._counters_of_stable() or stable
         slice_s = 0.0 if journal.hurried else min(LONGEST_S, settings.step_s / SLICES)
         if window.open and elapsed_s - window.open.seconds >= slice_s:
             window = end_slice(window, canary, stable, elapsed_s, late_s(self._slices(window)))
@@ -128,7 +124,7 @@ class Observer:
 
     @property
     def alone(self) -> bool:
-        """Whether the canary has all the clients' requests."""
+        """Tell whether the canary has all the clients' requests."""
         return self.journal.percent == 100
 
     def _begun(self, canary: Counters, stable: Counters | None, elapsed_s: float) -> JournalChanges:
@@ -140,50 +136,40 @@ class Observer:
             return False
         return window.stable is None or stable.restarted_since(window.stable)
 
-    def _counters(self) -> tuple[Counters, Counters | None]:
-        return self.target.counters(self.journal.release), self._counters_of_stable()
-
     def _counters_of_stable(self) -> Counters | None:
-        """None while the platform can't read them, which is not the canary's fault."""
-        if self.journal.stable is None:
-            return None
-        try:
-            return self.target.counters(self.journal.stable)
-        except (ServerFailed, TransientError):
-            return None
+        """Read them, if the platform can now: that it can't is not the canary's fault."""
+        with contextlib.suppress(ServerFailed, TransientError):
+            return self.target.counters(self.journal.stable) if self.journal.stable else None
+        return None
 
     def _judge(self, window: Window, canary: Counters, stable: Counters | None, elapsed_s: float) -> Look:
-        """The recorded questions are asked only once everything else is good."""
-        settings = self.journal.settings
-        analysis = analyse(settings, self._observation(window, canary, stable, elapsed_s))
-        complete = self.journal.hurried or elapsed_s >= settings.step_s
-        if analysis.verdict == "promote" and complete and settings.agreement:
-            try:
-                agreed = agreement(self.store, self.target, self.journal.release)
-            except ServerFailed as error:  # one refusal is an error like any other, and errors were counted above
-                return Look(f"it did not answer the recorded questions: {error}", changes={"window": window})
-            analysis = analyse(settings, self._observation(window, canary, stable, elapsed_s, agreed))
-        kept = tuple(each for each in self.journal.analyses if each.percent != analysis.percent)
-        return Look(analysis.reason, analysis.verdict, {"window": window, "analyses": (*kept, analysis)})
-
-    def _observation(
-        self, window: Window, canary: Counters, stable: Counters | None, elapsed_s: float, agreed: float | None = None
-    ) -> Observation:
-        return Observation(
-            percent=self.journal.percent,
+        """Judge the step. The recorded questions are asked only once everything else is good."""
+        journal, settings = self.journal, self.journal.settings
+        observation = Observation(
+            percent=journal.percent,
             window=window,
-            windows=self.journal.windows,
+            windows=journal.windows,
             canary=canary,
             stable=stable,
-            earlier=self.journal.observed,
-            agreement=agreed,
+            earlier=journal.observed,
+            agreement=None,
             seconds=elapsed_s,
             at=self.now(),
             slo=self.slo(),
         )
+        analysis = analyse(settings, observation)
+        complete = journal.hurried or elapsed_s >= settings.step_s
+        if analysis.verdict == "promote" and complete and settings.agreement:
+            try:
+                agreed = agreement(self.store, self.target, journal.release)
+            except ServerFailed as error:  # one refusal is an error like any other, and errors were counted above
+                return Look(f"it did not answer the recorded questions: {error}", changes={"window": window})
+            analysis = analyse(settings, replace(observation, agreement=agreed, at=self.now()))
+        others = tuple(other for other in journal.analyses if other.percent != analysis.percent)
+        return Look(analysis.reason, analysis.verdict, {"window": window, "analyses": (*others, analysis)})
 
     def slo(self) -> Slo | None:
-        """The targets of the workload that the canary was measured with; None without any, or if they are not known."""
+        """Read the targets of the workload that the canary was measured with, if it has any that are known."""
         with contextlib.suppress(DamagedModel):  # a file that can't be read is no reason to stop in the middle
             measured = MeasuredWith.read(self.store.releases / self.journal.release / releases.METRICS)
             return measured.slo if measured else None
@@ -209,8 +195,8 @@ class Observer:
         )
 
     def _slices(self, window: Window) -> list[Slice]:
-        """The slices of the whole rollout."""
-        return [*(each for step in self.journal.observed for each in step.slices), *window.slices]
+        """List the slices of the whole rollout."""
+        return [*(ended for step in self.journal.observed for ended in step.slices), *window.slices]
 
     def send(self, urls: Sequence[str], names: Sequence[str], tokens: int) -> list[tuple[Timing, ...]]:
         settings = self.journal.settings
@@ -218,23 +204,24 @@ class Observer:
         return send_pairs(accesses, names, tokens, SENT_WITHIN * settings.poll_s, settings.own_timeout_s)
 
     def _due(self, window: Window, elapsed_s: float) -> int:
-        """Pairs until the next look: enough by the end of the step, and then a trickle."""
+        """Count the pairs until the next look: enough by the end of the step, and then a trickle."""
         journal, settings = self.journal, self.journal.settings
-        last = next((each for each in journal.analyses if each.percent == journal.percent), None)
+        last = next((analysis for analysis in journal.analyses if analysis.percent == journal.percent), None)
         if last and any(check.name in FAILURES and check.verdict == "unclear" for check in last.checks):
             return SUSPECTED
         by_s = SENT_BY * settings.step_s
         part = 1.0 if journal.hurried or not by_s else min(1.0, (elapsed_s + settings.poll_s) / by_s)
-        lacking = math.ceil(settings.min_requests * part) - window.to_canary.sent
-        return min(BURST, max(lacking, TRICKLE))
+        missing = math.ceil(settings.min_requests * part) - window.to_canary.sent
+        return min(BURST, max(missing, TRICKLE))
 
 
-def prompt_tokens(*counted: Counters | None) -> int:
-    """The length of the prompts to send: as long as those of all requests so far are on average."""
-    tokens, prompts = (sum(getattr(each, name) for each in counted if each) for name in ("prompt_tokens", "prompts"))
+def prompt_tokens(*counters: Counters | None) -> int:
+    """Choose the length of the prompts to send: as long as those of all requests so far are on average."""
+    counted = [counts for counts in counters if counts]
+    tokens, prompts = sum(counts.prompt_tokens for counts in counted), sum(counts.prompts for counts in counted)
     return min(MOST_PROMPT_TOKENS, max(FEWEST_PROMPT_TOKENS, round(tokens / prompts if prompts else 0)))
 
 
 def _summary(pairs: Sequence[tuple[Timing, ...]], place: int) -> SyntheticRequests:
     sent = [pair[place] for pair in pairs if len(pair) > place]
-    return SyntheticRequests(sent=len(sent), failed=sum(not each.answered for each in sent))
+    return SyntheticRequests(sent=len(sent), failed=sum(not timing.answered for timing in sent))
