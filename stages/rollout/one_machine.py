@@ -1,4 +1,5 @@
-"""One machine as the target of a rollout: writes what is wanted to ``serving.json``, and waits until it is in force."""
+"""One machine as the target of a rollout: it writes what is wanted to ``serving.json``, and waits until that is in
+force."""
 
 from __future__ import annotations
 
@@ -63,23 +64,23 @@ class OneMachine:
         return LOCAL
 
     def split(self) -> Split:
-        found = self._running()
-        if found is None:
+        running = self._running()
+        if running is None:
             return Split(None)
         room = fits_twice(self._asked)
         if replaced := self._replaced():
-            return Split(replaced, found.release, 100, room=room)
-        return Split(found.release, found.canary, found.percent, found.standby, room)
+            return Split(replaced, running.release, 100, room=room)
+        return Split(running.release, running.canary, running.percent, running.standby, room)
 
     def who(self) -> str:
         return user()
 
     def announce(self, reason: str, note: str) -> None:
-        """Nobody else watches: what is said on stderr and in the history is all."""
+        """Do nothing: nobody watches anything but stderr and the history."""
 
     def changes(self, release: str) -> str:
-        found = self._running()
-        return ", ".join(self.changed_settings(found)) if found and found.release == release else ""
+        running = self._running()
+        return ", ".join(self.changed_settings(running)) if running and running.release == release else ""
 
     def startup_s(self, release: str) -> int:
         return pinned(self._store, self._asked, release).startup_timeout_s
@@ -96,32 +97,34 @@ class OneMachine:
         """See ``Target``. Unlike a canary, these are waited for: the first release, one that has to replace the stable
         one, and one that gets other settings. If it does not come up, the former state is restored.
         """
-        found = self._running()
-        if found is None:
+        running = self._running()
+        if running is None:
             start(self._store, self._source, self._asked, Wanted(stable=release))
             return
-        changed = self.changed_settings(found)
-        if release == found.release:
+        changed = self.changed_settings(running)
+        if release == running.release:
             if changed:
-                self._restart(found, Wanted(stable=release, replaced=self._replaced()))
+                self._restart(running, Wanted(stable=release, replaced=self._replaced()))
             return
         if changed:
             raise Conflict(
                 f"the endpoint runs with settings other than the present ones: {', '.join(changed)}",
-                hint=self._way_out(found),
+                hint=self._way_out(running),
             )
         if self._replaced():
-            raise tried_already(found.release)
+            raise tried_already(running.release)
         if not fits_twice(self._asked):
-            say(f"two servers do not fit on the GPU (serving.gpu_memory_utilization > 0.5): replacing {found.release}")
-            self._restart(found, Wanted(stable=release, replaced=found.release))
+            say(
+                f"two servers do not fit on the GPU (serving.gpu_memory_utilization > 0.5): replacing {running.release}"
+            )
+            self._restart(running, Wanted(stable=release, replaced=running.release))
             return
-        with self._wanted() as wanted:
-            if wanted.canary not in (None, release):
-                raise tried_already(wanted.canary)
-            if wanted.canary is None:
-                self._want(Wanted(stable=wanted.stable, canary=release))
-        self._until(lambda now: now.canary == release)
+        with self._wanted() as roles:
+            if roles.canary not in (None, release):
+                raise tried_already(roles.canary)
+            if roles.canary is None:
+                self._want(Wanted(stable=roles.stable, canary=release))
+        self._until(lambda endpoint: endpoint.canary == release)
 
     def ready(self, release: str) -> bool:
         servers = self._replicas(release)
@@ -136,7 +139,7 @@ class OneMachine:
         return ""
 
     def url(self, release: str) -> str:
-        """Each replica's in turn."""
+        """Take the replicas' in turn."""
         up = self._up(release)
         self._asked_last += 1
         return up[self._asked_last % len(up)].url
@@ -145,69 +148,65 @@ class OneMachine:
         return ""  # its servers take as much as the stable release's do
 
     def shift(self, release: str, percent: int) -> None:
-        with self._wanted() as wanted:
-            if wanted.replaced and wanted.stable == release:
+        with self._wanted() as roles:
+            if roles.replaced and roles.stable == release:
                 return  # it has replaced the stable release and has all requests
-            if wanted.canary != release:
-                raise Conflict(f"{release} is not the canary, but {wanted.canary} is", hint="deploy it first")
-            self._want(wanted.model_copy(update={"percent": percent}))
-        self._until(lambda now: (now.canary, now.percent) == (release, percent))
+            _check_canary(roles, release)
+            self._want(roles.model_copy(update={"percent": percent}))
+        self._until(lambda endpoint: (endpoint.canary, endpoint.percent) == (release, percent))
 
     def promote(self, release: str) -> None:
-        with self._wanted() as wanted:
-            if wanted.stable == release:
-                self._want(wanted.model_copy(update={"replaced": None}))
+        with self._wanted() as roles:
+            if roles.stable == release:
+                self._want(roles.model_copy(update={"replaced": None}))
             else:
-                if wanted.canary != release:
-                    raise Conflict(f"{release} is not the canary, but {wanted.canary} is", hint="deploy it first")
+                _check_canary(roles, release)
                 self._up(release)
-                self._want(Wanted(stable=release, standby=wanted.stable))
-        self._until(lambda now: now.release == release and now.canary is None)
+                self._want(Wanted(stable=release, standby=roles.stable))
+        self._until(lambda endpoint: endpoint.release == release and endpoint.canary is None)
 
     def withdraw(self, release: str, *, first: bool = False) -> None:
         """See ``Target``. This returns once it gets no new request; it is removed when its requests have ended."""
-        found = self._running()
-        if found is None:
+        running = self._running()
+        if running is None:
             return
-        with self._wanted() as wanted:
-            if wanted.replaced and wanted.stable == release:
-                secrets = secrets_of(found)
+        with self._wanted() as roles:
+            if roles.replaced and roles.stable == release:
+                secrets = secrets_of(running)
                 stop(self._store)
-                start(self._store, self._source, settings_of(found), Wanted(stable=wanted.replaced), secrets=secrets)
+                start(self._store, self._source, settings_of(running), Wanted(stable=roles.replaced), secrets=secrets)
                 return
-            alone = wanted.stable == release
-            if alone and (not first or wanted.canary):
+            alone = roles.stable == release
+            if alone and (not first or roles.canary):
                 raise Conflict(
                     f"{release} is the stable release: clients would be left with nothing",
                     hint=f"slipway rollback {self._store.model}",
                 )
             if not alone:
-                gone = {role: None for role in ("canary", "standby") if getattr(wanted, role) == release}
-                left = wanted.model_copy(update={**gone, "percent": 0 if "canary" in gone else wanted.percent})
-                self._want(left)
+                freed = {role: None for role in ("canary", "standby") if getattr(roles, role) == release}
+                percent = 0 if "canary" in freed else roles.percent
+                self._want(roles.model_copy(update={**freed, "percent": percent}))
         if alone:
             stop(self._store)
         else:
-            self._until(lambda now: release not in (now.canary, now.standby))
+            self._until(lambda endpoint: release not in (endpoint.canary, endpoint.standby))
 
     def counters(self, release: str) -> Counters:
-        """vLLM's own counters, and Envoy's count of requests that never reached it, of all replicas."""
-        servers = self._up(release)
+        """Read vLLM's own counters, and Envoy's count of requests that never reached it, of all replicas."""
         hosts = Admin(self._store.path / SERVERS).hosts(release)
-        told = []
-        for server in servers:
-            counted = read_counters(_metrics(server), f"{server.pid} on {server.url}")
+        by_server = []
+        for server in self._up(release):
+            counters = read_counters(_metrics(server), f"{server.pid} on {server.url}")
             host = hosts.get(socket_of(server.url), Counter())
             # rq_error also counts the 5xx of clients' requests, but not of requests that did not pass through Envoy.
-            failed = max(counted.failed + host["cx_connect_fail"], host["rq_error"])
-            told.append(counted.model_copy(update={"failed": float(failed)}))
-        return together(told)
+            failed = max(counters.failed + host["cx_connect_fail"], host["rq_error"])
+            by_server.append(counters.model_copy(update={"failed": float(failed)}))
+        return together(by_server)
 
     def client_url(self) -> str:
-        found = self._running()
-        if found is None:
+        if (running := self._running()) is None:
             raise TransientError(f"{self._store.model} is not being served")
-        return found.url
+        return running.url
 
     def kill(self, release: str) -> Callable[[], bool]:
         server, *_ = self._up(release)
@@ -215,8 +214,8 @@ class OneMachine:
             process.kill()
 
         def up_again() -> bool:
-            found = endpoint(self._store)
-            states = found.replicas(release) if found else ()
+            running = endpoint(self._store)
+            states = running.replicas(release) if running else ()
             return any(
                 state.state == "up" and state.pid != server.pid for state in states if state.replica == server.replica
             )
@@ -224,20 +223,20 @@ class OneMachine:
         return up_again
 
     def _running(self) -> Endpoint | None:
-        """The endpoint. If it died during a rollout, it is restarted, so that the rollout can continue or go back."""
-        if found := endpoint(self._store):
-            return found
+        """Read the endpoint. If it died during a rollout, restart it, so that the rollout can continue or go back."""
+        if running := endpoint(self._store):
+            return running
         if supervisor(self._store):
             raise TransientError(f"the endpoint of {self._store.model} is starting")
-        wanted = Wanted.read(self._store.path / WANTED)
-        return start(self._store, self._source, self._asked, wanted) if wanted and wanted.tried else None
+        roles = Wanted.read(self._store.path / WANTED)
+        return start(self._store, self._source, self._asked, roles) if roles and roles.tried else None
 
     def _replaced(self) -> str | None:
-        wanted = Wanted.read(self._store.path / WANTED)
-        return wanted.replaced if wanted else None
+        roles = Wanted.read(self._store.path / WANTED)
+        return roles.replaced if roles else None
 
-    def _restart(self, found: Endpoint, wanted: Wanted) -> None:
-        """Serve *wanted* instead of *found*, with the present settings.
+    def _restart(self, running: Endpoint, roles: Wanted) -> None:
+        """Serve *roles* instead of what is *running*, with the present settings.
 
         Raises:
             ConfigError: see ``tls_of`` and ``usage_url``; what is served stays.
@@ -245,52 +244,52 @@ class OneMachine:
         """
         tls_of(self._asked)
         usage_url()
-        before, secrets = Wanted.read(self._store.path / WANTED) or Wanted(stable=found.release), secrets_of(found)
+        former, secrets = Wanted.read(self._store.path / WANTED) or Wanted(stable=running.release), secrets_of(running)
         try:
             stop(self._store)
-            start(self._store, self._source, self._asked, wanted)
+            start(self._store, self._source, self._asked, roles)
         except BaseException as error:
-            say(f"serving {found.release} again as before")
+            say(f"serving {running.release} again as before")
             stop(self._store)
-            start(self._store, self._source, settings_of(found), before, secrets=secrets)
+            start(self._store, self._source, settings_of(running), former, secrets=secrets)
             if isinstance(error, SlipwayError):
-                error.args = (f"{error}; {found.release} is served again as before",)
+                error.args = (f"{error}; {running.release} is served again as before",)
             raise
 
-    def _way_out(self, found: Endpoint) -> str:
-        """The hint if the endpoint runs with other settings."""
-        if found.protected and not api_key():
+    def _way_out(self, running: Endpoint) -> str:
+        """Choose the hint if the endpoint runs with other settings."""
+        if running.protected and not api_key():
             return f"set {API_KEY_VARIABLE} to the key that the endpoint requires"
-        if api_key() and not found.protected:
+        if api_key() and not running.protected:
             return f"the endpoint requires no key: unset {API_KEY_VARIABLE}"
         return f"to apply the present ones: slipway serve {self._source}"
 
-    def changed_settings(self, found: Endpoint) -> list[str]:
-        """The names of the settings in which *found* differs from the present ones, for the release that it serves."""
-        asked, runs = (
-            {**pinned(self._store, each, found.release).model_dump(mode="json"), "the API key": protected}
-            for each, protected in ((self._asked, bool(api_key())), (settings_of(found), found.protected))
+    def changed_settings(self, running: Endpoint) -> list[str]:
+        """Name the settings in which *running* differs from the present ones, for the release that it serves."""
+        present, former = (
+            {**pinned(self._store, settings, running.release).model_dump(mode="json"), "the API key": protected}
+            for settings, protected in ((self._asked, bool(api_key())), (settings_of(running), running.protected))
         )
-        return [name for name, value in asked.items() if runs[name] != value]
+        return [name for name, value in present.items() if former[name] != value]
 
     @contextlib.contextmanager
     def _wanted(self) -> Iterator[Wanted]:
-        """What is wanted now, locked against changes by others."""
+        """Read what is wanted now, and lock it against changes by others."""
         with exclusive(self._store.lock("serving"), f"what is served of {self._store.model}"):
-            if self._running() is None or (wanted := Wanted.read(self._store.path / WANTED)) is None:
+            if self._running() is None or (roles := Wanted.read(self._store.path / WANTED)) is None:
                 raise Conflict(f"{self._store.model} is not being served", hint=f"slipway serve {self._source}")
-            yield wanted
+            yield roles
 
-    def _want(self, wanted: Wanted) -> None:
-        wanted.write(self._store.path / WANTED)
+    def _want(self, roles: Wanted) -> None:
+        roles.write(self._store.path / WANTED)
 
     def _until(self, in_force: Callable[[Endpoint], bool]) -> None:
         deadline = time.monotonic() + IN_FORCE_TIMEOUT_S
         while True:
-            found = endpoint(self._store)
-            if found and in_force(found):
+            running = endpoint(self._store)
+            if running and in_force(running):
                 return
-            if found is None and supervisor(self._store) is None:
+            if running is None and supervisor(self._store) is None:
                 raise TransientError(
                     f"the endpoint of {self._store.model} ended", hint="see endpoint.log in its folder"
                 )
@@ -299,32 +298,34 @@ class OneMachine:
             time.sleep(POLL_S)
 
     def _replicas(self, release: str) -> tuple[ServerState, ...]:
-        """Raises: TransientError: the endpoint does not have the release."""
-        found = self._running()
-        servers = found.replicas(release) if found else ()
-        if not servers:
-            raise TransientError(f"{release} is not being served")
-        return servers
+        running = self._running()
+        if servers := running.replicas(release) if running else ():
+            return servers
+        raise TransientError(f"{release} is not being served")
 
     def _up(self, release: str) -> list[ServerState]:
-        """All replicas that did not fail for good: one that is left out and comes back would look like a restart.
+        """List the replicas that did not fail for good: one that is left out and comes back would look like a restart.
 
         Raises:
             ServerFailed: all failed for good.
             TransientError: one is starting, or being restarted; or the endpoint does not have the release.
         """
         servers = self._replicas(release)
-        left = [server for server in servers if server.state != "failed"]
-        if not left:
+        usable = [server for server in servers if server.state != "failed"]
+        if not usable:
             raise ServerFailed(f"{release}: {servers[0].message}", hint=servers[0].hint)
-        for each in left:
-            if each.state != "up":
-                raise TransientError(f"{release} is {each.state}{f': {each.message}' if each.message else ''}")
-        return left
+        for server in usable:
+            if server.state != "up":
+                raise TransientError(f"{release} is {server.state}{f': {server.message}' if server.message else ''}")
+        return usable
+
+
+def _check_canary(roles: Wanted, release: str) -> None:
+    if roles.canary != release:
+        raise Conflict(f"{release} is not the canary, but {roles.canary} is", hint="deploy it first")
 
 
 def _metrics(server: ServerState) -> str:
-    """Raises: TransientError: they can't be read at the moment."""
     try:
         return http().get(f"{server.url}/metrics", timeout=HEALTH_TIMEOUT_S).raise_for_status().text
     except httpx.HTTPError as error:
@@ -334,9 +335,9 @@ def _metrics(server: ServerState) -> str:
 
 
 def fits_twice(serving: AskedServing) -> bool:
-    """Whether a canary's server fits beside the stable one's: on a GPU, each takes its share of the memory."""
+    """Tell whether a canary's server fits beside the stable one's: on a GPU, each takes its share of the memory."""
     return not serves_on_gpu() or serving.gpu_memory_utilization <= ALONE
 
 
-def settings_of(found: Endpoint) -> AskedServing:
-    return parse(AskedServing, found.serving, "endpoint.json")
+def settings_of(running: Endpoint) -> AskedServing:
+    return parse(AskedServing, running.serving, "endpoint.json")
