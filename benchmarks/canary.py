@@ -144,7 +144,7 @@ def moment(seconds: float) -> datetime:
 
 
 def rollout(world: World, canary: Server, seed: Sequence[int], settings: Rollout = SETTINGS) -> tuple[Journal, float]:
-    """The journal of a rollout at its end, before the promotion or the rollback, and its seconds."""
+    """Run a rollout. Returns its journal at its end, before the promotion or the rollback, and its seconds."""
     simulation = Simulation(world, canary, seed)
     simulation.advance(WARM_S)
     now = moment(simulation.now_s)
@@ -198,7 +198,7 @@ def tally(name: str, world: World, canary: Server, runs: int) -> Tally:
 
 
 def table(runs: int, only: str = "") -> Iterator[str]:
-    """The rows of two Markdown tables.
+    """Yield the rows of two Markdown tables.
 
     Args:
         only: a part of the names of the rows.

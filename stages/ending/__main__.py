@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def _run(stage: str, *arguments: str) -> int:
-    """The exit code of a stage's program, which says itself what went wrong."""
+    """Run a stage's program, which says itself what went wrong. Returns its exit code."""
     with contained([sys.executable, "-m", f"stages.{stage}", *arguments]) as running:
         return running.wait()
 

@@ -28,7 +28,7 @@ def show(store: ModelStore, run: str, status: str) -> None:
 
 
 def told(model: str, status: str, report: dict[str, Any], place: str) -> dict[str, str]:
-    """What Argo shows, as Markdown.
+    """Describe a run for Argo, in Markdown.
 
     Args:
         report: ``report.json``.

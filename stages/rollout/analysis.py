@@ -179,7 +179,7 @@ Failing = Literal["errors", "own requests", "refused", "late", "delayed"]
 
 
 def _failures(settings: Rollout, name: Failing, slices: Sequence[Slice], level: float) -> CanaryCheck:
-    """The share of requests that failed, and so on, at both releases."""
+    """Compare the shares of requests that failed, and so on, at both releases."""
     of, what = FAILURES[name]
     canary, stable = counts(slices, "canary", of), counts(slices, "stable", of)
     verdict = stats.failures(canary, stable, slack=settings.error_slack, level=level)
@@ -198,8 +198,9 @@ def _failures(settings: Rollout, name: Failing, slices: Sequence[Slice], level: 
 
 
 def _refused(side: Side) -> tuple[float, float]:
-    """A 4xx is the client's mistake, unless a release refuses what the stable one accepts: it lacks a chat template, or
-    takes shorter prompts. Only clients' requests count: the rollout's own are never refused and would hide refusals."""
+    """Count refusals. A 4xx is the client's mistake, unless a release refuses what the stable one accepts: it lacks a
+    chat template, or takes shorter prompts. Only clients' requests count: the rollout's own are never refused and would
+    hide refusals."""
     return side.refused, max(side.refused, side.answered + side.failed + side.refused - side.sent)
 
 
@@ -215,7 +216,7 @@ LATENCIES: Final[tuple[Latency, ...]] = ("ttft", "tpot")
 
 
 def _latency(settings: Rollout, name: Latency, seen: Observation, level: float) -> CanaryCheck | None:
-    """The check of a latency; None if nothing is comparable with the load that the canary has."""
+    """Check a latency, if anything is comparable with the load that the canary has."""
     slices, reference = seen.window.slices, seen.most_loaded
     canary, stable = logs(slices, "canary", name), logs(slices, "stable", name)
     now = ComparedLatency(_at_equal_load(seen, name), canary, stable)
@@ -235,7 +236,7 @@ def _latency(settings: Rollout, name: Latency, seen: Observation, level: float) 
 
 
 def _at_equal_load(seen: Observation, name: Latency) -> stats.Mean:
-    """The logarithm of the canary's latency relative to the stable release's.
+    """Estimate the logarithm of the canary's latency relative to the stable release's.
 
     With clients that stick to a server, the canary may carry more at 50 %. The ratio is then interpolated linearly
     between this step and the last one in which the canary carried less, to where both carry the same.

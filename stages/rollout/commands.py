@@ -117,7 +117,7 @@ def roll_back(store: ModelStore, target: Target, settings: Rollout, *, to: str |
 
 
 def _earlier_release(store: ModelStore, journal: Journal | None, to: str | None) -> str:
-    """The release to go back to: *to*, that of a rollback that was interrupted, or the one before."""
+    """Choose the release to go back to: *to*, that of a rollback that was interrupted, or the one before."""
     if to:
         return releases.find(store, to)
     if journal and journal.kind == "rollback":

@@ -17,7 +17,7 @@ TARGETS: Final = (LOCAL, KSERVE)
 
 
 def connect(name: str, store: ModelStore, source: str, serving: AskedServing, kserve: KServe) -> Target:
-    """The platform called *name*, for the releases of one model. A platform's module is imported only when it is used.
+    """Connect to the platform called *name*, for the releases of one model. Its module is imported only now.
 
     Args:
         source: the model as the user named it.

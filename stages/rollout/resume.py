@@ -22,7 +22,7 @@ SCHEDULED_S: Final = 900
 
 
 def resume(store: ModelStore, release: str, target_name: str) -> Journal | None:
-    """The rollout of *release* that is under way, which this run takes over, or that this very run has ended.
+    """Find the rollout of *release* that is under way, which this run takes over, or that this very run has ended.
 
     Raises:
         Conflict: another release is being rolled out, or this one on another platform.
@@ -46,7 +46,7 @@ def resume(store: ModelStore, release: str, target_name: str) -> Journal | None:
 
 
 def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *, rollback: bool) -> Journal:
-    """A new rollout, depending on what the platform serves now.
+    """Plan a new rollout, depending on what the platform serves now.
 
     Raises:
         Conflict: the platform is trying another release.
@@ -87,7 +87,7 @@ def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *,
 
 
 def check_point(until: str, settings: Rollout) -> None:
-    """Raises: UnknownName: *until* is not a point of a rollout with these settings."""
+    """Raise UnknownName if *until* is not a point of a rollout with these settings."""
     known = [DEPLOY, *map(str, settings.steps), PROMOTE]
     if until not in known:
         raise UnknownName("step", until, known)
@@ -106,7 +106,7 @@ def reached(journal: Journal, until: str) -> bool:
 
 
 def chosen(store: ModelStore) -> str:
-    """The release to roll out: the candidate or, without one, the release in production.
+    """Choose the release to roll out: the candidate or, without one, the release in production.
 
     Raises:
         NothingToServe: nothing is published.

@@ -23,13 +23,13 @@ Role = Literal["canary", "stable"]
 
 
 def begin_slice(window: Window, canary: Counters, stable: Counters | None, elapsed_s: float) -> Window:
-    """The window with an open slice that begins now."""
+    """Open a slice that begins now."""
     begun = Slice(seconds=elapsed_s)
     return window.model_copy(update={"open": begun, "canary_from": canary, "stable_from": stable})
 
 
 def end_slice(window: Window, canary: Counters, stable: Counters | None, elapsed_s: float, late_s: float) -> Window:
-    """The window with its open slice among those that have ended, and another one open.
+    """Move the open slice to those that have ended, and open another one.
 
     Args:
         late_s: a request that waits longer for its first token is delayed.
@@ -56,7 +56,7 @@ def _with_counters(side: Side, rise: Increase | None, late_s: float) -> Side:
 
 
 def add_pairs(into: Slice, pairs: Sequence[tuple[Timing, ...]], late_s: float) -> Slice:
-    """The slice with these requests, too: each as the canary answered it and, if that was asked, the stable release.
+    """Add these requests to a slice: each as the canary answered it and, if that was asked, the stable release.
 
     Args:
         late_s: an answer that takes longer is late.
@@ -87,14 +87,14 @@ def late_s(slices: Sequence[Slice], pairs: Sequence[tuple[Timing, ...]] = ()) ->
 
 
 def logs(slices: Sequence[Slice], role: Role, name: Latency) -> list[float]:
-    """The mean logarithm of a release's latencies in seconds, in each slice that has any: of the pairs or, if none were
-    sent, of all requests, from the sums that the server counts."""
+    """Average the logarithms of a release's latencies in seconds, in each slice that has any: of the pairs or, if none
+    were sent, of all requests, from the sums that the server counts."""
     paired = any(each.pairs for each in slices)
     return [value for each in slices if (value := _log(each, role, name, paired=paired)) is not None]
 
 
 def log_ratios(slices: Sequence[Slice], name: Latency) -> list[float]:
-    """The same of the canary relative to the stable release, in each slice in which both have latencies."""
+    """Compute the same of the canary relative to the stable release, in each slice in which both have latencies."""
     paired = any(each.pairs for each in slices)
     both = ((_log(each, "canary", name, paired=paired), _log(each, "stable", name, paired=paired)) for each in slices)
     return [ours - theirs for ours, theirs in both if ours is not None and theirs is not None]
@@ -109,12 +109,12 @@ def _log(one: Slice, role: Role, name: Latency, *, paired: bool) -> float | None
 
 
 def typical_s(logs: Sequence[float]) -> float | None:
-    """The geometric mean of latencies whose logarithms these are; None without any."""
+    """Compute the geometric mean of latencies whose logarithms these are; None without any."""
     return math.exp(math.fsum(logs) / len(logs)) if logs else None
 
 
 def load(slices: Sequence[Slice], role: Role) -> float:
-    """The requests per second that a release began to answer."""
+    """Compute the requests per second that a release began to answer."""
     seconds = math.fsum(each.seconds for each in slices)
     return math.fsum(getattr(each, role).ttft_count for each in slices) / seconds if seconds else 0.0
 

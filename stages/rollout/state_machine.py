@@ -235,7 +235,7 @@ class StateMachine:
             self._say(f"to approve: {way if self._in_workflow() else f'slipway rollout promote {self.store.model}'}")
 
     def _present_step(self) -> int:
-        """The step whose share the canary has; while a person is waited for, ``step`` is already the next one."""
+        """Find the step whose share the canary has; while a person is waited for, ``step`` is already the next one."""
         return max(self.journal.step - (self.journal.state == "awaiting approval"), 0)
 
     def _shift(self) -> None:

@@ -32,7 +32,7 @@ class SteadyLoad:
         self._users = [threading.Thread(target=self._keep_asking, args=(n,)) for n in range(concurrency)]
 
     def replies(self) -> list[Reply]:
-        """The outcomes of all requests that have ended so far."""
+        """List the outcomes of all requests that have ended so far."""
         return list(self._replies)
 
     def failed(self) -> list[Reply]:

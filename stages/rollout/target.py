@@ -28,11 +28,11 @@ class Target(Protocol):
         ...
 
     def split(self) -> Split:
-        """What is in force, as the platform reports it, not as it was requested."""
+        """Read what is in force, as the platform reports it, not as it was requested."""
         ...
 
     def who(self) -> str:
-        """Who acts now, as the platform knows the user."""
+        """Name who acts now, as the platform knows the user."""
         ...
 
     def announce(self, reason: str, note: str) -> None:
@@ -44,11 +44,11 @@ class Target(Protocol):
         ...
 
     def changes(self, release: str) -> str:
-        """What ``deploy`` would change for *release*, which is served already; empty: nothing."""
+        """Say what ``deploy`` would change for *release*, which is served already; empty if nothing."""
         ...
 
     def startup_s(self, release: str) -> int:
-        """The longest time in seconds from the start of its server to its first answer."""
+        """Return the longest time in seconds from the start of its server to its first answer."""
         ...
 
     def check_room(self, release: str) -> None:
@@ -72,19 +72,20 @@ class Target(Protocol):
         ...
 
     def waits_for(self, release: str) -> str:
-        """What *release* waits for that is not ready, as the platform says it; empty if it says nothing, or not now."""
+        """Say what *release* waits for that is not ready; empty if the platform does not say, or not now."""
         ...
 
     def url(self, release: str) -> str:
-        """Base URL (without ``/v1``) that reaches only this release: for the first completion, the probes and the
-        rollout's own requests. The stable release is reached until the canary is promoted, also without traffic."""
+        """Return the base URL (without ``/v1``) that reaches only this release: for the first completion, the probes
+        and the rollout's own requests. The stable release is reached until the canary is promoted, also without
+        traffic."""
         ...
 
     def prepare(self, release: str, percent: int) -> str:
         """Ask for as many servers of the canary as *percent* % of the requests need; do not wait for them.
 
         Returns:
-            What is lacking until they are up; empty: nothing.
+            What is lacking until they are up; empty if nothing.
         """
         ...
 
@@ -109,11 +110,11 @@ class Target(Protocol):
         ...
 
     def counters(self, release: str) -> Counters:
-        """Its counters now. Requests to ``url()`` are counted like those of clients."""
+        """Read its counters now. Requests to ``url()`` are counted like those of clients."""
         ...
 
     def client_url(self) -> str:
-        """Base URL (without ``/v1``) that clients use, whatever the split."""
+        """Return the base URL (without ``/v1``) that clients use, whatever the split."""
         ...
 
     def kill(self, release: str) -> Callable[[], bool]:
@@ -141,7 +142,7 @@ class Replicas:
     concurrency: int
     """The requests that one replica should have."""
     lacking: str = ""
-    """Why the autoscaler can't do its work, as it says itself; empty: nothing."""
+    """Why the autoscaler can't do its work, as it says itself."""
 
 
 @runtime_checkable
@@ -162,5 +163,5 @@ class Autoscaled(Protocol):
 
 
 def tried_already(release: str | None) -> Conflict:
-    """The refusal to try another release while one is being tried."""
+    """Build the refusal to try another release while one is being tried."""
     return Conflict(f"{release} is being tried already", hint="end that rollout first")

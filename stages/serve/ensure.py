@@ -21,7 +21,8 @@ from stages.rollout.state_machine import roll_out
 
 
 def ensure(store: ModelStore, asked: AskedServing, source: str, rollout: Rollout) -> tuple[Endpoint, bool]:
-    """The endpoint of the release that was published last, with these settings, and whether anything had to be done.
+    """Serve the release that was published last, with these settings. Returns the endpoint, and whether anything was
+    done.
 
     The first release is served as soon as it answers; a later one is rolled out beside the one that is served.
 

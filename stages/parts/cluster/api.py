@@ -53,7 +53,7 @@ class Cluster:
         return self.login.host
 
     def kind(self, api_version: str, name: str) -> Kind:
-        """A kind of objects, as the cluster describes it.
+        """Look up a kind of objects as the cluster describes it.
 
         Raises:
             NotInstalled: the cluster does not have this kind.
@@ -80,7 +80,7 @@ class Cluster:
         )
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
-        """Raises: Absent."""
+        """Read an object; raise Absent if there is none."""
         return self.request("GET", kind.path(namespace or self.namespace, name))
 
     def find(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
@@ -92,7 +92,7 @@ class Cluster:
     def list(
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "", everywhere: bool = False
     ) -> tuple[list[Object], str]:
-        """The objects, and the version of the list, from which a watch can start."""
+        """List objects. Returns them and the version of the list, from which a watch can start."""
         path = kind.path(None if everywhere else namespace or self.namespace)
         found: list[Object] = []
         query = {"limit": str(PAGE), "labelSelector": labels, "fieldSelector": fields, "continue": ""}
@@ -104,7 +104,7 @@ class Cluster:
                 return found, page["metadata"]["resourceVersion"]
 
     def create(self, kind: Kind, body: Object, namespace: str | None = None) -> Object:
-        """Raises: AlreadyExists: it may be from an earlier attempt of this call."""
+        """Create an object; raise AlreadyExists if there is one, perhaps from an earlier attempt of this call."""
         query = {"fieldManager": FIELD_MANAGER}
         return self.request("POST", kind.path(namespace or self.namespace), query=query, body=body)
 
@@ -142,7 +142,7 @@ class Cluster:
     def watch(
         self, kind: Kind, version: str, namespace: str | None = None, *, fields: str = "", labels: str = ""
     ) -> Iterator[tuple[str, Object]]:
-        """Changes since *version*, including ('BOOKMARK', …), until the server ends the watch.
+        """Yield changes since *version*, including ('BOOKMARK', …), until the server ends the watch.
 
         Raises:
             Expired: *version* is too old.
@@ -157,7 +157,7 @@ class Cluster:
             yield event["type"], event["object"]
 
     def logs(self, pod: str, namespace: str | None = None, *, follow: bool = False) -> Iterator[str]:
-        """The log of a pod's main container, line by line.
+        """Yield the log of a pod's main container, line by line.
 
         Raises:
             Absent: the pod is gone.
@@ -168,7 +168,8 @@ class Cluster:
             yield line.decode(errors="replace") + "\n"
 
     def lines(self, path: str, query: Mapping[str, str]) -> Iterator[bytes]:
-        """The response, line by line as it arrives. Not retried: only the caller knows where to continue."""
+        """Yield the response line by line as it arrives. This is not retried: only the caller knows where to
+        continue."""
         import urllib3
 
         try:
@@ -196,7 +197,7 @@ class Cluster:
         body: Object | None = None,
         content_type: str = "application/json",
     ) -> Object:
-        """The response as an object. Temporary errors are retried for ``patience_s``.
+        """Send a request. Returns the response as an object. Temporary errors are retried for ``patience_s``.
 
         Raises:
             AccessDenied, ClusterRefused, Absent, AlreadyExists, Conflict, Expired: the server refused the request.
@@ -263,7 +264,7 @@ def _described(api_version: str, resource: Object) -> Kind:
 
 
 def connect(context: str | None = None, namespace: str | None = None) -> Cluster:
-    """The cluster of the kubeconfig (``KUBECONFIG``), or the one that this pod runs in.
+    """Connect to the cluster of the kubeconfig (``KUBECONFIG``), or to the one that this pod runs in.
 
     Raises:
         ConfigError: there is no kubeconfig, or it has no such context.

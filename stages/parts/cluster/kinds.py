@@ -20,7 +20,7 @@ class Kind:
         return self.api_version.rpartition("/")[0]
 
     def path(self, namespace: str | None, name: str = "") -> str:
-        """The path of one object, or of all objects of this kind. *namespace* None: in all namespaces."""
+        """Build the path of one object, or of all objects of this kind: in all namespaces if *namespace* is None."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
         place = f"/namespaces/{namespace}" if self.namespaced and namespace is not None else ""
         return f"{root}{place}/{self.plural}" + (f"/{name}" if name else "")

@@ -60,7 +60,7 @@ class Login:
 
 
 def in_cluster() -> tuple[Login, str]:
-    """The service account of this pod, and its namespace.
+    """Log in as the service account of this pod. Returns its namespace, too.
 
     Raises:
         OSError, KeyError: it has none.
@@ -72,7 +72,7 @@ def in_cluster() -> tuple[Login, str]:
 
 
 def by_kubeconfig(paths: Sequence[Path], context: str | None) -> tuple[Login, str]:
-    """The login of *context*, or of the current one, and its namespace. Where several files have an entry, the first
+    """Log in to *context* or the current one. Returns its namespace, too. Where several files have an entry, the first
     counts.
 
     Raises:
@@ -100,7 +100,7 @@ def by_kubeconfig(paths: Sequence[Path], context: str | None) -> tuple[Login, st
 
 
 def _entry(files: Sequence[tuple[Path, Entry]], kind: str, name: str | None) -> Entry:
-    """A context, cluster or user, with the paths of its files as they are from here."""
+    """Find a context, cluster or user, and make the paths of its files absolute."""
     for folder, file in files:
         for entry in file.get(f"{kind}s") or ():
             if entry["name"] == name:
@@ -130,7 +130,7 @@ def _pool(url: str, cluster: Entry, user: Entry) -> PoolManager:
 
 
 def _file(entry: Entry, name: str) -> str | None:
-    """The file that is named, or one with the data that stand in its place, which only this user may read."""
+    """Return the file that is named, or write the data that stand in its place to one that only this user may read."""
     if data := entry.get(f"{name}-data"):
         folder = Path(tempfile.mkdtemp(prefix="slipway-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -140,7 +140,7 @@ def _file(entry: Entry, name: str) -> str | None:
 
 
 def _credentials(user: Entry, cluster: Entry) -> tuple[Callable[[], str], dict[str, bytes]]:
-    """What gives the header's value, and the client's certificate if it is a program that gives one."""
+    """Return what gives the header's value, and the client's certificate if a program gives one."""
     if user.get("username"):
         basic = base64.b64encode(f"{user['username']}:{user['password']}".encode()).decode()
         return lambda: f"Basic {basic}", {}
@@ -178,7 +178,7 @@ class _Kept:
 
 
 def _ask(program: Entry, cluster: Entry, folder: Path) -> tuple[dict[str, str], float]:
-    """A credential by a program, such as a cloud's, and until when it is valid.
+    """Ask a program, such as a cloud's, for a credential. Returns until when it is valid, too.
 
     Source: https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
     """

@@ -15,7 +15,7 @@ Amounts: TypeAlias = dict[str, Decimal]
 
 
 def free(cluster: Cluster, nodes: list[Object], resources: Collection[str]) -> list[Amounts]:
-    """What is left on each of these nodes.
+    """Compute what is left on each of these nodes.
 
     Raises:
         AccessDenied: pods of all namespaces may not be listed.
@@ -30,13 +30,13 @@ def free(cluster: Cluster, nodes: list[Object], resources: Collection[str]) -> l
 
 
 def allocatable(node: Object, resources: Collection[str]) -> Amounts:
-    """What a node has for pods."""
+    """Read what a node has for pods."""
     amounts = node.get("status", {}).get("allocatable", {})
     return {name: quantity(str(amounts.get(name, "0"))) for name in resources}
 
 
 def requested(pod: Object, resource: str) -> Decimal:
-    """What counts of a pod: all containers together, or the largest of those that run before them."""
+    """Compute what a pod takes: all containers together, or the largest of those that run before them."""
 
     def amounts(kind: str) -> list[Decimal]:
         requests = (container.get("resources", {}).get("requests", {}) for container in pod["spec"].get(kind, []))

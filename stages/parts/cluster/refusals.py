@@ -30,7 +30,7 @@ class Unanswered(ClusterUnavailable):
 
 
 def parsed(content: bytes) -> Object:
-    """The body of a response as an object; a body that is not a JSON object becomes its ``message``."""
+    """Parse the body of a response; a body that is not a JSON object becomes its ``message``."""
     try:
         found = json.loads(content)
     except ValueError:

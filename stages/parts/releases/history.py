@@ -44,7 +44,7 @@ class Move(Record):
 
 
 def user() -> str:
-    """The user of the operating system."""
+    """Name the user of the operating system."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name

@@ -201,7 +201,7 @@ def _release(
 
 
 def _decision(folder: Path) -> dict[str, Any]:
-    """The decision as plain data: an earlier version may have written other fields."""
+    """Read the decision as plain data: another version may have written other fields."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads((folder / METRICS).read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
@@ -209,7 +209,7 @@ def _decision(folder: Path) -> dict[str, Any]:
 
 
 def _bytes_of(folders: list[Path]) -> tuple[int, int]:
-    """The size of all files, and of those without a link outside these folders."""
+    """Add up the sizes of all files, and of those without a link outside these folders."""
     links: Counter[tuple[int, int]] = Counter()
     found: dict[tuple[int, int], os.stat_result] = {}
     for folder in folders:

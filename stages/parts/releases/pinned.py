@@ -101,7 +101,7 @@ def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Servi
 
 
 def _queue(read_in_time: float | None, context: int | None) -> int | None:
-    """The prompt tokens that may wait: so many that the last is read in time. While the longest prompt alone is being
+    """Compute the prompt tokens that may wait so that the last is read in time. While the longest prompt alone is being
     read, which may take longer, others may wait, too."""
     if read_in_time is None or context is None:
         return None
@@ -109,7 +109,7 @@ def _queue(read_in_time: float | None, context: int | None) -> int | None:
 
 
 def _own_context(directory: Path) -> int | None:
-    """The model's longest context, by its configuration."""
+    """Read the model's longest context from its configuration."""
     with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
         config = json.loads((directory / CONFIG).read_bytes())
         return int(config.get("text_config", config).get("max_position_embeddings"))
@@ -121,5 +121,5 @@ def weights_bytes(store: ModelStore, release: str) -> int:
 
 
 def _value(arguments: Sequence[str], name: str) -> int | None:
-    """The number after an argument of ``vllm serve``; None if it is not among them."""
+    """Read the number after an argument of ``vllm serve``, if it is among them."""
     return int(arguments[arguments.index(name) + 1]) if name in arguments[:-1] else None

@@ -108,25 +108,26 @@ def withdraw_candidate(store: ModelStore) -> None:
 
 
 def current_release(store: ModelStore) -> str | None:
-    """The name of the release that ``production`` points to."""
+    """Name the release that ``production`` points to."""
     return store.production.readlink().name if store.production.is_symlink() else None
 
 
 def candidate(store: ModelStore) -> str | None:
-    """The name of the release that waits to be rolled out."""
+    """Name the release that waits to be rolled out."""
     link = store.path / CANDIDATE
     return link.readlink().name if link.is_symlink() else None
 
 
 def decisions(store: ModelStore) -> list[Production]:
-    """The valid decisions: the candidate's, then production's. A decision is invalid if its link points elsewhere."""
+    """Read the valid decisions: the candidate's, then production's. A decision is invalid if its link points
+    elsewhere."""
     places = [(store.path / CANDIDATE_METRICS, candidate(store)), (store.production_metrics, current_release(store))]
     found = [(Production.read(path), release) for path, release in places if release]
     return [each for each, release in found if each and each.release == release]
 
 
 def headline(store: ModelStore, release: str) -> str:
-    """The outcome by which a release was chosen, in a few words; empty if its decision is missing or damaged."""
+    """Say by which outcome a release was chosen, in a few words; empty if its decision is missing or damaged."""
     try:
         decision = Production.model_validate_json(_reasons(store, release) or "")
     except ValidationError:
@@ -135,7 +136,7 @@ def headline(store: ModelStore, release: str) -> str:
 
 
 def release_name(store: ModelStore, variant: str, digest: str, alike: Callable[[str], bool] = lambda _: True) -> str:
-    """The newest release if it already holds this variant (also after a crash while publishing), or the release in
+    """Name the newest release if it already holds this variant (also after a crash while publishing), or the release in
     production if that does; otherwise a new number. Numbers only grow and are never reused, even after a rollback.
 
     Args:
@@ -151,12 +152,12 @@ def release_name(store: ModelStore, variant: str, digest: str, alike: Callable[[
 
 
 def numbered(store: ModelStore) -> dict[int, str]:
-    """The names of all releases by number."""
+    """List the names of all releases by number."""
     return {int(match[1]): match[0] for path in store.releases.glob("*") if (match := RELEASE.match(path.name))}
 
 
 def find(store: ModelStore, text: str) -> str:
-    """A release by its number (``3``), the beginning of its name, or its name.
+    """Find a release by its number (``3``), the beginning of its name, or its name.
 
     Raises:
         UnknownName: there is no such release.
@@ -171,7 +172,7 @@ def find(store: ModelStore, text: str) -> str:
 
 
 def before(store: ModelStore, release: str) -> str | None:
-    """What was in production before *release*, if it still exists.
+    """Find what was in production before *release*, if it still exists.
 
     This follows the move forward to *release*, not a move back to it, so that two rollbacks in a row go back two
     releases.
@@ -190,7 +191,7 @@ def before(store: ModelStore, release: str) -> str | None:
 
 
 def probes(store: ModelStore, release: str) -> tuple[Probe, ...]:
-    """The recorded answers that *release* carries; empty if it was published by a version that recorded none.
+    """Read the recorded answers that *release* carries, if any.
 
     Raises:
         DamagedModel: the file is not valid.
@@ -208,7 +209,7 @@ def probes(store: ModelStore, release: str) -> tuple[Probe, ...]:
 
 
 def _reasons(store: ModelStore, release: str) -> str | None:
-    """The text of the newest decision for *release*: a record of an older version is passed on unchanged."""
+    """Read the text of the newest decision for *release*: a record of another version is passed on unchanged."""
     for path in (store.path / CANDIDATE_METRICS, store.releases / release / METRICS):
         with contextlib.suppress(FileNotFoundError, ValueError):
             text = path.read_text(encoding="utf-8")

@@ -39,7 +39,7 @@ class AppliedObjects:
             return None
 
     def ours(self, kind: Kind = ISVCS, name: str = "") -> Object | None:
-        """What serves under *name*, by default the endpoint's.
+        """Read what serves under *name*, by default the endpoint's.
 
         Raises:
             Conflict: it is another model's, or another controller looks after it.
@@ -56,7 +56,7 @@ class AppliedObjects:
         return service
 
     def route_by_kserve(self, name: str, kind: str, owner: str) -> Object | None:
-        """The HTTPRoute that KServe makes for the *kind* called *owner*.
+        """Read the HTTPRoute that KServe makes for the *kind* called *owner*.
 
         Raises:
             Conflict: there is one of somebody else under its name.
@@ -121,7 +121,7 @@ class AppliedObjects:
             time.sleep(self.poll_s)
 
     def service_url(self, name: str) -> str:
-        """Base URL of a Service. A Service without a cluster IP is reached at its pods' port.
+        """Find the base URL of a Service. A Service without a cluster IP is reached at its pods' port.
 
         Raises:
             TransientError: it does not exist (yet).
@@ -136,7 +136,7 @@ class AppliedObjects:
 
 
 def refuse_foreign(kind: Kind, body: Object, *owner: str) -> None:
-    """Raises: Conflict: a controller, but not that of *owner* (kind, name), looks after the object."""
+    """Raise Conflict if a controller, but not that of *owner* (kind, name), looks after the object."""
     for reference in body["metadata"].get("ownerReferences", []):
         if (reference["kind"], reference["name"]) != owner:
             raise Conflict(

@@ -19,7 +19,7 @@ UNKNOWN: Final = "unknown"
 
 
 def cluster_user(cluster: Cluster) -> str:
-    """The user that the cluster takes the caller for."""
+    """Ask which user the cluster takes the caller for."""
     body = {"apiVersion": USER_REVIEWS.api_version, "kind": USER_REVIEWS.name}
     try:
         return str(cluster.request("POST", USER_REVIEWS.path(None), body=body)["status"]["userInfo"]["username"])
@@ -28,7 +28,7 @@ def cluster_user(cluster: Cluster) -> str:
 
 
 def event(regarding: Object, reason: str, note: str) -> Object:
-    """An event on an InferenceService or HTTPRoute."""
+    """Build an event on an InferenceService or HTTPRoute."""
     place = regarding["metadata"]
     told = {key: place[key] for key in ("name", "namespace", "uid")}
     return {

@@ -31,7 +31,8 @@ BAD: Final = {"Ready": "False", "HPAActive": "False", "Fallback": "True", "Pause
 
 
 def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str, *, least: int | None = None) -> Object:
-    """The autoscaler of one release: a canary scales by its own load, and promoting it changes nothing about its pods.
+    """Build the autoscaler of one release: a canary scales by its own load, and promoting it changes nothing about its
+    pods.
 
     Needs ``settings.prometheus``.
 
@@ -79,7 +80,7 @@ def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str, *, le
 
 
 def load_query(endpoint: KServeEndpoint, release: str) -> str:
-    """The number of requests that all pods of one release have now, or had on average lately if that is more.
+    """Write the query for the requests that all pods of one release have now, or had on average lately if that is more.
 
     A server tells its number when it has time to: if its requests are short and come together, that is between them,
     and the number is 0. Their times per second are the average of those that have ended.
@@ -112,7 +113,7 @@ def lacking(scaled: Object) -> str:
 
 
 def scaled_objects(endpoint: KServeEndpoint, deployments: Mapping[str, str]) -> list[Object]:
-    """The autoscalers of these Deployments by release; none without Prometheus."""
+    """Build the autoscalers of these Deployments by release; none without Prometheus."""
     scaled = deployments if endpoint.settings.prometheus else {}
     return [scaled_object(endpoint, release, name) for release, name in scaled.items()]
 

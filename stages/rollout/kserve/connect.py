@@ -24,7 +24,7 @@ POLL_S: Final = 0.5
 
 
 def connect(store: ModelStore, serving: AskedServing, settings: KServe) -> KServeTarget:
-    """The cluster of the kubeconfig or of this pod, for the releases of one model.
+    """Connect to the cluster of the kubeconfig or of this pod, for the releases of one model.
 
     Raises:
         ConfigError: no cluster is configured, or its KServe can't split traffic as it is set up.
@@ -36,7 +36,7 @@ def connect(store: ModelStore, serving: AskedServing, settings: KServe) -> KServ
 def on(
     cluster: Cluster, store: ModelStore, serving: AskedServing, settings: KServe, *, poll_s: float = POLL_S
 ) -> KServeTarget:
-    """The target on *cluster*: in the mode that serves the model already, else in that of its KServe.
+    """Make the target on *cluster*: in the mode that serves the model already, otherwise in that of its KServe.
 
     Raises:
         NotInstalled: it has no KServe, or lacks the runtime in ``manifests/kserve``.
@@ -53,7 +53,7 @@ def on(
 def target_in(
     cluster: Cluster, store: ModelStore, serving: AskedServing, settings: KServe, *, poll_s: float = POLL_S
 ) -> KServeTarget:
-    """The target in the mode of *settings*, whatever serves the model now; raises as ``on``."""
+    """Make the target in the mode of *settings*, whatever serves the model now; raises as ``on``."""
     installation = detect(cluster, settings)
     mode = mode_named(installation.mode)
     if mode.needs_runtime:

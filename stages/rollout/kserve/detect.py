@@ -35,7 +35,7 @@ class Installation:
     domain_template: str
 
     def hostname(self, name: str, namespace: str) -> str:
-        """The host name that KServe makes from its template."""
+        """Make the host name as KServe does from its template."""
         values = {"Name": name, "Namespace": namespace, "IngressDomain": self.domain}
         return re.sub(r"{{\s*\.(\w+)\s*}}", lambda field: values.get(field[1], ""), self.domain_template)
 
@@ -84,11 +84,11 @@ class Setup:
         return None
 
     def require(self, kind: Kind) -> None:
-        """Raises: NotInstalled: the cluster does not have this kind of objects."""
+        """Raise NotInstalled if the cluster does not have this kind of objects."""
         self.cluster.kind(kind.api_version, kind.name)
 
     def chosen(self) -> Mode:
-        """The mode that is set or, with ``auto``, the first that suits the cluster.
+        """Choose the mode that is set or, with ``auto``, the first that suits the cluster.
 
         Raises:
             ConfigError: none does.
@@ -116,7 +116,7 @@ def detect(cluster: Cluster, settings: KServe) -> Installation:
 
 
 def other_default(cluster: Cluster, settings: KServe, served: str) -> str | None:
-    """The mode of models that are not served yet; None if that is *served* or not known."""
+    """Find the mode of models that are not served yet, if it is known and not *served*."""
     if settings.mode == AUTO:
         with contextlib.suppress(ConfigError, NotInstalled):
             mode = Setup(cluster, settings).chosen().name
@@ -125,20 +125,20 @@ def other_default(cluster: Cluster, settings: KServe, served: str) -> str | None
 
 
 def as_configured(mode: str, settings: KServe, ingress: Mapping[str, Any]) -> Installation:
-    """What ``ingress`` in KServe's own configuration says; where it says nothing, KServe's default."""
+    """Read ``ingress`` in KServe's own configuration; where it says nothing, KServe's default holds."""
     gateway = settings.gateway or str(ingress.get("kserveIngressGateway", "kserve/kserve-ingress-gateway"))
     template = str(ingress.get("domainTemplate") or "{{ .Name }}-{{ .Namespace }}.{{ .IngressDomain }}")
     return Installation(mode, gateway, str(ingress.get("ingressDomain") or "example.com"), template)
 
 
 def managers(controller: Object) -> list[Object]:
-    """The containers of a controller's Deployment that are the controller itself."""
+    """Find the containers of a controller's Deployment that are the controller itself."""
     containers = controller["spec"]["template"]["spec"]["containers"]
     return [container for container in containers if container["name"] == "manager"]
 
 
 def version_of(controller: Object) -> tuple[int, int] | None:
-    """A controller's version, from its image's tag or its label; None if neither shows it."""
+    """Read a controller's version from its image's tag or its label, if either shows it."""
     texts = [manager["image"].partition("@")[0].rpartition(":")[2] for manager in managers(controller)]
     texts.append(controller["metadata"].get("labels", {}).get("app.kubernetes.io/version", ""))
     numbers = (re.match(r"v?(\d+)\.(\d+)", text) for text in texts)
@@ -146,5 +146,5 @@ def version_of(controller: Object) -> tuple[int, int] | None:
 
 
 def set_mode() -> str:
-    """The hint to choose the mode by hand."""
+    """Write the hint to choose the mode by hand."""
     return f"set kserve.mode to one of {', '.join(MODES)}"

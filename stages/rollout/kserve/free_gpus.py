@@ -65,7 +65,7 @@ def check_room(cluster: Cluster, endpoint: KServeEndpoint, release: str, *, pres
 
 
 def _quotas(cluster: Cluster, gpu: str) -> Iterator[tuple[str, int]]:
-    """The name of each quota that limits GPUs of all pods, and what it leaves."""
+    """Yield the name of each quota that limits GPUs of all pods, and what it leaves."""
     for quota in cluster.list(QUOTAS)[0]:
         status, spec = quota.get("status", {}), quota.get("spec", {})
         hard = status.get("hard", spec.get("hard", {})).get(f"requests.{gpu}")

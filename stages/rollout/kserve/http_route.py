@@ -29,7 +29,7 @@ def shares(route: Object) -> dict[str, float]:
 
 
 def share(route: Object | None, service: str) -> int:
-    """The percentage of new requests that a Service gets, rounded.
+    """Read the percentage of new requests that a Service gets, rounded.
 
     Raises:
         TransientError: that is not certain now.

@@ -20,12 +20,12 @@ MOVE: Final = "to move it: slipway rollout move, see docs/rollout.md"
 
 
 def serving_kinds() -> list[Kind]:
-    """The kinds of objects that serve in any mode."""
+    """List the kinds of objects that serve in any mode."""
     return list(dict.fromkeys(mode.services for mode in all_modes()))
 
 
 def served_modes(cluster: Cluster, namespace: str | None = None) -> dict[str, dict[str, list[str]]]:
-    """The names of the objects that serve, by model and by mode."""
+    """List the names of the objects that serve, by model and by mode."""
     names: dict[str, dict[str, list[str]]] = {}
     for mode, service in _services(cluster, namespace):
         if model := service["metadata"].get("annotations", {}).get(MODEL):
@@ -34,7 +34,7 @@ def served_modes(cluster: Cluster, namespace: str | None = None) -> dict[str, di
 
 
 def kept_mode(cluster: Cluster, model: str, mode_set: str, namespace: str | None = None) -> str | None:
-    """The mode in which *model* is served; None if it is not.
+    """Find the mode in which *model* is served, if it is.
 
     Args:
         mode_set: ``KServe.mode``.

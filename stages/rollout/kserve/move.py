@@ -106,7 +106,7 @@ def move(
 
 
 def _served(cluster: Cluster, store: ModelStore, mode: str) -> tuple[str, str]:
-    """The mode to move from, and the release."""
+    """Find the mode to move from, and the release."""
     found, release = served_modes(cluster).get(store.model, {}), releases.current_release(store)
     if not found or release is None:
         raise NothingToServe(f"{store.model} is not served here", hint=f"slipway rollout start {store.model}")
@@ -120,7 +120,7 @@ def _served(cluster: Cluster, store: ModelStore, mode: str) -> tuple[str, str]:
 
 
 def _check_host(old: KServeTarget, new: KServeTarget) -> None:
-    """Raises: Conflict: clients would have to ask another host, or the new mode's route can't be found by its name."""
+    """Raise Conflict if clients would have to ask another host."""
     split = old.split()
     if split.canary:
         raise Conflict(f"{split.canary} is being tried", hint="end that rollout first")

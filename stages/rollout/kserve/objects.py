@@ -76,7 +76,7 @@ class KServeEndpoint:
         return endpoint_name(self.store.model, self.namespace)
 
     def serving_of(self, release: str) -> Serving:
-        """The settings, with what the release was measured with where they leave it open, also the dtype: the pod that
+        """Fill what the settings leave open with what the release was measured with, also the dtype: the pod that
         renders this may run on another processor than the one that serves. What was measured on a processor says
         nothing of a GPU's dtype."""
         serving = pinned(self.store, self.serving, release)
@@ -87,12 +87,12 @@ class KServeEndpoint:
         return serving.model_copy(update={"dtype": engine.dtype})
 
     def storage_uri(self, release: str) -> str:
-        """The release's own directory, which never changes, unlike the ``production`` link."""
+        """Name the release's own directory, which never changes, unlike the ``production`` link."""
         return f"pvc://{self.settings.claim}/{directory_name(self.store.model)}/releases/{release}"
 
 
 def endpoint_name(model: str, namespace: str) -> str:
-    """The InferenceService's name: the model's in DNS letters, with a digest, since two names may become alike.
+    """Name the InferenceService: the model's name in DNS letters, with a digest, since two names may become alike.
 
     The longer the *namespace*'s name, the shorter: mode ``standard`` has a host for each release, too.
     """
@@ -109,13 +109,13 @@ def predictor_name(release: str) -> str:
 
 
 def room_for_name(rest: str, namespace: str) -> int:
-    """The characters left for ``<name>`` in ``<name><rest>-predictor-<namespace>``, the host of a release's Deployment
-    by KServe's own template, which is one label of DNS."""
+    """Count the characters left for ``<name>`` in ``<name><rest>-predictor-<namespace>``, the host of a release's
+    Deployment by KServe's own template, which is one label of DNS."""
     return LABEL_CHARACTERS - len(f"{rest}-predictor-{namespace}")
 
 
 def shortened(endpoint: KServeEndpoint, characters: int) -> str:
-    """The endpoint's name in at most that many characters."""
+    """Shorten the endpoint's name to at most that many characters."""
     slug, _, digest = endpoint.name.rpartition("-")
     return _shortened(slug, digest, characters)
 
@@ -169,7 +169,7 @@ def inference_service(
     name: str = "",
     labels: dict[str, str] | None = None,
 ) -> Object:
-    """A whole InferenceService.
+    """Build a whole InferenceService.
 
     Args:
         annotations, labels: beside those that every mode sets.
@@ -189,7 +189,7 @@ def inference_service(
 
 
 def autoscaler_class(endpoint: KServeEndpoint) -> dict[str, str]:
-    """The annotation that keeps KServe's own autoscalers away, if any other is to scale.
+    """Build the annotation that keeps KServe's own autoscalers away.
 
     With "keda" a canary would get a ScaledObject without triggers, which also blocks the stable release's.
     """
@@ -197,7 +197,8 @@ def autoscaler_class(endpoint: KServeEndpoint) -> dict[str, str]:
 
 
 def route_spec(endpoint: KServeEndpoint, gateway: str, hostname: str, backends: list[Object]) -> Object:
-    """What clients reach at *gateway* (``namespace/name``), and where it leads."""
+    """Build the specification of an HTTPRoute: what clients reach at *gateway* (``namespace/name``), and where it
+    leads."""
     namespace, _, called = gateway.rpartition("/")
     parent = {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": called}
     rule = {
@@ -223,12 +224,12 @@ def disruption_budget(endpoint: KServeEndpoint) -> Object:
 
 
 def startup_s(endpoint: KServeEndpoint, release: str) -> int:
-    """The time that a replica may take from its start to its first answer."""
+    """Compute the time that a replica may take from its start to its first answer."""
     return endpoint.serving_of(release).startup_timeout_s
 
 
 def pod_fields(endpoint: KServeEndpoint, release: str, *, drained: bool = True) -> Object:
-    """What defines a release's pods beside the container that serves.
+    """Build what defines a release's pods beside the container that serves.
 
     Args:
         drained: Kubernetes stops and spreads the pods. False: Knative does, and refuses the fields for it.
@@ -257,7 +258,7 @@ def pod_fields(endpoint: KServeEndpoint, release: str, *, drained: bool = True) 
 
 
 def container(endpoint: KServeEndpoint, release: str, *, port: int = PORT, drained: bool = True) -> Object:
-    """What defines the container that serves.
+    """Build what defines the container that serves.
 
     Args:
         drained: see ``pod_fields``.
@@ -293,7 +294,7 @@ def container(endpoint: KServeEndpoint, release: str, *, port: int = PORT, drain
 
 
 def _memory_bytes(endpoint: KServeEndpoint, release: str) -> int:
-    """What its pod needs of the node's memory, ``/dev/shm`` included."""
+    """Compute what its pod needs of the node's memory, ``/dev/shm`` included."""
     serving, weights = endpoint.serving_of(release), weights_bytes(endpoint.store, release)
     if endpoint.settings.gpu:
         return gpu_memory_bytes(weights, serving.tensor_parallel_size)
@@ -302,8 +303,8 @@ def _memory_bytes(endpoint: KServeEndpoint, release: str) -> int:
 
 
 def _arguments(endpoint: KServeEndpoint, release: str, port: int) -> list[str]:
-    """The arguments that it was measured with, its address, and a fingerprint that tells clients the release: a gateway
-    does not tell them."""
+    """List the arguments: those it was measured with, its address, and a fingerprint that tells clients the release: a
+    gateway does not tell them."""
     on_gpu = endpoint.settings.gpu is not None
     measured = engine_arguments(endpoint.serving_of(release), endpoint.store.releases / release, on_gpu=on_gpu)
     if templates := [argument for argument in measured if "{{" in argument]:

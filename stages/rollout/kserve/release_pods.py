@@ -132,7 +132,7 @@ class Pods:
             raise TransientError(f"the metrics of {name} can't be read: {type(error).__name__}: {error}") from error
 
     def _query_prometheus(self, address: str, release: str) -> list[Sample]:
-        """The last value of each series, including those of pods that are gone.
+        """Query the last value of each series, including those of pods that are gone.
 
         Raises:
             TransientError: Prometheus does not answer, or has no series of the release.
@@ -155,7 +155,7 @@ class Pods:
 
 
 def selector(endpoint: KServeEndpoint, release: str) -> str:
-    """Selects the series of one release; the last two labels come from the PodMonitor in ``manifests/monitoring``."""
+    """Select the series of one release; the last two labels come from the PodMonitor in ``manifests/monitoring``."""
     labels = {"namespace": endpoint.namespace, "slipway_endpoint": endpoint.name, "slipway_release": release}
     return ",".join(f'{name}="{value}"' for name, value in labels.items())
 
@@ -176,7 +176,7 @@ def _condition(pod: Object, name: str) -> bool:
 
 
 def _revision(pod: Object) -> str | None:
-    """A label; in mode ``llm`` an annotation."""
+    """Read the revision: a label or, of a LLMInferenceService's pods, an annotation."""
     told = pod["metadata"]
     found: str | None = (told.get("labels", {}) | told.get("annotations", {})).get(REVISION)
     return found
@@ -205,7 +205,7 @@ def _failure(pod: Object) -> str:
 
 
 def _waiting(pod: Object) -> str:
-    """What a pod waits for that is not ready; empty if nothing is said."""
+    """Say what a pod waits for that is not ready; empty if nothing shows it."""
     for status in _statuses(pod):
         waiting = status.get("state", {}).get("waiting", {})
         if waiting.get("reason") in UNPULLED:

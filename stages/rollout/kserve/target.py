@@ -63,7 +63,7 @@ class KServeTarget(ABC):
             emit(self.cluster, self.regarding(), reason, note)
 
     def regarding(self) -> Object | None:
-        """The object on which people look for events, if there is one yet."""
+        """Find the object on which people look for events, if there is one yet."""
         return self.objects.get(ISVCS, self.endpoint.name)
 
     def changes(self, release: str) -> str:
@@ -72,7 +72,7 @@ class KServeTarget(ABC):
 
     @abstractmethod
     def revisions(self, release: str) -> tuple[str | None, str]:
-        """The revision of the pods that serve *release* as the stable release, if any, and that of the present
+        """Read the revision of the pods that serve *release* as the stable release, if any, and that of the present
         settings."""
 
     def startup_s(self, release: str) -> int:
@@ -97,7 +97,7 @@ class KServeTarget(ABC):
 
     @abstractmethod
     def deployment(self, release: str) -> str:
-        """The name of a release's Deployment."""
+        """Name a release's Deployment."""
 
     def prepare(self, release: str, percent: int) -> str:
         if not self.endpoint.settings.prometheus:
@@ -153,7 +153,7 @@ class KServeTarget(ABC):
         self.objects.remove_budget()
 
     def refusal(self, release: str) -> Conflict:
-        """The refusal to withdraw the stable release."""
+        """Build the refusal to withdraw the stable release."""
         return Conflict(
             f"{release} is the stable release of {self.endpoint.store.model}: clients would be left with nothing",
             hint=f"slipway rollback {self.endpoint.store.model}",
@@ -164,7 +164,7 @@ class OneServiceTarget(KServeTarget):
     """A mode with one InferenceService, called like the endpoint, for the stable release and its canary."""
 
     def service(self) -> Object:
-        """Raises: Conflict: the model is not served."""
+        """Read the InferenceService; raise Conflict if there is none."""
         service = self.objects.ours()
         if service is None:
             raise Conflict(f"{self.endpoint.store.model} is not being served", hint=AGAIN)
@@ -182,17 +182,17 @@ class ServicePerReleaseTarget(KServeTarget):
 
     @abstractmethod
     def release_served(self, service: Object) -> str | None:
-        """The release that an object of the mode's kind serves."""
+        """Find the release that an object of the mode's kind serves."""
 
     @abstractmethod
     def stable_of(self, services: dict[str, Object]) -> str | None:
-        """The stable release among these."""
+        """Find the stable release among these."""
 
     @abstractmethod
     def service_name(self, release: str) -> str: ...
 
     def services(self) -> dict[str, Object]:
-        """The object that serves each release, the oldest first; those that are being removed are left out.
+        """List the object that serves each release, the oldest first; those that are being removed are left out.
 
         Raises:
             Conflict: another controller looks after one of them.
@@ -207,7 +207,7 @@ class ServicePerReleaseTarget(KServeTarget):
         return {release: service for release, service in by_release if release}
 
     def service(self, release: str) -> Object:
-        """Raises: Conflict: *release* has none."""
+        """Find the object that serves *release*; raise Conflict if there is none."""
         service = self.services().get(release)
         if service is None:
             raise Conflict(f"{release} is no longer on the platform", hint=AGAIN)
@@ -247,13 +247,14 @@ class ServicePerReleaseTarget(KServeTarget):
 
 
 def condition(service: Object, name: str) -> bool:
-    """A condition of an InferenceService. Its ``observedGeneration`` is a child object's, and means nothing here."""
+    """Tell whether a condition of an InferenceService holds. Its ``observedGeneration`` is a child object's, and means
+    nothing here."""
     conditions = service.get("status", {}).get("conditions", [])
     return any(each["type"] == name and each["status"] == "True" for each in conditions)
 
 
 def check_reconciled(service: Object) -> None:
-    """Raises: ServerFailed: KServe can't make what the service asks for, and has said so for a while."""
+    """Raise ServerFailed if KServe has said for a while that it can't make what the service asks for."""
     conditions = service.get("status", {}).get("conditions", [])
     refused = (each for each in conditions if each["status"] == "False" and _is_refusal(each.get("reason", "")))
     if (refusal := next(refused, None)) is None:

@@ -66,7 +66,7 @@ class KnativeTarget(OneServiceTarget):
         return _status(service).get("latestReadyRevision") == self._revision(latest)
 
     def url(self, release: str) -> str:
-        """The URL of the revision's tag, which reaches only that revision, whatever the split."""
+        """Find the URL of the revision's tag, which reaches only that revision, whatever the split."""
         releases = self._releases()
         for target in _status(self.service()).get("traffic", []):
             if releases.get(target.get("revisionName", "")) == release and target.get("url"):
@@ -142,7 +142,7 @@ class KnativeTarget(OneServiceTarget):
         self.objects.apply(ISVCS, inference_service(self.endpoint, predictor), seen, back=back)
 
     def _latest(self, release: str) -> tuple[Object, Object]:
-        """The InferenceService and its predictor.
+        """Read the InferenceService and its predictor.
 
         Raises:
             Conflict: that serves another release.
@@ -154,29 +154,29 @@ class KnativeTarget(OneServiceTarget):
         return service, latest
 
     def _revisions(self) -> dict[str, dict[str, str]]:
-        """The labels of each revision by its name."""
+        """Read the labels of each revision by its name."""
         revisions, _ = self.cluster.list(REVISIONS, labels=f"{ISVC_LABEL}={self.endpoint.name}")
         return {revision["metadata"]["name"]: revision["metadata"].get("labels", {}) for revision in revisions}
 
     def _releases(self) -> dict[str, str]:
-        """The release of each revision."""
+        """Find the release of each revision."""
         return {name: labels[RELEASE] for name, labels in self._revisions().items() if RELEASE in labels}
 
     def _revision(self, predictor: Object) -> str | None:
-        """The newest revision of a predictor."""
+        """Find the newest revision of a predictor."""
         same = revision_of(predictor), release_of(predictor)
         revisions = self._revisions().items()
         alike = [name for name, labels in revisions if (revision_of({"labels": labels}), labels.get(RELEASE)) == same]
         return max(alike, default=None)
 
     def _stable(self, service: Object) -> str | None:
-        """The release that gets the traffic that a canary does not get; Knative tags it prev."""
+        """Find the release that gets the traffic that a canary does not get; Knative tags it prev."""
         traffic = _status(service).get("traffic", [])
         tagged = [target.get("revisionName") for target in traffic if target.get("tag") == "prev"]
         return self._releases().get(tagged[0] if tagged else _status(service).get("latestRolledoutRevision", ""))
 
     def _shares(self, service: Object) -> Counter[str | None]:
-        """The percentage that Knative routes to each release."""
+        """Add up the percentage that Knative routes to each release."""
         releases, percent = self._releases(), Counter[str | None]()
         for target in _status(service).get("traffic", []):
             percent[releases.get(target.get("revisionName") or "")] += int(target.get("percent") or 0)

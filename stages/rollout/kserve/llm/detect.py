@@ -59,7 +59,7 @@ def check(setup: Setup) -> None:
 
 
 def _check_presets(setup: Setup, controller: Object) -> None:
-    """Raises: NotInstalled: KServe would make nothing of a LLMInferenceService."""
+    """Raise NotInstalled if KServe would make nothing of a LLMInferenceService."""
     variables = {
         variable["name"]: variable.get("value", "")
         for manager in managers(controller)

@@ -71,7 +71,8 @@ SECURITY: Final = {
 
 
 def llm_name(endpoint: KServeEndpoint, release: str) -> str:
-    """A release's LLMInferenceService. KServe calls its objects ``<this>-kserve…``, as no other mode's are called."""
+    """Name a release's LLMInferenceService. KServe calls its objects ``<this>-kserve…``, as no other mode's are
+    called."""
     rest = f"-{predictor_name(release)}-llm"
     return shortened(endpoint, LABEL_CHARACTERS - len(rest) - len(SERVICE_SUFFIX)) + rest
 
@@ -81,12 +82,12 @@ def llm_deployment(name: str) -> str:
 
 
 def llm_route(name: str) -> str:
-    """The HTTPRoute that KServe makes for a service."""
+    """Name the HTTPRoute that KServe makes for a service."""
     return f"{name}-kserve-route"
 
 
 def backend(service: Object) -> str:
-    """What the routes of its group call a service: its pods' Service or, with a scheduler, its InferencePool."""
+    """Name what a service's routes lead to: its pods' Service or, with a scheduler, its InferencePool."""
     name = str(service["metadata"]["name"])
     return f"{name}-inference-pool" if "scheduler" in service["spec"]["router"] else name + SERVICE_SUFFIX
 
@@ -96,7 +97,7 @@ def weight(service: Object) -> int:
 
 
 def llm_service(endpoint: KServeEndpoint, release: str, gateway: str, hostname: str, *, scheduler: bool) -> Object:
-    """A release's LLMInferenceService, without traffic.
+    """Build a release's LLMInferenceService, without traffic.
 
     Raises:
         ConfigError: an argument for vLLM can't be passed through KServe.
@@ -119,7 +120,7 @@ def llm_service(endpoint: KServeEndpoint, release: str, gateway: str, hostname: 
 
 
 def changed(endpoint: KServeEndpoint, seen: Object, share: int, *, promoted: bool = False) -> Object:
-    """The service as it was *seen*, with another weight.
+    """Build the service as it was *seen*, with another weight.
 
     Args:
         share: percent. KServe divides by the sum of all, so that others may be set meanwhile.
@@ -143,7 +144,7 @@ def source_uri(endpoint: KServeEndpoint, release: str) -> str:
 
 
 def cache(endpoint: KServeEndpoint, release: str, group: str, owner: Object | None = None) -> Object:
-    """The copies of a release on the nodes of *group*. KServe uses them for every service with the same URI.
+    """Build the copies of a release on the nodes of *group*. KServe uses them for every service with the same URI.
 
     Args:
         owner: the release's service, with which the copies go.

@@ -44,7 +44,7 @@ class LLMTarget(ServicePerReleaseTarget):
         return str(service["spec"]["labels"][RELEASE])
 
     def stable_of(self, services: dict[str, Object]) -> str | None:
-        """The oldest that was promoted. Two are for a moment, while the other is removed."""
+        """Find the oldest that was promoted. Two are for a moment, while the other is removed."""
         return next((release for release, service in services.items() if is_promoted(service)), None)
 
     def service_name(self, release: str) -> str:

@@ -31,13 +31,13 @@ SERVICE_PORT: Final = 80
 
 
 def route_name(endpoint: KServeEndpoint) -> str:
-    """The rollout's HTTPRoute: never the name of one that KServe makes for an InferenceService."""
+    """Name the rollout's HTTPRoute: never the name of one that KServe makes for an InferenceService."""
     return f"{endpoint.name}-route"
 
 
 def service_name(endpoint: KServeEndpoint, release: str) -> str:
-    """A release's InferenceService. KServe calls its Deployment ``<this>-predictor``, which no other mode's is called,
-    and its host ``<this>-predictor-<namespace>``, which is one label of DNS.
+    """Name a release's InferenceService. KServe calls its Deployment ``<this>-predictor``, as no other mode's is
+    called, and its host ``<this>-predictor-<namespace>``, which is one label of DNS.
 
     Raises:
         ConfigError: the namespace's name leaves no room for the endpoint's.
@@ -53,12 +53,12 @@ def service_name(endpoint: KServeEndpoint, release: str) -> str:
 
 
 def deployment(endpoint: KServeEndpoint, release: str) -> str:
-    """The name of a release's Deployment and of its Service."""
+    """Name a release's Deployment and its Service."""
     return f"{service_name(endpoint, release)}-predictor"
 
 
 def inference_service(endpoint: KServeEndpoint, release: str) -> Object:
-    """Raises: ConfigError: an argument for vLLM can't be passed through KServe."""
+    """Build a release's InferenceService; raises as ``objects.predictor``."""
     # The old name of the deployment mode, which every version understands.
     annotations = {DEPLOYMENT_MODE: "RawDeployment"} | autoscaler_class(endpoint)
     labels = {"networking.kserve.io/visibility": "cluster-local", ENDPOINT: endpoint.name}
@@ -67,7 +67,7 @@ def inference_service(endpoint: KServeEndpoint, release: str) -> Object:
 
 
 def http_route(endpoint: KServeEndpoint, gateway: str, hostname: str, weights: list[tuple[str, int, int]]) -> Object:
-    """The route of clients; the gateway answers 404 for what it does not match.
+    """Build the route of clients; the gateway answers 404 for what it does not match.
 
     Args:
         weights: (Service, port, percent), the stable release first.

@@ -150,7 +150,7 @@ class RouteTarget(ServicePerReleaseTarget):
         return int(service["spec"]["ports"][0]["port"]) if service else SERVICE_PORT
 
     def _route(self) -> Object | None:
-        """The rollout's own route.
+        """Read the rollout's own route.
 
         Raises:
             Conflict: another controller looks after it, or there is one of somebody else under its name.
@@ -167,7 +167,7 @@ class RouteTarget(ServicePerReleaseTarget):
 
 
 def _backends(route: Object) -> list[str]:
-    """Raises: Conflict: it is not as the rollout made it."""
+    """List the Services; raise Conflict if the route is not as the rollout made it."""
     rules = route["spec"].get("rules", [])
     backends = [backend["name"] for backend in rules[0].get("backendRefs", [])] if len(rules) == 1 else []
     if not backends:

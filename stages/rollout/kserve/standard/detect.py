@@ -53,7 +53,7 @@ def check(setup: Setup) -> None:
 
 
 def check_hostname(installation: Installation, deployment: str, namespace: str) -> None:
-    """Raises: ConfigError: KServe can't make a host name of a release's Deployment."""
+    """Raise ConfigError if KServe can't make a host name of a release's Deployment."""
     hostname = installation.hostname(deployment, namespace)
     if max(map(len, hostname.split("."))) > LABEL_CHARACTERS:
         raise ConfigError(

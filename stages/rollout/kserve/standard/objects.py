@@ -28,7 +28,7 @@ def predictor(endpoint: KServeEndpoint, release: str) -> Object:
 
 
 def canary(stable: Object, percent: int) -> Object:
-    """An entry of ``spec.canary``, made from its release's ``predictor``."""
+    """Build an entry of ``spec.canary``, made from its release's ``predictor``."""
     kept = {key: value for key, value in stable.items() if key not in ONLY_ON_STABLE}
     return {"trafficPercent": percent, "predictor": kept}
 
@@ -38,7 +38,7 @@ def replicas(predictor: Object) -> int:
 
 
 def with_replicas(predictor: Object, more: int) -> Object:
-    """The predictor with *more* replicas."""
+    """Add *more* replicas to a predictor."""
     bounds = [key for key in ("minReplicas", "maxReplicas") if key in predictor]
     return predictor | {key: max(1, int(predictor[key]) + more) for key in bounds}
 
@@ -50,7 +50,7 @@ def inference_service(endpoint: KServeEndpoint, stable: Object, canaries: Sequen
 
 
 def deployment(endpoint: KServeEndpoint, predictor: Object) -> str:
-    """The name of a predictor's Deployment and of its Service."""
+    """Name a predictor's Deployment and its Service."""
     return f"{endpoint.name}-{predictor['name']}-predictor"
 
 

@@ -69,8 +69,8 @@ class StandardTarget(OneServiceTarget):
         super().check_room(release)
 
     def ready(self, release: str) -> bool:
-        """What both KServe and the pods report. KServe's report changes while a model loads, and may be about an older
-        revision."""
+        """Tell whether both KServe and the pods report so. KServe's report changes while a model loads, and may be
+        about an older revision."""
         service = self.service()
         check_reconciled(service)
         served = self._predictor(service, release)
@@ -168,7 +168,7 @@ class StandardTarget(OneServiceTarget):
         return self.objects.route_by_kserve(self.endpoint.name, ISVCS.name, self.endpoint.name)
 
     def _canary(self, service: Object) -> Object | None:
-        """Raises: Conflict: there are several: the rollout itself makes only one."""
+        """Find the canary; raise Conflict if there are several: the rollout itself makes only one."""
         canaries = service["spec"].get("canary") or []
         if len(canaries) > 1:
             raise Conflict(
@@ -198,12 +198,12 @@ class StandardTarget(OneServiceTarget):
 
 
 def _predictors(service: Object) -> list[Object]:
-    """The stable release's, then the canaries'."""
+    """List the predictors, the stable release's first."""
     return [service["spec"]["predictor"], *(entry["predictor"] for entry in service["spec"].get("canary") or [])]
 
 
 def _requested_share(service: Object, release: str | None) -> int | None:
-    """The percentage that was requested for a release, if it is there."""
+    """Read the percentage that was requested for a release, if it is there."""
     canaries = service["spec"].get("canary") or []
     shares = {release_of(entry["predictor"]): int(entry["trafficPercent"]) for entry in canaries}
     shares.setdefault(release_of(service["spec"]["predictor"]), 100 - sum(shares.values()))
