@@ -329,7 +329,7 @@ def test_the_endpoint_stops_while_a_canary_still_starts(place: Place) -> None:
 def test_a_second_canary_and_other_settings_are_refused(place: Place) -> None:
     _, new = place.two_releases()
     third = place.release(3)
-    with pytest.raises(Conflict, match=f"{new} is being rolled out already"):
+    with pytest.raises(Conflict, match=f"{new} is being tried already"):
         place.target.deploy(third)
     with pytest.raises(Conflict, match="settings other than the present ones: max_model_len"):
         place.with_settings(max_model_len=512).deploy(new)
