@@ -207,16 +207,16 @@ def table(runs: int, only: str = "") -> Iterator[str]:
     yield "| --- " * 4 + "|"
     for name, world in IDENTICAL.items():
         if only in name:
-            found = tally(name, world, SOUND, runs)
-            yield f"| {name} | {found.rolled_back:.1%} | {found.unclear:.1%} | {found.good_s:.0f} s |"
+            row = tally(name, world, SOUND, runs)
+            yield f"| {name} | {row.rolled_back:.1%} | {row.unclear:.1%} | {row.good_s:.0f} s |"
     yield ""
     yield "| canary | rolled back | unclear | after (median, longest) |"
     yield "| --- " * 4 + "|"
     for name, (world, canary) in WORSE.items():
         if only in name:
-            found = tally(name, world, canary, runs)
-            times = f"{found.bad_s:.0f} s, {found.slowest_s:.0f} s"
-            yield f"| {name} | {found.rolled_back:.1%} | {found.unclear:.1%} | {times} |"
+            row = tally(name, world, canary, runs)
+            times = f"{row.bad_s:.0f} s, {row.slowest_s:.0f} s"
+            yield f"| {name} | {row.rolled_back:.1%} | {row.unclear:.1%} | {times} |"
 
 
 def main() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any, Final
 
 from stages.parts.base.errors import SlipwayError
+from stages.parts.base.log import say
 from stages.parts.base.store import ModelStore
 from stages.parts.cluster.api import connect
 from stages.parts.cluster.kinds import WORKFLOWS
@@ -21,10 +21,10 @@ def show(store: ModelStore, run: str, status: str) -> None:
     try:
         report = json.loads((store.run(run) / REPORT).read_text(encoding="utf-8"))
         place = (store.run(run) / "report.html").relative_to(store.root)
-        said = told(store.model, status, report, str(place))
-        connect().merge(WORKFLOWS, run, {"metadata": {"annotations": said}})
+        annotations = told(store.model, status, report, str(place))
+        connect().merge(WORKFLOWS, run, {"metadata": {"annotations": annotations}})
     except (SlipwayError, OSError, ValueError) as error:
-        print(f"ending: the workflow does not show what came of it: {error}", file=sys.stderr, flush=True)
+        say(f"ending: the workflow does not show what came of it: {error}")
 
 
 def told(model: str, status: str, report: dict[str, Any], place: str) -> dict[str, str]:
@@ -35,7 +35,7 @@ def told(model: str, status: str, report: dict[str, Any], place: str) -> dict[st
         place: of the report's page, in the store.
     """
     decision: dict[str, Any] = report.get("decision") or {}
-    failed = next((each for each in report["outcomes"] if each["result"] == "failed"), None)
+    failed = next((outcome for outcome in report["outcomes"] if outcome["result"] == "failed"), None)
     title, lines = model, []
     if decision:
         title += f" → {decision['winner']}"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from stages.parts.base import program
+from stages.parts.base.log import say
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import parse_json
@@ -65,10 +65,10 @@ def _abort(store: ModelStore, arguments: argparse.Namespace, serving: AskedServi
     """Give up this run's own rollout, unless the run succeeded: it may be waiting for a person's approval."""
     journal, run = under_way(store), os.environ.get(program.RUN_VARIABLE)
     if arguments.status == "Succeeded" or journal is None or (run and journal.run != run):
-        print("no rollout to give up", file=sys.stderr, flush=True)
+        say("no rollout to give up")
         return
     target = connect(journal.target, store, arguments.model, serving, kserve)
-    print(f"gave up {abort(store, target, arguments.reason)}", file=sys.stderr, flush=True)
+    say(f"gave up {abort(store, target, arguments.reason)}")
 
 
 def _said(store: ModelStore, journal: Journal) -> str:

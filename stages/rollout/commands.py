@@ -41,7 +41,7 @@ def promote(store: ModelStore, target: Target) -> Journal:
     submit_request(
         store, OperatorRequest(id=journal.id, action="promote", reason="approved by a person", by=target.who())
     )
-    ended = _done_by_runner(store, journal, lambda now: now.approved)
+    ended = _done_by_runner(store, journal, lambda journal: journal.approved)
     if ended is None:
         ended = roll_out(store, target, journal.release, journal.settings)
     if ended.state == "rolled back":
@@ -67,7 +67,7 @@ def abort(store: ModelStore, target: Target, reason: str = "given up by a person
         return stray
     who = target.who()
     submit_request(store, OperatorRequest(id=journal.id, action="abort", reason=reason, by=who))
-    ended = _done_by_runner(store, journal, lambda now: now.ended)
+    ended = _done_by_runner(store, journal, lambda journal: journal.ended)
     if ended is None:
         with exclusive(store.lock(LOCK), f"the rollout of {store.model}"):
             current = under_way(store)
@@ -109,10 +109,10 @@ def roll_back(store: ModelStore, target: Target, settings: Rollout, *, to: str |
         )
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
         started, current = datetime.now().astimezone(), releases.current_release(store)
-        said = releases.headline(store, release)
+        decision = releases.headline(store, release)
         releases.promote(store, release)
         began = Act(by=target.who(), what="began", at=started)
-        remember_at_once(store, "rollback", release, current, "rolled back while nothing was served", began, said)
+        remember_at_once(store, "rollback", release, current, "rolled back while nothing was served", began, decision)
     return release, False
 
 
@@ -123,8 +123,8 @@ def _earlier_release(store: ModelStore, journal: Journal | None, to: str | None)
     if journal and journal.kind == "rollback":
         return journal.release
     current = releases.current_release(store)
-    if current and (before := releases.before(store, current)):
-        return before
+    if current and (former := releases.before(store, current)):
+        return former
     raise NothingToServe(
         f"{store.model} has no release before {current}" if current else f"no release of {store.model} is published",
         hint=f"slipway releases {store.model}",
@@ -141,11 +141,11 @@ def _done_by_runner(store: ModelStore, journal: Journal, done: Callable[[Journal
     while time.monotonic() < deadline:
         try:
             with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
-                now = read_journal(store)
-                return now if now and now.id == journal.id and now.ended else None
+                present = read_journal(store)
+                return present if present and present.id == journal.id and present.ended else None
         except Busy:
-            now = read_journal(store)
-            if now and now.id == journal.id and done(now):
-                return now
+            present = read_journal(store)
+            if present and present.id == journal.id and done(present):
+                return present
             time.sleep(POLL_S)
     raise TransientError(f"the process that runs the rollout of {store.model} does not answer", hint="try again")

@@ -67,7 +67,7 @@ def send_pairs(
             }
             for turn, name in enumerate(names)
         ]
-        return [tuple(each[place].result() for place in places) for each in sent]
+        return [tuple(replies[place].result() for place in places) for replies in sent]
 
 
 def timing(reply: Reply) -> Timing:

@@ -67,7 +67,6 @@ def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *,
     if settings.ready_timeout_s == "auto":
         settings = settings.model_copy(update={"ready_timeout_s": float(SCHEDULED_S + target.startup_s(release))})
     now = datetime.now(UTC)
-    who = target.who()
     return Journal(
         id=uuid.uuid4().hex[:12],
         kind=kind,
@@ -79,7 +78,7 @@ def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *,
         decision=releases.headline(store, release),
         settings=settings,
         steps=steps,
-        acts=(Act(by=who, what="began", at=now),),
+        acts=(Act(by=target.who(), what="began", at=now),),
         changes=target.changes(release) if kind == "refresh" else "",
         started_at=now,
         entered_at=now,
@@ -88,9 +87,9 @@ def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *,
 
 def check_point(until: str, settings: Rollout) -> None:
     """Raise UnknownName if *until* is not a point of a rollout with these settings."""
-    known = [DEPLOY, *map(str, settings.steps), PROMOTE]
-    if until not in known:
-        raise UnknownName("step", until, known)
+    points = [DEPLOY, *map(str, settings.steps), PROMOTE]
+    if until not in points:
+        raise UnknownName("step", until, points)
 
 
 def reached(journal: Journal, until: str) -> bool:

@@ -49,10 +49,10 @@ def end_slice(window: Window, canary: Counters, stable: Counters | None, elapsed
 def _with_counters(side: Side, rise: Increase | None, late_s: float) -> Side:
     if rise is None:
         return side
-    counted = {"answered": rise.answered, "failed": rise.failed, "refused": rise.refused}
-    counted |= {"ttft_s": rise.ttft.sum_s, "ttft_count": rise.ttft.observations, "delayed": rise.ttft.above(late_s)}
-    counted |= {"tpot_s": rise.tpot.sum_s, "tpot_count": rise.tpot.observations}
-    return side.model_copy(update=counted)
+    figures = {"answered": rise.answered, "failed": rise.failed, "refused": rise.refused}
+    figures |= {"ttft_s": rise.ttft.sum_s, "ttft_count": rise.ttft.observations, "delayed": rise.ttft.above(late_s)}
+    figures |= {"tpot_s": rise.tpot.sum_s, "tpot_count": rise.tpot.observations}
+    return side.model_copy(update=figures)
 
 
 def add_pairs(into: Slice, pairs: Sequence[tuple[Timing, ...]], late_s: float) -> Slice:
@@ -61,19 +61,19 @@ def add_pairs(into: Slice, pairs: Sequence[tuple[Timing, ...]], late_s: float) -
     Args:
         late_s: an answer that takes longer is late.
     """
-    both = [pair for pair in pairs if len(pair) > 1 and all(each.answered for each in pair)]
+    answered = [pair for pair in pairs if len(pair) > 1 and all(timing.answered for timing in pair)]
     sides = []
     for place, side in enumerate((into.canary, into.stable)):
         sent = [pair[place] for pair in pairs if len(pair) > place]
         added = {
             "sent": side.sent + len(sent),
-            "lost": side.lost + sum(not each.answered for each in sent),
-            "late": side.late + sum(each.total_s > late_s for each in sent),
-            "log_ttft": side.log_ttft + math.fsum(math.log(pair[place].ttft_s) for pair in both),
-            "log_tpot": side.log_tpot + math.fsum(math.log(pair[place].tpot_s) for pair in both),
+            "lost": side.lost + sum(not timing.answered for timing in sent),
+            "late": side.late + sum(timing.total_s > late_s for timing in sent),
+            "log_ttft": side.log_ttft + math.fsum(math.log(pair[place].ttft_s) for pair in answered),
+            "log_tpot": side.log_tpot + math.fsum(math.log(pair[place].tpot_s) for pair in answered),
         }
         sides.append(side.model_copy(update=added))
-    return into.model_copy(update={"pairs": into.pairs + len(both), "canary": sides[0], "stable": sides[1]})
+    return into.model_copy(update={"pairs": into.pairs + len(answered), "canary": sides[0], "stable": sides[1]})
 
 
 def late_s(slices: Sequence[Slice], pairs: Sequence[tuple[Timing, ...]] = ()) -> float:
@@ -82,22 +82,23 @@ def late_s(slices: Sequence[Slice], pairs: Sequence[tuple[Timing, ...]] = ()) ->
     first, token = typical_s(logs(slices, "stable", "ttft")), typical_s(logs(slices, "stable", "tpot"))
     if first and token:
         return LATE_S + LATE * Timing(first, token).total_s
-    totals = sorted(each.total_s for pair in pairs for each in pair if each.answered)
+    totals = sorted(timing.total_s for pair in pairs for timing in pair if timing.answered)
     return LATE_S + LATE * totals[(len(totals) - 1) // 2] if totals else math.inf
 
 
 def logs(slices: Sequence[Slice], role: Role, name: Latency) -> list[float]:
     """Average the logarithms of a release's latencies in seconds, in each slice that has any: of the pairs or, if none
     were sent, of all requests, from the sums that the server counts."""
-    paired = any(each.pairs for each in slices)
-    return [value for each in slices if (value := _log(each, role, name, paired=paired)) is not None]
+    paired = any(one.pairs for one in slices)
+    values = (_log(one, role, name, paired=paired) for one in slices)
+    return [value for value in values if value is not None]
 
 
 def log_ratios(slices: Sequence[Slice], name: Latency) -> list[float]:
     """Compute the same of the canary relative to the stable release, in each slice in which both have latencies."""
-    paired = any(each.pairs for each in slices)
-    both = ((_log(each, "canary", name, paired=paired), _log(each, "stable", name, paired=paired)) for each in slices)
-    return [ours - theirs for ours, theirs in both if ours is not None and theirs is not None]
+    paired = any(one.pairs for one in slices)
+    values = ((_log(one, "canary", name, paired=paired), _log(one, "stable", name, paired=paired)) for one in slices)
+    return [canary - stable for canary, stable in values if canary is not None and stable is not None]
 
 
 def _log(one: Slice, role: Role, name: Latency, *, paired: bool) -> float | None:
@@ -115,10 +116,10 @@ def typical_s(logs: Sequence[float]) -> float | None:
 
 def load(slices: Sequence[Slice], role: Role) -> float:
     """Compute the requests per second that a release began to answer."""
-    seconds = math.fsum(each.seconds for each in slices)
-    return math.fsum(getattr(each, role).ttft_count for each in slices) / seconds if seconds else 0.0
+    seconds = math.fsum(one.seconds for one in slices)
+    return math.fsum(getattr(one, role).ttft_count for one in slices) / seconds if seconds else 0.0
 
 
 def counts(slices: Iterable[Slice], role: Role, of: Callable[[Side], tuple[float, float]]) -> Counts:
-    """Args: of: how many of how many requests of a release in a slice."""
-    return Counts(tuple(of(getattr(each, role)) for each in slices))
+    """Count in each slice how many of how many requests of a release *of* tells."""
+    return Counts(tuple(of(getattr(one, role)) for one in slices))

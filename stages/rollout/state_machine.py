@@ -12,13 +12,13 @@ send it requests in a file (see ``commands``).
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, Literal, Unpack
 
 from stages.parts.base.errors import Conflict, NothingToServe, RolledBack, ServerFailed, TransientError
+from stages.parts.base.log import say
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore, exclusive, write_json
 from stages.parts.records.rollout import (
@@ -413,7 +413,7 @@ class StateMachine:
         time.sleep(seconds)
 
     def _say(self, line: str) -> None:
-        print(f"rollout: {line}", file=sys.stderr, flush=True)
+        say(f"rollout: {line}")
 
     def _in_workflow(self) -> bool:
         """Whether a cluster's workflow runs it: its readers have no store, which the rollout's commands need."""

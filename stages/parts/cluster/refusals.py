@@ -32,10 +32,10 @@ class Unanswered(ClusterUnavailable):
 def parsed(content: bytes) -> Object:
     """Parse the body of a response; a body that is not a JSON object becomes its ``message``."""
     try:
-        found = json.loads(content)
+        body = json.loads(content)
     except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"message": content[:200].decode(errors="replace").strip()}
+        body = None
+    return body if isinstance(body, dict) else {"message": content[:200].decode(errors="replace").strip()}
 
 
 def refusal(status: int, content: Object, address: str, retry_after: str | None = None) -> SlipwayError:
@@ -43,8 +43,8 @@ def refusal(status: int, content: Object, address: str, retry_after: str | None 
     message = " ".join(str(content.get("message") or f"HTTP {status}").split())
     if status in TRANSIENT:
         busy = Unanswered(f"{address} is overloaded or has a problem: {message}", hint="try again later")
-        asked = retry_after or content.get("details", {}).get("retryAfterSeconds") or 0
-        busy.wait_s = float(asked) if str(asked).isdigit() else 0.0
+        pause = retry_after or content.get("details", {}).get("retryAfterSeconds") or 0
+        busy.wait_s = float(pause) if str(pause).isdigit() else 0.0
         return busy
     if status == 401:
         return AccessDenied(f"{address} does not accept this login: {message}", hint="log in to the cluster again")

@@ -53,17 +53,17 @@ def user() -> str:
 
 def history(store: ModelStore) -> list[Move]:
     """All moves, the oldest first. A line that a crash truncated is left out."""
-    found = []
+    moves = []
     with contextlib.suppress(FileNotFoundError):
         for line in (store.path / HISTORY).read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(ValidationError):
-                found.append(Move.model_validate_json(line))
-    return found
+                moves.append(Move.model_validate_json(line))
+    return moves
 
 
 def remember(store: ModelStore, move: Move) -> None:
     """Append a move durably; a move that is already there is not written again."""
-    if any(each.id == move.id for each in history(store)):
+    if any(former.id == move.id for former in history(store)):
         return
     path = store.path / HISTORY
     with path.open("a+b") as file:

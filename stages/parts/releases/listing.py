@@ -111,7 +111,7 @@ def catalogue(store: ModelStore, split: Split | None = None) -> list[ReleaseSumm
 
 def summarized_moves(store: ModelStore) -> list[MoveSummary]:
     """All moves, the newest first, including those of releases that were removed."""
-    return [_summary(each) for each in reversed(history(store))]
+    return [_summary(move) for move in reversed(history(store))]
 
 
 def prune(store: ModelStore, keep: int, split: Split, *, others: bool = False) -> Pruned:
@@ -145,8 +145,8 @@ def _prune(store: ModelStore, keep: int, split: Split, *, others: bool) -> Prune
     folders = [store.releases / name for name in removed]
     set_aside = [aside.folder(store)] if others and aside.folder(store).exists() else []
     total, freed = _bytes_of([*folders, *set_aside])
-    for each in (*folders, *set_aside):
-        _remove(store, each)
+    for folder in (*folders, *set_aside):
+        _remove(store, folder)
     return Pruned(
         removed=tuple(removed),
         others=bool(set_aside),
@@ -182,7 +182,7 @@ def _release(
     variant: Variant | None = None
     with contextlib.suppress(DamagedModel):
         variant = Variant.read(folder / VARIANT)
-    scores = {each.get("variant"): each.get("score") for each in decision.get("candidates", [])}
+    scores = {candidate.get("variant"): candidate.get("score") for candidate in decision.get("candidates", [])}
     decided = decision.get("decided_at")
     made = datetime.fromisoformat(decided) if decided else datetime.fromtimestamp(folder.stat().st_mtime, UTC)
     return ReleaseSummary(
@@ -203,24 +203,24 @@ def _release(
 def _decision(folder: Path) -> dict[str, Any]:
     """Read the decision as plain data: another version may have written other fields."""
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads((folder / METRICS).read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
+        decision = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        return decision if isinstance(decision, dict) else {}
     return {}
 
 
 def _bytes_of(folders: list[Path]) -> tuple[int, int]:
     """Add up the sizes of all files, and of those without a link outside these folders."""
     links: Counter[tuple[int, int]] = Counter()
-    found: dict[tuple[int, int], os.stat_result] = {}
+    files: dict[tuple[int, int], os.stat_result] = {}
     for folder in folders:
         for path in folder.rglob("*"):
             if path.is_file():
                 status = path.stat()
                 key = (status.st_dev, status.st_ino)
                 links[key] += 1
-                found[key] = status
-    total = sum(found[key].st_size * count for key, count in links.items())
-    return total, sum(each.st_size for key, each in found.items() if links[key] == each.st_nlink)
+                files[key] = status
+    total = sum(files[key].st_size * count for key, count in links.items())
+    return total, sum(file.st_size for key, file in files.items() if links[key] == file.st_nlink)
 
 
 def _remove(store: ModelStore, folder: Path) -> None:

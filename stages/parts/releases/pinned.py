@@ -51,14 +51,14 @@ class MeasuredWith(Record):
 
     @property
     def read_in_time(self) -> float | None:
-        """Tokens of prompts that it reads within the target for the first token; None: no target, or not known."""
+        """Tokens of prompts that it reads within the target for the first token, if that is known."""
         slo = self.slo
         return slo.ttft_ms / 1000 * self.prompt_tokens_per_s if slo and self.prompt_tokens_per_s else None
 
     @property
     def slo(self) -> Slo | None:
         """The workload's targets."""
-        return Slo.model_validate(found) if (found := self.workload.get("slo")) else None
+        return Slo.model_validate(slo) if (slo := self.workload.get("slo")) else None
 
     @property
     def served(self) -> Engine | None:
@@ -67,17 +67,17 @@ class MeasuredWith(Record):
 
     @property
     def fewer_gpus(self) -> int | None:
-        """So many; None: it is served on as many as it was measured on."""
+        """How many fewer GPUs than it was measured on it is served on, if any."""
         return self.layout.tensor_parallel_size if self.layout and not self.layout.against else None
 
 
 def alike(store: ModelStore, release: str, decision: Production) -> bool:
     """Whether a release of the same variant is served on as many GPUs as *decision* says. A release never changes."""
     try:
-        made = MeasuredWith.read(store.releases / release / METRICS) or MeasuredWith()
+        measured = MeasuredWith.read(store.releases / release / METRICS) or MeasuredWith()
     except DamagedModel:
         return False
-    return made.fewer_gpus == MeasuredWith.model_validate(decision.model_dump()).fewer_gpus
+    return measured.fewer_gpus == MeasuredWith.model_validate(decision.model_dump()).fewer_gpus
 
 
 def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Serving:
@@ -91,7 +91,7 @@ def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Servi
     measured = MeasuredWith.read(store.releases / release / METRICS)
     engine = measured.served if measured else None
     arguments, ready_s = (engine.arguments, engine.ready_s) if engine else ((), 0.0)
-    figures = {name: found for name, argument in ARGUMENTS.items() if (found := _value(arguments, argument))}
+    figures = {name: value for name, argument in ARGUMENTS.items() if (value := _value(arguments, argument))}
     figures["startup_timeout_s"] = startup_s(weights_bytes(store, release), ready_s)
     settings = asked.pinned(**figures)
     if measured is None or asked.max_queued_tokens != "auto" or LIMITED.search(" ".join(asked.extra_arguments)):

@@ -85,9 +85,9 @@ def settle(store: ModelStore, release: str, *, wait: bool) -> None:
     if wait:
         return
     began = Act(by=user(), what="began", at=datetime.now().astimezone())
-    before, said = current_release(store), headline(store, release)
+    former, decision = current_release(store), headline(store, release)
     promote(store, release)
-    remember_at_once(store, "publish", release, before, "published while nothing was served", began, said)
+    remember_at_once(store, "publish", release, former, "published while nothing was served", began, decision)
 
 
 def promote(store: ModelStore, release: str) -> None:
@@ -122,8 +122,8 @@ def decisions(store: ModelStore) -> list[Production]:
     """Read the valid decisions: the candidate's, then production's. A decision is invalid if its link points
     elsewhere."""
     places = [(store.path / CANDIDATE_METRICS, candidate(store)), (store.production_metrics, current_release(store))]
-    found = [(Production.read(path), release) for path, release in places if release]
-    return [each for each, release in found if each and each.release == release]
+    read = [(Production.read(path), release) for path, release in places if release]
+    return [decision for decision, release in read if decision and decision.release == release]
 
 
 def headline(store: ModelStore, release: str) -> str:
@@ -178,9 +178,9 @@ def before(store: ModelStore, release: str) -> str | None:
     releases.
     """
     names = set(numbered(store).values())
-    moves = [each for each in history(store) if each.release == release and each.result == "promoted"]
-    moves = [each for each in moves if each.kind != "settings"]
-    forward = [each for each in moves if each.kind != "rollback"] or moves
+    promoted = [move for move in history(store) if move.release == release and move.result == "promoted"]
+    moves = [move for move in promoted if move.kind != "settings"]
+    forward = [move for move in moves if move.kind != "rollback"] or moves
     for move in reversed(forward):
         if move.before in names:
             return move.before

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-import sys
 import uuid
 from datetime import UTC, datetime
 from typing import Final
 
 from stages.parts.base.errors import SlipwayError
+from stages.parts.base.log import say
 from stages.parts.cluster.api import FIELD_MANAGER, Cluster
 from stages.parts.cluster.kinds import EVENTS, USER_REVIEWS, Object
 
@@ -29,28 +29,28 @@ def cluster_user(cluster: Cluster) -> str:
 
 def event(regarding: Object, reason: str, note: str) -> Object:
     """Build an event on an InferenceService or HTTPRoute."""
-    place = regarding["metadata"]
-    told = {key: place[key] for key in ("name", "namespace", "uid")}
+    metadata = regarding["metadata"]
+    identity = {key: metadata[key] for key in ("name", "namespace", "uid")}
     return {
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.name,
-        "metadata": {"name": f"{place['name']}.{uuid.uuid4().hex[:16]}", "namespace": place["namespace"]},
+        "metadata": {"name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}", "namespace": metadata["namespace"]},
         "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "reportingController": FIELD_MANAGER,
         "reportingInstance": socket.gethostname(),
         "action": "Rollout",
         "reason": reason,
         "type": "Warning" if reason in BAD else "Normal",
-        "regarding": {"apiVersion": regarding["apiVersion"], "kind": regarding["kind"], **told},
+        "regarding": {"apiVersion": regarding["apiVersion"], "kind": regarding["kind"], **identity},
         "note": note.encode()[:LONGEST_NOTE].decode(errors="ignore"),
     }
 
 
 def emit(cluster: Cluster, regarding: Object | None, reason: str, note: str) -> None:
-    """Create the event; a rollout does not fail because nobody can be told."""
+    """Create the event; a rollout does not fail because there can be none."""
     if regarding is None:
         return
     try:
         cluster.create(EVENTS, event(regarding, reason, note))
     except SlipwayError as error:
-        print(f"rollout: no event {reason}: {error}", file=sys.stderr, flush=True)
+        say(f"rollout: no event {reason}: {error}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Final
 
 from stages.parts.base.errors import NotInstalled
+from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
 from stages.parts.cluster import api
@@ -46,7 +46,7 @@ def on(
     cluster.kind(ISVCS.api_version, ISVCS.name)
     served = kept_mode(cluster, store.model, settings.mode)
     if served and (default := other_default(cluster, settings, served)):
-        print(f"rollout: {store.model} stays in mode {served}; KServe's is now {default}: {MOVE}", file=sys.stderr)
+        say(f"rollout: {store.model} stays in mode {served}; KServe's is now {default}: {MOVE}")
     return target_in(cluster, store, serving, in_mode(settings, served), poll_s=poll_s)
 
 

@@ -8,13 +8,13 @@ shows in the load's answers are the former objects removed; otherwise the new on
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Final
 
 from stages.parts.base.errors import Conflict, DrillFailed, NothingToServe, SlipwayError, TransientError
+from stages.parts.base.log import say
 from stages.parts.base.record import Record
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore, exclusive
@@ -97,23 +97,23 @@ def move(
             _until_answered(load, time.monotonic(), "no request is answered, and nothing was changed")
             _bring_up(store, old, new, release)
             _hand_over(load, old, new, release)
-        said = f"served in mode {mode}, no longer {before}"
-        new.announce("ModeMoved", f"{release}: {said}")
+        reason = f"served in mode {mode}, no longer {before}"
+        new.announce("ModeMoved", f"{release}: {reason}")
         act = Act(by=who, what="began", at=began)
-        remember_at_once(store, "settings", release, release, said, act, releases.headline(store, release))
+        remember_at_once(store, "settings", release, release, reason, act, releases.headline(store, release))
     took_s = (datetime.now().astimezone() - began).total_seconds()
     return Moved(release=release, before=before, mode=mode, seconds=round(took_s, 1), answers=answers(load.replies()))
 
 
 def _served(cluster: Cluster, store: ModelStore, mode: str) -> tuple[str, str]:
     """Find the mode to move from, and the release."""
-    found, release = served_modes(cluster).get(store.model, {}), releases.current_release(store)
-    if not found or release is None:
+    modes, release = served_modes(cluster).get(store.model, {}), releases.current_release(store)
+    if not modes or release is None:
         raise NothingToServe(f"{store.model} is not served here", hint=f"slipway rollout start {store.model}")
-    others, movable = [other for other in found if other != mode], movable_modes()
+    others, movable = [other for other in modes if other != mode], movable_modes()
     if {mode, *others} - {*movable} or len(others) > 1:
         raise Conflict(
-            f"{store.model} can't be moved from {', '.join(found)} to {mode}: only between {' and '.join(movable)}",
+            f"{store.model} can't be moved from {', '.join(modes)} to {mode}: only between {' and '.join(movable)}",
             hint="see 'Another mode' in docs/rollout.md",
         )
     return (others or [mode])[0], release
@@ -135,14 +135,14 @@ def _bring_up(store: ModelStore, old: KServeTarget, new: KServeTarget, release: 
     with _undone(old, new, release):
         _say(f"starting {release} in mode {new.installation.mode} beside mode {old.installation.mode}")
         new.deploy(release)
-        began_s = told_s = time.monotonic()
+        began_s = last_line_s = time.monotonic()
         deadline = began_s + SCHEDULED_S + new.startup_s(release)
         while why := _lacking(store, new, release):
             if time.monotonic() > deadline:
                 raise TransientError(f"{release} did not come up in mode {new.installation.mode}: {why}")
-            if time.monotonic() > told_s + WAITING_S:
-                told_s = time.monotonic()
-                _say(f"{why} ({told_s - began_s:.0f} s of at most {deadline - began_s:.0f} s)")
+            if time.monotonic() > last_line_s + WAITING_S:
+                last_line_s = time.monotonic()
+                _say(f"{why} ({last_line_s - began_s:.0f} s of at most {deadline - began_s:.0f} s)")
             time.sleep(new.poll_s)
 
 
@@ -184,7 +184,7 @@ def _undone(old: KServeTarget, new: KServeTarget, release: str) -> Iterator[None
         raise
 
 
-def _until_answered(load: SteadyLoad, since_s: float, said: str) -> None:
+def _until_answered(load: SteadyLoad, since_s: float, failure: str) -> None:
     """Wait for a good answer to a request sent after *since_s*.
 
     Raises:
@@ -196,8 +196,8 @@ def _until_answered(load: SteadyLoad, since_s: float, said: str) -> None:
             return
         time.sleep(LOOK_S)
     errors = [reply.error for reply in load.replies() if reply.error]
-    raise DrillFailed(f"{said}: {errors[-1] if errors else 'none came back'}", hint=HOST_HINT)
+    raise DrillFailed(f"{failure}: {errors[-1] if errors else 'none came back'}", hint=HOST_HINT)
 
 
 def _say(text: str) -> None:
-    print(f"rollout: {text}", file=sys.stderr, flush=True)
+    say(f"rollout: {text}")

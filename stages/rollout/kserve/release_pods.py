@@ -9,7 +9,7 @@ number of replicas does.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -50,8 +50,8 @@ class Pods:
 
     def of(self, release: str) -> list[Object]:
         labels = f"{ENDPOINT}={self.endpoint.name},{RELEASE}={release}"
-        found, _ = self.cluster.list(PODS, self.endpoint.namespace, labels=labels)
-        return [each for each in found if "deletionTimestamp" not in each["metadata"]]
+        pods, _ = self.cluster.list(PODS, self.endpoint.namespace, labels=labels)
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def ready(self, release: str, revision: str) -> bool:
         """Whether a pod of the predictor's *revision* accepts requests.
@@ -59,7 +59,7 @@ class Pods:
         Raises:
             ServerFailed: the pods can't start, or crash repeatedly.
         """
-        pods = [each for each in self.of(release) if _revision(each) == revision]
+        pods = [pod for pod in self.of(release) if _revision(pod) == revision]
         if any(_condition(pod, "Ready") for pod in pods):
             return True
         for pod in pods:
@@ -72,8 +72,8 @@ class Pods:
 
     def waits_for(self, release: str) -> str:
         """See ``Target``."""
-        said = ((each["metadata"]["name"], _waiting(each)) for each in self.of(release))
-        return next((f"{name}: {why}" for name, why in said if why), "")
+        reasons = ((pod["metadata"]["name"], _waiting(pod)) for pod in self.of(release))
+        return next((f"{name}: {why}" for name, why in reasons if why), "")
 
     def counters(self, release: str) -> Counters:
         """See ``Target``.
@@ -82,46 +82,47 @@ class Pods:
             TransientError: the pods, or Prometheus, do not answer.
         """
         pods = self.of(release)
-        seen = self._restarts.setdefault(release, {})
+        restarts = self._restarts.setdefault(release, {})
         for pod in pods:
             name = pod["metadata"]["name"]
-            seen[name] = max(seen.get(name, 0), _restarts(pod))
+            restarts[name] = max(restarts.get(name, 0), _restarts(pod))
         address = self.endpoint.settings.prometheus
         samples = self._query_prometheus(address, release) if address else self._scrape(pods, release)
         # A replica more or less is not a restart; a crash is.
-        return sum_counters(samples, f"{sum(seen.values())} restarts")
+        return sum_counters(samples, f"{sum(restarts.values())} restarts")
 
     def kill(self, release: str) -> Callable[[], bool]:
         """See ``Target``. There is no grace period: Services drop the pod at once, its node kills it within seconds."""
-        before = self.ready_names(release)
-        if not before:
+        ready = self.ready_names(release)
+        if not ready:
             raise TransientError(f"{release} has no pod that is ready")
         try:
             with contextlib.suppress(Absent):  # an earlier try of this very call deleted it, and its answer was lost
-                self.cluster.delete(PODS, before[0], self.endpoint.namespace, grace_s=0)
+                self.cluster.delete(PODS, ready[0], self.endpoint.namespace, grace_s=0)
         except AccessDenied as error:
             raise AccessDenied(
                 str(error), hint=f"a role with the verb delete on pods in the namespace {self.endpoint.namespace}"
             ) from error
-        return lambda: len(self.ready_names(release)) >= len(before)
+        return lambda: len(self.ready_names(release)) >= len(ready)
 
     def running(self, release: str) -> tuple[int, int]:
-        """How many were asked for and have not ended, and how many of them are ready."""
-        pods = [each for each in self.of(release) if each.get("status", {}).get("phase") not in ENDED]
+        """Count those that were asked for and have not ended, and those of them that are ready."""
+        pods = [pod for pod in self.of(release) if pod.get("status", {}).get("phase") not in ENDED]
         return len(pods), sum(_condition(pod, "Ready") for pod in pods)
 
     def ready_names(self, release: str) -> list[str]:
-        return [each["metadata"]["name"] for each in self.of(release) if _condition(each, "Ready")]
+        return [pod["metadata"]["name"] for pod in self.of(release) if _condition(pod, "Ready")]
 
     def _scrape(self, pods: list[Object], release: str) -> list[Sample]:
-        told = self._last.setdefault(release, {})
+        last = self._last.setdefault(release, {})
         ready = [pod for pod in pods if _condition(pod, "Ready")]
-        if not ready and not told:
+        if not ready and not last:
             raise TransientError(f"{release} has no pod that is ready")
-        for each in ready:
-            life = f"{each['metadata']['name']} {_restarts(each)}"
-            told[life] = list(_samples(self._read(each)))
-        return [sample for samples in told.values() for sample in samples]
+        for pod in ready:
+            families = text_string_to_metric_families(self._read(pod))
+            life = f"{pod['metadata']['name']} {_restarts(pod)}"
+            last[life] = [sample for family in families for sample in family.samples]
+        return [sample for samples in last.values() for sample in samples]
 
     def _read(self, pod: Object) -> str:
         url = f"http://{pod['status']['podIP']}:{_port(pod)}/metrics"
@@ -138,13 +139,10 @@ class Pods:
             TransientError: Prometheus does not answer, or has no series of the release.
         """
         names = "|".join(METRICS)
-        series = f'last_over_time({{__name__=~"{names}",{selector(self.endpoint, release)}}}[{KEPT}])'
+        query = f'last_over_time({{__name__=~"{names}",{selector(self.endpoint, release)}}}[{KEPT}])'
         try:
-            reply = http().get(
-                f"{address.rstrip('/')}/api/v1/query", params={"query": series}, timeout=HEALTH_TIMEOUT_S
-            )
-            found = reply.raise_for_status().json()["data"]["result"]
-            samples = [_sample(each) for each in found]
+            reply = http().get(f"{address.rstrip('/')}/api/v1/query", params={"query": query}, timeout=HEALTH_TIMEOUT_S)
+            samples = [_sample(series) for series in reply.raise_for_status().json()["data"]["result"]]
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             raise TransientError(f"Prometheus does not answer: {type(error).__name__}: {error}") from error
         if not samples:
@@ -165,26 +163,21 @@ def _sample(series: Object) -> Sample:
     return Sample(labels.pop("__name__"), labels, float(series["value"][1]))
 
 
-def _samples(text: str) -> Iterable[Sample]:
-    return (sample for family in text_string_to_metric_families(text) for sample in family.samples)
-
-
 def _condition(pod: Object, name: str) -> bool:
-    return any(
-        each["type"] == name and each["status"] == "True" for each in pod.get("status", {}).get("conditions", [])
-    )
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(condition["type"] == name and condition["status"] == "True" for condition in conditions)
 
 
 def _revision(pod: Object) -> str | None:
     """Read the revision: a label or, of a LLMInferenceService's pods, an annotation."""
-    told = pod["metadata"]
-    found: str | None = (told.get("labels", {}) | told.get("annotations", {})).get(REVISION)
-    return found
+    metadata = pod["metadata"]
+    revision: str | None = (metadata.get("labels", {}) | metadata.get("annotations", {})).get(REVISION)
+    return revision
 
 
 def _statuses(pod: Object) -> list[Object]:
-    found: list[Object] = pod.get("status", {}).get("containerStatuses", [])
-    return found
+    statuses: list[Object] = pod.get("status", {}).get("containerStatuses", [])
+    return statuses
 
 
 def _restarts(pod: Object) -> int:
@@ -198,8 +191,8 @@ def _failure(pod: Object) -> str:
         if waiting.get("reason") in HOPELESS:
             return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
         if waiting.get("reason") == "CrashLoopBackOff" and status.get("restartCount", 0) >= CRASHES:
-            ended = status.get("lastState", {}).get("terminated", {})
-            why = ended.get("message") or ended.get("reason") or "crashed"
+            end = status.get("lastState", {}).get("terminated", {})
+            why = end.get("message") or end.get("reason") or "crashed"
             return f"it crashed {status['restartCount']} times: {' '.join(why.split())}"
     return ""
 
@@ -212,13 +205,15 @@ def _waiting(pod: Object) -> str:
             return f"the image {status['image']} can't be pulled"
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
             return f"{waiting['reason']}: {' '.join(waiting.get('message', '').split())}".rstrip(": ")
-    said = pod.get("status", {}).get("conditions", [])
-    unplaced = (each for each in said if each["type"] == "PodScheduled" and each["status"] == "False")
-    return next((f"no node has room for it: {each.get('message', '')}" for each in unplaced), "")
+    conditions = pod.get("status", {}).get("conditions", [])
+    unplaced = (
+        condition for condition in conditions if condition["type"] == "PodScheduled" and condition["status"] == "False"
+    )
+    return next((f"no node has room for it: {condition.get('message', '')}" for condition in unplaced), "")
 
 
 def _port(pod: Object) -> int:
-    for each in pod["spec"]["containers"]:
-        if each["name"] in SERVERS and each.get("ports"):
-            return int(each["ports"][0]["containerPort"])
+    for container in pod["spec"]["containers"]:
+        if container["name"] in SERVERS and container.get("ports"):
+            return int(container["ports"][0]["containerPort"])
     return PORT

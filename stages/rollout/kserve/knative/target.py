@@ -8,12 +8,12 @@ which share it gets. At 100 % Knative removes the pods of the previous revision 
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from typing import Final
 
 from stages.parts.base.errors import Conflict, ServerFailed, TransientError
+from stages.parts.base.log import say
 from stages.parts.cluster.kinds import Kind, Object
 from stages.parts.releases.split import Split
 from stages.rollout.kserve.knative.objects import NEARLY_ALL, PERCENT, inference_service, predictor
@@ -136,7 +136,7 @@ class KnativeTarget(OneServiceTarget):
                 why = str(error)
             if time.monotonic() > deadline:
                 why = "the new one is not ready"
-        print(f"the old revision of {stable} stays: {why}", file=sys.stderr, flush=True)
+        say(f"the old revision of {stable} stays: {why}")
 
     def _apply(self, seen: Object | None, predictor: Object, *, back: bool = False) -> None:
         self.objects.apply(ISVCS, inference_service(self.endpoint, predictor), seen, back=back)
