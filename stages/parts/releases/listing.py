@@ -130,23 +130,22 @@ def prune(store: ModelStore, keep: int, split: Split, *, others: bool = False) -
             "--keep must be at least 1", hint="the newest release must stay so that its number is not used again"
         )
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
-        return _prune(store, keep, split, others=others)
-
-
-def _prune(store: ModelStore, keep: int, split: Split, *, others: bool) -> Pruned:
-    names = [name for _, name in sorted(numbered(store).items(), reverse=True)]
-    current, journal = current_release(store), under_way(store)
-    needed = {*names[:keep], current, candidate(store), split.stable, split.canary, split.standby}
-    if current:
-        needed.add(before(store, current))
-    if journal:
-        needed |= {journal.release, journal.stable, journal.before}
-    removed = [name for name in names if name not in needed]
-    folders = [store.releases / name for name in removed]
-    set_aside = [aside.folder(store)] if others and aside.folder(store).exists() else []
-    total, freed = _bytes_of([*folders, *set_aside])
-    for folder in (*folders, *set_aside):
-        _remove(store, folder)
+        names = [name for _, name in sorted(numbered(store).items(), reverse=True)]
+        current, journal = current_release(store), under_way(store)
+        needed = {*names[:keep], current, candidate(store), split.stable, split.canary, split.standby}
+        if current:
+            needed.add(before(store, current))
+        if journal:
+            needed |= {journal.release, journal.stable, journal.before}
+        removed = [name for name in names if name not in needed]
+        set_aside = [aside.folder(store)] if others and aside.folder(store).exists() else []
+        folders = [*(store.releases / name for name in removed), *set_aside]
+        total, freed = _bytes_of(folders)
+        for folder in folders:  # atomically for other processes: each is first renamed
+            work = store.path / ".building" / f"pruned-{uuid.uuid4().hex}"
+            work.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(folder, work)
+            shutil.rmtree(work)
     return Pruned(
         removed=tuple(removed),
         others=bool(set_aside),
@@ -221,11 +220,3 @@ def _bytes_of(folders: list[Path]) -> tuple[int, int]:
                 files[key] = status
     total = sum(files[key].st_size * count for key, count in links.items())
     return total, sum(file.st_size for key, file in files.items() if links[key] == file.st_nlink)
-
-
-def _remove(store: ModelStore, folder: Path) -> None:
-    """Remove a directory atomically for other processes: it is first renamed."""
-    work = store.path / ".building" / f"pruned-{uuid.uuid4().hex}"
-    work.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(folder, work)
-    shutil.rmtree(work)

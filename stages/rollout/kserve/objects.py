@@ -262,9 +262,6 @@ def container(endpoint: KServeEndpoint, release: str, *, port: int = PORT, drain
 
     Args:
         drained: see ``pod_fields``.
-
-    Raises:
-        ConfigError: an argument for vLLM can't be passed through KServe.
     """
     settings = endpoint.settings
     memory = f"{math.ceil(_memory_bytes(endpoint, release) / GIB)}Gi" if settings.memory == "auto" else settings.memory

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
@@ -17,7 +17,6 @@ from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Object
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import KSERVE
-from stages.parts.releases.split import Split
 from stages.rollout.kserve.applied import AppliedObjects, refuse_foreign
 from stages.rollout.kserve.audit import cluster_user, emit
 from stages.rollout.kserve.autoscaling import Autoscalers
@@ -26,14 +25,14 @@ from stages.rollout.kserve.free_gpus import check_room
 from stages.rollout.kserve.modes import mode_named
 from stages.rollout.kserve.objects import ENDPOINT, ISVCS, KServeEndpoint, startup_s
 from stages.rollout.kserve.release_pods import Pods
-from stages.rollout.target import Replicas, tried_already
+from stages.rollout.target import Replicas, Target, tried_already
 
 UNRECONCILED_S: Final = 60.0
 """KServe tries again meanwhile: another controller may have changed the object at the same time."""
 AGAIN: Final = "start the rollout again"
 
 
-class KServeTarget(ABC):
+class KServeTarget(Target):
     """See ``Target``; each mode adds how it splits traffic."""
 
     def __init__(self, cluster: Cluster, endpoint: KServeEndpoint, installation: Installation, poll_s: float) -> None:
@@ -51,9 +50,6 @@ class KServeTarget(ABC):
     def hostname(self) -> str:
         """The endpoint's own host name at the gateway."""
         return self.installation.hostname(self.endpoint.name, self.endpoint.namespace)
-
-    @abstractmethod
-    def split(self) -> Split: ...
 
     def who(self) -> str:
         return cluster_user(self.cluster)
@@ -81,19 +77,10 @@ class KServeTarget(ABC):
     def check_room(self, release: str) -> None:
         check_room(self.cluster, self.endpoint, release, present=len(self.pods.of(release)))
 
-    @abstractmethod
-    def deploy(self, release: str) -> None: ...
-
-    @abstractmethod
-    def ready(self, release: str) -> bool: ...
-
     def waits_for(self, release: str) -> str:
         with contextlib.suppress(SlipwayError):
             return self.pods.waits_for(release)
         return ""
-
-    @abstractmethod
-    def url(self, release: str) -> str: ...
 
     @abstractmethod
     def deployment(self, release: str) -> str:
@@ -107,18 +94,6 @@ class KServeTarget(ABC):
     def replicas(self, release: str) -> Replicas:
         """See ``Autoscaled``."""
         return self.autoscalers.replicas(release, self.deployment(release))
-
-    @abstractmethod
-    def shift(self, release: str, percent: int) -> None: ...
-
-    @abstractmethod
-    def promote(self, release: str) -> None: ...
-
-    @abstractmethod
-    def withdraw(self, release: str, *, first: bool = False) -> None: ...
-
-    @abstractmethod
-    def client_url(self) -> str: ...
 
     def counters(self, release: str) -> Counters:
         return self.pods.counters(release)
@@ -140,7 +115,7 @@ class KServeTarget(ABC):
         """Whether this process has waited for that. When a process that was killed made the change is not known."""
         return self._propagated == (release, percent)
 
-    def leave_host(self) -> None:  # noqa: B027
+    def leave_host(self) -> None:
         """Give up the endpoint's host name, where the mode has a route of its own for it."""
 
     def remove_services(self) -> None:

@@ -73,10 +73,8 @@ class KnativeTarget(OneServiceTarget):
                 return str(target["url"]).rstrip("/")
         raise TransientError(f"{release} has no address of its own yet")
 
-    def shift(self, release: str, percent: int) -> None:
-        self._set_share(release, percent)
-
-    def _set_share(self, release: str, percent: int, *, back: bool = False) -> None:
+    def shift(self, release: str, percent: int, *, back: bool = False) -> None:
+        """See ``Target``; on the way *back* no matter who owns the share."""
         service, latest = self._latest(release)
         percent = min(percent, NEARLY_ALL)
         if latest.get(PERCENT) != percent:
@@ -105,7 +103,7 @@ class KnativeTarget(OneServiceTarget):
                 raise self.refusal(release)
             return
         if latest == release:
-            self._set_share(release, 0, back=True)
+            self.shift(release, 0, back=True)
             self._apply(self.service(), predictor(self.endpoint, str(stable)) | {PERCENT: 0}, back=True)
         self._hand_over(str(stable))
 

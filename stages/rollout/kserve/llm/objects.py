@@ -97,11 +97,7 @@ def weight(service: Object) -> int:
 
 
 def llm_service(endpoint: KServeEndpoint, release: str, gateway: str, hostname: str, *, scheduler: bool) -> Object:
-    """Build a release's LLMInferenceService, without traffic.
-
-    Raises:
-        ConfigError: an argument for vLLM can't be passed through KServe.
-    """
+    """Build a release's LLMInferenceService, without traffic; raises as ``objects.container``."""
     name = llm_name(endpoint, release)
     made: Object = {"model": {"uri": source_uri(endpoint, release), "name": endpoint.store.model}}
     made["template"] = _template(endpoint, release)

@@ -87,10 +87,8 @@ class StandardTarget(OneServiceTarget):
     def deployment(self, release: str) -> str:
         return deployment(self.endpoint, self._predictor(self.service(), release))
 
-    def shift(self, release: str, percent: int) -> None:
-        self._set_share(release, percent)
-
-    def _set_share(self, release: str, percent: int, *, back: bool = False) -> None:
+    def shift(self, release: str, percent: int, *, back: bool = False) -> None:
+        """See ``Target``; on the way *back* no matter who owns the share."""
         service = self.service()
         other = self._canary(service)
         if other is None or release_of(other["predictor"]) != release:
@@ -134,7 +132,7 @@ class StandardTarget(OneServiceTarget):
             return
         other = self._canary(service)
         if other and release_of(other["predictor"]) == release:
-            self._set_share(release, 0, back=True)
+            self.shift(release, 0, back=True)
             service = self.service()
             alone = with_replicas(service["spec"]["predictor"], -replicas(other["predictor"]))
             service = self._apply(service, alone, [], back=True)
