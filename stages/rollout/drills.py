@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from scoring.percentiles import p95
 from stages.parts.base.errors import Busy, DrillFailed, NothingToServe, SlipwayError, TransientError
 from stages.parts.base.log import say
 from stages.parts.base.record import Record
@@ -124,8 +125,8 @@ def drill_load(access: Access, workload: Workload, *, peak: int, seconds: float,
         concurrency=2 * peak,
         seconds=round(took_s, 1),
         answers=answers(replies),
-        ttft_p95_ms=p95(reply.ttft_ms for reply in replies if not reply.error),
-        tpot_p95_ms=p95(reply.tpot_ms for reply in replies if not reply.error),
+        ttft_p95_ms=p95_ms(reply.ttft_ms for reply in replies if not reply.error),
+        tpot_p95_ms=p95_ms(reply.tpot_ms for reply in replies if not reply.error),
         output_tokens_per_s=round(tokens / took_s, 1),
         slo=slo,
     )
@@ -321,7 +322,6 @@ def failed(answers: Answers) -> list[str]:
     return [f"{answers.failed} of {answers.requests} requests failed"] if answers.failed else []
 
 
-def p95(values: Iterable[float | None]) -> float | None:
-    """Find the 95th percentile by nearest rank, so that it is a measured value."""
-    measured = sorted(value for value in values if value is not None)
-    return round(measured[max(0, -(-95 * len(measured) // 100) - 1)], 1) if measured else None
+def p95_ms(values: Iterable[float | None]) -> float | None:
+    value = p95(values)
+    return None if value is None else round(value, 1)

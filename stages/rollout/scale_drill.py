@@ -17,7 +17,7 @@ from stages.parts.base.log import say
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Workload
-from stages.rollout.drills import SETTLE_S, Answers, access_to, answers, check_answers, failed, p95, steady
+from stages.rollout.drills import SETTLE_S, Answers, access_to, answers, check_answers, failed, p95_ms, steady
 from stages.rollout.steady_load import SteadyLoad
 from stages.rollout.target import Autoscaled, Replicas, Target
 
@@ -190,8 +190,8 @@ def _scale_up(scaled: Autoscaled, release: str, goal: int, load: SteadyLoad, lim
         wanted_s=wanted_s,
         ready_s=ready_s,
         lacking="" if ready_s is not None else scaled.replicas(release).lacking or scaled.waits_for(release),
-        ttft_before_p95_ms=p95(reply.ttft_ms for reply in good if reply.sent_s < ready),
-        ttft_after_p95_ms=p95(reply.ttft_ms for reply in good if reply.sent_s >= ready),
+        ttft_before_p95_ms=p95_ms(reply.ttft_ms for reply in good if reply.sent_s < ready),
+        ttft_after_p95_ms=p95_ms(reply.ttft_ms for reply in good if reply.sent_s >= ready),
     )
 
 

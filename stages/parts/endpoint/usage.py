@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from scoring.percentiles import p95
 from stages.parts.base.record import Record
 from stages.parts.endpoint import access_log
 from stages.parts.endpoint.clients import NOBODY, UNATTRIBUTED
@@ -167,8 +168,8 @@ def _sum(group: dict[str, Any], rows: list[dict[str, Any]], left: list[dict[str,
         cached_tokens=sum(row["cached_tokens"] or 0 for row in rows),
         output_tokens=sum(row["output_tokens"] or 0 for row in (*rows, *left)),
         unknown=sum(row["prompt_tokens"] is None and OFFERED[row["path"]] == "POST" for row in answered),
-        ttft_p95_ms=_p95([row["ttft_ms"] for row in answered if row["output_tokens"] and row["ttft_ms"] is not None]),
-        duration_p95_ms=_p95([row["duration_ms"] for row in answered]),
+        ttft_p95_ms=p95([row["ttft_ms"] for row in answered if row["output_tokens"] and row["ttft_ms"] is not None]),
+        duration_p95_ms=p95([row["duration_ms"] for row in answered]),
         seconds=sum(row["duration_ms"] for row in rows) / 1000,
     )
 
@@ -186,11 +187,6 @@ def _unattributed(database: Database, since: datetime) -> list[dict[str, Any]]:
             told = {"client": UNATTRIBUTED, "model": model, "release": release}
             found.append({**told, "prompt_tokens": prompt, "output_tokens": output})
     return found
-
-
-def _p95(values: list[float]) -> float | None:
-    """The smallest value that 95 % do not exceed."""
-    return sorted(values)[-(-len(values) * 95 // 100) - 1] if values else None
 
 
 def _take_file(database: Database, path: Path) -> int:
