@@ -13,7 +13,7 @@ import httpx
 from stages.parts.vllm.client import credentials
 
 RELEASE_HEADER: Final = "x-slipway-release"
-"""Of an answer that came through the endpoint of one machine: the release that gave it."""
+"""The header that names the release which answered, if the answer came through the endpoint of one machine."""
 VOCABULARY: Final = range(100, 1000)
 """Token ids that every tokenizer has. Prompts are drawn of them, so that no cache answers for the model."""
 REQUEST_TIMEOUT_S: Final = 300.0
