@@ -165,8 +165,8 @@ class Observer:
             except ServerFailed as error:  # one refusal is an error like any other, and errors were counted above
                 return Look(f"it did not answer the recorded questions: {error}", changes={"window": window})
             analysis = analyse(settings, replace(observation, agreement=agreed, at=self.now()))
-        others = tuple(other for other in journal.analyses if other.percent != analysis.percent)
-        return Look(analysis.reason, analysis.verdict, {"window": window, "analyses": (*others, analysis)})
+        former = tuple(earlier for earlier in journal.analyses if earlier.percent != analysis.percent)
+        return Look(analysis.reason, analysis.verdict, {"window": window, "analyses": (*former, analysis)})
 
     def slo(self) -> Slo | None:
         """Read the targets of the workload that the canary was measured with, if it has any that are known."""
@@ -217,8 +217,8 @@ class Observer:
 
 def prompt_tokens(*counters: Counters | None) -> int:
     """Choose the length of the prompts to send: as long as those of all requests so far are on average."""
-    counted = [counts for counts in counters if counts]
-    tokens, prompts = sum(counts.prompt_tokens for counts in counted), sum(counts.prompts for counts in counted)
+    read = [counts for counts in counters if counts]
+    tokens, prompts = sum(counts.prompt_tokens for counts in read), sum(counts.prompts for counts in read)
     return min(MOST_PROMPT_TOKENS, max(FEWEST_PROMPT_TOKENS, round(tokens / prompts if prompts else 0)))
 
 

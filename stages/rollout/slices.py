@@ -89,22 +89,22 @@ def late_s(slices: Sequence[Slice], pairs: Sequence[tuple[Timing, ...]] = ()) ->
 def logs(slices: Sequence[Slice], role: Role, name: Latency) -> list[float]:
     """Average the logarithms of a release's latencies in seconds, in each slice that has any: of the pairs or, if none
     were sent, of all requests, from the sums that the server counts."""
-    paired = any(one.pairs for one in slices)
-    values = (_log(one, role, name, paired=paired) for one in slices)
+    paired = any(part.pairs for part in slices)
+    values = (_log(part, role, name, paired=paired) for part in slices)
     return [value for value in values if value is not None]
 
 
 def log_ratios(slices: Sequence[Slice], name: Latency) -> list[float]:
     """Compute the same of the canary relative to the stable release, in each slice in which both have latencies."""
-    paired = any(one.pairs for one in slices)
-    values = ((_log(one, "canary", name, paired=paired), _log(one, "stable", name, paired=paired)) for one in slices)
+    paired = any(part.pairs for part in slices)
+    values = ((_log(part, "canary", name, paired=paired), _log(part, "stable", name, paired=paired)) for part in slices)
     return [canary - stable for canary, stable in values if canary is not None and stable is not None]
 
 
-def _log(one: Slice, role: Role, name: Latency, *, paired: bool) -> float | None:
-    side: Side = getattr(one, role)
+def _log(part: Slice, role: Role, name: Latency, *, paired: bool) -> float | None:
+    side: Side = getattr(part, role)
     if paired:
-        return getattr(side, f"log_{name}") / one.pairs if one.pairs else None
+        return getattr(side, f"log_{name}") / part.pairs if part.pairs else None
     seconds, count = getattr(side, f"{name}_s"), getattr(side, f"{name}_count")
     return math.log(seconds / count) if seconds > 0 and count > 0 else None
 
@@ -116,10 +116,10 @@ def typical_s(logs: Sequence[float]) -> float | None:
 
 def load(slices: Sequence[Slice], role: Role) -> float:
     """Compute the requests per second that a release began to answer."""
-    seconds = math.fsum(one.seconds for one in slices)
-    return math.fsum(getattr(one, role).ttft_count for one in slices) / seconds if seconds else 0.0
+    seconds = math.fsum(part.seconds for part in slices)
+    return math.fsum(getattr(part, role).ttft_count for part in slices) / seconds if seconds else 0.0
 
 
 def counts(slices: Iterable[Slice], role: Role, of: Callable[[Side], tuple[float, float]]) -> Counts:
     """Count in each slice how many of how many requests of a release *of* tells."""
-    return Counts(tuple(of(getattr(one, role)) for one in slices))
+    return Counts(tuple(of(getattr(part, role)) for part in slices))

@@ -32,16 +32,16 @@ def main() -> None:
         say("stopped" if stop(store) else "nothing was serving")
     else:
         with program.outcome(store, "serve") as report:
-            found, started = ensure(store, serving, arguments.model, rollout)
-            said = f"{found.release} as {found.model!r} on {found.url}/v1"
-            if found.canary:
-                said += f", and {found.canary} with {found.percent} % of the requests"
+            endpoint, started = ensure(store, serving, arguments.model, rollout)
+            served = f"{endpoint.release} as {endpoint.model!r} on {endpoint.url}/v1"
+            if endpoint.canary:
+                served += f", and {endpoint.canary} with {endpoint.percent} % of the requests"
             if started:
-                report.done(f"serving {said}")
+                report.done(f"serving {served}")
             else:
-                report.reused(f"already serving {said}")
-        program.write_output("url", found.url)
-        print(found.url)
+                report.reused(f"already serving {served}")
+        program.write_output("url", endpoint.url)
+        print(endpoint.url)
 
 
 def _arguments() -> argparse.Namespace:

@@ -94,14 +94,14 @@ class Cluster:
     ) -> tuple[list[Object], str]:
         """List objects. Returns them and the version of the list, from which a watch can start."""
         path = kind.path(None if everywhere else namespace or self.namespace)
-        found: list[Object] = []
+        objects: list[Object] = []
         query = {"limit": str(PAGE), "labelSelector": labels, "fieldSelector": fields, "continue": ""}
         while True:
             page = self.request("GET", path, query=query)
-            found += page["items"]
+            objects += page["items"]
             query["continue"] = page["metadata"].get("continue", "")
             if not query["continue"]:
-                return found, page["metadata"]["resourceVersion"]
+                return objects, page["metadata"]["resourceVersion"]
 
     def create(self, kind: Kind, body: Object, namespace: str | None = None) -> Object:
         """Create an object; raise AlreadyExists if there is one, perhaps from an earlier attempt of this call."""
@@ -177,12 +177,12 @@ class Cluster:
             if answer.status >= 300:
                 raise refusal(answer.status, parsed(answer.read()), self.address, answer.headers.get("Retry-After"))
             try:
-                rest = b""
+                tail = b""
                 for block in answer.stream(1 << 16):
-                    *lines, rest = (rest + block).split(b"\n")
+                    *lines, tail = (tail + block).split(b"\n")
                     yield from lines
-                if rest:
-                    yield rest
+                if tail:
+                    yield tail
             finally:
                 answer.close()
         except urllib3.exceptions.HTTPError as error:

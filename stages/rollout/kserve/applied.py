@@ -68,22 +68,24 @@ class AppliedObjects:
                 raise Conflict(f"the HTTPRoute {name} was not made by KServe", hint="remove it; nothing was changed")
         return route
 
-    def apply(self, kind: Kind, body: Object, seen: Object | None, *, back: bool = False) -> Object:
-        """Apply *body* if the object is still as it was *seen*; on the way *back*, no matter who owns its fields.
+    def apply(self, kind: Kind, body: Object, former: Object | None, *, back: bool = False) -> Object:
+        """Apply *body* if the object is still as it was read, *former*; on the way *back*, no matter who owns its
+        fields.
 
         Raises:
             Conflict: somebody else changed it, or owns one of its fields.
             TransientError: it changed at this very moment, on the way back.
         """
         while True:
-            if seen:
-                body = body | {"metadata": body["metadata"] | {"resourceVersion": seen["metadata"]["resourceVersion"]}}
+            if former:
+                version = {"resourceVersion": former["metadata"]["resourceVersion"]}
+                body = body | {"metadata": body["metadata"] | version}
             try:
                 return self.cluster.apply(kind, body, force=back)
             except Conflict as error:
                 present = self.get(kind, body["metadata"]["name"])
-                if seen and present and _only_status_changed(seen, present):
-                    seen = present
+                if former and present and _only_status_changed(former, present):
+                    former = present
                     continue
                 if present and _contains(present["spec"], body["spec"]):
                     return present  # an earlier try of this very call applied it, and its answer was lost
@@ -145,11 +147,11 @@ def refuse_foreign(kind: Kind, body: Object, *owner: str) -> None:
             )
 
 
-def _only_status_changed(seen: Object, present: Object) -> bool:
+def _only_status_changed(former: Object, present: Object) -> bool:
     """Whether only a controller changed the object: writing a status makes a new version, too."""
-    before, now = seen["metadata"], present["metadata"]
-    same = all(before.get(key) == now.get(key) for key in ("uid", "generation", "labels", "annotations"))
-    return same and before["resourceVersion"] != now["resourceVersion"]
+    old, new = former["metadata"], present["metadata"]
+    same = all(old.get(key) == new.get(key) for key in ("uid", "generation", "labels", "annotations"))
+    return same and old["resourceVersion"] != new["resourceVersion"]
 
 
 def _contains(present: Any, applied: Any) -> bool:

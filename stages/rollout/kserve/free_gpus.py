@@ -55,7 +55,10 @@ def check_room(cluster: Cluster, endpoint: KServeEndpoint, release: str, *, pres
         nodes = cluster.list(NODES)[0]
         if nodes and not any(label in node["metadata"].get("labels", {}) for node in nodes for label in POOLS):
             # Clusters may add a toleration for the taint that is called like the resource.
-            tolerations = [{"key": gpu, "operator": "Exists"}, *(each.model_dump() for each in settings.tolerations)]
+            tolerations = [
+                {"key": gpu, "operator": "Exists"},
+                *(toleration.model_dump() for toleration in settings.tolerations),
+            ]
             pod = {"nodeSelector": settings.node_selector, "tolerations": tolerations}
             matching = [node for node in nodes if admits(node, pod)]
             left_on = [left for amounts in free(cluster, matching, [gpu]) if (left := int(amounts[gpu])) > 0]

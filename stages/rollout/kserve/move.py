@@ -85,7 +85,7 @@ def move(
             target_in(cluster, store, serving, in_mode(settings, name), poll_s=poll_s) for name in (before, mode)
         )
         _check_host(old, new)
-        who, began = new.who(), datetime.now().astimezone()
+        user, began = new.who(), datetime.now().astimezone()
         load = SteadyLoad(
             access_to(store, old.client_url(), settings.gateway_url or ""),
             concurrency=CLIENTS,
@@ -99,7 +99,7 @@ def move(
             _hand_over(load, old, new, release)
         reason = f"served in mode {mode}, no longer {before}"
         new.announce("ModeMoved", f"{release}: {reason}")
-        act = Act(by=who, what="began", at=began)
+        act = Act(by=user, what="began", at=began)
         remember_at_once(store, "settings", release, release, reason, act, releases.headline(store, release))
     took_s = (datetime.now().astimezone() - began).total_seconds()
     return Moved(release=release, before=before, mode=mode, seconds=round(took_s, 1), answers=answers(load.replies()))

@@ -225,13 +225,13 @@ def condition(service: Object, name: str) -> bool:
     """Tell whether a condition of an InferenceService holds. Its ``observedGeneration`` is a child object's, and means
     nothing here."""
     conditions = service.get("status", {}).get("conditions", [])
-    return any(each["type"] == name and each["status"] == "True" for each in conditions)
+    return any(entry["type"] == name and entry["status"] == "True" for entry in conditions)
 
 
 def check_reconciled(service: Object) -> None:
     """Raise ServerFailed if KServe has said for a while that it can't make what the service asks for."""
     conditions = service.get("status", {}).get("conditions", [])
-    refused = (each for each in conditions if each["status"] == "False" and _is_refusal(each.get("reason", "")))
+    refused = (entry for entry in conditions if entry["status"] == "False" and _is_refusal(entry.get("reason", "")))
     if (refusal := next(refused, None)) is None:
         return
     since = datetime.fromisoformat(refusal["lastTransitionTime"])

@@ -136,8 +136,8 @@ class KnativeTarget(OneServiceTarget):
                 why = "the new one is not ready"
         say(f"the old revision of {stable} stays: {why}")
 
-    def _apply(self, seen: Object | None, predictor: Object, *, back: bool = False) -> None:
-        self.objects.apply(ISVCS, inference_service(self.endpoint, predictor), seen, back=back)
+    def _apply(self, former: Object | None, predictor: Object, *, back: bool = False) -> None:
+        self.objects.apply(ISVCS, inference_service(self.endpoint, predictor), former, back=back)
 
     def _latest(self, release: str) -> tuple[Object, Object]:
         """Read the InferenceService and its predictor.

@@ -115,17 +115,17 @@ def llm_service(endpoint: KServeEndpoint, release: str, gateway: str, hostname: 
     return _service(endpoint, name, made, {})
 
 
-def changed(endpoint: KServeEndpoint, seen: Object, share: int, *, promoted: bool = False) -> Object:
-    """Build the service as it was *seen*, with another weight.
+def changed(endpoint: KServeEndpoint, former: Object, share: int, *, promoted: bool = False) -> Object:
+    """Build the service as it was read, with another weight.
 
     Args:
         share: percent. KServe divides by the sum of all, so that others may be set meanwhile.
         promoted: it becomes the stable release's.
     """
-    router = seen["spec"]["router"]
-    spec = seen["spec"] | {"router": router | {"route": router["route"] | {"weight": share}}}
-    marks = {PROMOTED: "true"} if promoted or is_promoted(seen) else {}
-    return _service(endpoint, seen["metadata"]["name"], spec, marks)
+    router = former["spec"]["router"]
+    spec = former["spec"] | {"router": router | {"route": router["route"] | {"weight": share}}}
+    marks = {PROMOTED: "true"} if promoted or is_promoted(former) else {}
+    return _service(endpoint, former["metadata"]["name"], spec, marks)
 
 
 def is_promoted(service: Object) -> bool:

@@ -66,9 +66,9 @@ class LLMTarget(ServicePerReleaseTarget):
         return Split(stable, canary, share(self._route(services[stable]), backend(services[canary])))
 
     def deploy(self, release: str) -> None:
-        seen = self.clear_the_way(release).get(release)
+        former = self.clear_the_way(release).get(release)
         name = self.service_name(release)
-        if seen is None:
+        if former is None:
             self.objects.ours(LLM_SERVICES, name)  # somebody else's is refused
             self.objects.route_by_kserve(llm_route(name), LLM_SERVICES.name, name)
             self.objects.wait_until(
@@ -76,7 +76,7 @@ class LLMTarget(ServicePerReleaseTarget):
                 f"removing what served {release} before",
             )
             self._copy_to_nodes(release)
-        applied = self.objects.apply(LLM_SERVICES, self._by_settings(release, seen), seen)
+        applied = self.objects.apply(LLM_SERVICES, self._by_settings(release, former), former)
         if group := self.endpoint.settings.llm.cache_nodes:
             self.cluster.apply(CACHES, cache(self.endpoint, release, group, applied), force=True)
         self.apply_companions(release, self.deployment(release), applied)
@@ -132,11 +132,11 @@ class LLMTarget(ServicePerReleaseTarget):
         if not self.services():
             self.objects.remove_budget()
 
-    def _by_settings(self, release: str, seen: Object | None) -> Object:
+    def _by_settings(self, release: str, former: Object | None) -> Object:
         """Its service by the present settings; its place in the group, and whether it has a scheduler, stay."""
-        scheduler = "scheduler" in seen["spec"]["router"] if seen else self.endpoint.settings.llm.scheduler
+        scheduler = "scheduler" in former["spec"]["router"] if former else self.endpoint.settings.llm.scheduler
         service = llm_service(self.endpoint, release, self.installation.gateway, self.hostname, scheduler=scheduler)
-        return changed(self.endpoint, service, weight(seen), promoted=is_promoted(seen)) if seen else service
+        return changed(self.endpoint, service, weight(former), promoted=is_promoted(former)) if former else service
 
     def _weigh(self, percent: dict[str, int], *, back: bool = False) -> None:
         """Give each release its percentage, and wait until that is in force."""
@@ -172,8 +172,8 @@ class LLMTarget(ServicePerReleaseTarget):
         if group is None:
             return
         name = self.service_name(release)
-        seen = self.objects.get(CACHES, name)
-        if seen and seen["metadata"].get("labels", {}).get(ENDPOINT) != self.endpoint.name:
+        former = self.objects.get(CACHES, name)
+        if former and former["metadata"].get("labels", {}).get(ENDPOINT) != self.endpoint.name:
             raise Conflict(f"the {CACHES.name} {name} is somebody else's", hint="remove it")
         self.cluster.apply(CACHES, cache(self.endpoint, release, group), force=True)
         deadline = time.monotonic() + self.startup_s(release)

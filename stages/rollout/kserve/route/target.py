@@ -65,11 +65,12 @@ class RouteTarget(ServicePerReleaseTarget):
 
     def deploy(self, release: str) -> None:
         self.clear_the_way(release)
-        seen = self.objects.ours(name=self.service_name(release))
+        former = self.objects.ours(name=self.service_name(release))
         body = inference_service(self.endpoint, release)
-        if seen and seen["metadata"]["annotations"].get(AUTOSCALER) == "external":  # another one would restart its pods
+        # Another autoscaler class would restart its pods.
+        if former and former["metadata"]["annotations"].get(AUTOSCALER) == "external":
             body["metadata"]["annotations"][AUTOSCALER] = "external"
-        self.apply_companions(release, self.deployment(release), self.objects.apply(ISVCS, body, seen))
+        self.apply_companions(release, self.deployment(release), self.objects.apply(ISVCS, body, former))
 
     def ready(self, release: str) -> bool:
         service = self.service(release)
@@ -128,11 +129,11 @@ class RouteTarget(ServicePerReleaseTarget):
             self.objects.remove(HTTP_ROUTES, route["metadata"]["name"])
             self.wait_for_propagation("", 0)
 
-    def _split(self, seen: Object | None, percent: dict[str, int], *, back: bool = False) -> None:
+    def _split(self, former: Object | None, percent: dict[str, int], *, back: bool = False) -> None:
         """Give each release its percentage, the stable one first, and wait until that is in force."""
         weights = [(self.deployment(release), self._port(release), part) for release, part in percent.items()]
         body = http_route(self.endpoint, self.installation.gateway, self.hostname, weights)
-        self.objects.apply(HTTP_ROUTES, body, seen, back=back)
+        self.objects.apply(HTTP_ROUTES, body, former, back=back)
         services = {name: float(part) for name, _, part in weights}
 
         def unfinished() -> str:

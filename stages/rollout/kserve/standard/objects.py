@@ -29,8 +29,8 @@ def predictor(endpoint: KServeEndpoint, release: str) -> Object:
 
 def canary(stable: Object, percent: int) -> Object:
     """Build an entry of ``spec.canary``, made from its release's ``predictor``."""
-    kept = {key: value for key, value in stable.items() if key not in ONLY_ON_STABLE}
-    return {"trafficPercent": percent, "predictor": kept}
+    fields = {key: value for key, value in stable.items() if key not in ONLY_ON_STABLE}
+    return {"trafficPercent": percent, "predictor": fields}
 
 
 def replicas(predictor: Object) -> int:
@@ -56,9 +56,13 @@ def deployment(endpoint: KServeEndpoint, predictor: Object) -> str:
 
 def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
     """See ``Mode.render``."""
-    stable, *others = (predictor(endpoint, release) for release in shares)
-    deployments = {release: deployment(endpoint, each) for release, each in zip(shares, (stable, *others), strict=True)}
-    canaries = [canary(other, percent) for other, percent in zip(others, [*shares.values()][1:], strict=True)]
-    first = with_replicas(stable, sum(map(replicas, others)))
-    service = inference_service(endpoint, first, canaries)
-    return [service, disruption_budget(endpoint), *scaled_objects(endpoint, deployments)]
+    predictors = {release: predictor(endpoint, release) for release in shares}
+    first, *tried = shares
+    canaries = [canary(predictors[release], shares[release]) for release in tried]
+    stable = with_replicas(predictors[first], sum(replicas(predictors[release]) for release in tried))
+    deployments = {release: deployment(endpoint, served) for release, served in predictors.items()}
+    return [
+        inference_service(endpoint, stable, canaries),
+        disruption_budget(endpoint),
+        *scaled_objects(endpoint, deployments),
+    ]

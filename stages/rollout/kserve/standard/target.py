@@ -32,14 +32,14 @@ from stages.rollout.target import tried_already
 class StandardTarget(OneServiceTarget):
     def split(self) -> Split:
         service = self.objects.ours()
-        other = self._canary(service) if service else None
-        if service is None or (other is None and self._route() is None):
+        entry = self._canary(service) if service else None
+        if service is None or (entry is None and self._route() is None):
             return Split(None)  # KServe creates the route once the first release is ready
         stable = release_of(service["spec"]["predictor"])
-        if other is None:
+        if entry is None:
             return Split(stable)
-        percent = share(self._route(), deployment(self.endpoint, other["predictor"]))
-        return Split(stable, release_of(other["predictor"]), percent)
+        percent = share(self._route(), deployment(self.endpoint, entry["predictor"]))
+        return Split(stable, release_of(entry["predictor"]), percent)
 
     def revisions(self, release: str) -> tuple[str | None, str]:
         service = self.objects.ours()
@@ -54,12 +54,12 @@ class StandardTarget(OneServiceTarget):
             canaries = service["spec"].get("canary") or [] if service and route else []
             applied = self._apply(service, new, canaries, anew=True)
         else:
-            other = self._canary(service)
-            if other and (tried := release_of(other["predictor"])) != release:
-                raise tried_already(tried)
-            if other is None:
+            entry = self._canary(service)
+            if entry and (canary_release := release_of(entry["predictor"])) != release:
+                raise tried_already(canary_release)
+            if entry is None:
                 stable = with_replicas(stable, replicas(new))
-            applied = self._apply(service, stable, [canary(new, other["trafficPercent"] if other else 0)])
+            applied = self._apply(service, stable, [canary(new, entry["trafficPercent"] if entry else 0)])
         self.apply_companions(release, deployment(self.endpoint, new), applied)
 
     def check_room(self, release: str) -> None:
@@ -90,14 +90,14 @@ class StandardTarget(OneServiceTarget):
     def shift(self, release: str, percent: int, *, back: bool = False) -> None:
         """See ``Target``; on the way *back* no matter who owns the share."""
         service = self.service()
-        other = self._canary(service)
-        if other is None or release_of(other["predictor"]) != release:
+        entry = self._canary(service)
+        if entry is None or release_of(entry["predictor"]) != release:
             raise Conflict(f"{release} is not the canary", hint="deploy it first")
-        if other["trafficPercent"] != percent:
-            self._apply(service, service["spec"]["predictor"], [canary(other["predictor"], percent)], back=back)
-        elif self.has_propagated(release, percent) and not self._lacking(other["predictor"], percent):
+        if entry["trafficPercent"] != percent:
+            self._apply(service, service["spec"]["predictor"], [canary(entry["predictor"], percent)], back=back)
+        elif self.has_propagated(release, percent) and not self._lacking(entry["predictor"], percent):
             return
-        self._wait(other["predictor"], percent)
+        self._wait(entry["predictor"], percent)
         self.wait_for_propagation(release, percent)
 
     def promote(self, release: str) -> None:
@@ -106,14 +106,14 @@ class StandardTarget(OneServiceTarget):
         if release_of(stable) != release:
             self.shift(release, 100)
             service = self.service()
-            other = self._canary(service)
-            if other is None or release_of(other["predictor"]) != release:
+            entry = self._canary(service)
+            if entry is None or release_of(entry["predictor"]) != release:
                 raise Conflict(f"{release} was taken away meanwhile", hint=AGAIN)
             # Its name and every field of its pods stay, so that no pod is restarted.
-            alone = with_replicas(stable, -replicas(other["predictor"]))
-            kept = {key: alone[key] for key in ("minReplicas", "maxReplicas", "timeout") if key in alone}
-            service = self._apply(service, other["predictor"] | kept, [])
-            stable = other["predictor"]
+            alone = with_replicas(stable, -replicas(entry["predictor"]))
+            bounds = {key: alone[key] for key in ("minReplicas", "maxReplicas", "timeout") if key in alone}
+            service = self._apply(service, entry["predictor"] | bounds, [])
+            stable = entry["predictor"]
         else:  # the first one
             self._wait(stable, 100)
             self.wait_for_propagation(release, 100)
@@ -130,11 +130,11 @@ class StandardTarget(OneServiceTarget):
             elif service:
                 raise self.refusal(release)
             return
-        other = self._canary(service)
-        if other and release_of(other["predictor"]) == release:
+        entry = self._canary(service)
+        if entry and release_of(entry["predictor"]) == release:
             self.shift(release, 0, back=True)
             service = self.service()
-            alone = with_replicas(service["spec"]["predictor"], -replicas(other["predictor"]))
+            alone = with_replicas(service["spec"]["predictor"], -replicas(entry["predictor"]))
             service = self._apply(service, alone, [], back=True)
         self._remove_stale_autoscalers(service)
 
@@ -145,7 +145,7 @@ class StandardTarget(OneServiceTarget):
 
     def _apply(
         self,
-        seen: Object | None,
+        former: Object | None,
         stable: Object,
         canaries: Sequence[Object],
         *,
@@ -153,9 +153,10 @@ class StandardTarget(OneServiceTarget):
         back: bool = False,
     ) -> Object:
         body = inference_service(self.endpoint, stable, canaries)
-        if seen and not anew:  # another autoscaler class would restart the stable release's pods
-            body["metadata"]["annotations"] |= {AUTOSCALER: seen["metadata"]["annotations"].get(AUTOSCALER, "external")}
-        return self.objects.apply(ISVCS, body, seen, back=back)
+        if former and not anew:  # another autoscaler class would restart the stable release's pods
+            annotations = former["metadata"]["annotations"]
+            body["metadata"]["annotations"][AUTOSCALER] = annotations.get(AUTOSCALER, "external")
+        return self.objects.apply(ISVCS, body, former, back=back)
 
     def _remove_stale_autoscalers(self, service: Object) -> None:
         """Remove the autoscalers of Deployments that the InferenceService no longer has."""
