@@ -39,45 +39,43 @@ def ensure(store: ModelStore, asked: AskedServing, source: str, rollout: Rollout
     release = candidate(store) or published(store).name
     with exclusive(store.lock("serve"), f"serve {store.model}"):
         target = OneMachine(store, source, asked)
-        found = endpoint(store)
-        if found and serves(store, found, release, asked):
+        running = endpoint(store)
+        if running and serves(store, running, release, asked):
             interrupted = under_way(store)  # a rollout that was killed at its very end has yet to be marked as ended
             if interrupted is None or interrupted.release != release:
-                return found, False
+                return running, False
         resume(store, release, target.name)  # raises before anything is changed if another rollout is under way
-        if found and found.release != release and (changed := target.changed_settings(found)):
+        if running and running.release != release and (changed := target.changed_settings(running)):
             say(f"first restarting the served release with the new settings ({', '.join(changed)})")
-            target.deploy(found.release)
+            target.deploy(running.release)
         try:
             roll_out(store, target, release, rollout)
         except (ServerFailed, RolledBack) as error:
-            again = endpoint(store)
-            suffix = PREVIOUS if again and again.release == release else ".log"  # it is served again as before
+            running = endpoint(store)
+            suffix = PREVIOUS if running and running.release == release else ".log"  # it is served again as before
             error.hint = f"see {store.path / SERVERS / release}{suffix}, and {store.path / LOG}"
             raise
-        if (found := endpoint(store)) is None:
+        if (running := endpoint(store)) is None:
             raise ServerFailed(f"the endpoint of {store.model} ended", hint=f"see {store.path / LOG}")
-        return found, True
+        return running, True
 
 
-def serves(store: ModelStore, found: Endpoint, release: str, serving: AskedServing) -> bool:
-    """Whether *found* serves *release* exactly as asked, and answers with the API key that is set now. The release's
-    server is asked itself, as our own requests are."""
-    same = (found.release, found.canary, pinned(store, settings_of(found), release), found.protected) == (
-        release,
-        None,
-        pinned(store, serving, release),
-        bool(api_key()),
-    )
-    if not same or not healthy(found.url, serving.tls_certificate):
+def serves(store: ModelStore, running: Endpoint, release: str, serving: AskedServing) -> bool:
+    """Tell whether *running* serves *release* exactly as asked, and answers with the API key that is set now. The
+    release's server is asked itself, as our own requests are."""
+    target = (release, None, pinned(store, serving, release), bool(api_key()))
+    settings = pinned(store, settings_of(running), release)
+    if (running.release, running.canary, settings, running.protected) != target:
         return False
-    server = found.server(release)
+    if not healthy(running.url, serving.tls_certificate):
+        return False
+    server = running.server(release)
     try:
         if api_key():
             client = http(serving.tls_certificate)
-            models = f"{found.url}/v1/models"
+            models = f"{running.url}/v1/models"
             client.get(models, headers=credentials(api_key()), timeout=HEALTH_TIMEOUT_S).raise_for_status()
-        answer(server.url if server else "", found.model)
+        answer(server.url if server else "", running.model)
     except (ServerFailed, httpx.HTTPError):
         return False
     return True
