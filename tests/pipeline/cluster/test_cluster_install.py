@@ -226,7 +226,7 @@ def test_two_namespaces_have_their_own_right_to_read_kserves_configuration(serve
     with_kserve(server)
     install(there, platform, dry_run=False, force=False)
     other = platform.model_copy(update={"platform": platform.platform.model_copy(update={"namespace": "team-b"})})
-    install(Cluster(there.client, "team-b"), other, dry_run=False, force=False)
+    install(Cluster(there.login, "team-b"), other, dry_run=False, force=False)
     bindings = {each["metadata"]["name"]: each["subjects"] for each in server.all("RoleBinding", "kserve")}
     assert {name: subjects[0]["namespace"] for name, subjects in bindings.items()} == {
         "slipway-serve-slipway": "slipway",

@@ -131,7 +131,7 @@ def test_without_argo_and_kserve_the_rest_is_removed(server, there, platform):
         server.unregister("argoproj.io/v1alpha1", kind)
     server.unregister("serving.kserve.io/v1beta1", "inferenceservices")
     server.unregister("serving.kserve.io/v1alpha1", "servingruntimes")
-    found = removed(Cluster(there.client, there.namespace), platform)
+    found = removed(Cluster(there.login, there.namespace), platform)
     assert found["WorkflowTemplate slipway/slipway"][0] == "absent"
     assert found["ServiceAccount slipway/slipway-stages"][0] == "removed"
 
