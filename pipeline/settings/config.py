@@ -5,7 +5,7 @@ Precedence: ``configs/defaults.yaml`` < ``--config`` file < ``--set`` and the fl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -21,7 +21,7 @@ from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import CONFIGS, Settings, mistakes
 from stages.parts.base.workload import Workload, protocol_of
-from stages.parts.model.corpora import is_path
+from stages.parts.model.corpora import is_path, own_files
 from stages.parts.records.rollout import LOCAL
 from stages.rollout.kserve.settings import KServe
 
@@ -68,18 +68,10 @@ class RunConfig(Settings):
             _refuse(
                 f"{field} names {path}, which pods on {self.platform.name} can't read: copy it to the store's volume "
                 f"and name it {STORE_MOUNT}/…, or run on one machine"
-                for field, path in self._own_files()
-                if not Path(path).is_relative_to(STORE_MOUNT)
+                for field, path in own_files(self.workload, self.optimize).items()
+                if not path.is_relative_to(STORE_MOUNT)
             )
         return self
-
-    def _own_files(self) -> Iterator[tuple[str, str]]:
-        """Yield the settings that name a file or folder of the user's own."""
-        workload, calibration = self.workload, self.optimize.calibration
-        files = {"workload.trace": workload.trace, "workload.tasks_path": workload.tasks_path}
-        yield from ((field, path) for field, path in files.items() if path)
-        texts = {"workload.divergence_text": workload.divergence_text, "optimize.calibration.text": calibration.text}
-        yield from ((field, text) for field, text in texts.items() if is_path(text))
 
 
 def _refuse(mistakes: Iterable[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 
 from scoring.units import GIB
 from stages.parts.base import program
+from stages.parts.base.errors import ConfigError
 from stages.parts.base.formats import quantized_formats
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing
@@ -22,6 +23,7 @@ from stages.parts.base.store import ModelStore, canonical_json, store_root
 from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import check_gpus
+from stages.parts.model.corpora import own_files
 from stages.parts.model.description import describe_commit
 from stages.parts.model.name import ModelName
 from stages.parts.vllm.automatic import Decided, Requirements, decide, place_here
@@ -42,6 +44,8 @@ def main() -> None:
     workload = parse_json(Workload, arguments.workload, "--workload") if arguments.workload else None
     with program.outcome(store, "check") as report:
         check_gpus()
+        if workload:
+            _refuse_missing_files(workload, optimize)
         described = describe_commit(store, arguments.model, arguments.commit)
         place = place_here(catalogue(), arguments.gpus)
         decided = decide(described, Requirements(serving, workload, optimize), place)
@@ -62,6 +66,17 @@ def main() -> None:
     program.write_output("left-out", "\n".join(f"{name}: {why}" for name, why in missing.items()))
     _write(decided)
     print(",".join(served))
+
+
+def _refuse_missing_files(workload: Workload, optimize: Optimize) -> None:
+    """Refuse settings that name a file which this machine or pod does not have.
+
+    Raises:
+        ConfigError: every such setting.
+    """
+    files = own_files(workload, optimize).items()
+    if missing := [f"{field}: there is no {path}" for field, path in files if not path.exists()]:
+        raise ConfigError.of_many(missing, "the settings")
 
 
 def _write(decided: Decided) -> None:

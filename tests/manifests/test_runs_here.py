@@ -21,8 +21,8 @@ from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.variant import VARIANT, Variant
 
 MODEL = str(Path(__file__).parents[1] / "demo" / "model")
-UP_TO_EVALUATION = ("optimize.variants=[fp16]", "workload.tasks_path=/mnt/models/nowhere")
-"""The evaluation refuses a folder that is not there before it starts a server."""
+UP_TO_EVALUATION = ("optimize.variants=[fp16]", "workload.quality_tasks=[no_such_task]")
+"""The evaluation refuses a task that is not there before it starts a server."""
 
 
 def run(platform: str, root: Path) -> tuple[ModelStore, RunState]:
@@ -45,7 +45,7 @@ def test_a_clusters_workflow_leaves_here_what_this_machines_own_does(tmp_path):
     (ours, ours_ended), (theirs, theirs_ended) = (run(name, tmp_path / name) for name in ("local", "kind"))
     for ended in (ours_ended, theirs_ended):
         assert ended.culprit == "evaluate"
-        assert "/nowhere' is not a folder" in ended.message
+        assert "unknown quality task 'no_such_task'" in ended.message
         phases = {node.name: node.phase for node in ended.nodes}
         assert {phases[name] for name in ("resolve", "acquire", "optimize-fp16", "onExit")} == {"Succeeded"}
     assert Acquired.read(theirs.base / ACQUIRED).digest == Acquired.read(ours.base / ACQUIRED).digest

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from stages.parts.base.errors import ConfigError, UnknownName
+from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.settings import CONFIGS
+from stages.parts.base.workload import Workload
 
 FORM_FEED: Final = "\f"
 BLANK_LINE: Final = "\n\n"
@@ -40,6 +42,17 @@ def text_path(text: str, kind: str) -> Path:
 def is_path(text: str) -> bool:
     """Whether *text* is a path to the user's own file."""
     return "/" in text or text.endswith((".txt", ".jsonl"))
+
+
+def own_files(workload: Workload, optimize: Optimize) -> dict[str, Path]:
+    """Return the files and folders of the user's own that the settings name, by the name of the setting."""
+    paths = {"workload.trace": workload.trace, "workload.tasks_path": workload.tasks_path}
+    texts = {
+        "workload.divergence_text": workload.divergence_text,
+        "optimize.calibration.text": optimize.calibration.text,
+    }
+    paths |= {field: text for field, text in texts.items() if is_path(text)}
+    return {field: Path(path).expanduser() for field, path in paths.items() if path}
 
 
 def read_documents(path: Path, kind: str) -> list[str]:

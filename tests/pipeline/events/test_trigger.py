@@ -118,7 +118,7 @@ def test_a_push_becomes_a_run_of_the_commit_here(trigger: Trigger, tmp_path: Pat
             push(commit=pushed), *(part for each in options for part in ("--set", each)), HF_ENDPOINT=hub.url
         )
     assert "some-user/some-repo was pushed at" in ended.stderr
-    assert ended.returncode != 0  # its evaluation refuses a folder that is not there
+    assert ended.returncode != 0  # its check refuses a folder that is not there
     (run,) = (tmp_path / "store").glob("*/runs/*")
     kept = json.loads((run / "workflow.json").read_text())["arguments"]
     assert (kept["model"], kept["revision"], kept["serve"]) == ("some-user/some-repo", pushed, "true")

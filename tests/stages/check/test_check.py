@@ -109,6 +109,14 @@ def test_settings_that_contradict_each_other_end_the_stage_before_anything_is_ma
     assert not (stages.folder / "outputs" / "variants").exists()
 
 
+def test_a_file_that_the_settings_name_and_the_pod_lacks_ends_the_stage(stages: Stages) -> None:
+    workload = load(chosen={"workload": "chat"}).workload.model_copy(update={"tasks_path": "/no/such/tasks"})
+    ended = stages.run("check", "--model", "org/tiny", "--workload", workload.model_dump_json(), SLIPWAY_RUN="r1")
+    assert ended.returncode == 2
+    assert "workload.tasks_path: there is no /no/such/tasks" in ended.stderr
+    assert not (stages.folder / "outputs" / "variants").exists()
+
+
 def test_vllm_chooses_a_kernel_for_every_format_as_it_is_asked_on_a_gpu(stages: Stages) -> None:
     """No GPU is needed to see that vLLM takes our description of the layers."""
     if not (here := processor()) or not here.avx512:
