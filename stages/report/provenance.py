@@ -138,7 +138,12 @@ def _stage(outcome: Outcome) -> Row:
         cell(stage_name(outcome)),
         cell(outcome.result, css="failed" if outcome.result == "failed" else ""),
         cell(f"{outcome.seconds:.1f}"),
-        cell(outcome.reason, *([outcome.hint] if outcome.hint else []), css="text"),
+        cell(
+            outcome.reason,
+            *([outcome.hint] if outcome.hint else []),
+            *(f"attempt {number} failed: {reason}" for number, reason in enumerate(outcome.retried, 1)),
+            css="text",
+        ),
     )
 
 

@@ -57,6 +57,8 @@ class Outcome(BaseModel):
     hint: str = ""
     key: str = ""
     """The key of the result (see ``Variant.key``, ``Evaluation.key``), by which select finds this run's results."""
+    retried: tuple[str, ...] = ()
+    """Why each earlier attempt failed, as far as its program could say."""
     started_at: datetime
     seconds: float
 
@@ -172,6 +174,9 @@ def outcome(store: ModelStore, stage: str, variant: str = "") -> Iterator[Report
         report.hint = getattr(error, "hint", "")
         raise
     finally:
+        run_id, name = os.environ.get(RUN_VARIABLE), f"{stage}-{variant}.json" if variant else f"{stage}.json"
+        path = store.run(run_id) / "outcomes" / name if run_id else None
+        earlier = Outcome.model_validate_json(path.read_text()) if path and path.is_file() else None
         record = Outcome(
             stage=stage,
             variant=variant,
@@ -179,15 +184,15 @@ def outcome(store: ModelStore, stage: str, variant: str = "") -> Iterator[Report
             reason=report.reason,
             hint=report.hint,
             key=report.key,
+            retried=(*earlier.retried, earlier.reason) if earlier and earlier.result == "failed" else (),
             started_at=started_at,
             seconds=round(time.monotonic() - started, 3),
         )
         if record.result != "failed":
             about = f"{variant} " if record.result == "left out" else ""
             print(f"{about}{record.result}: {record.reason}", file=sys.stderr, flush=True)
-        if run_id := os.environ.get(RUN_VARIABLE):
-            name = f"{stage}-{variant}.json" if variant else f"{stage}.json"
-            write_json(store.run(run_id) / "outcomes" / name, record)
+        if path:
+            write_json(path, record)
 
 
 def outcomes(run: Path) -> list[Outcome]:

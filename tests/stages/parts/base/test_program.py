@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from stages.parts.base.errors import AccessDenied
-from stages.parts.base.program import FAILURE, OUTPUTS_VARIABLE, TERMINATION_BYTES, VERSION, StageFailure
+from stages.parts.base.program import (
+    FAILURE,
+    OUTPUTS_VARIABLE,
+    RUN_VARIABLE,
+    TERMINATION_BYTES,
+    VERSION,
+    StageFailure,
+    outcome,
+    outcomes,
+)
+from stages.parts.base.store import ModelStore
 
 PROGRAM = """
 import sys
@@ -143,3 +153,19 @@ def test_a_log_that_cannot_be_kept_does_not_end_the_stage(ran, tmp_path):
     ended = ran("print('made')", SLIPWAY_LOG=str(tmp_path / "a-file" / "acquire.log"))
     assert (ended.returncode, ended.stdout) == (0, "made\n")
     assert "can't be kept" in ended.stderr
+
+
+def test_an_outcome_keeps_why_earlier_attempts_of_the_run_failed(tmp_path, monkeypatch):
+    store = ModelStore(tmp_path, "org/name")
+    monkeypatch.setenv(RUN_VARIABLE, "run-1")
+    for reason in ("the Hub did not answer", "the disk was full"):
+        with pytest.raises(AccessDenied), outcome(store, "acquire"):
+            raise AccessDenied(reason)
+    with outcome(store, "acquire") as report:
+        report.done("downloaded")
+    (recorded,) = outcomes(store.run("run-1"))
+    assert recorded.result == "done"
+    assert recorded.retried == ("the Hub did not answer", "the disk was full")
+    with outcome(store, "acquire") as report:
+        report.reused("was there")
+    assert outcomes(store.run("run-1"))[0].retried == ()
