@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.local.runs import find
+from pipeline.local.engine import LocalEngine
 from pipeline.runs.state import LATEST
 from pipeline.settings.config import RunConfig, load
 from pipeline.workflow.parameters import arguments
@@ -78,7 +78,7 @@ def run_by_slipway(environment: Mapping[str, str], store: Path) -> float:
 
 def stages_of(store: Path) -> tuple[dict[str, float], float]:
     """The seconds of each task of the latest run, and the seconds during which no task was running."""
-    run = json.loads((find(store, LATEST).path / "run.json").read_text())
+    run = json.loads((LocalEngine(store).find(LATEST).path / "run.json").read_text())
     spans = {each["name"]: span(each) for each in run["nodes"] if each["started_at"] and each["finished_at"]}
     begin, end = span(run)
     busy, reached = 0.0, begin

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.argo.follow import follow
-from pipeline.argo.runs import ClusterRun, find, stop
+from pipeline.argo.runs import ClusterRun, all_runs, find
+from pipeline.argo.status import arguments_of
 from pipeline.argo.submission import submit
 from pipeline.argo.template import compare, installed
-from pipeline.cluster.doctor import check_serving
 from pipeline.planning.refusal import decide_before
+from pipeline.runs.engine import Printout, RunRequest
 from pipeline.runs.progress import observer_for
 from pipeline.runs.state import failure
-from pipeline.workflow.parameters import arguments
+from pipeline.workflow.parameters import allowing_incomplete, arguments, resolve_key
 from stages.parts.base.errors import ConfigError, Interrupted, NotInstalled
+from stages.parts.base.log import say
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Object
 from stages.parts.model.name import ModelName
@@ -25,61 +29,113 @@ if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
 
 
-def start(
-    cluster: Cluster, config: RunConfig, model: str, revision: str, *, serve: bool, refresh: bool, force: bool
-) -> ClusterRun:
-    """Submit a run, or find the active one with the same arguments; say on stderr which.
+@dataclass(frozen=True)
+class ArgoEngine:
+    """The engine of a cluster's namespace; see ``pipeline.runs.engine.Engine``."""
 
-    Raises:
-        ConfigError: *model* is a directory of this machine, or the settings contradict each other or the hardware.
-        NotInstalled, AccessDenied, ClusterUnavailable: nothing was started.
-    """
-    if ModelName.parse(model).directory:
-        raise ConfigError(
-            f"{model} is a directory of this machine, which the cluster can't read",
-            hint="push it to a Hub that the cluster reaches, or run it here: --engine local",
+    cluster: Cluster
+    check_serving: Callable[[Cluster, RunConfig, str], None]
+    """Finds before a run what would keep the cluster from serving the model, and raises it."""
+    follow: bool = True
+    """Whether a run that is started is followed to its end."""
+
+    @property
+    def no_runs(self) -> str:
+        return (
+            "no runs in this namespace; --namespace names another one, or SLIPWAY_PLATFORM the platform of the runs; "
+            "start one with: slipway run MODEL --engine argo"
         )
-    decide_before(config, model, revision)
-    if serve and config.platform.serves_on != LOCAL:
-        check_serving(cluster, config, ModelName.parse(model).id)
-    given = arguments(config, model, revision, serve=serve, refresh=refresh)
-    if different := compare(installed(cluster, given), config):
-        sys.stderr.write(
-            f"warning: the installed template is not what this configuration renders ({different}); "
-            f"to change it: slipway install --platform {config.platform.name}\n"
-        )
-    return announced(*submit(cluster, given, force=force))
+
+    def runs(self) -> list[ClusterRun]:
+        return all_runs(self.cluster)
+
+    def find(self, name: str) -> ClusterRun:
+        return find(self.cluster, name)
+
+    def start(self, config: RunConfig, request: RunRequest) -> Printout:
+        return self.result(self.submit(config, request))
+
+    def retry(self, name: str, *, allow_incomplete: bool = False) -> Printout:
+        workflow, is_new = resubmit(self.find(name), allow_incomplete=allow_incomplete)
+        return self.result(self.announce(workflow, is_new=is_new))
+
+    def submit(self, config: RunConfig, request: RunRequest) -> ClusterRun:
+        """Submit a run, or find the active one with the same arguments; say on stderr which.
+
+        Raises:
+            ConfigError: the model is a directory of this machine, or the settings contradict each other or the
+                hardware.
+            NotInstalled, AccessDenied, ClusterUnavailable: nothing was started.
+        """
+        name = ModelName.parse(request.model)
+        if name.directory:
+            raise ConfigError(
+                f"{request.model} is a directory of this machine, which the cluster can't read",
+                hint="push it to a Hub that the cluster reaches, or run it here: --engine local",
+            )
+        decide_before(config, request.model, request.revision)
+        if request.serve and config.platform.serves_on != LOCAL:
+            self.check_serving(self.cluster, config, name.id)
+        parameters = arguments(config, request.model, request.revision, serve=request.serve, refresh=request.refresh)
+        if different := compare(installed(self.cluster, parameters), config):
+            say(
+                f"warning: the installed template is not what this configuration renders ({different}); "
+                f"to change it: slipway install --platform {config.platform.name}"
+            )
+        workflow, is_new = submit(self.cluster, parameters, force=request.force)
+        return self.announce(workflow, is_new=is_new)
+
+    def announce(self, workflow: Object, *, is_new: bool) -> ClusterRun:
+        """Say on stderr that a run was submitted, and how to show it."""
+        run = ClusterRun(self.cluster, workflow)
+        lead = "submitted" if is_new else "the same run is active already (--force starts another one):"
+        say(f"{lead} {run.id}; show it: slipway show {run.id} --namespace {run.namespace}")
+        if run.link:
+            say(run.link)
+        return run
+
+    def result(self, run: ClusterRun) -> Printout:
+        """Return the result of a run that was submitted: how it ended or, if it is not followed, its id."""
+        if self.follow:
+            return self.to_its_end(run.id).report()
+        return Printout(run.report().document, run.id)
+
+    def to_its_end(self, name: str) -> ClusterRun:
+        """Follow a run on stderr until it has succeeded.
+
+        Raises:
+            RunFailed: with the exit code of the task that failed first.
+            MissingRun: it was deleted.
+            ClusterUnavailable: the API did not answer for too long; the run continues.
+            NotInstalled: an image can't be pulled; the run was stopped.
+            Interrupted: by Ctrl-C; the run continues.
+        """
+        place = f" --namespace {self.cluster.namespace}"
+        try:
+            workflow = follow(self.cluster, name, observer_for(sys.stderr, Path(name)))
+        except KeyboardInterrupt as error:
+            raise Interrupted(
+                f"run {name} continues in the cluster", hint=f"stop it: slipway stop {name}{place}"
+            ) from error
+        except NotInstalled:
+            self.find(name).stop()
+            raise
+        run = ClusterRun(self.cluster, workflow)
+        if run.state.phase != "Succeeded":
+            raise failure(run.state, where=place)
+        return run
 
 
-def announced(workflow: Object, new: bool) -> ClusterRun:
-    """Say on stderr that a run was submitted, and how to show it."""
-    run = ClusterRun(workflow)
-    said = "submitted" if new else "the same run is active already (--force starts another one):"
-    sys.stderr.write(f"{said} {run.id}; show it: slipway show {run.reference}\n")
-    if run.link:
-        sys.stderr.write(f"{run.link}\n")
-    return run
+def resubmit(run: ClusterRun, *, allow_incomplete: bool = False) -> tuple[Object, bool]:
+    """Submit a run's arguments again. Returns the workflow, and whether it is new.
 
-
-def to_its_end(cluster: Cluster, name: str) -> ClusterRun:
-    """Follow a run on stderr until it has succeeded.
-
-    Raises:
-        RunFailed: with the exit code of the task that failed first.
-        MissingRun: it was deleted.
-        ClusterUnavailable: the API did not answer for too long; the run continues.
-        NotInstalled: an image can't be pulled; the run was stopped.
-        Interrupted: by Ctrl-C; the run continues.
+    Args:
+        allow_incomplete: go on without a variant, whatever the run did.
     """
-    try:
-        run = ClusterRun(follow(cluster, name, observer_for(sys.stderr, Path(name))))
-    except KeyboardInterrupt as error:
-        raise Interrupted(
-            f"run {name} continues in the cluster", hint=f"stop it: slipway stop {name} --namespace {cluster.namespace}"
-        ) from error
-    except NotInstalled:
-        stop(cluster, find(cluster, name))
-        raise
-    if run.state.phase != "Succeeded":
-        raise failure(run.state, where=f" --namespace {cluster.namespace}")
-    return run
+    parameters = arguments_of(run.workflow)
+    if {"model", "revision"} <= parameters.keys():
+        parameters["resolve-key"] = resolve_key(parameters["model"], parameters["revision"])
+    if allow_incomplete:  # a run that a trigger started leaves most to the template
+        defaults = arguments_of(installed(run.cluster, parameters))
+        parameters["optimize"] = allowing_incomplete((defaults | parameters)["optimize"])
+    return submit(run.cluster, parameters)

@@ -40,18 +40,18 @@ def follow(cluster: Cluster, name: str, observer: RunObserver, *, patience_s: fl
             observer.run_changed(state)
 
     for workflow in versions(cluster, WORKFLOWS, name, lost=lost, patience_s=patience_s):
-        before, state = state, run_state(workflow)
+        earlier, state = state, run_state(workflow)
         rooms.fill(state, templates(workflow), nodes_of(workflow.get("status", {})))
         if ended(workflow):
-            for node in changed(before, state):
+            for node in changed(earlier, state):
                 observer.node_changed(state, node)
             observer.finished(state)
             return workflow
         unpulled.check(state)
         # In any case, because a live view draws the last state that it was told.
-        if before is None or (before.phase, before.message) != (state.phase, state.message):
+        if earlier is None or (earlier.phase, earlier.message) != (state.phase, state.message):
             observer.run_changed(state)
-        for node in changed(before, state):
+        for node in changed(earlier, state):
             observer.node_changed(state, node)
     raise AssertionError("an endless iterator ended")
 
@@ -63,13 +63,13 @@ class _Unpulled:
         self._since: dict[str, float] = {}
 
     def check(self, state: RunState) -> None:
-        """Raises: NotInstalled: see ``follow``."""
-        now = {node.name: node for node in state.nodes if node.message.endswith(CANT_BE_PULLED) and not node.finished}
-        self._since = {name: self._since.get(name, time.monotonic()) for name in now}
-        for name, since in self._since.items():
-            if time.monotonic() - since > UNPULLED_S:
-                said = f"{name}: {now[name].message}, for {UNPULLED_S / 60:.0f} minutes"
-                raise NotInstalled(said, hint=now[name].hint)
+        """Note which images can't be pulled now. Raises: NotInstalled: see ``follow``."""
+        nodes = [node for node in state.nodes if node.message.endswith(CANT_BE_PULLED) and not node.finished]
+        self._since = {node.name: self._since.get(node.name, time.monotonic()) for node in nodes}
+        for node in nodes:
+            if time.monotonic() - self._since[node.name] > UNPULLED_S:
+                minutes = f"{UNPULLED_S / 60:.0f} minutes"
+                raise NotInstalled(f"{node.name}: {node.message}, for {minutes}", hint=node.hint)
 
 
 def versions(
@@ -84,27 +84,23 @@ def versions(
 
     Args:
         lost: called while the API does not answer.
-
-    Raises:
-        MissingRun: the object does not exist, or was deleted.
-        ClusterUnavailable: the API did not answer for *patience_s*.
     """
     heard, pause_s = time.monotonic(), PAUSE_S
     while True:
         try:
             fields = f"metadata.name={name}"
-            found, version = cluster.list(kind, fields=fields)
+            objects, version = cluster.list(kind, fields=fields)
             heard = time.monotonic()
-            if not found:
+            if not objects:
                 raise MissingRun(f"there is no {kind.name} {name} in {cluster.namespace}: was it deleted?")
-            yield found[0]
+            yield objects[0]
             while True:
-                for change, each in cluster.watch(kind, version, fields=fields):
-                    heard, pause_s, version = time.monotonic(), PAUSE_S, each["metadata"]["resourceVersion"]
+                for change, body in cluster.watch(kind, version, fields=fields):
+                    heard, pause_s, version = time.monotonic(), PAUSE_S, body["metadata"]["resourceVersion"]
                     if change == "DELETED":
                         raise MissingRun(f"{kind.name} {name} was deleted")
                     if change != "BOOKMARK":
-                        yield each
+                        yield body
                 time.sleep(PAUSE_S)  # the server ended the watch, as it does every few minutes
         except Expired:
             time.sleep(PAUSE_S)

@@ -30,28 +30,34 @@ PARAMETER: Final = re.compile(r"\{\{inputs\.parameters\.([\w-]+)\}\}")
 
 def explained(message: str, template: Object, node: Object) -> str:
     """*message* of a node of a workflow; a scheduler's one becomes a short sentence."""
-    found = UNSCHEDULABLE.search(message)
-    if found is None:
+    match = UNSCHEDULABLE.search(message)
+    if match is None:
         return message
-    why = REST.sub("", found["why"]).rstrip(". ")
-    asks = asked(template, node)
-    short = f"room: asks for {shown(asks)}; {NONE_FREE}" if "Insufficient" in why and asks else f"a node: {why}"
-    return f"{message[: found.start()]}waits for {short}"
+    why = REST.sub("", match["why"]).rstrip(". ")
+    amounts = requested(template, node)
+    short = f"room: asks for {shown(amounts)}; {NONE_FREE}" if "Insufficient" in why and amounts else f"a node: {why}"
+    return f"{message[: match.start()]}waits for {short}"
 
 
-def asked(template: Object, node: Object) -> Amounts:
-    """What the stage's container requests, with what the inputs of *node* say of it. Empty where it can't be read."""
-    given = {each["name"]: each.get("value", "") for each in (node.get("inputs") or {}).get("parameters", [])}
+def requested(template: Object, node: Object) -> Amounts:
+    """Return what a stage's container requests, whose patch refers to the inputs of *node*; empty if it can't be
+    read."""
+    inputs = inputs_of(node)
     try:
-        patch = json.loads(PARAMETER.sub(lambda found: given.get(found[1], ""), template.get("podSpecPatch") or "{}"))
+        patch = json.loads(PARAMETER.sub(lambda match: inputs.get(match[1], ""), template.get("podSpecPatch") or "{}"))
     except ValueError:  # a template that is not ours may have YAML there
         return {}
     containers = [template.get("container") or {}, *patch.get("containers", [])]
-    found: dict[str, str] = {}
+    amounts: dict[str, str] = {}
     for kind in ("limits", "requests"):
         for container in containers:
-            found |= container.get("resources", {}).get(kind) or {}
-    return {name: quantity(str(found[name])) for name in UNITS if found.get(name)}
+            amounts |= container.get("resources", {}).get(kind) or {}
+    return {name: quantity(str(amounts[name])) for name in UNITS if amounts.get(name)}
+
+
+def inputs_of(node: Object) -> dict[str, str]:
+    """Return the values of a node's inputs, by name."""
+    return {one["name"]: one.get("value", "") for one in (node.get("inputs") or {}).get("parameters", [])}
 
 
 class Rooms:
@@ -68,12 +74,13 @@ class Rooms:
         Args:
             templates, nodes: of the workflow, by name.
         """
-        for each in state.nodes:
-            if each.message.endswith(NONE_FREE) and (node := nodes.get(f"{state.name}.{each.name}")):
-                template = templates.get(each.template, {})
-                each.message = each.message.replace(NONE_FREE, self._say(template, asked(template, node)))
+        for node in state.nodes:
+            if node.message.endswith(NONE_FREE) and (argo_node := nodes.get(f"{state.name}.{node.name}")):
+                template = templates.get(node.template, {})
+                room = self._describe_free(template, requested(template, argo_node))
+                node.message = node.message.replace(NONE_FREE, room)
 
-    def _say(self, template: Object, asks: Amounts) -> str:
+    def _describe_free(self, template: Object, asks: Amounts) -> str:
         if self._looked is None or time.monotonic() - self._looked > AGAIN_S:
             self._looked, self._free = time.monotonic(), self._look()
         if self._free is None:

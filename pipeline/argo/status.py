@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final, cast
 
-from pipeline.argo.pending import explained
+from pipeline.argo.pending import explained, inputs_of
 from pipeline.runs.expressions import holds, parse
 from pipeline.runs.graph import Graph
-from pipeline.runs.state import EXIT_NODE, FAILED, FINISHED, Kind, Node, Phase, RunPhase, RunState
+from pipeline.runs.state import EXIT_NODE, FAILED, FINISHED, FailedAttempt, Kind, Node, Phase, RunPhase, RunState
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.program import StageFailure
 from stages.parts.cluster.kinds import Object
@@ -39,10 +39,10 @@ def ended(workflow: Object) -> bool:
 
 
 def run_state(workflow: Object) -> RunState:
-    """The state of a Workflow. Tasks that have not started are Pending, once the controller has read the template."""
+    """Read the state of a Workflow. Tasks that have not started are Pending, once the controller knows the template."""
     status, name = workflow.get("status", {}), str(workflow["metadata"]["name"])
     spec = spec_of(workflow)
-    nodes = nodes_of(status)
+    nodes, by_name = nodes_of(status), templates(workflow)
     state = RunState(
         name=name,
         workflow=workflow["spec"].get("workflowTemplateRef", {}).get("name", name),
@@ -50,34 +50,39 @@ def run_state(workflow: Object) -> RunState:
         message=status.get("message") or "",
         arguments=arguments_of(workflow) or arguments_of({"spec": spec}),
         nodes=[
-            _node(task["name"], task["template"], nodes.get(f"{name}.{task['name']}"), nodes, _retried(spec, task))
+            _node(task["name"], task["template"], nodes.get(f"{name}.{task['name']}"), nodes, by_name)
             for task in tasks(spec)
         ],
         started_at=_time(status.get("startedAt")),
         finished_at=_time(status.get("finishedAt")),
     )
     if on_exit := spec.get("onExit"):
-        node = _node(EXIT_NODE, on_exit, nodes.get(f"{name}.onExit"), nodes)
+        node = _node(EXIT_NODE, on_exit, nodes.get(f"{name}.onExit"), nodes, {})
         if node.phase == "Pending" and state.phase in TERMINAL:
             node.phase, node.message = "Omitted", "the run was terminated"
         state.nodes.append(node)
     _add_inner(state, nodes)
-    known = templates(workflow)
-    for each in state.nodes:
-        of_argo = nodes.get(f"{name}.{each.name}", {})
-        each.message = explained(each.message, known.get(each.template, {}), of_argo)
+    graph = _graph(spec)
+    phases = {node.name: node.phase for node in state.nodes if graph and node.finished and node.name in graph.depends}
+    for node in state.nodes:
+        if graph and node.name in phases and node.phase == "Omitted":
+            node.message = graph.why_not(node.name, phases)
+        else:
+            argo_node = nodes.get(f"{name}.{node.name}", {})
+            node.message = explained(node.message, by_name.get(node.template, {}), argo_node)
     if state.phase in ("Failed", "Error"):
-        state.culprit = _culprit(spec, state)
+        failed = (node.name for node in state.nodes if node.phase in FAILED)
+        state.culprit = (graph and graph.culprit(phases)) or next(failed, None)
     return state
 
 
 def spec_of(workflow: Object) -> Object:
-    """What is run: the installed template's spec as it was when the controller read it."""
+    """Return the spec that is run: the installed template's as it was when the controller read it."""
     return dict(workflow.get("status", {}).get("storedWorkflowTemplateSpec") or workflow["spec"])
 
 
 def templates(workflow: Object) -> dict[str, Object]:
-    return {each["name"]: each for each in spec_of(workflow).get("templates", [])}
+    return {template["name"]: template for template in spec_of(workflow).get("templates", [])}
 
 
 def arguments_of(workflow: Object) -> dict[str, str]:
@@ -86,14 +91,14 @@ def arguments_of(workflow: Object) -> dict[str, str]:
 
 
 def tasks(spec: Object) -> list[Object]:
-    """The entrypoint's tasks in DAG order; empty while the controller has not read the template."""
+    """Return the entrypoint's tasks in DAG order; empty while the controller has not read the template."""
     graph = _graph(spec)
-    known = {each["name"]: each for each in _dag(spec).get("tasks", [])}
-    return [known[name] for name in (graph.depends if graph else known)]
+    by_name = {task["name"]: task for task in _dag(spec).get("tasks", [])}
+    return [by_name[name] for name in (graph.depends if graph else by_name)]
 
 
 def nodes_of(status: Object) -> dict[str, Object]:
-    """The nodes of a status, by name, such as ``slipway-1.resolve(0)``; also those that Argo compressed."""
+    """Return the nodes of a status, by name, such as ``slipway-1.resolve(0)``; also those that Argo compressed."""
     nodes = status.get("nodes") or {}
     if not nodes and status.get("compressedNodes"):
         nodes = json.loads(gzip.decompress(base64.b64decode(status["compressedNodes"])))
@@ -101,42 +106,40 @@ def nodes_of(status: Object) -> dict[str, Object]:
 
 
 def attempts(node: Object, nodes: Mapping[str, Object]) -> list[Object]:
-    """The pod nodes of a task's attempts: the children of a Retry node, or the node itself."""
+    """Return the pod nodes of a task's attempts: the children of a Retry node, or the node itself."""
     if node["type"] != "Retry":
         return [node] if node["type"] == "Pod" else []
-    by_id = {each["id"]: each for each in nodes.values()}
+    by_id = {one["id"]: one for one in nodes.values()}
     return [by_id[child] for child in node.get("children", []) if child in by_id]
 
 
 def outputs(state: RunState) -> dict[str, str]:
-    """The results of the run: the outputs of select and serve."""
-    found: dict[str, str] = {}
+    """Return the results of the run: the outputs of select and serve."""
+    results: dict[str, str] = {}
     for node in state.nodes:
         if node.name in ("select", "serve"):
-            found |= node.outputs
-    return found
+            results |= node.outputs
+    return results
 
 
-def _node(name: str, template: str, node: Object | None, nodes: Mapping[str, Object], retried: str = "") -> Node:
-    """The node of a task.
-
-    Args:
-        retried: the condition under which a failed attempt is followed by another one.
-    """
+def _node(
+    name: str, template: str, node: Object | None, nodes: Mapping[str, Object], manifests: Mapping[str, Object]
+) -> Node:
+    """Read the node of a task, whose template's manifest says what is retried."""
     if node is None:
         return Node(name=name, template=template)
     tries = attempts(node, nodes)
     last = tries[-1] if tries else node
     code = (last.get("outputs") or {}).get("exitCode")
-    phase = _phase(node, last, code, retried)
-    message, hint = _said(last.get("message") or "")
-    own = node.get("message") or "" if last is not node else ""
+    phase = _phase(node, last, code, (manifests.get(template, {}).get("retryStrategy") or {}).get("expression") or "")
+    message, hint = _message_and_hint(last.get("message") or "")
+    waits = node.get("message") or "" if last is not node else ""
     if phase == "Succeeded":
         message, hint = "", ""
     elif phase not in FINISHED:  # a Retry node says that it waits; its last attempt says why
-        message = ": ".join(filter(None, (own, message)))
-    message = message or own or (_waiting(node) if node["type"] == "Suspend" and phase == "Running" else "")
-    made = (node.get("outputs") or {}).get("parameters") or (last.get("outputs") or {}).get("parameters") or []
+        message = ": ".join(filter(None, (waits, message)))
+    message = message or waits or (_suspended(node) if node["type"] == "Suspend" and phase == "Running" else "")
+    parameters = _outputs(node) or _outputs(last)
     return Node(
         name=name,
         template=template,
@@ -145,47 +148,53 @@ def _node(name: str, template: str, node: Object | None, nodes: Mapping[str, Obj
         message=message,
         hint=hint,
         attempts=len(tries),
+        retried=[_failure(attempt) for attempt in tries[:-1] if attempt.get("phase") in FAILED],
         exit_code=int(code) if code is not None and phase in FINISHED else None,
         cached=bool((node.get("memoizationStatus") or last.get("memoizationStatus") or {}).get("hit")),
-        outputs={each["name"]: each["value"] for each in made if "value" in each},
+        outputs={output["name"]: output["value"] for output in parameters if "value" in output},
         # A Retry node starts when it begins to wait for a lock.
         started_at=_time((tries[0] if tries else node).get("startedAt")) if phase != "Pending" else None,
         finished_at=_time(node.get("finishedAt") or (last.get("finishedAt") if phase in FINISHED else None)),
     )
 
 
-def _waiting(node: Object) -> str:
-    """That a Suspend node waits, after what it was told of."""
-    given = {each["name"]: each.get("value", "") for each in (node.get("inputs") or {}).get("parameters", [])}
-    return "; ".join(filter(None, (given.get("message", ""), SUSPENDED)))
+def _failure(attempt: Object) -> FailedAttempt:
+    """Why an attempt failed, which another one followed."""
+    message, hint = _message_and_hint(attempt.get("message") or "")
+    code = int((attempt.get("outputs") or {}).get("exitCode", -1))
+    return FailedAttempt(phase=attempt["phase"], message=message, hint=hint, exit_code=code)
+
+
+def _outputs(node: Object) -> list[Object]:
+    return (node.get("outputs") or {}).get("parameters") or []
+
+
+def _suspended(node: Object) -> str:
+    """Return the message of a Suspend node that waits: its input *message*, and how to let it continue."""
+    return "; ".join(filter(None, (inputs_of(node).get("message", ""), SUSPENDED)))
 
 
 def _phase(node: Object, last: Object, code: str | None, retried: str) -> Phase:
-    """The phase of a task, of whose attempts *last* is the latest.
+    """Return the phase of a task, of whose attempts *last* is the latest.
 
     Argo leaves the Retry node of a task that waited for a lock Pending while its pod runs, and after a failure that no
     attempt will follow it Running until the back-off is over.
     """
-    own, latest = (cast(Phase, each.get("phase") or "Pending") for each in (node, last))
-    if own == "Pending" and latest == "Running":
+    phase, latest = (cast(Phase, one.get("phase") or "Pending") for one in (node, last))
+    if phase == "Pending" and latest == "Running":
         return latest
-    if own in FINISHED or latest not in FAILED or code is None or not retried:
-        return own
+    if phase in FINISHED or latest not in FAILED or code is None or not retried:
+        return phase
     failure = {"lastRetry.exitCode": code, "lastRetry.status": latest, "lastRetry.message": last.get("message") or ""}
     with contextlib.suppress(ConfigError, KeyError):  # a template that is not ours
-        return own if holds(parse(retried, "expression"), failure.__getitem__) else latest
-    return own
+        return phase if holds(parse(retried, "expression"), failure.__getitem__) else latest
+    return phase
 
 
-def _retried(spec: Object, task: Object) -> str:
-    template: Object = next((each for each in spec.get("templates", []) if each["name"] == task["template"]), {})
-    return str((template.get("retryStrategy") or {}).get("expression") or "")
-
-
-def _said(message: str) -> tuple[str, str]:
-    """A stage's own error and hint, which Argo shows as JSON behind the exit code; else Argo's message."""
-    found = TERMINATION_MESSAGE.search(message)
-    if found and (failure := StageFailure.parse(found["document"], int(found["exit_code"]))):
+def _message_and_hint(message: str) -> tuple[str, str]:
+    """Return a stage's own error and hint, which Argo shows as JSON behind the exit code; else Argo's message."""
+    match = TERMINATION_MESSAGE.search(message)
+    if match and (failure := StageFailure.parse(match["document"], int(match["exit_code"]))):
         return failure.message, failure.hint
     if unpulled := UNPULLED.search(message):
         return f"the image {unpulled[1]} {CANT_BE_PULLED}", "check its name, and that the nodes may pull it"
@@ -197,36 +206,27 @@ def _said(message: str) -> tuple[str, str]:
 
 def _add_inner(state: RunState, nodes: Mapping[str, Object]) -> None:
     """Add the nodes within tasks: those of nested templates and of fan-outs."""
-    by_id = {each["id"]: each for each in nodes.values()}
-    known = {node.name for node in state.nodes}
-    for name, each in nodes.items():
-        below = name.removeprefix(f"{state.name}.")
-        skipped = below in known or name == state.name or each.get("nodeFlag", {}).get("retried")
-        if skipped or below == EXIT_NODE or each["type"] == "StepGroup" or not name.startswith(f"{state.name}."):
+    names = {node["id"]: node["name"] for node in nodes.values()}
+    outer, prefix = {EXIT_NODE, *(node.name for node in state.nodes)}, f"{state.name}."
+    for name, node in nodes.items():
+        below = name.removeprefix(prefix)
+        is_attempt = node.get("nodeFlag", {}).get("retried")
+        if not name.startswith(prefix) or below in outer or is_attempt or node["type"] == "StepGroup":
             continue
-        holder = by_id.get(each.get("boundaryID", ""), {}).get("name", state.name)
-        node = _node(below, each.get("templateName", ""), each, nodes)
-        node.parent = holder.removeprefix(f"{state.name}.") if holder != state.name else ""
-        state.add(node)
-
-
-def _culprit(spec: Object, state: RunState) -> str | None:
-    graph = _graph(spec)
-    own = {node.name: node.phase for node in state.nodes if node.phase in FINISHED}
-    phases = {name: own[name] for name in (graph.depends if graph else {}) if name in own}
-    found = graph.culprit(phases) if graph else None
-    failed = (node.name for node in state.nodes if node.phase in ("Failed", "Error"))
-    return found or next(failed, None)
+        inner = _node(below, node.get("templateName", ""), node, nodes, {})
+        holder = names.get(node.get("boundaryID", ""), state.name)
+        inner.parent = holder.removeprefix(prefix) if holder != state.name else ""
+        state.add(inner)
 
 
 def _dag(spec: Object) -> dict[str, Any]:
-    entry: Object = next((each for each in spec.get("templates", []) if each["name"] == spec.get("entrypoint")), {})
+    entry: Object = next((one for one in spec.get("templates", []) if one["name"] == spec.get("entrypoint")), {})
     return dict(entry.get("dag") or {})
 
 
 def _graph(spec: Object) -> Graph | None:
     with contextlib.suppress(ConfigError):  # a template that is not ours may use what Graph does not know
-        return Graph.of({each["name"]: each.get("depends", "") for each in _dag(spec).get("tasks", [])})
+        return Graph.of({task["name"]: task.get("depends", "") for task in _dag(spec).get("tasks", [])})
     return None
 
 
@@ -234,14 +234,10 @@ def _time(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 
 
-def changed(before: RunState | None, now: RunState) -> Iterator[Node]:
-    """The nodes that have changed since *before*."""
-    known = {node.name: _shown(node) for node in before.nodes} if before else {}
-    for node in now.nodes:
-        new = node.name not in known and (node.phase != "Pending" or node.message)
-        if new or (node.name in known and known[node.name] != _shown(node)):
+def changed(earlier: RunState | None, state: RunState) -> Iterator[Node]:
+    """Yield the nodes that have changed since the state *earlier*."""
+    earlier_nodes = {node.name: node for node in earlier.nodes} if earlier else {}
+    for node in state.nodes:
+        former = earlier_nodes.get(node.name) or Node(name=node.name, template=node.template)
+        if (node.phase, node.message, node.cached) != (former.phase, former.message, former.cached):
             yield node
-
-
-def _shown(node: Node) -> tuple[Any, ...]:
-    return node.phase, node.message, node.cached

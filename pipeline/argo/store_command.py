@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.argo.follow import follow
 from pipeline.argo.status import run_state
+from pipeline.argo.submission import of_template
 from pipeline.argo.template import read
 from pipeline.runs.progress import observer_for
-from pipeline.workflow.parameters import COMMAND, NAME, STORE_COMMAND, store_settings
+from pipeline.workflow.parameters import COMMAND, STORE_COMMAND, store_settings
 from stages.parts.base.errors import Interrupted, NotInstalled, RunFailed
 from stages.parts.base.program import PRINTED
 from stages.parts.base.store import canonical_json
 from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import WORKFLOWS, Object
+from stages.parts.cluster.kinds import WORKFLOWS
 from stages.parts.cluster.refusals import AlreadyExists
 
 if TYPE_CHECKING:
@@ -38,7 +39,11 @@ def call(cluster: Cluster, config: RunConfig, words: Sequence[str]) -> tuple[str
         RunFailed: the command failed without a result, with its message, hint and exit code.
         Interrupted: by Ctrl-C; the command continues.
     """
-    name = _submit(cluster, config, words)
+    read(cluster, STORE_COMMAND)
+    name = f"{STORE_COMMAND}-{secrets.token_hex(ID_BYTES)}"
+    arguments = {"arguments": canonical_json(list(words)), "config": store_settings(config)}
+    with contextlib.suppress(AlreadyExists):  # the response to the first try was lost
+        cluster.create(WORKFLOWS, of_template(STORE_COMMAND, name, arguments, title=" ".join(("slipway", *words))))
     try:
         ended = run_state(follow(cluster, name, observer_for(sys.stderr, Path(name))))
     except KeyboardInterrupt as error:
@@ -46,35 +51,10 @@ def call(cluster: Cluster, config: RunConfig, words: Sequence[str]) -> tuple[str
     except NotInstalled:  # its image can't be pulled; it must not begin by itself once that is mended
         cluster.merge(WORKFLOWS, name, {"spec": {"shutdown": "Terminate"}})
         raise
-    node = next((each for each in ended.nodes if each.name == COMMAND), None)
-    said = node.outputs.get(PRINTED, "") if node else ""
-    if node and (said or ended.phase == "Succeeded"):
-        return said, node.exit_code or 0
+    node = next((node for node in ended.nodes if node.name == COMMAND), None)
+    printed = node.outputs.get(PRINTED, "") if node else ""
+    if node and (printed or ended.phase == "Succeeded"):
+        return printed, node.exit_code or 0
     if node is None or not node.message:
         raise RunFailed(f"the workflow {name} {ended.phase.lower()}: {ended.message or 'no message'}")
     raise RunFailed(node.message, hint=node.hint, exit_code=node.exit_code or RunFailed.exit_code)
-
-
-def _submit(cluster: Cluster, config: RunConfig, words: Sequence[str]) -> str:
-    read(cluster, STORE_COMMAND)
-    name = f"{STORE_COMMAND}-{secrets.token_hex(ID_BYTES)}"
-    with contextlib.suppress(AlreadyExists):  # the response to the first try was lost
-        cluster.create(WORKFLOWS, _workflow(name, config, words))
-    return name
-
-
-def _workflow(name: str, config: RunConfig, words: Sequence[str]) -> Object:
-    given = {"arguments": canonical_json(list(words)), "config": store_settings(config)}
-    return {
-        "apiVersion": WORKFLOWS.api_version,
-        "kind": WORKFLOWS.name,
-        "metadata": {
-            "name": name,
-            "labels": {"app.kubernetes.io/part-of": NAME, "workflows.argoproj.io/workflow-template": STORE_COMMAND},
-            "annotations": {"workflows.argoproj.io/title": " ".join(("slipway", *words))},
-        },
-        "spec": {
-            "workflowTemplateRef": {"name": STORE_COMMAND},
-            "arguments": {"parameters": [{"name": key, "value": value} for key, value in given.items()]},
-        },
-    }

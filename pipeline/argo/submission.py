@@ -26,13 +26,21 @@ RUN_NAME: Final = re.compile(r"^slipway-[0-9a-f]{10}-\d{6}-(?P<number>\d+)$")
 
 
 def key_of(arguments: Mapping[str, str]) -> str:
-    """A key of what is run: 16 hex digits of the sha256 of the model, the revision and every setting."""
-    what = {name: value for name, value in arguments.items() if name not in VOLATILE}
-    return hashlib.sha256(canonical_json(what).encode()).hexdigest()[:16]
+    """Return a key of what is run: 16 hex digits of the sha256 of the model, the revision and every setting."""
+    lasting = {name: value for name, value in arguments.items() if name not in VOLATILE}
+    return hashlib.sha256(canonical_json(lasting).encode()).hexdigest()[:16]
 
 
 def workflow(name: str, arguments: Mapping[str, str], *, submission: str = "") -> Object:
-    """The Workflow of one run."""
+    """Return the Workflow of one run."""
+    made = of_template(NAME, name, arguments, title=arguments["model"])
+    made["metadata"]["labels"][KEY_LABEL] = key_of(arguments)
+    made["metadata"]["annotations"][SUBMISSION] = submission
+    return made
+
+
+def of_template(template: str, name: str, arguments: Mapping[str, str], *, title: str) -> Object:
+    """Return a Workflow that runs one of our templates."""
     return {
         "apiVersion": WORKFLOWS.api_version,
         "kind": WORKFLOWS.name,
@@ -40,13 +48,12 @@ def workflow(name: str, arguments: Mapping[str, str], *, submission: str = "") -
             "name": name,
             "labels": {
                 "app.kubernetes.io/part-of": NAME,
-                "workflows.argoproj.io/workflow-template": NAME,
-                KEY_LABEL: key_of(arguments),
+                "workflows.argoproj.io/workflow-template": template,
             },
-            "annotations": {"workflows.argoproj.io/title": arguments["model"], SUBMISSION: submission},
+            "annotations": {"workflows.argoproj.io/title": title},
         },
         "spec": {
-            "workflowTemplateRef": {"name": NAME},
+            "workflowTemplateRef": {"name": template},
             "arguments": {"parameters": [{"name": name, "value": value} for name, value in arguments.items()]},
         },
     }
@@ -64,12 +71,13 @@ def submit(cluster: Cluster, arguments: Mapping[str, str], *, force: bool = Fals
     """
     installed(cluster, arguments)
     key = key_of(arguments)
-    same, _ = cluster.list(WORKFLOWS, labels=f"{KEY_LABEL}={key}")
-    active = [each for each in same if not ended(each) and not each["spec"].get("shutdown")]
+    earlier, _ = cluster.list(WORKFLOWS, labels=f"{KEY_LABEL}={key}")
+    active = [one for one in earlier if not ended(one) and not one["spec"].get("shutdown")]
     if active and not force:
-        return max(active, key=lambda each: str(each["metadata"]["creationTimestamp"])), False
+        return max(active, key=lambda one: str(one["metadata"]["creationTimestamp"])), False
     submission = uuid.uuid4().hex
-    number = 1 + max((_number(each) for each in same), default=0)
+    numbers = (int(match["number"]) for one in earlier if (match := RUN_NAME.match(one["metadata"]["name"])))
+    number = 1 + max(numbers, default=0)
     while True:
         # The same run gets the same name on a day, so that only one of several submitters can create it.
         name = f"{NAME}-{key[:10]}-{datetime.now(UTC):%y%m%d}-{number}"
@@ -78,14 +86,9 @@ def submit(cluster: Cluster, arguments: Mapping[str, str], *, force: bool = Fals
         except AlreadyExists:
             number += 1
         try:
-            there = cluster.get(WORKFLOWS, name)
+            existing = cluster.get(WORKFLOWS, name)
         except Absent:
             continue
-        ours = there["metadata"].get("annotations", {}).get(SUBMISSION) == submission
-        if ours or not (force or ended(there)):
-            return there, ours
-
-
-def _number(each: Object) -> int:
-    found = RUN_NAME.match(each["metadata"]["name"])
-    return int(found["number"]) if found else 0
+        is_ours = existing["metadata"].get("annotations", {}).get(SUBMISSION) == submission
+        if is_ours or not (force or ended(existing)):
+            return existing, is_ours

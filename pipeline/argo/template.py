@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def read(cluster: Cluster, name: str) -> Object:
-    """One of our WorkflowTemplates. Raises: NotInstalled: it, or Argo, is missing."""
+    """Read one of our WorkflowTemplates. Raises: NotInstalled: it, or Argo, is missing."""
     try:
         return cluster.get(TEMPLATES, name)
     except Absent as error:
@@ -29,48 +29,41 @@ def read(cluster: Cluster, name: str) -> Object:
 
 
 def installed(cluster: Cluster, arguments: Mapping[str, str]) -> Object:
-    """The installed template, which has a parameter for each of *arguments*.
-
-    Raises:
-        NotInstalled: it is missing, or lacks a parameter, or Argo is missing.
-    """
+    """Return the installed template, which has a parameter for each of *arguments*."""
     template = read(cluster, NAME)
-    known = [each["name"] for each in template["spec"].get("arguments", {}).get("parameters", [])]
-    if missing := ", ".join(name for name in arguments if name not in known):
+    parameters = [parameter["name"] for parameter in template["spec"].get("arguments", {}).get("parameters", [])]
+    if lacking := ", ".join(name for name in arguments if name not in parameters):
         raise NotInstalled(
-            f"the installed template {NAME} is another version's: it has no parameter {missing}",
+            f"the installed template {NAME} is another version's: it has no parameter {lacking}",
             hint="slipway install --platform NAME",
         )
     return template
 
 
 def compare(template: Object, config: RunConfig) -> str:
-    """The first field in which the installed template differs from that of *config*; empty if none does.
+    """Return the first field in which the installed template differs from that of *config*; empty if none does.
 
     Arguments don't count: each run brings its own.
-
-    Raises:
-        NotInstalled: it has other tasks: the run would not do what the configuration says.
     """
-    rendered, there = rendered_as(template, config)["spec"], template["spec"]
-    wanted, has = ([task["name"] for task in tasks(spec)] for spec in (rendered, there))
-    if sorted(wanted) != sorted(has):
+    rendered, applied = rendered_as(template, config)["spec"], template["spec"]
+    names, applied_names = ([task["name"] for task in tasks(spec)] for spec in (rendered, applied))
+    if sorted(names) != sorted(applied_names):
         raise NotInstalled(
-            f"the installed template {NAME} has other tasks than this configuration: {', '.join(has)}",
+            f"the installed template {NAME} has other tasks than this configuration: {', '.join(applied_names)}",
             hint=f"slipway install --platform {config.platform.name}, with the same --config and --set",
         )
-    return difference({key: value for key, value in rendered.items() if key != "arguments"}, there, "spec")
+    return difference({key: value for key, value in rendered.items() if key != "arguments"}, applied, "spec")
 
 
 def rendered_as(template: Object, config: RunConfig) -> Object:
-    """What *config* renders, with what ``install`` found out about the cluster when it applied *template*."""
+    """Render *config*, with what ``install`` found out about the cluster when it applied *template*."""
     from pipeline.settings.platform import DEFAULT_REPOSITORY
     from pipeline.workflow.definition import workflow_template
     from pipeline.workflow.stage_templates import EXIT_HANDLER
 
-    asked = config.platform.cluster
+    cluster = config.platform.cluster
     publishes = template["spec"].get("onExit") == EXIT_HANDLER
-    if asked and asked.artifact_repository is None and publishes:
+    if cluster and cluster.artifact_repository is None and publishes:
         config = with_cluster(config, {"artifact_repository": DEFAULT_REPOSITORY})
     return workflow_template(config)
 
@@ -83,12 +76,15 @@ def with_cluster(config: RunConfig, changed: Mapping[str, str | None]) -> RunCon
     return config.model_copy(update={"platform": config.platform.model_copy(update={"cluster": cluster})})
 
 
-def difference(wanted: Any, there: Any, path: str) -> str:
-    """The first field of *wanted* that is missing or different *there*; empty if none. Added defaults don't count."""
-    if isinstance(wanted, dict) and isinstance(there, dict):
-        pairs = [(f"{path}.{key}", value, there.get(key)) for key, value in wanted.items()]
-    elif isinstance(wanted, list) and isinstance(there, list) and len(wanted) == len(there):
-        pairs = [(f"{path}[{at}]", *both) for at, both in enumerate(zip(wanted, there, strict=True))]
+def difference(rendered: Any, applied: Any, path: str) -> str:
+    """Return the first field of *rendered* that is missing or different in *applied*; empty if none.
+
+    Defaults that the cluster adds don't count.
+    """
+    if isinstance(rendered, dict) and isinstance(applied, dict):
+        pairs = [(f"{path}.{key}", value, applied.get(key)) for key, value in rendered.items()]
+    elif isinstance(rendered, list) and isinstance(applied, list) and len(rendered) == len(applied):
+        pairs = [(f"{path}[{at}]", *pair) for at, pair in enumerate(zip(rendered, applied, strict=True))]
     else:
-        return "" if wanted == there else path
-    return next((found for where, mine, its in pairs if (found := difference(mine, its, where))), "")
+        return "" if rendered == applied else path
+    return next(filter(None, (difference(mine, its, field) for field, mine, its in pairs)), "")

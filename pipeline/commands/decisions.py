@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.commands.on_the_volume import on_the_volume
-from pipeline.commands.options import STORE, JsonOption, ProfileOption, RunArgument, StoreOption, print_result
+from pipeline.commands.options import (
+    STORE,
+    JsonOption,
+    ProfileOption,
+    RunArgument,
+    StoreOption,
+    add,
+    print_result,
+)
+from pipeline.commands.volume import Volume, on_the_volume
 
 if TYPE_CHECKING:
     from scoring.profile import Profile
@@ -23,22 +31,23 @@ AssignmentOption = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command("verify-decision", epilog="Example: slipway verify-decision latest")(on_the_volume(verify_decision))
-    app.command("score", epilog="Example: slipway score latest --profile chatbot --set weights.latency=0.4")(score)
-    app.command("compare", epilog="Example: slipway compare 20260102-030405-6a1b latest")(compare)
+    add(app, on_the_volume(verify_decision), "verify-decision latest")
+    add(app, score, "score latest --profile chatbot --set weights.latency=0.4")
+    add(app, compare, "compare 20260102-030405-6a1b latest")
 
 
-def verify_decision(name: RunArgument = "latest", store: StoreOption = STORE, as_json: JsonOption = False) -> None:
-    """Recompute a run's metrics, scores and winner from its raw samples, and compare them with what was published.
+def verify_decision(name: RunArgument = "latest", *, volume: Volume, as_json: JsonOption = False) -> None:
+    """Recompute a run's decision from its raw samples.
 
-    Every changed sample, weights file, digest or number is named; the exit code is then 41. The same if
-    the decision was made by the rules of another version of Slipway, which is named.
+    Recomputes the metrics, scores and winner, and compares them with what was published. Every changed sample, weights
+    file, digest or number is named; the exit code is then 41. It is the same if the decision was made by the rules of
+    another version of Slipway, which is named.
     """
     from pipeline.local.runs import folder
     from stages.parts.base.errors import VerificationFailed
     from stages.select.verify import verify
 
-    run = folder(store, name)
+    run = folder(volume.store, name)
     verdict = verify(run)
     verified = not verdict.findings and not verdict.replayed_by
     document = vars(verdict) | {"run": run.name, "verified": verified}
@@ -47,7 +56,8 @@ def verify_decision(name: RunArgument = "latest", store: StoreOption = STORE, as
         raise typer.Exit(VerificationFailed.exit_code)
     if verdict.findings:
         count = "one thing does" if len(verdict.findings) == 1 else f"{len(verdict.findings)} things do"
-        lines = "".join(f"\n    {each}" for each in (*verdict.findings, *(f"note: {note}" for note in verdict.notes)))
+        findings = (*verdict.findings, *(f"note: {note}" for note in verdict.notes))
+        lines = "".join(f"\n    {finding}" for finding in findings)
         raise VerificationFailed(
             f"the decision of run {run.name} does not follow from what was measured: {count} not agree{lines}",
             hint="to make changed files again, remove them and run again",
@@ -69,21 +79,24 @@ def score(
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Score a run's measurements with another profile or other weights. Runs nothing and publishes nothing."""
+    """Score a run again, with another profile or weights.
+
+    Runs nothing and publishes nothing.
+    """
     from pipeline.local.runs import folder
     from stages.select.decision import decide
     from stages.select.stored import read_stored
 
     run = folder(store, name)
-    given = read_stored(run)
-    wanted = _profile(given.basis.profile, profile, assignments or [])
-    basis = given.basis.model_copy(update={"profile": wanted.model_dump(mode="json")})
-    decision = decide(basis, given.evaluations, given.samples())
-    changed = _changes(given.decision, decision)
+    stored = read_stored(run)
+    other = _profile(stored.basis.profile, profile, assignments or [])
+    basis = stored.basis.model_copy(update={"profile": other.model_dump(mode="json")})
+    decision = decide(basis, stored.evaluations, stored.samples())
+    changed = _changes(stored.decision, decision)
     document = {
         "run": run.name,
         "decision": decision.model_dump(mode="json", exclude={"run", "release"}),
-        "published": given.decision and given.decision.model_dump(mode="json"),
+        "published": stored.decision and stored.decision.model_dump(mode="json"),
         "changes": changed,
     }
     print_result(document, _what_if(run.name, decision, changed), as_json)
@@ -95,59 +108,61 @@ def compare(
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two runs: settings, versions, hardware, metrics beyond noise, the winner and why."""
+    """Compare two runs.
+
+    Compares their settings, versions, hardware and metrics, says which differences exceed the noise, and names the
+    winners and why.
+    """
     from pipeline.local.runs import folder
     from stages.select.comparison import compare as compared
     from stages.select.stored import read_stored
 
     runs = [folder(store, name) for name in (first, second)]
-    found = compared(*(read_stored(run) for run in runs))
-    document = found.model_dump(mode="json") | {"runs": [run.name for run in runs]}
-    print_result(document, _beside(runs[0].name, runs[1].name, found), as_json)
+    comparison = compared(*(read_stored(run) for run in runs))
+    document = comparison.model_dump(mode="json") | {"runs": [run.name for run in runs]}
+    print_result(document, _comparison(runs[0].name, runs[1].name, comparison), as_json)
 
 
 def _profile(published: dict[str, Any], name: str | None, assignments: list[str]) -> Profile:
-    """The named profile, else the run's own, with fields set. A field's path may begin with ``profile.``.
-
-    Raises:
-        UnknownName, ConfigError: every mistake at once.
-    """
+    """Return the named profile, else the run's own, with fields set. A field's path may begin with ``profile.``."""
     from pipeline.settings.config import assign, named
     from scoring.profile import REPLACED, Profile
     from stages.parts.base.settings import parse
 
-    own = {field: value for field, value in published.items() if field not in REPLACED}
-    data: dict[str, Any] = {"profile": named("profile", name, Path()) if name else own}
+    fields = {field: value for field, value in published.items() if field not in REPLACED}
+    data: dict[str, Any] = {"profile": named("profile", name, Path()) if name else fields}
     for assignment in assignments:
         assign(data, assignment if assignment.startswith("profile.") else f"profile.{assignment}")
     return parse(Profile, data["profile"], "the profile")
 
 
 def _changes(published: Production | None, decision: Production) -> list[str]:
-    """The differences from what was published, one line each."""
+    """Return the differences from what was published, one line each."""
     if published is None:
         return [f"no variant could be chosen; now {decision.winner} is"]
-    found = []
+    changes = []
     if published.winner != decision.winner:
-        found.append(f"winner: {published.winner} → {decision.winner}")
+        changes.append(f"winner: {published.winner} → {decision.winner}")
     if published.outcome != decision.outcome:
-        found.append(f"outcome: {published.outcome} → {decision.outcome}")
+        changes.append(f"outcome: {published.outcome} → {decision.outcome}")
     for metric, share in decision.weights.items():
         if abs(share - published.weights[metric]) > 1e-9:
-            found.append(f"weight of {metric}: {published.weights[metric]:.0%} → {share:.0%}")
+            changes.append(f"weight of {metric}: {published.weights[metric]:.0%} → {share:.0%}")
     if published.rules != decision.rules:
-        found.append(f"rules: those of Slipway {published.slipway} → those of {decision.slipway}")
-    ours = set(decision.profile) - {"name", "description", "weights"}
-    rest = [name for name in decision.profile if name in ours and published.profile.get(name) != decision.profile[name]]
-    found += [f"{name}: {published.profile.get(name, 'none')} → {decision.profile[name]}" for name in rest]
-    before = {candidate.variant: candidate for candidate in published.candidates}
-    for now in decision.candidates:
-        then = before[now.variant]
-        if then.score is not None and now.score is not None and abs(now.score - then.score) > 5e-4:
-            found.append(f"score of {now.variant}: {then.score:.3f} → {now.score:.3f}")
-        if bool(then.excluded) != bool(now.excluded):
-            found.append(f"{now.variant}: {f'out, {now.excluded}' if now.excluded else 'can be chosen'}")
-    return found
+        changes.append(f"rules: those of Slipway {published.slipway} → those of {decision.slipway}")
+    changes += [
+        f"{name}: {published.profile.get(name, 'none')} → {value}"
+        for name, value in decision.profile.items()
+        if name not in ("name", "description", "weights") and published.profile.get(name) != value
+    ]
+    former = {candidate.variant: candidate for candidate in published.candidates}
+    for new in decision.candidates:
+        old = former[new.variant]
+        if old.score is not None and new.score is not None and abs(new.score - old.score) > 5e-4:
+            changes.append(f"score of {new.variant}: {old.score:.3f} → {new.score:.3f}")
+        if bool(old.excluded) != bool(new.excluded):
+            changes.append(f"{new.variant}: {f'out, {new.excluded}' if new.excluded else 'can be chosen'}")
+    return changes
 
 
 def _what_if(run: str, decision: Production, changed: list[str]) -> Any:
@@ -161,7 +176,7 @@ def _what_if(run: str, decision: Production, changed: list[str]) -> Any:
 
 
 def cost_lines(decision: Production) -> list[str]:
-    """The cost of a million output tokens with each variant, and the rate; none without a price."""
+    """Return the cost of a million output tokens with each variant, and the rate; none without a price."""
     from scoring.metrics import span
 
     basis = {"goodput": "at the goodput, within the latency targets", "throughput": "at the measured throughput"}
@@ -175,35 +190,34 @@ def cost_lines(decision: Production) -> list[str]:
 
 
 def _verified(run: str, verdict: Verdict) -> str:
-    what = f"the decision of run {run} for {verdict.winner} follows"
+    follows = f"the decision of run {run} for {verdict.winner} follows"
     if verdict.nobody:
-        what = f"that run {run} could choose no variant ({verdict.nobody}) follows"
-    said = f"verified: {what} from its samples; {len(verdict.compared)} files and documents agree"
-    said += "".join(f"\nnote: {note}" for note in verdict.notes)
+        follows = f"that run {run} could choose no variant ({verdict.nobody}) follows"
+    text = f"verified: {follows} from its samples; {len(verdict.compared)} files and documents agree"
+    text += "".join(f"\nnote: {note}" for note in verdict.notes)
     if verdict.not_recomputed:
-        said += "\nnot recomputed, because lm-eval aggregates it: " + ", ".join(verdict.not_recomputed)
-    return said
+        text += "\nnot recomputed, because lm-eval aggregates it: " + ", ".join(verdict.not_recomputed)
+    return text
 
 
-def _beside(first: str, second: str, found: Comparison) -> Any:
+def _comparison(first: str, second: str, comparison: Comparison) -> Any:
     from rich.console import Group
-    from rich.table import Table
 
+    from pipeline.runs.tables import plain_table
     from scoring.metrics import shown
 
-    settings = Table("Setting", first, second, box=None, pad_edge=False, header_style="dim")
-    for setting in found.settings:
+    settings = plain_table("Setting", first, second)
+    for setting in comparison.settings:
         settings.add_row(setting.what, setting.before, setting.after)
-    metrics = Table("Variant", "Metric", first, second, "Change", box=None, pad_edge=False, header_style="dim")
-    for change in found.metrics:
+    metrics = plain_table("Variant", "Metric", first, second, "Change")
+    for change in comparison.metrics:
         share = f"{change.change:+.1%}" if change.change is not None else "–"
-        note = "" if change.beyond_noise is None else "" if change.beyond_noise else " (within noise)"
         metrics.add_row(
             change.variant,
             change.metric,
             shown(change.metric, change.before),
             shown(change.metric, change.after),
-            share + note,
+            f"{share} (within noise)" if change.beyond_noise is False else share,
         )
-    same = [] if found.settings else ["settings, versions and hardware are the same"]
-    return Group(*same, *([settings] if found.settings else []), "", metrics, "", *found.notes, "", *found.winners)
+    lead = [settings] if comparison.settings else ["settings, versions and hardware are the same"]
+    return Group(*lead, "", metrics, "", *comparison.notes, "", *comparison.winners)

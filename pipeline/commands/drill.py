@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import dataclasses
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from pipeline.commands.options import (
     STORE,
-    ConfigOption,
+    ConfigOptions,
     JsonOption,
-    PlatformOption,
-    SetOption,
     StoreOption,
     WorkloadOption,
-    load_config,
+    add,
+    command_group,
+    model_store,
     print_result,
 )
+from pipeline.commands.releases import target_of_endpoint
+from stages.parts.base.log import say
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
@@ -27,43 +29,65 @@ if TYPE_CHECKING:
     from stages.rollout.target import Target
 
 UNBOUNDED_MS: Final = 1e9
-ModelArgument = Annotated[str, typer.Argument(help="A model that is being served.")]
-drill: Final = typer.Typer(
-    help="Test the running endpoint: with twice its load, a rollback, a crash, a load that needs more replicas.",
-    epilog="Example: slipway drill rollback org/name",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-)
+ServedModelArgument = Annotated[str, typer.Argument(help="A model that is being served.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class DrillOptions(ConfigOptions):
+    """The settings of a drill, the store, and how its result is printed."""
+
+    workload: WorkloadOption = None
+    store: StoreOption = STORE
+    as_json: JsonOption = False
+
+    def settings(self) -> RunConfig:
+        return self.load(workload=self.workload)
+
+    def end(self, result: LoadDrill | RollbackDrill | CrashDrill | ScaleDrill) -> None:
+        """Print the result, and fail if the drill failed."""
+        from stages.parts.base.errors import DrillFailed
+        from stages.rollout.drills import check
+
+        document = result.model_dump(mode="json") | {"held": not result.failures()}
+        print_result(document, _table(document), self.as_json)
+        try:
+            check(result.failures(), result.answers)
+        except DrillFailed as error:
+            if not self.as_json:
+                raise
+            say(error.render())  # stdout holds the document alone
+            raise typer.Exit(error.exit_code) from error
 
 
 def register(app: typer.Typer) -> None:
-    app.add_typer(drill, name="drill")
+    group = command_group("Test the running endpoint with load and failures.", "drill rollback org/name")
+    add(group, load, "drill load org/name --peak 32 --seconds 120")
+    add(group, rollback, "drill rollback org/name --json")
+    add(group, crash, "drill crash org/name")
+    add(group, scale, "drill scale org/name --platform gke --down")
+    app.add_typer(group, name="drill")
 
 
-@drill.command(epilog="Example: slipway drill load org/name --peak 32 --seconds 120")
 def load(
-    model: ModelArgument,
+    model: ServedModelArgument,
     peak: Annotated[
         int | None, typer.Option(min=1, help="Requests in flight at the expected peak. Default: the workload's.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="How long.")] = 60,
     ttft_ms: Annotated[float | None, typer.Option(help="p95 allowed. Default: the workload's slo.")] = None,
     tpot_ms: Annotated[float | None, typer.Option(help="p95 allowed. Default: the workload's slo.")] = None,
-    platform: PlatformOption = None,
-    workload: WorkloadOption = None,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
-    store: StoreOption = STORE,
-    as_json: JsonOption = False,
+    *,
+    options: DrillOptions,
 ) -> None:
-    """Send twice the expected peak load. Fails if a request fails or a latency target is missed."""
-    from pipeline.commands.releases import place_of
-    from stages.parts.base.log import say
+    """Send twice the expected peak load.
+
+    Fails if a request fails or a latency target is missed.
+    """
     from stages.parts.base.workload import Slo
     from stages.rollout.drills import access_to, drill_load
 
-    settings = load_config(config, None, workload, platform, assignments)
-    place = place_of(store, model)
+    settings = options.settings()
+    store = model_store(options.store, model)
     slo = settings.workload.slo
     if ttft_ms is not None or tpot_ms is not None:
         slo = Slo(
@@ -71,165 +95,113 @@ def load(
             tpot_ms=tpot_ms or (slo.tpot_ms if slo else UNBOUNDED_MS),
         )
     expected = peak or settings.workload.concurrency
-    url, via = _endpoint(settings, place, model), _via(settings)
+    url = _endpoint(settings, store, model)
     say(f"{2 * expected} requests in flight for {seconds:g} s")
-    access = access_to(place, url, via)
-    found = drill_load(access, settings.workload, peak=expected, seconds=seconds, slo=slo)
-    _end(found, as_json)
+    access = access_to(store, url, _via(settings))
+    options.end(drill_load(access, settings.workload, peak=expected, seconds=seconds, slo=slo))
 
 
-@drill.command(epilog="Example: slipway drill rollback org/name --json")
 def rollback(
-    model: ModelArgument,
+    model: ServedModelArgument,
     limit_s: Annotated[float, typer.Option(min=0, help="Seconds that the rollback may take.")] = 300,
-    platform: PlatformOption = None,
-    workload: WorkloadOption = None,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
-    store: StoreOption = STORE,
-    as_json: JsonOption = False,
+    *,
+    options: DrillOptions,
 ) -> None:
-    """Roll back to the previous release under load, and forward again. Fails if it takes too long or a request fails.
+    """Roll back under load, and forward again.
 
-    With a platform that serves on KServe, it is tested there.
+    Goes to the previous release. Fails if it takes too long or a request fails. With a platform that serves on KServe,
+    it is tested there.
     """
     from stages.parts.base.program import answer_sigterm
     from stages.rollout.drills import drill_rollback
 
     answer_sigterm()
-    settings = load_config(config, None, workload, platform, assignments)
-    place, target = _drilled(settings, store, model)
-    found = drill_rollback(
-        place,
-        target,
-        settings.workload,
-        settings.rollout,
-        limit_s=limit_s,
-        via=_via(settings),
-    )
-    _end(found, as_json)
+    settings, store = options.settings(), model_store(options.store, model)
+    target, via = _target(settings, store, model), _via(settings)
+    options.end(drill_rollback(store, target, settings.workload, settings.rollout, limit_s=limit_s, via=via))
 
 
-@drill.command(epilog="Example: slipway drill crash org/name")
 def crash(
-    model: ModelArgument,
+    model: ServedModelArgument,
     canary: Annotated[
         bool, typer.Option("--canary", help="Kill the canary's server instead of the stable one's.")
     ] = False,
-    platform: PlatformOption = None,
-    workload: WorkloadOption = None,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
-    store: StoreOption = STORE,
-    as_json: JsonOption = False,
+    *,
+    options: DrillOptions,
 ) -> None:
-    """Kill a server under load. Fails if it does not answer again within five minutes. Counts failed requests.
+    """Kill a server under load, and count failed requests.
 
-    With a platform that serves on KServe, one of the release's pods is killed.
+    Fails if it does not answer again within five minutes. With a platform that serves on KServe, one of the release's
+    pods is killed.
     """
     from stages.rollout.drills import drill_crash
 
-    settings = load_config(config, None, workload, platform, assignments)
-    place, target = _drilled(settings, store, model)
-    _end(drill_crash(place, target, settings.workload, canary=canary, via=_via(settings)), as_json)
+    settings, store = options.settings(), model_store(options.store, model)
+    target = _target(settings, store, model)
+    options.end(drill_crash(store, target, settings.workload, canary=canary, via=_via(settings)))
 
 
-@drill.command(epilog="Example: slipway drill scale org/name --platform gke --down")
 def scale(
-    model: ModelArgument,
+    model: ServedModelArgument,
     limit_s: Annotated[
         float, typer.Option(min=1, help="Seconds until the replicas are ready and, with --down, gone again.")
     ] = 900,
     seconds: Annotated[float, typer.Option(min=1, help="How long the load goes on with all replicas.")] = 30,
     down: Annotated[
-        bool, typer.Option("--down", help="Then wait until there are as few as before, with one client.")
+        bool, typer.Option("--down", help="Then wait until there are as few replicas as before, with one client.")
     ] = False,
-    platform: PlatformOption = None,
-    workload: WorkloadOption = None,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
-    store: StoreOption = STORE,
-    as_json: JsonOption = False,
+    *,
+    options: DrillOptions,
 ) -> None:
-    """Send more than the replicas should have, until more are ready. Fails if they don't come or a request fails.
+    """Send more load until more replicas are ready.
 
-    This needs a platform that serves on KServe, with KEDA or Knative. The load comes on top of what clients send.
+    Fails if they don't get ready or a request fails. This needs a platform that serves on KServe, with KEDA or Knative.
+    The load comes on top of what clients send.
     """
-    from pipeline.commands.releases import place_of, serving_of
-    from pipeline.settings.serving import target_of
     from stages.rollout.scale_drill import ScaleLimits, drill_scale
 
-    settings = load_config(config, None, workload, platform, assignments)
-    place = place_of(store, model)
-    target = target_of(settings, place, model, serving_of(place, settings))
+    settings, store = options.settings(), model_store(options.store, model)
+    target = target_of_endpoint(settings, store, model)
     limits = ScaleLimits(limit_s=limit_s, seconds=seconds, down=down)
-    _end(drill_scale(place, target, settings.workload, limits, via=_via(settings)), as_json)
+    options.end(drill_scale(store, target, settings.workload, limits, via=_via(settings)))
 
 
-def _drilled(settings: RunConfig, store: Path, model: str) -> tuple[ModelStore, Target]:
-    """A model's folder in the store, and the target that serves it.
-
-    Raises:
-        NothingToServe: there is no endpoint on this machine.
-    """
-    from pipeline.commands.releases import place_of, serving_of
-    from pipeline.settings.serving import target_of
+def _target(settings: RunConfig, store: ModelStore, model: str) -> Target:
+    """Return the target that serves the model. Raises: NothingToServe: there is no endpoint on this machine."""
     from stages.parts.records.rollout import LOCAL
     from stages.rollout.drills import running_endpoint
 
-    place = place_of(store, model)
     if settings.platform.serves_on == LOCAL:
-        running_endpoint(place)
-    return place, target_of(settings, place, model, serving_of(place, settings))
+        running_endpoint(store)
+    return target_of_endpoint(settings, store, model)
 
 
-def _endpoint(settings: RunConfig, place: ModelStore, model: str) -> str:
-    """The base URL that clients use.
-
-    Raises:
-        NothingToServe: the model is not being served.
-    """
+def _endpoint(settings: RunConfig, store: ModelStore, model: str) -> str:
+    """Return the base URL that clients use. Raises: NothingToServe: the model is not being served."""
     from pipeline.settings.serving import target_of
     from stages.parts.base.errors import NothingToServe
     from stages.parts.records.rollout import LOCAL
     from stages.rollout.drills import running_endpoint
 
     if settings.platform.serves_on == LOCAL:
-        return running_endpoint(place).url
-    target = target_of(settings, place, model, settings.serving)
+        return running_endpoint(store).url
+    target = target_of(settings, store, model, settings.serving)
     if target.split().stable is None:
         raise NothingToServe(f"{model} is not being served on {settings.platform.name}")
     return target.client_url()
 
 
 def _via(settings: RunConfig) -> str:
-    """The address to send requests to, if this machine can't resolve the cluster's host names; else empty."""
+    """Return the address to send requests to, if this machine can't resolve the cluster's host names; else empty."""
     from stages.parts.records.rollout import LOCAL
 
     return "" if settings.platform.serves_on == LOCAL else settings.kserve.gateway_url or ""
-
-
-def _end(found: LoadDrill | RollbackDrill | CrashDrill | ScaleDrill, as_json: bool) -> None:
-    """Print the result, and fail if the drill failed."""
-    from stages.parts.base.errors import DrillFailed
-    from stages.parts.base.log import say
-    from stages.rollout.drills import check
-
-    document = found.model_dump(mode="json") | {"held": not found.failures()}
-    print_result(document, _table(document), as_json)
-    try:
-        check(found.failures(), found.answers)
-    except DrillFailed as error:
-        if not as_json:
-            raise
-        say(error.render())  # stdout holds the document alone
-        raise typer.Exit(error.exit_code) from error
 
 
 def _table(document: dict[str, object]) -> str:
     lines = []
     for name, value in document.items():
         if isinstance(value, dict):
-            value = ", ".join(f"{key} {each}" for key, each in value.items())
+            value = ", ".join(f"{key} {part}" for key, part in value.items())
         lines.append(f"{name:20} {value}")
     return "\n".join(lines)

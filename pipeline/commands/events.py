@@ -5,82 +5,75 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from pipeline.commands import cluster
 from pipeline.commands.options import (
-    STORE,
     ConfigOption,
-    ContextOption,
-    EngineOption,
+    ConfigOptions,
+    FollowOption,
     JsonOption,
-    NamespaceOption,
     ProfileOption,
     SetOption,
-    StoreOption,
-    WorkflowEngine,
-    load_config,
+    Where,
+    add,
+    argo_engine,
     print_result,
 )
 from stages.parts.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pipeline.events.push import Push
+from stages.parts.base.log import say
 
 
 def register(app: typer.Typer) -> None:
-    app.command("trigger", epilog="Example: slipway trigger --payload event.json --dry-run")(trigger)
-    app.command(
-        "receive",
-        epilog="Example: slipway receive --allow 'org/*' --forward-to http://slipway-pushes-eventsource-svc:12000/pushes",
-    )(receive)
+    add(app, trigger, "trigger --payload event.json --dry-run")
+    add(app, receive, "receive --allow 'org/*' --forward-to http://slipway-pushes-eventsource-svc:12000/pushes")
 
 
 def trigger(
     payload: Annotated[str, typer.Option(metavar="FILE", help="The webhook's body, as JSON. -: standard input.")],
     provider: Annotated[str, typer.Option(help="The registry that posted it: huggingface or harbor.")] = "huggingface",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the Workflow, and start nothing.")] = False,
-    engine: EngineOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    follow: Annotated[bool, typer.Option(help="On a cluster: wait until the run ends.")] = True,
+    follow: FollowOption = True,
     profile: ProfileOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
-    store: StoreOption = STORE,
+    *,
+    where: Where,
     as_json: JsonOption = False,
 ) -> None:
-    """Start the run that a registry's webhook would start on a cluster, or say why it starts none.
+    """Start the run that a registry's webhook would start.
 
-    An event that starts no run ends with exit code 52.
+    If the event starts no run, it says why and ends with exit code 52.
     """
     from pipeline.events.providers import push_of
+    from pipeline.events.starting import start
+    from pipeline.events.starting import workflow as workflow_of
 
     push = push_of(provider, _read(payload))
-    sys.stderr.write(f"{push.model} was pushed at {push.commit}\n")
+    say(f"{push.model} was pushed at {push.commit}")
     if dry_run:
         import yaml
 
-        from pipeline.events.starting import workflow as workflow_of
-
         workflow = workflow_of(push)
         print_result(workflow, yaml.safe_dump(workflow, sort_keys=False).rstrip(), as_json)
-    elif engine is WorkflowEngine.ARGO:
+    elif where.on_cluster:
+        from pipeline.cluster.manifests import NAMESPACE
+
         if profile or config or assignments:
             raise ConfigError(
                 "on a cluster a pushed model runs with the settings of the installed template",
                 hint="leave out --profile, --config and --set (and their environment variables), or use --engine local",
             )
-        _on_a_cluster(push, context, namespace, follow=follow, as_json=as_json)
+        engine = argo_engine(where.cluster(namespace=NAMESPACE), follow=follow)
+        run = engine.announce(start(engine.cluster, push), is_new=True)
+        print_result(*engine.result(run), as_json)
     else:
-        from pipeline.local import submission
+        from pipeline.runs.engine import RunRequest
 
-        settings = load_config(config, profile, None, "local", assignments)
-        place = store.absolute()
-        finished = submission.run(settings, push.model, push.commit, store=place, serve=True, refresh=False)
-        print_result(finished.document(), finished.summary(), as_json)
+        settings = where.settings(ConfigOptions(config=config, assignments=assignments), profile=profile)
+        request = RunRequest(push.model, push.commit, serve=True)
+        print_result(*where.engine_of().start(settings, request), as_json)
 
 
 def receive(
@@ -100,7 +93,10 @@ def receive(
         float, typer.Option(min=0, metavar="SECONDS", help="How long to retry an EventSource that does not answer.")
     ] = 8.0,
 ) -> None:
-    """Receive webhooks of Hugging Face and Harbor, check their secrets, and forward to Argo Events what starts a run.
+    """Receive webhooks, and forward those that start runs.
+
+    Receives the webhooks of Hugging Face and Harbor, checks their secrets, and forwards pushes that should start a run
+    to Argo Events.
 
     SLIPWAY_WEBHOOK_SECRET is the secret of Hugging Face's webhook (/huggingface), SLIPWAY_HARBOR_TOKEN the Bearer token
     that Harbor sends (/harbor); a provider without a secret is not accepted. SLIPWAY_EVENTS_TOKEN is the EventSource's
@@ -122,7 +118,7 @@ def receive(
 
 
 def _read(path: str) -> Any:
-    """Raises: ConfigError: the file can't be read, or is not JSON."""
+    """Read the payload. Raises: ConfigError: the file can't be read, or is not JSON."""
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -133,12 +129,3 @@ def _read(path: str) -> Any:
         raise ConfigError(
             f"{path} is not JSON: {error}", hint="--payload takes the body of the webhook's request"
         ) from error
-
-
-def _on_a_cluster(push: Push, context: str | None, namespace: str | None, *, follow: bool, as_json: bool) -> None:
-    from pipeline.argo.engine import announced
-    from pipeline.cluster.manifests import NAMESPACE
-    from pipeline.events.starting import start
-
-    there = cluster.connected(context, namespace or NAMESPACE)
-    cluster.print_started(there, announced(start(there, push), new=True), follow=follow, as_json=as_json)

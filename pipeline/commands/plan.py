@@ -1,28 +1,32 @@
-"""``slipway plan``: what a model needs, before anything is downloaded."""
+"""``slipway plan`` and ``render``: say what a model needs and what would run, before anything is started."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipeline.commands.options import (
     STORE,
-    ConfigOption,
+    AnyModelArgument,
+    ConfigOptions,
     JsonOption,
-    PlatformOption,
-    SetOption,
+    ProfileOption,
+    RevisionOption,
     StoreOption,
     WorkloadOption,
-    load_config,
+    add,
     print_result,
 )
+from stages.parts.base.errors import UnknownName
 
-ModelArgument = Annotated[
-    str, typer.Argument(help="Name on the Hugging Face Hub, or a local directory such as ./my-model.")
-]
-RevisionOption = Annotated[str, typer.Option(help="Branch, tag or commit.")]
+if TYPE_CHECKING:
+    from pipeline.settings.config import RunConfig
+
 GpuOption = Annotated[str | None, typer.Option(help="GPUs to compare, such as l4,h100. Default: the whole catalogue.")]
 LengthOption = Annotated[
     int | None,
@@ -43,11 +47,12 @@ AllOption = Annotated[bool, typer.Option("--all", help="Show every number of GPU
 
 
 def register(app: typer.Typer) -> None:
-    app.command("plan", epilog="Example: slipway plan org/name --gpu l40s,h100 --peak 50 --slo ttft=1s,tpot=50ms")(plan)
+    add(app, plan, "plan org/name --gpu l40s,h100 --peak 50 --slo ttft=1s,tpot=50ms")
+    add(app, render, "render workflow | kubectl apply -f -")
 
 
 def plan(
-    model: ModelArgument,
+    model: AnyModelArgument,
     revision: RevisionOption = "main",
     gpu: GpuOption = None,
     length: LengthOption = None,
@@ -57,16 +62,16 @@ def plan(
     accelerators: AcceleratorsOption = None,
     every: AllOption = False,
     workload: WorkloadOption = None,
-    platform: PlatformOption = None,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    options: ConfigOptions,
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a model needs on each type of GPU, what it costs, and how fast it would be; download no weights.
+    """Say what a model needs on each type of GPU.
 
-    Reads only config.json and the index (or the header) of the weights. The cheapest choice that meets the targets
-    comes first. What a run has measured on the same type of GPU corrects the predicted times.
+    Also says what it costs and how fast it would be. Reads only config.json and the index (or the header) of the
+    weights, and downloads none. The cheapest choice that meets the targets comes first. What a run has measured on the
+    same type of GPU corrects the predicted times.
     """
     from pipeline.planning import document
     from pipeline.planning.page import page
@@ -74,18 +79,48 @@ def plan(
     from stages.parts.model.description import describe_model
     from stages.parts.vllm.prediction import calibrations
 
-    settings = load_config(config, None, workload, platform, assignments)
-    known = catalogue(accelerators)
-    named, described = document.choose_accelerators(known, gpu), describe_model(model, revision)
-    chosen = document.with_prices(named, price or (), settings, described)
+    settings = options.load(workload=workload)
+    gpus, described = catalogue(accelerators), describe_model(model, revision)
+    priced = document.with_prices(document.choose_accelerators(gpus, gpu), price or (), settings, described)
     targets = document.parse_targets(slo) if slo else None
-    made = document.make_plan(
+    answer = document.make_plan(
         described,
         settings,
-        chosen,
+        priced,
         context=length,
         peak=peak,
         targets=targets,
-        calibrations=calibrations(store, known),
+        calibrations=calibrations(store, gpus),
     )
-    print_result(made.model_dump(mode="json"), page(made, every=every), as_json)
+    print_result(answer.model_dump(mode="json"), page(answer, every=every), as_json)
+
+
+def render(
+    document: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT",
+            help="workflow: the Argo WorkflowTemplate. config: every setting that applies. events, poll: what starts "
+            "runs on a cluster, with the platform's image.",
+        ),
+    ],
+    profile: ProfileOption = None,
+    workload: WorkloadOption = None,
+    *,
+    options: ConfigOptions,
+) -> None:
+    """Print manifests or settings, without running anything."""
+    import yaml
+
+    from pipeline.cluster.manifests import TRIGGERS, for_triggers
+    from pipeline.local.engine import render as workflow
+
+    renderers: dict[str, Callable[[RunConfig], list[dict[str, Any]]]] = {
+        "workflow": lambda settings: [workflow(settings)],
+        "config": lambda settings: [settings.model_dump(mode="json")],
+        **{name: partial(for_triggers, name) for name in TRIGGERS},
+    }
+    if document not in renderers:
+        raise UnknownName("thing to render", document, renderers)
+    documents = renderers[document](options.load(profile=profile, workload=workload))
+    yaml.safe_dump_all(documents, sys.stdout, sort_keys=False, allow_unicode=True, width=120)

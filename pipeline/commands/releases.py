@@ -1,4 +1,4 @@
-"""``slipway releases``, ``rollback`` and ``prune``: list releases, go back to one, remove old ones."""
+"""``slipway serve``, ``releases``, ``rollback`` and ``prune``: serve a release, list them, go back, remove old ones."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from pipeline.commands.on_the_volume import on_the_volume
 from pipeline.commands.options import (
     STORE,
     ConfigOption,
+    ConfigOptions,
     JsonOption,
-    PlatformOption,
+    ModelArgument,
     SetOption,
     StoreOption,
-    load_config,
+    add,
+    model_store,
     print_result,
 )
+from pipeline.commands.volume import Volume, on_the_volume
+from stages.parts.base.errors import Interrupted
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
@@ -25,37 +28,70 @@ if TYPE_CHECKING:
     from stages.parts.base.store import ModelStore
     from stages.parts.releases.listing import MoveSummary, Pruned, ReleaseSummary
     from stages.parts.releases.split import Split
+    from stages.rollout.target import Target
 
 KEPT: Final = 3
-ModelArgument = Annotated[str, typer.Argument(help="A model that a run has published.")]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("releases", epilog="Example: slipway releases org/name --history")(on_the_volume(releases))
-    app.command("rollback", epilog="Example: slipway rollback org/name --to 3")(on_the_volume(rollback))
-    app.command("prune", epilog="Example: slipway prune org/name --keep 5")(on_the_volume(prune))
+    add(app, serve, "serve org/name --port 8000")
+    add(app, on_the_volume(releases), "releases org/name --history")
+    add(app, on_the_volume(rollback), "rollback org/name --to 3")
+    add(app, on_the_volume(prune), "prune org/name --keep 5")
+
+
+def serve(
+    model: ModelArgument,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; 0 takes a free one. Default: serving.port.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: this machine only.")] = None,
+    stop: Annotated[bool, typer.Option("--stop", help="Stop the endpoint that a run left serving.")] = False,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    store: StoreOption = STORE,
+) -> None:
+    """Serve the published release, OpenAI-compatible.
+
+    Serves in the foreground, until Ctrl-C. Set SLIPWAY_API_KEY to demand a key from clients.
+    """
+    from stages.parts.base.program import answer_sigterm
+    from stages.parts.endpoint.endpoint import stop as stop_serving
+    from stages.parts.endpoint.supervisor import serve_foreground
+
+    flags = {"serving.port": port, "serving.host": host}
+    fields = [f"{field}={value}" for field, value in flags.items() if value is not None]
+    settings = ConfigOptions(config=config, assignments=assignments).load(platform="local", assignments=fields)
+    models = model_store(store, model)
+    if stop:
+        typer.echo(f"stopped {model}" if stop_serving(models) else f"{model} was not being served")
+        return
+    answer_sigterm()
+    try:
+        serve_foreground(models, settings.serving)
+    except (KeyboardInterrupt, Interrupted):
+        typer.echo("stopped", err=True)
 
 
 def releases(
     model: ModelArgument,
-    platform: PlatformOption = None,
-    config: ConfigOption = None,
-    store: StoreOption = STORE,
-    as_json: JsonOption = False,
     history: Annotated[bool, typer.Option("--history", help="List every move between releases instead.")] = False,
+    *,
+    volume: Volume,
+    as_json: JsonOption = False,
 ) -> None:
-    """List a model's releases, the newest first, with the state of each."""
+    """List a model's releases, the newest first."""
     from stages.parts.releases.listing import catalogue, summarized_moves
 
-    place = place_of(store, model)
+    store = model_store(volume.store, model)
     if history:
-        moves = summarized_moves(place)
-        said: Any = _history(moves) if moves else f"no release of {model} was published or rolled out yet"
-        print_result([move.model_dump(mode="json") for move in moves], said, as_json)
+        moves = summarized_moves(store)
+        text = _history(moves) if moves else f"no release of {model} was published or rolled out yet"
+        print_result([move.model_dump(mode="json") for move in moves], text, as_json)
         return
-    found = catalogue(place, served(place, load_config(config, None, None, platform, None), model))
-    text: Any = _table(found) if found else f"no release of {model} in {store}; publish one with: slipway run {model}"
-    print_result([each.model_dump(mode="json") for each in found], text, as_json)
+    rows = catalogue(store, served(store, volume.load(), model))
+    none = f"no release of {model} in {volume.store}; publish one with: slipway run {model}"
+    print_result([row.model_dump(mode="json") for row in rows], _table(rows) if rows else none, as_json)
 
 
 def rollback(
@@ -63,27 +99,24 @@ def rollback(
     to: Annotated[
         str | None, typer.Option(help="A release's number or name. Default: the previous one in production.")
     ] = None,
-    platform: PlatformOption = None,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
-    store: StoreOption = STORE,
+    *,
+    volume: Volume,
     as_json: JsonOption = False,
 ) -> None:
-    """Go back to an earlier release. If the model is being served, all traffic moves to it as soon as it answers.
+    """Go back to an earlier release.
 
-    No weights are copied. If nothing is being served, the next `serve` serves it.
+    If the model is being served, all traffic moves to it as soon as it answers. No weights are copied. If nothing is
+    being served, the next `serve` serves it.
     """
-    from pipeline.settings.serving import target_of
     from stages.parts.base.program import answer_sigterm
     from stages.rollout.commands import roll_back
 
     answer_sigterm()
-    settings = load_config(config, None, None, platform, assignments)
-    place = place_of(store, model)
-    target = target_of(settings, place, model, serving_of(place, settings))
-    release, is_served = roll_back(place, target, settings.rollout, to=to)
-    said = f"{release} is in production" + ("" if is_served else f"; nothing was being served: slipway serve {model}")
-    print_result({"model": model, "release": release, "served": is_served}, said, as_json)
+    settings, store = volume.load(), model_store(volume.store, model)
+    target = target_of_endpoint(settings, store, model)
+    release, is_served = roll_back(store, target, settings.rollout, to=to)
+    text = f"{release} is in production" + ("" if is_served else f"; nothing was being served: slipway serve {model}")
+    print_result({"model": model, "release": release, "served": is_served}, text, as_json)
 
 
 def prune(
@@ -92,89 +125,83 @@ def prune(
     others: Annotated[
         bool, typer.Option("--others", help="Also remove variants and evaluations that only other settings need.")
     ] = False,
-    platform: PlatformOption = None,
-    config: ConfigOption = None,
-    store: StoreOption = STORE,
+    *,
+    volume: Volume,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove old releases. Releases in production, before it, in a rollout, or being served are kept.
+    """Remove old releases that nothing uses.
 
-    The store keeps the last variants and evaluations of other settings, so that a run with those finds them again.
-    `--others` removes them.
+    Releases in production, before it, in a rollout, or being served are kept. The store keeps the last variants and
+    evaluations of other settings, so that a run with those finds them again. `--others` removes them.
     """
     from stages.parts.releases.listing import prune as remove
     from stages.parts.releases.split import Split
 
-    place = place_of(store, model)
-    settings = load_config(config, None, None, platform, None)
-    pruned = remove(place, keep, served(place, settings, model) or Split(stable=None), others=others)
-    print_result(pruned.model_dump(mode="json"), _said(pruned), as_json)
+    store = model_store(volume.store, model)
+    split = served(store, volume.load(), model) or Split(stable=None)
+    pruned = remove(store, keep, split, others=others)
+    print_result(pruned.model_dump(mode="json"), _removed(pruned), as_json)
 
 
-def place_of(store: Any, model: str) -> ModelStore:
-    """A model's folder in the store, which need not exist.
-
-    Raises:
-        InvalidName: *model* is neither a name on the Hub nor a local directory.
-    """
-    from stages.parts.base.store import ModelStore
-    from stages.parts.model.name import ModelName
-
-    return ModelStore(store.absolute(), ModelName.parse(model).id)
-
-
-def serving_of(place: ModelStore, settings: RunConfig) -> AskedServing:
-    """The settings of the running endpoint, so that commands need not repeat them; else the configured ones."""
+def serving_of(store: ModelStore, settings: RunConfig) -> AskedServing:
+    """Return the settings of the running endpoint, so that commands need not repeat them; else the configured ones."""
     from stages.parts.base.serving_settings import AskedServing
     from stages.parts.base.settings import parse
     from stages.parts.endpoint.endpoint import endpoint
 
-    found = endpoint(place)
-    return parse(AskedServing, found.serving, "endpoint.json") if found else settings.serving
+    running = endpoint(store)
+    return parse(AskedServing, running.serving, "endpoint.json") if running else settings.serving
 
 
-def served(place: ModelStore, settings: RunConfig, model: str) -> Split | None:
-    """What is being served; None if nothing is. Starts nothing."""
+def target_of_endpoint(settings: RunConfig, store: ModelStore, model: str) -> Target:
+    """Return the target that serves a model, with the settings of the running endpoint."""
+    from pipeline.settings.serving import target_of
+
+    return target_of(settings, store, model, serving_of(store, settings))
+
+
+def served(store: ModelStore, settings: RunConfig, model: str) -> Split | None:
+    """Return the split of traffic; None if nothing is being served. Starts nothing."""
     from pipeline.settings.serving import target_of
     from stages.parts.records.rollout import LOCAL
     from stages.parts.releases.split import Split
 
     if settings.platform.serves_on != LOCAL:
-        return target_of(settings, place, model, settings.serving).split()
+        return target_of(settings, store, model, settings.serving).split()
     from stages.parts.endpoint.endpoint import endpoint
 
-    found = endpoint(place)
-    return Split(found.release, found.canary, found.percent, found.standby) if found else None
+    running = endpoint(store)
+    return Split(running.release, running.canary, running.percent, running.standby) if running else None
 
 
-def _table(found: list[ReleaseSummary]) -> Any:
-    from rich.table import Table
+def _table(rows: list[ReleaseSummary]) -> Any:
     from rich.text import Text
 
+    from pipeline.runs.tables import plain_table
+
     styles = {"production": "green", "canary": "cyan", "candidate": "cyan", "rolled back": "red"}
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("Release", "Variant", "Digest", "Score", "Made", "Size", "State"):
-        table.add_column(heading, justify="right" if heading in ("Release", "Score", "Size") else "left")
-    for each in found:
+    headings = ("Release", "Variant", "Digest", "Score", "Made", "Size", "State")
+    table = plain_table(*headings, right=("Release", "Score", "Size"))
+    for row in rows:
         table.add_row(
-            str(each.number),
-            each.variant,
-            each.digest[:12] if each.digest else "damaged",
-            "–" if each.score is None else f"{each.score:.3f}",
-            f"{each.made_at.astimezone():%Y-%m-%d %H:%M}",
-            _size(each.size_bytes),
-            Text(each.state, style=styles.get(each.state, "")),
+            str(row.number),
+            row.variant,
+            row.digest[:12] if row.digest else "damaged",
+            "–" if row.score is None else f"{row.score:.3f}",
+            f"{row.made_at.astimezone():%Y-%m-%d %H:%M}",
+            _size(row.size_bytes),
+            Text(row.state, style=styles.get(row.state, "")),
         )
     return table
 
 
 def _history(moves: list[MoveSummary]) -> Any:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("When", "What", "From", "To", "Reached", "Outcome", "Took", "Who", "Why"):
-        table.add_column(heading, justify="right" if heading in ("From", "To", "Reached", "Took") else "left")
+    from pipeline.runs.tables import plain_table
+
+    headings = ("When", "What", "From", "To", "Reached", "Outcome", "Took", "Who", "Why")
+    table = plain_table(*headings, right=("From", "To", "Reached", "Took"))
     for move in moves:
         table.add_row(
             f"{move.started_at.astimezone():%Y-%m-%d %H:%M}",
@@ -194,13 +221,13 @@ def _number(release: str | None) -> str:
     return str(int(release.partition("-")[0])) if release else "–"
 
 
-def _said(pruned: Pruned) -> str:
+def _removed(pruned: Pruned) -> str:
     removed = ", ".join((*pruned.removed, *(["what other settings made"] if pruned.others else [])))
     if not removed:
         return f"nothing to remove: all {len(pruned.kept)} releases are kept"
-    said = f"removed {removed}; {_size(pruned.freed_bytes)} freed"
+    text = f"removed {removed}; {_size(pruned.freed_bytes)} freed"
     shared = pruned.removed_bytes - pruned.freed_bytes
-    return said + (
+    return text + (
         f", {_size(shared)} remain, because variants or other releases link to the same files" if shared else ""
     )
 

@@ -1,4 +1,4 @@
 """The local engine: runs the compiled Argo manifest on this machine, each container's command as a subprocess.
 
-manifest → workflow (all mistakes at once) → engine (tasks that fit run, others wait) → run.json, logs/
+manifest → workflow → execution (tasks that fit run, others wait) → run.json, logs/
 """

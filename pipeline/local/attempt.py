@@ -45,12 +45,12 @@ class ProcessSpec:
         mounts: Mapping[str, Path],
         lookup: Callable[[str], str],
     ) -> ProcessSpec:
-        """Raises: Unresolved: by *lookup*."""
+        """Resolve the references of *template*. Raises: Unresolved: by *lookup*."""
         program = template.program
         claims = {mount.mount_path: volumes[mount.name].persistent_volume_claim for mount in program.volume_mounts}
         return cls(
             command=tuple(substitute(text, lookup) for text in (*program.command, *program.args)),
-            environment={each.name: substitute(each.value, lookup) for each in program.env if not each.value_from},
+            environment={one.name: substitute(one.value, lookup) for one in program.env if not one.value_from},
             outputs={
                 parameter.name: substitute(parameter.value_from.path, lookup)
                 for parameter in template.outputs.parameters
@@ -73,17 +73,13 @@ class Ended:
 
 
 class Attempt:
-    """A process that starts at once. Its thread calls *ended* when no process of it is left.
-
-    Raises:
-        NotEnoughSpace, ConfigError: its log or a folder can't be created.
-    """
+    """A process that starts at once. Its thread calls *ended* when no process of it is left."""
 
     def __init__(
         self,
         task: str,
         number: int,
-        what: ProcessSpec,
+        spec: ProcessSpec,
         environment: Mapping[str, str],
         folder: Path,
         ended: Callable[[Ended], None],
@@ -92,21 +88,21 @@ class Attempt:
         """Why the engine stopped it, if it did."""
         self._task, self._ended = task, ended
         self._scratch = folder / SCRATCH / f"{safe(task)}-{number}"
-        folders = dict(what.fixed)
-        folders |= {path: self._scratch / volume for path, volume in what.fresh.items()}
-        self._outputs = {name: Path(translated(path, folders)) for name, path in what.outputs.items()}
-        variables = {name: translated(value, folders) for name, value in what.environment.items()}
+        folders = dict(spec.fixed)
+        folders |= {path: self._scratch / volume for path, volume in spec.fresh.items()}
+        self._outputs = {name: Path(translated(path, folders)) for name, path in spec.outputs.items()}
+        variables = {name: translated(value, folders) for name, value in spec.environment.items()}
         self._failure = Path(variables.get(OUTPUTS_VARIABLE, "")) / FAILURE
         self._log = folder / LOGS / log_file(task)
         with writable(folder):
-            for path in what.fresh:
+            for path in spec.fresh:
                 folders[path].mkdir(parents=True, exist_ok=True)
             log = self._log.open("ab", buffering=0)
         with log:
             if number > 1:
                 log.write(f"\n--- attempt {number} ---\n".encode())
             self._log_start = log.tell()
-            self._process = Contained(interpreted(what.command), output=log, environment={**environment, **variables})
+            self._process = Contained(interpreted(spec.command), output=log, environment={**environment, **variables})
         self._thread = threading.Thread(target=self._wait, name=f"attempt {task}", daemon=True)
         self._thread.start()
 
@@ -141,10 +137,10 @@ class Attempt:
                 return Ended(self._task, status, f"it succeeded, but wrote no output {name!r} to {path}")
         if status == 0:
             return Ended(self._task, status, outputs=outputs)
-        said = StageFailure.read(self._failure, status)
-        if said is None:
+        failure = StageFailure.read(self._failure, status)
+        if failure is None:
             return Ended(self._task, status, unexplained(self._tail(), status), outputs=outputs)
-        return Ended(self._task, status, said.message, said.hint, outputs)
+        return Ended(self._task, status, failure.message, failure.hint, outputs)
 
     def _tail(self) -> str:
         with self._log.open("rb") as log:
@@ -154,7 +150,7 @@ class Attempt:
 
 
 def unexplained(log: str, status: int) -> str:
-    """What is known of a program that left no failure document: its exit status, and the last line of its log."""
+    """Explain a program that left no failure document by its exit status and the last line of its log."""
     ended = SIGNALS.get(status, f"exit code {status}")
     lines = [line for line in re.split(r"[\r\n]+", log) if line.strip()]
     return f"{ended}: {lines[-1].strip()}" if lines else ended
@@ -174,9 +170,9 @@ def interpreted(command: tuple[str, ...]) -> list[str]:
 
 
 def code_path(environment: Mapping[str, str]) -> dict[str, str]:
-    """A PYTHONPATH with which a task finds the same ``stages`` as this process, installed or not."""
+    """Return a PYTHONPATH with which a task finds the same ``stages`` as this process, installed or not."""
     root = str(Path(stages.__file__ or "").parents[1])
     if root in (*site.getsitepackages(), site.getusersitepackages()):
         return {}
-    before = environment.get("PYTHONPATH")
-    return {"PYTHONPATH": f"{root}:{before}" if before else root}
+    inherited = environment.get("PYTHONPATH")
+    return {"PYTHONPATH": f"{root}:{inherited}" if inherited else root}

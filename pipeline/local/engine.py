@@ -1,154 +1,156 @@
-"""The engine: runs a workflow from its lock to its exit handler."""
+"""Runs a configuration on this machine: compiles the definition, executes it, and reports the result."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import queue
-import signal
-import threading
-import time
-from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
-from typing import Any, Literal
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.local import growth, mutex, requirements
-from pipeline.local.folder import LOGS, RunFolders, opened, save
-from pipeline.local.job import Scope
-from pipeline.local.resources import Capacity, Pool
-from pipeline.local.runner import INTERRUPTED, NEVER, POLL_S, Event, Signal
-from pipeline.local.scheduler import Scheduler
-from pipeline.local.workflow import parse
-from pipeline.runs.progress import RunObserver
-from pipeline.runs.state import RunState
-from stages.parts.base.errors import Interrupted, SlipwayError
+from pipeline.local.resources import MachineResources
+from pipeline.local.runs import LocalRun, all_runs, new_id
+from pipeline.runs.engine import Printout, RunRequest, choose_run
+from pipeline.runs.state import failure
+from stages.parts.base.errors import ConfigError
+from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.store import ModelStore, full_disk_as_error
+from stages.parts.model.name import ModelName
 
+if TYPE_CHECKING:
+    from pipeline.settings.config import RunConfig
 
-def execute(
-    manifest: Mapping[str, Any],
-    *,
-    arguments: Mapping[str, str],
-    name: str,
-    folders: RunFolders,
-    capacity: Capacity,
-    observer: RunObserver,
-    environment: Mapping[str, str] | None = None,
-) -> RunState:
-    """Run a compiled WorkflowTemplate or Workflow to its end, including its exit handler.
-
-    Args:
-        arguments: values of the workflow's parameters.
-        name: the run's name, ``{{workflow.name}}``.
-        environment: what tasks inherit, and where secrets come from. Default: this process's own.
-
-    Returns:
-        The state at the end, after a success or a failure: see ``phase``, ``culprit`` and ``message``.
-
-    Raises:
-        UnsupportedField, ConfigError: the workflow can't run here; nothing was started.
-        Busy: another engine runs in the run's folder.
-        NotEnoughSpace: the disk is full; what ran was stopped.
-        Interrupted: Ctrl-C or SIGTERM; what ran was stopped, and the exit handler ran.
-    """
-    workflow = parse(manifest)
-    parameters = workflow.bind(arguments)
-    inherited = dict(os.environ if environment is None else environment)
-    requirements.check(workflow, folders.mounts, capacity, inherited)
-    nodes = growth.outermost(workflow)
-    state = RunState(name=name, workflow=workflow.name, arguments=parameters, nodes=nodes)
-    scheduler = Scheduler(workflow, state, folders, Pool(capacity), observer, inherited)
-    with opened(folders.run, manifest, state):
-        _Run(scheduler).run()
-    if scheduler.signals:
-        raise Interrupted("interrupted; every task was stopped", hint=f"logs are in {folders.run / LOGS}")
-    return state
+ENGINE_STATE: Final = ".engine"
+"""The folder of memoized results and locks in the store, shared by all its runs."""
 
 
-class _Run:
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler, self.state, self.workflow = scheduler, scheduler.state, scheduler.workflow
+@dataclass(frozen=True)
+class LocalEngine:
+    """The engine of a store on this machine; see ``pipeline.runs.engine.Engine``."""
 
-    def run(self) -> None:
-        """Run to the end; save and show the last state also after an error of the engine itself."""
-        try:
-            with _signals_to(self.scheduler.events), contextlib.ExitStack() as locks:
-                if self._lock(locks):
-                    self._workflow()
-                self._save_last()
-        except Exception as error:
-            self.scheduler.leave_nothing_running()
-            self.state.phase, self.state.message = "Error", str(error)
-            with contextlib.suppress(SlipwayError):
-                self._save_last()
-            raise
-        finally:
-            self.scheduler.observer.finished(self.state)
+    store: Path
 
-    def _lock(self, locks: contextlib.ExitStack) -> bool:
-        """Hold the workflow's mutexes as long as *locks* is open; False if a signal comes first."""
-        scope = Scope(self._values())
-        asked = self.workflow.spec.synchronization
-        wanted = mutex.locks_of(asked, len(self.scheduler.pool.capacity.gpus), scope)
-        while busy := mutex.hold(locks, self.scheduler.folders.locks, wanted):
-            if self.state.message != (message := f"waiting for {busy}"):
-                self.state.message = message
-                self.scheduler.run_changed()
-                save(self.scheduler.folders.run, self.state)
-            with contextlib.suppress(queue.Empty):
-                self.scheduler.take_in(self.scheduler.events.get(timeout=POLL_S))
-                self.state.phase, self.state.message = "Failed", INTERRUPTED
-                return False
-        return True
+    @property
+    def no_runs(self) -> str:
+        return f"no runs in {self.store}; start one with: slipway run MODEL"
 
-    def _workflow(self) -> None:
-        state, scheduler = self.state, self.scheduler
-        limit_s = self.workflow.spec.active_deadline_seconds
-        state.phase, state.message, state.started_at = "Running", "", datetime.now(UTC)
-        scheduler.deadline = time.monotonic() + limit_s if limit_s is not None else NEVER
-        scheduler.run_changed()
-        save(scheduler.folders.run, state)  # before there is a task that can be stopped or resumed
-        culprit = scheduler.complete(growth.entrypoint(self.workflow, state, self._values()))
-        phase, message = self._verdict(culprit)
-        if on_exit := self.workflow.spec.on_exit:
-            # It runs once, whatever happened; only a second interrupt skips it.
-            scheduler.deadline, scheduler.stopping = NEVER, INTERRUPTED if scheduler.signals > 1 else ""
-            values = {**self._values(), "workflow.status": phase}
-            handler = scheduler.complete(growth.exit_handler(self.workflow, state, on_exit, values))
-            if phase == "Succeeded":
-                culprit = handler
-                phase, message = self._verdict(culprit)
-        state.phase, state.culprit = phase, culprit
-        state.message = INTERRUPTED if scheduler.signals else message
+    def runs(self) -> list[LocalRun]:
+        return all_runs(self.store)
 
-    def _verdict(self, culprit: str | None) -> tuple[Literal["Succeeded", "Failed", "Error"], str]:
-        if self.scheduler.stopping:
-            return "Failed", self.scheduler.stopping
-        if culprit is None:
-            return "Succeeded", ""
-        node = self.state.node(culprit)
-        return "Error" if node.phase == "Error" else "Failed", f"{culprit}: {node.message}"
+    def find(self, name: str) -> LocalRun:
+        runs = {run.id: run for run in self.runs()}
+        return runs[choose_run(name, [*runs], str(self.store))]
 
-    def _values(self) -> dict[str, str]:
-        parameters = {f"workflow.parameters.{name}": value for name, value in self.state.arguments.items()}
-        return {"workflow.name": self.state.name, **parameters}
+    def start(self, config: RunConfig, request: RunRequest) -> Printout:
+        from pipeline.planning.refusal import decide_before
+        from pipeline.workflow.parameters import arguments
 
-    def _save_last(self) -> None:
-        self.state.finished_at = datetime.now(UTC)
-        save(self.scheduler.folders.run, self.state)
+        name = ModelName.parse(request.model)
+        model = str(name.directory or request.model)
+        parameters = arguments(config, model, request.revision, serve=request.serve, refresh=request.refresh)
+        store = ModelStore(self.store.absolute(), name.id)
+        if request.serve:
+            _check_port(store, config.serving)
+        decide_before(config, parameters["model"], request.revision, store.root)
+        return _execute(render(config), parameters, store)
+
+    def retry(self, name: str, *, allow_incomplete: bool = False) -> Printout:
+        from pipeline.workflow.parameters import allowing_incomplete, hub_here, resolve_key
+
+        executed = self.find(name).workflow()
+        parameters = executed["arguments"]
+        if {"model", "revision"} <= parameters.keys():  # a local directory may have changed since
+            parameters["resolve-key"] = resolve_key(parameters["model"], parameters["revision"], hub=hub_here())
+        if allow_incomplete:
+            parameters["optimize"] = allowing_incomplete(parameters["optimize"])
+        store = ModelStore(self.store.absolute(), ModelName.parse(parameters["model"]).id)
+        if parameters.get("serve") == "true":
+            _check_port(store, AskedServing.model_validate_json(parameters["serving"]))
+        return _execute(executed["manifest"], parameters, store)
 
 
-@contextlib.contextmanager
-def _signals_to(events: queue.SimpleQueue[Event]) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into events. Only possible in the main thread; elsewhere the caller handles signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    # SimpleQueue.put is reentrant, so that a signal handler may call it.
-    before = {
-        number: signal.signal(number, lambda *_: events.put(Signal())) for number in (signal.SIGINT, signal.SIGTERM)
+def render(config: RunConfig) -> dict[str, Any]:
+    """Return the WorkflowTemplate as it would be executed on a machine with this machine's cores and GPUs."""
+    from pipeline.workflow.definition import workflow_template
+
+    machine = MachineResources.of_this_machine()
+    platform = config.platform.on(cores=int(machine.cores), gpus=len(machine.gpus))
+    return workflow_template(config.model_copy(update={"platform": platform}))
+
+
+def _execute(manifest: dict[str, Any], parameters: dict[str, str], store: ModelStore) -> Printout:
+    from pipeline.local.execution import execute
+    from pipeline.local.folder import RunFolders
+    from pipeline.runs.progress import observer_for
+    from pipeline.settings.platform import STORE_MOUNT
+
+    run_id = new_id(datetime.now().astimezone())
+    folder = store.run(run_id)
+    _make_usable(store.root)
+    state = execute(
+        manifest,
+        arguments=parameters,
+        name=run_id,
+        folders=RunFolders({STORE_MOUNT: store.root}, folder, store.root / ENGINE_STATE),
+        capacity=MachineResources.of_this_machine(),
+        observer=observer_for(sys.stderr, folder),
+    )
+    run = LocalRun(folder, state)
+    if state.phase != "Succeeded" or run.decision is None:
+        raise failure(state)
+    return _succeeded(run, store, served=parameters.get("serve") == "true")
+
+
+def _succeeded(run: LocalRun, store: ModelStore, *, served: bool) -> Printout:
+    """Describe a run that succeeded: the scores, the reason, and where everything is."""
+    from rich.console import Group
+
+    from pipeline.runs.tables import score_table
+    from stages.parts.base.program import outcomes
+    from stages.parts.endpoint.endpoint import endpoint
+
+    decision, serving = run.decision, endpoint(store) if served else None
+    if decision is None:
+        raise TypeError(f"run {run.id} has no decision")
+    making = [outcome for outcome in outcomes(run.path) if outcome.stage not in ("resolve", "check")]
+    reused = all(outcome.result == "reused" for outcome in making)
+    release = store.releases / decision.release
+    document = {
+        "run": run.id,
+        "model": run.model,
+        "phase": run.state.phase,
+        "reused": reused,
+        "decision": decision.model_dump(mode="json"),
+        "report": str(run.page),
+        "release": str(release),
+        "endpoint": serving and serving.url,
     }
+    places = [f"report    {run.page}", f"release   {release}"]
+    if serving:
+        places += [f"endpoint  {serving.url}/v1 serves {serving.model}"]
+        places += [f"          stop it: slipway serve {run.model} --stop"]
+    lead = ["Nothing had changed: every result was reused.", ""] if reused else []
+    return Printout(document, Group(*lead, score_table(decision), "", decision.reason, *decision.notes, "", *places))
+
+
+def _check_port(store: ModelStore, serving: AskedServing) -> None:
+    """Check the port now rather than after an hour of work. The model's own endpoint may hold it."""
+    from stages.parts.endpoint.endpoint import endpoint
+    from stages.parts.vllm.server import reserved_port
+
+    if endpoint(store) is None:
+        with reserved_port(serving.host, serving.port):
+            pass
+
+
+def _make_usable(store: Path) -> None:
+    """Create the store if needed."""
+    hint = "choose another with --store"
     try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        with full_disk_as_error(store):
+            store.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot use {store} as the store: {error.strerror}", hint=hint) from error
+    if not os.access(store, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write to the store {store}", hint=hint)

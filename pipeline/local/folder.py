@@ -49,13 +49,7 @@ class RunFolders:
 
 @contextlib.contextmanager
 def opened(folder: Path, manifest: Mapping[str, Any], state: RunState) -> Iterator[None]:
-    """Create the folder of a new run and hold its lock.
-
-    Raises:
-        Busy: another engine runs in it.
-        ConfigError: it holds a run already, or can't be written.
-        NotEnoughSpace: the disk is full.
-    """
+    """Create the folder of a new run and hold its lock."""
     with writable(folder):
         for name in (LOGS, SCRATCH):
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -71,21 +65,13 @@ def opened(folder: Path, manifest: Mapping[str, Any], state: RunState) -> Iterat
 
 
 def save(folder: Path, state: RunState) -> None:
-    """Write run.json.
-
-    Raises:
-        NotEnoughSpace, ConfigError: the folder can't be written; run.json is unchanged.
-    """
+    """Write run.json."""
     with writable(folder):
         write_json(folder / STATE, state)
 
 
 def read_run(folder: Path) -> RunState:
-    """Read the current state of the run in *folder*; works in any process.
-
-    Raises:
-        MissingRun: there is none, or it can't be read.
-    """
+    """Read the current state of the run in *folder*; works in any process."""
     state = _read(folder)
     if state.finished_at is None and not _alive(folder):
         state = _read(folder)  # the engine may have written the last state in between

@@ -9,11 +9,11 @@ from pipeline.local.job import ActiveDag, Job
 from pipeline.local.manifest import Task, Template
 from pipeline.local.workflow import Workflow
 from pipeline.runs.graph import Graph
-from pipeline.runs.state import EXIT_NODE, Kind, Node, RunState
+from pipeline.runs.state import EXIT_NODE, Node, RunState
 
 
 def outermost(workflow: Workflow) -> list[Node]:
-    """The nodes of a new run: the entrypoint's tasks and the exit handler."""
+    """Return the nodes of a new run: the entrypoint's tasks and the exit handler."""
     tasks = {task.name: task for task in workflow.templates[workflow.spec.entrypoint].tasks}
     nodes = [_node(tasks[name], workflow, "") for name in workflow.graphs[workflow.spec.entrypoint].depends]
     if workflow.spec.on_exit:
@@ -26,7 +26,7 @@ def entrypoint(workflow: Workflow, state: RunState, base: Mapping[str, str]) -> 
 
 
 def exit_handler(workflow: Workflow, state: RunState, on_exit: str, base: Mapping[str, str]) -> ActiveDag:
-    """A DAG with the exit handler as its only task."""
+    """Return a DAG with the exit handler as its only task."""
     task = Task(name=EXIT_NODE, template=on_exit)
     dag = ActiveDag(workflow.templates[on_exit], Graph.of({task.name: ""}), base, {})
     dag.jobs[task.name] = Job(task, dag.template, state.node(task.name), dag)
@@ -34,7 +34,7 @@ def exit_handler(workflow: Workflow, state: RunState, on_exit: str, base: Mappin
 
 
 def inner(workflow: Workflow, state: RunState, job: Job) -> ActiveDag:
-    """Raises: Unresolved: an argument without a value."""
+    """Return the dag that *job* runs. Raises: Unresolved: an argument without a value."""
     return _active(workflow, state, job.template, job.dag.base, job.inputs(), parent=job.node.name)
 
 
@@ -47,11 +47,11 @@ def _active(
     *,
     parent: str = "",
 ) -> ActiveDag:
-    """A dag with its jobs; nodes that the run lacks are added to it."""
+    """Return a dag with its jobs; nodes that the run lacks are added to it."""
     dag = ActiveDag(template, workflow.graphs[template.name], base, inputs or {})
-    tasks, there = {task.name: task for task in template.tasks}, {node.name: node for node in state.nodes}
+    tasks, nodes = {task.name: task for task in template.tasks}, {node.name: node for node in state.nodes}
     for name in dag.graph.depends:
-        node = there.get(names.inside(parent, name))
+        node = nodes.get(names.inside(parent, name))
         if node is None:
             node = _node(tasks[name], workflow, parent)
             state.add(node)
@@ -65,12 +65,6 @@ def _node(task: Task, workflow: Workflow, parent: str) -> Node:
         name=names.inside(parent, task.name),
         display_name=task.name,
         template=template.name,
-        kind=_kind(template),
+        kind="DAG" if template.dag else "Suspend" if template.suspend else "Pod",
         parent=parent,
     )
-
-
-def _kind(template: Template) -> Kind:
-    if template.dag:
-        return "DAG"
-    return "Suspend" if template.suspend else "Pod"

@@ -68,18 +68,14 @@ class Job:
         return self.dag.scope()
 
     def deadline(self) -> tuple[float, str] | None:
-        """The time at which its attempt is stopped, as time.monotonic(), and the message."""
+        """Return the time at which its attempt is stopped, as time.monotonic(), and the message."""
         limit_s = self.template.active_deadline_seconds
         if limit_s is None or self.running is None or self.running.attempt.reason:
             return None
         return self.running.since + limit_s, f"took longer than {limit_s:g} s (activeDeadlineSeconds)"
 
     def inputs(self) -> dict[str, str]:
-        """The values of its template's inputs, by reference.
-
-        Raises:
-            Unresolved: an argument that refers to an output which is not there.
-        """
+        """Return the values of its template's inputs, by reference."""
         scope = self.scope
         return {
             f"inputs.parameters.{parameter.name}": substitute(parameter.value, scope)
@@ -87,18 +83,14 @@ class Job:
         }
 
     def skipped_by(self) -> str:
-        """Its ``when`` with values, if it is false; else empty.
-
-        Raises:
-            ConfigError: with its values it is not a condition.
-        """
+        """Its ``when`` with values, if it is false; else empty."""
         text = substitute(self.task.when, self.scope)
         if not text or expressions.holds(expressions.parse(text, "when"), str):
             return ""
         return text
 
     def origin(self) -> Job:
-        """The innermost task that made it fail; itself if it holds none."""
+        """Return the innermost task that made it fail; itself if it holds none."""
         within = self.inner.culprit() if self.inner else None
         return within.origin() if within else self
 
@@ -131,7 +123,7 @@ class ActiveDag:
         return self.graph.may_run(task, self.phases())
 
     def culprit(self) -> Job | None:
-        """The failed task that made it fail; None if it did not fail."""
+        """Return the failed task that made it fail; None if it did not fail."""
         name = self.graph.culprit(self.phases())
         return self.jobs[name] if name else None
 
@@ -139,11 +131,7 @@ class ActiveDag:
         return Scope({**self.base, **self.inputs}, self.jobs)
 
     def outputs(self) -> dict[str, str]:
-        """The outputs of its template, once its tasks have ended.
-
-        Raises:
-            Unresolved: one has no value.
-        """
+        """Return the outputs of its template, once its tasks have ended."""
         scope = self.scope()
         return {
             parameter.name: substitute(parameter.value_from.parameter, scope)
@@ -159,7 +147,7 @@ class Scope:
     jobs: Mapping[str, Job] = field(default_factory=dict)
 
     def __call__(self, reference: str) -> str:
-        """Raises: Unresolved."""
+        """Look a reference up. Raises: Unresolved."""
         if reference in self.values:
             return self.values[reference]
         match reference.split("."):

@@ -1,92 +1,16 @@
-"""The part of an Argo manifest that runs here, as closed models: any other field is an error that names the field.
+"""The part of an Argo manifest that the workflow uses, as closed models: any other field is an error that names it.
 
-Kinds: ``WorkflowTemplate``, ``Workflow`` (argoproj.io/v1alpha1, Argo 4).
-
-    spec                      entrypoint (a dag), onExit (a dag or a container), arguments.parameters, templates,
-                              volumes, activeDeadlineSeconds, synchronization
-    …volumes[]                name, persistentVolumeClaim.claimName (replaced by a local folder), emptyDir (a fresh
-                              folder for each attempt)
-    …templates[]              name; one of container, dag, suspend; inputs.parameters, outputs.parameters
-      of a container          volumes, memoize, retryStrategy, synchronization, activeDeadlineSeconds (of one attempt),
-                              podSpecPatch (JSON: resources of the container main, emptyDir volumes)
-      of a dag                memoize
-    …outputs.parameters[]     name, valueFrom: path (of a container, below a mounted volume) or parameter (of a dag)
-    …container                command (``python`` is this interpreter), args, env (value, or valueFrom.secretKeyRef:
-                              the environment variable of the same name), resources (cpu, memory, */gpu), volumeMounts
-    …dag                      failFast (false), tasks[]: name, template, arguments.parameters, depends, when
-    …retryStrategy            limit, retryPolicy (Always), expression, backoff (duration, factor)
-    …memoize                  key, maxAge, cache.configMap.name
-    …synchronization          mutexes[].name, semaphores[].configMapKeyRef
-    references                {{inputs.parameters.P}}, {{workflow.parameters.P}}, {{workflow.name}},
-                              {{tasks.T.outputs.parameters.P}}; in the exit handler also {{workflow.status}}
-
-docs/local-engine.md lists every field of Argo and how it is treated.
-``CLUSTER_ONLY`` lists the fields that are accepted and mean nothing on one machine.
+A model's ``cluster_only`` names the fields that only say where and how a pod runs, or what a cluster keeps of it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
-
-ON_POD: Final = frozenset(
-    {
-        "affinity",
-        "automountServiceAccountToken",
-        "executor",
-        "hostAliases",
-        "metrics",
-        "nodeSelector",
-        "schedulerName",
-        "securityContext",
-        "serviceAccountName",
-        "tolerations",
-    }
-)
-CLUSTER_ONLY: Final[dict[str, frozenset[str]]] = {
-    "Spec": ON_POD
-    | {
-        "archiveLogs",
-        "artifactRepositoryRef",
-        "dnsConfig",
-        "dnsPolicy",
-        "hostNetwork",
-        "imagePullSecrets",
-        "podDisruptionBudget",
-        "podGC",
-        "podMetadata",
-        "podPriorityClassName",
-        "podResources",
-        "priority",
-        "ttlStrategy",
-        "workflowMetadata",
-    },
-    "Template": ON_POD | {"annotations", "failFast", "metadata", "pendingTimeout", "podResources", "priorityClassName"},
-    "Container": frozenset(
-        {
-            "image",
-            "imagePullPolicy",
-            "name",
-            "ports",
-            "securityContext",
-            "terminationMessagePath",
-            "terminationMessagePolicy",
-        }
-    ),
-    "Outputs": frozenset({"artifacts"}),
-    "VolumeMount": frozenset({"readOnly"}),
-    "EmptyDir": frozenset({"medium", "sizeLimit"}),
-    "RetryStrategy": frozenset({"affinity"}),
-    "Metadata": frozenset({"namespace", "labels", "annotations", "generateName"}),
-}
-"""Fields, by model, that only say where and how a pod runs, or what a cluster keeps of it.
-
-A template's own failFast (its dag has one, too) counts only with parallelism, which is refused.
-"""
 
 DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -124,14 +48,22 @@ ParameterName = Annotated[str, Field(pattern=r"^[-a-zA-Z0-9_]+$")]
 CacheName = Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
 
 
+POD_FIELDS: Final = frozenset(
+    {"automountServiceAccountToken", "metrics", "nodeSelector", "securityContext", "serviceAccountName", "tolerations"}
+)
+
+
 class Closed(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
 
+    cluster_only: ClassVar[frozenset[str]] = frozenset()
+
     @model_validator(mode="before")
     @classmethod
-    def _drop_what_means_nothing_here(cls, data: object) -> object:
-        dropped = CLUSTER_ONLY.get(cls.__name__, frozenset())
-        return {key: value for key, value in data.items() if key not in dropped} if isinstance(data, dict) else data
+    def _drop_cluster_only(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if key not in cls.cluster_only}
 
 
 class Parameter(Closed):
@@ -170,6 +102,8 @@ class Inputs(Closed):
 
 
 class Outputs(Closed):
+    cluster_only = frozenset({"artifacts"})
+
     parameters: tuple[OutputParameter, ...] = ()
 
 
@@ -199,11 +133,15 @@ class Resources(Closed):
 
 
 class VolumeMount(Closed):
+    cluster_only = frozenset({"readOnly"})
+
     name: str
     mount_path: Annotated[str, Field(pattern="^/.")]
 
 
 class Container(Closed):
+    cluster_only = frozenset({"image", "imagePullPolicy", "securityContext", "terminationMessagePolicy"})
+
     command: tuple[str, ...] = Field(min_length=1)
     args: tuple[Text, ...] = ()
     env: tuple[Env, ...] = ()
@@ -212,11 +150,11 @@ class Container(Closed):
 
     def secrets(self) -> dict[str, bool]:
         """Whether each secret may be missing, by environment variable."""
-        return {each.name: each.value_from.secret_key_ref.optional for each in self.env if each.value_from}
+        return {one.name: one.value_from.secret_key_ref.optional for one in self.env if one.value_from}
 
 
 class EmptyDir(Closed):
-    pass
+    cluster_only = frozenset({"medium", "sizeLimit"})
 
 
 class Claim(Closed):
@@ -311,6 +249,8 @@ class PodSpecPatch(Closed):
 
 
 class Template(Closed):
+    cluster_only = POD_FIELDS | {"failFast", "metadata"}
+
     name: TaskName
     inputs: Inputs = Inputs()
     outputs: Outputs = Outputs()
@@ -351,6 +291,15 @@ class WorkflowArguments(Closed):
 
 
 class Spec(Closed):
+    cluster_only = POD_FIELDS | {
+        "executor",
+        "podGC",
+        "podMetadata",
+        "podPriorityClassName",
+        "ttlStrategy",
+        "workflowMetadata",
+    }
+
     entrypoint: str
     on_exit: str | None = None
     arguments: WorkflowArguments = WorkflowArguments()
@@ -361,6 +310,8 @@ class Spec(Closed):
 
 
 class Metadata(Closed):
+    cluster_only = frozenset({"annotations", "generateName", "labels", "namespace"})
+
     name: str = ""
 
 

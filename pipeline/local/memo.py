@@ -30,11 +30,7 @@ class Entry(BaseModel):
 
 
 def path_of(folder: Path, cache: str, key: str) -> Path:
-    """The file of an entry.
-
-    Raises:
-        ConfigError: Argo would not accept *key*.
-    """
+    """Return the file of an entry."""
     if not KEY.fullmatch(key):
         raise ConfigError(
             f"memoize.key {key!r} must be letters, digits and '-'", hint="pass a sha256 as hex instead of the text"
@@ -53,9 +49,5 @@ def load(path: Path, max_age_s: float | None) -> Entry | None:
 
 
 def save(path: Path, *, template: str, run: str, outputs: dict[str, str]) -> None:
-    """Write an entry.
-
-    Raises:
-        NotEnoughSpace: the disk is full.
-    """
+    """Write an entry."""
     write_json(path, Entry(template=template, run=run, created_at=datetime.now(UTC), outputs=outputs))

@@ -22,40 +22,36 @@ from stages.parts.base.store import exclusive
 
 @dataclass(frozen=True)
 class Lock:
-    said: str
+    title: str
     """Its name in messages: ``mutex gpu``."""
     files: tuple[str, ...]
     """Whoever holds one of them has the lock."""
 
 
-def locks_of(asked: Synchronization, gpus: int, lookup: Callable[[str], str]) -> tuple[Lock, ...]:
-    """The locks of a template or workflow.
-
-    Raises:
-        Unresolved: by *lookup*.
-    """
-    mutexes = [substitute(mutex.name, lookup) for mutex in asked.mutexes]
-    found = [Lock(f"mutex {name}", (quote(name, safe=""),)) for name in mutexes]
-    for semaphore in asked.semaphores:
-        of = semaphore.config_map_key_ref
-        name = f"{substitute(of.name, lookup)}/{substitute(of.key, lookup)}"
+def locks_of(synchronization: Synchronization, gpus: int, lookup: Callable[[str], str]) -> tuple[Lock, ...]:
+    """Return the locks of a template or workflow."""
+    mutexes = [substitute(mutex.name, lookup) for mutex in synchronization.mutexes]
+    locks = [Lock(f"mutex {name}", (quote(name, safe=""),)) for name in mutexes]
+    for semaphore in synchronization.semaphores:
+        entry = semaphore.config_map_key_ref
+        name = f"{substitute(entry.name, lookup)}/{substitute(entry.key, lookup)}"
         places = range(max(1, gpus))
-        found.append(Lock(f"semaphore {name}", tuple(f"semaphore,{quote(name, safe='')},{n}" for n in places)))
-    return tuple(found)
+        locks.append(Lock(f"semaphore {name}", tuple(f"semaphore,{quote(name, safe='')},{n}" for n in places)))
+    return tuple(locks)
 
 
-def hold(locks: contextlib.ExitStack, folder: Path, wanted: Iterable[Lock]) -> str | None:
-    """Hold all locks until *locks* is closed. If one is held elsewhere, hold none and return its name. Never waits."""
-    for lock in wanted:
-        if not any(_held(locks, folder / file, lock.said) for file in lock.files):
-            locks.close()
-            return lock.said
+def hold(stack: contextlib.ExitStack, folder: Path, locks: Iterable[Lock]) -> str | None:
+    """Hold all locks until *stack* is closed. If one is held elsewhere, hold none and return its name. Never waits."""
+    for lock in locks:
+        if not any(_try(stack, folder / file, lock.title) for file in lock.files):
+            stack.close()
+            return lock.title
     return None
 
 
-def _held(locks: contextlib.ExitStack, file: Path, said: str) -> bool:
+def _try(stack: contextlib.ExitStack, file: Path, title: str) -> bool:
     try:
-        locks.enter_context(exclusive(file, said, wait=False))
+        stack.enter_context(exclusive(file, title, wait=False))
     except Busy:
         return False
     return True

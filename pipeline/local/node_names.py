@@ -19,12 +19,12 @@ def inside(outer: str, name: str) -> str:
 
 
 def log_file(node: str) -> str:
-    """The file name of a node's log."""
+    """Return the file name of a node's log."""
     return f"{safe(node)}.log"
 
 
 def safe(node: str) -> str:
-    """A file name for a node: short enough, and different for each."""
+    """Return a file name for a node: short enough, and different for each."""
     if len(node) <= LONGEST:
         return node
     return f"{node[:LONGEST]}-{hashlib.sha256(node.encode()).hexdigest()[:12]}"

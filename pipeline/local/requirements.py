@@ -6,47 +6,34 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pipeline.local.manifest import Template
-from pipeline.local.resources import Capacity, literal, request
+from pipeline.local.resources import MachineResources, literal, request
 from pipeline.local.workflow import Workflow
 from stages.parts.base.errors import ConfigError
 
 
-def check(workflow: Workflow, mounts: Mapping[str, Path], capacity: Capacity, environment: Mapping[str, str]) -> None:
+def check(
+    workflow: Workflow, mounts: Mapping[str, Path], capacity: MachineResources, environment: Mapping[str, str]
+) -> None:
     """Check GPUs, folders and secrets.
 
     Raises:
         ConfigError: names each task and what it lacks.
     """
-    lines = [
-        f"{task} {lack}"
-        for task, template in workflow.used()
-        for lack in (
-            *_gpus(template, capacity),
-            *_folders(workflow, template, mounts),
-            *_secrets(template, environment),
-        )
-    ]
+
+    def lacks(template: Template) -> Iterator[str]:
+        resources, volumes = template.resources, workflow.volumes(template)
+        if lack := request(literal(resources.requests), literal(resources.limits)).lacking_gpus(capacity):
+            yield lack
+        for mount in template.program.volume_mounts:
+            if volumes[mount.name].persistent_volume_claim and mount.mount_path not in mounts:
+                yield f"mounts volume {mount.name!r} at {mount.mount_path}, and no local folder stands for it"
+        for name, optional in template.program.secrets().items():
+            if not optional and name not in environment:
+                yield f"needs a secret: set the environment variable {name}"
+
+    lines = [f"    {task} {lack}" for task, template in workflow.used() for lack in lacks(template)]
     if lines:
         raise ConfigError(
-            "this machine can't run the workflow\n" + "\n".join(f"    {line}" for line in lines),
+            "this machine can't run the workflow\n" + "\n".join(lines),
             hint="change what the platform's configuration asks for, or run it on a larger machine",
         )
-
-
-def _gpus(template: Template, capacity: Capacity) -> Iterator[str]:
-    resources = template.resources
-    if lack := request(literal(resources.requests), literal(resources.limits)).lacking_gpus(capacity):
-        yield lack
-
-
-def _folders(workflow: Workflow, template: Template, mounts: Mapping[str, Path]) -> Iterator[str]:
-    volumes = workflow.volumes(template)
-    for mount in template.program.volume_mounts:
-        if volumes[mount.name].persistent_volume_claim and mount.mount_path not in mounts:
-            yield f"mounts volume {mount.name!r} at {mount.mount_path}, and no local folder stands for it"
-
-
-def _secrets(template: Template, environment: Mapping[str, str]) -> Iterator[str]:
-    for name, optional in template.program.secrets().items():
-        if not optional and name not in environment:
-            yield f"needs a secret: set the environment variable {name}"

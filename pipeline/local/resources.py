@@ -34,10 +34,11 @@ class ResourceRequest:
     memory_bytes: int = 0
     gpus: int = 0
 
-    def lacking_gpus(self, capacity: Capacity) -> str:
-        """What a task that asks for this lacks on a machine; empty if it has all its GPUs."""
-        here = len(capacity.gpus)
-        return f"asks for {self.gpus} GPU{'s' * (self.gpus > 1)}, this machine has {here}" if self.gpus > here else ""
+    def lacking_gpus(self, capacity: MachineResources) -> str:
+        """Say which GPUs a task that asks for this lacks on a machine; empty if it lacks none."""
+        if self.gpus <= len(capacity.gpus):
+            return ""
+        return f"asks for {self.gpus} GPU{'s' * (self.gpus > 1)}, this machine has {len(capacity.gpus)}"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Capacity:
+class MachineResources:
     """The resources to share. ``gpus`` are CUDA device numbers as in nvidia-smi (CUDA_DEVICE_ORDER=PCI_BUS_ID)."""
 
     cores: float
@@ -58,16 +59,24 @@ class Capacity:
     gpus: tuple[str, ...] = ()
 
     @classmethod
-    def of_this_machine(cls, environment: Mapping[str, str] = os.environ) -> Capacity:
-        """The cores and memory that this process may use (within affinity and cgroup limits), and the visible GPUs."""
-        return cls(cores=_cores(), memory_bytes=_memory_bytes(), gpus=_gpus(environment))
+    def of_this_machine(cls, environment: Mapping[str, str] = os.environ) -> MachineResources:
+        """Read the visible GPUs, and the cores and memory that this process may use (affinity, cgroup limits)."""
+        cores = float(len(os.sched_getaffinity(0)))
+        quota, _, period = _cgroup("cpu.max").partition(" ")
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        limit = _cgroup("memory.max")
+        return cls(
+            cores=min(cores, int(quota) / int(period)) if quota.isdigit() else cores,
+            memory_bytes=min(memory_bytes, int(limit)) if limit.isdigit() else memory_bytes,
+            gpus=_gpus(environment),
+        )
 
 
 @dataclass
 class Pool:
     """The capacity that running tasks leave."""
 
-    capacity: Capacity
+    capacity: MachineResources
     cores: float = field(init=False)
     memory_bytes: int = field(init=False)
     gpus: list[str] = field(init=False)
@@ -80,13 +89,12 @@ class Pool:
         """Take a share, or return what is missing now. A request above the machine's CPU or memory takes all of it."""
         cores = min(request.cores, self.capacity.cores)
         memory = min(request.memory_bytes, self.capacity.memory_bytes)
-        whole = self.capacity
         if request.gpus > len(self.gpus):
-            return f"{request.gpus} of {len(whole.gpus)} GPUs"
+            return f"{request.gpus} of {len(self.capacity.gpus)} GPUs"
         if cores > self.cores + 1e-9:
-            return f"{cores:g} of {whole.cores:g} cores"
+            return f"{cores:g} of {self.capacity.cores:g} cores"
         if memory > self.memory_bytes:
-            return f"{memory / GIB:.1f} of {whole.memory_bytes / GIB:.1f} GiB of memory"
+            return f"{memory / GIB:.1f} of {self.capacity.memory_bytes / GIB:.1f} GiB of memory"
         gpus, self.gpus = self.gpus[: request.gpus], self.gpus[request.gpus :]
         self.cores -= cores
         self.memory_bytes -= memory
@@ -99,20 +107,18 @@ class Pool:
 
 
 def request(requests: Mapping[str, str], limits: Mapping[str, str]) -> ResourceRequest:
-    """The request of a container's ``resources``. A limit without a request is also the request, as in Kubernetes.
-
-    Raises:
-        ConfigError: a wrong quantity, or a resource other than CPU, memory, storage and GPUs.
-    """
-    asked = {**limits, **requests}
+    """Read a container's ``resources``. A limit without a request is also the request, as in Kubernetes."""
+    amounts = {"cpu": "0", "memory": "0", **limits, **requests}
     gpus = 0
-    for name, text in asked.items():
+    for name, text in amounts.items():
         if GPU_RESOURCE.fullmatch(name):
             gpus += int(quantity(text))
         elif name not in ("cpu", "memory", "ephemeral-storage"):
             raise ConfigError(f"{name!r} is a resource that the local engine does not know")
     return ResourceRequest(
-        cores=float(quantity(asked.get("cpu", "0"))), memory_bytes=int(quantity(asked.get("memory", "0"))), gpus=gpus
+        cores=float(quantity(amounts["cpu"])),
+        memory_bytes=int(quantity(amounts["memory"])),
+        gpus=gpus,
     )
 
 
@@ -121,26 +127,14 @@ def literal(quantities: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in quantities.items() if not any(references(text))}
 
 
-def environment_of(share: Share, capacity: Capacity) -> dict[str, str]:
-    """The environment variables that keep a task to its share. A task that asks for no GPU sees none."""
+def environment_of(share: Share, capacity: MachineResources) -> dict[str, str]:
+    """Return the environment variables that keep a task to its share. A task that asks for no GPU sees none."""
     variables = {}
     if share.cores:
         variables["OMP_NUM_THREADS"] = str(max(1, math.floor(share.cores)))
     if capacity.gpus:
         variables[VISIBLE_DEVICES] = ",".join(share.gpus)
     return variables
-
-
-def _cores() -> float:
-    cores = float(len(os.sched_getaffinity(0)))
-    quota, _, period = _cgroup("cpu.max").partition(" ")
-    return min(cores, int(quota) / int(period)) if quota.isdigit() else cores
-
-
-def _memory_bytes() -> int:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _cgroup("memory.max")
-    return min(total, int(limit)) if limit.isdigit() else total
 
 
 def _cgroup(name: str) -> str:
@@ -151,12 +145,12 @@ def _cgroup(name: str) -> str:
 
 
 def _gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The device numbers in CUDA_VISIBLE_DEVICES, else all that ``nvidia-smi -L`` lists; none without a driver."""
+    """Read the device numbers in CUDA_VISIBLE_DEVICES, else all that ``nvidia-smi -L`` lists; none without a driver."""
     if VISIBLE_DEVICES in environment:
         listed = (part.strip() for part in environment[VISIBLE_DEVICES].split(","))
         return tuple(itertools.takewhile(lambda device: device and device != "-1", listed))  # as CUDA reads it
     try:
-        shown = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True).stdout
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    return tuple(re.findall(r"^GPU (\d+):", shown, re.MULTILINE))
+    return tuple(re.findall(r"^GPU (\d+):", listing, re.MULTILINE))

@@ -20,10 +20,10 @@ from pipeline.local.folder import LOGS, RunFolders
 from pipeline.local.job import Job, Prepared, Running
 from pipeline.local.node_names import log_file
 from pipeline.local.resources import Pool, Share, environment_of
-from pipeline.local.retry import FailedAttempt, backoff_s
+from pipeline.local.retry import backoff_s
 from pipeline.local.workflow import Workflow
 from pipeline.runs.progress import RunObserver
-from pipeline.runs.state import Node, Phase, RunState
+from pipeline.runs.state import FailedAttempt, Node, Phase, RunState
 
 POLL_S: Final = 0.05
 """The interval at which a lock that another process holds is tried."""
@@ -174,11 +174,11 @@ class Runner:
         job.release()
         node.exit_code, node.outputs = ended.exit_code, ended.outputs or {}
         if reason:
-            self._failed(job, FailedAttempt("Failed", reason, "", "-1"))
-        elif ended.exit_code:
-            self._failed(job, FailedAttempt("Failed", ended.message, ended.hint, str(ended.exit_code)))
-        elif ended.outputs is None:
-            self._failed(job, FailedAttempt("Error", ended.message, "", "0"))
+            self._failed(job, FailedAttempt(phase="Failed", message=reason, exit_code=-1))
+        elif ended.exit_code or ended.outputs is None:
+            phase: Phase = "Failed" if ended.exit_code else "Error"
+            failure = FailedAttempt(phase=phase, message=ended.message, hint=ended.hint, exit_code=ended.exit_code)
+            self._failed(job, failure)
         else:
             self.succeed(job, ended.outputs)
 
@@ -190,6 +190,7 @@ class Runner:
             self.end(job, failure.phase, failure.message, failure.hint)
             return
         job.not_before = time.monotonic() + wait_s
+        job.node.retried.append(failure)
         self.wait_for(job, f"attempt {attempts} failed, the next in {wait_s:g} s: {failure.message}")
 
     def wait_for(self, job: Job, message: str) -> None:
@@ -214,10 +215,10 @@ class Runner:
     def leave_nothing_running(self) -> None:
         """End every attempt after an error of the engine itself, such as a full disk, before the error is shown."""
         self.stopping = self.stopping or "the engine failed"
-        left = [(job, job.running) for job in self.jobs.values() if job.running]
-        for _, running in left:
+        active = [(job, job.running) for job in self.jobs.values() if job.running]
+        for _, running in active:
             running.attempt.stop("the engine failed")
-        for job, running in left:
+        for job, running in active:
             running.attempt.join()
             self.end(job, "Error", "the engine failed")
         for job in self.jobs.values():

@@ -8,9 +8,8 @@ from pipeline.local import growth, memo, mutex, suspension
 from pipeline.local.attempt import ProcessSpec
 from pipeline.local.folder import save
 from pipeline.local.job import ActiveDag, Job, Prepared, Scope
-from pipeline.local.manifest import Resources
 from pipeline.local.references import substitute
-from pipeline.local.resources import ResourceRequest, request
+from pipeline.local.resources import request
 from pipeline.local.runner import Runner
 from pipeline.runs.state import Phase
 from stages.parts.base.errors import ConfigError
@@ -22,7 +21,11 @@ class Scheduler(Runner):
         self.jobs = {}
         self.know(dag.jobs.values())
         while True:
-            self._advance_as_far_as_possible(dag)
+            self.changed = True
+            while self.changed:  # the end of an inner dag can let other tasks start
+                self.changed = self.waits_for_lock = False
+                self._advance(dag)
+            self._name_suspended()
             if self.unsaved:  # after the starts, so that they do not wait for the disk
                 save(self.folders.run, self.state)
                 self.unsaved = False
@@ -31,14 +34,6 @@ class Scheduler(Runner):
                 return culprit.origin().node.name if culprit else None
             self.await_events()
 
-    def _advance_as_far_as_possible(self, dag: ActiveDag) -> None:
-        """Advance until nothing more changes: the end of an inner dag can let other tasks start."""
-        self.changed = True
-        while self.changed:
-            self.changed = self.waits_for_lock = False
-            self._advance(dag)
-        self._tell_what_is_suspended()
-
     def _advance(self, dag: ActiveDag) -> None:
         """Start or finish every task that is ready, parents first."""
         for name, job in dag.jobs.items():
@@ -46,8 +41,7 @@ class Scheduler(Runner):
                 continue
             may_run = self.stopping or job.entered or dag.may_run(name)
             if may_run is False:
-                condition = job.task.depends
-                self.end(job, "Omitted", f"not started: {condition} does not hold")
+                self.end(job, "Omitted", dag.graph.why_not(name, dag.phases()))
             elif may_run:
                 self._step(job)
 
@@ -82,29 +76,23 @@ class Scheduler(Runner):
             self.start(job, job.prepared)
 
     def _prepared(self, job: Job) -> Prepared:
-        """Resolve every reference of a task with a container.
-
-        Raises:
-            Unresolved, ConfigError: a reference without a value, a wrong memo key, or too many GPUs.
-        """
+        """Resolve every reference of a task with a container."""
         template = job.template
         scope = self._resolved(job)
+        resources = template.resources
+        requests = {name: substitute(text, scope) for name, text in resources.requests.items()}
+        limits = {name: substitute(text, scope) for name, text in resources.limits.items()}
+        resolved = request(requests, limits)
+        if lack := resolved.lacking_gpus(self.pool.capacity):
+            raise ConfigError(f"the task {lack}")
         return Prepared(
             call=ProcessSpec.of(template, self.workflow.volumes(template), self.folders.mounts, scope),
-            request=self._request(template.resources, scope),
+            request=resolved,
             locks=mutex.locks_of(template.synchronization, len(self.pool.capacity.gpus), scope),
         )
 
-    def _request(self, resources: Resources, scope: Scope) -> ResourceRequest:
-        """Raises: ConfigError: a wrong quantity, or more GPUs than this machine has."""
-        both = resources.requests, resources.limits
-        asked = request(*({name: substitute(text, scope) for name, text in each.items()} for each in both))
-        if lack := asked.lacking_gpus(self.pool.capacity):
-            raise ConfigError(f"the task {lack}")
-        return asked
-
     def _resolved(self, job: Job) -> Scope:
-        """The values of the references in a task's template; also sets the file that keeps its outputs."""
+        """Return the values of the references in a task's template; also sets the file that keeps its outputs."""
         scope, memoize = Scope({**job.dag.base, **job.inputs()}), job.template.memoize
         if memoize:
             job.memo = memo.path_of(self.folders.memo, memoize.cache.config_map.name, substitute(memoize.key, scope))
@@ -133,7 +121,7 @@ class Scheduler(Runner):
             except ConfigError as error:
                 self.end(job, "Error", str(error), error.hint)
 
-    def _tell_what_is_suspended(self) -> None:
+    def _name_suspended(self) -> None:
         waiting = [job.node.name for job in self.jobs.values() if job.suspended]
         message = f"{suspension.SUSPENDED} at {', '.join(waiting)}" if waiting else ""
         if message != self.state.message:

@@ -14,7 +14,6 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.local.folder import read_run, writable
-from pipeline.runs.state import Node
 from stages.parts.base.store import write_json
 
 REQUESTS: Final = "resume"
@@ -37,27 +36,23 @@ def resume(run_dir: Path, task: str | None = None) -> list[str]:
         UnknownName: *task* is not suspended.
         ConfigError: nothing is suspended.
     """
-    chosen = read_run(run_dir).suspended(task)
+    names = read_run(run_dir).suspended(task)
     with writable(run_dir):
         (run_dir / REQUESTS).mkdir(exist_ok=True)
-        write_json(run_dir / REQUESTS / f"{uuid.uuid4().hex}.json", ResumeRequest(nodes=tuple(chosen)))
-    return chosen
+        write_json(run_dir / REQUESTS / f"{uuid.uuid4().hex}.json", ResumeRequest(nodes=tuple(names)))
+    return names
 
 
 def message(run: str) -> str:
-    """The message of a suspended task."""
+    """Return the message of a suspended task."""
     return f"{SUSPENDED}; to continue: slipway resume {run}"
 
 
 def requested(run_dir: Path) -> list[str]:
-    """The nodes that were resumed since the last look; the requests are removed."""
-    found: list[str] = []
+    """Return the nodes that were resumed since the last look; the requests are removed."""
+    names: list[str] = []
     for path in sorted((run_dir / REQUESTS).glob("*.json")):
         with contextlib.suppress(OSError, ValidationError):  # gone, or not ours
-            found += ResumeRequest.model_validate_json(path.read_bytes()).nodes
+            names += ResumeRequest.model_validate_json(path.read_bytes()).nodes
         path.unlink(missing_ok=True)
-    return found
-
-
-def _is_suspended(node: Node) -> bool:
-    return node.kind == "Suspend" and node.phase == "Running"
+    return names

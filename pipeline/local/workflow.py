@@ -1,7 +1,4 @@
-"""A workflow that was checked: every name that it uses exists, and every expression can be read.
-
-``parse`` reports all mistakes of a manifest before anything runs. ``Workflow.bind`` adds the arguments of one run.
-"""
+"""A compiled workflow, with the graphs of its dags. ``Workflow.bind`` adds the arguments of one run."""
 
 from __future__ import annotations
 
@@ -9,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.local.checking import ManifestCheck
-from pipeline.local.manifest import Spec, Template, Volume
+from pipeline.local.manifest import Manifest, Spec, Template, Volume
 from pipeline.local.node_names import inside
-from pipeline.local.reading import read, refused
 from pipeline.runs.graph import Graph
 from pipeline.runs.state import EXIT_NODE
-from stages.parts.base.errors import ConfigError, UnknownName, UnsupportedField
+from stages.parts.base.errors import ConfigError, UnknownName
+from stages.parts.base.settings import parse as parse_model
 
 
 @dataclass(frozen=True)
@@ -27,21 +23,17 @@ class Workflow:
     """The graphs of the dag templates, by template."""
 
     def bind(self, arguments: Mapping[str, str]) -> dict[str, str]:
-        """The values of the workflow's parameters for one run: *arguments*, else the manifest's own values.
-
-        Raises:
-            UnknownName: an argument for which the workflow has no parameter.
-            ConfigError: parameters without a value; all are named.
-        """
+        """Return the values of the workflow's parameters for one run: *arguments*, else the manifest's own values."""
         parameters = {parameter.name: parameter for parameter in self.spec.arguments.parameters}
         for name in arguments:
             if name not in parameters:
                 raise UnknownName("workflow parameter", name, parameters)
         values = {name: arguments.get(name, parameter.value) for name, parameter in parameters.items()}
-        if missing := [name for name, value in values.items() if value is None]:
-            lines = "".join(f"\n    {name}: needs a value" for name in missing)
+        bound = {name: value for name, value in values.items() if value is not None}
+        if unbound := [name for name in values if name not in bound]:
+            lines = "".join(f"\n    {name}: needs a value" for name in unbound)
             raise ConfigError(f"the workflow's arguments{lines}")
-        return {name: value for name, value in values.items() if value is not None}
+        return bound
 
     def volumes(self, template: Template) -> dict[str, Volume]:
         return {volume.name: volume for volume in (*self.spec.volumes, *template.volumes)}
@@ -60,15 +52,17 @@ class Workflow:
 
 
 def parse(manifest: Mapping[str, Any]) -> Workflow:
-    """Read and check a compiled WorkflowTemplate or Workflow.
+    """Read a compiled WorkflowTemplate or Workflow.
 
     Raises:
-        UnsupportedField: it uses fields that the local engine does not support; each is named.
-        ConfigError: it contradicts itself; each mistake is named.
+        ConfigError: it has fields that the local engine does not run, each of which is named by its path, or its tasks
+            depend on each other in a circle.
     """
-    shape = read(manifest)
-    check = ManifestCheck(shape)
-    check.whole()
-    if check.unsupported or check.wrong:
-        raise refused(UnsupportedField if check.unsupported else ConfigError, [*check.unsupported, *check.wrong])
-    return Workflow(name=shape.metadata.name or "workflow", spec=shape.spec, templates=check.known, graphs=check.graphs)
+    read = parse_model(Manifest, manifest, "the workflow")
+    templates = {template.name: template for template in read.spec.templates}
+    graphs = {
+        name: Graph.of({task.name: task.depends for task in template.tasks})
+        for name, template in templates.items()
+        if template.dag
+    }
+    return Workflow(read.metadata.name or "workflow", read.spec, templates, graphs)

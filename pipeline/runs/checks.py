@@ -7,6 +7,7 @@ from typing import Final, Literal
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.runs.tables import plain_table
 from stages.parts.base.settings import Settings
 
 STYLES: Final = {"ok": "green", "warning": "yellow", "missing": "red"}
@@ -20,9 +21,7 @@ class CheckResult(Settings):
 
 
 def checks_table(checks: list[CheckResult]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("Check", "State", "Found", "What to do"):
-        table.add_column(heading, overflow="fold")
+    table = plain_table("Check", "State", "Found", "What to do")
     for check in checks:
         table.add_row(check.what, Text(check.state, style=STYLES[check.state]), check.found, check.hint)
     return table

@@ -78,7 +78,7 @@ def holds(condition: Condition, lookup: Callable[[str], str | bool]) -> bool:
             return lookup(text) is True
         case TextComparison(left, operation, right):
             return _compare(
-                operation, *(each.text if each.quoted else str(lookup(each.text)) for each in (left, right))
+                operation, *(side.text if side.quoted else str(lookup(side.text)) for side in (left, right))
             )
         case Junction("&&", parts):
             return all(holds(part, lookup) for part in parts)
@@ -107,12 +107,12 @@ class _Parser:
         quoted = "" if self.dialect == "depends" else f"{QUOTED}|"
         token, at = re.compile(rf"\s*({SYMBOLS}|{quoted}{WORDS[self.dialect]})\s*"), 0
         while at < len(self.text):
-            found = token.match(self.text, at)
-            if not found:
+            match = token.match(self.text, at)
+            if not match:
                 hint = "; put texts in quotes" if quoted else ""
                 raise self._mistake(f"{self.text[at:]!r} can't be read{hint}")
-            yield found[1]
-            at = found.end()
+            yield match[1]
+            at = match.end()
 
     def _junction(self, operation: str, part: Callable[[], Condition]) -> Condition:
         parts = [part()]
@@ -162,5 +162,5 @@ class _Parser:
             return True
         return False
 
-    def _mistake(self, what: str) -> ConfigError:
-        return ConfigError(f"{self.dialect} {self.text!r}: {what}")
+    def _mistake(self, problem: str) -> ConfigError:
+        return ConfigError(f"{self.dialect} {self.text!r}: {problem}")

@@ -8,11 +8,11 @@ what kept it from running.
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from pipeline.runs.expressions import Condition, holds, names, parse
+from pipeline.runs.expressions import Condition, Junction, Operand, holds, names, parse
 from pipeline.runs.state import FAILED, Phase
 from stages.parts.base.errors import ConfigError
 
@@ -25,6 +25,14 @@ RESULTS: Final[dict[str, Phase]] = {
     "Skipped": "Skipped",
     "Omitted": "Omitted",
 }
+ENDS: Final[dict[Phase, str]] = {
+    "Succeeded": "succeeded",
+    "Failed": "failed",
+    "Error": "failed",
+    "Skipped": "was skipped",
+    "Omitted": "was not started",
+}
+"""How a task with a phase ended, in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +42,10 @@ class Graph:
 
     @classmethod
     def of(cls, tasks: Mapping[str, str]) -> Graph:
-        """Read the graph from the ``depends`` of each task; an empty text where it depends on nothing.
-
-        Raises:
-            ConfigError: a ``depends`` that can't be read, names no task or no result, or a cycle.
-        """
+        """Read the graph from the ``depends`` of each task; an empty text where it depends on nothing."""
         depends = {name: _read(name, text, tasks) for name, text in tasks.items()}
-        return cls({name: depends[name] for name in _order({name: _tasks(each) for name, each in depends.items()})})
+        parents = {name: _tasks(condition) for name, condition in depends.items()}
+        return cls({name: depends[name] for name in _order(parents)})
 
     def parents(self, task: str) -> tuple[str, ...]:
         return _tasks(self.depends[task])
@@ -54,8 +59,14 @@ class Graph:
             return None
         return self._allowed(task, phases)
 
+    def why_not(self, task: str, phases: Phases) -> str:
+        """Return a sentence that says which tasks keep *task* from being started."""
+        blamed = dict.fromkeys(_failing(self.depends[task], phases))
+        ends = [f"{name} {ENDS[phases[name]]}" for name in blamed if name in phases]
+        return f"not started, because {' and '.join(ends)}" if ends else "not started"
+
     def culprit(self, phases: Phases) -> str | None:
-        """The failed task because of which the DAG failed; None if it did not fail."""
+        """Return the failed task because of which the DAG failed; None if it did not fail."""
         blamed: dict[str, str] = {}
         for task in self.depends:
             if task in phases and (name := self._blamed(task, phases, blamed)):
@@ -68,7 +79,7 @@ class Graph:
         return condition is None or holds(condition, lambda name: _result(name, phases))
 
     def _blamed(self, task: str, phases: Phases, blamed: Mapping[str, str]) -> str | None:
-        """The failed task that *task* stands for: itself, or the one that kept it from running."""
+        """Return the failed task that *task* stands for: itself, or the one that kept it from running."""
         if phases[task] in FAILED:
             return task
         if phases[task] == "Succeeded":
@@ -76,17 +87,17 @@ class Graph:
         guilty = [parent for parent in self.parents(task) if parent in blamed]
         # The task tolerates the other failures: it might have run if the first of these had succeeded.
         decisive = (parent for parent in guilty if self._allowed(task, {**phases, parent: "Succeeded"}))
-        chosen = next(decisive, guilty[0] if guilty else None)
-        return blamed[chosen] if chosen else None
+        culprit = next(decisive, guilty[0] if guilty else None)
+        return blamed[culprit] if culprit else None
 
 
-def _read(task: str, depends: str, known: Mapping[str, str]) -> Condition | None:
+def _read(task: str, depends: str, tasks: Mapping[str, str]) -> Condition | None:
     if not depends:
         return None
     condition = parse(depends, "depends")
     for name in names(condition):
         dependency, _, result = name.partition(".")
-        if dependency not in known:
+        if dependency not in tasks:
             raise ConfigError(f"task {task!r} depends on {dependency!r}, which is not a task of the dag")
         if result and result not in RESULTS:
             raise ConfigError(f"depends of task {task!r}: {name!r}: known results are {', '.join(RESULTS)}")
@@ -100,8 +111,18 @@ def _result(name: str, phases: Phases) -> bool:
     return phases.get(task) in ("Succeeded", "Skipped")
 
 
+def _failing(condition: Condition | None, phases: Phases) -> Iterator[str]:
+    """Return the tasks by which a ``depends`` does not hold."""
+    match condition:
+        case Operand(name) if not _result(name, phases):
+            yield name.partition(".")[0]
+        case Junction(_, parts) if not holds(condition, lambda name: _result(name, phases)):
+            for part in parts:
+                yield from _failing(part, phases)
+
+
 def _tasks(condition: Condition | None) -> tuple[str, ...]:
-    """The tasks in a ``depends``, each once."""
+    """Return the tasks in a ``depends``, each once."""
     return tuple(dict.fromkeys(name.partition(".")[0] for name in names(condition))) if condition else ()
 
 

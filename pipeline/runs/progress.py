@@ -27,14 +27,14 @@ MARKS: Final[dict[Phase, tuple[str, str]]] = {
 
 
 class RunObserver(Protocol):
-    """Is told of every change. It must not block, and must not change the states, which are the engine's own."""
+    """Shows every change of a run. It must not block, and must not change the states, which belong to the engine."""
 
     def run_changed(self, run: RunState) -> None: ...
 
     def node_changed(self, run: RunState, node: Node) -> None: ...
 
     def finished(self, run: RunState) -> None:
-        """Called once at the end, also after an error of the engine."""
+        """Show the end. This is called once, also after an error of the engine."""
 
 
 class Lines:
@@ -50,13 +50,13 @@ class Lines:
 
     def node_changed(self, run: RunState, node: Node) -> None:
         phase = "Cached" if node.cached else node.phase
-        self._say(run, node.name, phase, run.said(node), node.seconds if node.finished else None)
+        self._say(run, node.name, phase, run.message_of(node), node.seconds if node.finished else None)
         if node.hint:
             self._stream.write(f"         hint: {node.hint}\n")
             self._stream.flush()
 
     def _say(self, run: RunState, name: str, phase: str, message: str, seconds: float | None) -> None:
-        width = max(len(each) for each in (run.name, *(node.name for node in run.nodes)))
+        width = max(len(title) for title in (run.name, *(node.name for node in run.nodes)))
         took = "" if seconds is None else duration(seconds)
         line = "  ".join(part for part in (f"{name:<{width}}", f"{phase:<9}", took, message) if part)
         self._stream.write(f"{datetime.now().astimezone():%H:%M:%S} {line.rstrip()}\n")
@@ -114,7 +114,7 @@ class Tree:
         line.overflow = "ellipsis"
         if node.cached:
             line.append("cached ", "green")
-        if message := run.said(node):
+        if message := run.message_of(node):
             failed = node.phase in ("Failed", "Error")
             line.append(message.splitlines()[0], "red" if failed else "yellow" if not node.finished else "dim")
         elif node.phase == "Running" and node.log:
@@ -125,7 +125,7 @@ class Tree:
 
 
 def observer_for(stream: TextIO, run_dir: Path) -> RunObserver:
-    """The live tree if *stream* is a terminal, else plain lines."""
+    """Return the live tree if *stream* is a terminal, else plain lines."""
     if not stream.isatty():
         return Lines(stream)
     from rich.console import Console
@@ -134,16 +134,16 @@ def observer_for(stream: TextIO, run_dir: Path) -> RunObserver:
 
 
 def duration(seconds: float) -> str:
-    """A duration as text: '0.4 s', '41.2 s', '3:07', '1:02:11'."""
+    """Return a duration as text: '0.4 s', '41.2 s', '3:07', '1:02:11'."""
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
-    minutes, whole = divmod(round(seconds), 60)
+    minutes, rest_s = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
+    return f"{hours}:{minutes:02}:{rest_s:02}" if hours else f"{minutes}:{rest_s:02}"
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log without control sequences. Progress bars rewrite their line with carriage returns."""
+    """Read the last line of a log without control sequences. Progress bars rewrite their line with carriage returns."""
     from rich.text import Text
 
     try:

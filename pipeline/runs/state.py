@@ -36,6 +36,19 @@ class _Timed(BaseModel):
         return ((self.finished_at or datetime.now(UTC)) - self.started_at).total_seconds()
 
 
+class FailedAttempt(BaseModel):
+    """Why an attempt of a task failed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    phase: Phase
+    """Failed, or Error if the program succeeded and a promised output is missing."""
+    message: str
+    hint: str = ""
+    exit_code: int
+    """-1, as in Argo's expressions, if the attempt was stopped rather than ended by itself."""
+
+
 class Node(_Timed):
     """One task of a run."""
 
@@ -54,6 +67,8 @@ class Node(_Timed):
     hint: str = ""
     """What the error suggests to do."""
     attempts: int = 0
+    retried: list[FailedAttempt] = []
+    """The attempts that failed and were followed by another one, in their order."""
     exit_code: int | None = None
     """The exit code of the last attempt; 128 + the signal if a signal ended it."""
     cached: bool = False
@@ -87,24 +102,14 @@ class RunState(_Timed):
         return next(node for node in self.nodes if node.name == name)
 
     def with_log(self, task: str) -> str:
-        """The task whose log is meant: of a DAG with one task, that task; of the exit handler, its first one.
-
-        Raises:
-            UnknownName: the run has no such task.
-        """
-        if task not in (known := [node.name for node in self.nodes]):
-            raise UnknownName("task", task, known)
-        held = [node.name for node in self.nodes if node.parent == task]
-        return held[0] if len(held) == 1 or (held and task == EXIT_NODE) else task
+        """Return the task whose log is meant: of a DAG with one task, that task; of the exit handler, its first one."""
+        if task not in (names := [node.name for node in self.nodes]):
+            raise UnknownName("task", task, names)
+        inner = [node.name for node in self.nodes if node.parent == task]
+        return inner[0] if len(inner) == 1 or (inner and task == EXIT_NODE) else task
 
     def suspended(self, task: str | None) -> list[str]:
-        """The names of the tasks that wait for an approval: *task*, or all.
-
-        Raises:
-            MissingRun: the run is not running.
-            UnknownName: *task* is not suspended.
-            ConfigError: nothing is suspended.
-        """
+        """Return the names of the tasks that wait for an approval: *task*, or all."""
         if self.phase != "Running":
             hint = "only a running run can be resumed"
             raise MissingRun(f"run {self.name} is not running: it is {self.phase}", hint=hint)
@@ -115,27 +120,27 @@ class RunState(_Timed):
             raise UnknownName("suspended task", task, waiting)
         return [name for name in waiting if task in (None, name)]
 
-    def said(self, node: Node) -> str:
-        """The node's message; for a variant that is not made, the reason instead of the condition that was false."""
+    def message_of(self, node: Node) -> str:
+        """Return a node's message; if a variant is not made, the reason instead of the condition that was false."""
         task, _, variant = node.name.partition("-")
         if node.phase != "Skipped" or task != "optimize":
             return node.message
-        lines = next((each.outputs.get(LEFT_OUT, "") for each in self.nodes if each.name == "check"), "").splitlines()
+        lines = next((one.outputs.get(LEFT_OUT, "") for one in self.nodes if one.name == "check"), "").splitlines()
         why = next((line.partition(": ")[2] for line in lines if line.startswith(f"{variant}: ")), "")
         return f"left out: {why}" if why else "not among optimize.variants"
 
     def add(self, node: Node) -> None:
         """Insert *node* below its parent, after the nodes that are there already."""
         holders, at = {node.parent}, len(self.nodes)
-        for index, each in enumerate(self.nodes):
-            if each.name in holders or each.parent in holders:
-                holders.add(each.name)
+        for index, present in enumerate(self.nodes):
+            if present.name in holders or present.parent in holders:
+                holders.add(present.name)
                 at = index + 1
         self.nodes.insert(at, node)
 
 
 def failure(state: RunState, where: str = "") -> RunFailed:
-    """The error of a run that failed: the message, hint and exit code of the task that made it fail.
+    """Return the error of a run that failed: the message, hint and exit code of the task that made it fail.
 
     Args:
         where: options that let a command find the run.
@@ -146,7 +151,7 @@ def failure(state: RunState, where: str = "") -> RunFailed:
         )
     task = state.node(state.culprit)
     # A task that holds others has no exit code of its own.
-    node = next((each for each in state.nodes if each.parent == task.name and each.phase in FAILED), task)
+    node = next((inner for inner in state.nodes if inner.parent == task.name and inner.phase in FAILED), task)
     return RunFailed(
         f"{task.name}: {node.message or 'no message'}",
         hint=f"{node.hint + '; ' if node.hint else ''}slipway logs {state.name} {task.name}{where}",

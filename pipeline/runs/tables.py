@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.runs.engine import PipelineRun
 from pipeline.runs.progress import duration
-from pipeline.runs.state import RunState
 from scoring.metrics import odds, shown
 from stages.parts.records.production import Candidate, Production
 
 
-class Shown(Protocol):
-    """A run of either engine."""
+def plain_table(*headings: str, right: Sequence[str] = (), **options: Any) -> Table:
+    """Make a table without lines.
 
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def winner(self) -> str | None: ...
-
-    @property
-    def outcome(self) -> str | None: ...
-
-    @property
-    def state(self) -> RunState: ...
+    Args:
+        right: the headings of the columns that are aligned on the right.
+    """
+    table = Table(box=None, pad_edge=False, header_style="dim", **options)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    return table
 
 
 METRIC_HEADINGS = {"quality": "Quality", "latency": "ms", "throughput": "tok/s", "memory": "Weights"}
@@ -41,7 +34,7 @@ PHASE_STYLES = {"Succeeded": "green", "Failed": "red", "Error": "red", "Interrup
 def score_table(decision: Production) -> Table:
     """One row for each variant by score, the winner with a star. 80 columns wide."""
     title = f"profile {decision.profile['name']}: {decision.headline}"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
+    table = plain_table(title=title, title_justify="left")
     table.add_column("Variant", overflow="fold", max_width=24)  # the column that shrinks on a narrow terminal
     table.add_column("Score\n95 %", justify="right", no_wrap=True)
     table.add_column("Best\nwith", justify="right", no_wrap=True)
@@ -63,7 +56,7 @@ def score_table(decision: Production) -> Table:
 
 
 def _raw(metric: str, value: float) -> str:
-    """A value without its unit, which is in the heading; thousands have no decimals."""
+    """Return a value without its unit, which is in the heading; thousands have no decimals."""
     if metric not in METRIC_DIGITS:
         return shown(metric, value)
     return f"{value:,.{METRIC_DIGITS[metric] if abs(value) < 1000 else 0}f}"
@@ -75,11 +68,9 @@ def _score(candidate: Candidate) -> str:
     return f"{candidate.score:.3f} ({candidate.score_low:.2f}–{candidate.score_high:.2f})"
 
 
-def runs_table(runs: Sequence[Shown]) -> Table:
-    """A table of runs, in the given order."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("Run", "Model", "Phase", "Winner", "Outcome", "Started", "Took"):
-        table.add_column(heading, justify="right" if heading == "Took" else "left")
+def runs_table(runs: Sequence[PipelineRun]) -> Table:
+    """Return a table of runs, in the given order."""
+    table = plain_table("Run", "Model", "Phase", "Winner", "Outcome", "Started", "Took", right=("Took",))
     for run in runs:
         phase = Text(run.state.phase, style=PHASE_STYLES.get(run.state.phase, ""))
         started = f"{run.state.started_at.astimezone():%Y-%m-%d %H:%M}" if run.state.started_at else "–"
@@ -89,16 +80,14 @@ def runs_table(runs: Sequence[Shown]) -> Table:
     return table
 
 
-def tasks_table(run: Shown) -> Table:
-    """A table of a run's tasks: how each ended, and why."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("Task", "Phase", "Took", "Message"):
-        table.add_column(heading, justify="right" if heading == "Took" else "left", overflow="fold")
+def tasks_table(run: PipelineRun) -> Table:
+    """Return a table of a run's tasks: how each ended, and why."""
+    table = plain_table("Task", "Phase", "Took", "Message", right=("Took",))
     for node in run.state.nodes:
         phase = Text("Cached" if node.cached else node.phase, style=PHASE_STYLES.get(node.phase, ""))
-        said = run.state.said(node)
-        message = f"{said}\nhint: {node.hint}" if node.hint else said
-        table.add_row(node.name, phase, _took(node.seconds), message)
+        lines = [run.state.message_of(node), f"hint: {node.hint}" if node.hint else ""]
+        lines += [f"attempt {number} failed: {failure.message}" for number, failure in enumerate(node.retried, 1)]
+        table.add_row(node.name, phase, _took(node.seconds), "\n".join(filter(None, lines)))
     return table
 
 

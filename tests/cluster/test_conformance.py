@@ -164,7 +164,7 @@ def test_a_run_survives_the_loss_of_a_pod(place: Place, tell: Tell) -> None:
 def test_argo_shows_the_model_the_winner_and_why(place: Place, tell: Tell) -> None:
     run = place.run("latest")
     shown = run.workflow["metadata"]["annotations"]
-    document = run.document()
+    document = run.report().document
     assert document["winner"] in ("fp16", "int8")
     assert document["winner"] in document["reason"]
     title = shown["workflows.argoproj.io/title"]
@@ -246,7 +246,7 @@ def test_the_first_release_is_served(place: Place, tell: Tell) -> None:
     assert answered.json()["choices"][0]["message"]["content"], answered.text
     steps = {node.phase for node in run.state.nodes if node.name.startswith("canary-")}
     assert steps <= {"Skipped", "Omitted"}, "there is nothing to compare it with"
-    tell("the first release on KServe", f"{run.document()['release']} answers after {seconds(run)}")
+    tell("the first release on KServe", f"{run.report().document['release']} answers after {seconds(run)}")
 
 
 @pytest.mark.usefixtures("kserve")
@@ -273,7 +273,7 @@ def test_a_good_canary_waits_for_an_approval_is_promoted_and_rolled_back(place: 
         assert place.answer("resume", name)["resumed"] == ["approve"]
         run = place.ended(name)
         succeeded(run)
-        promoted = run.document()["release"]
+        promoted = run.report().document["release"]
         tell("a good canary, approved by slipway resume", f"{promoted} promoted after {seconds(run)}")
         began = time.monotonic()
         back = place.answer("rollback", MODEL)
@@ -297,7 +297,7 @@ def test_an_upgrade_underneath_drops_nothing_and_the_model_moves_to_another_mode
         subprocess.run([os.environ[UPGRADE]], check=True)
         run = place.ended(name)
         succeeded(run)
-        promoted = run.document()["release"]
+        promoted = run.report().document["release"]
         assert promoted != stable
         tell("an upgrade underneath while it measures", f"{promoted} promoted after {seconds(run)}")
         tell("what runs then", "; ".join(said for what, said in found(place).items() if what in UNDERNEATH))

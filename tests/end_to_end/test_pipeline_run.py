@@ -16,10 +16,10 @@ import numpy as np
 import openai
 import pytest
 
-from pipeline.local.engine import execute
+from pipeline.local.engine import ENGINE_STATE
+from pipeline.local.execution import execute
 from pipeline.local.folder import RunFolders
-from pipeline.local.resources import Capacity
-from pipeline.local.submission import ENGINE_STATE
+from pipeline.local.resources import MachineResources
 from pipeline.runs.progress import observer_for
 from pipeline.settings.config import load
 from pipeline.settings.platform import STORE_MOUNT
@@ -276,7 +276,7 @@ def test_a_clusters_workflow_with_its_volume_here_gives_the_same_store(pipeline,
         arguments=arguments(config, MODEL, "main", serve=False),
         name=run.name,
         folders=RunFolders({STORE_MOUNT: pipeline.root}, run, pipeline.root / ENGINE_STATE),
-        capacity=Capacity.of_this_machine(),
+        capacity=MachineResources.of_this_machine(),
         observer=observer_for(sys.stderr, run),
         environment=pipeline.environment,
     )

@@ -16,10 +16,10 @@ from typing import Final, Self
 
 from pipeline.local.manifest import RetryStrategy
 from pipeline.local.references import substitute
-from pipeline.local.retry import FailedAttempt, backoff_s
+from pipeline.local.retry import backoff_s
 from pipeline.runs import expressions
 from pipeline.runs.graph import Graph
-from pipeline.runs.state import Phase
+from pipeline.runs.state import FailedAttempt, Phase
 from stages.parts.base.errors import SlipwayError
 from stages.parts.base.program import StageFailure
 from tests.kubernetes.api import KubernetesServer
@@ -334,8 +334,8 @@ class _Run:
             if parent is None:
                 return child["phase"]
             number += 1
-            said = "-1" if outcome.exit_code is None else str(outcome.exit_code)
-            failure = FailedAttempt(outcome.phase, child["message"], "", said)
+            code = -1 if outcome.exit_code is None else outcome.exit_code
+            failure = FailedAttempt(phase=outcome.phase, message=child["message"], exit_code=code)
             failed = child["phase"] not in ("Succeeded",)
             if not failed or self._stopping() or backoff_s(strategy, failure, number) is None:
                 spent = strategy is not None and number > strategy.limit

@@ -6,10 +6,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pipeline.local.engine import execute
+from pipeline.local.engine import render
+from pipeline.local.execution import execute
 from pipeline.local.folder import RunFolders
-from pipeline.local.resources import Capacity
-from pipeline.local.submission import render
+from pipeline.local.resources import MachineResources
 from pipeline.runs.progress import Lines
 from pipeline.runs.state import RunState
 from pipeline.settings.config import load
@@ -33,7 +33,7 @@ def run(platform: str, root: Path) -> tuple[ModelStore, RunState]:
         arguments=arguments(config, MODEL, "main", serve=False),
         name="run-1",
         folders=RunFolders({STORE_MOUNT: root}, store.run("run-1"), root / ".engine"),
-        capacity=Capacity.of_this_machine(),
+        capacity=MachineResources.of_this_machine(),
         observer=Lines(sys.stderr),
     )
     return store, state

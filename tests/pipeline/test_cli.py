@@ -41,6 +41,22 @@ def test_the_command_line_starts_without_heavy_imports():
     assert ended.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("command", [(), ("run",), ("rollout", "start")])
+def test_help_needs_neither_rich_nor_pydantic_whose_imports_take_longer_than_the_rest(command):
+    code = (
+        "import atexit, sys; from pipeline.cli import main;"
+        "atexit.register(lambda: print([name for name in ('rich', 'pydantic') if name in sys.modules])); main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, *command, "--help"], capture_output=True, text=True, check=True)
+    assert "Example: slipway" in ended.stdout
+    assert ended.stdout.endswith("[]\n")
+
+
+def test_the_commands_are_told_in_whole_sentences_on_a_narrow_terminal():
+    listed = slipway("--help", COLUMNS="80").stdout
+    assert "..." not in listed.partition("Commands:")[2]
+
+
 def test_the_version_is_one_line_and_as_json_names_vllm_and_the_processor_too():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert slipway("--version").stdout == f"slipway {project['version']}\n"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.local.submission import render
+from pipeline.local.engine import render
 from pipeline.local.workflow import parse
 from pipeline.runs.expressions import holds
 from pipeline.runs.expressions import parse as parse_condition

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from pipeline.commands.decisions import cost_lines
-from pipeline.runs.state import RunState
-from pipeline.runs.tables import runs_table, score_table
+from pipeline.runs.state import FailedAttempt, Node, RunState
+from pipeline.runs.tables import runs_table, score_table, tasks_table
 from scoring.profile import Profile
 from stages.parts.records.production import Price, Production
 from stages.select.selection import select
@@ -70,6 +70,15 @@ def test_the_runs_are_listed_with_their_outcomes(decision):
     head, row = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert head.split() == ["Run", "Model", "Phase", "Winner", "Outcome", "Started", "Took"]
     assert row.split() == ["run-1", "org/name", "Succeeded", "awq", "unresolved", "–", "–"]
+
+
+def test_the_tasks_of_a_run_say_why_they_were_retried():
+    failure = FailedAttempt(phase="Failed", message="the Hub did not answer", exit_code=75)
+    node = Node(name="acquire", template="acquire", phase="Succeeded", attempts=2, retried=[failure])
+    state = RunState(name="run-1", workflow="slipway", phase="Succeeded", arguments={}, nodes=[node])
+    console = Console(file=io.StringIO(), width=100)
+    console.print(tasks_table(SimpleNamespace(state=state)))
+    assert "attempt 1 failed: the Hub did not answer" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("basis", ["goodput", "throughput"])

@@ -23,7 +23,6 @@
     │   ├── RolledBack         43   the canary was worse, or there is no evidence that it is as good
     │   ├── DrillFailed        44   the endpoint did not withstand a drill
     │   ├── Incomplete         45   a variant is missing from the decision; the best of the others waits
-    │   ├── UnsupportedField   50   the local engine does not support a manifest field
     │   ├── MissingRun         51
     │   ├── EventRefused       52   an event of a registry that starts no run
     │   ├── ClusterRefused     60   Kubernetes refused a valid request
@@ -164,10 +163,6 @@ class DrillFailed(PermanentError):
 
 class Incomplete(PermanentError):
     exit_code = 45
-
-
-class UnsupportedField(PermanentError):
-    exit_code = 50
 
 
 class MissingRun(PermanentError):

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.argo.engine import to_its_end
+from pipeline.argo.engine import ArgoEngine, resubmit
 from pipeline.argo.follow import follow
-from pipeline.argo.runs import ClusterRun, again, find, read_logs, resume, stop
+from pipeline.argo.runs import ClusterRun, find
 from pipeline.argo.status import SUSPENDED
 from pipeline.argo.submission import submit
+from pipeline.cluster.doctor import check_serving
 from pipeline.runs.state import failure
 from pipeline.workflow.definition import workflow_template
 from stages.parts.base.errors import (
@@ -36,7 +37,7 @@ def started(cluster: Cluster, given: dict[str, str]) -> str:
 
 
 def ended(cluster: Cluster, given: dict[str, str], seen: Seen) -> ClusterRun:
-    return ClusterRun(follow(cluster, started(cluster, given), seen, patience_s=60.0))
+    return ClusterRun(cluster, follow(cluster, started(cluster, given), seen, patience_s=60.0))
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -62,7 +63,7 @@ def test_a_run_is_followed_task_by_task_to_its_winner(argo: WorkflowController, 
     argo.script["serve"] = [Outcome(outputs={"url": "http://models.example"})]
     run = ended(cluster, given, seen)
     assert run.state.phase == "Succeeded"
-    document = run.document()
+    document = run.report().document
     assert (document["winner"], document["reason"], document["url"]) == ("awq", "awq is best", "http://models.example")
     assert [node.name for node in run.state.nodes][:2] == ["resolve", "acquire"]
     assert {node.phase for node in run.state.nodes} <= {"Succeeded", "Skipped"}
@@ -89,7 +90,7 @@ def test_a_stage_that_fails_gives_its_message_hint_and_exit_code(argo, cluster, 
     assert error.hint.startswith("ask for access; slipway logs slipway-")
     assert error.exit_code == 12
     assert run.state.node("acquire").attempts == 1
-    assert seen.of("select")[-1][0] == "Omitted"
+    assert seen.of("select")[-1] == ("Omitted", "not started, because evaluate was not started")
     assert run.state.node("onExit").phase == "Succeeded"
 
 
@@ -111,13 +112,13 @@ def test_a_report_that_cannot_be_kept_elsewhere_does_not_fail_the_run(argo, clus
     publishing = run.state.node("onExit[1].publish-report")
     assert (publishing.phase, publishing.parent) == ("Error", "onExit")
     assert "i/o timeout" in publishing.message
-    assert any("ending(0) works" in line for line in read_logs(cluster, run, "onExit", follow=False))
+    assert any("ending(0) works" in line for line in run.logs("onExit", follow=False))
 
 
 @pytest.mark.usefixtures("publishing")
 def test_the_report_of_a_stopped_run_is_kept_too(argo, cluster, given, seen):
     argo.script["acquire"] = [Outcome(until=threading.Event())]
-    once_acquire_runs(seen, lambda: stop(cluster, find(cluster, started(cluster, given))))
+    once_acquire_runs(seen, lambda: find(cluster, started(cluster, given)).stop())
     run = ended(cluster, given, seen)
     assert run.state.phase == "Failed"
     assert {run.state.node(f"onExit[{name}").phase for name in ("0].ending", "1].publish-report")} == {"Succeeded"}
@@ -152,9 +153,9 @@ def test_a_variant_that_is_not_made_says_why(argo, cluster, given, seen):
     argo.script["check"] = [Outcome(outputs=outputs)]
     state = ended(cluster, given, seen).state
     assert state.phase == "Succeeded"
-    assert state.said(state.node("optimize-awq")) == f"left out: {why}"
-    assert state.said(state.node("optimize-int8")) == "not among optimize.variants"
-    assert state.said(state.node("optimize-gptq")) == ""
+    assert state.message_of(state.node("optimize-awq")) == f"left out: {why}"
+    assert state.message_of(state.node("optimize-int8")) == "not among optimize.variants"
+    assert state.message_of(state.node("optimize-gptq")) == ""
 
 
 @pytest.mark.parametrize("outcome", [Outcome.killed(), Outcome.preempted(), Outcome.failed(75, "busy")])
@@ -162,6 +163,9 @@ def test_a_pod_that_is_killed_preempted_or_ends_with_75_is_retried(argo, cluster
     argo.script["optimize-awq"] = [outcome, Outcome()]
     run = ended(cluster, given, seen)
     assert run.state.phase == "Succeeded"
+    (failure,) = run.state.node("optimize-awq").retried
+    assert failure.exit_code == (-1 if outcome.exit_code is None else outcome.exit_code)
+    assert outcome.exit_code != 75 or failure.message == "busy"
     assert run.state.node("optimize-awq").attempts == 2
     waiting = [message for phase, message in seen.of("optimize-awq") if phase == "Running" and message]
     assert any("Backoff" in message for message in waiting)
@@ -190,7 +194,7 @@ def test_a_queued_run_is_pending_with_the_reason(argo, cluster, given, seen):
     argo.held["model-org--name"] = "another run"
     name = started(cluster, given)
     results: list[ClusterRun] = []
-    thread = threading.Thread(target=lambda: results.append(ClusterRun(follow(cluster, name, seen))))
+    thread = threading.Thread(target=lambda: results.append(ClusterRun(cluster, follow(cluster, name, seen))))
     thread.start()
     until(lambda: any("Mutex/model-org--name" in message for _, message in seen.runs))
     assert seen.runs[-1] == ("Pending", "Waiting for default/Mutex/model-org--name lock. Lock status: 0/1")
@@ -205,7 +209,9 @@ def test_a_lost_connection_is_survived(argo, cluster, given, seen):
     argo.script["acquire"] = [Outcome(until=go_on)]
     name = started(cluster, given)
     results: list[ClusterRun] = []
-    thread = threading.Thread(target=lambda: results.append(ClusterRun(follow(cluster, name, seen, patience_s=30.0))))
+    thread = threading.Thread(
+        target=lambda: results.append(ClusterRun(cluster, follow(cluster, name, seen, patience_s=30.0)))
+    )
     thread.start()
     until(lambda: ("Running", "") in seen.of("acquire"))
     argo.server.stop()
@@ -232,7 +238,7 @@ def test_after_an_expired_watch_the_workflow_is_listed_again(argo, cluster, give
     argo.script["acquire"] = [Outcome(until=go_on)]
     name = started(cluster, given)
     results: list[ClusterRun] = []
-    thread = threading.Thread(target=lambda: results.append(ClusterRun(follow(cluster, name, seen))))
+    thread = threading.Thread(target=lambda: results.append(ClusterRun(cluster, follow(cluster, name, seen))))
     thread.start()
     until(lambda: ("Running", "") in seen.of("acquire"))
     lists = len(argo.server.requests_for("list", "*/workflows"))
@@ -304,7 +310,7 @@ def test_a_run_whose_image_can_not_be_pulled_is_stopped(argo, cluster, given, mo
     argo.script["acquire"] = [Outcome(unpulled="localhost/x:1")]
     name, began = started(cluster, given), time.monotonic()
     with pytest.raises(NotInstalled, match="acquire: the image localhost/x:1 can't be pulled, for 0 minutes") as raised:
-        to_its_end(cluster, name)
+        ArgoEngine(cluster, check_serving).to_its_end(name)
     assert "the nodes may pull it" in raised.value.hint
     assert time.monotonic() - began > 0.3
     until(lambda: find(cluster, name).state.phase == "Failed")
@@ -368,12 +374,12 @@ def test_another_versions_template_is_refused(argo, cluster, given):
 def test_a_stopped_run_ends_with_its_report(argo, cluster, given, seen):
     argo.script["acquire"] = [Outcome(until=threading.Event())]
     name = started(cluster, given)
-    once_acquire_runs(seen, lambda: stop(cluster, find(cluster, name)))
-    run = ClusterRun(follow(cluster, name, seen))
+    once_acquire_runs(seen, lambda: find(cluster, name).stop())
+    run = ClusterRun(cluster, follow(cluster, name, seen))
     assert run.state.phase == "Failed"
     assert run.state.message == "Stopped with strategy 'Stop'"
     assert run.state.node("onExit").phase == "Succeeded"
-    assert stop(cluster, run) is False
+    assert run.stop() is False
 
 
 def test_a_run_that_waits_for_an_approval_goes_on_once_it_is_given(argo, cluster, given, seen):
@@ -383,15 +389,15 @@ def test_a_run_that_waits_for_an_approval_goes_on_once_it_is_given(argo, cluster
     def approve() -> None:
         until(lambda: ("Running", f"2-awq at 90 %; as good as 1-fp16; {SUSPENDED}") in seen.of("approve"))
         with pytest.raises(UnknownName):
-            resume(cluster, find(cluster, name), "acquire")
-        assert resume(cluster, find(cluster, name)) == ["approve"]
+            find(cluster, name).resume("acquire")
+        assert find(cluster, name).resume() == ["approve"]
 
     threading.Thread(target=approve).start()
-    run = ClusterRun(follow(cluster, name, seen, patience_s=60.0))
+    run = ClusterRun(cluster, follow(cluster, name, seen, patience_s=60.0))
     assert run.state.phase == "Succeeded"
     assert run.state.node("approve").phase == "Succeeded"
     with pytest.raises(MissingRun, match="not running"):
-        resume(cluster, run)
+        run.resume()
 
 
 def test_a_release_without_one_to_compare_with_costs_no_pods_in_between(argo, cluster, given, seen):
@@ -421,10 +427,10 @@ def test_a_step_that_fails_ends_the_rollout(argo, cluster, given, seen):
 def test_a_retried_run_has_the_same_arguments(argo, cluster, given, seen):
     argo.script["acquire"] = [Outcome.failed(15, "the volume is full"), Outcome()]
     run = ended(cluster, given, seen)
-    workflow, new = again(cluster, run)
+    workflow, new = resubmit(run)
     assert new
-    assert ClusterRun(workflow).state.arguments == given
-    assert ClusterRun(follow(cluster, workflow["metadata"]["name"], seen)).state.phase == "Succeeded"
+    assert ClusterRun(cluster, workflow).state.arguments == given
+    assert ClusterRun(cluster, follow(cluster, workflow["metadata"]["name"], seen)).state.phase == "Succeeded"
 
 
 @pytest.mark.parametrize("triggered", [False, True])
@@ -433,8 +439,8 @@ def test_a_retried_run_may_go_on_without_a_variant(argo, cluster, given, seen, t
     argo.script["acquire"] = [Outcome.failed(15, "the volume is full"), Outcome()]
     asked = {name: value for name, value in given.items() if name != "optimize" or not triggered}
     run = ended(cluster, asked, seen)
-    workflow, _ = again(cluster, run, allow_incomplete=True)
-    retried = ClusterRun(workflow).state.arguments
+    workflow, _ = resubmit(run, allow_incomplete=True)
+    retried = ClusterRun(cluster, workflow).state.arguments
     assert json.loads(retried.pop("optimize")) == json.loads(given["optimize"]) | {"allow_incomplete": True}
     assert retried == {name: value for name, value in given.items() if name != "optimize"}
 
@@ -452,13 +458,13 @@ def test_a_change_by_another_client_in_between_is_a_conflict(argo, cluster, give
 def test_logs_are_read_from_every_attempt(argo, cluster, given, seen):
     argo.script["optimize-awq"] = [Outcome.failed(75, "busy"), Outcome(log=("quantized",))]
     run = ended(cluster, given, seen)
-    text = "".join(read_logs(cluster, run, "optimize-awq", follow=False))
+    text = "".join(run.logs("optimize-awq", follow=False))
     assert text == "error: busy\n\n--- attempt 2 ---\nquantized\n"
-    assert "optimize-awq: quantized\n" in list(read_logs(cluster, run, None, follow=False))
+    assert "optimize-awq: quantized\n" in list(run.logs(None, follow=False))
     with pytest.raises(UnknownName, match="reslove"):
-        next(read_logs(cluster, run, "reslove", follow=False))
+        next(run.logs("reslove", follow=False))
     with pytest.raises(ConfigError, match="one task at a time"):
-        next(read_logs(cluster, run, None, follow=True))
+        next(run.logs(None, follow=True))
 
 
 def test_followed_logs_continue_after_a_lost_connection_without_repetition(argo, cluster, given):
@@ -467,9 +473,7 @@ def test_followed_logs_continue_after_a_lost_connection_without_repetition(argo,
     run = find(cluster, started(cluster, given))
     lines: list[str] = []
     until(lambda: find(cluster, run.id).state.nodes)
-    thread = threading.Thread(
-        target=lambda: lines.extend(read_logs(cluster, find(cluster, run.id), "acquire", follow=True))
-    )
+    thread = threading.Thread(target=lambda: lines.extend(find(cluster, run.id).logs("acquire", follow=True)))
     thread.start()
     until(lambda: lines == ["one\n"])
     (pod,) = [name for _, name in argo.server.logs if "-acquire-" in name]
@@ -486,7 +490,7 @@ def test_logs_of_pods_that_are_gone_say_so(argo, cluster, given, seen):
     for pod in argo.server.all("Pod"):
         argo.server.remove("Pod", pod["metadata"]["name"])
     with pytest.raises(MissingRun, match="its pods are gone") as gone:
-        list(read_logs(cluster, run, "acquire", follow=False))
+        list(run.logs("acquire", follow=False))
     assert gone.value.hint.endswith(f"org--name/runs/{run.id}/logs")
 
 
@@ -502,8 +506,8 @@ def test_lines_of_argos_executor_are_left_out_of_logs(argo, cluster, given, seen
     argo.script["acquire"] = [Outcome(log=("time=2026-11-22 is printed", line, "level=info argo=false"))]
     run = ended(cluster, given, seen)
     own = ["time=2026-11-22 is printed\n", "level=info argo=false\n"]
-    assert list(read_logs(cluster, run, "acquire", follow=False)) == own
-    assert list(read_logs(cluster, run, "acquire", follow=True)) == own
+    assert list(run.logs("acquire", follow=False)) == own
+    assert list(run.logs("acquire", follow=True)) == own
 
 
 def test_a_run_is_found_by_the_beginning_of_its_name(argo, cluster, given, seen):

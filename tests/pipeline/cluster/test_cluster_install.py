@@ -6,10 +6,12 @@ import json
 
 import pytest
 
-from pipeline.argo.engine import start
-from pipeline.cluster.doctor import check_cluster
+from pipeline.argo.engine import ArgoEngine
+from pipeline.argo.runs import ClusterRun
+from pipeline.cluster.doctor import check_cluster, check_serving
 from pipeline.cluster.install import install
-from pipeline.settings.config import load
+from pipeline.runs.engine import RunRequest
+from pipeline.settings.config import RunConfig, load
 from pipeline.settings.platform import LOCKS
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled
@@ -24,6 +26,10 @@ def argo_definitions(server: KubernetesServer, *cron_fields: str) -> None:
     for name in ("workflows", "workflowtemplates"):
         server.put(definition(f"{name}.argoproj.io", "entrypoint"))
     server.put(definition("cronworkflows.argoproj.io", *cron_fields))
+
+
+def submit(cluster: Cluster, config: RunConfig, *, serve: bool) -> ClusterRun:
+    return ArgoEngine(cluster, check_serving).submit(config, RunRequest("org/model", "main", serve=serve))
 
 
 def test_everything_is_applied_once_and_again_changes_nothing(server, there, platform):
@@ -241,7 +247,7 @@ def test_where_kserve_has_llm_inference_services_it_is_said_and_what_lacks_for_t
     lacking = "no llmisvc-controller-manager in namespace kserve"
     assert checks(there, wanted)["KServe"][:2] == ("missing", lacking)
     with pytest.raises(NotInstalled, match=lacking):
-        start(there, wanted, "org/model", "main", serve=True, refresh=False, force=False)
+        submit(there, wanted, serve=True)
     assert "LLMInferenceService" not in checks(there, platform)["KServe"][1]
     server.put(definition("llminferenceservices.serving.kserve.io", "router"))
     state, found, _ = checks(there, platform)["KServe"]
@@ -273,8 +279,8 @@ def test_a_model_in_another_mode_than_kserves_is_named_and_another_mode_is_refus
     assert "docs/rollout.md" in hint
     named = platform.model_copy(update={"kserve": platform.kserve.model_copy(update={"mode": "standard"})})
     with pytest.raises(Conflict, match=r"served in mode route, and kserve\.mode says standard"):
-        start(there, named, "org/model", "main", serve=True, refresh=False, force=False)
-    assert start(there, platform, "org/model", "main", serve=True, refresh=False, force=False)
+        submit(there, named, serve=True)
+    assert submit(there, platform, serve=True)
 
 
 @pytest.mark.parametrize(
@@ -289,8 +295,8 @@ def test_a_kserve_on_which_the_rollout_would_fail_is_found_before_a_run(server, 
     install(there, platform, dry_run=False, force=False)
     assert why in checks(there, platform)["KServe"][1]
     with pytest.raises(NotInstalled, match=why):
-        start(there, platform, "org/model", "main", serve=True, refresh=False, force=False)
-    assert start(there, platform, "org/model", "main", serve=False, refresh=False, force=False)
+        submit(there, platform, serve=True)
+    assert submit(there, platform, serve=False)
 
 
 def test_an_old_argo_a_changed_template_and_a_missing_right_are_reported(server, there, platform):

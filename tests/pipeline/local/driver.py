@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from pipeline.local.engine import execute
+from pipeline.local.execution import execute
 from pipeline.local.folder import RunFolders
-from pipeline.local.resources import Capacity
+from pipeline.local.resources import MachineResources
 from pipeline.runs.progress import observer_for
 from stages.parts.base.errors import SlipwayError
 
@@ -21,7 +21,7 @@ def main() -> int:
             arguments={},
             name=run_dir.name,
             folders=RunFolders({"/mnt/store": store}, run_dir, state_dir),
-            capacity=Capacity(cores=4, memory_bytes=8 << 30),
+            capacity=MachineResources(cores=4, memory_bytes=8 << 30),
             observer=observer_for(sys.stderr, run_dir),
         )
     except SlipwayError as error:

@@ -27,9 +27,9 @@ from hera.workflows import (
     models,
 )
 
-from pipeline.local.engine import execute
+from pipeline.local.execution import execute
 from pipeline.local.folder import RunFolders
-from pipeline.local.resources import Capacity
+from pipeline.local.resources import MachineResources
 from pipeline.runs.progress import Lines
 from pipeline.runs.state import RunState
 from stages.parts.base.program import OUTPUTS_VARIABLE
@@ -74,7 +74,7 @@ class Bench:
         self.store = folder / "store"
         self.store.mkdir()
         self.state_dir = folder / "state"
-        self.capacity = Capacity(cores=4, memory_bytes=8 << 30)
+        self.capacity = MachineResources(cores=4, memory_bytes=8 << 30)
         self.progress = StringIO()
         self.runs = 0
 

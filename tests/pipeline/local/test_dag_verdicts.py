@@ -36,3 +36,12 @@ def test_a_dag_fails_if_a_failure_reaches_a_leaf_through_tasks_that_did_not_run(
     expected = {found for leaf in leaves for found in reached(leaf)}
     culprit = Graph.of({name: " && ".join(sorted(parents[name])) for name in parents}).culprit(phases)
     assert (culprit in expected) if expected else culprit is None
+
+
+def test_a_task_that_is_not_started_names_the_tasks_that_keep_it() -> None:
+    depends = "check && fp16 && (awq.Succeeded || awq.Failed || gptq.Succeeded)"
+    graph = Graph.of({"check": "", "fp16": "", "awq": "", "gptq": "", "evaluate": depends})
+    phases: dict[str, Phase] = {"check": "Succeeded", "fp16": "Failed", "awq": "Failed", "gptq": "Skipped"}
+    assert graph.why_not("evaluate", phases) == "not started, because fp16 failed"
+    phases |= {"fp16": "Succeeded", "awq": "Omitted"}
+    assert graph.why_not("evaluate", phases) == "not started, because awq was not started and gptq was skipped"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hera.workflows import Parameter, Task, WorkflowTemplate, models
 
-from pipeline.local.resources import Capacity
+from pipeline.local.resources import MachineResources
 from tests.pipeline.local.local_bench import Bench, dag, eventually
 
 ALONE = """
@@ -91,7 +91,7 @@ os.unlink(os.path.join(store, f"inside-{sys.argv[2]}-{sys.argv[1]}"))
             for number in range(4):
                 Task(name=f"evaluate-{number}", template=program, arguments={"n": str(number)})
     for gpus, limit in (((), 1), (("0", "1"), 2)):
-        bench.capacity = Capacity(cores=4, memory_bytes=8 << 30, gpus=gpus)
+        bench.capacity = MachineResources(cores=4, memory_bytes=8 << 30, gpus=gpus)
         assert bench.run(workflow, {"limit": str(limit)}).phase == "Succeeded"
         assert max(map(int, bench.lines("seen"))) == limit
     assert "waiting for semaphore slipway-gpus/limit" in bench.progress.getvalue()

@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 from hera.workflows import Parameter, Task, models
 
+from pipeline.local.folder import read_run
 from pipeline.runs.state import RunState
 from tests.pipeline.local.local_bench import OUTPUTS, Bench, dag, retries
 
@@ -39,6 +40,8 @@ def test_exit_code_75_is_retried(bench: Bench) -> None:
     node = state.node("work")
     assert (state.phase, node.attempts, node.exit_code, node.message) == ("Succeeded", 3, 0, "")
     assert node.outputs == {"digest": "done"}
+    assert [(failure.message, failure.exit_code) for failure in node.retried] == [("told to fail", 75)] * 2
+    assert read_run(bench.run_dir).node("work").retried == node.retried
 
 
 def test_exit_code_1_is_final(bench: Bench) -> None:

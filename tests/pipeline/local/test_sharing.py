@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.local.resources import Capacity, Pool, ResourceRequest, Share, request
+from pipeline.local.resources import MachineResources, Pool, ResourceRequest, Share, request
 from stages.parts.base.errors import ConfigError
 from stages.parts.cluster.quantity import quantity
 
@@ -55,7 +55,7 @@ requests = st.builds(ResourceRequest, st.floats(0, 6), st.integers(0, 6 << 30), 
 
 @given(st.lists(st.tuples(requests, st.booleans()), max_size=30))
 def test_shares_never_exceed_the_machine_and_come_back_whole(steps: list[tuple[ResourceRequest, bool]]) -> None:
-    capacity = Capacity(cores=4, memory_bytes=4 << 30, gpus=("0", "1", "2"))
+    capacity = MachineResources(cores=4, memory_bytes=4 << 30, gpus=("0", "1", "2"))
     pool, held = Pool(capacity), []
     for asked, also_return in steps:
         share = pool.take(asked)
@@ -74,7 +74,7 @@ def test_shares_never_exceed_the_machine_and_come_back_whole(steps: list[tuple[R
 
 
 def test_this_machine_has_cores_and_memory() -> None:
-    here = Capacity.of_this_machine({"PATH": os.environ["PATH"]})
+    here = MachineResources.of_this_machine({"PATH": os.environ["PATH"]})
     assert 0 < here.cores <= (os.cpu_count() or 1)
     assert here.memory_bytes > 1 << 28
 
@@ -84,13 +84,13 @@ def test_this_machine_has_cores_and_memory() -> None:
     [("", ()), ("-1", ()), ("1,3", ("1", "3")), (" 2 , 0 ", ("2", "0")), ("0,-1,1", ("0",)), ("GPU-8a", ("GPU-8a",))],
 )
 def test_gpus_are_those_in_cuda_visible_devices(visible: str, gpus: tuple[str, ...]) -> None:
-    assert Capacity.of_this_machine({"CUDA_VISIBLE_DEVICES": visible}).gpus == gpus
+    assert MachineResources.of_this_machine({"CUDA_VISIBLE_DEVICES": visible}).gpus == gpus
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs a GPU (nvidia-smi)")
 def test_gpus_are_found_without_torch() -> None:
-    assert Capacity.of_this_machine({"PATH": os.environ["PATH"]}).gpus[0] == "0"
+    assert MachineResources.of_this_machine({"PATH": os.environ["PATH"]}).gpus[0] == "0"
 
 
 def test_gpus_are_counted_as_the_driver_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,4 +104,4 @@ def test_gpus_are_counted_as_the_driver_lists_them(tmp_path: Path, monkeypatch: 
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert Capacity.of_this_machine({}).gpus == ("0", "1")
+    assert MachineResources.of_this_machine({}).gpus == ("0", "1")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hera.workflows import Task
 
-from pipeline.local.resources import Capacity
-from stages.parts.base.errors import ConfigError, UnsupportedField
+from pipeline.local.resources import MachineResources
+from stages.parts.base.errors import ConfigError
 from tests.pipeline.local.local_bench import Bench, dag
 
 GPU = "nvidia.com/gpu"
@@ -22,7 +22,7 @@ def patch(amount: str, **changes: Any) -> str:
 
 def sized(bench: Bench, gpus: str, pod_spec_patch: str = patch("{{inputs.parameters.gpus}}")) -> Any:
     """``plan`` says how many GPUs ``work`` gets; ``work`` writes down which ones it has."""
-    bench.capacity = Capacity(cores=4, memory_bytes=8 << 30, gpus=("0", "1", "2"))
+    bench.capacity = MachineResources(cores=4, memory_bytes=8 << 30, gpus=("0", "1", "2"))
     with bench.workflow() as workflow:
         plan = bench.program("plan", f"output('gpus', {gpus!r})", outputs=["gpus"])
         work = bench.program(
@@ -50,25 +50,22 @@ def test_a_task_that_asks_for_what_is_not_there_ends_as_error(bench: Bench, gpus
 
 
 @pytest.mark.parametrize(
-    ("pod_spec_patch", "error", "said"),
+    ("pod_spec_patch", "said"),
     [
-        (patch("{{inputs.parameters.no}}"), ConfigError, "refers to nothing that is known there"),
-        (patch("1", volumes=[{"name": "shm", "emptyDir": {}}]), ConfigError, "there is no emptyDir volume 'shm'"),
-        (patch("4"), ConfigError, "asks for 4 GPUs, this machine has 3"),
-        ("containers: []", ConfigError, "not JSON"),
-        (patch("1", nodeName="n"), UnsupportedField, "podSpecPatch.nodeName: not supported here"),
+        (patch("4"), "asks for 4 GPUs, this machine has 3"),
+        ("containers: []", "not JSON"),
+        (patch("1", nodeName="n"), "podSpecPatch.nodeName: unknown field"),
         (
             json.dumps({"containers": [{"name": "main", "image": "x"}]}),
-            UnsupportedField,
-            "podSpecPatch.containers[main].image: not supported here",
+            "podSpecPatch.containers.0.image: unknown field",
         ),
-        (json.dumps({"containers": [{"name": "wait"}]}), ConfigError, "Input should be 'main'"),
+        (json.dumps({"containers": [{"name": "wait"}]}), "Input should be 'main'"),
     ],
 )
 def test_a_patch_that_cannot_be_applied_is_refused_before_anything_runs(
-    bench: Bench, pod_spec_patch: str, error: type[Exception], said: str
+    bench: Bench, pod_spec_patch: str, said: str
 ) -> None:
-    with pytest.raises(error) as refused:
+    with pytest.raises(ConfigError) as refused:
         bench.run(sized(bench, "1", pod_spec_patch))
     assert said in str(refused.value)
     assert not bench.run_dir.exists()

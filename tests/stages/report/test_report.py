@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.local.submission import render as workflow
+from pipeline.local.engine import render as workflow
 from pipeline.settings.config import RunConfig, load
 from pipeline.workflow.parameters import arguments
 from scoring.constraints import Constraints

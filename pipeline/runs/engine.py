@@ -1,0 +1,141 @@
+"""What the command line needs of an engine. ``pipeline.local`` and ``pipeline.argo`` implement it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from pipeline.runs.state import LATEST, RunState
+from stages.parts.base.errors import MissingRun
+
+if TYPE_CHECKING:
+    from pipeline.settings.config import RunConfig
+
+
+class Printout(NamedTuple):
+    """What a command prints."""
+
+    document: Any
+    """With ``--json``."""
+    text: Any
+    """A string, or anything that rich can draw."""
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What ``slipway run`` runs, and how."""
+
+    model: str
+    """A name on the Hub, or a local directory."""
+    revision: str
+    serve: bool
+    """Whether the winner is served at the end."""
+    refresh: bool = False
+    """Whether the Hub is asked again which commit a revision is."""
+    force: bool = False
+    """Whether another run starts even if the same one is active, on a cluster."""
+
+
+class PipelineRun(Protocol):
+    """One run of an engine."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def state(self) -> RunState: ...
+
+    @property
+    def winner(self) -> str | None: ...
+
+    @property
+    def outcome(self) -> str | None: ...
+
+    def show(self) -> Printout:
+        """Return the run's tasks, and its results so far."""
+
+    def report(self) -> Printout:
+        """Return the run's report, or where it is.
+
+        Raises:
+            MissingRun: it was not written yet.
+        """
+
+    def logs(self, task: str | None, *, follow: bool) -> Iterator[str]:
+        """Return the lines of one task's log; or of all tasks that have started, each line led by its task's name.
+
+        Args:
+            follow: wait for more lines until the run has ended.
+
+        Raises:
+            UnknownName: the run has no such task.
+            MissingRun: it has not started.
+            ConfigError: the engine follows only one task at a time.
+        """
+
+    def stop(self) -> bool:
+        """Stop the run's tasks; its report is still written. False if the run has ended already."""
+
+    def resume(self, task: str | None) -> list[str]:
+        """Resume suspended tasks: *task*, or all. Returns their names; does not wait for them.
+
+        Raises:
+            MissingRun: the run has ended.
+            UnknownName: *task* is not suspended.
+            ConfigError: nothing is suspended.
+        """
+
+
+class Engine(Protocol):
+    """Starts runs, and finds those that were started."""
+
+    @property
+    def no_runs(self) -> str:
+        """What to tell if there are no runs: how to start one."""
+
+    def start(self, config: RunConfig, request: RunRequest) -> Printout:
+        """Start a run, and wait until it has succeeded, unless the engine was told not to.
+
+        Raises:
+            ConfigError: the model's name or the settings can't be used; nothing was started.
+            RunFailed: with the exit code of the task that failed first.
+            Interrupted: by Ctrl-C.
+        """
+
+    def retry(self, name: str, *, allow_incomplete: bool) -> Printout:
+        """Start a run with the arguments of run *name*; finished work is reused.
+
+        Args:
+            allow_incomplete: go on without a variant, whatever that run did.
+
+        Raises: as ``start``.
+        """
+
+    def runs(self) -> Sequence[PipelineRun]:
+        """All runs, the newest first."""
+
+    def find(self, name: str) -> PipelineRun:
+        """Find a run by its id, the beginning of its id, or 'latest'.
+
+        Raises:
+            MissingRun: there is none, or more than one.
+        """
+
+
+def choose_run(name: str, ids: Sequence[str], place: str) -> str:
+    """Return the id in *ids*, the newest first, that *name* means: an id, the beginning of one, or 'latest'.
+
+    Raises:
+        MissingRun: it means none, or more than one.
+    """
+    if name in ids:
+        return name
+    matches = ids[:1] if name == LATEST else [run for run in ids if run.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    problem = "matches several runs" if matches else "is not a run"
+    raise MissingRun(f"{name!r} {problem} in {place}", hint=f"the latest: {', '.join(ids[:5]) or 'none yet'}")
