@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ArgoEngine:
-    """The engine of a cluster's namespace; see ``pipeline.runs.engine.Engine``."""
+    """The engine of a cluster's namespace; see ``pipeline.runs.engine.PipelineEngine``."""
 
     cluster: Cluster
     check_serving: Callable[[Cluster, RunConfig, str], None]

@@ -16,7 +16,7 @@ from pipeline.commands.options import (
     add,
     print_result,
 )
-from pipeline.commands.volume import Volume, on_the_volume
+from pipeline.commands.volume import VolumeOptions, on_the_volume
 
 if TYPE_CHECKING:
     from scoring.profile import Profile
@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
     add(app, compare, "compare 20260102-030405-6a1b latest")
 
 
-def verify_decision(name: RunArgument = "latest", *, volume: Volume, as_json: JsonOption = False) -> None:
+def verify_decision(name: RunArgument = "latest", *, volume: VolumeOptions, as_json: JsonOption = False) -> None:
     """Recompute a run's decision from its raw samples.
 
     Recomputes the metrics, scores and winner, and compares them with what was published. Every changed sample, weights

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typer.core import TyperOption
 
     from pipeline.argo.engine import ArgoEngine
-    from pipeline.runs.engine import Engine
+    from pipeline.runs.engine import PipelineEngine
     from pipeline.settings.config import RunConfig
     from stages.parts.base.store import ModelStore
     from stages.parts.cluster.api import Cluster
@@ -157,7 +157,7 @@ class Where:
         """
         return options.of_cluster(**names) if self.on_cluster else options.load(platform="local", **names)
 
-    def engine_of(self, run: str = "", settings: RunConfig | None = None, *, follow: bool = True) -> Engine:
+    def engine_of(self, run: str = "", settings: RunConfig | None = None, *, follow: bool = True) -> PipelineEngine:
         """Return the chosen engine; if none was chosen, the one that the name of *run* belongs to.
 
         Args:

@@ -19,7 +19,7 @@ from pipeline.commands.options import (
     model_store,
     print_result,
 )
-from pipeline.commands.volume import Volume, on_the_volume
+from pipeline.commands.volume import VolumeOptions, on_the_volume
 from stages.parts.base.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def releases(
     model: ModelArgument,
     history: Annotated[bool, typer.Option("--history", help="List every move between releases instead.")] = False,
     *,
-    volume: Volume,
+    volume: VolumeOptions,
     as_json: JsonOption = False,
 ) -> None:
     """List a model's releases, the newest first."""
@@ -100,7 +100,7 @@ def rollback(
         str | None, typer.Option(help="A release's number or name. Default: the previous one in production.")
     ] = None,
     *,
-    volume: Volume,
+    volume: VolumeOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Go back to an earlier release.
@@ -126,7 +126,7 @@ def prune(
         bool, typer.Option("--others", help="Also remove variants and evaluations that only other settings need.")
     ] = False,
     *,
-    volume: Volume,
+    volume: VolumeOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Remove old releases that nothing uses.

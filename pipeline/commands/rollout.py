@@ -19,7 +19,7 @@ from pipeline.commands.options import (
     print_result,
 )
 from pipeline.commands.releases import served, serving_of, target_of_endpoint
-from pipeline.commands.volume import Volume, on_the_volume
+from pipeline.commands.volume import VolumeOptions, on_the_volume
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
@@ -49,7 +49,7 @@ def start(
     model: ModelArgument,
     release: ReleaseOption = None,
     *,
-    volume: Volume,
+    volume: VolumeOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Start a rollout, or continue the one in progress."""
@@ -65,7 +65,7 @@ def start(
     _print(model, roll_out(store, target, name, settings.rollout), as_json)
 
 
-def status(model: ModelArgument, *, volume: Volume, as_json: JsonOption = False) -> None:
+def status(model: ModelArgument, *, volume: VolumeOptions, as_json: JsonOption = False) -> None:
     """Show the current or last rollout.
 
     Shows its state, the split of traffic, and the measurements.
@@ -79,7 +79,7 @@ def status(model: ModelArgument, *, volume: Volume, as_json: JsonOption = False)
     print_result(document, _view(model, journal, split), as_json)
 
 
-def promote(model: ModelArgument, *, volume: Volume, as_json: JsonOption = False) -> None:
+def promote(model: ModelArgument, *, volume: VolumeOptions, as_json: JsonOption = False) -> None:
     """Approve the rollout in progress, without further waiting.
 
     The checks of the canary stay the same.
@@ -92,7 +92,7 @@ def promote(model: ModelArgument, *, volume: Volume, as_json: JsonOption = False
     _print(model, commands.promote(store, _target(store, model, volume.load())), as_json)
 
 
-def abort(model: ModelArgument, *, volume: Volume, as_json: JsonOption = False) -> None:
+def abort(model: ModelArgument, *, volume: VolumeOptions, as_json: JsonOption = False) -> None:
     """Abort the rollout: all traffic goes back to the stable release."""
     from stages.rollout import commands
 
@@ -106,7 +106,7 @@ def move(
     model: ModelArgument,
     mode: Annotated[str, typer.Option(help="The mode of KServe to serve in: standard or route.")],
     *,
-    volume: Volume,
+    volume: VolumeOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Move a model to another mode of KServe without an outage.

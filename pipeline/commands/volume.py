@@ -14,13 +14,13 @@ from pipeline.commands.options import ConfigOptions, Where
 
 
 @dataclasses.dataclass(frozen=True)
-class Volume(Where, ConfigOptions):
+class VolumeOptions(Where, ConfigOptions):
     """Where a store is, on this machine or on the volume of a cluster's namespace, and the settings of a command."""
 
     invocation: typer.Context = dataclasses.field(kw_only=True)
 
 
-PLACE: Final = frozenset(field.name for field in dataclasses.fields(Volume))
+PLACE: Final = frozenset(field.name for field in dataclasses.fields(VolumeOptions))
 """The options that say where a command runs and with which settings: the pod gets the settings themselves."""
 
 
@@ -29,7 +29,7 @@ def on_the_volume(command: Callable[..., None]) -> Callable[..., None]:
     pod, with the same output and exit code."""
 
     @functools.wraps(command)
-    def placed(*, volume: Volume, **values: Any) -> None:
+    def placed(*, volume: VolumeOptions, **values: Any) -> None:
         if not volume.on_cluster:
             command(volume=volume, **values)
             return

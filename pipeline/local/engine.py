@@ -27,7 +27,7 @@ ENGINE_STATE: Final = ".engine"
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """The engine of a store on this machine; see ``pipeline.runs.engine.Engine``."""
+    """The engine of a store on this machine; see ``pipeline.runs.engine.PipelineEngine``."""
 
     store: Path
 

@@ -90,7 +90,7 @@ class PipelineRun(Protocol):
         """
 
 
-class Engine(Protocol):
+class PipelineEngine(Protocol):
     """Starts runs, and finds those that were started."""
 
     @property
