@@ -215,8 +215,8 @@ class Architecture:
         total = 0
         for layer in self.layers:
             if layer.attention:
-                kept = min(tokens, layer.attention.window or tokens)
-                total += kept * layer.attention.values_per_token(1) * value_bytes
+                cached = min(tokens, layer.attention.window or tokens)
+                total += cached * layer.attention.values_per_token(1) * value_bytes
             if layer.state_space:
                 total += layer.state_space.state_bytes(1, value_bytes, recurrent_bytes or value_bytes)
         return total

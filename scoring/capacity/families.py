@@ -44,7 +44,7 @@ class Family:
     window: int | None = None
     """The window in tokens if config.json does not mention it; null there means none."""
     full_every: int = 0
-    """Every so many layers one has full attention and the others a window, if config.json does not list them."""
+    """One layer in this many has full attention and the others a window, if config.json does not list them; 0: none."""
     windows_last: bool = False
     """Whether windows are off by default, and only the layers from ``max_window_layers`` on have one."""
     tied: bool = False

@@ -16,7 +16,7 @@ from typing import Final
 from scoring.capacity.architecture import Architecture, LatentAttention, NotSizeable
 
 PADDED_GROUPS: Final = 1.5
-"""If the kind with most layers has fewer than so many times those of the kind with fewest, groups have its size."""
+"""Groups have the size of the kind with most layers if it has less than this many times those of the smallest."""
 STATE_BLOCKS: Final = {"mamba": 2, "mamba2": 3, "gated delta net": 2}
 """Blocks of state per sequence with prefix caching, vLLM's default: the current state and the last at the end of a
 block; Mamba-2 keeps one more during a prefill."""
@@ -58,7 +58,7 @@ class CacheLayout:
     longest_context: int
 
     def blocks(self, tokens: int) -> int:
-        """Blocks that a sequence of so many tokens takes at most, from all groups together."""
+        """Count the blocks that a sequence of that many tokens takes at most, from all groups together."""
         return sum(self._blocks(group, tokens) for group in self.groups)
 
     def _blocks(self, group: _Kind, tokens: int) -> int:
@@ -79,7 +79,7 @@ class CacheLayout:
         return int(sequences * max_model_len)
 
     def sequences(self, available_bytes: int, tokens: int) -> int:
-        """How many sequences of so many tokens are in the cache at once; vLLM keeps one block for itself."""
+        """Count the sequences of that many tokens that the cache holds at once; vLLM keeps one block for itself."""
         return max(0, self.capacity_blocks(available_bytes) - 1) // self.blocks(tokens)
 
     def longest(self, available_bytes: int) -> int:
@@ -103,8 +103,8 @@ def cache_layout(model: Architecture, rules: CacheRules) -> CacheLayout:
     size = rules.tensor_parallel_size
     widths = {layer.attention.values_per_token(size) for layer in model.counted if layer.attention}
     if len(widths) != 1:
-        what = "different KV widths" if widths else "no attention in any layer"
-        raise NotSizeable(f"type {model.model_type} with {what}")
+        obstacle = "different KV widths" if widths else "no attention in any layer"
+        raise NotSizeable(f"type {model.model_type} with {obstacle}")
     token_bytes = widths.pop() * rules.value_bytes
     block_tokens = rules.block_tokens
     recurrent_bytes = rules.recurrent_bytes or model.recurrent_bytes or rules.value_bytes
@@ -161,11 +161,11 @@ def _groups(kinds: dict[_Kind, list[int]]) -> list[tuple[_Kind, Sequence[int]]]:
     """List the groups with the indices of their layers, like vLLM's ``_get_kv_cache_groups_uniform_page_size``."""
     fewest, most = min(map(len, kinds.values())), max(map(len, kinds.values()))
     size = most if most < fewest * PADDED_GROUPS else fewest
-    found: list[tuple[_Kind, Sequence[int]]] = []
+    groups: list[tuple[_Kind, Sequence[int]]] = []
     for kind, layers in kinds.items():
         count = _divided_up(len(layers), size)
-        found += [(kind, layers[start::count]) for start in range(count)]
-    return found
+        groups += [(kind, layers[start::count]) for start in range(count)]
+    return groups
 
 
 def _divided_up(value: int, divisor: int) -> int:

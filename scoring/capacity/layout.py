@@ -27,7 +27,7 @@ class Demand:
     """What the settings prescribe, and what the workload needs."""
 
     tensor_parallel_size: int | None = None
-    """None: as few GPUs as fit."""
+    """GPUs per replica; None if the fewest that fit are to be found."""
     context: int | None = None
     """Tokens of prompt and answer together. None: the longest that fits."""
     longest_request: int = 0

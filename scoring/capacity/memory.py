@@ -50,7 +50,7 @@ class MemorySettings:
     """gpu_memory_utilization."""
     enforce_eager: bool = False
     kv_cache_bytes: int | None = None
-    """None: the memory that is left."""
+    """Size of the KV cache on each GPU; None if it takes the memory that is left."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ def _too_full(memory: MemoryUse, settings: MemorySettings) -> str:
         ("CUDA graphs", memory.graphs),
         ("runtime", memory.runtime),
     )
-    taken = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts if size)
+    uses = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts if size)
     cache = f"a KV cache of {settings.kv_cache_bytes / GIB:.1f}" if settings.kv_cache_bytes else "the KV cache"
-    return f"{taken} GiB of {memory.budget / GIB:.1f} leave no room for {cache}"
+    return f"{uses} GiB of {memory.budget / GIB:.1f} leave no room for {cache}"
 
 
 def undivided(model: Architecture, storage: Storage, parallelism: Parallelism) -> Iterator[str]:

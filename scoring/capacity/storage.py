@@ -48,7 +48,7 @@ class Storage:
     kinds: frozenset[Kind] = LINEAR
     """The matrices that are stored in this way; the others stay in 16 bits."""
     multiple: int = 1
-    """The kernels read so many values at a time, so each GPU's inputs and outputs must be a multiple."""
+    """Values that the kernels read at a time: each GPU's inputs and outputs must be a multiple of it."""
     capabilities: tuple[float, float] = (0.0, math.inf)
     """Compute capabilities of GPUs for which vLLM has kernels: from the first to below the second."""
     arithmetic: Literal["bf16", "fp8", "int8"] = "bf16"
@@ -74,14 +74,14 @@ class Storage:
         return -(-bits // 8)
 
     def unsupported(self, accelerator: Accelerator) -> Iterator[str]:
-        """Why vLLM has no kernel on this type of GPU, whatever their number."""
+        """Say why vLLM has no kernel on this type of GPU, whatever their number."""
         (low, high), capability = self.capabilities, accelerator.compute_capability
         if not low <= capability < high:
-            needed = f"{low}" if high == math.inf else f"{low} to below {high}"
-            yield f"{self.label} kernels need compute capability {needed}, {accelerator.device} has {capability}"
+            span = f"{low}" if high == math.inf else f"{low} to below {high}"
+            yield f"{self.label} kernels need compute capability {span}, {accelerator.device} has {capability}"
 
     def undivided(self, matrix: Matrix, inputs: int, outputs: int) -> Iterator[str]:
-        """Why a GPU can't have a part of *matrix* with so many *inputs* and *outputs*."""
+        """Say why a GPU can't have a part of *matrix* with that many *inputs* and *outputs*."""
         if not self.holds(matrix):
             return
         for scale in self.scales:

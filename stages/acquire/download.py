@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from stages.acquire.transfer_progress import Progress, readable
+from stages.acquire.transfer_progress import TransferProgress, readable
 from stages.parts.base.errors import DamagedModel, NotEnoughSpace, SlipwayError
 from stages.parts.base.store import place, sha256_of
 from stages.parts.model import hub
@@ -70,10 +70,10 @@ class HubSource:
                 place(self._base / file.path, into / file.path)
 
         def measure() -> tuple[int, int]:
-            there = [_there(file, into) for file in files]
-            return sum(complete for complete, _ in there), sum(size for _, size in there)
+            states = [_there(file, into) for file in files]
+            return sum(complete for complete, _ in states), sum(size for _, size in states)
 
-        with Progress("downloading", len(files), sum(file.size_bytes for file in files), measure):
+        with TransferProgress("downloading", len(files), sum(file.size_bytes for file in files), measure):
             return _in_parallel(files, lambda file, gate: self._ensure(file, into, gate))
 
     def _kept(self, file: hub.HubFile) -> bool:
@@ -129,10 +129,10 @@ class LocalSource:
             (into / path).unlink(missing_ok=True)
 
         def measure() -> tuple[int, int]:
-            there = [(into / path).stat().st_size for path in paths if (into / path).exists()]
-            return len(there), sum(there)
+            sizes = [(into / path).stat().st_size for path in paths if (into / path).exists()]
+            return len(sizes), sum(sizes)
 
-        with Progress("copying", len(paths), self.missing_bytes(paths, into), measure):
+        with TransferProgress("copying", len(paths), self.missing_bytes(paths, into), measure):
             for path in paths:
                 place(self._directory / path, into / path, link=False)
             return {path: File.of(into, path) for path in paths}
@@ -180,10 +180,10 @@ class _GatedFile(io.FileIO):
             return super().tell()
 
     def write(self, data: ReadableBuffer) -> int:
-        left = memoryview(data)
+        rest = memoryview(data)
         with self._gate:
-            while left:
-                left = left[super().write(left) :]
+            while rest:
+                rest = rest[super().write(rest) :]
         return len(memoryview(data))
 
 
@@ -206,7 +206,7 @@ def _in_parallel(files: Sequence[hub.HubFile], ensure: Callable[[hub.HubFile, _G
                 ended.put(error)
 
     # The largest files come first, so that none is left alone at the end.
-    for file in sorted(files, key=lambda each: -each.size_bytes):
+    for file in sorted(files, key=lambda file: -file.size_bytes):
         waiting.put(file)
     for _ in range(min(PARALLEL_FILES, len(files))):
         threading.Thread(target=work, daemon=True).start()

@@ -74,13 +74,13 @@ def open_source(model: ModelName, commit: str, base: Path) -> Source:
 def fill(work: Path, source: Source, small: Sequence[str], commit: str) -> tuple[tuple[File, ...], Checkpoint]:
     """Bring the model's files into *work* and check them. Quick checks that may refuse the model come first."""
     require_space(work, source.missing_bytes([*small, *likely_weights(source.sizes)], work))
-    found = source.fetch(small, work)
+    records = source.fetch(small, work)
     with discarded_if_useless(work):
         check_configuration(work)
         weights = weight_files(source.sizes, work)
     require_space(work, source.missing_bytes(weights, work))
-    found |= source.fetch(weights, work)
-    files = tuple(found[path] for path in chosen(small, weights))
+    records |= source.fetch(weights, work)
+    files = tuple(records[path] for path in chosen(small, weights))
     with discarded_if_useless(work):
         if LOCAL_COMMIT.fullmatch(commit) and commit != commit_name(files_digest(files)):
             raise DamagedModel(f"{source.origin} changed since it was resolved to {commit}", hint="run again")

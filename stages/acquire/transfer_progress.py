@@ -11,19 +11,19 @@ from typing import Final, Self
 
 LINE_EVERY_S: Final = 5.0
 BAR_EVERY_S: Final = 0.2
-KIB: Final = 1024.0
+UNIT: Final = 1024.0
 
 
 def readable(count: float) -> str:
     """Format a number of bytes as a person reads it, such as ``14.9 GiB``."""
     for unit in ("B", "KiB", "MiB"):
-        if count < KIB:
+        if count < UNIT:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= KIB
+        count /= UNIT
     return f"{count:.1f} GiB"
 
 
-class Progress:
+class TransferProgress:
     """Shows on stderr, until the block ends, what *measure* returns: (complete files, bytes that are there)."""
 
     def __init__(self, verb: str, files: int, size_bytes: int, measure: Callable[[], tuple[int, int]]) -> None:
@@ -47,10 +47,10 @@ class Progress:
         self._print_line()
 
     def _print_line(self) -> None:
-        files, there = self._measure()
+        files, transferred = self._measure()
         seconds = time.monotonic() - self._start
-        rate = f", {readable((there - self._first) / seconds)}/s" if seconds > 1 else ""
-        amount = f"{readable(there)} of {readable(self._size)}"
+        rate = f", {readable((transferred - self._first) / seconds)}/s" if seconds > 1 else ""
+        amount = f"{readable(transferred)} of {readable(self._size)}"
         print(f"{self._verb}: {files}/{self._files} files, {amount}{rate}", file=sys.stderr, flush=True)
 
     def _bar(self) -> None:
@@ -64,5 +64,5 @@ class Progress:
             ended = False
             while not ended:
                 ended = self._stop.wait(BAR_EVERY_S)
-                files, there = self._measure()
-                bar.update(task, completed=there, description=f"{self._verb} {files}/{self._files} files")
+                files, transferred = self._measure()
+                bar.update(task, completed=transferred, description=f"{self._verb} {files}/{self._files} files")

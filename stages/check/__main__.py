@@ -59,9 +59,9 @@ def main() -> None:
     for name, why in missing.items():
         with program.outcome(store, "check", name) as report:
             report.left_out(why, hint=HINT)
-    made = optimize.variants if optimize.make_unservable else served
+    to_make = optimize.variants if optimize.make_unservable else served
     for quantized in quantized_formats():
-        program.write_output(quantized, str(quantized in made).lower())
+        program.write_output(quantized, str(quantized in to_make).lower())
     program.write_output("variants", ",".join(served))
     program.write_output("left-out", "\n".join(f"{name}: {why}" for name, why in missing.items()))
     _write(decided)
@@ -112,7 +112,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--serving", default="{}", help="JSON: AskedServing in stages/parts/base/serving_settings.py")
     parser.add_argument("--workload", default="", help="JSON: Workload in stages/parts/base/workload.py")
     parser.add_argument(
-        "--gpus", type=int, default=None, help="at most so many GPUs serve one replica (default: those that are here)"
+        "--gpus", type=int, default=None, help="at most that many GPUs serve one replica (default: this machine's)"
     )
     return parser.parse_args()
 

@@ -20,12 +20,12 @@ def main() -> None:
     store = ModelStore(store_root(), ModelName.parse(arguments.model).id)
     with program.outcome(store, "optimize", arguments.method) as report:
         settings = parse_json(Optimize, arguments.settings, "--settings")
-        variant, made = ensure(store, arguments.method, settings)
-        said = describe(variant)
-        if made:
-            report.done(said, key=variant.key)
+        variant, is_new = ensure(store, arguments.method, settings)
+        summary = describe(variant)
+        if is_new:
+            report.done(summary, key=variant.key)
         else:
-            report.reused(f"{said}, from {variant.created_at:%Y-%m-%d %H:%M} UTC", key=variant.key)
+            report.reused(f"{summary}, from {variant.created_at:%Y-%m-%d %H:%M} UTC", key=variant.key)
     program.write_output("digest", variant.digest)
     print(variant.digest)
 

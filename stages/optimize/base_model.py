@@ -44,11 +44,7 @@ class Base:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name, from the headers of the files.
-
-        Raises:
-            DamagedModel: a file contradicts itself.
-        """
+        """All tensors by name, from the headers of the files."""
         headers = [read_header(self.directory / name) for name in self.weights]
         return {name: tensor for header in headers for name, tensor in header.items()}
 

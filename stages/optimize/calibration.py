@@ -21,20 +21,12 @@ KIND: Final = "calibration"
 
 
 def calibration_path(text: str) -> Path:
-    """Find the file that ``Calibration.text`` names.
-
-    Raises:
-        UnknownName, ConfigError: see ``stages.parts.model.corpora``.
-    """
+    """Find the file that ``Calibration.text`` names."""
     return text_path(text, KIND)
 
 
 def calibration_digest(calibration: Calibration, sequence_length: int) -> str:
-    """Compute a digest of all that determines the calibration set of one tokenizer: the file's bytes and how it is cut.
-
-    Raises:
-        UnknownName, ConfigError: the file does not exist or can't be read.
-    """
+    """Compute the digest of what determines a tokenizer's calibration set: the file's bytes and how it is cut."""
     path = calibration_path(calibration.text)
     try:
         text = sha256_of(path)
@@ -45,11 +37,7 @@ def calibration_digest(calibration: Calibration, sequence_length: int) -> str:
 
 
 def read_documents(path: Path) -> list[str]:
-    """Read the documents in a calibration text.
-
-    Raises:
-        ConfigError: the file is unreadable, malformed or empty.
-    """
+    """Read the documents in a calibration text."""
     return texts.read_documents(path, KIND)
 
 
@@ -62,12 +50,12 @@ def sequences(documents: Sequence[str], tokenizer: Any, calibration: Calibration
     order = list(documents)
     random.Random(calibration.seed).shuffle(order)
     between = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    wanted = calibration.samples * length
+    needed_tokens = calibration.samples * length
     ids: list[int] = []
     for document in order:
         ids += tokenizer.encode(document, add_special_tokens=False) + between
-        if len(ids) >= wanted:
-            return [ids[start : start + length] for start in range(0, wanted, length)]
+        if len(ids) >= needed_tokens:
+            return [ids[start : start + length] for start in range(0, needed_tokens, length)]
     raise ConfigError(
         f"the calibration text {calibration.text} gives {len(ids) // length} sequences of {length} tokens, "
         f"but {calibration.samples} are needed",

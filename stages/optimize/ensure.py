@@ -40,14 +40,14 @@ def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, b
         raise UnknownName("method", name, FORMATS)
     base = read_base(store)
     identity = identify(name, base, settings)
-    if found := existing(store, name, digest_of(identity)):
-        return found, False
+    if variant := existing(store, name, digest_of(identity)):
+        return variant, False
     FORMATS[name].quantizer.check(settings, base)
     with exclusive(store.lock(f"optimize-{name}"), f"optimize {name}"):
         # Another process may have made it while this one waited; another configuration, before.
         take_up(store, [store.optimized(name)], _key_there(store, name), digest_of(identity))
-        if found := existing(store, name, digest_of(identity)):
-            return found, False
+        if variant := existing(store, name, digest_of(identity)):
+            return variant, False
         with together(f"optimize {name} of {store.model}"):
             return build(store, name, base, settings, identity), True
 

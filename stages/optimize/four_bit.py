@@ -146,8 +146,8 @@ def linear_in_float32() -> bool:
 def sequence_length(settings: Optimize, base: Base) -> int:
     """Tokens per calibration sequence: as in the settings, but not more than the model's maximum position."""
     positions = base.setting("max_position_embeddings")
-    asked = settings.calibration.sequence_length
-    return min(asked, positions) if isinstance(positions, int) and positions > 0 else asked
+    longest = settings.calibration.sequence_length
+    return min(longest, positions) if isinstance(positions, int) and positions > 0 else longest
 
 
 def with_absolute_path(calibration: Calibration) -> Calibration:
@@ -176,8 +176,8 @@ def run(job: QuantizationJob) -> tuple[int, str]:
                 os.close(write)
                 write = -1
                 for line in output:
-                    if found := EXCEPTION.match(line):
-                        last_exception = f"{found[1]}: {found[2].strip()}"
+                    if exception := EXCEPTION.match(line):
+                        last_exception = f"{exception[1]}: {exception[2].strip()}"
                     if line.strip() and not TABLE_LINE.match(line.rstrip()):
                         print(line.rstrip(), file=sys.stderr, flush=True)
                 return process.wait(), last_exception
@@ -226,11 +226,7 @@ class Packed:
 
 
 def check_quantized(base: Base, tensors: Mapping[str, Tensor], group_size: int) -> int:
-    """Check that all layers of the base are there, the decoder's linear layers packed. Returns the bits per weight.
-
-    Raises:
-        ValueError
-    """
+    """Check that all layers of the base are there, the decoder's linear layers packed. Returns the bits per weight."""
     layers = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
     packed = {f"{layer}.weight": read_packed(layer, tensors) for layer in layers}
     for name, layer in packed.items():
@@ -241,10 +237,10 @@ def check_quantized(base: Base, tensors: Mapping[str, Tensor], group_size: int) 
         if layer.group_size != group_size:
             raise ValueError(f"{name} has groups of {layer.group_size}, not {group_size}")
     check_complete(base, tensors, packed)
-    done = sum(layer.inputs * layer.outputs for layer in packed.values())
+    quantized = sum(layer.inputs * layer.outputs for layer in packed.values())
     total = sum(tensor.count for tensor in base.linear_weights.values())
-    if done < (1 - MAX_UNQUANTIZED_SHARE) * total or not done:
-        raise ValueError(f"only {done / max(1, total):.0%} of the linear layers' weights are quantized")
+    if quantized < (1 - MAX_UNQUANTIZED_SHARE) * total or not quantized:
+        raise ValueError(f"only {quantized / max(1, total):.0%} of the linear layers' weights are quantized")
     bits = {layer.bits for layer in packed.values()}
     if len(bits) > 1:
         raise ValueError(f"the layers differ in bits: {sorted(bits)}")
@@ -252,12 +248,8 @@ def check_quantized(base: Base, tensors: Mapping[str, Tensor], group_size: int) 
 
 
 def read_packed(layer: str, tensors: Mapping[str, Tensor]) -> Packed:
-    """One layer, from the shapes of scales (groups, outputs), qzeros (groups, outputs·bits/32) and qweight, which is
-    (inputs·bits/32, outputs) in gptq's layout and (inputs, outputs·bits/32) in awq's.
-
-    Raises:
-        ValueError: the tensors are incomplete or don't belong together.
-    """
+    """Read a layer from the shapes of scales (groups, outputs), qzeros (groups, outputs·bits/32) and qweight, which is
+    (inputs·bits/32, outputs) in gptq's layout and (inputs, outputs·bits/32) in awq's."""
     missing = [part for part in PARTS if f"{layer}.{part}" not in tensors]
     if missing:
         raise ValueError(f"{layer}.{missing[0]} is missing")
@@ -273,11 +265,7 @@ def read_packed(layer: str, tensors: Mapping[str, Tensor]) -> Packed:
 
 
 def check_complete(base: Base, tensors: Mapping[str, Tensor], packed: Mapping[str, Packed]) -> None:
-    """Check that no tensor of the base is missing or renamed: vLLM finds weights by the publisher's names.
-
-    Raises:
-        ValueError
-    """
+    """Check that no tensor of the base is missing or renamed: vLLM finds weights by the publisher's names."""
     for name, original in base.tensors.items():
         if name not in tensors and name not in packed and not name.endswith(DERIVED) and not is_tied(base, name):
             raise ValueError(f"{name} is missing")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from scoring.capacity.storage import SIXTEEN_BIT as STORAGE
 from stages.optimize.base_model import FLOATS, SIXTEEN_BIT, Base
 from stages.optimize.shards import blocks, layout, read_headers, write_config, write_index
+from stages.optimize.verification import check_tensor
 from stages.parts.base.errors import QuantizationFailed
 from stages.parts.base.formats import Format, Peak
 from stages.parts.base.optimize_settings import Optimize
@@ -58,13 +59,8 @@ class Fp16:
         base is wider."""
         tensors = read_headers(directory)
         for name, original in base.tensors.items():
-            if name not in tensors:
-                raise ValueError(f"{name} is missing")
-            copy = tensors[name]
             cast = base.dtype not in SIXTEEN_BIT and original.dtype in FLOATS
-            expected = "BF16" if cast else original.dtype
-            if (copy.dtype, copy.shape) != (expected, original.shape):
-                raise ValueError(f"{name} is {copy.dtype} {list(copy.shape)}, not {expected} {list(original.shape)}")
+            check_tensor(tensors, name, "BF16" if cast else original.dtype, original.shape)
         return 16
 
 
@@ -72,11 +68,7 @@ FP16: Final = Format(STORAGE, Fp16())
 
 
 def cast_file(source: Path, target: Path) -> None:
-    """Write the shard *source* to *target* in bfloat16. Tensors that are not floating-point stay unchanged.
-
-    Raises:
-        QuantizationFailed: a weight is too large for bfloat16.
-    """
+    """Write the shard *source* to *target* in bfloat16. Tensors that are not floating-point stay unchanged."""
     # Wider types come first, as in the library, so that each tensor begins at a multiple of its type's size.
     tensors = sorted(read_header(source).values(), key=lambda tensor: (-BITS[_cast(tensor.dtype)], tensor.start))
     header, _ = layout((tensor.name, _cast(tensor.dtype), tensor.shape) for tensor in tensors)

@@ -91,8 +91,8 @@ def calibration_set(job: QuantizationJob) -> list[dict[str, list[int]]]:
 
     tokenizer = AutoTokenizer.from_pretrained(job.base, local_files_only=True, trust_remote_code=False)
     documents = read_documents(calibration_path(job.calibration.text))
-    chosen = sequences(documents, tokenizer, job.calibration, job.sequence_length)
-    return [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in chosen]
+    token_ids = sequences(documents, tokenizer, job.calibration, job.sequence_length)
+    return [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in token_ids]
 
 
 def quantize(job: QuantizationJob, examples: list[dict[str, list[int]]]) -> None:
@@ -120,9 +120,9 @@ def compute_linear_in_float32() -> None:
 
     linear = torch.nn.functional.linear
 
-    def converted(given: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        made: torch.Tensor = linear(given.float(), weight.float(), None if bias is None else bias.float())
-        return made.to(given.dtype)
+    def converted(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        outputs: torch.Tensor = linear(inputs.float(), weight.float(), None if bias is None else bias.float())
+        return outputs.to(inputs.dtype)
 
     torch.nn.functional.linear = converted
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
 from scoring.capacity.storage import LINEAR, Scales, Storage
 from stages.optimize.base_model import BLOCK_WEIGHT, FLOATS, Base
 from stages.optimize.shards import Entry, blocks, layout, raw_blocks, read_headers, write_config, write_index
+from stages.optimize.verification import check_tensor
 from stages.parts.base.errors import QuantizationFailed
 from stages.parts.base.formats import Format, Kernel, Peak
 from stages.parts.base.optimize_settings import Optimize
@@ -63,13 +64,13 @@ class Int8:
     def quantize(self, settings: Optimize, base: Base, target: Path) -> Peak:  # noqa: ARG002
         import torch
 
-        chosen = quantized_weights(base)
+        quantized = quantized_weights(base)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             for number, name in enumerate(base.weights, 1):
                 print(f"int8: {name} ({number} of {len(base.weights)})", file=sys.stderr, flush=True)
-                quantize_file(base, base.directory / name, target / name, chosen)
+                quantize_file(base, base.directory / name, target / name, quantized)
         finally:
             torch.set_num_threads(threads)
         if len(base.weights) > 1:
@@ -101,34 +102,34 @@ def quantized_weights(base: Base) -> dict[str, Tensor]:
 
 def obstacle(base: Base) -> str:
     """Why int8 can't be made from the base; empty if it can."""
-    chosen = quantized_weights(base)
-    if not chosen:
+    quantized = quantized_weights(base)
+    if not quantized:
         return "it has no linear layers that vLLM serves in int8"
-    for name, tensor in chosen.items():
+    for name, tensor in quantized.items():
         bias = base.tensors.get(f"{name.removesuffix('weight')}bias")
         if bias and bias.shape != tensor.shape[:1]:
             return f"{name} is stored as (inputs, outputs), as its bias of {bias.count} shows"
-    decoder = f"{BLOCK_WEIGHT.match(next(iter(chosen)))[1]}."  # type: ignore[index]
+    decoder = f"{BLOCK_WEIGHT.match(next(iter(quantized)))[1]}."  # type: ignore[index]
     matrices = {
         name: tensor.count
         for name, tensor in base.tensors.items()
         if name.startswith(decoder) and len(tensor.shape) > 1 and tensor.dtype in FLOATS
     }
-    left = {name: count for name, count in matrices.items() if name not in chosen}
-    if sum(left.values()) <= MAX_LEFT_SHARE * sum(matrices.values()):
+    in_16_bit = {name: count for name, count in matrices.items() if name not in quantized}
+    if sum(in_16_bit.values()) <= MAX_LEFT_SHARE * sum(matrices.values()):
         return ""
-    largest = max(left, key=left.__getitem__)
+    largest = max(in_16_bit, key=in_16_bit.__getitem__)
     return (
         f"{largest} {list(base.tensors[largest].shape)} is no linear layer that vLLM serves in int8, and "
-        f"{sum(left.values()) / sum(matrices.values()):.0%} of the decoder's weights would stay in 16 bit"
+        f"{sum(in_16_bit.values()) / sum(matrices.values()):.0%} of the decoder's weights would stay in 16 bit"
     )
 
 
 def unquantized_layers(base: Base) -> list[str]:
     """List the head, and every other layer with a matrix that stays in 16 bit."""
-    chosen = quantized_weights(base)
+    quantized = quantized_weights(base)
     matrices = [name for name, tensor in base.tensors.items() if name.endswith(".weight") and len(tensor.shape) > 1]
-    return sorted({"lm_head", *(name.removesuffix(".weight") for name in matrices if name not in chosen)})
+    return sorted({"lm_head", *(name.removesuffix(".weight") for name in matrices if name not in quantized)})
 
 
 def quantization_config(base: Base) -> dict[str, Any]:
@@ -146,22 +147,18 @@ def quantization_config(base: Base) -> dict[str, Any]:
     return written | {"version": compressed_tensors.__version__}
 
 
-def quantize_file(base: Base, source: Path, target: Path, chosen: Collection[str]) -> None:
-    """Write the shard *source* to *target*, the *chosen* weights in int8 with their scales in float32.
-
-    Raises:
-        QuantizationFailed: a weight holds NaN or infinity.
-    """
+def quantize_file(base: Base, source: Path, target: Path, quantized: Collection[str]) -> None:
+    """Write the shard *source* to *target*, the *chosen* weights in int8 with their scales in float32."""
     tensors = read_header(source).values()
     # Wider types come first, as in the library, so that each tensor begins at a multiple of its type's size.
-    written = sorted(entries(base, tensors, chosen), key=lambda each: (-BITS[each[1]], each[0]))
+    written = sorted(entries(base, tensors, quantized), key=lambda entry: (-BITS[entry[1]], entry[0]))
     header, starts = layout(written)
     types = {name: dtype for name, dtype, _ in written}
     with source.open("rb") as reader, target.open("wb") as writer:
         writer.write(header)
         for tensor in tensors:
             writer.seek(starts[tensor.name])
-            if tensor.name in chosen:
+            if tensor.name in quantized:
                 scales = quantize_tensor(tensor, reader, writer)
                 writer.seek(starts[scale_name(tensor.name)])
                 writer.write(scales)
@@ -169,10 +166,10 @@ def quantize_file(base: Base, source: Path, target: Path, chosen: Collection[str
                 copy_tensor(tensor, types[tensor.name], reader, writer)
 
 
-def entries(base: Base, tensors: Iterable[Tensor], chosen: Collection[str]) -> Iterable[Entry]:
+def entries(base: Base, tensors: Iterable[Tensor], quantized: Collection[str]) -> Iterable[Entry]:
     """List what is written for *tensors*."""
     for tensor in tensors:
-        if tensor.name in chosen:
+        if tensor.name in quantized:
             yield tensor.name, "I8", tensor.shape
             yield scale_name(tensor.name), "F32", (tensor.shape[0], 1)
         else:
@@ -190,11 +187,7 @@ def scale_name(weight: str) -> str:
 
 
 def quantize_tensor(tensor: Tensor, reader: BinaryIO, writer: BinaryIO) -> bytes:
-    """Write the values of *tensor* in int8, in blocks of rows. Returns its scales in float32, one per row.
-
-    Raises:
-        QuantizationFailed: it holds NaN or infinity.
-    """
+    """Write the values of *tensor* in int8, in blocks of rows. Returns its scales in float32, one per row."""
     import numpy as np
 
     row_bytes = tensor.shape[1] * BITS[tensor.dtype] // 8
@@ -240,9 +233,9 @@ def check_tensors(base: Base, directory: Path) -> None:
     """Check the types, shapes and values of the tensors in *directory* against the base's."""
     tensors, weights = read_headers(directory), quantized_weights(base)
     for name, original in base.tensors.items():
-        check_like(tensors, name, "I8" if name in weights else kept_dtype(base, original), original.shape)
+        check_tensor(tensors, name, "I8" if name in weights else kept_dtype(base, original), original.shape)
         if name in weights:
-            check_like(tensors, scale_name(name), "F32", (original.shape[0], 1))
+            check_tensor(tensors, scale_name(name), "F32", (original.shape[0], 1))
     sources = {name: base.directory / file for file in base.weights for name in read_header(base.directory / file)}
     targets = {name: path for path in directory.glob("*.safetensors") for name in read_header(path)}
     for name, original in weights.items():
@@ -255,16 +248,8 @@ def check_tensors(base: Base, directory: Path) -> None:
         )
 
 
-def check_like(tensors: Mapping[str, Tensor], name: str, dtype: str, shape: tuple[int, ...]) -> None:
-    """Refuse, with ValueError, a tensor that is missing or has another type or shape."""
-    if name not in tensors:
-        raise ValueError(f"{name} is missing")
-    if (tensors[name].dtype, tensors[name].shape) != (dtype, shape):
-        raise ValueError(f"{name} is {tensors[name].dtype} {list(tensors[name].shape)}, not {dtype} {list(shape)}")
-
-
 def rows(path: Path, tensor: Tensor, count: int) -> Iterator[np.ndarray[Any, Any]]:
-    """Blocks of *count* rows of a matrix."""
+    """Read a matrix in blocks of *count* rows."""
     width = tensor.shape[1]
     with path.open("rb") as file:
         for block in blocks(tensor, file, count * width * BITS[tensor.dtype] // 8):
@@ -272,11 +257,7 @@ def rows(path: Path, tensor: Tensor, count: int) -> Iterator[np.ndarray[Any, Any
 
 
 def check_rounded(name: str, *blocks_of: Iterator[np.ndarray[Any, Any]]) -> None:
-    """Check the blocks of a layer's original weights, its int8 values and its scales.
-
-    Raises:
-        ValueError: a scale is not a positive number, or a weight is more than half a step from the original.
-    """
+    """Check the blocks of a layer's original weights, its int8 values and its scales."""
     import numpy as np
 
     for original, values, scale in zip(*blocks_of, strict=True):
@@ -288,11 +269,7 @@ def check_rounded(name: str, *blocks_of: Iterator[np.ndarray[Any, Any]]) -> None
 
 
 def check_config(base: Base, directory: Path) -> None:
-    """Check that ``config.json`` names this scheme, and every layer that it does not hold for.
-
-    Raises:
-        ValueError
-    """
+    """Check that ``config.json`` names this scheme, and every layer that it does not hold for."""
     stated = json.loads((directory / CONFIG).read_bytes()).get("quantization_config", {})
     group = stated.get("config_groups", {}).get("group_0", {})
     expected: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -301,10 +278,10 @@ def check_config(base: Base, directory: Path) -> None:
         (group.get("weights") or {}, {**EIGHT_BIT, "strategy": "channel", "dynamic": False}),
         (group.get("input_activations") or {}, {**EIGHT_BIT, "strategy": "token", "dynamic": True}),
     ]
-    for found, fields in expected:
+    for stated_fields, fields in expected:
         for field, value in fields.items():
-            if found.get(field) != value:
-                raise ValueError(f"config.json says {field} {found.get(field)!r}, not {value!r}")
+            if stated_fields.get(field) != value:
+                raise ValueError(f"config.json says {field} {stated_fields.get(field)!r}, not {value!r}")
 
 
 def choose_kernel() -> object:

@@ -11,7 +11,7 @@ from stages.optimize.base_model import Base, bytes_by_type, main_dtype
 from stages.optimize.shards import read_headers
 from stages.parts.base.errors import DamagedModel, QuantizationFailed
 from stages.parts.base.formats import FORMATS
-from stages.parts.model.safetensors import find_not_finite, read_header
+from stages.parts.model.safetensors import Tensor, find_not_finite, read_header
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ def verify(method: str, base: Base, directory: Path, parameters: Mapping[str, An
             f"{method} made wrong weights from {base.architecture}: {error}",
             hint="nothing was published; the other variants continue without it",
         ) from error
-    kept = [tensor for name, tensor in tensors.items() if name in base.tensors]
+    published = [tensor for name, tensor in tensors.items() if name in base.tensors]
     total = sum(tensor.end - tensor.start for tensor in tensors.values())
-    return WeightsSummary(bytes=total, bits=bits, dtype=main_dtype(kept), stored=bytes_by_type(tensors.values()))
+    return WeightsSummary(bytes=total, bits=bits, dtype=main_dtype(published), stored=bytes_by_type(tensors.values()))
 
 
 def check_finite(directory: Path) -> None:
@@ -54,3 +54,11 @@ def check_finite(directory: Path) -> None:
     for path in sorted(directory.glob("*.safetensors")):
         if not_finite := find_not_finite(path, iter(read_header(path).values())):
             raise ValueError(f"{not_finite[0].name} holds NaN or infinity")
+
+
+def check_tensor(tensors: Mapping[str, Tensor], name: str, dtype: str, shape: tuple[int, ...]) -> None:
+    """Refuse, with ValueError, a tensor that is missing or has another type or shape."""
+    if name not in tensors:
+        raise ValueError(f"{name} is missing")
+    if (tensors[name].dtype, tensors[name].shape) != (dtype, shape):
+        raise ValueError(f"{name} is {tensors[name].dtype} {list(tensors[name].shape)}, not {dtype} {list(shape)}")

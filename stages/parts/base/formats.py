@@ -84,7 +84,7 @@ class Format:
     storage: Storage
     quantizer: Quantizer
     kernel: Kernel | None = None
-    """None: vLLM serves it wherever it runs."""
+    """The kernel for its linear layers; None if vLLM serves it wherever it runs."""
     only_16_bit: bool = False
     """Whether vLLM computes its layers in 16 bit only, and not in float32."""
 

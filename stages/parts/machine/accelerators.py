@@ -22,27 +22,28 @@ class Catalogue(Settings):
     accelerators: dict[str, Accelerator]
 
 
-def catalogue(own: Path | None = None) -> dict[str, Accelerator]:
+def catalogue(override: Path | None = None) -> dict[str, Accelerator]:
     """Read the accelerators by name.
 
     Args:
-        own: the user's file; None: the one that ``SLIPWAY_ACCELERATORS`` names, if it is set.
+        override: the user's file; None: the one that ``SLIPWAY_ACCELERATORS`` names, if it is set.
 
     Raises:
         ConfigError: the file can't be read, or has wrong fields; all of them are shown.
     """
-    own = own or (Path(named) if (named := os.environ.get(VARIABLE)) else None)
+    if override is None and (path := os.environ.get(VARIABLE)):
+        override = Path(path)
     data = _read(CATALOGUE)
-    for name, fields in (_read(own) if own else {}).items():
-        both = isinstance(fields, dict) and isinstance(data.get(name), dict)
-        data[name] = data[name] | fields if both else fields
-    return parse(Catalogue, {"accelerators": data}, str(own or CATALOGUE)).accelerators
+    for name, fields in (_read(override) if override else {}).items():
+        is_merged = isinstance(fields, dict) and isinstance(data.get(name), dict)
+        data[name] = data[name] | fields if is_merged else fields
+    return parse(Catalogue, {"accelerators": data}, str(override or CATALOGUE)).accelerators
 
 
-def accelerator_of(device: str, known: Mapping[str, Accelerator]) -> str | None:
+def accelerator_of(device: str, accelerators: Mapping[str, Accelerator]) -> str | None:
     """Find the name of the accelerator that nvidia-smi lists as *device*, such as ``NVIDIA H200, 143771 MiB``."""
-    named = device.partition(",")[0].strip()
-    return next((name for name, each in known.items() if each.device == named), None)
+    model = device.partition(",")[0].strip()
+    return next((name for name, accelerator in accelerators.items() if accelerator.device == model), None)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -101,12 +101,12 @@ def end_all(child: int, grace_s: float) -> int:
             status = ended
             for pid in descendants():
                 send(pid, signal.SIGTERM)
-        left = descendants()
-        if not left:
+        remaining = descendants()
+        if not remaining:
             status = reap(child) if status is None else status  # it may have ended just now
             return 143 if status is None else status
         if time.monotonic() > deadline:
-            for pid in left:
+            for pid in remaining:
                 send(pid, signal.SIGKILL)
         time.sleep(POLL_S)
 
@@ -130,12 +130,12 @@ def descendants() -> list[int]:
                 continue
             if fields[0] != b"Z":
                 parents[int(name)] = int(fields[1])
-    found: list[int] = []
+    pids: list[int] = []
     wave = {os.getpid()}
     while wave:
         wave = {pid for pid, parent in parents.items() if parent in wave}
-        found.extend(wave)
-    return found
+        pids.extend(wave)
+    return pids
 
 
 if __name__ == "__main__":

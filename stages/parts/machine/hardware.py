@@ -53,7 +53,7 @@ def core_parts(count: int, cpus: Path = CPUS) -> tuple[tuple[int, ...], ...] | N
     several CPUs, its last one stays free for the processes that pass work to the threads.
     """
     allowed = os.sched_getaffinity(0)
-    physical = {min(_siblings(cpus, each) & allowed) for each in allowed}
+    physical = {min(_siblings(cpus, cpu) & allowed) for cpu in allowed}
     divided = sorted(physical if len(physical) > 1 else allowed)
     size = len(divided) // count
     if not size:
@@ -89,8 +89,8 @@ def check_gpus() -> None:
 
 def compute_capability() -> float | None:
     """Find the lowest compute capability of the GPUs that CUDA may use, such as 9.0; None if it is not known."""
-    found = [float(line) for line in query_gpus("compute_cap") if re.fullmatch(r"\d+(\.\d+)?", line)]
-    return min(found, default=None)
+    capabilities = [float(line) for line in query_gpus("compute_cap") if re.fullmatch(r"\d+(\.\d+)?", line)]
+    return min(capabilities, default=None)
 
 
 def gpu_ids() -> list[str]:
@@ -98,7 +98,7 @@ def gpu_ids() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [str(number) for number in range(len(gpus()))]
-    return [each.strip() for each in visible.split(",") if each.strip()]
+    return [name.strip() for name in visible.split(",") if name.strip()]
 
 
 def gpu_memory_used_bytes(visible: str | None = None) -> int | None:
@@ -125,7 +125,7 @@ def query_gpus(fields: str, *, units: bool = False, visible: str | None = None) 
     # --id does not accept MIG devices: then all GPUs are listed.
     for selection in [["--id", visible], []] if visible else [[]]:
         try:
-            shown = subprocess.run(
+            output = subprocess.run(
                 [*command, *selection],
                 capture_output=True,
                 text=True,
@@ -137,7 +137,7 @@ def query_gpus(fields: str, *, units: bool = False, visible: str | None = None) 
             continue
         except (OSError, subprocess.TimeoutExpired):
             return []
-        return [line.strip() for line in shown.splitlines() if line.strip()]
+        return [line.strip() for line in output.splitlines() if line.strip()]
     return []
 
 
@@ -153,10 +153,10 @@ def _siblings(cpus: Path, cpu: int) -> set[int]:
 
 def _cpu_model() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", CPUINFO.read_text(), re.MULTILINE)
+        model = re.search(r"^model name\s*:\s*(.+)$", CPUINFO.read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    return found[1].strip() if found else platform.machine()  # cpuinfo on ARM names no model
+        model = None
+    return model[1].strip() if model else platform.machine()  # cpuinfo on ARM names no model
 
 
 def _memory_bytes() -> int:

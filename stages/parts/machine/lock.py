@@ -18,19 +18,19 @@ LOCK_VARIABLE: Final = "SLIPWAY_MACHINE_LOCK"
 """Path of another lock file, for runs that use separate parts of a machine (GPUs, cores)."""
 
 
-def alone(what: str) -> contextlib.AbstractContextManager[None]:
-    """Hold the machine for the measurement *what*: meanwhile nothing else is measured or optimized."""
-    return _turn(what, fcntl.LOCK_EX)
+def alone(task: str) -> contextlib.AbstractContextManager[None]:
+    """Hold the machine for the measurement *task*: meanwhile nothing else is measured or optimized."""
+    return _turn(task, fcntl.LOCK_EX)
 
 
-def together(what: str) -> contextlib.AbstractContextManager[None]:
-    """Hold the machine for *what*, together with other tasks, but never during a measurement."""
-    return _turn(what, fcntl.LOCK_SH)
+def together(task: str) -> contextlib.AbstractContextManager[None]:
+    """Hold the machine for *task*, together with other tasks, but never during a measurement."""
+    return _turn(task, fcntl.LOCK_SH)
 
 
 @contextlib.contextmanager
-def _turn(what: str, mode: int) -> Iterator[None]:
-    """While it waits, a line on stderr names the holders. A signal handler that raises ends the wait."""
+def _turn(task: str, mode: int) -> Iterator[None]:
+    """Wait for the lock; meanwhile a line on stderr names its holders. A signal handler that raises ends the wait."""
     path = Path(os.environ.get(LOCK_VARIABLE) or f"/tmp/slipway-{os.getuid()}.lock")  # noqa: S108
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
@@ -41,12 +41,12 @@ def _turn(what: str, mode: int) -> Iterator[None]:
             fcntl.flock(file, mode)
         if mode == fcntl.LOCK_EX:
             file.truncate(0)  # no other process holds it
-        file.write(f"{os.getpid()} {what}\n".encode())
+        file.write(f"{os.getpid()} {task}\n".encode())
         yield
 
 
 def _holders(path: Path) -> str:
     """Find the living processes that took the lock since a measurement last held it."""
     lines = [line.partition(" ") for line in path.read_text(encoding="utf-8").splitlines()]
-    living = [f"{what} (process {pid})" for pid, _, what in lines if Path("/proc", pid).exists()]
+    living = [f"{task} (process {pid})" for pid, _, task in lines if Path("/proc", pid).exists()]
     return ", ".join(living) or "another process"

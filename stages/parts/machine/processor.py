@@ -45,12 +45,12 @@ def processor(cpuinfo: Path = CPUINFO) -> Processor | None:
     None where nothing is known, as on ARM, whose processors are described in other words.
     """
     try:
-        found = re.search(r"^flags\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+        line = re.search(r"^flags\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    if not found:
+        line = None
+    if not line:
         return None
-    flags = set(found[1].split())
+    flags = set(line[1].split())
     # oneDNN ignores case, and values that it does not know.
     limit = os.environ.get(LIMIT, "").upper()
     return Processor(
@@ -61,6 +61,6 @@ def processor(cpuinfo: Path = CPUINFO) -> Processor | None:
     )
 
 
-def cpu_dtype(found: Processor | None) -> str:
+def cpu_dtype(here: Processor | None) -> str:
     """Choose the arithmetic that is fast on a processor: ``float32`` on one without bf16, otherwise ``bfloat16``."""
-    return "bfloat16" if found is None or found.bf16 else "float32"
+    return "bfloat16" if here is None or here.bf16 else "float32"

@@ -118,9 +118,10 @@ def check_configuration(directory: Path) -> str:
         UnusableModel: the model needs its own code, or is already quantized.
         DamagedModel: a file does not parse.
     """
-    config = _object(directory, CONFIG)
+    config = parse_object((directory / CONFIG).read_bytes(), CONFIG)
     for name in (CONFIG, "tokenizer_config.json"):
-        own_code = (directory / name).exists() and "auto_map" in _object(directory, name)
+        path = directory / name
+        own_code = path.exists() and "auto_map" in parse_object(path.read_bytes(), name)
         if own_code and not _known_to_transformers(config.get("model_type")):
             raise UnusableModel(
                 f"the model needs its own code to load ('auto_map' in {name}), and slipway never runs a model's code",
@@ -156,9 +157,10 @@ def check(directory: Path, weights: Collection[str]) -> Checkpoint:
     if list(weights) != [SINGLE]:
         _check_index(directory, headers)
     for name, tensors in headers.items():
-        if found := find_not_finite(directory / name, iter(tensors.values())):
+        if located := find_not_finite(directory / name, iter(tensors.values())):
+            tensor, element = located
             raise DamagedModel(
-                f"{name}: tensor {found[0].name} holds NaN or an infinite value (first at element {found[1]})",
+                f"{name}: tensor {tensor.name} holds NaN or an infinite value (first at element {element})",
                 hint="the weights can't be used: try another --revision, or tell the publisher",
             )
     parameters = sum(tensor.count for tensors in headers.values() for tensor in tensors.values())
@@ -173,9 +175,9 @@ def card_license(card: Path) -> str | None:
 
     if not card.exists():
         return None
-    found = re.match(r"---\r?\n(.*?)\r?\n---", card.read_text("utf-8-sig", "replace"), re.DOTALL)
+    front_matter = re.match(r"---\r?\n(.*?)\r?\n---", card.read_text("utf-8-sig", "replace"), re.DOTALL)
     try:
-        data = yaml.safe_load(found[1]) if found else None
+        data = yaml.safe_load(front_matter[1]) if front_matter else None
     except yaml.YAMLError:
         return None
     if not isinstance(data, dict):
@@ -199,10 +201,10 @@ def _check_some_weights(names: Collection[str]) -> None:
         )
     if any(name.endswith(PICKLES) for name in names):
         raise UnusableModel("the repository's weights are only pickles", hint=_NO_PICKLES)
-    other = sorted({suffix for name in names for suffix in OTHER_FORMATS if name.endswith(suffix)})
-    found = f"only {', '.join(other)} in another layout" if other else "none at all"
+    suffixes = sorted({suffix for name in names for suffix in OTHER_FORMATS if name.endswith(suffix)})
+    contents = f"only {', '.join(suffixes)} in another layout" if suffixes else "none at all"
     raise UnusableModel(
-        f"the repository has no weights as {SINGLE} or {INDEX}: {found}",
+        f"the repository has no weights as {SINGLE} or {INDEX}: {contents}",
         hint="name the same model in the Transformers layout",
     )
 
@@ -230,7 +232,7 @@ def _check_index(directory: Path, headers: Mapping[str, Mapping[str, Tensor]]) -
 
 
 def _weight_map(directory: Path) -> dict[str, str]:
-    weight_map = _object(directory, INDEX).get("weight_map")
+    weight_map = parse_object((directory / INDEX).read_bytes(), INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
         raise DamagedModel(f"{INDEX} has no weight_map", hint="try another --revision, or tell the publisher")
     for shard in set(weight_map.values()):
@@ -238,9 +240,10 @@ def _weight_map(directory: Path) -> dict[str, str]:
     return weight_map
 
 
-def _object(directory: Path, name: str) -> dict[str, Any]:
+def parse_object(content: bytes, name: str) -> dict[str, Any]:
+    """Parse the JSON object in the file *name*. Raises: DamagedModel: it is none."""
     try:
-        value = json.loads((directory / name).read_bytes())
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise DamagedModel(f"{name} is not JSON", hint="try another --revision, or tell the publisher") from error
     if not isinstance(value, dict):

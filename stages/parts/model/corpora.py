@@ -26,10 +26,10 @@ def text_path(text: str, kind: str) -> Path:
         ConfigError: *text* is a path, and there is no such file.
     """
     if not is_path(text):
-        known = {path.stem: path for path in (CONFIGS / kind).glob("*.txt")}
-        if text not in known:
-            raise UnknownName(f"{kind} text", text, known)
-        return known[text]
+        texts = {path.stem: path for path in (CONFIGS / kind).glob("*.txt")}
+        if text not in texts:
+            raise UnknownName(f"{kind} text", text, texts)
+        return texts[text]
     path = Path(text).expanduser()
     if not path.is_file():
         raise ConfigError(

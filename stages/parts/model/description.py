@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stages.parts.base.errors import DamagedModel, ModelNotFound
+from stages.parts.base.errors import ModelNotFound
 from stages.parts.base.store import ModelStore
 from stages.parts.model import hub
-from stages.parts.model.checkpoint import CONFIG, INDEX, SINGLE, refuse_quantized, small_files, weight_files
+from stages.parts.model.checkpoint import (
+    CONFIG,
+    INDEX,
+    SINGLE,
+    parse_object,
+    refuse_quantized,
+    small_files,
+    weight_files,
+)
 from stages.parts.model.directory import local_sizes
 from stages.parts.model.name import ModelName
 from stages.parts.model.safetensors import read_header
@@ -25,7 +32,7 @@ BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 class Description:
     model: str
     commit: str | None
-    """None: a local directory."""
+    """The commit on the Hub; None for a local directory."""
     config: Mapping[str, Any]
     parameters: int | None
     """In the checkpoint; None if its index does not tell."""
@@ -39,9 +46,9 @@ def describe_model(source: str, revision: str) -> Description:
         The other errors are those of ``hub.describe``.
     """
     name = ModelName.parse(source)
-    found = describe_directory(name.directory, source) if name.directory else _from_hub(name.id, revision)
-    refuse_quantized(found.config)
-    return found
+    description = describe_directory(name.directory, source) if name.directory else _from_hub(name.id, revision)
+    refuse_quantized(description.config)
+    return description
 
 
 def describe_commit(store: ModelStore, source: str, commit: str) -> Description:
@@ -53,45 +60,31 @@ def describe_commit(store: ModelStore, source: str, commit: str) -> Description:
 
 
 def describe_directory(directory: Path, source: str) -> Description:
-    """Describe the model in a directory. Reads the headers of all weight files.
-
-    Raises:
-        ModelNotFound, UnusableModel, DamagedModel: see ``describe_model``.
-    """
+    """Describe the model in a directory. Reads the headers of all weight files."""
     if not directory.is_dir():
         raise ModelNotFound(f"there is no directory {source}", hint="a name without './' or '/' is one on the Hub")
     paths = local_sizes(directory)
     small_files(paths)
-    config = _object((directory / CONFIG).read_bytes(), CONFIG)
+    config = parse_object((directory / CONFIG).read_bytes(), CONFIG)
     headers = [read_header(directory / path) for path in weight_files(paths, directory)]
-    return Description(source, None, config, sum(each.count for header in headers for each in header.values()))
+    return Description(source, None, config, sum(tensor.count for header in headers for tensor in header.values()))
 
 
 def _from_hub(model: str, revision: str) -> Description:
     listing = hub.describe(model, revision)
     paths = [file.path for file in listing.files]
     small_files(paths)
-    config = _object(hub.read_small(model, listing.commit, CONFIG), CONFIG)
+    config = parse_object(hub.read_small(model, listing.commit, CONFIG), CONFIG)
     return Description(model, listing.commit, config, _count(model, listing.commit, paths, config))
 
 
 def _count(model: str, commit: str, paths: Collection[str], config: Mapping[str, Any]) -> int | None:
     if SINGLE in paths:  # an index beside it is left over
         return hub.count_parameters(model, commit, SINGLE)
-    metadata = _object(hub.read_small(model, commit, INDEX), INDEX).get("metadata")
+    metadata = parse_object(hub.read_small(model, commit, INDEX), INDEX).get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     if isinstance(count := metadata.get("total_parameters"), int):
         return count
     kind = config.get("dtype") or config.get("torch_dtype")
-    size, each = metadata.get("total_size"), BYTES.get(str(kind))
-    return size // each if each and isinstance(size, int) else None
-
-
-def _object(content: bytes, name: str) -> dict[str, Any]:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise DamagedModel(f"{name} is not JSON", hint="try another --revision, or tell the publisher") from error
-    if not isinstance(value, dict):
-        raise DamagedModel(f"{name} is not a JSON object", hint="try another --revision, or tell the publisher")
-    return value
+    size, value_bytes = metadata.get("total_size"), BYTES.get(str(kind))
+    return size // value_bytes if value_bytes and isinstance(size, int) else None

@@ -26,11 +26,7 @@ def check_exists(directory: Path) -> None:
 
 
 def local_commit(directory: Path) -> str:
-    """Compute a commit name for the files of *directory* that serving needs; it changes when any of them changes.
-
-    Raises:
-        UnusableModel, DamagedModel: see ``checkpoint.small_files`` and ``checkpoint.weight_files``.
-    """
+    """Compute a commit name for the files of *directory* that serving needs; it changes when any of them changes."""
     paths = local_sizes(directory)
     names = chosen(small_files(paths), weight_files(paths, directory))
     return commit_name(files_digest(tuple(File.of(directory, name) for name in names)))

@@ -86,8 +86,8 @@ def describe(model: str, revision: str) -> Listing:
     if info.sha is None or not COMMIT.fullmatch(info.sha):
         raise HubUnavailable(f"{_host()} gave no commit for {model}", hint="check that HF_ENDPOINT is a Hub")
     files = (
-        HubFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else None, each.blob_id)
-        for each in info.siblings or ()
+        HubFile(sibling.rfilename, sibling.size or 0, sibling.lfs.sha256 if sibling.lfs else None, sibling.blob_id)
+        for sibling in info.siblings or ()
     )
     return Listing(info.sha, tuple(files))
 
@@ -140,18 +140,18 @@ def dataset_file(file: DatasetFile) -> Path:
     from huggingface_hub import errors as hub
     from huggingface_hub import hf_hub_download
 
-    what = f"{file.path} of the data set {file.dataset} at {file.commit[:12]}"
+    name = f"{file.path} of the data set {file.dataset} at {file.commit[:12]}"
     try:
         return Path(hf_hub_download(file.dataset, file.path, repo_type="dataset", revision=file.commit))
     except hub.LocalEntryNotFoundError as error:
         raise HubUnavailable(
-            f"{_host()} can't be reached, and {what} is not in the cache", hint="check the network and HF_ENDPOINT"
+            f"{_host()} can't be reached, and {name} is not in the cache", hint="check the network and HF_ENDPOINT"
         ) from error
     except hub.HfHubHTTPError as error:
         status = error.response.status_code
         kind = HubUnavailable if status in (408, 429) or status >= 500 else PermanentError
         raise kind(
-            f"{_host()} does not give {what} ({status})", hint="check HF_ENDPOINT: a mirror may lack it"
+            f"{_host()} does not give {name} ({status})", hint="check HF_ENDPOINT: a mirror may lack it"
         ) from error
 
 
@@ -167,12 +167,12 @@ def count_parameters(model: str, commit: str, path: str) -> int:
     for attempt in _retrying():
         with attempt, _our_errors(model, commit, path):
             try:
-                found = HfApi().parse_safetensors_file_metadata(model, path, revision=commit)
+                metadata = HfApi().parse_safetensors_file_metadata(model, path, revision=commit)
             except SafetensorsParsingError as error:
                 raise DamagedModel(
                     f"{path} of {model} is not a safetensors file", hint="try another --revision, or tell the publisher"
                 ) from error
-    return sum(found.parameter_count.values())
+    return sum(metadata.parameter_count.values())
 
 
 @contextlib.contextmanager
@@ -231,8 +231,8 @@ def _answered(error: HfHubHTTPError, model: str, revision: str, path: str) -> Sl
             else "set HF_TOKEN",
         )
     if status in (408, 416, 429) or status >= 500:
-        what = "limits the rate of requests" if status == 429 else "has a problem"
-        return HubUnavailable(f"{_host()} {what} ({status}) at {path or model}", hint="try again in a few minutes")
+        state = "limits the rate of requests" if status == 429 else "has a problem"
+        return HubUnavailable(f"{_host()} {state} ({status}) at {path or model}", hint="try again in a few minutes")
     return PermanentError(f"{_host()} refused the request for {path or model} ({status})", hint="check HF_ENDPOINT")
 
 

@@ -1,4 +1,4 @@
-"""Read safetensors files, without a library that could run code from them.
+"""Read safetensors files as blocks of bytes, so that memory stays small for any size of file.
 
 The format: 8 bytes (little-endian length of the header), the header as JSON (``{name: {dtype, shape,
 data_offsets}}``), then the tensors' bytes without gaps. See https://github.com/huggingface/safetensors#format.
@@ -102,7 +102,7 @@ def find_not_finite(path: Path, tensors: Iterator[Tensor]) -> tuple[Tensor, int]
 def _tensor(name: str, entry: dict[str, Any], data: int) -> Tensor:
     start, end = entry["data_offsets"]
     shape = tuple(entry["shape"])
-    if not all(isinstance(each, int) and each >= 0 for each in (*shape, start, end)):
+    if not all(isinstance(number, int) and number >= 0 for number in (*shape, start, end)):
         raise ValueError(f"{name}: {entry}")
     return Tensor(name, str(entry["dtype"]), shape, data + start, data + end)
 
@@ -110,11 +110,11 @@ def _tensor(name: str, entry: dict[str, Any], data: int) -> Tensor:
 def _check_layout(name: str, tensors: list[Tensor], data: int, size: int) -> None:
     """Check that every tensor is as long as its type and shape say, and that they fill the file without gaps."""
     position = data
-    for tensor in sorted(tensors, key=lambda each: (each.start, each.end)):
+    for tensor in sorted(tensors, key=lambda entry: (entry.start, entry.end)):
         bits = BITS.get(tensor.dtype)
         if tensor.start != position or (bits is not None and (tensor.end - tensor.start) * 8 != tensor.count * bits):
             raise DamagedModel(f"{name}: tensor {tensor.name} is not where the header says", hint=_HINT)
         position = tensor.end
     if position != size:
-        what = "is truncated" if size < position else "has bytes that belong to no tensor"
-        raise DamagedModel(f"{name} {what}: {size} bytes, its header says {position}", hint=_HINT)
+        mistake = "is truncated" if size < position else "has bytes that belong to no tensor"
+        raise DamagedModel(f"{name} {mistake}: {size} bytes, its header says {position}", hint=_HINT)

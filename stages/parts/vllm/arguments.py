@@ -102,10 +102,10 @@ def _stored_dtype(config: Mapping[str, Any]) -> str:
 def _config(model: Path) -> dict[str, Any]:
     """``config.json``; empty if it cannot be read: vLLM says then what is wrong."""
     try:
-        found = json.loads((model / CONFIG).read_bytes())
+        config = json.loads((model / CONFIG).read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def serves_on_gpu() -> bool:
@@ -134,8 +134,8 @@ def core_binding(settings: Serving, half: int = 0, replica: int = 0) -> str:
     worker process, waits for the scheduler and is waited for by calling sched_yield without end. On two cores the
     pair takes half of the speed, and keeps all other processes, clients too, waiting for up to seconds.
     """
-    if chosen := os.environ.get(BINDING):
-        return chosen
+    if binding := os.environ.get(BINDING):
+        return binding
     if "KUBERNETES_SERVICE_HOST" in os.environ or settings.tensor_parallel_size > 1 or serves_on_gpu():
         return ""
     parts = core_parts(2 * settings.replicas)

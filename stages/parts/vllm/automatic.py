@@ -70,7 +70,7 @@ class Requirements:
 
     serving: AskedServing
     workload: Workload | None
-    """None: its lengths do not matter."""
+    """The requests; None if their lengths do not matter."""
     optimize: Optimize
 
     def demand(self, model: Architecture) -> Demand:

@@ -101,8 +101,8 @@ def answer(url: str, name: str, api_key: str = "", *, timeout_s: float = 60.0, c
     """
     body = {"model": name, "prompt": "Hello", "max_tokens": 1, "temperature": 0, "ignore_eos": True}
     try:
-        asked: dict[str, Any] = {"json": body, "headers": credentials(api_key), "timeout": timeout_s}
-        reply = http(certificate).post(f"{url}/v1/completions", **asked)
+        request: dict[str, Any] = {"json": body, "headers": credentials(api_key), "timeout": timeout_s}
+        reply = http(certificate).post(f"{url}/v1/completions", **request)
         if not reply.is_success:
             raise ServerFailed(f"{url} refused a completion: {_refusal(reply)}")
         completion: dict[str, Any] = reply.json()
@@ -136,11 +136,11 @@ def has_chat_template(directory: Path) -> bool:
 
 def chat_template(directory: Path) -> str:
     """Read the chat templates of the model's tokenizer, all of them as one text; empty without one."""
-    found = [_text_of(directory / each) for each in ("chat_template.jinja", "chat_template.json")]
+    templates = [_text_of(directory / name) for name in ("chat_template.jinja", "chat_template.json")]
     with contextlib.suppress(ValueError, AttributeError):
-        said = json.loads(_text_of(directory / "tokenizer_config.json")).get("chat_template")
-        found.append(said if isinstance(said, str) else json.dumps(said) if said else "")
-    return "\n".join(filter(None, found))
+        stated = json.loads(_text_of(directory / "tokenizer_config.json")).get("chat_template")
+        templates.append(stated if isinstance(stated, str) else json.dumps(stated) if stated else "")
+    return "\n".join(filter(None, templates))
 
 
 def _text_of(path: Path) -> str:

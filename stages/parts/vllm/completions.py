@@ -45,11 +45,7 @@ def complete(
 
 
 def chat(url: str, model: str, api_key: str, prompt: str, **options: Any) -> dict[str, Any]:
-    """Ask for the greedy answer to a user's message.
-
-    Raises:
-        ServerFailed, TransientError: as ``complete``.
-    """
+    """Ask for the greedy answer to a user's message."""
     body = {"model": model, "messages": [{"role": "user", "content": prompt}]}
     reply = post(f"{url}/v1/chat/completions", body | GREEDY | options, api_key)
     try:
@@ -60,14 +56,10 @@ def chat(url: str, model: str, api_key: str, prompt: str, **options: Any) -> dic
 
 
 def tokenize(url: str, model: str, api_key: str, text: str) -> list[int]:
-    """*text* as token ids, including what the model puts at the start of a text.
-
-    Raises:
-        ServerFailed, TransientError: as ``complete``.
-    """
+    """Turn *text* into token ids, including what the model puts at the start of a text."""
     reply = post(f"{url}/tokenize", {"model": model, "prompt": text}, api_key)
     try:
-        return [int(each) for each in reply["tokens"]]
+        return [int(token) for token in reply["tokens"]]
     except (LookupError, TypeError, ValueError) as error:
         raise no_answer(url, error) from error
 
@@ -76,11 +68,7 @@ def given(choice: Mapping[str, Any]) -> list[Distribution]:
     """Ask for the distribution at each position of the prompt after its first token, given the tokens before it.
 
     *choice* was requested with ``prompt_logprobs``: each distribution holds that many of the likeliest tokens, and the
-    prompt's own token.
-
-    Raises:
-        LookupError, TypeError: *choice* has no distributions.
-    """
+    prompt's own token."""
     places: list[Distribution] = choice["prompt_logprobs"]
     return places[1:]
 

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import NotSizeable
@@ -22,10 +21,9 @@ from stages.parts.machine.accelerators import accelerator_of
 from stages.parts.model.description import describe_directory
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.vllm.arguments import GPU_ARGUMENT
 from stages.parts.vllm.kv_cache_rules import cpu_cache_rules
 from stages.parts.vllm.sizing import SizedModel
-
-DEFAULT_UTILIZATION: Final = 0.9
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def predict(
     arguments = evaluation.engine.arguments
     settings = MemorySettings(
         context=int(_value(arguments, "--max-model-len", model.longest_context)),
-        utilization=_value(arguments, "--gpu-memory-utilization", DEFAULT_UTILIZATION),
+        utilization=_value(arguments, GPU_ARGUMENT, MemorySettings.utilization),
         enforce_eager="--enforce-eager" in arguments,
         kv_cache_bytes=int(_value(arguments, "--kv-cache-memory-bytes", 0)) or None,
     )

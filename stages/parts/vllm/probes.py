@@ -65,9 +65,9 @@ def check_probes(url: str, model: str, api_key: str, recorded: Sequence[Probe]) 
     """
     if not recorded:
         raise MeasurementFailed("no answers were recorded to compare with", hint="evaluate the variant again")
-    most = max(len(each.token_ids) for each in recorded)
-    answers = _answers(url, model, api_key, [each.prompt for each in recorded], most)
-    texts = [(*each.prompt_ids, *each.token_ids) for each in (*recorded, *answers)]
+    most = max(len(probe.token_ids) for probe in recorded)
+    answers = _answers(url, model, api_key, [probe.prompt for probe in recorded], most)
+    texts = [(*probe.prompt_ids, *probe.token_ids) for probe in (*recorded, *answers)]
     read = complete(url, model, api_key, texts, max_tokens=1, prompt_logprobs=1)
     try:
         compared_each = map(_compared, recorded, answers, read[: len(recorded)], read[len(recorded) :])
@@ -100,15 +100,15 @@ def _compared(recorded: Probe, answer: Probe, read: dict[str, Any], read_answer:
     """Args: read, read_answer: the probabilities that the server gives to the recorded text and to its own answer."""
     if answer.prompt_ids != recorded.prompt_ids:
         return ANOTHER_QUESTION
-    again, _ = _probabilities(recorded, read)
+    recomputed, _ = _probabilities(recorded, read)
     answered, likeliest = _probabilities(answer, read_answer)
-    same = common_prefix(recorded.token_ids, answer.token_ids)
-    return compared(recorded.logprobs, again, answered, likeliest, same)
+    agreeing = common_prefix(recorded.token_ids, answer.token_ids)
+    return compared(recorded.logprobs, recomputed, answered, likeliest, agreeing)
 
 
 def _probabilities(probe: Probe, read: dict[str, Any]) -> tuple[list[float], list[float]]:
     """Log-probabilities of the answer's tokens, and of the likeliest token at each position."""
     places = given(read)[len(probe.prompt_ids) - 1 :]
     tokens = [place[str(token)]["logprob"] for place, token in zip(places, probe.token_ids, strict=True)]
-    likeliest = [max(each["logprob"] for each in place.values()) for place in places]
+    likeliest = [max(token["logprob"] for token in place.values()) for place in places]
     return tokens, likeliest

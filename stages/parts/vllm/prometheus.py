@@ -63,11 +63,7 @@ def read_tokens(text: str) -> tuple[int, int]:
 
 
 def sum_counters(samples: Sequence[Sample], instance: str) -> Counters:
-    """Sum the counters over the samples of any number of servers.
-
-    Raises:
-        TransientError: a value is not a finite number.
-    """
+    """Sum the counters over the samples of any number of servers."""
     ttft, tpot = _histogram(samples, TTFT), _histogram(samples, TPOT)
     try:
         return Counters(

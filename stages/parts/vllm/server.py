@@ -252,10 +252,10 @@ def reserved_port(host: str, port: int) -> Iterator[int]:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise ConfigError(f"serving.host {host!r} is not an address", hint="use 127.0.0.1 or 0.0.0.0") from error
-    with socket.socket(family, socket.SOCK_STREAM) as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            held.bind(address)
+            listener.bind(address)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise PortInUse(
@@ -263,16 +263,12 @@ def reserved_port(host: str, port: int) -> Iterator[int]:
                     hint="stop the program that uses it, or set another one: --set serving.port=… (0: a free one)",
                 ) from error
             raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror}", hint="see serving.host") from error
-        yield int(held.getsockname()[1])
+        yield int(listener.getsockname()[1])
 
 
 @contextlib.contextmanager
 def _ended_when(cancelled: threading.Event | None, process: Contained) -> Iterator[None]:
-    """End *process*, and so the wait in this block, as soon as *cancelled* is set.
-
-    Raises:
-        Interrupted: it was set.
-    """
+    """End *process*, and so the wait in this block, as soon as *cancelled* is set."""
     if cancelled is None:
         yield
         return

@@ -101,31 +101,31 @@ def error_in(text: str) -> str | None:
     for index, line in enumerate(lines):
         if CRASH.match(line):
             return _shortened(line)
-        found = EXCEPTION.match(line)
+        match = EXCEPTION.match(line)
         if line == TRACEBACK:
             in_traceback = True
         elif in_traceback and line and not line[0].isspace():
-            found, in_traceback = found or RAISED.match(line), False
-        if not found or (found[2] or "").startswith(CONSEQUENCES):
+            match, in_traceback = match or RAISED.match(line), False
+        if not match or (match[2] or "").startswith(CONSEQUENCES):
             continue
         detail = PYDANTIC.match(lines[index + 1]) if index + 1 < len(lines) else None
-        return _shortened(detail[1] if detail else ": ".join(filter(None, found.groups())))
-    return next((_shortened(found[1]) for line in lines if (found := USAGE.match(line))), None)
+        return _shortened(detail[1] if detail else ": ".join(filter(None, match.groups())))
+    return next((_shortened(match[1]) for line in lines if (match := USAGE.match(line))), None)
 
 
 def signal_in(text: str) -> signal.Signals | None:
     """Find the signal that ended one of the server's processes, if the log says so."""
     if crash := next(filter(None, map(CRASH.match, text.splitlines())), None):
         return CRASHES[crash[1]]
-    if not (said := ENDED_BY.search(text)):
+    if not (ending := ENDED_BY.search(text)):
         return None
-    number, name = said[1] or said[2], said[3]
+    number, name = ending[1] or ending[2], ending[3]
     return signal.Signals(int(number)) if number else signal.Signals[name]
 
 
 def last_line(text: str) -> str:
-    said = [line.strip() for line in text.splitlines() if line.strip()]
-    return _shortened(PREFIX.sub("", said[-1]).strip()) if said else "it printed nothing"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return _shortened(PREFIX.sub("", lines[-1]).strip()) if lines else "it printed nothing"
 
 
 def facts(text: str) -> Facts:
@@ -154,15 +154,15 @@ def fallbacks(text: str) -> tuple[str, ...]:
 
 
 def _first(pattern: str, text: str) -> str | None:
-    found = re.search(pattern, text)
-    return found[1] if found else None
+    match = re.search(pattern, text)
+    return match[1] if match else None
 
 
-def _required(what: str, pattern: str, text: str) -> str:
-    found = _first(pattern, text)
-    if found is None:
-        raise LookupError(what)
-    return found
+def _required(subject: str, pattern: str, text: str) -> str:
+    value = _first(pattern, text)
+    if value is None:
+        raise LookupError(subject)
+    return value
 
 
 def _shortened(line: str) -> str:

@@ -62,8 +62,8 @@ class EngineWatch:
 
     def _note(self, name: str, pid: int) -> None:
         try:
-            known = self._processes.get(pid)
-            self._processes[pid] = name, known[1] if known else psutil.Process(pid)
+            process = self._processes.get(pid)
+            self._processes[pid] = name, process[1] if process else psutil.Process(pid)
         except psutil.NoSuchProcess:
             self.lost = self.lost or Lost(name, None)
 
