@@ -62,14 +62,13 @@ def describe(cpu: Processor | None) -> CheckResult:
     if not cpu.avx2:
         return _warning("processor", cpu.name, "vLLM's CPU build needs AVX2: serve on a GPU")
     name = cpu.name if cpu.bf16 else f"{cpu.name} without {'bf16' if cpu.avx512 else 'AVX-512'}"
-    labels = {
-        record.storage.label: record.kernel.avx512
-        for record in sorted(FORMATS.values(), key=lambda record: bool(record.kernel and record.kernel.avx512))
-        if record.kernel
-    }
-    lacking = [label for label, needs_avx512 in labels.items() if needs_avx512 and not cpu.avx512]
-    kernels = f"{' and '.join(label for label in labels if label not in lacking)} weights"
-    kernels += f", but none for {' and '.join(lacking)} weights" if lacking else ""
+    needs_avx512 = {record.storage.label: record.kernel.avx512 for record in FORMATS.values() if record.kernel}
+    anywhere = [label for label, needs in needs_avx512.items() if not needs]
+    with_avx512 = " and ".join(label for label, needs in needs_avx512.items() if needs)
+    if cpu.avx512:
+        kernels = f"{' and '.join([*anywhere, with_avx512])} weights"
+    else:
+        kernels = f"{' and '.join(anywhere)} weights, but none for {with_avx512} weights"
     return _ok("processor", f"{name}: {cpu_dtype(cpu)} arithmetic; vLLM's CPU build has kernels for {kernels}")
 
 
