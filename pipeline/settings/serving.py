@@ -60,7 +60,9 @@ def rendered(config: RunConfig, store: ModelStore, release: str, stable: str | N
 
 def _of_kserve(config: RunConfig) -> KServe:
     if config.platform.serves_on == LOCAL:
-        raise ConfigError(f"the platform {config.platform.name} does not serve on KServe", hint="choose --platform")
+        raise ConfigError(
+            f"the platform {config.platform.name} serves on this machine, not on KServe", hint="choose --platform"
+        )
     return kserve_settings(config)
 
 
