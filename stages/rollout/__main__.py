@@ -46,14 +46,14 @@ def main() -> None:
             until=arguments.step,
             approved=arguments.approved == "true",
         )
-        said = _said(store, journal)
+        summary = _summary(store, journal)
         if journal.kind == "refresh" and journal.before == release:
-            report.reused(said)
+            report.reused(summary)
         else:
-            report.done(said)
+            report.done(summary)
     program.write_output("release", journal.release)
     program.write_output("state", journal.state)
-    program.write_output("said", said)
+    program.write_output("said", summary)
     program.write_output("compared", str(bool(journal.steps) and not journal.ended).lower())
     url = target.client_url() if journal.ended else ""
     program.write_output("url", url)
@@ -71,14 +71,14 @@ def _abort(store: ModelStore, arguments: argparse.Namespace, serving: AskedServi
     say(f"gave up {abort(store, target, arguments.reason)}")
 
 
-def _said(store: ModelStore, journal: Journal) -> str:
+def _summary(store: ModelStore, journal: Journal) -> str:
     if journal.state == "promoted":
         was = "is still" if journal.kind == "refresh" else "is now"
         return f"{journal.release} {was} what clients get: {journal.reason}"
-    said = f"{journal.release} at {journal.percent} %, {journal.state}"
+    summary = f"{journal.release} at {journal.percent} %, {journal.state}"
     if journal.state == "awaiting approval" and not (journal.run and journal.target != LOCAL):
-        said += f": slipway rollout promote {store.model}"
-    return said + (f"; {journal.analyses[-1].reason}" if journal.analyses else "")
+        summary += f": slipway rollout promote {store.model}"
+    return summary + (f"; {journal.analyses[-1].reason}" if journal.analyses else "")
 
 
 def _arguments() -> argparse.Namespace:

@@ -66,7 +66,7 @@ class Observation:
     @property
     def slices(self) -> list[Slice]:
         """The slices of the whole rollout."""
-        return [*(each for step in self.earlier for each in step.slices), *self.window.slices]
+        return [*(ended for step in self.earlier for ended in step.slices), *self.window.slices]
 
     @property
     def even(self) -> list[Slice]:
@@ -103,44 +103,44 @@ def figures(increase: Increase, own: int = 0) -> Figures:
     )
 
 
-def analyse(settings: Rollout, seen: Observation) -> Analysis:
+def analyse(settings: Rollout, observation: Observation) -> Analysis:
     """Judge a step.
 
     Returns:
         ``rollback`` as soon as one check fails, ``promote`` once all pass, else ``inconclusive``.
     """
-    window, alone = seen.window, seen.percent == 100
-    canary = figures(seen.canary.since(window.canary), own=window.to_canary.sent)
+    window, alone = observation.window, observation.percent == 100
+    canary = figures(observation.canary.since(window.canary), own=window.to_canary.sent)
     stable = None
-    if seen.stable:
-        stable = figures(seen.stable.since(window.stable or seen.stable), own=window.to_stable.sent)
-    steps, looks = len(settings.steps), (seen.windows, len(window.slices))
+    if observation.stable:
+        stable = figures(observation.stable.since(window.stable or observation.stable), own=window.to_stable.sent)
+    steps, looks = len(settings.steps), (observation.windows, len(window.slices))
     level = stats.level((1 - ERRORS) * settings.error_rate, OTHERS * steps, *looks)
     checks = [
         _enough_requests(settings, canary, None if alone else stable),
-        _failures(settings, "errors", seen.slices, stats.level(ERRORS * settings.error_rate, steps, *looks)),
-        _failures(settings, "own requests", seen.slices, level),
+        _failures(settings, "errors", observation.slices, stats.level(ERRORS * settings.error_rate, steps, *looks)),
+        _failures(settings, "own requests", observation.slices, level),
     ]
     if not alone:
-        checks.append(_failures(settings, "refused", seen.slices, level))
-    if seen.percent <= EVEN:
-        checks += [_failures(settings, name, seen.even, level) for name in DELAYS]
+        checks.append(_failures(settings, "refused", observation.slices, level))
+    if observation.percent <= EVEN:
+        checks += [_failures(settings, name, observation.even, level) for name in DELAYS]
     if len(window.slices) < SETTLED:
         level = 0.0
-    checks += [each for name in LATENCIES if (each := _latency(settings, name, seen, level))]
-    if seen.agreement is not None:
-        checks.append(check_quality(settings, seen.agreement))
+    checks += [check for name in LATENCIES if (check := _latency(settings, name, observation, level))]
+    if observation.agreement is not None:
+        checks.append(check_quality(settings, observation.agreement))
     good = "sound with all the traffic" if alone else "as good as the stable release in every check"
     verdict, reason = _verdict(checks, good)
     return Analysis(
-        percent=seen.percent,
+        percent=observation.percent,
         verdict=verdict,
         reason=reason,
         canary=canary,
         stable=stable,
         checks=tuple(checks),
-        seconds=round(seen.seconds, 3),
-        at=seen.at,
+        seconds=round(observation.seconds, 3),
+        at=observation.at,
     )
 
 
@@ -161,7 +161,7 @@ def check_quality(settings: Rollout, agreement: float) -> CanaryCheck:
 
 def _enough_requests(settings: Rollout, canary: Figures, stable: Figures | None) -> CanaryCheck:
     least = settings.min_requests
-    enough = min(each.requests for each in (canary, stable) if each) >= least
+    enough = min(side.requests for side in (canary, stable) if side) >= least
     beside = f" and {stable.requests} to the stable release" if stable else ""
     needed = f"; {least} {'of each ' if stable else ''}are needed"
     return CanaryCheck(
@@ -215,13 +215,13 @@ DELAYS: Final[tuple[Failing, ...]] = ("late", "delayed")
 LATENCIES: Final[tuple[Latency, ...]] = ("ttft", "tpot")
 
 
-def _latency(settings: Rollout, name: Latency, seen: Observation, level: float) -> CanaryCheck | None:
+def _latency(settings: Rollout, name: Latency, observation: Observation, level: float) -> CanaryCheck | None:
     """Check a latency, if anything is comparable with the load that the canary has."""
-    slices, reference = seen.window.slices, seen.most_loaded
+    slices, reference = observation.window.slices, observation.most_loaded
     canary, stable = logs(slices, "canary", name), logs(slices, "stable", name)
-    now = ComparedLatency(_at_equal_load(seen, name), canary, stable)
-    check = _within_limit(settings, name, now, level, seen.seconds)
-    if seen.percent <= EVEN or check.verdict == "pass":
+    present = ComparedLatency(_at_equal_load(observation, name), canary, stable)
+    check = _within_limit(settings, name, present, level, observation.seconds)
+    if observation.percent <= EVEN or check.verdict == "pass":
         return check
     if reference is None:
         return None
@@ -230,20 +230,20 @@ def _latency(settings: Rollout, name: Latency, seen: Observation, level: float) 
     ratio = stats.mean_of(canary, independent=True).plus(stats.mean_of(before, independent=True), -1)
     lenience = LENIENCE[name] * max(1.0, rate / rate_then if rate_then else math.inf) ** MORE_LOAD
     whom = f"stable release with {100 - reference.percent} % of the requests, {rate_then:.1f} a second, now {rate:.1f}"
-    target_ms = getattr(seen.slo, f"{name}_ms") if seen.slo else math.inf
+    target_ms = getattr(observation.slo, f"{name}_ms") if observation.slo else math.inf
     then = ComparedLatency(ratio, canary, before, whom, lenience, target_ms, BEST_GUESS)
-    return _within_limit(settings, name, then, level, seen.seconds)
+    return _within_limit(settings, name, then, level, observation.seconds)
 
 
-def _at_equal_load(seen: Observation, name: Latency) -> stats.Mean:
+def _at_equal_load(observation: Observation, name: Latency) -> stats.Mean:
     """Estimate the logarithm of the canary's latency relative to the stable release's.
 
     With clients that stick to a server, the canary may carry more at 50 %. The ratio is then interpolated linearly
     between this step and the last one in which the canary carried less, to where both carry the same.
     """
-    ratio, more = _ratio(seen.window.slices, name), _more_load(seen.window.slices)
-    before = next((step.slices for step in reversed(seen.earlier) if _more_load(step.slices) < 0), None)
-    if more <= 0 or before is None or seen.percent > EVEN:
+    ratio, more = _ratio(observation.window.slices, name), _more_load(observation.window.slices)
+    before = next((step.slices for step in reversed(observation.earlier) if _more_load(step.slices) < 0), None)
+    if more <= 0 or before is None or observation.percent > EVEN:
         return ratio
     part = more / (more - _more_load(before))
     return ratio.times(1 - part).plus(_ratio(before, name), part)

@@ -82,13 +82,13 @@ def roll_out(
     if release not in releases.numbered(store).values():  # this also excludes a path that leads elsewhere
         raise NothingToServe(f"{store.model} has no release {release}", hint=f"slipway releases {store.model}")
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
-        left = resume(store, release, target.name)
-        journal = left or begin(store, target, release, settings, rollback=rollback)
+        former = resume(store, release, target.name)
+        journal = former or begin(store, target, release, settings, rollback=rollback)
         write_json(journal_path(store), journal)
         machine = StateMachine(store, target, journal)
-        if left is None:
+        if former is None:
             machine.announce("Started", f"the {journal.kind} of {release} began, by {journal.acts[0].by}")
-        if left and not left.ended:
+        if former and not former.ended:
             machine.reconcile()
         if approved:
             machine.approve(target.who())

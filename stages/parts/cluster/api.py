@@ -254,7 +254,7 @@ class Cluster:
     def _resources(self, api_version: str) -> tuple[Object, ...]:
         root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
         try:
-            return tuple(each for each in self.request("GET", root)["resources"] if "/" not in each["name"])
+            return tuple(kind for kind in self.request("GET", root)["resources"] if "/" not in kind["name"])
         except Absent:
             return ()
 

@@ -108,10 +108,10 @@ def predictor_name(release: str) -> str:
     return f"r{int(release.partition('-')[0])}-{release.rpartition('-')[2][:HASH_CHARACTERS]}"
 
 
-def room_for_name(rest: str, namespace: str) -> int:
-    """Count the characters left for ``<name>`` in ``<name><rest>-predictor-<namespace>``, the host of a release's
+def room_for_name(suffix: str, namespace: str) -> int:
+    """Count the characters left for ``<name>`` in ``<name><suffix>-predictor-<namespace>``, the host of a release's
     Deployment by KServe's own template, which is one label of DNS."""
-    return LABEL_CHARACTERS - len(f"{rest}-predictor-{namespace}")
+    return LABEL_CHARACTERS - len(f"{suffix}-predictor-{namespace}")
 
 
 def shortened(endpoint: KServeEndpoint, characters: int) -> str:

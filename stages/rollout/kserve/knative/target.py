@@ -162,9 +162,9 @@ class KnativeTarget(OneServiceTarget):
 
     def _revision(self, predictor: Object) -> str | None:
         """Find the newest revision of a predictor."""
-        same = revision_of(predictor), release_of(predictor)
-        revisions = self._revisions().items()
-        alike = [name for name, labels in revisions if (revision_of({"labels": labels}), labels.get(RELEASE)) == same]
+        identity = revision_of(predictor), release_of(predictor)
+        labelled = ((name, {"labels": labels}) for name, labels in self._revisions().items())
+        alike = [name for name, template in labelled if (revision_of(template), release_of(template)) == identity]
         return max(alike, default=None)
 
     def _stable(self, service: Object) -> str | None:

@@ -73,8 +73,8 @@ SECURITY: Final = {
 def llm_name(endpoint: KServeEndpoint, release: str) -> str:
     """Name a release's LLMInferenceService. KServe calls its objects ``<this>-kserve…``, as no other mode's are
     called."""
-    rest = f"-{predictor_name(release)}-llm"
-    return shortened(endpoint, LABEL_CHARACTERS - len(rest) - len(SERVICE_SUFFIX)) + rest
+    suffix = f"-{predictor_name(release)}-llm"
+    return shortened(endpoint, LABEL_CHARACTERS - len(suffix) - len(SERVICE_SUFFIX)) + suffix
 
 
 def llm_deployment(name: str) -> str:

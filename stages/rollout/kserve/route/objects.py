@@ -42,14 +42,14 @@ def service_name(endpoint: KServeEndpoint, release: str) -> str:
     Raises:
         ConfigError: the namespace's name leaves no room for the endpoint's.
     """
-    rest = f"-{predictor_name(release)}-route"
-    room = room_for_name(rest, endpoint.namespace)
+    suffix = f"-{predictor_name(release)}-route"
+    room = room_for_name(suffix, endpoint.namespace)
     if room < LEAST_CHARACTERS:
         raise ConfigError(
             f"the namespace {endpoint.namespace} is too long for the host names that KServe makes of it",
             hint=f"one of at most {len(endpoint.namespace) + room - LEAST_CHARACTERS} characters has room",
         )
-    return shortened(endpoint, room) + rest
+    return shortened(endpoint, room) + suffix
 
 
 def deployment(endpoint: KServeEndpoint, release: str) -> str:
