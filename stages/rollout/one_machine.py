@@ -193,9 +193,9 @@ class OneMachine:
 
     def counters(self, release: str) -> Counters:
         """Read vLLM's own counters, and Envoy's count of requests that never reached it, of all replicas."""
+        servers, by_server = self._up(release), []
         hosts = Admin(self._store.path / SERVERS).hosts(release)
-        by_server = []
-        for server in self._up(release):
+        for server in servers:
             counters = read_counters(_metrics(server), f"{server.pid} on {server.url}")
             host = hosts.get(socket_of(server.url), Counter())
             # rq_error also counts the 5xx of clients' requests, but not of requests that did not pass through Envoy.
