@@ -53,14 +53,14 @@ Ask = Callable[[int, list[int]], list[int]]
 
 
 @dataclass(frozen=True)
-class Found:
+class AffinityResult:
     """Tokens of prompts at each server: all that were looked up, and those that were cached."""
 
     queries: tuple[float, ...]
     hits: tuple[float, ...]
 
-    def since(self, before: Found) -> Found:
-        return Found(
+    def since(self, before: AffinityResult) -> AffinityResult:
+        return AffinityResult(
             tuple(now - then for now, then in zip(self.queries, before.queries, strict=True)),
             tuple(now - then for now, then in zip(self.hits, before.hits, strict=True)),
         )
@@ -153,10 +153,10 @@ def complete(url: str, session: int, prompt: list[int]) -> list[int]:
     return answer
 
 
-def counted(servers: list[Server]) -> Found:
+def counted(servers: list[Server]) -> AffinityResult:
     families = [list(text_string_to_metric_families(metrics(each))) for each in servers]
     totals = [{sample.name: sample.value for family in each for sample in family.samples} for each in families]
-    return Found(tuple(each[QUERIES] for each in totals), tuple(each[HITS] for each in totals))
+    return AffinityResult(tuple(each[QUERIES] for each in totals), tuple(each[HITS] for each in totals))
 
 
 def metrics(server: Server) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final, cast
 
-from benchmarks.servers import Server, Simulation, World
+from benchmarks.servers import SimulatedServer, Simulation, World
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Slo
@@ -36,7 +36,7 @@ SLO: Final = Slo(ttft_ms=1000, tpot_ms=100)
 WARM_S: Final = 60.0
 """Seconds of traffic before the first step."""
 RUNS: Final = 150
-SOUND: Final = Server()
+SOUND: Final = SimulatedServer()
 IDENTICAL: Final[Mapping[str, World]] = {
     "no clients": World(rate=0),
     "a request in three seconds": World(rate=0.33),
@@ -58,17 +58,17 @@ IDENTICAL: Final[Mapping[str, World]] = {
     "the machine pauses for 5 s a minute": World(pause_s=5.0),
 }
 """What two identical releases are rolled out in."""
-WORSE: Final[Mapping[str, tuple[World, Server]]] = {
-    "TTFT ×2, p95 0.11 s": (World(prefill=2), Server(ttft=2)),
-    "TTFT ×2, p95 0.3 s": (World(prefill=5), Server(ttft=2)),
-    "TTFT ×2, p95 0.11 s, bursts ×4": (World(prefill=2, bursts=4), Server(ttft=2)),
-    "TPOT ×1.25": (World(), Server(tpot=1.25)),
-    "TPOT ×1.25, 12/s": (World(rate=12), Server(tpot=1.25)),
-    "TPOT ×1.5": (World(), Server(tpot=1.5)),
-    "TPOT ×1.3, a request in three seconds": (World(rate=0.33), Server(tpot=1.3)),
-    "6 % of requests wait 5 s more": (World(), Server(stalled=0.06)),
-    "5 % of requests fail": (World(), Server(failing=0.05)),
-    "too small a batch for all the traffic": (World(rate=12), Server(batch=12)),
+WORSE: Final[Mapping[str, tuple[World, SimulatedServer]]] = {
+    "TTFT ×2, p95 0.11 s": (World(prefill=2), SimulatedServer(ttft=2)),
+    "TTFT ×2, p95 0.3 s": (World(prefill=5), SimulatedServer(ttft=2)),
+    "TTFT ×2, p95 0.11 s, bursts ×4": (World(prefill=2, bursts=4), SimulatedServer(ttft=2)),
+    "TPOT ×1.25": (World(), SimulatedServer(tpot=1.25)),
+    "TPOT ×1.25, 12/s": (World(rate=12), SimulatedServer(tpot=1.25)),
+    "TPOT ×1.5": (World(), SimulatedServer(tpot=1.5)),
+    "TPOT ×1.3, a request in three seconds": (World(rate=0.33), SimulatedServer(tpot=1.3)),
+    "6 % of requests wait 5 s more": (World(), SimulatedServer(stalled=0.06)),
+    "5 % of requests fail": (World(), SimulatedServer(failing=0.05)),
+    "too small a batch for all the traffic": (World(rate=12), SimulatedServer(batch=12)),
 }
 
 
@@ -143,7 +143,9 @@ def moment(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def rollout(world: World, canary: Server, seed: Sequence[int], settings: Rollout = SETTINGS) -> tuple[Journal, float]:
+def rollout(
+    world: World, canary: SimulatedServer, seed: Sequence[int], settings: Rollout = SETTINGS
+) -> tuple[Journal, float]:
     """Run a rollout. Returns its journal at its end, before the promotion or the rollback, and its seconds."""
     simulation = Simulation(world, canary, seed)
     simulation.advance(WARM_S)
@@ -169,7 +171,7 @@ def rollout(world: World, canary: Server, seed: Sequence[int], settings: Rollout
 
 
 @dataclass(frozen=True)
-class Tally:
+class VerdictShares:
     """The rollouts of a row."""
 
     rolled_back: float
@@ -184,11 +186,11 @@ class Tally:
     """The longest of these."""
 
 
-def tally(name: str, world: World, canary: Server, runs: int) -> Tally:
+def tally(name: str, world: World, canary: SimulatedServer, runs: int) -> VerdictShares:
     ended = [rollout(world, canary, [number, *name.encode()]) for number in range(runs)]
     back = [(journal.reason, seconds) for journal, seconds in ended if journal.state == "rolling back"]
     good_s = [seconds for journal, seconds in ended if journal.state == "promoting"]
-    return Tally(
+    return VerdictShares(
         rolled_back=len(back) / runs,
         unclear=sum("nothing showed" in reason for reason, _ in back) / runs,
         good_s=median(good_s or [0.0]),

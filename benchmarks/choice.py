@@ -41,19 +41,19 @@ from benchmarks.truths import (
     TASKS,
     UNTIDY,
     Case,
-    Noise,
     SimulatedTask,
+    StartNoise,
     lossy,
     rivals,
 )
 from pipeline.settings.config import load
 from scoring.arrays import Floats
 from scoring.choice import Verdict
-from scoring.draws import Items
 from scoring.estimate import Estimate, Evidence
+from scoring.items import Items
 from scoring.losses import Quality, TaskLoss, mean_quality, task_losses, task_quality
 from scoring.names import REFERENCE
-from scoring.schedule import AskedTask, Judged, Plan, Progress, further_items, look, next_block
+from scoring.schedule import AskedTask, Judged, ScheduleState, TimeBudget, further_items, look, next_block
 from scoring.starts import Effects, comparable, log_means
 
 WORKLOAD: Final = load().workload
@@ -80,7 +80,7 @@ Asked = tuple[tuple[str | int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulatedRun:
     """A simulated measurement and what was chosen."""
 
     verdict: Verdict
@@ -93,7 +93,7 @@ class Run:
 class Bench:
     """Draws what a schedule would measure of a case."""
 
-    def __init__(self, case: Case, noise: Noise, seed: Sequence[int]) -> None:
+    def __init__(self, case: Case, noise: StartNoise, seed: Sequence[int]) -> None:
         self.case, self.noise = case, noise
         self.random = np.random.default_rng(seed)
         self.names = tuple(case.variants)
@@ -107,9 +107,9 @@ class Bench:
         self._tasks: dict[Asked, dict[str, Quality]] = {}
         self._losses: dict[Asked, dict[str, TaskLoss]] = {}
 
-    def run(self) -> Run:
+    def run(self) -> SimulatedRun:
         """Measure as the stage does, until the choice is settled or the budget is spent."""
-        progress = self.gated(Progress(QUALITY_S * len(self.names), (), self.names))
+        progress = self.gated(ScheduleState(QUALITY_S * len(self.names), (), self.names))
         while order := next_block(self.plan, progress):
             asked_s = self.ask(order)
             spent_s = progress.spent_s + asked_s + self.measure(order)
@@ -118,9 +118,9 @@ class Bench:
             if not seen.goes_on:
                 break
             self.wanted = self.further(seen) if seen.wants_items else {}
-        return Run(verdict, progress.able, tuple(progress.unclear), progress.spent_s / 60)
+        return SimulatedRun(verdict, progress.able, tuple(progress.unclear), progress.spent_s / 60)
 
-    def gated(self, progress: Progress) -> Progress:
+    def gated(self, progress: ScheduleState) -> ScheduleState:
         """With what the gates show by the items asked so far; those that fail are not measured any more."""
         losses = {name: self.losses(name) for name in self.names[1:]}
         failed = {name for name, each in losses.items() if any(loss.verdict == "fail" for loss in each.values())}
@@ -171,9 +171,9 @@ class Bench:
         return seconds
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> TimeBudget:
         """With the mean times measured so far."""
-        return Plan(BUDGET_S, START_S, fmean(self.load_s) if self.load_s else 0.0, quality_s=0.0)
+        return TimeBudget(BUDGET_S, START_S, fmean(self.load_s) if self.load_s else 0.0, quality_s=0.0)
 
     def evidence(self) -> Evidence:
         """What is known of all variants that were started beside the reference."""
@@ -263,7 +263,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Tally:
+class OutcomeShares:
     """Shares of the runs of a case."""
 
     right: float
@@ -279,13 +279,13 @@ class Tally:
     minutes: float
 
 
-def tally(case: Case, noise: Noise, runs: int) -> Tally:
+def tally(case: Case, noise: StartNoise, runs: int) -> OutcomeShares:
     made = [Bench(case, noise, [number, *case.name.encode()]).run() for number in range(runs)]
     right = case.right()
     counts = Counter(each.verdict.outcome for each in made)
     decided = [each.verdict.chosen for each in made if each.verdict.outcome == "decided"]
     good = 0 if case.equal else sum(name in right for name in decided)
-    return Tally(
+    return OutcomeShares(
         right=good / runs,
         equivalent=counts["equivalent"] / runs,
         unresolved=counts["unresolved"] / runs,
@@ -296,7 +296,7 @@ def tally(case: Case, noise: Noise, runs: int) -> Tally:
     )
 
 
-def stated(runs: int, noises: Sequence[Noise] = NOISES[:-1]) -> list[tuple[float, bool]]:
+def stated(runs: int, noises: Sequence[StartNoise] = NOISES[:-1]) -> list[tuple[float, bool]]:
     """For random truths, the stated probability of the first of the ranking to be the best, and whether it is.
 
     The second variant's speed is up to a fifth higher or lower, and one of the two loses up to 1.5 % of quality. At the

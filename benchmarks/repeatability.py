@@ -49,9 +49,9 @@ def main() -> None:
     answer_sigterm()
     try:
         repeats = finished(arguments.replayed) if arguments.replayed else measured(arguments)
-        chosen = names("profile") if arguments.profiles == "all" else arguments.profiles.split(",")
-        profiles = [load(chosen={"profile": each}).profile for each in chosen]
-        sys.exit(tell({each.name: decisions(repeats, each) for each in profiles}))
+        profile_names = names("profile") if arguments.profiles == "all" else arguments.profiles.split(",")
+        profiles = [load(chosen={"profile": name}).profile for name in profile_names]
+        sys.exit(tell({profile.name: decisions(repeats, profile) for profile in profiles}))
     except SlipwayError as error:
         print(error.render(), file=sys.stderr)
         sys.exit(error.exit_code)
@@ -60,13 +60,15 @@ def main() -> None:
 
 
 def measured(arguments: argparse.Namespace) -> list[ModelStore]:
-    """The repeats; missing ones are measured first."""
+    """Return the repeats; missing ones are measured first."""
     if not arguments.store or not arguments.model:
         raise ConfigError("--store and --model say what is measured", hint="or --from a folder of what was")
     source = ModelStore(arguments.store.absolute(), ModelName.parse(arguments.model).id)
     config = load(arguments.config)
     targets = [arguments.folder.absolute() / f"{number:02d}" for number in range(1, arguments.times + 1)]
-    check_conditions([ModelStore(each, source.model) for each in targets if each.exists()], conditions(source, config))
+    check_conditions(
+        [ModelStore(target, source.model) for target in targets if target.exists()], conditions(source, config)
+    )
     for number, target in enumerate(targets, 1):
         if not target.exists():
             print(f"repeat {number} of {arguments.times}", file=sys.stderr, flush=True)
@@ -75,36 +77,42 @@ def measured(arguments: argparse.Namespace) -> list[ModelStore]:
 
 
 def conditions(source: ModelStore, config: RunConfig) -> dict[str, Conditions]:
-    """The current conditions of each variant that the source has."""
+    """Find the current conditions of each variant that the source has."""
     names = [name for name in config.optimize.variants if Variant.read(source.optimized(name) / VARIANT)]
     return {name: conditions_of(read_variant(source, name), config.workload, config.serving.pinned()) for name in names}
 
 
-def check_conditions(repeats: Sequence[ModelStore], now: Mapping[str, Conditions]) -> None:
-    """Raises: ConfigError: earlier repeats were measured under other conditions, which are named."""
-    other = [f"{store.root.name}: {name}, {what}" for store in repeats for name, what in changed(store, now)]
-    if other:
+def check_conditions(repeats: Sequence[ModelStore], current: Mapping[str, Conditions]) -> None:
+    """Check that earlier repeats were measured under the current conditions.
+
+    Raises:
+        ConfigError: otherwise; the other conditions are named.
+    """
+    changes = [
+        f"{store.root.name}: {name}, {condition}" for store in repeats for name, condition in changed(store, current)
+    ]
+    if changes:
         raise ConfigError(
-            f"earlier repeats were measured under other conditions than now ({'; '.join(other)})",
+            f"earlier repeats were measured under other conditions than now ({'; '.join(changes)})",
             hint="give a new folder with --folder, or decide from this one with --from",
         )
 
 
-def changed(repeat: ModelStore, now: Mapping[str, Conditions]) -> Iterator[tuple[str, str]]:
-    """The variants that were measured under other conditions, and which conditions differ."""
+def changed(repeat: ModelStore, current: Mapping[str, Conditions]) -> Iterator[tuple[str, str]]:
+    """Yield the variants that were measured under other conditions, and which conditions differ."""
     measured = {path.stem for path in repeat.evaluation("any").parent.glob("*.json")}
-    for name in sorted(measured | now.keys()):
+    for name in sorted(measured | current.keys()):
         evaluation = Evaluation.read(repeat.evaluation(name))
-        if evaluation is None or name not in now:
+        if evaluation is None or name not in current:
             yield name, "not measured then" if evaluation is None else "not made now"
-        elif evaluation.key != now[name].key:
+        elif evaluation.key != current[name].key:
             pairs = {
-                "weights": (evaluation.variant_digest, now[name].variant.digest),
-                "workload": (evaluation.workload, now[name].workload),
-                "versions": (evaluation.tool_versions, now[name].tool_versions),
-                "hardware": (evaluation.hardware, now[name].hardware),
+                "weights": (evaluation.variant_digest, current[name].variant.digest),
+                "workload": (evaluation.workload, current[name].workload),
+                "versions": (evaluation.tool_versions, current[name].tool_versions),
+                "hardware": (evaluation.hardware, current[name].hardware),
             }
-            found = [what for what, (then, today) in pairs.items() if then != today]
+            found = [condition for condition, (earlier, today) in pairs.items() if earlier != today]
             yield name, f"other {' and '.join(found or ['serving settings'])}"
 
 
@@ -127,8 +135,8 @@ def repeat(source: ModelStore, config: RunConfig, target: Path) -> None:
     command += ["--workload", canonical_json(config.workload), "--serving", canonical_json(config.serving.pinned())]
     command += ["--profile", canonical_json(config.profile)]
     environment = {name: value for name, value in os.environ.items() if name not in (RUN_VARIABLE, OUTPUTS_VARIABLE)}
-    given = environment | {STORE_VARIABLE: str(work)}
-    with contained(command, output=sys.stderr.fileno(), environment=given) as evaluating:
+    environment[STORE_VARIABLE] = str(work)
+    with contained(command, output=sys.stderr.fileno(), environment=environment) as evaluating:
         status = evaluating.wait()
     if status:
         raise RunFailed(f"the evaluation for {target} failed", hint="see above", exit_code=status)
@@ -140,41 +148,41 @@ def borrow(source: ModelStore, scratch: ModelStore, name: str) -> bool:
     variant = Variant.read(source.optimized(name) / VARIANT)
     if variant is None:
         return False
-    place_tree(source.optimized(name), scratch.optimized(name), [VARIANT, *(each.path for each in variant.files)])
+    place_tree(source.optimized(name), scratch.optimized(name), [VARIANT, *(file.path for file in variant.files)])
     return True
 
 
 def finished(folder: Path) -> list[ModelStore]:
-    """The complete repeats of a folder, in order.
+    """Find the complete repeats of a folder, in order.
 
     Raises:
         MissingRun: there is none.
     """
-    found = [
+    repeats = [
         ModelStore(path, Acquired.model_validate_json(acquired.read_bytes()).model)
         for path in sorted(folder.absolute().iterdir() if folder.is_dir() else [])
         if not path.name.endswith(UNFINISHED)
         for acquired in path.glob(f"*/base/{ACQUIRED}")
     ]
-    if not found:
+    if not repeats:
         raise MissingRun(f"{folder} holds no repeats")
-    if len({directory_name(each.model) for each in found}) > 1:
+    if len({directory_name(repeat_store.model) for repeat_store in repeats}) > 1:
         raise ConfigError(f"{folder} holds repeats of several models", hint="use a folder for each model: --folder")
-    return found
+    return repeats
 
 
 def decisions(repeats: Sequence[ModelStore], profile: Profile) -> Decisions:
-    return [decision(each, profile) for each in repeats]
+    return [decision(repeat_store, profile) for repeat_store in repeats]
 
 
 def decision(store: ModelStore, profile: Profile) -> Production | None:
-    """The decision that select would make; nothing is published."""
-    made = [path.name for path in sorted(store.optimized("any").parent.iterdir())]
+    """Make the decision that select would make; nothing is published."""
+    names_made = [path.name for path in sorted(store.optimized("any").parent.iterdir())]
     try:
-        basis, measured = gather(store, profile, made)
+        basis, measured = gather(store, profile, names_made)
         samples = {
-            name: read_samples(store.evaluation(name).with_suffix(SAMPLES_SUFFIX), each)
-            for name, each in measured.items()
+            name: read_samples(store.evaluation(name).with_suffix(SAMPLES_SUFFIX), evaluation)
+            for name, evaluation in measured.items()
         }
         return decide(basis, measured, samples)
     except NoWinner:
@@ -188,30 +196,30 @@ def tell(by_profile: Mapping[str, Decisions]) -> int:
         0, or 1 if a profile's decisions differ, or it has none.
     """
     print(f"{'profile':10}{'repeat':>7}  {'winner':8}{'outcome':12}scores (probability to be the best)")
-    for profile, made in by_profile.items():
-        for number, each in enumerate(made, 1):
-            print(f"{profile:10}{number:>7}  {_line(each)}")
+    for profile, decided in by_profile.items():
+        for number, repeated in enumerate(decided, 1):
+            print(f"{profile:10}{number:>7}  {_line(repeated)}")
     print()
-    verdicts = {profile: verdict(made) for profile, made in by_profile.items()}
-    for profile, (_, said) in verdicts.items():
-        print(f"{profile:10}{said}")
+    verdicts = {profile: verdict(decided) for profile, decided in by_profile.items()}
+    for profile, (_, sentence) in verdicts.items():
+        print(f"{profile:10}{sentence}")
     return int(not all(repeatable for repeatable, _ in verdicts.values()))
 
 
-def verdict(made: Decisions) -> tuple[bool, str]:
-    """Whether repeated measurements give the same decision: the same winner and the same outcome each time."""
-    found = Counter(f"{each.winner}, {each.outcome}" if each else NOBODY for each in made)
-    if set(found) <= {NOBODY}:
+def verdict(decided: Decisions) -> tuple[bool, str]:
+    """Judge whether repeated measurements give the same decision: the same winner and the same outcome each time."""
+    outcomes = Counter(f"{repeated.winner}, {repeated.outcome}" if repeated else NOBODY for repeated in decided)
+    if set(outcomes) <= {NOBODY}:
         return False, "no variant could be chosen, so nothing was repeated"
-    if len(found) == 1:
-        return True, f"the same each time: {next(iter(found))}"
-    return False, "differs: " + "; ".join(f"{what}: {count}" for what, count in sorted(found.items()))
+    if len(outcomes) == 1:
+        return True, f"the same each time: {next(iter(outcomes))}"
+    return False, "differs: " + "; ".join(f"{outcome}: {count}" for outcome, count in sorted(outcomes.items()))
 
 
-def _line(made: Production | None) -> str:
-    if made is None:
+def _line(decided: Production | None) -> str:
+    if decided is None:
         return NOBODY
-    return f"{made.winner:8}{made.outcome:12}" + ", ".join(map(_score, made.candidates))
+    return f"{decided.winner:8}{decided.outcome:12}" + ", ".join(map(_score, decided.candidates))
 
 
 def _score(candidate: Candidate) -> str:

@@ -39,7 +39,7 @@ PREFILL_S: Final = 50e-6
 
 
 @dataclass(frozen=True)
-class Server:
+class SimulatedServer:
     """What is true of a release's server."""
 
     ttft: float = 1.0
@@ -114,7 +114,7 @@ def beside(random: np.random.Generator, taken: float) -> Floats:
 
 
 @dataclass
-class Request:
+class SimulatedRequest:
     arrived_s: float
     prompt: int
     """Tokens to prefill, without those that are cached."""
@@ -126,10 +126,10 @@ class Request:
 
 
 @dataclass
-class Serving:
+class SimulatedServing:
     """A server at work."""
 
-    truth: Server
+    truth: SimulatedServer
     world: World
     factors: list[float]
     """The factors by which everything takes longer, second by second."""
@@ -137,8 +137,8 @@ class Serving:
     """The probability that a request fails, second by second."""
     random: np.random.Generator
     now_s: float = 0.0
-    waiting: deque[Request] = field(default_factory=deque)
-    running: list[tuple[int, int, Request]] = field(default_factory=list)
+    waiting: deque[SimulatedRequest] = field(default_factory=deque)
+    running: list[tuple[int, int, SimulatedRequest]] = field(default_factory=list)
     count: int = 0
     answered: int = 0
     failed: int = 0
@@ -149,7 +149,7 @@ class Serving:
     ttft_s: float = 0.0
     tpot_s: float = 0.0
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SimulatedRequest) -> None:
         """Take a request, in the order of their arrival."""
         if self.random.random() < self.failing[int(request.arrived_s)]:
             request.failed, request.ended_s = True, request.arrived_s + 0.002
@@ -170,7 +170,7 @@ class Serving:
                     self.now_s = until_s
                     return
                 self.now_s = waiting[0].arrived_s
-            admitted: list[Request] = []
+            admitted: list[SimulatedRequest] = []
             prompts = 0
             while (
                 waiting
@@ -193,14 +193,14 @@ class Serving:
             while running and running[0][0] <= self.count:
                 self.end(heapq.heappop(running)[2], now_s)
 
-    def begin(self, request: Request, now_s: float) -> None:
+    def begin(self, request: SimulatedRequest, now_s: float) -> None:
         request.delay_s += (self.truth.ttft - 1) * (now_s - request.arrived_s)
         request.first_s = now_s + request.delay_s
         ttft_s = request.first_s - request.arrived_s
         self.ttft[bisect_left(TTFT_BOUNDS, ttft_s)] += 1
         self.ttft_s += ttft_s
 
-    def end(self, request: Request, now_s: float) -> None:
+    def end(self, request: SimulatedRequest, now_s: float) -> None:
         request.ended_s = now_s + request.delay_s
         self.answered += 1
         self.tokens += request.tokens
@@ -270,21 +270,21 @@ def arrivals(world: World, random: np.random.Generator) -> Iterator[tuple[float,
 class Simulation:
     """Two releases in a world, on a clock of its own."""
 
-    def __init__(self, world: World, canary: Server, seed: Sequence[int]) -> None:
+    def __init__(self, world: World, canary: SimulatedServer, seed: Sequence[int]) -> None:
         self.world, self.now_s, self.percent = world, 0.0, 0
         random = np.random.default_rng(seed)
         self.random = random
         shared = varying(random, world.shared)
         self.servers = {}
-        for name, truth in (("stable", Server()), ("canary", canary)):
+        for name, truth in (("stable", SimulatedServer()), ("canary", canary)):
             factors = (shared * beside(random, world.neighbour)).tolist()
-            self.servers[name] = Serving(truth, world, factors, self.failures(truth), random)
+            self.servers[name] = SimulatedServing(truth, world, factors, self.failures(truth), random)
         self.cached: dict[str, set[float]] = {"stable": set(), "canary": set()}
         self.arrivals = arrivals(world, random)
         self.coming = next(self.arrivals, None)
         self.outliers = {name: sorted(random.uniform(0, 300, world.outliers).tolist()) for name in self.servers}
 
-    def failures(self, truth: Server) -> list[float]:
+    def failures(self, truth: SimulatedServer) -> list[float]:
         failing = np.full(HORIZON_S, max(truth.failing, 0 if self.world.failure_bursts else self.world.failing))
         if self.world.failure_bursts:
             for start in np.flatnonzero(self.random.random(HORIZON_S) < 1 / 60):
@@ -299,7 +299,7 @@ class Simulation:
                 known = self.cached[name]
                 prompt = new if place in known else prompt
                 known.add(place)
-            request = Request(arrived_s, prompt, tokens)
+            request = SimulatedRequest(arrived_s, prompt, tokens)
             if self.outliers[name] and arrived_s > self.outliers[name][0]:
                 self.outliers[name].pop(0)
                 request.delay_s = 30.0
@@ -315,7 +315,7 @@ class Simulation:
         sent = []
         for turn in range(count):
             self.advance(self.now_s + (over_s / count if turn else 0.0))
-            both = [Request(self.now_s, tokens, ANSWER_TOKENS) for _ in self.servers]
+            both = [SimulatedRequest(self.now_s, tokens, ANSWER_TOKENS) for _ in self.servers]
             for request, name in zip(both, ("canary", "stable"), strict=True):
                 self.servers[name].submit(request)
             sent.append(both)
@@ -327,7 +327,7 @@ class Simulation:
         return [tuple(timed(each, timeout_s) for each in both) for both in sent]
 
 
-def timed(request: Request, timeout_s: float) -> Timing:
+def timed(request: SimulatedRequest, timeout_s: float) -> Timing:
     if request.failed or not request.ended_s - request.arrived_s <= timeout_s:
         return LOST
     token_s = (request.ended_s - request.first_s) / (request.tokens - 1)

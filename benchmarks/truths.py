@@ -42,16 +42,15 @@ TASKS: Final = {
 NATS_PER_BYTE: Final = 0.5
 """The perplexity task's loss."""
 MEMORY: Final = 16e9
-TIE: Final = float(
-    log_margins(CRITERIA.margins)[1] / math.log(4) * (CRITERIA.shares()["latency"] + CRITERIA.shares()["throughput"])
-)
+SHARES: Final = CRITERIA.weights.shares()
+TIE: Final = float(log_margins(CRITERIA.margins)[1] / math.log(4) * (SHARES["latency"] + SHARES["throughput"]))
 """The score that the margin of speed is worth."""
 EPSILON: Final = 1e-9
 """The weight of the sum without clipping, which orders equal scores."""
 
 
 @dataclass(frozen=True)
-class Noise:
+class StartNoise:
     """Standard deviations of logarithms."""
 
     requests: float
@@ -68,16 +67,16 @@ class Noise:
 
 
 NOISES: Final = (
-    Noise(0.05, 0.002, 0.003, 0.005),
-    Noise(0.10, 0.005, 0.010, 0.010),
-    Noise(0.20, 0.010, 0.020, 0.030),
-    Noise(0.40, 0.020, 0.050, 0.100),
-    Noise(0.80, 0.100, 0.400, 0.300),
+    StartNoise(0.05, 0.002, 0.003, 0.005),
+    StartNoise(0.10, 0.005, 0.010, 0.010),
+    StartNoise(0.20, 0.010, 0.020, 0.030),
+    StartNoise(0.40, 0.020, 0.050, 0.100),
+    StartNoise(0.80, 0.100, 0.400, 0.300),
 )
 
 
 @dataclass(frozen=True)
-class Variant:
+class TrueVariant:
     """What is true of a variant, relative to the reference, and how its answers differ."""
 
     speed: float = 1.0
@@ -95,7 +94,7 @@ class Variant:
 @dataclass(frozen=True)
 class Case:
     name: str
-    variants: Mapping[str, Variant]
+    variants: Mapping[str, TrueVariant]
     """The reference first."""
     cluster: int = 1
     """Items that share a text. Their differences between two variants have a correlation of 0.2."""
@@ -108,11 +107,11 @@ class Case:
         return score + EPSILON * beyond
 
     def right(self) -> set[str]:
-        """The variants that are right to choose: within the gates, and with a score that no other exceeds by more than
-        the margin of speed is worth."""
-        names = [name for name, each in self.variants.items() if max(each.losses) < CRITERIA.task_loss]
+        """Find the variants that are right to choose: within the gates, and with a score that no other exceeds by more
+        than the margin of speed is worth."""
+        names = [name for name, variant in self.variants.items() if max(variant.losses) < CRITERIA.task_loss]
         score = self.true_scores(names)
-        return {name for name, each in zip(names, score, strict=True) if each >= score.max() - TIE}
+        return {name for name, value in zip(names, score, strict=True) if value >= score.max() - TIE}
 
     def best(self, names: Sequence[str]) -> str:
         return names[int(self.true_scores(names).argmax())]
@@ -123,11 +122,11 @@ class Case:
         ratios = np.array([self._ratios(self.variants[name]) for name in self.right()])
         return len(ratios) > 1 and bool((np.ptp(ratios, axis=0) <= log_margins(CRITERIA.margins)).all())
 
-    def _ratios(self, variant: Variant) -> Floats:
-        whole = np.array([*(task.accuracy for task in TASKS.values()), math.exp(-NATS_PER_BYTE)])
-        kept = float((whole * (1 - np.array(variant.losses))).sum() / whole.sum())
+    def _ratios(self, variant: TrueVariant) -> Floats:
+        scores_of_tasks = np.array([*(task.accuracy for task in TASKS.values()), math.exp(-NATS_PER_BYTE)])
+        quality = float((scores_of_tasks * (1 - np.array(variant.losses))).sum() / scores_of_tasks.sum())
         speed = variant.speed
-        return log_ratios(np.array([kept, 1 / speed, speed, variant.memory]), np.ones(4))
+        return log_ratios(np.array([quality, 1 / speed, speed, variant.memory]), np.ones(4))
 
 
 SLOW: Final = replace(NOISES[2], slow=0.1)
@@ -140,20 +139,20 @@ FLIPS: Final = 0.02
 
 
 def lossy(every: float = 0.0, first: float = 0.0) -> tuple[float, ...]:
-    """Losses on every task, and on the first in addition."""
+    """List losses on every task, and on the first in addition."""
     return (every + first, *(every,) * len(TASKS))
 
 
 def rivals(name: str, *, speed: float = 1.0, flips: float = FLIPS, losses: tuple[float, ...] = lossy()) -> Case:
-    """A reference and two quantized variants, of which the second is faster and may lose quality."""
-    first = Variant(speed=1.3, memory=0.3, like=REFERENCE, flips=FLIPS)
-    second = Variant(1.3 * speed, 0.3, losses, like="a", flips=flips)
-    return Case(name, {REFERENCE: Variant(), "a": first, "b": second})
+    """Make a reference and two quantized variants, of which the second is faster and may lose quality."""
+    first = TrueVariant(speed=1.3, memory=0.3, like=REFERENCE, flips=FLIPS)
+    second = TrueVariant(1.3 * speed, 0.3, losses, like="a", flips=flips)
+    return Case(name, {REFERENCE: TrueVariant(), "a": first, "b": second})
 
 
 def copies(count: int) -> Case:
-    copy = Variant(like=REFERENCE, flips=COPY_FLIPS)
-    return Case(f"{count} copies", {REFERENCE: Variant(), **{f"copy {number}": copy for number in range(1, count)}})
+    copy = TrueVariant(like=REFERENCE, flips=COPY_FLIPS)
+    return Case(f"{count} copies", {REFERENCE: TrueVariant(), **{f"copy {number}": copy for number in range(1, count)}})
 
 
 IDENTICAL: Final = (copies(2), copies(3), rivals("identical variants", flips=COPY_FLIPS))
@@ -169,8 +168,8 @@ AT_MARGIN: Final = rivals("3.1 % faster, 0.3 % flips", speed=1.031, flips=COPY_F
 NOISY: Final = replace(
     rivals("identical, ten times the noise of fp16", flips=COPY_FLIPS),
     variants={
-        name: replace(each, noise=1.0 if name == REFERENCE else 10.0)
-        for name, each in rivals("", flips=COPY_FLIPS).variants.items()
+        name: replace(variant, noise=1.0 if name == REFERENCE else 10.0)
+        for name, variant in rivals("", flips=COPY_FLIPS).variants.items()
     },
 )
 """The reference is the quiet one beside two that are identical."""

@@ -27,58 +27,60 @@ SIGNS: Floats = np.array([1.0 if metric.higher_is_better else -1.0 for metric in
 
 
 def log_ratios(values: Floats, reference: Floats) -> Floats:
-    """ln of how many times better each metric is than the reference's.
+    """Compute ln of how many times better each metric is than the reference's.
 
     Args:
         values: shape (…, metrics), metrics in the order and units of ``METRICS``, positive; a quality of 0 gives −∞.
         reference: the reference's, shape (metrics,) or one that broadcasts.
     """
     with np.errstate(divide="ignore"):
-        found: Floats = SIGNS * (np.log(values) - np.log(reference))
-    return found
+        ratios: Floats = SIGNS * (np.log(values) - np.log(reference))
+    return ratios
 
 
 def scaled(ratios: Floats, anchors: Anchors) -> Floats:
-    """``log_ratios`` on the scale of the anchors, not clipped; same shape."""
+    """Put ``log_ratios`` on the scale of the anchors, not clipped; same shape."""
     low, high = spans(anchors)
-    found: Floats = (ratios - low) / (high - low)
-    return found
+    position: Floats = (ratios - low) / (high - low)
+    return position
 
 
 def spans(anchors: Anchors) -> tuple[Floats, Floats]:
-    """ln of the anchors of 0 and of 1, in the order of ``METRICS``."""
-    given = [getattr(anchors, name) for name in METRICS]
-    return np.log([each.zero for each in given]), np.log([each.one for each in given])
+    """Compute ln of the anchors of 0 and of 1, in the order of ``METRICS``."""
+    ends = np.log([(getattr(anchors, name).zero, getattr(anchors, name).one) for name in METRICS])
+    return ends[:, 0], ends[:, 1]
 
 
 def scores(ratios: Floats, criteria: Criteria) -> tuple[Floats, Floats]:
-    """The scores of ``log_ratios``, shape (…) for ratios of shape (…, metrics).
+    """Compute the scores of ``log_ratios``, shape (…) for ratios of shape (…, metrics).
 
     Returns:
         The score in [0, 1], and the sum without clipping, which orders equal scores.
     """
     shares = shares_of(criteria)
-    used = scaled(ratios, criteria.anchors)[..., shares > 0]
-    score: Floats = (np.clip(used, 0.0, 1.0) @ shares[shares > 0]).round(DIGITS)
-    return score, (used @ shares[shares > 0]).round(DIGITS)
+    counts = shares > 0
+    positions = scaled(ratios, criteria.anchors)[..., counts]
+    score: Floats = (np.clip(positions, 0.0, 1.0) @ shares[counts]).round(DIGITS)
+    return score, (positions @ shares[counts]).round(DIGITS)
 
 
 def shares_of(criteria: Criteria) -> Floats:
-    """The weights in the order of ``METRICS``, with sum 1."""
-    shares = criteria.shares()
+    """Return the weights in the order of ``METRICS``, with sum 1."""
+    shares = criteria.weights.shares()
     return np.array([shares[name] for name in METRICS])
 
 
 def ranked(ratios: Floats, criteria: Criteria) -> npt.NDArray[np.int64]:
-    """The positions of the variants, the best first, shape (…, variants) for ratios of shape (…, variants, metrics).
+    """Return the positions of the variants, the best first, shape (…, variants) for ratios of shape (…, variants,
+    metrics).
 
     Variants of equal scores, clipped and not, keep their order.
     """
     score, beyond = scores(ratios, criteria)
-    found: npt.NDArray[np.int64] = np.lexsort((-beyond, -score), axis=-1)
-    return found
+    order: npt.NDArray[np.int64] = np.lexsort((-beyond, -score), axis=-1)
+    return order
 
 
 def log_margins(margins: Margins) -> Floats:
-    """The margins as differences of logarithms, in the order of ``METRICS``."""
+    """Return the margins as differences of logarithms, in the order of ``METRICS``."""
     return np.array([-math.log1p(-getattr(margins, MARGIN_OF[name])) for name in METRICS])

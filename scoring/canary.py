@@ -11,10 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from scoring.student import quantile as student_quantile
-from scoring.student import upper_tail
+from scoring.student import upper_tail, welch
 
 Verdict = Literal["pass", "fail", "unclear"]
 TAIL: Final = 0.95
@@ -37,7 +37,7 @@ MOST_TIMES_LONGER: Final = 1000.0
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[float], q: float) -> float:
-    """A histogram's *q*-quantile, linear within a bucket, like Prometheus' ``histogram_quantile``.
+    """Compute a histogram's *q*-quantile, linear within a bucket, like Prometheus' ``histogram_quantile``.
 
     Args:
         bounds: upper bounds, ascending, the last one infinite.
@@ -57,8 +57,8 @@ def quantile(bounds: Sequence[float], counts: Sequence[float], q: float) -> floa
 
 
 def level(error_rate: float, tests: int, window: int, slices: int) -> float:
-    """The p-value below which one test fails at one look, so that all looks at all tests of a good canary fail with at
-    most the probability *error_rate*: the levels of all of them add up to it, whatever their dependence.
+    """Choose the p-value below which one test fails at one look, so that all looks at all tests of a good canary fail
+    with at most the probability *error_rate*: the levels of all of them add up to it, whatever their dependence.
 
     Args:
         tests: all of a rollout: its checks in each of its steps.
@@ -85,20 +85,19 @@ class Mean:
     """Degrees of freedom of the error."""
 
     def plus(self, other: Mean, factor: float) -> Mean:
-        """The sum with *factor* times another, independent mean (Welch 1947)."""
-        added = Mean(factor * other.value, abs(factor) * other.error, other.degrees)
-        error = math.hypot(self.error, added.error)
+        """Add *factor* times another, independent mean (Welch 1947)."""
+        value, error = self.value + factor * other.value, math.hypot(self.error, factor * other.error)
         if not error or not math.isfinite(error):
-            return Mean(self.value + added.value, error, min(self.degrees, added.degrees))
-        terms = math.fsum(each.error**4 / each.degrees for each in (self, added))
-        return Mean(self.value + added.value, error, error**4 / terms)
+            return Mean(value, error, min(self.degrees, other.degrees))
+        degrees = welch((self.error**2, self.degrees), ((factor * other.error) ** 2, other.degrees))
+        return Mean(value, error, degrees)
 
     def times(self, factor: float) -> Mean:
         return Mean(factor * self.value, abs(factor) * self.error, self.degrees)
 
 
 def mean_of(values: Sequence[float], *, independent: bool = False) -> Mean:
-    """The mean of consecutive slices, as a first-order autoregression: neighbours that are alike tell less than
+    """Average consecutive slices, as a first-order autoregression: neighbours that are alike tell less than
     independent ones (Bartlett 1946). The correlation is estimated without bias (Marriott & Pope 1954), at least 0.
 
     Args:
@@ -109,7 +108,7 @@ def mean_of(values: Sequence[float], *, independent: bool = False) -> Mean:
         return Mean(values[0] if values else math.nan, math.inf, 0.0)
     mean = math.fsum(values) / n
     apart = [value - mean for value in values]
-    squares = math.fsum(each * each for each in apart)
+    squares = math.fsum(value * value for value in apart)
     raw = math.fsum(a * b for a, b in pairwise(apart)) / squares if squares else 0.0
     correlation = 0.0 if independent else min(MOST_CORRELATION, max(0.0, raw + (1 + 3 * raw) / n))
     worth = n * (1 - correlation) / (1 + correlation)
@@ -121,8 +120,8 @@ def mean_of(values: Sequence[float], *, independent: bool = False) -> Mean:
 
 
 def at_most(mean: Mean, limit: float, level: float, confidence: float = CONFIDENCE) -> Verdict:
-    """Whether the truth behind *mean* is at most *limit*: *fail* if it is shown to be above it at *level*, *pass* if it
-    is below with the probability *confidence*."""
+    """Judge whether the truth behind *mean* is at most *limit*: *fail* if it is shown to be above it at *level*, *pass*
+    if it is below with the probability *confidence*."""
     if not mean.degrees > 0 or not math.isfinite(mean.value - limit):
         return "unclear"
     if not mean.error:
@@ -133,10 +132,11 @@ def at_most(mean: Mean, limit: float, level: float, confidence: float = CONFIDEN
 
 
 def times_longer(mean: Mean, limit: float, level: float) -> float:
-    """How many times as long an observation as this one would probably tell on which side of *limit* the truth is."""
-    needed = mean.error * student_quantile(CONFIDENCE if mean.value < limit else 1 - level, mean.degrees)
+    """Estimate how many times as long an observation as this one would probably tell on which side of *limit* the truth
+    is."""
+    reach = mean.error * student_quantile(CONFIDENCE if mean.value < limit else 1 - level, mean.degrees)
     distance = abs(mean.value - limit)
-    return max(1.0, (needed / distance) ** 2) if needed < MOST_TIMES_LONGER * distance else math.inf
+    return max(1.0, (reach / distance) ** 2) if reach < MOST_TIMES_LONGER * distance else math.inf
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,9 @@ class Counts:
     def _design_effect(self, size: int) -> float:
         blocks = [self.slices[start : start + size] for start in range(0, len(self.slices), size)]
         sums = [(sum(count for count, _ in block), sum(total for _, total in block)) for block in blocks]
-        sums = [each for each in sums if each[1] > 0]
-        total = sum(each for _, each in sums)
-        share = sum(each for each, _ in sums) / total if total else 0.0
+        sums = [(count, of) for count, of in sums if of > 0]
+        total = sum(of for _, of in sums)
+        share = sum(count for count, _ in sums) / total if total else 0.0
         if not 0 < share < 1 or len(sums) < 2:
             return 1.0
         squares = sum((count - share * of) ** 2 for count, of in sums) * len(sums) / (len(sums) - 1)
@@ -180,9 +180,9 @@ class Counts:
 
 
 def failures(canary: Counts, stable: Counts, *, slack: float, level: float) -> Verdict:
-    """Whether requests of the canary fail more often, by more than *slack* (a difference of shares, 0–1) and beyond
-    chance. A difference that chance explains passes, because otherwise a release that fails occasionally could never be
-    replaced."""
+    """Judge whether requests of the canary fail more often, by more than *slack* (a difference of shares, 0–1) and
+    beyond chance. A difference that chance explains passes, because otherwise a release that fails occasionally could
+    never be replaced."""
     if canary.share is None or stable.share is None:
         return "unclear"
     if canary.share - stable.share <= slack:
@@ -192,7 +192,7 @@ def failures(canary: Counts, stable: Counts, *, slack: float, level: float) -> V
 
 
 def chance(canary: Counts, stable: Counts) -> float:
-    """The probability that the canary has as many failures as it has, or more, if both fail equally often.
+    """Compute the probability that the canary has as many failures as it has, or more, if both fail equally often.
 
     By Fisher's exact test of as many independent requests as the slices are worth (Rao & Scott 1992, Biometrics 48,
     577–585): a burst of failures counts about as one. A release without failures does not show whether it would have
@@ -200,26 +200,23 @@ def chance(canary: Counts, stable: Counts) -> float:
     """
     effect = max(canary.design_effect, stable.design_effect)
     (failed, of), (reference_failed, reference_of) = (
-        (round(each.count / effect), max(1, round(each.total / effect))) for each in (canary, stable)
+        (round(counts.count / effect), max(1, round(counts.total / effect))) for counts in (canary, stable)
     )
     return increase(failed, of, reference_failed, reference_of)
 
 
 def increase(failed: int, of: int, reference_failed: int, reference_of: int) -> float:
-    """The p-value of Fisher's exact test, one-sided: the probability of *failed* or more failures among *of* requests,
-    if both releases fail equally often. 1 if there were no requests."""
+    """Compute the p-value of Fisher's exact test, one-sided: the probability of *failed* or more failures among *of*
+    requests, if both releases fail equally often. 1 if there were no requests."""
     total, failures = of + reference_of, failed + reference_failed
     if not of or not reference_of or not failed:
         return 1.0
-    whole = _log_choose(total, of)
-    tail = range(failed, min(failures, of) + 1)
-    terms = [
-        math.exp(_log_choose(failures, k) + _log_choose(total - failures, of - k) - whole)
-        for k in tail
-        if of - k <= total - failures
-    ]
-    return min(1.0, math.fsum(terms))
+    import numpy as np
+    from scipy import special
 
+    def log_choose(n: int, k: Any) -> Any:
+        return -np.log1p(n) - special.betaln(n - k + 1, k + 1)
 
-def _log_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+    tail = np.arange(max(failed, of - (total - failures)), min(failures, of) + 1)
+    terms = log_choose(failures, tail) + log_choose(total - failures, of - tail) - log_choose(total, of)
+    return min(1.0, float(np.exp(special.logsumexp(terms))))

@@ -17,45 +17,19 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 from scoring.anchored import DIGITS
 from scoring.criteria import Criteria
-from scoring.estimate import SPEED, Estimate, Evidence, Lead, chances
+from scoring.estimate import SPEED, Estimate, Evidence, chances
+from scoring.lead import Lead
 from scoring.names import Outcome
+from scoring.results import Comparison, More, Relation
 from scoring.sequential import limits
 
-Relation = Literal["better", "equivalent", "open"]
 MORE_STARTS: Final = (*range(2, 13), 16, 24, 32, 48, 64)
 MORE_ITEMS: Final = (1, 2, 4, 8, 16, 32)
 """The starts in all and the multiples of items that ``More`` can suggest."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The first of the ranking compared with another variant."""
-
-    other: str
-    relation: Relation
-    lead: float
-    """The difference of their scores; where these are equal, of the sums without clipping."""
-    low: float
-    high: float
-    """95 % interval, infinite after a single start."""
-    confidence: float
-    """The probability that the first is truly the better, 0.5–1."""
-    share_by_items: float = 0.0
-    """The share of the lead's variance that comes from the sampling of items, 0–1."""
-
-
-@dataclass(frozen=True)
-class More:
-    """How much more measuring would settle a choice if the estimates stayed as they are."""
-
-    starts: int
-    """How often every variant's server must have started."""
-    items: int
-    """How many times the present items of the quality tasks; 1: these are enough."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +40,12 @@ class Verdict:
     """The variants that can still be chosen, the best score first."""
     scores: dict[str, float]
     chances: dict[str, float]
-    """The probability of each variant to be truly the best; empty after a single start."""
+    """The probability of each variant to be truly the best; there are none after a single start."""
     comparisons: tuple[Comparison, ...]
     """The first with each other variant of the ranking, and with those that may pass the gates."""
     more: More | None = None
-    """If unresolved at the last look; None if the noise is not known yet, or no reasonable amount would do."""
+    """What would settle it, if it is unresolved at the last look, the noise is known and a reasonable amount would
+    do."""
 
 
 def judge(
@@ -108,7 +83,8 @@ def judge(
     rivals = [ranking[0], *(pair.other for pair in pairs if pair.relation == "open")]
     equal = [name for name in _equal_to_all(estimate, rivals, times) if name in able]
     if len(rivals) > 1 and equal:
-        pairs = [replace(pair, relation="equivalent") if pair.relation == "open" else pair for pair in pairs]
+        equivalent: dict[str, Relation] = {"relation": "equivalent"}
+        pairs = [pair.model_copy(update=equivalent) if pair.relation == "open" else pair for pair in pairs]
     outcome: Outcome = "decided" if len(rivals) == 1 else "equivalent" if equal else "unresolved"
     unsettled = rivals[1:] if outcome == "unresolved" and last else []
     return Verdict(
@@ -123,23 +99,28 @@ def judge(
 
 
 def lacking(verdict: Verdict, missing: Collection[str]) -> Verdict:
-    """The verdict without the variants that were asked for and could not be made or measured."""
+    """Call the verdict incomplete if variants that were asked for could not be made or measured."""
     return replace(verdict, outcome="incomplete") if missing else verdict
 
 
 def _compared(estimate: Estimate, first: int, other: int, times: tuple[float, ...]) -> Comparison:
-    lead, name = estimate.lead(first, other), estimate.evidence.variants[other]
-    chance, reach = lead.below(0.0), lead.reach(0.025)
+    lead = estimate.lead(first, other)
+    chance, (low, high) = lead.below(0.0), lead.interval() or (None, None)
     better = chance <= limits(estimate.criteria.error_rate / 2, times)[-1]
-    relation: Relation = "better" if better and not _within_margins(estimate, first, other, times) else "open"
     return Comparison(
-        name, relation, lead.value, lead.value - reach, lead.value + reach, max(0.5, 1 - chance), lead.share_by_items
+        other=estimate.evidence.variants[other],
+        relation="better" if better and not _within_margins(estimate, first, other, times) else "open",
+        lead=lead.value,
+        low=low,
+        high=high,
+        confidence=max(0.5, 1 - chance),
+        share_by_items=lead.share_by_items,
     )
 
 
 def _equal_to_all(estimate: Estimate, names: Sequence[str], times: tuple[float, ...]) -> list[str]:
-    """The variants that are equivalent to each of the others: if one of them is chosen, no other is better by more than
-    the margins."""
+    """Find the variants that are equivalent to each of the others: if one of them is chosen, no other is better by more
+    than the margins."""
     places = [estimate.place(name) for name in names]
     return [
         estimate.evidence.variants[place]
@@ -154,15 +135,15 @@ def _within_margins(estimate: Estimate, first: int, second: int, times: tuple[fl
 
 
 def _equivalent(differences: Sequence[tuple[float, Lead]], error_rate: float, by_look: float) -> bool:
-    """Whether every difference is shown to lie within its margin, by two one-sided tests each (Schuirmann 1987). The
-    items of the quality tasks are asked once, so there is one look at them.
+    """Return whether every difference is shown to lie within its margin, by two one-sided tests each (Schuirmann 1987).
+    The items of the quality tasks are asked once, so there is one look at them.
 
     Args:
         by_look: the limit for what further starts can show.
     """
     return all(
-        max(each.below(-margin), 1 - each.below(margin)) <= (by_look if each.by_starts else error_rate)
-        for margin, each in differences
+        max(lead.below(-margin), 1 - lead.below(margin)) <= (by_look if lead.by_starts else error_rate)
+        for margin, lead in differences
     )
 
 
@@ -175,39 +156,51 @@ def _cheapest(estimate: Estimate, names: Sequence[str]) -> str:
 
 
 def _more(estimate: Estimate, first: int, others: Mapping[str, float], times: tuple[float, ...]) -> More | None:
-    """What would settle every open comparison: within a larger budget, or for more items measured anew.
+    """Find what would settle every open comparison: more starts within a larger budget, or all anew with more items.
 
     Args:
         others: the variants, and how many times the items each needs to pass the gates.
     """
-    blocks = estimate.evidence.speed.blocks
-    if not others or estimate.evidence.speed.degrees < 1:
+    speed, ended = estimate.evidence.speed, math.ceil(times[-1])
+    if not others or speed.degrees < 1:
         return None
 
-    def settled(total: int, items: int) -> bool:
+    def settled(starts: int, items: int) -> bool:
+        """Return whether that many starts in all, and that many times the items, would settle every comparison."""
+
         def limit(alpha: float) -> float:
-            return limits(alpha, *(((*times, ended + 1.0), total - blocks) if items == 1 else ((1.0,),)))[-1]
+            # A larger budget is one more look at growing data; with other items, nothing was looked at before.
+            looks = limits(alpha, (*times, ended + 1.0), starts - speed.blocks) if items == 1 else limits(alpha, (1.0,))
+            return looks[-1]
 
         # One that passes the gates may turn out to be better: it is compared with the first like any other.
-        return all(_settled(estimate, first, estimate.place(name), total / blocks, items, limit) for name in others)
+        return all(_settled(estimate, (first, estimate.place(name)), starts, items, limit) for name in others)
 
-    ended = math.ceil(times[-1])
-    for items in [each for each in MORE_ITEMS if each >= max(others.values())]:
-        totals = [
-            each for each in (blocks, *(each for each in MORE_STARTS if each > blocks)) if each > blocks or items > 1
-        ]
+    for items in MORE_ITEMS:
+        if items < max(others.values()):
+            continue
+        totals = [*([speed.blocks] if items > 1 else []), *(total for total in MORE_STARTS if total > speed.blocks)]
         if totals and settled(totals[-1], items):
             enough = bisect_left(totals, True, key=lambda total: settled(total, items))
-            return More(totals[enough] - blocks, items)
+            return More(starts=totals[enough] - speed.blocks, items=items)
     return None
 
 
 def _settled(
-    estimate: Estimate, first: int, other: int, starts: float, items: float, limit: Callable[[float], float]
+    estimate: Estimate, pair: tuple[int, int], starts: int, items: int, limit: Callable[[float], float]
 ) -> bool:
-    rate, degrees = estimate.criteria.error_rate, estimate.evidence.speed.degrees * starts
-    lead = estimate.lead(first, other).with_more(starts, items, degrees)
-    if min(lead.below(0.0), 1 - lead.below(0.0)) <= limit(rate / 2):
+    """Return whether a pair would be decided or equivalent, if the estimates stayed as they are.
+
+    Args:
+        limit: the p-value at which a test with an error rate is decided.
+    """
+    speed, rate = estimate.evidence.speed, estimate.criteria.error_rate
+    times = starts / speed.blocks
+
+    def then(lead: Lead) -> Lead:
+        return lead.with_more(times, items, speed.degrees * times)
+
+    chance = then(estimate.lead(*pair)).below(0.0)
+    if min(chance, 1 - chance) <= limit(rate / 2):
         return True
-    further = [(margin, each.with_more(starts, items, degrees)) for margin, each in estimate.differences(first, other)]
-    return _equivalent(further, rate, limit(rate))
+    return _equivalent([(margin, then(lead)) for margin, lead in estimate.differences(*pair)], rate, limit(rate))

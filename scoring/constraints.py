@@ -1,4 +1,5 @@
-"""Hard constraints: limits that a variant must meet to be chosen at all, however good its score. Imports no pandas."""
+"""Hard constraints: limits that a variant must meet to be chosen at all, however good its score. Imports nothing
+heavy."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from scoring.closed import Closed
 from scoring.metrics import Metric
 
 MEASURES: Final[dict[str, Metric]] = {
@@ -29,21 +31,18 @@ MEASURES: Final[dict[str, Metric]] = {
 """What can be constrained: by ``min`` if higher is better, by ``max`` if lower is better."""
 
 
-class _Closed(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class AtLeast(_Closed):
+class AtLeast(Closed):
     min: Annotated[float, Field(ge=0, le=1)]
     """A share: 0.98, not 98."""
 
 
-class AtMost(_Closed):
+class AtMost(Closed):
     max: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Constraints(_Closed):
-    """Limits by measure (see ``MEASURES`` for units and meanings); None: no limit. A value at its limit meets it."""
+class Constraints(Closed):
+    """Limits by measure (see ``MEASURES`` for units and meanings); None stands for no limit. A value at its limit meets
+    it."""
 
     quality_recovery: AtLeast | None = None
     top1_agreement: AtLeast | None = None
@@ -56,9 +55,9 @@ class Constraints(_Closed):
     memory_gib: AtMost | None = None
 
     def limits(self) -> dict[str, float]:
-        """The limits that are set, by measure; ``MEASURES`` says whether each is a minimum or a maximum."""
-        given = {name: getattr(self, name) for name in MEASURES}
-        return {name: each.min if isinstance(each, AtLeast) else each.max for name, each in given.items() if each}
+        """Return the limits that are set, by measure; ``MEASURES`` says whether each is a minimum or a maximum."""
+        bounds = {name: getattr(self, name) for name in MEASURES}
+        return {name: bound.min if isinstance(bound, AtLeast) else bound.max for name, bound in bounds.items() if bound}
 
     @model_serializer(mode="wrap")
     def _only_what_is_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -72,26 +71,34 @@ class Violation:
     name: str
     limit: float
     value: float | None
-    """None: not measured."""
+    """None if it was not measured."""
     text: str
     """For a person, with the numbers: 'quality_recovery 0.91 is below the minimum of 0.95'."""
 
 
-def violations(values: Mapping[str, float | None], constraints: Constraints) -> list[Violation]:
-    """The constraints that a variant's *values* (by measure, in its unit) do not meet, in the order of ``MEASURES``.
+def meets(name: str, value: float, limit: float) -> bool:
+    """Return whether the value of a measure meets its limit; one that is not finite was not measured, and meets
+    none."""
+    return math.isfinite(value) and (value >= limit if MEASURES[name].higher_is_better else value <= limit)
 
-    A value that is missing, NaN or infinite was not measured, and meets no constraint.
-    """
-    found = []
+
+def bound_of(name: str, limit: float) -> str:
+    """Name a limit: 'the minimum of 0.95'."""
+    return f"the {'minimum' if MEASURES[name].higher_is_better else 'maximum'} of {limit:.12g}"
+
+
+def violations(values: Mapping[str, float | None], constraints: Constraints) -> list[Violation]:
+    """List the constraints that a variant's *values* (by measure, in its unit) do not meet, in the order of
+    ``MEASURES``. A value that is missing, NaN or infinite was not measured, and meets no constraint."""
+    violated = []
     for name, limit in constraints.limits().items():
-        value, is_minimum = values.get(name), MEASURES[name].higher_is_better
-        bound = f"the {'minimum' if is_minimum else 'maximum'} of "
+        value = values.get(name)
         if value is None or not math.isfinite(value):
-            text = f"{name} was not measured, so it does not meet {bound}{limit:.12g}"
-            found.append(Violation(name, limit, None, text))
-        elif value < limit if is_minimum else value > limit:
+            text = f"{name} was not measured, so it does not meet {bound_of(name, limit)}"
+            violated.append(Violation(name, limit, None, text))
+        elif not meets(name, value, limit):
             # With all its digits if it would otherwise read like the limit that it violates.
             number = short if (short := f"{value:.4g}") != f"{limit:.4g}" else repr(float(value))
-            text = f"{name} {number} is {'below' if is_minimum else 'above'} {bound}{limit:.12g}"
-            found.append(Violation(name, limit, value, text))
-    return found
+            side = "below" if MEASURES[name].higher_is_better else "above"
+            violated.append(Violation(name, limit, value, f"{name} {number} is {side} {bound_of(name, limit)}"))
+    return violated

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from scoring.closed import Closed
 from scoring.metrics import METRICS
 from scoring.names import REFERENCE
 
@@ -16,11 +17,7 @@ GATE: Final = 0.95
 """The default limit of the quality recovery, at which quality counts 0."""
 
 
-class _Closed(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Weights(_Closed):
+class Weights(Closed):
     """Weights are not negative, and at least one is above zero. They are divided by their sum, so 50/20/20/10 and
     5/2/2/1 are equal."""
 
@@ -36,16 +33,15 @@ class Weights(_Closed):
         return self
 
     def shares(self) -> dict[str, float]:
-        """The weights by metric, with sum 1."""
-        given = self.model_dump()
-        total = sum(given.values())
-        return {name: value / total for name, value in given.items()}
+        """Divide the weights by their sum, by metric."""
+        weights = self.model_dump()
+        return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
 DEFAULT: Final = Weights(quality=0.5, latency=0.2, throughput=0.2, memory=0.1)
 
 
-class Anchor(_Closed):
+class Anchor(Closed):
     """How many times better than the reference a metric must be to count as 0 and as 1; values beyond are clipped."""
 
     zero: Ratio
@@ -58,7 +54,7 @@ class Anchor(_Closed):
         return self
 
 
-class Anchors(_Closed):
+class Anchors(Closed):
     """Each default lies as far below the reference as above it, so that the reference counts 0.5 and a loss costs as
     much as a gain of the same ratio brings."""
 
@@ -70,7 +66,7 @@ class Anchors(_Closed):
     """A quarter of the reference's memory counts as 1: 4-bit weights for 16-bit ones."""
 
 
-class Margins(_Closed):
+class Margins(Closed):
     """Differences that do not matter, as a share; two variants within all of them are equivalent."""
 
     speed: Share = 0.03
@@ -79,7 +75,7 @@ class Margins(_Closed):
     quality: Share = 0.005
 
 
-class Values(_Closed):
+class Values(Closed):
     """What the variants are compared with where the reference is not measured, in the units of ``METRICS``."""
 
     quality: Ratio
@@ -88,7 +84,7 @@ class Values(_Closed):
     memory: Ratio
 
 
-class Criteria(_Closed):
+class Criteria(Closed):
     weights: Weights = DEFAULT
     anchors: Anchors = Anchors()
     margins: Margins = Margins()
@@ -100,10 +96,6 @@ class Criteria(_Closed):
     error_rate: Annotated[float, Field(gt=0, le=0.4)] = 0.05
     """The probability that one of two identical variants is called better, or that variants that differ by more than a
     margin are called equivalent; all looks at the data together."""
-
-    def shares(self) -> dict[str, float]:
-        """The weights by metric, with sum 1."""
-        return self.weights.shares()
 
 
 MARGIN_OF: Final = {name: name if name in ("quality", "memory") else "speed" for name in METRICS}

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Final
 
 import numpy as np
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from scoring.arrays import Floats
 from scoring.paired import Difference, mean_difference
 from scoring.probes import common_prefix
+from scoring.results import Divergence
 
 Booleans = npt.NDArray[np.bool_]
 
@@ -50,47 +52,16 @@ class Distributions:
     """Natural logarithms of their probabilities, same shape."""
 
 
-@dataclass(frozen=True)
-class Greedy:
-    """How far greedy answers to the same prompts agree, token by token."""
+def divergence(
+    reference: Sequence[Distributions],
+    variant: Sequence[Distributions],
+    answers: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]] | None = None,
+) -> Divergence:
+    """Compare document by document.
 
-    prompts: int
-    same: Difference
-    """Share of the prompts with the same whole answer."""
-    prefix: Difference
-    """Mean share of an answer before the first token that differs."""
-
-
-@dataclass(frozen=True)
-class Divergence:
-    documents: int
-    positions: int
-    """Over all documents."""
-    kl: Difference
-    """Mean KL(reference ‖ variant) over positions in nats per token, a lower bound; the interval is over documents."""
-    top1: Difference
-    """Share of positions at which both give the same token the highest probability."""
-    greedy: Greedy | None = None
-
-
-def greedy_agreement(reference: Sequence[Sequence[int]], variant: Sequence[Sequence[int]]) -> Greedy:
-    """Compare the answers to each prompt. One flip makes everything after it another text, so that the share of equal
-    answers falls with their length.
-
-    Raises:
-        ValueError: the numbers of answers differ, or there are none.
-    """
-    pairs = [(tuple(ours), tuple(theirs)) for ours, theirs in zip(reference, variant, strict=True)]
-    same = np.array([float(ours == theirs) for ours, theirs in pairs])
-    prefix = np.array([common_prefix(*pair) / max(1, *map(len, pair)) for pair in pairs])
-    prefix = np.maximum(prefix, same)  # two empty answers are the same
-    nothing = np.zeros(len(pairs))
-    return Greedy(len(pairs), mean_difference(nothing, same), mean_difference(nothing, prefix))
-
-
-def divergence(reference: Sequence[Distributions], variant: Sequence[Distributions]) -> Divergence:
-    """Compare document by document. The 95 % intervals come from a bootstrap over documents, because the positions of a
-    document are not independent.
+    Args:
+        answers: of the reference and of the variant to the beginning of each document, if they were recorded. One flip
+            makes everything after it another text, so that the share of equal answers falls with their length.
 
     Raises:
         ValueError: the documents or positions differ, there are none, or the numbers are not log-probabilities.
@@ -99,18 +70,44 @@ def divergence(reference: Sequence[Distributions], variant: Sequence[Distributio
     if not pairs:
         raise ValueError("no documents to compare")
     apart = [position_divergences(ours, theirs) for ours, theirs in pairs]
-    same = [ours.tokens[:, 0] == theirs.tokens[:, 0] for ours, theirs in pairs]
-    positions = np.array([float(len(each)) for each in apart])
+    positions = np.array([float(len(document)) for document in apart])
+    kl = _over_documents([document.mean() for document in apart], positions)
+    top1 = _over_documents([(ours.tokens[:, 0] == theirs.tokens[:, 0]).mean() for ours, theirs in pairs], positions)
+    greedy = _greedy_agreement(*answers) if answers else {}
     return Divergence(
         documents=len(pairs),
-        positions=int(positions.sum()),
-        kl=_over_documents([each.mean() for each in apart], positions),
-        top1=_over_documents([each.mean() for each in same], positions),
+        tokens=int(positions.sum()),
+        kl=kl.mean,
+        kl_low=kl.low,
+        kl_high=kl.high,
+        top1_agreement=top1.mean,
+        top1_low=top1.low,
+        top1_high=min(1.0, top1.high),
+        **greedy,
     )
 
 
+def _greedy_agreement(reference: Sequence[Sequence[int]], variant: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Compare the answers token by token.
+
+    Raises:
+        ValueError: the numbers of answers differ.
+    """
+    pairs = [(tuple(ours), tuple(theirs)) for ours, theirs in zip(reference, variant, strict=True)]
+    share = _over_documents([float(ours == theirs) for ours, theirs in pairs])
+    prefixes = [
+        1.0 if ours == theirs else common_prefix(ours, theirs) / max(len(ours), len(theirs)) for ours, theirs in pairs
+    ]
+    return {
+        "greedy_agreement": share.mean,
+        "greedy_low": share.low,
+        "greedy_high": min(1.0, share.high),
+        "greedy_prefix": fmean(prefixes),
+    }
+
+
 def position_divergences(reference: Distributions, variant: Distributions) -> Floats:
-    """KL(reference ‖ variant) at each position in nats: a lower bound (see above), never below 0.
+    """Compute KL(reference ‖ variant) at each position in nats: a lower bound (see above), never below 0.
 
     Raises:
         ValueError: see ``divergence``.
@@ -119,17 +116,17 @@ def position_divergences(reference: Distributions, variant: Distributions) -> Fl
     _check(variant)
     if len(reference.tokens) != len(variant.tokens):
         raise ValueError(f"{len(reference.tokens)} positions of the reference, {len(variant.tokens)} of the variant")
-    same = reference.tokens[:, :, None] == variant.tokens[:, None, :]
-    ours, theirs = same.any(axis=2), same.any(axis=1)
+    equal = reference.tokens[:, :, None] == variant.tokens[:, None, :]
+    ours, theirs = equal.any(axis=2), equal.any(axis=1)
     p, q = np.exp(reference.logprobs), np.exp(variant.logprobs)
-    logq = (same * variant.logprobs[:, None, :]).sum(axis=2)
+    logq = (equal * variant.logprobs[:, None, :]).sum(axis=2)
     listed = np.where(ours, p * (reference.logprobs - logq), 0.0).sum(axis=1)
-    found: Floats = np.maximum(listed + _least_unlisted(p, q, ours, theirs), 0.0)
-    return found
+    apart: Floats = np.maximum(listed + _least_unlisted(p, q, ours, theirs), 0.0)
+    return apart
 
 
 def _least_unlisted(p: Floats, q: Floats, ours: Booleans, theirs: Booleans) -> Floats:
-    """The smallest contribution of the tokens that are not in both lists.
+    """Compute the smallest contribution of the tokens that are not in both lists.
 
     Let A be the tokens that only the reference lists, and B those that only the variant lists. P(A) and Q(B) are known,
     Q(A) = a and P(B) = b are not. With R and S the probabilities outside the lists, the sum P(A)·ln(P(A)/a) +
@@ -139,40 +136,41 @@ def _least_unlisted(p: Floats, q: Floats, ours: Booleans, theirs: Booleans) -> F
     Args:
         ours, theirs: which tokens of each list are in the other one too.
     """
-    p_own, q_own = np.where(ours, 0.0, p).sum(axis=1), np.where(theirs, 0.0, q).sum(axis=1)
-    p_left, q_left = (np.maximum(1.0 - each.sum(axis=1), SMALLEST) for each in (p, q))
+    p_only, q_only = np.where(ours, 0.0, p).sum(axis=1), np.where(theirs, 0.0, q).sum(axis=1)
+    p_left, q_left = (np.maximum(1.0 - listed.sum(axis=1), SMALLEST) for listed in (p, q))
     most_a, most_b = (
-        np.maximum((~own).sum(axis=1) * last, SMALLEST) for own, last in ((ours, q[:, -1]), (theirs, p[:, -1]))
+        np.maximum((~shared).sum(axis=1) * last, SMALLEST) for shared, last in ((ours, q[:, -1]), (theirs, p[:, -1]))
     )
-    ratio = (p_left + p_own) / (q_left + q_own)
-    a, b = np.minimum(p_own / ratio, most_a), np.minimum(q_own * ratio, most_b)
+    ratio = (p_left + p_only) / (q_left + q_only)
+    a, b = np.minimum(p_only / ratio, most_a), np.minimum(q_only * ratio, most_b)
     for _ in range(STEPS):
-        b = np.minimum(p_left * q_own / (q_own + q_left - a), most_b)
-        a = np.minimum(q_left * p_own / (p_own + p_left - b), most_a)
-    found: Floats = _term(p_own, a) + _term(b, q_own) + _term(p_left - b, q_left - a)
-    return found
+        b = np.minimum(p_left * q_only / (q_only + q_left - a), most_b)
+        a = np.minimum(q_left * p_only / (p_only + p_left - b), most_a)
+    return _term(p_only, a) + _term(b, q_only) + _term(p_left - b, q_left - a)
 
 
 def _term(p: Floats, q: Floats) -> Floats:
-    """p·ln(p/q), which is 0 if p is 0."""
+    """Compute p·ln(p/q), which is 0 if p is 0."""
     p, q = np.maximum(p, NOTHING), np.maximum(q, NOTHING)
-    found: Floats = p * np.log(p / q)
-    return found
+    term: Floats = p * np.log(p / q)
+    return term
 
 
-def _over_documents(means: Sequence[float], positions: Floats) -> Difference:
+def _over_documents(means: Sequence[float], positions: Floats | None = None) -> Difference:
+    """Average what can't be negative."""
     values = np.array(means, dtype=float)
-    return mean_difference(np.zeros(len(values)), values, positions)
+    mean = mean_difference(np.zeros(len(values)), values, positions)
+    return mean._replace(low=max(0.0, mean.low))
 
 
-def _check(given: Distributions) -> None:
-    if given.tokens.ndim != 2 or given.tokens.shape != given.logprobs.shape or not given.tokens.size:
+def _check(document: Distributions) -> None:
+    if document.tokens.ndim != 2 or document.tokens.shape != document.logprobs.shape or not document.tokens.size:
         raise ValueError(
-            f"tokens {given.tokens.shape} and log-probabilities {given.logprobs.shape} need one shape, not empty"
+            f"tokens {document.tokens.shape} and log-probabilities {document.logprobs.shape} need one shape, not empty"
         )
     with np.errstate(over="ignore"):
-        total = np.exp(given.logprobs).sum(axis=1)
-    if not np.isfinite(given.logprobs).all() or not (total <= 1.0 + ROUNDING).all():
+        total = np.exp(document.logprobs).sum(axis=1)
+    if not np.isfinite(document.logprobs).all() or not (total <= 1.0 + ROUNDING).all():
         raise ValueError("log-probabilities that are not finite, or add up to more than 1")
-    if (np.diff(given.logprobs, axis=1) > ROUNDING).any():
+    if (np.diff(document.logprobs, axis=1) > ROUNDING).any():
         raise ValueError("log-probabilities that are not in descending order")

@@ -15,7 +15,7 @@ from typing import Final, Literal
 import numpy as np
 
 from scoring.arrays import Floats
-from scoring.draws import Items, aligned
+from scoring.items import Items, aligned, by_cluster
 from scoring.student import quantile
 
 ONE_SIDED: Final = 0.95
@@ -38,13 +38,13 @@ class Quality:
     """Degrees of freedom of the covariance: one less than the clusters of items."""
 
     def of(self, places: Sequence[int]) -> Quality:
-        """The quality of the variants at these positions alone."""
+        """Select the variants at these positions."""
         return replace(self, logs=self.logs[list(places)], covariance=self.covariance[np.ix_(places, places)])
 
     def difference_variance(self, first: int, second: int) -> float:
-        """The variance of the difference of two logarithms."""
-        own = self.covariance
-        return max(0.0, float(own[first, first] + own[second, second] - 2 * own[first, second]))
+        """Compute the variance of the difference of two logarithms."""
+        matrix = self.covariance
+        return max(0.0, float(matrix[first, first] + matrix[second, second] - 2 * matrix[first, second]))
 
 
 @dataclass(frozen=True)
@@ -66,36 +66,35 @@ class TaskLoss:
 
     @property
     def more_items(self) -> float:
-        """How many times the items are needed to show that the loss is below the limit, or above it, if it is what was
-        measured; infinite if it is the limit."""
+        """The multiple of the items that is needed to show that the loss is below the limit, or above it, if it is what
+        was measured; infinite if it is the limit."""
         room = self.limit - self.value
         reach = self.high - self.value if room > 0 else self.value - self.low
         return max(1.0, (reach / room) ** 2) if room else math.inf
 
 
 def task_quality(items: Sequence[Items]) -> Quality:
-    """The quality on one task, by variant: the accuracy, or the probability per byte. An accuracy of 0, which has no
-    logarithm, counts as half an item.
+    """Estimate the quality on one task, by variant: the accuracy, or the probability per byte. An accuracy of 0, which
+    has no logarithm, counts as half an item.
 
     Raises:
         ValueError: a variant has no items.
     """
-    given = list(aligned({str(number): each for number, each in enumerate(items)}).values())
-    measured, influences = zip(*map(_influences, given), strict=True)
-    size, of_items = len(influences[0]), np.array(influences)
-    scores = np.maximum(measured, FLIP / size if given[0].sizes is None else LEAST)
-    if given[0].clusters is not None:
-        names, places = np.unique(given[0].clusters, return_inverse=True)
-        of_items = np.array([np.bincount(places, values, len(names)) for values in of_items])
-    shares, count = of_items / scores[:, None], of_items.shape[1]
+    variants = list(aligned({str(number): variant for number, variant in enumerate(items)}).values())
+    first = variants[0]
+    measured, influences = zip(*map(_influences, variants), strict=True)
+    size, is_accuracy = len(influences[0]), first.sizes is None
+    scores = np.maximum(measured, FLIP / size if is_accuracy else LEAST)
+    shares = by_cluster(np.array(influences), first.clusters) / scores[:, None]
+    count = shares.shape[1]
     covariance = shares @ shares.T * (count / max(1, count - 1))
-    if given[0].sizes is None:
+    if is_accuracy:
         covariance += np.diag([FLIP / (size * score) ** 2 for score in scores])
     return Quality(np.log(scores), covariance, count - 1)
 
 
 def mean_quality(tasks: Sequence[Quality]) -> Quality:
-    """The quality over all tasks: the logarithm of the mean of their scores; tasks have different items.
+    """Estimate the quality over all tasks: the logarithm of the mean of their scores; tasks have different items.
 
     Raises:
         ValueError: there are no tasks.
@@ -104,30 +103,31 @@ def mean_quality(tasks: Sequence[Quality]) -> Quality:
         raise ValueError("no tasks to compare")
     scores = np.exp([task.logs for task in tasks])
     parts = scores / scores.sum(axis=0)
-    covariance = sum(part[:, None] * each.covariance * part for part, each in zip(parts, tasks, strict=True))
+    covariance = sum(part[:, None] * task.covariance * part for part, task in zip(parts, tasks, strict=True))
     return Quality(np.log(scores.mean(axis=0)), np.asarray(covariance))
 
 
 def task_losses(tasks: Mapping[str, Quality], variant: int, reference: int, limit: float) -> dict[str, TaskLoss]:
-    """The loss of one variant on each task.
+    """Estimate the loss of one variant on each task.
 
     Args:
         variant, reference: positions among the variants.
         limit: the share that may be lost.
     """
-    return {name: _loss(each, variant, reference, limit) for name, each in tasks.items()}
+    return {name: _loss(task, variant, reference, limit) for name, task in tasks.items()}
 
 
 def _loss(task: Quality, variant: int, reference: int, limit: float) -> TaskLoss:
     difference = float(task.logs[variant] - task.logs[reference])
     reach = quantile(ONE_SIDED, task.degrees) * math.sqrt(task.difference_variance(variant, reference))
-    value, low, high = (-math.expm1(each) for each in (difference, difference + reach, difference - reach))
+    value, low, high = (-math.expm1(end) for end in (difference, difference + reach, difference - reach))
     return TaskLoss(value, low, high, limit)
 
 
 def _influences(items: Items) -> tuple[float, Floats]:
-    """The score, and how much each item moves it (the influence function); their squares add up to its variance."""
-    values = np.atleast_2d(items.values).mean(axis=0)
+    """Compute the score, and how much each item moves it (the influence function). The squares add up to the
+    variance."""
+    values = items.values
     if not values.size:
         raise ValueError("no items to compare")
     if items.sizes is not None:

@@ -22,14 +22,14 @@ METRICS: Final[dict[str, Metric]] = {
 
 
 def shown(metric: str, value: float) -> str:
-    """A raw metric with its unit, e.g. ``shown("memory", 5.8e6)`` → '5.80 MB'."""
+    """Write a raw metric with its unit, e.g. ``shown("memory", 5.8e6)`` → '5.80 MB'."""
     if metric == "memory":
         return f"{si(value)}B"
     return {"quality": f"{value:.4f}", "latency": f"{value:,.1f} ms", "throughput": f"{value:,.1f} tok/s"}[metric]
 
 
 def si(value: float) -> str:
-    """A number with a decimal prefix, ready for its unit: 1234567 → '1.23 M'."""
+    """Write a number with a decimal prefix, ready for its unit: 1234567 → '1.23 M'."""
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:.2f} {prefix}"
@@ -37,12 +37,12 @@ def si(value: float) -> str:
 
 
 def span(low: float, high: float | None, to: str = " to ") -> str:
-    """An interval with three digits; without an upper bound if *high* is None."""
+    """Write an interval with three digits; without an upper bound if *high* is None."""
     return f"≥ {low:.3g}" if high is None else f"{low:.3g}{to}{high:.3g}"
 
 
 def odds(probability: float) -> str:
-    """An estimated probability; never certain, because it comes from draws."""
+    """Write an estimated probability; never certain, because it comes from draws."""
     if probability > 0.99:
         return ">99%"
     return "<1%" if probability < 0.01 else f"{probability:.0%}"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from scoring.arrays import Floats
-from scoring.draws import DRAWS, SEED, resampled
+from scoring.items import by_cluster
+from scoring.student import quantile
 
 
-@dataclass(frozen=True)
-class Flips:
+class Flips(NamedTuple):
     lost: int
     """Items that the reference answers correctly and the variant does not."""
     gained: int
@@ -20,16 +21,13 @@ class Flips:
     """For the hypothesis that flips in both directions are equally likely."""
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """Variant minus reference."""
 
     mean: float
     low: float
     high: float
     """95 % interval; a difference is beyond noise if it excludes 0."""
-    draws: Floats = field(compare=False, repr=False)
-    """The draws that the interval is computed from."""
 
 
 def flips(reference: npt.NDArray[np.bool_], variant: npt.NDArray[np.bool_]) -> Flips:
@@ -44,23 +42,22 @@ def flips(reference: npt.NDArray[np.bool_], variant: npt.NDArray[np.bool_]) -> F
 
 
 def mcnemar(lost: int, gained: int) -> float:
-    """McNemar's exact two-sided p-value: 2·P(X ≤ min(lost, gained)), X ~ Binomial(lost + gained, ½), at most 1.
+    """Compute McNemar's exact two-sided p-value: 2·P(X ≤ min(lost, gained)), X ~ Binomial(lost + gained, ½), at most 1.
 
     McNemar 1947, Psychometrika 12, 153–157. 1 if there are no flips.
     """
-    flipped = lost + gained
-    term = total = 1
-    for count in range(min(lost, gained)):
-        term = term * (flipped - count) // (count + 1)
-        total += term
-    p_value: float = 2 * total / 2**flipped
-    return min(1.0, p_value)
+    from scipy import special
+
+    return min(1.0, 2 * float(special.bdtr(min(lost, gained), lost + gained, 0.5)))
 
 
 def mean_difference(
-    reference: Floats, variant: Floats, weights: Floats | None = None, *, draws: int = DRAWS, seed: int = SEED
+    reference: Floats,
+    variant: Floats,
+    weights: Floats | None = None,
+    clusters: tuple[str, ...] | None = None,
 ) -> Difference:
-    """The change of the (weighted) mean over items, with its paired percentile-bootstrap interval (Efron 1979).
+    """Compute the change of the (weighted) mean over items, with the interval of Student's t over their influences.
 
     For the bits per byte of a corpus, the values are each text's bits per byte, weighted by its bytes. For a KL
     divergence, which already is a difference, *reference* is zeros.
@@ -71,13 +68,13 @@ def mean_difference(
     _check_pairs(len(reference), len(variant))
     if not len(variant):
         raise ValueError("no items to compare")
-    moved = variant - reference
-    by = np.ones(len(moved)) if weights is None else weights
-    means = np.empty(draws)
-    for start, chosen in resampled(len(moved), draws, np.random.default_rng(seed)):
-        means[start : start + len(chosen)] = (moved * by)[chosen].sum(axis=1) / by[chosen].sum(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return Difference(float((moved * by).sum() / by.sum()), float(low), float(high), means)
+    changes, shares = variant - reference, np.ones(len(variant)) if weights is None else weights
+    mean = float((changes * shares).sum() / shares.sum())
+    influences = by_cluster(shares * (changes - mean) / shares.sum(), clusters)
+    size = len(influences)
+    deviation = math.sqrt(float(influences @ influences) * size / (size - 1)) if size > 1 else 0.0
+    reach = quantile(0.975, size - 1) * deviation if deviation else 0.0
+    return Difference(mean, mean - reach, mean + reach)
 
 
 def _check_pairs(reference: int, variant: int) -> None:

@@ -1,24 +1,26 @@
-"""The Pareto front: the variants that no other variant improves on without a loss."""
+"""The Pareto front: what nothing else improves on without a loss."""
 
 from __future__ import annotations
 
-import numpy as np
-import pandas as pd
-
-from scoring.arrays import Floats
-from scoring.metrics import METRICS
+import math
+from collections.abc import Sequence
 
 
-def pareto_front(raw: pd.DataFrame) -> pd.Series[bool]:
-    """Which variants are not dominated: no other is at least as good in all metrics and better in one.
+def pareto_front(rows: Sequence[Sequence[float]]) -> list[bool]:
+    """Find the rows that are not dominated: no other is at least as good in all columns and better in one.
 
-    Equal variants do not dominate each other. A variant with a missing or infinite metric is never on the front and
+    Equal rows do not dominate each other. A row with a value that is missing or infinite is never on the front and
     dominates no other.
+
+    Args:
+        rows: of equal length; higher is better in every column.
     """
-    signs = [1.0 if each.higher_is_better else -1.0 for each in METRICS.values()]
-    values: Floats = raw.reindex(columns=list(METRICS)).to_numpy(dtype=float) * signs
-    measured = np.all(np.isfinite(values), axis=1)
-    ours, theirs = values[None], values[:, None]
-    dominates = np.all(theirs >= ours, axis=-1) & np.any(theirs > ours, axis=-1)
-    dominated = np.any(dominates.T & measured, axis=1)
-    return pd.Series(measured & ~dominated, index=raw.index, name="pareto")
+    measured = [row for row in rows if all(map(math.isfinite, row))]
+
+    def dominated(row: Sequence[float]) -> bool:
+        return any(
+            all(theirs >= ours for ours, theirs in zip(row, rival, strict=True)) and tuple(rival) != tuple(row)
+            for rival in measured
+        )
+
+    return [all(map(math.isfinite, row)) and not dominated(row) for row in rows]

@@ -56,17 +56,17 @@ def compared(
         ValueError: the numbers of values differ, are 0, or a value is not finite.
     """
     likeness = math.exp(-fmean(abs(new - old) for old, new in _pairs(recorded, again)))
-    consistency = math.exp(-fmean(max(0.0, best - said) for said, best in _pairs(answered, likeliest)))
+    consistency = math.exp(-fmean(max(0.0, best - generated) for generated, best in _pairs(answered, likeliest)))
     return Compared(likeness, consistency, same_tokens)
 
 
 def agreement(probes: Sequence[Compared]) -> float:
-    """The mean agreement over probes, 0–1, where 1 is the same; 0 without probes."""
+    """Average the agreement over probes, 0–1, where 1 is the same; 0 without probes."""
     return fmean(probe.agreement for probe in probes) if probes else 0.0
 
 
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """The number of first tokens that are the same."""
+    """Count the first tokens that are the same."""
     return next(
         (place for place, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
     )

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from pydantic import model_validator
 
 from scoring.constraints import Constraints
 from scoring.criteria import Criteria
-
-REPLACED: Final = {"normalization": "anchors and margins", "decision": "error_rate"}
-"""Fields of profiles before version 0.2.0, and what does their work now."""
 
 
 class Profile(Criteria):
@@ -23,11 +20,9 @@ class Profile(Criteria):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_this_version(cls, data: Any) -> Any:
+    def _with_the_limit_as_anchor(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        if old := [f"{name} was replaced by {by}" for name, by in REPLACED.items() if name in data]:
-            raise ValueError(f"{', and '.join(old)}: docs/choice.md says how")
         limit, anchors = _limit(data.get("constraints")), data.get("anchors") or {}
         if limit is None or not isinstance(anchors, Mapping) or "quality" in anchors:
             return data
@@ -35,8 +30,8 @@ class Profile(Criteria):
 
 
 def _limit(constraints: Any) -> float | None:
-    """The limit of the quality recovery, if it can be an anchor."""
-    given = constraints.model_dump() if isinstance(constraints, Constraints) else constraints
-    recovery = given.get("quality_recovery") if isinstance(given, Mapping) else None
+    """Return the limit of the quality recovery, if it can be an anchor."""
+    limits = constraints.model_dump() if isinstance(constraints, Constraints) else constraints
+    recovery = limits.get("quality_recovery") if isinstance(limits, Mapping) else None
     limit = recovery.get("min") if isinstance(recovery, Mapping) else getattr(recovery, "min", None)
     return limit if isinstance(limit, float) and 0 < limit < 1 else None

@@ -24,7 +24,7 @@ SCALE_BLOCKS: Final = 2
 
 
 @dataclass(frozen=True)
-class Plan:
+class TimeBudget:
     """The times are in seconds: assumed, or the means of those measured so far."""
 
     budget_s: float
@@ -45,12 +45,12 @@ class Plan:
         return (1 if self.start_together else turns) * self.start_s + turns * self.load_s
 
     def gates_s(self, variants: int) -> float:
-        """The quality of all variants."""
+        """Compute the time to measure the quality of all variants."""
         return math.ceil(variants / self.side_by_side) * self.quality_s
 
 
 @dataclass(frozen=True)
-class Progress:
+class ScheduleState:
     spent_s: float
     able: tuple[str, ...]
     """The variants that passed the gates."""
@@ -72,7 +72,7 @@ class Progress:
 class Judged:
     """What a look at the choice gave."""
 
-    progress: Progress
+    progress: ScheduleState
     verdict: Verdict
     goes_on: bool
     """Whether another block is to be measured: the choice is not settled, and the budget suffices."""
@@ -96,35 +96,35 @@ class AskedTask:
 
 
 def further_items(tasks: Mapping[str, AskedTask], seconds: float) -> dict[str, int]:
-    """How many more items to ask of each task: at most twice as many for the gates that are unclear, and then, twice as
-    many at a time, those by which a second tells most.
+    """Choose how many more items to ask of each task: at most twice as many for the gates that are unclear, and then,
+    twice as many at a time, those by which a second tells most.
 
     Args:
         tasks: by name.
         seconds: the time for what no gate wants, of one variant.
     """
-    more = {
-        name: min(each.left, each.items, math.ceil(min(each.wanted - 1, 1.0) * each.items))
-        for name, each in tasks.items()
-        if each.wanted > 1 and each.left
+    further = {
+        name: min(task.left, task.items, math.ceil(min(task.wanted - 1, 1.0) * task.items))
+        for name, task in tasks.items()
+        if task.wanted > 1 and task.left
     }
     while True:
-        left_s = seconds - sum(more[name] * each.seconds / each.items for name, each in tasks.items() if name in more)
+        left_s = seconds - sum(count * tasks[name].seconds / tasks[name].items for name, count in further.items())
         gains = {}
-        for name, each in tasks.items():
-            asked = each.items + more.get(name, 0)
-            takes_s = each.seconds * asked / each.items
-            if 2 * asked <= each.items + each.left and takes_s <= left_s:
-                gains[name] = each.variance * each.items / asked / max(takes_s, 1e-9)
+        for name, task in tasks.items():
+            items = task.items + further.get(name, 0)
+            takes_s = task.seconds * items / task.items
+            if 2 * items <= task.items + task.left and takes_s <= left_s:
+                gains[name] = task.variance * task.items / items / max(takes_s, 1e-9)
         if not any(gains.values()):
-            return more
+            return further
         best = max(gains, key=lambda name: gains[name])
-        more[best] = 2 * more.get(best, 0) + tasks[best].items
+        further[best] = 2 * further.get(best, 0) + tasks[best].items
 
 
-def next_block(plan: Plan, progress: Progress) -> tuple[str, ...]:
-    """The variants of the next block in their order, which rotates so that each is first equally often; empty if the
-    budget does not suffice for it."""
+def next_block(plan: TimeBudget, progress: ScheduleState) -> tuple[str, ...]:
+    """Return the variants of the next block in their order, which rotates so that each is first equally often; empty if
+    the remaining budget is too small."""
     looks = len(progress.times)
     if not _suffices(plan, progress.spent_s, len(progress.running), looks):
         return ()
@@ -133,8 +133,8 @@ def next_block(plan: Plan, progress: Progress) -> tuple[str, ...]:
 
 
 def look(
-    plan: Plan,
-    progress: Progress,
+    plan: TimeBudget,
+    progress: ScheduleState,
     evidence: Evidence,
     criteria: Criteria,
     missing: Sequence[str] = (),
@@ -145,13 +145,13 @@ def look(
     """Judge after a block of all running variants. Variants that are worse than the first are not measured any more.
 
     Args:
-        spent_s: what was spent in all; None: what the plan charges for the block.
+        spent_s: what was spent in all; by default what the plan charges for the block.
         again: nothing was measured since the last look, but the budget or the criteria may be others.
     """
     block_s = plan.block_s(len(progress.running))
     spent = progress.spent_s + block_s if spent_s is None else spent_s
-    left = _suffices(plan, spent, len(progress.running), len(progress.times) + (not again))
-    end_s = max(plan.budget_s, spent + block_s) if left else spent
+    goes_on = _suffices(plan, spent, len(progress.running), len(progress.times) + (not again))
+    end_s = max(plan.budget_s, spent + block_s) if goes_on else spent
     times = _times(progress, spent, end_s, known=evidence.speed.degrees > 0, again=again)
     verdict = judge(
         evidence,
@@ -160,7 +160,7 @@ def look(
         unclear=progress.unclear,
         beaten=progress.beaten,
         times=times,
-        last=not left,
+        last=not goes_on,
     )
     worse = {comparison.other for comparison in verdict.comparisons if comparison.relation == "better"}
     unclear = [name for name in progress.unclear if name in progress.running and name not in worse]
@@ -168,33 +168,33 @@ def look(
     scaling = [
         name for name in evidence.variants if name == criteria.reference and (unclear or len(times) < SCALE_BLOCKS)
     ]
-    kept = {*scaling, verdict.ranking[0], *unclear, *(name for name in progress.able if name in progress.running)}
-    known = dict.fromkeys((*progress.running, *evidence.variants))
-    running = tuple(name for name in known if name in kept and (name in scaling or name not in worse))
+    useful = {*scaling, verdict.ranking[0], *unclear, *(name for name in progress.able if name in progress.running)}
+    names = dict.fromkeys((*progress.running, *evidence.variants))
+    running = tuple(name for name in names if name in useful and (name in scaling or name not in worse))
     open_ones = [comparison for comparison in verdict.comparisons if comparison.relation == "open"]
     wants_items = bool(unclear) or any(comparison.share_by_items > MORE_ITEMS_FROM for comparison in open_ones)
-    after = replace(progress, spent_s=spent, running=running, times=times)
-    return Judged(after, lacking(verdict, missing), left and bool(open_ones), wants_items)
+    progress = replace(progress, spent_s=spent, running=running, times=times)
+    return Judged(progress, lacking(verdict, missing), goes_on and bool(open_ones), wants_items)
 
 
-def _times(progress: Progress, spent_s: float, end_s: float, *, known: bool, again: bool) -> tuple[float, ...]:
-    """The times of all looks, this one last: they run evenly to the next whole number at the end of the budget.
+def _times(progress: ScheduleState, spent_s: float, end_s: float, *, known: bool, again: bool) -> tuple[float, ...]:
+    """Compute the times of all looks, this one last: they run evenly to the next whole number at the end of the budget.
 
     Args:
         end_s: where the budget ends; ``spent_s`` if no block follows.
         known: whether there is an estimate of the noise. Without one nothing can be decided, and so no error made.
     """
-    before, left = progress.times[-1] if progress.times else 0.0, end_s > spent_s
+    last, goes_on = progress.times[-1] if progress.times else 0.0, end_s > spent_s
     if again:
-        return (*progress.times[:-1], before if left else max(1.0, math.ceil(before)))
-    following = math.floor(before) + 1.0
-    since_s = progress.spent_s if before else 0.0
-    now = following if not left else before
-    if left and known:
-        now += (following - before) * (spent_s - since_s) / (end_s - since_s)
-    return (*progress.times, now)
+        return (*progress.times[:-1], last if goes_on else max(1.0, math.ceil(last)))
+    following = math.floor(last) + 1.0
+    if not goes_on:
+        return (*progress.times, following)
+    since_s = progress.spent_s if last else 0.0
+    share = (spent_s - since_s) / (end_s - since_s) if known else 0.0
+    return (*progress.times, last + (following - last) * share)
 
 
-def _suffices(plan: Plan, spent_s: float, variants: int, looks: int) -> bool:
-    """Whether another block fits, or is measured in any case."""
+def _suffices(plan: TimeBudget, spent_s: float, variants: int, looks: int) -> bool:
+    """Return whether another block fits, or is measured in any case."""
     return looks < LEAST_BLOCKS or spent_s + plan.block_s(variants) <= plan.budget_s

@@ -22,21 +22,21 @@ SEED: Final = 0
 
 
 def shares_near(normalized: Mapping[str, Floats], shares: Mapping[str, float]) -> dict[str, float]:
-    """The share of weightings near *shares* under which each variant wins; ties are split.
+    """Compute the share of weightings near *shares* under which each variant wins; ties are split.
 
     Weights are drawn from Dirichlet(50·shares). A weight of zero stays zero, because the metric does not matter.
 
     Args:
         normalized: each variant's metrics between their anchors, in the order of ``METRICS``.
     """
-    given = np.array([shares[name] for name in METRICS])
+    around = np.array([shares[name] for name in METRICS])
     weights = np.zeros((WEIGHTINGS, len(METRICS)))
-    weights[:, given > 0] = np.random.default_rng(SEED).dirichlet(CONCENTRATION * given[given > 0], WEIGHTINGS)
+    weights[:, around > 0] = np.random.default_rng(SEED).dirichlet(CONCENTRATION * around[around > 0], WEIGHTINGS)
     return _won(normalized, weights)
 
 
 def shares_anywhere(normalized: Mapping[str, Floats]) -> dict[str, float]:
-    """The share of all weightings (Dirichlet(1, 1, 1, 1)) under which each variant wins; ties are split."""
+    """Compute the share of all weightings (Dirichlet(1, 1, 1, 1)) under which each variant wins; ties are split."""
     return _won(normalized, np.random.default_rng(SEED).dirichlet(np.ones(len(METRICS)), WEIGHTINGS))
 
 

@@ -78,15 +78,15 @@ class Effects:
     def weights(self) -> Floats:
         """How much each start counts, shape (blocks, variants, metrics): as much as in its best comparison, since a
         start that is slow is so beside every other variant."""
-        found = np.zeros_like(self.logs)
+        weights = np.zeros_like(self.logs)
         for pair in combinations(range(self.logs.shape[1]), 2):
             rows = np.flatnonzero(self.measured[:, pair].all(axis=1))
             for metric in range(self.logs.shape[2]):
                 differences = self.logs[rows, pair[0], metric] - self.logs[rows, pair[1], metric]
                 by_block = weighted(differences)[1]
                 for place in pair:
-                    found[rows, place, metric] = np.maximum(found[rows, place, metric], by_block)
-        return np.where(found > 0, found, self.measured[..., None])
+                    weights[rows, place, metric] = np.maximum(weights[rows, place, metric], by_block)
+        return np.where(weights > 0, weights, self.measured[..., None])
 
     @cached_property
     def means(self) -> Floats:
@@ -101,26 +101,26 @@ class Effects:
         levels = (weights * values).sum(axis=1) / totals
         # The normal equations for the variants after the blocks are eliminated.
         information = np.diag(weights.sum(axis=0)) - (weights.T / totals) @ weights
-        own = np.linalg.pinv(information, hermitian=True) @ (weights * (values - levels[:, None])).sum(axis=0)
-        blocks = levels - (weights @ own) / totals
-        found: Floats = own + blocks.mean()
-        return found
+        effects = np.linalg.pinv(information, hermitian=True) @ (weights * (values - levels[:, None])).sum(axis=0)
+        blocks = levels - (weights @ effects) / totals
+        fitted: Floats = effects + blocks.mean()
+        return fitted
 
     @property
     def influences(self) -> Floats:
         """How far each block moved the means, shape (blocks, variants, metrics): the squares of their combinations add
         up to the variance of the same combination of means. 0 for a variant with a single start."""
         starts = self.measured.sum(axis=0)
-        found: Floats = self.weights * self.residuals / np.sqrt(np.maximum(starts * (starts - 1), 1))[:, None]
-        return found
+        moved: Floats = self.weights * self.residuals / np.sqrt(np.maximum(starts * (starts - 1), 1))[:, None]
+        return moved
 
     @cached_property
     def residuals(self) -> Floats:
         """What the additive model leaves of each start, shape (blocks, variants, metrics)."""
         values = np.where(self.measured[..., None] > 0, self.logs - self.means, 0.0)
         levels = (self.weights * values).sum(axis=1, keepdims=True) / self.weights.sum(axis=1, keepdims=True)
-        found: Floats = self.measured[..., None] * (values - levels)
-        return found
+        residuals: Floats = self.measured[..., None] * (values - levels)
+        return residuals
 
     @property
     def joint(self) -> int:
@@ -134,7 +134,7 @@ class Effects:
         return squares / self.joint if self.joint > 0 else np.full_like(squares, np.nan)
 
     def spread(self, contrast: Floats) -> Spread:
-        """The noise of a combination of the means.
+        """Estimate the noise of a combination of the means.
 
         Args:
             contrast: the factor of each mean, shape (variants, metrics).
@@ -146,13 +146,13 @@ class Effects:
         combined = np.einsum("bvm,vm->b", self.logs[rows][:, involved], contrast[involved])
         if len(combined) < 2:
             return Spread(float("nan"), 0)
-        own = Spread(weighted(combined)[2], len(combined) - 1)
+        of_these = Spread(weighted(combined)[2], len(combined) - 1)
         of_all = Spread(float(np.einsum("vm,vn,mn", contrast, contrast, self.residual)) / len(combined), self.joint)
-        return max(own, of_all, key=lambda each: each.variance)
+        return max(of_these, of_all, key=lambda spread: spread.variance)
 
 
 def weighted(values: Floats) -> tuple[float, Floats, float]:
-    """The mean of some values, of which some may be far from the rest.
+    """Average values of which some may be far from the rest.
 
     Returns:
         The mean, the weight of each value (1 for all of fewer than four), and the variance of the mean; NaN for fewer
@@ -172,7 +172,7 @@ def weighted(values: Floats) -> tuple[float, Floats, float]:
 
 
 def log_means(values: Floats) -> Floats:
-    """The mean logarithm of one start, from the requests that all variants answered.
+    """Average the logarithms of one start, over the requests that all variants answered.
 
     Args:
         values: shape (variants, requests), the same request in each column; NaN for a request without an answer.
@@ -186,12 +186,12 @@ def log_means(values: Floats) -> Floats:
     common = (np.isfinite(values) & (values > 0)).all(axis=0)
     if not common.any():
         raise ValueError("the variants have no answered request in common")
-    found: Floats = np.log(values[:, common]).mean(axis=1)
-    return found
+    means: Floats = np.log(values[:, common]).mean(axis=1)
+    return means
 
 
 def comparable(logs: Floats, place: int) -> list[int]:
-    """The variants that share a block with the one at *place*, directly or through others.
+    """Find the variants that share a block with the one at *place*, directly or through others.
 
     Args:
         logs: as those of ``Effects``.
@@ -201,4 +201,4 @@ def comparable(logs: Floats, place: int) -> list[int]:
     reached = beside[place]
     while (further := beside[reached].any(axis=0) | reached).sum() > reached.sum():
         reached = further
-    return [int(each) for each in np.flatnonzero(reached)]
+    return list(map(int, np.flatnonzero(reached)))

@@ -21,8 +21,8 @@ from pipeline.commands.volume import VolumeOptions, on_the_volume
 if TYPE_CHECKING:
     from scoring.profile import Profile
     from stages.parts.records.production import Production
-    from stages.select.comparison import Comparison
-    from stages.select.verify import Verdict
+    from stages.select.comparison import RunComparison
+    from stages.select.verify import Verification
 
 AssignmentOption = Annotated[
     list[str] | None,
@@ -126,11 +126,10 @@ def compare(
 def _profile(published: dict[str, Any], name: str | None, assignments: list[str]) -> Profile:
     """Return the named profile, else the run's own, with fields set. A field's path may begin with ``profile.``."""
     from pipeline.settings.config import assign, named
-    from scoring.profile import REPLACED, Profile
+    from scoring.profile import Profile
     from stages.parts.base.settings import parse
 
-    fields = {field: value for field, value in published.items() if field not in REPLACED}
-    data: dict[str, Any] = {"profile": named("profile", name, Path()) if name else fields}
+    data: dict[str, Any] = {"profile": named("profile", name, Path()) if name else published}
     for assignment in assignments:
         assign(data, assignment if assignment.startswith("profile.") else f"profile.{assignment}")
     return parse(Profile, data["profile"], "the profile")
@@ -189,7 +188,7 @@ def cost_lines(decision: Production) -> list[str]:
     ]
 
 
-def _verified(run: str, verdict: Verdict) -> str:
+def _verified(run: str, verdict: Verification) -> str:
     follows = f"the decision of run {run} for {verdict.winner} follows"
     if verdict.nobody:
         follows = f"that run {run} could choose no variant ({verdict.nobody}) follows"
@@ -200,7 +199,7 @@ def _verified(run: str, verdict: Verdict) -> str:
     return text
 
 
-def _comparison(first: str, second: str, comparison: Comparison) -> Any:
+def _comparison(first: str, second: str, comparison: RunComparison) -> Any:
     from rich.console import Group
 
     from pipeline.runs.tables import plain_table

@@ -16,7 +16,7 @@ from pipeline.runs.checks import CheckResult
 from pipeline.settings.config import RunConfig
 from scoring.units import GIB
 from stages.parts.base.formats import FORMATS
-from stages.parts.base.program import VERSION
+from stages.parts.base.program import version
 from stages.parts.machine.hardware import hardware
 from stages.parts.machine.processor import Processor, cpu_dtype, processor
 
@@ -52,7 +52,7 @@ def check_machine(config: RunConfig, store: Path) -> list[CheckResult]:
 
 def versions() -> dict[str, Any]:
     """Read this program's version, vLLM's (None if it is not installed), and the hardware that they run on."""
-    return {"slipway": VERSION, "vllm": _version("vllm"), "hardware": hardware().model_dump(mode="json")}
+    return {"slipway": version(), "vllm": _version("vllm"), "hardware": hardware().model_dump(mode="json")}
 
 
 def describe(cpu: Processor | None) -> CheckResult:

@@ -191,7 +191,7 @@ def _cost(roofline: Roofline, request: PlanRequest, replicas: int | None) -> tup
     hourly = price * roofline.parallelism.gpus * replicas
     speed = roofline.speed(math.ceil(request.peak / replicas), request.requests)
     cost = per_million(hourly, speed.output_tokens_per_s * replicas)
-    return hourly, cost.value if cost else None
+    return hourly, cost
 
 
 def _gpu_memory(fitted: Fit) -> GpuMemory:

@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final, Literal
 
 from scoring.choice import Verdict
-from scoring.schedule import AskedTask, Plan, Progress, further_items, look, next_block
+from scoring.schedule import AskedTask, ScheduleState, TimeBudget, further_items, look, next_block
 from stages.evaluate.drift import probe
 from stages.evaluate.gates import reference_of, refusal
 from stages.evaluate.host_memory import no_room
@@ -85,11 +85,11 @@ class Blocks:
         return self._spent_before_s + time.monotonic() - self._began
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> TimeBudget:
         """With the mean times measured so far; zeros before the first block, which is measured in any case."""
         ready = [seconds for subject in self.subjects.values() for seconds in subject.ready_s]
         load = [seconds for subject in self.subjects.values() for seconds in subject.load_s]
-        return Plan(
+        return TimeBudget(
             budget_s=MINUTE * self.session.workload.budget_minutes,
             start_s=fmean(ready) if ready else 0.0,
             load_s=fmean(load) if load else 0.0,
@@ -384,11 +384,11 @@ class Blocks:
         for each in gone.values() if any(each.measured_now for each in gone.values()) else ():
             keep(self.session, each, self.progress.times[: each.looks], schedule)
 
-    def _progress(self, before: Evaluation | None) -> Progress:
+    def _progress(self, before: Evaluation | None) -> ScheduleState:
         names = tuple(sorted(self.subjects, key=lambda name: self.subjects[name] is not self.reference))
         if before is None or before.schedule is None:
-            return Progress(0.0, names, names)
-        return Progress(before.schedule.spent_s, names, names, times=before.looks)
+            return ScheduleState(0.0, names, names)
+        return ScheduleState(before.schedule.spent_s, names, names, times=before.looks)
 
     def _goes_on(self) -> bool:
         """Look at what was measured before, by this run's profile and budget."""

@@ -38,12 +38,13 @@ def main() -> None:
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The run's settings. One that is not JSON is left out: the run failed because of it, and still gets a report."""
-    found = {}
+    """Read the run's settings. One that is not JSON is left out: the run failed because of it, and still gets a
+    report."""
+    settings = {}
     for name in SETTINGS:
         with contextlib.suppress(ValueError):
-            found[name] = json.loads(getattr(arguments, name))
-    return found
+            settings[name] = json.loads(getattr(arguments, name))
+    return settings
 
 
 def _arguments() -> argparse.Namespace:

@@ -84,12 +84,12 @@ def heads(*texts: str) -> tuple[Cell, ...]:
 
 
 def interval(low: float, high: float, digits: int) -> str:
-    """An interval, such as '0.36–0.41'."""
+    """Write an interval, such as '0.36–0.41'."""
     return f"{low:,.{digits}f}–{high:,.{digits}f}"
 
 
 def signed(value: float, digits: int) -> str:
-    """A difference, such as '+0.12', with a true minus sign."""
+    """Write a difference, such as '+0.12', with a true minus sign."""
     return f"{value:+z.{digits}f}".replace("-", "−")
 
 
@@ -101,6 +101,6 @@ def gib(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.2f} GiB"
 
 
-def count(number: int, what: str) -> str:
-    """Such as '1 round' and '2 rounds'."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def count(number: int, noun: str) -> str:
+    """Write a count, such as '1 round' and '2 rounds'."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -8,7 +8,8 @@ from typing import Final
 
 from scoring.metrics import METRICS, shown, span
 from scoring.names import REFERENCE
-from stages.parts.records.production import Candidate, Change, Production, meaning
+from scoring.results import Change
+from stages.parts.records.production import Candidate, Production, meaning
 from stages.report.cells import percent, signed
 
 TITLES: Final = {"quality": "Quality", "latency": "Latency", "throughput": "Throughput", "memory": "Weights"}
@@ -29,8 +30,8 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What the first screen says of a decision."""
+class FirstScreen:
+    """What the first screen says about a decision."""
 
     title: str
     outcome: str
@@ -46,9 +47,9 @@ class Choice:
     notes: tuple[str, ...]
 
 
-def choice(decision: Production) -> Choice:
+def first_screen(decision: Production) -> FirstScreen:
     reason, details = sentences(decision.reason)
-    return Choice(
+    return FirstScreen(
         title=f"{'Best of the others:' if decision.outcome == 'incomplete' else 'Ship'} {decision.winner}",
         outcome=meaning(decision),
         reason=reason,
@@ -61,13 +62,14 @@ def choice(decision: Production) -> Choice:
 
 
 def sentences(reason: str) -> tuple[str, str]:
-    """The decision's reason in two parts: the outcome, and the rest (comparison with fp16, excluded variants)."""
-    found = re.search(r" (?=Against [^:]+: |Out: |Excluded: )", reason)
-    return (reason[: found.start()], reason[found.end() :]) if found else (reason, "")
+    """Divide the decision's reason in two parts: the outcome, and the rest (comparison with fp16, excluded
+    variants)."""
+    second_part = re.search(r" (?=Against [^:]+: |Out: |Excluded: )", reason)
+    return (reason[: second_part.start()], reason[second_part.end() :]) if second_part else (reason, "")
 
 
 def weights(decision: Production) -> str:
-    """How often the winner is first under other weights; empty where no other variant could be chosen."""
+    """Say how often the winner is first under other weights; empty where no other variant could be chosen."""
     winner = winner_of(decision)
     near, anywhere = winner.weights_share, winner.any_weights_share
     if near is None or anywhere is None or sum(not candidate.excluded for candidate in decision.candidates) < 2:
@@ -83,14 +85,14 @@ def winner_of(decision: Production) -> Candidate:
 
 
 def tiles(decision: Production) -> list[Tile]:
-    """The winner's four metrics, and its cost where the platform has a price."""
+    """Show the winner's four metrics, and its cost where the platform has a price."""
     winner = winner_of(decision)
-    found = [_tile(winner, metric, title) for metric, title in TITLES.items()]
+    metrics = [_tile(winner, metric, title) for metric, title in TITLES.items()]
     if winner.cost:
         cost = winner.cost
         reach = f"{span(cost.low, cost.high)}, at the {cost.basis}"
-        found.append(Tile("1 M output tokens", f"{cost.value:.3g} {cost.currency}", reach))
-    return found
+        metrics.append(Tile("1 M output tokens", f"{cost.value:.3g} {cost.currency}", reach))
+    return metrics
 
 
 def _tile(winner: Candidate, metric: str, title: str) -> Tile:
@@ -104,7 +106,7 @@ def _tile(winner: Candidate, metric: str, title: str) -> Tile:
 
 
 def changed(change: Change) -> tuple[str, str]:
-    """A change in percent, and its 95% interval; the interval is empty where it has no width or is not known."""
+    """Write a change in percent, and its 95% interval; the interval is empty where it has no width or is not known."""
     value = f"{signed(100 * change.value, 1)}%"
     if change.low is None or change.high is None:
         return value, ""
@@ -113,7 +115,8 @@ def changed(change: Change) -> tuple[str, str]:
 
 
 def verdict(metric: str, change: Change) -> str:
-    """better or worse where the interval of the change excludes 0, else level; empty without an interval."""
+    """Call the change better or worse where the interval of the change excludes 0, else level; empty without an
+    interval."""
     if change.low is None or change.high is None:
         return ""
     if change.low <= 0 <= change.high:

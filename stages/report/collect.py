@@ -25,7 +25,7 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 def collect(store: ModelStore, run_id: str, status: str, settings: Mapping[str, Any] | None = None) -> RunReport:
-    """Everything that the run left. Missing and damaged documents are left out, so that any run has a report.
+    """Collect everything that the run left. Missing and damaged documents are left out, so that any run has a report.
 
     Args:
         status: how the run ended, in Argo's words, such as "Succeeded".
@@ -51,7 +51,7 @@ def collect(store: ModelStore, run_id: str, status: str, settings: Mapping[str, 
 
 
 def _decision(store: ModelStore, outcomes: list[program.Outcome]) -> Production | None:
-    """The decision of this run, as long as the store still has it.
+    """Find the decision of this run, as long as the store still has it.
 
     Its release is in production, or it is the canary's. It is neither once a later run has replaced it, or after a
     rollback.
@@ -60,11 +60,11 @@ def _decision(store: ModelStore, outcomes: list[program.Outcome]) -> Production 
     if selected is None:
         return None
     stored = [_readable(Production, path) for path in (store.production_metrics, store.path / CANDIDATE_METRICS)]
-    return next((each for each in stored if each and each.key == selected.key), None)
+    return next((decision for decision in stored if decision and decision.key == selected.key), None)
 
 
 def _all_readable(record: type[RecordT], paths: Iterable[Path]) -> tuple[RecordT, ...]:
-    return tuple(each for path in paths if (each := _readable(record, path)))
+    return tuple(document for path in paths if (document := _readable(record, path)))
 
 
 def _readable(record: type[RecordT], path: Path) -> RecordT | None:

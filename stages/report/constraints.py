@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from scoring.constraints import MEASURES, Constraints
+from scoring.constraints import MEASURES, Constraints, meets
 from scoring.names import REFERENCE
 from scoring.units import GIB
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.production import Candidate, Loss, Production, divergence_measures
+from stages.parts.records.production import Candidate, Loss, Production
+from stages.parts.samples.divergence import divergence_measures
 from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, heads, row, signed
 
 
 def constraints(decision: Production, evaluations: Mapping[str, Evaluation], variants: Variants) -> Table | None:
-    """One row for each limit and each task, one column for each measured variant; None where there are no limits.
+    """Make one row for each limit and each task, one column for each measured variant; None where there are no limits.
 
     Args:
         evaluations: by variant; a variant without one is shown as '–' where only its evaluation has the value.
@@ -30,7 +31,8 @@ def constraints(decision: Production, evaluations: Mapping[str, Evaluation], var
         measure = MEASURES[name]
         bound = cell(f"{'≥' if measure.higher_is_better else '≤'} {limit:g}")
         cells = [
-            _kept(name, each.get(name), limit, readable=variant in evaluations) for variant, each in values.items()
+            _kept(name, measures.get(name), limit, readable=variant in evaluations)
+            for variant, measures in values.items()
         ]
         rows.append(row(cell(name, f"{measure.meaning}, {measure.unit}"), bound, *cells))
     rows += _losses(candidates)
@@ -40,7 +42,7 @@ def constraints(decision: Production, evaluations: Mapping[str, Evaluation], var
 
 
 def _measures(candidate: Candidate, reference: float | None, evaluation: Evaluation | None) -> dict[str, float | None]:
-    """The variant's value of each measure that can be constrained; *reference* is fp16's quality."""
+    """Collect the variant's value of each measure that can be constrained; *reference* is fp16's quality."""
     quality, memory = candidate.raw.get("quality"), candidate.raw.get("memory")
     return {
         **(evaluation.measures() if evaluation else {}),
@@ -51,15 +53,16 @@ def _measures(candidate: Candidate, reference: float | None, evaluation: Evaluat
 
 
 def _kept(name: str, value: float | None, limit: float, *, readable: bool) -> Cell:
-    """A variant without the value breaks the constraint, unless its evaluation could not be read."""
+    """Show whether a limit is kept. A variant without the value breaks the constraint, unless its evaluation could not
+    be read."""
     if value is None:
         return cell("not measured ✗", css="failed") if readable else ABSENT
-    kept = value >= limit if MEASURES[name].higher_is_better else value <= limit
-    return cell(f"{value:.4g} {'✓' if kept else '✗'}", css="ok" if kept else "failed")
+    is_met = meets(name, value, limit)
+    return cell(f"{value:.4g} {'✓' if is_met else '✗'}", css="ok" if is_met else "failed")
 
 
 def _losses(candidates: Sequence[Candidate]) -> list[Row]:
-    """One row for each task: what each variant loses, and at most by the one-sided 95 % bound."""
+    """Make one row for each task: what each variant loses, and at most by the one-sided 95 % bound."""
     tasks = {loss.task: loss.limit for candidate in candidates for loss in candidate.losses}
     return [
         row(
@@ -75,5 +78,5 @@ def _loss(loss: Loss | None) -> Cell:
     if loss is None:
         return ABSENT
     good = loss.verdict == "pass"
-    shown = f"{signed(100 * loss.value, 1)}% {'✓' if good else '✗'}"
-    return cell(shown, f"at most {signed(100 * loss.high, 1)}%", css="ok" if good else "failed")
+    text = f"{signed(100 * loss.value, 1)}% {'✓' if good else '✗'}"
+    return cell(text, f"at most {signed(100 * loss.high, 1)}%", css="ok" if good else "failed")

@@ -8,7 +8,7 @@ from typing import Final
 
 from scoring.metrics import si
 from stages.parts.base.workload import DEFAULT_SLO, Workload
-from stages.parts.records.evaluation import Capacity, Evaluation, Load, Percentiles, Trial
+from stages.parts.records.evaluation import Capacity, Evaluation, Percentiles, Trial
 from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, gib, heads, interval, percent, row
 
 LATENCIES: Final = {
@@ -23,9 +23,9 @@ FALLBACKS_SHOWN: Final = 4
 
 
 @dataclass(frozen=True)
-class Speed:
+class LoadSection:
     title: str
-    said: str
+    explanation: str
     """How the server was loaded, in a few sentences."""
     table: Table
     rates: Table | None
@@ -34,11 +34,12 @@ class Speed:
     """Variant, and the slower paths that vLLM logged for it."""
 
 
-def speed(evaluations: Sequence[Evaluation], variants: Variants) -> Speed:
-    names = variants.cells(evaluation.variant for evaluation in evaluations)
-    return Speed(
-        title=_title(evaluations[0].load),
-        said=_said(evaluations[0]),
+def load_section(evaluations: Sequence[Evaluation], variants: Variants) -> LoadSection:
+    names, load = variants.cells(evaluation.variant for evaluation in evaluations), evaluations[0].load
+    rate = f"at {load.rate_per_s:.3g} requests per second" if load.rate_per_s else ""
+    return LoadSection(
+        title=f"Speed and memory {rate or f'with {load.concurrency} requests in flight'}",
+        explanation=_explanation(evaluations[0]),
         table=Table("load", (*heads("Measure"), *names), tuple(_rows(evaluations))),
         rates=_rates_tried(evaluations, variants) if any(evaluation.capacity for evaluation in evaluations) else None,
         fallbacks=tuple(
@@ -49,52 +50,45 @@ def speed(evaluations: Sequence[Evaluation], variants: Variants) -> Speed:
     )
 
 
-def _title(load: Load) -> str:
-    if load.rate_per_s:
-        return f"Speed and memory at {load.rate_per_s:.3g} requests per second"
-    return f"Speed and memory with {load.concurrency} requests in flight"
-
-
-def _said(evaluation: Evaluation) -> str:
+def _explanation(evaluation: Evaluation) -> str:
     load = evaluation.load
     starts = f" over {len(evaluation.capacity.starts)} starts" if evaluation.capacity else ""
-    short = f", less than the usual {USUAL_S:g} s after each start" if _is_short(evaluation) else ""
-    counted = f"{load.duration_s:.0f} s of steady load{starts}{short}; the requests before and after do not count."
+    is_short = float(evaluation.workload.get("steady_s", USUAL_S)) < USUAL_S
+    short = f", less than the usual {USUAL_S:g} s after each start" if is_short else ""
+    duration = f"{load.duration_s:.0f} s of steady load{starts}{short}; the requests before and after do not count."
     if not load.rate_per_s:
-        return f"Saturated: as many requests were in flight all the time, so latency follows from throughput. {counted}"
+        return (
+            f"Saturated: as many requests were in flight all the time, so latency follows from throughput. {duration}"
+        )
     return (
         "The times of requests that arrive at random, with the same prompts at the same times for every variant. "
-        f"{counted} Below each time: the 95% intervals of its percentiles."
+        f"{duration} Below each time: the 95% intervals of its percentiles."
     )
 
 
-def _is_short(evaluation: Evaluation) -> bool:
-    return float(evaluation.workload.get("steady_s", USUAL_S)) < USUAL_S
-
-
 def _rates_tried(evaluations: Sequence[Evaluation], variants: Variants) -> Table:
-    """Each rate that was tried, and the share of requests that met the targets there."""
+    """List each rate that was tried, and the share of requests that met the targets there."""
     rows = []
     for evaluation in evaluations:
-        if (found := evaluation.capacity) is None:
+        if (capacity := evaluation.capacity) is None:
             continue
-        low, high = (None, None) if found.low is None or found.high is None else (found.low, found.high)
+        low, high = capacity.low, capacity.high
         span = (interval(low, high, 0),) if low is not None and high is not None else ()
-        tried = sorted(found.trials, key=lambda trial: (trial.rate_per_s, trial.restart))
+        trials = sorted(capacity.trials, key=lambda trial: (trial.rate_per_s, trial.restart))
         rows.append(
             row(
                 variants.cell(evaluation.variant),
-                cell(f"{_at_least(found)}{found.requests_per_s:.3g} requests/s"),
-                cell(f"{found.output_tokens_per_s:,.0f} tokens/s", *span),
-                cell(" · ".join(f"{trial.rate_per_s:.3g}: {_share(trial)}" for trial in tried), css="text"),
+                cell(_requests_per_s(capacity)),
+                cell(f"{capacity.output_tokens_per_s:,.0f} tokens/s", *span),
+                cell(" · ".join(f"{trial.rate_per_s:.3g}: {_share(trial)}" for trial in trials), css="text"),
             )
         )
     titles = heads("Variant", "Capacity", "Output", "Rate in requests/s: share of requests within the targets")
     return Table("rates", titles, tuple(rows))
 
 
-def _at_least(found: Capacity) -> str:
-    return "≥ " if found.is_lower_bound else ""
+def _requests_per_s(capacity: Capacity) -> str:
+    return f"{'≥ ' if capacity.is_lower_bound else ''}{capacity.requests_per_s:.3g} requests/s"
 
 
 def _share(trial: Trial) -> str:
@@ -120,40 +114,38 @@ def _rows(evaluations: Sequence[Evaluation]) -> list[Row]:
             within += ", the default targets"
         rows.append(each_of(cell("Capacity", f"95% {within}"), _capacity))
         rows.append(each_of(cell("Goodput", within), _goodput))
-    rows.append(each_of(cell("Requests"), lambda each: cell(str(each.load.requests))))
-    rows.append(each_of(cell("Weights"), lambda each: cell(f"{si(each.memory.weights_bytes)}B")))
+    rows.append(each_of(cell("Requests"), lambda run: cell(str(run.load.requests))))
+    rows.append(each_of(cell("Weights"), lambda run: cell(f"{si(run.memory.weights_bytes)}B")))
     rows.append(each_of(cell("Peak memory of the server"), _peak))
-    rows.append(each_of(cell("KV cache", "tokens"), lambda each: cell(f"{each.memory.kv_cache_tokens:,}")))
+    rows.append(each_of(cell("KV cache", "tokens"), lambda run: cell(f"{run.memory.kv_cache_tokens:,}")))
     rows.append(each_of(cell("Kernel", "of the quantized layers, from vLLM’s log"), _kernel))
     return rows
 
 
 def _percentiles(times: Percentiles) -> Cell:
     digits = 1 if times.p99 < 1000 else 0
-    shown = " / ".join(f"{value:,.{digits}f}" for value in (times.p50, times.p95, times.p99))
-    if (found := times.intervals) is None:
-        return cell(shown)
-    return cell(shown, " / ".join(interval(*each, digits) for each in (found.p50, found.p95, found.p99)))
+    text = " / ".join(f"{value:,.{digits}f}" for value in (times.p50, times.p95, times.p99))
+    if (ends := times.intervals) is None:
+        return cell(text)
+    return cell(text, " / ".join(interval(*reach, digits) for reach in (ends.p50, ends.p95, ends.p99)))
 
 
 def _rates(evaluation: Evaluation) -> Cell:
-    rounds = [f"{each.output_tokens_per_s:,.0f}" for each in evaluation.rounds]
+    rounds = [f"{run.output_tokens_per_s:,.0f}" for run in evaluation.rounds]
     listed = " · ".join(rounds[:ROUNDS_SHOWN]) + (" …" if len(rounds) > ROUNDS_SHOWN else "")
     return cell(f"{evaluation.load.output_tokens_per_s:,.1f}", listed)
 
 
 def _capacity(evaluation: Evaluation) -> Cell:
-    found = evaluation.capacity
-    return (
-        cell(f"{_at_least(found)}{found.requests_per_s:.3g} requests/s", f"{found.output_tokens_per_s:,.0f} tokens/s")
-        if found
-        else ABSENT
-    )
+    capacity = evaluation.capacity
+    if capacity is None:
+        return ABSENT
+    return cell(_requests_per_s(capacity), f"{capacity.output_tokens_per_s:,.0f} tokens/s")
 
 
 def _goodput(evaluation: Evaluation) -> Cell:
-    found = evaluation.goodput
-    return cell(percent(found.share, 1), f"{found.output_tokens_per_s:,.1f} tokens/s") if found else ABSENT
+    goodput = evaluation.goodput
+    return cell(percent(goodput.share, 1), f"{goodput.output_tokens_per_s:,.1f} tokens/s") if goodput else ABSENT
 
 
 def _peak(evaluation: Evaluation) -> Cell:

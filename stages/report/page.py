@@ -10,9 +10,9 @@ from typing import Final
 from scoring.metrics import METRICS
 from scoring.names import REFERENCE
 from stages.report.cells import Fact, Table, Variants
-from stages.report.choice import Choice, choice
+from stages.report.choice import FirstScreen, first_screen
 from stages.report.constraints import constraints
-from stages.report.load import Speed, speed
+from stages.report.load import LoadSection, load_section
 from stages.report.predicted import predicted
 from stages.report.provenance import setup, stage_name, stages_run, variants_made
 from stages.report.quality import quality
@@ -34,12 +34,12 @@ class Page:
     run: str
     status: str
     succeeded: bool
-    choice: Choice | None
+    choice: FirstScreen | None
     failures: tuple[Fact, ...]
     """The stages that failed, in a run without a decision."""
     scores: Scores | None
     trade_offs: TradeOffs | None
-    speed: Speed | None
+    speed: LoadSection | None
     quality: Table | None
     constraints: Table | None
     predicted: Table | None
@@ -50,7 +50,7 @@ class Page:
 
 
 def render(report: RunReport) -> str:
-    """The page's HTML."""
+    """Render the page's HTML."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -67,7 +67,7 @@ def render(report: RunReport) -> str:
 def page_of(report: RunReport) -> Page:
     decision = report.decision
     ranking = [candidate.variant for candidate in decision.candidates] if decision else []
-    evaluations = sorted(report.evaluations, key=lambda each: _rank(ranking, each.variant))
+    evaluations = sorted(report.evaluations, key=lambda evaluation: _rank(ranking, evaluation.variant))
     names = [
         *ranking,
         *(evaluation.variant for evaluation in evaluations),
@@ -81,11 +81,11 @@ def page_of(report: RunReport) -> Page:
         run=report.run,
         status=report.status,
         succeeded=report.status == "Succeeded",
-        choice=choice(decision) if decision else None,
-        failures=tuple(Fact(stage_name(each), each.reason, rest=each.hint) for each in failed),
+        choice=first_screen(decision) if decision else None,
+        failures=tuple(Fact(stage_name(outcome), outcome.reason, rest=outcome.hint) for outcome in failed),
         scores=scores(decision, variants) if decision else None,
         trade_offs=trade_offs(decision, variants) if decision else None,
-        speed=speed(evaluations, variants) if evaluations else None,
+        speed=load_section(evaluations, variants) if evaluations else None,
         quality=quality(evaluations, decision, variants) if evaluations else None,
         constraints=constraints(decision, {evaluation.variant: evaluation for evaluation in evaluations}, variants)
         if decision
@@ -99,11 +99,11 @@ def page_of(report: RunReport) -> Page:
 
 
 def _rank(ranking: Sequence[str], variant: str) -> tuple[int, bool, str]:
-    """Sorts by the ranking; variants outside of it come last, fp16 before the others."""
+    """Sort by the ranking; variants outside of it come last, fp16 before the others."""
     return ranking.index(variant) if variant in ranking else len(ranking), variant != REFERENCE, variant
 
 
 def styles_of(names: Iterable[str]) -> dict[str, int]:
-    """A color and mark for each variant: 0 is always fp16's, and the others follow by name."""
+    """Choose a color and mark for each variant: 0 is always fp16's, and the others follow by name."""
     others = sorted(set(names) - {REFERENCE})
     return {REFERENCE: 0} | {name: 1 + number % (STYLES - 1) for number, name in enumerate(others)}

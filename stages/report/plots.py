@@ -9,6 +9,7 @@ from typing import Final
 
 from markupsafe import Markup
 
+from scoring.pareto import pareto_front
 from stages.report.svg import WIDTH, error_bar, figure, line, mark, text
 
 HEIGHT: Final = 300
@@ -74,7 +75,8 @@ class Axis:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers that enclose *low* and *high* in about *count* steps of 1, 2, 2.5 or 5 times a power of ten."""
+    """Choose round numbers that enclose *low* and *high* in about *count* steps of 1, 2, 2.5 or 5 times a power of
+    ten."""
     span = (high - low) or abs(high) or 1.0
     power = 10.0 ** math.floor(math.log10(span / count))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power * count >= span * 0.999)
@@ -83,47 +85,43 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """The Pareto front for low x and high y, sorted by x.
-
-    A point is on it if no other eligible point is at least as good in both and better in one.
-    """
+    """Find the eligible points on the Pareto front for low x and high y, sorted by x."""
     able = [point for point in points if point.eligible]
-    kept = [
-        each
-        for each in able
-        if not any(o.x <= each.x and o.y >= each.y and (o.x < each.x or o.y > each.y) for o in able)
-    ]
-    return sorted(kept, key=lambda each: (each.x, each.y))
+    best = pareto_front([(-point.x, point.y) for point in able])
+    return sorted((point for point, on in zip(able, best, strict=True) if on), key=lambda point: (point.x, point.y))
 
 
 def scatter(name: str, title: str, x_label: str, y_label: str, points: Sequence[Point]) -> Markup:
-    """y against x, with the Pareto front for low x and high y. *name* is unique in the page."""
+    """Plot y against x, with the Pareto front for low x and high y. *name* is unique in the page."""
     x_ticks = ticks(*_reach([(point.x, point.x_interval) for point in points]))
     y_ticks = ticks(*_reach([(point.y, point.y_interval) for point in points]))
-    x, y = Scale(x_ticks[0], x_ticks[-1], LEFT, WIDTH - RIGHT), _vertical(y_ticks)
-    said = "; ".join(f"{point.variant}: {x_label} {_number(point.x)}, {y_label} {_number(point.y)}" for point in points)
+    x = Scale(x_ticks[0], x_ticks[-1], LEFT, WIDTH - RIGHT)
+    y = Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
+    description = "; ".join(
+        f"{point.variant}: {x_label} {_number(point.x)}, {y_label} {_number(point.y)}" for point in points
+    )
     parts = [_axes(Axis(x_label, x_ticks, x), Axis(y_label, y_ticks, y)), _front_line(front(points), x, y)]
     parts += [line(LEFT, y(point.y), WIDTH - RIGHT, y(point.y), "reference") for point in points if point.reference]
     parts += [_error_bars(point, x, y) for point in points]
     parts += [mark(point.style, x(point.x), y(point.y), hollow=not point.eligible) for point in points]
     parts += _labels(points, x, y)
-    return figure(name, title, f"{said}. The line is the Pareto front.", (WIDTH, HEIGHT), parts)
+    return figure(name, title, f"{description}. The line is the Pareto front.", (WIDTH, HEIGHT), parts)
 
 
 def score_bars(name: str, title: str, bars: Sequence[Bar], width: float = 2 * WIDTH) -> Markup:
-    """Each variant's score as the sum of its parts, with the score's interval below."""
+    """Plot each variant's score as the sum of its parts, with the score's interval below."""
     height = BAR_ROW * len(bars) + 34
     x = Scale(0.0, 1.0, 96, width - 64)
     parts = []
     for value in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
         parts.append(line(x(value), 6, x(value), height - 24, "grid"))
         parts.append(text(x(value), height - 7, _number(value), anchor="middle"))
-    for number, each in enumerate(bars):
+    for number, bar in enumerate(bars):
         top = BAR_ROW * number + 8
-        parts += _score_row(each, top, x)
-        parts.append(text(width - 56, top + 16, f"{each.score:.3f}", kind="label"))
-    said = "; ".join(f"{bar.variant} {bar.score:.3f} ({bar.low:.2f} to {bar.high:.2f})" for bar in bars)
-    return figure(name, title, said, (width, height), parts)
+        parts += _score_row(bar, top, x)
+        parts.append(text(width - 56, top + 16, f"{bar.score:.3f}", kind="label"))
+    description = "; ".join(f"{bar.variant} {bar.score:.3f} ({bar.low:.2f} to {bar.high:.2f})" for bar in bars)
+    return figure(name, title, description, (width, height), parts)
 
 
 def _score_row(bar: Bar, top: float, x: Scale) -> list[Markup]:
@@ -142,19 +140,15 @@ def _score_row(bar: Bar, top: float, x: Scale) -> list[Markup]:
 
 
 def _reach(values: Sequence[tuple[float, tuple[float, float] | None]]) -> tuple[float, float]:
-    """The lowest and highest of values and intervals, with some room on both sides."""
+    """Find the lowest and highest of values and intervals, with some room on both sides."""
     ends = [end for value, interval in values for end in (value, *(interval or ()))]
     low, high = min(ends), max(ends)
     room = (high - low) * 0.06 or abs(high) * 0.05 or 0.5
     return (max(low - room, 0.0) if low >= 0 else low - room), high + room
 
 
-def _vertical(values: Sequence[float]) -> Scale:
-    return Scale(values[0], values[-1], HEIGHT - BOTTOM, TOP)
-
-
 def _axes(x: Axis, y: Axis) -> Markup:
-    """The grid, the numbers at it, and the labels of both axes."""
+    """Draw the grid, the numbers at it, and the labels of both axes."""
     parts = [line(LEFT, y.scale(tick), WIDTH - RIGHT, y.scale(tick), "grid") for tick in y.ticks]
     parts += [line(x.scale(tick), TOP, x.scale(tick), HEIGHT - BOTTOM, "grid") for tick in x.ticks]
     parts += [text(LEFT - 7, y.scale(tick) + 4, _number(tick), anchor="end") for tick in y.ticks]
@@ -166,7 +160,7 @@ def _axes(x: Axis, y: Axis) -> Markup:
 
 
 def _front_line(points: Sequence[Point], x: Scale, y: Scale) -> Markup:
-    """Steps that rise at each point and stay level to the next."""
+    """Draw steps that rise at each point and stay level to the next."""
     if not points:
         return Markup("")
     steps = [f"M{x(points[0].x)},{HEIGHT - BOTTOM}", f"V{y(points[0].y)}"]
@@ -185,25 +179,19 @@ def _error_bars(point: Point, x: Scale, y: Scale) -> Markup:
 
 
 def _labels(points: Sequence[Point], x: Scale, y: Scale) -> list[Markup]:
-    """Names beside the marks, moved up or down where they would cover one another."""
+    """Write the names beside the marks, moved up or down where they would cover one another."""
     placed: list[tuple[float, float, float]] = []
-    found = []
-    for each in sorted(points, key=lambda point: -point.y):
-        name = _short(each.variant, 16)
+    labels, heights = [], range(TOP + 8, HEIGHT - BOTTOM - 2)
+    for point in sorted(points, key=lambda point: -point.y):
+        name, best = _short(point.variant, 16), y(point.y) - 8
         width = CHARACTER_WIDTH * len(name)
-        left = x(each.x) + 10 if x(each.x) + 10 + width < WIDTH - RIGHT else x(each.x) - 10 - width
-        taken = [at for start, end, at in placed if left < end and start < left + width]
-        height = _free(y(each.y) - 8, taken)
+        left = x(point.x) + 10 if x(point.x) + 10 + width < WIDTH - RIGHT else x(point.x) - 10 - width
+        covered = [height for start, end, height in placed if left < end and start < left + width]
+        free = [height for height in heights if all(abs(height - label) >= LABEL_HEIGHT for label in covered)]
+        height = min(free or heights, key=lambda height: abs(height - best))
         placed.append((left, left + width, height))
-        found.append(text(left, height, name, kind="label chosen" if each.chosen else "label"))
-    return found
-
-
-def _free(wanted: float, taken: Sequence[float]) -> float:
-    """The height nearest to *wanted* at which a label does not cover those at *taken*."""
-    heights = range(TOP + 8, HEIGHT - BOTTOM - 2)
-    apart = [height for height in heights if all(abs(height - other) >= LABEL_HEIGHT for other in taken)]
-    return min(apart or heights, key=lambda each: abs(each - wanted))
+        labels.append(text(left, height, name, kind="label chosen" if point.chosen else "label"))
+    return labels
 
 
 def _number(value: float) -> str:

@@ -13,42 +13,48 @@ from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.variant import Variant
 from stages.parts.vllm.prediction import predict, sized
 from stages.report.cells import ABSENT, Cell, Table, Variants, cell, gib, heads, row
-from stages.report.run_report import Predicted
+from stages.report.run_report import PredictedFigures
 
 
 def predictions(
     store: ModelStore, variants: Sequence[Variant], evaluations: Sequence[Evaluation]
-) -> tuple[Predicted, ...]:
-    """The predictions for the evaluated variants, as far as the model can be sized."""
-    base, found = sized(store), []
+) -> tuple[PredictedFigures, ...]:
+    """Compute the predictions for the evaluated variants, as far as the model can be sized."""
+    base, figures = sized(store), []
     if base is None:
         return ()
-    made = {variant.variant: variant for variant in variants}
+    by_name = {variant.variant: variant for variant in variants}
     try:
-        known = catalogue()
+        accelerators = catalogue()
     except ConfigError:  # in the user's own catalogue; a report is written nevertheless
-        known = {}
+        accelerators = {}
     for evaluation in evaluations:
         try:
-            each = predict(base, evaluation, made[evaluation.variant], known) if evaluation.variant in made else None
+            prediction = (
+                predict(base, evaluation, by_name[evaluation.variant], accelerators)
+                if evaluation.variant in by_name
+                else None
+            )
         except NotSizeable:
             continue
-        if each:
-            found.append(
-                Predicted(
+        if prediction:
+            figures.append(
+                PredictedFigures(
                     variant=evaluation.variant,
-                    weights_bytes=each.weights_bytes,
-                    kv_cache_tokens=each.kv_cache_tokens,
-                    ttft_ms=each.speed.ttft_ms if each.speed else None,
-                    tpot_ms=each.speed.tpot_ms if each.speed else None,
+                    weights_bytes=prediction.weights_bytes,
+                    kv_cache_tokens=prediction.kv_cache_tokens,
+                    ttft_ms=prediction.speed.ttft_ms if prediction.speed else None,
+                    tpot_ms=prediction.speed.tpot_ms if prediction.speed else None,
                 )
             )
-    return tuple(found)
+    return tuple(figures)
 
 
-def predicted(found: Sequence[Predicted], evaluations: Sequence[Evaluation], variants: Variants) -> Table | None:
-    """One row for each figure, one column for each variant; None without a prediction."""
-    by_variant = {each.variant: each for each in found}
+def predicted(
+    figures: Sequence[PredictedFigures], evaluations: Sequence[Evaluation], variants: Variants
+) -> Table | None:
+    """Make one row for each figure, one column for each variant; None without a prediction."""
+    by_variant = {prediction.variant: prediction for prediction in figures}
     pairs = [
         (by_variant[evaluation.variant], evaluation) for evaluation in evaluations if evaluation.variant in by_variant
     ]
@@ -66,7 +72,7 @@ def predicted(found: Sequence[Predicted], evaluations: Sequence[Evaluation], var
             row(cell("TTFT", "mean, ms"), *(_cell(p.ttft_ms, e.load.ttft_ms.mean, "{:,.1f}".format) for p, e in pairs)),
             row(cell("TPOT", "mean, ms"), *(_cell(p.tpot_ms, e.load.tpot_ms.mean, "{:,.1f}".format) for p, e in pairs)),
         ]
-    names = variants.cells(each.variant for _, each in pairs)
+    names = variants.cells(evaluation.variant for _, evaluation in pairs)
     return Table("predicted", (*heads("Predicted"), *names), tuple(rows))
 
 

@@ -13,8 +13,12 @@ from stages.report.cells import Cell, Fact, Row, Table, Variants, cell, count, g
 
 
 def setup(base: Acquired | None, evaluations: Sequence[Evaluation]) -> list[Fact]:
-    """The model, and what its variants were measured on and with."""
-    facts = _model(base) if base else []
+    """Describe the model, and what its variants were measured on and with."""
+    facts = []
+    if base:
+        model = f"{base.model}, {base.architecture}, {si(base.parameters)} weights"
+        facts.append(Fact("Model", f"{model}, license {base.license or 'not stated'}"))
+        facts.append(Fact("Source", f"{base.source}, commit", code=base.commit))
     if not evaluations:
         return facts
     facts += _hardware(evaluations)
@@ -26,79 +30,8 @@ def setup(base: Acquired | None, evaluations: Sequence[Evaluation]) -> list[Fact
     facts.append(Fact("Versions", ", ".join(f"{name} {version}" for name, version in first.tool_versions.items())))
     facts.append(Fact("Workload", workload(first)))
     facts.append(Fact("Protocol", f"{protocol(first)}, {first.load.requests} requests per variant"))
-    return facts + _drift(evaluations) + _shared(evaluations)
-
-
-def _model(base: Acquired) -> list[Fact]:
-    described = f"{base.model}, {base.architecture}, {si(base.parameters)} weights"
-    return [
-        Fact("Model", f"{described}, license {base.license or 'not stated'}"),
-        Fact("Source", f"{base.source}, commit", code=base.commit),
-    ]
-
-
-def _hardware(evaluations: Sequence[Evaluation]) -> list[Fact]:
-    groups, facts = machines(evaluations), []
-    for group in groups:
-        names = f" of {', '.join(each.variant for each in group)}" if len(groups) > 1 else ""
-        machine = group[0].hardware
-        able = [machine.processor.name] if machine.processor else []
-        parts = [f"{machine.cores} × {machine.cpu}", *able, gib(machine.memory_bytes), *machine.gpus]
-        facts.append(Fact(f"Hardware{names}", ", ".join(parts)))
-    return facts
-
-
-def machines(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
-    """The evaluations in groups that were measured on the same hardware."""
-    names = by_machine({evaluation.variant: evaluation for evaluation in evaluations})
-    return [[evaluation for evaluation in evaluations if evaluation.variant in same] for same in names.values()]
-
-
-def workload(evaluation: Evaluation) -> str:
-    given = evaluation.workload
-    name, tokens = given.get("name", "unnamed"), ""
-    if given.get("prompt_tokens"):
-        tokens = f": {given['prompt_tokens']} tokens in, {given['output_tokens']} out"
-    rate = evaluation.load.rate_per_s
-    return f"{name}{tokens}, {f'{rate:.3g} requests/s' if rate else f'{evaluation.load.concurrency} in flight'}"
-
-
-def protocol(evaluation: Evaluation) -> str:
-    """How often the variants were measured, and in which order."""
-    if (schedule := evaluation.schedule) is not None:
-        blocks = count(len(evaluation.looks), "block")
-        spent = f"{schedule.spent_s / 60:.1f} of {schedule.budget_s / 60:g} minutes"
-        return f"{blocks} of one start of each server in {spent}: {schedule.said}"
-    given = evaluation.workload
-    restarts, rounds = int(given.get("restarts", 1)), len(evaluation.rounds)
-    name = f"{given['protocol']}: " if given.get("protocol") else ""
-    load = f"{count(rounds, 'round')} of load{' in all' if restarts > 1 else ''}"
-    order = (
-        "the variants’ servers side by side in turns" if evaluation.interleaved_with else "one variant after another"
-    )
-    return f"{name}{count(restarts, 'start')} of each server, {load}, {order}"
-
-
-def _drift(evaluations: Sequence[Evaluation]) -> list[Fact]:
-    """How much the machine's own speed changed while each variant was measured."""
-    changes = [
-        f"{evaluation.variant} {percent(evaluation.drift.largest_change)}"
-        f"{' (measured again)' if evaluation.drift.measured_again else ''}"
-        for evaluation in evaluations
-        if evaluation.drift
-    ]
-    if not changes:
-        return []
-    limit = evaluations[0].workload.get("drift_limit")
-    if evaluations[0].hardware.gpus:
-        scope = " (CPU only: a GPU’s drift is not measured)"
-    else:
-        scope = f" (limit {percent(limit)})" if limit else ""
-    return [Fact("Machine drift", ", ".join(changes) + scope)]
-
-
-def _shared(evaluations: Sequence[Evaluation]) -> list[Fact]:
-    return [
+    facts += _drift(evaluations)
+    return facts + [
         Fact(
             "Shared machine",
             f"while {evaluation.variant} was measured, the same machine served {', '.join(evaluation.beside)}",
@@ -109,9 +42,57 @@ def _shared(evaluations: Sequence[Evaluation]) -> list[Fact]:
     ]
 
 
+def _hardware(evaluations: Sequence[Evaluation]) -> list[Fact]:
+    groups, facts = machines(evaluations), []
+    for group in groups:
+        names = f" of {', '.join(evaluation.variant for evaluation in group)}" if len(groups) > 1 else ""
+        machine = group[0].hardware
+        able = [machine.processor.name] if machine.processor else []
+        parts = [f"{machine.cores} × {machine.cpu}", *able, gib(machine.memory_bytes), *machine.gpus]
+        facts.append(Fact(f"Hardware{names}", ", ".join(parts)))
+    return facts
+
+
+def machines(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
+    """Group the evaluations that were measured on the same hardware."""
+    names = by_machine({evaluation.variant: evaluation for evaluation in evaluations})
+    return [[evaluation for evaluation in evaluations if evaluation.variant in group] for group in names.values()]
+
+
+def workload(evaluation: Evaluation) -> str:
+    settings = evaluation.workload
+    name, tokens = settings.get("name", "unnamed"), ""
+    if settings.get("prompt_tokens"):
+        tokens = f": {settings['prompt_tokens']} tokens in, {settings['output_tokens']} out"
+    rate = evaluation.load.rate_per_s
+    return f"{name}{tokens}, {f'{rate:.3g} requests/s' if rate else f'{evaluation.load.concurrency} in flight'}"
+
+
+def protocol(evaluation: Evaluation) -> str:
+    """Say how often the variants were measured, and in which order."""
+    if (schedule := evaluation.schedule) is not None:
+        blocks = count(len(evaluation.looks), "block")
+        spent = f"{schedule.spent_s / 60:.1f} of {schedule.budget_s / 60:g} minutes"
+        return f"{blocks} of one start of each server in {spent}: {schedule.said}"
+    return f"{count(len(evaluation.rounds), 'round')} of load"
+
+
+def _drift(evaluations: Sequence[Evaluation]) -> list[Fact]:
+    """Say how much the machine's own speed changed while each variant was measured."""
+    changes = [
+        f"{evaluation.variant} {percent(evaluation.drift.largest_change)}"
+        for evaluation in evaluations
+        if evaluation.drift
+    ]
+    if not changes:
+        return []
+    scope = " (CPU only: a GPU’s drift is not measured)" if evaluations[0].hardware.gpus else ""
+    return [Fact("Machine drift", ", ".join(changes) + scope)]
+
+
 def variants_made(made: Sequence[Variant], variants: Variants) -> Table:
     titles = ("Variant", "Bits", "Unquantized dtype", "Weights", "Seconds", "Peak memory", "Made by", "Digest")
-    return Table("variants", heads(*titles), tuple(_variant(each, variants) for each in made))
+    return Table("variants", heads(*titles), tuple(_variant(variant, variants) for variant in made))
 
 
 def _variant(made: Variant, variants: Variants) -> Row:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scoring.names import REFERENCE
+from scoring.results import Divergence
 from stages.parts.records.evaluation import Evaluation, TaskScore
-from stages.parts.records.production import Candidate, Divergence, Paired, Production
+from stages.parts.records.production import Candidate, Paired, Production
 from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, heads, interval, percent, row, signed
 
 
@@ -20,11 +21,12 @@ def quality(evaluations: Sequence[Evaluation], decision: Production | None, vari
         )
         for task in tasks.values()
     ]
-    found = [
-        candidates[evaluation.variant].divergence if evaluation.variant in candidates else None
-        for evaluation in evaluations
-    ]
-    rows += _divergences(found)
+    rows += _divergences(
+        [
+            candidates[evaluation.variant].divergence if evaluation.variant in candidates else None
+            for evaluation in evaluations
+        ]
+    )
     names = variants.cells(evaluation.variant for evaluation in evaluations)
     return Table("quality", (*heads("Task"), *names), tuple(rows))
 
@@ -35,7 +37,7 @@ def _task(task: TaskScore) -> Cell:
 
 
 def _score(evaluation: Evaluation, task: str, candidate: Candidate | None) -> Cell:
-    score = next((each for each in evaluation.quality if each.task == task), None)
+    score = next((task_score for task_score in evaluation.quality if task_score.task == task), None)
     if score is None:
         return ABSENT
     small = [interval(score.low, score.high, 3)]
@@ -48,23 +50,26 @@ def _score(evaluation: Evaluation, task: str, candidate: Candidate | None) -> Ce
 
 
 def _paired(pair: Paired) -> list[str]:
-    """The difference from fp16, and for accuracy the answers that changed."""
-    difference, low, high = (signed(each, 4) for each in (pair.difference, pair.low, pair.high))
+    """Write the difference from fp16, and for accuracy the answers that changed."""
+    difference, low, high = (signed(value, 4) for value in (pair.difference, pair.low, pair.high))
     lines = [f"{difference} ({low} to {high})"]
     if pair.p_value is not None:
         lines.append(f"{pair.lost} lost, {pair.gained} gained, p = {pair.p_value:.2g}")
     return lines
 
 
-def _divergences(found: Sequence[Divergence | None]) -> list[Row]:
-    """A row for each comparison, one cell for each variant; none where no divergence was measured."""
-    first = next((each for each in found if each), None)
+def _divergences(divergences: Sequence[Divergence | None]) -> list[Row]:
+    """Make a row for each comparison, one cell for each variant; none where no divergence was measured."""
+    first = next(filter(None, divergences), None)
     if first is None:
         return []
-    divergence = [cell(f"{each.kl:.4f}", interval(each.kl_low, each.kl_high, 4)) if each else ABSENT for each in found]
-    agreement = [_agreement(each) if each else ABSENT for each in found]
+    kl = [
+        cell(f"{divergence.kl:.4f}", interval(divergence.kl_low, divergence.kl_high, 4)) if divergence else ABSENT
+        for divergence in divergences
+    ]
+    agreement = [_agreement(divergence) if divergence else ABSENT for divergence in divergences]
     rows = [
-        row(cell("Divergence from fp16", "KL in nats per token, lower is better"), *divergence),
+        row(cell("Divergence from fp16", "KL in nats per token, lower is better"), *kl),
         row(
             cell(
                 "Top-1 agreement with fp16",
@@ -75,8 +80,8 @@ def _divergences(found: Sequence[Divergence | None]) -> list[Row]:
         ),
     ]
     if first.greedy_agreement is not None:
-        said = "texts that are continued with the same tokens; below, the share of tokens before the first other one"
-        rows.append(row(cell("Greedy agreement with fp16", said), *map(_greedy, found)))
+        measure = "texts that are continued with the same tokens; below, the share of tokens before the first other one"
+        rows.append(row(cell("Greedy agreement with fp16", measure), *map(_greedy, divergences)))
     return rows
 
 

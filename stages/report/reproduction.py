@@ -47,7 +47,8 @@ def reproduction(report: RunReport, decision: Production) -> Reproduction:
 
 
 def settings_file(report: RunReport) -> str:
-    """The run's settings, as ``slipway run --config`` reads them, with comments that tell the digests of files."""
+    """Write the run's settings, as ``slipway run --config`` reads them, with comments that tell the digests of
+    files."""
     import yaml
 
     workload = report.decision.workload if report.decision else {}
@@ -59,17 +60,14 @@ def settings_file(report: RunReport) -> str:
 
 
 def command(report: RunReport, decision: Production) -> str:
-    """The command that repeats the run with its settings in a file."""
-    said = ["slipway", "run", _source(report), "--config", SETTINGS_FILE]
+    """Write the command that repeats the run with its settings in a file."""
+    # What `slipway run` was given: a name on the Hub, or a local directory.
+    source = report.base.source if report.base else ""
+    model = source.removeprefix("local:") if source.startswith("local:") else report.model
+    words = ["slipway", "run", model, "--config", SETTINGS_FILE]
     if not decision.model.startswith("local/"):
-        said += ["--revision", decision.commit]
+        words += ["--revision", decision.commit]
     if decision.price:
         price = decision.price
-        said += ["--set", f"platform.price_per_hour={price.per_hour}", "--set", f"platform.currency={price.currency}"]
-    return shlex.join(said)
-
-
-def _source(report: RunReport) -> str:
-    """What ``slipway run`` was given: a name on the Hub, or a local directory."""
-    source = report.base.source if report.base else ""
-    return source.removeprefix("local:") if source.startswith("local:") else report.model
+        words += ["--set", f"platform.price_per_hour={price.per_hour}", "--set", f"platform.currency={price.currency}"]
+    return shlex.join(words)

@@ -17,7 +17,7 @@ from stages.parts.records.variant import Variant
 JSON: Final = "report.json"
 
 
-class Predicted(Record):
+class PredictedFigures(Record):
     """What ``slipway plan`` predicts of a variant, without calibration, under the conditions of its evaluation."""
 
     variant: str
@@ -43,6 +43,5 @@ class RunReport(Record):
     """None if the run made no decision, or if the store no longer has it."""
     variants: tuple[Variant, ...]
     evaluations: tuple[Evaluation, ...]
-    predictions: tuple[Predicted, ...] = ()
-    """Empty also in reports that were written before there were plans."""
+    predictions: tuple[PredictedFigures, ...] = ()
     written_at: datetime

@@ -10,7 +10,8 @@ from markupsafe import Markup
 
 from scoring.metrics import METRICS, odds, shown, si, span
 from scoring.names import REFERENCE
-from stages.parts.records.production import Candidate, Comparison, Production
+from scoring.results import Comparison
+from stages.parts.records.production import Candidate, Production
 from stages.report import plots
 from stages.report.cells import ABSENT, Cell, Table, Variants, cell, interval, percent, row, signed
 from stages.report.choice import TITLES, changed
@@ -52,6 +53,7 @@ class TradeOffs:
 
 
 def scores(decision: Production, variants: Variants) -> Scores:
+    reference = decision.profile["reference"]
     return Scores(
         profile=decision.profile["name"],
         plot=_score_plot("score", decision, variants, 2 * WIDTH),
@@ -59,7 +61,7 @@ def scores(decision: Production, variants: Variants) -> Scores:
         weights=tuple((metric, percent(decision.weights[metric])) for metric in METRICS),
         table=_table(decision, variants),
         comparisons=_comparisons(decision, variants),
-        reference=_reference(decision),
+        reference=reference if isinstance(reference, str) else "the profile’s values",
         price=f"{decision.price.per_hour} {decision.price.currency}" if decision.price else "",
     )
 
@@ -101,19 +103,13 @@ def _table(decision: Production, variants: Variants) -> Table:
 
 
 def _heading(decision: Production, metric: str) -> Cell:
-    """The metric, and the ratios to the reference that count 0 and 1."""
-    anchor = decision.profile.get("anchors", {}).get(metric)
-    return cell(TITLES[metric], *([f"{anchor['zero']:g}× = 0, {anchor['one']:g}× = 1"] if anchor else []))
-
-
-def _reference(decision: Production) -> str:
-    """Decisions of version 0.1.0 have no reference in their profile."""
-    reference = decision.profile.get("reference", REFERENCE)
-    return reference if isinstance(reference, str) else "the profile’s values"
+    """Name the metric, and the ratios to the reference that count 0 and 1."""
+    anchor = decision.profile["anchors"][metric]
+    return cell(TITLES[metric], f"{anchor['zero']:g}× = 0, {anchor['one']:g}× = 1")
 
 
 def _comparisons(decision: Production, variants: Variants) -> Table | None:
-    """What the outcome follows from: one row for each variant that the first of the ranking is compared with."""
+    """Show what the outcome follows from: one row for each variant that the first of the ranking is compared with."""
     if not decision.comparisons:
         return None
     first = decision.candidates[0].variant
@@ -137,7 +133,7 @@ def _lead_interval(comparison: Comparison) -> str:
 
 
 def _score(candidate: Candidate) -> tuple[Cell, Cell]:
-    """The score, and the probability to be the best."""
+    """Show the score, and the probability to be the best."""
     if candidate.score is None:
         return cell("excluded", css="failed"), ABSENT
     low, high = candidate.score_low, candidate.score_high
@@ -156,11 +152,11 @@ def _metric(candidate: Candidate, metric: str) -> Cell:
 
 
 def _shown_interval(candidate: Candidate, metric: str) -> str:
-    """The metric's 95% interval in its unit, such as '0.36–0.41'; empty where none is recorded."""
-    found = candidate.intervals.get(metric)
-    if found is None:
+    """Write the metric's 95% interval in its unit, such as '0.36–0.41'; empty where none is recorded."""
+    ends = candidate.intervals.get(metric)
+    if ends is None:
         return ""
-    return interval(found.low, found.high, 3 if metric == "quality" else 0 if found.high >= 100 else 1)
+    return interval(ends.low, ends.high, 3 if metric == "quality" else 0 if ends.high >= 100 else 1)
 
 
 def _cost(candidate: Candidate) -> Cell:
@@ -171,11 +167,11 @@ def _cost(candidate: Candidate) -> Cell:
 
 
 def trade_offs(decision: Production, variants: Variants) -> TradeOffs | None:
-    """None where fewer than two variants were measured."""
+    """Plot quality against latency and weights; None where fewer than two variants were measured."""
     measured = [candidate for candidate in decision.candidates if candidate.raw]
     if len(measured) < 2:
         return None
-    names = {each.variant for each in measured}
+    names = {candidate.variant for candidate in measured}
     return TradeOffs(
         latency=_trade_off(measured, "latency", decision.winner, variants),
         memory=_trade_off(measured, "memory", decision.winner, variants),
@@ -185,33 +181,33 @@ def trade_offs(decision: Production, variants: Variants) -> TradeOffs | None:
 
 
 def _trade_off(measured: Sequence[Candidate], metric: str, winner: str, variants: Variants) -> Markup:
-    factor, unit = _unit(metric, max(each.raw[metric] for each in measured))
-    reference = next((each.raw["quality"] for each in measured if each.variant == REFERENCE), None)
+    factor, unit = _unit(metric, max(candidate.raw[metric] for candidate in measured))
+    reference = next((candidate.raw["quality"] for candidate in measured if candidate.variant == REFERENCE), None)
     points = [
         plots.Point(
-            variant=each.variant,
-            style=variants.styles[each.variant],
-            x=each.raw[metric] / factor,
-            y=each.raw["quality"],
-            x_interval=_interval(each, metric, factor),
-            y_interval=_quality_interval(each, reference),
-            chosen=each.variant == winner,
-            eligible=not each.excluded,
-            reference=each.variant == REFERENCE,
+            variant=candidate.variant,
+            style=variants.styles[candidate.variant],
+            x=candidate.raw[metric] / factor,
+            y=candidate.raw["quality"],
+            x_interval=_interval(candidate, metric, factor),
+            y_interval=_quality_interval(candidate, reference),
+            chosen=candidate.variant == winner,
+            eligible=not candidate.excluded,
+            reference=candidate.variant == REFERENCE,
         )
-        for each in measured
+        for candidate in measured
     ]
     title = f"Quality versus {TITLES[metric].lower()}"
     return plots.scatter(f"quality-{metric}", title, f"{TITLES[metric]}, {unit}", "quality", points)
 
 
 def _interval(candidate: Candidate, metric: str, factor: float) -> tuple[float, float] | None:
-    found = candidate.intervals.get(metric)
-    return (found.low / factor, found.high / factor) if found else None
+    ends = candidate.intervals.get(metric)
+    return (ends.low / factor, ends.high / factor) if ends else None
 
 
 def _quality_interval(candidate: Candidate, reference: float | None) -> tuple[float, float] | None:
-    """The interval of the difference from fp16 on the same items, placed at fp16's quality.
+    """Compute the interval of the difference from fp16 on the same items, placed at fp16's quality.
 
     The variant's own interval would hide that most of its noise is in the items, which both share. fp16 has no interval
     then. Where fp16 was not measured (*reference* is None), it is the variant's own.
@@ -225,7 +221,7 @@ def _quality_interval(candidate: Candidate, reference: float | None) -> tuple[fl
 
 
 def _unit(metric: str, highest: float) -> tuple[float, str]:
-    """The factor and the name of the unit of an axis that reaches *highest*."""
+    """Choose the factor and the name of the unit of an axis that reaches *highest*."""
     if metric == "latency":
         return 1.0, "ms"
     prefix = si(highest).split()[-1] if " " in si(highest).strip() else ""

@@ -6,7 +6,6 @@ as well, for readers who can't tell the colors apart.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,12 +15,12 @@ WIDTH: Final = 460
 """Width of a plot that fills half the page, in the SVG's units."""
 MARK: Final = 5.5
 """Radius of a mark."""
-STYLES: Final = 8
+STYLES: Final = 5
 """Number of colors and marks; further variants begin again with the first."""
 
 
 def figure(name: str, title: str, description: str, size: tuple[float, float], parts: Sequence[Markup]) -> Markup:
-    """A whole drawing.
+    """Put a drawing together.
 
     Args:
         name: its id, unique in the page.
@@ -39,12 +38,12 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
 
 
 def text(x: float, y: float, content: str, *, kind: str = "tick", anchor: str = "start") -> Markup:
-    shown = escape(content)
-    return Markup('<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>').format(kind, x, y, anchor, shown)
+    escaped = escape(content)
+    return Markup('<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>').format(kind, x, y, anchor, escaped)
 
 
 def error_bar(x1: float, y1: float, x2: float, y2: float) -> Markup:
-    """A horizontal or vertical bar with caps across its ends."""
+    """Draw a horizontal or vertical bar with caps across its ends."""
     dx, dy = (0, 3.5) if y1 == y2 else (3.5, 0)
     caps = [line(x - dx, y - dy, x + dx, y + dy, "bar") for x, y in ((x1, y1), (x2, y2))]
     return Markup("").join([line(x1, y1, x2, y2, "bar"), *caps])
@@ -60,30 +59,17 @@ def mark(style: int, x: float, y: float, *, hollow: bool = False, size: float = 
 
 
 def legend_mark(style: int) -> Markup:
-    """A variant's mark for a line of text."""
+    """Draw a variant's mark for a line of text."""
     return Markup('<svg class="key" viewBox="0 0 16 16" width="16" height="16" aria-hidden="true">{}</svg>').format(
         mark(style, 8, 8)
     )
 
 
-def _star(corners: int, outer: float, inner: float | None = None) -> tuple[tuple[float, float], ...]:
-    """The corners of a regular polygon with one on top, or of a star with the radii *outer* and *inner*."""
-    radii = [outer] if inner is None else [outer, inner]
-    angles = [math.tau * each / (corners * len(radii)) for each in range(corners * len(radii))]
-    return tuple(
-        (radii[number % len(radii)] * math.sin(angle), -radii[number % len(radii)] * math.cos(angle))
-        for number, angle in enumerate(angles)
-    )
-
-
 SHAPES: Final[tuple[tuple[tuple[float, float], ...] | None, ...]] = (
-    _star(4, 1.3),
+    ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
     None,
     ((-0.95, -0.95), (0.95, -0.95), (0.95, 0.95), (-0.95, 0.95)),
-    _star(3, 1.25),
+    ((0, -1.25), (1.08, 0.62), (-1.08, 0.62)),
     ((0, 1.25), (1.08, -0.62), (-1.08, -0.62)),
-    _star(5, 1.5, 0.6),
-    _star(5, 1.2),
-    _star(4, 1.4, 0.5),
 )
-"""Corners by style, in radii: diamond (fp16), circle (None), square, two triangles, star, pentagon, sharp star."""
+"""Corners by style, in radii: diamond (fp16), circle (None), square, two triangles."""

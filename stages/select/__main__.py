@@ -31,8 +31,7 @@ def main() -> None:
         decision = selection.decision
         if selection.reused:
             where = "in production" if current_release(store) == decision.release else "published"
-            said = f"{decision.headline}; it is {where} already, from the same measurements"
-            report.reused(said, key=decision.key)
+            report.reused(f"{decision.headline}; it is {where} already, from the same measurements", key=decision.key)
         else:
             published = f"Published as {decision.release} ({selection.placement})."
             report.done(f"{decision.reason} {published}", key=decision.key)

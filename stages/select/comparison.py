@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from scoring.metrics import METRICS
-from scoring.student import Z_95
 from stages.parts.base.record import Record
 from stages.parts.records.evaluation import Evaluation
+from stages.parts.samples.capacity import throughput_of
+from stages.parts.samples.figures import percentiles
+from stages.parts.samples.lines import Samples
 from stages.parts.samples.questions import Questions, questions
 from stages.select.differences import differences
-from stages.select.draws import machine_speeds, metric_draws
+from stages.select.machine_speed import machine_speeds, slower_shares
 from stages.select.notes import different_questions
 from stages.select.stored import StoredDecision
 
 if TYPE_CHECKING:
-    from scoring.draws import Draws
+    from scoring.lead import Lead
 
 
-class Setting(Record):
+class SettingChange(Record):
     """A setting that differs; both values as text, – where there is none."""
 
     what: str
@@ -39,12 +42,12 @@ class MetricChange(Record):
     change: float | None
     """Relative to the first run; None if the first value is 0."""
     beyond_noise: bool | None
-    """Whether the change exceeds what chance (95 %) and a machine of another speed explain; None if the noise was not
-    measured."""
+    """Whether the change exceeds what chance (95 %) and a machine of another speed explain; None if the noise is not
+    known."""
 
 
-class Comparison(Record):
-    settings: tuple[Setting, ...]
+class RunComparison(Record):
+    settings: tuple[SettingChange, ...]
     metrics: tuple[MetricChange, ...]
     """The changes of the variants that both runs measured."""
     notes: tuple[str, ...]
@@ -55,154 +58,163 @@ class Comparison(Record):
 
 
 @dataclass(frozen=True)
-class Runs:
-    """Two runs with their evidence."""
+class MeasuredTwice:
+    """A variant that both runs measured."""
 
-    first: StoredDecision
-    second: StoredDecision
-    draws: tuple[Draws, Draws]
-    asked: Mapping[str, Questions]
-    """The questions that each run (``0`` and ``1``) asked a variant, by variant measured in both."""
-    starts: Mapping[str, int]
-    """How often the server of each of these variants was started, in the run where that was less often."""
+    name: str
+    evaluations: tuple[Evaluation, Evaluation]
+    samples: tuple[Samples, Samples]
 
-    def evaluations(self, variant: str) -> tuple[Evaluation, Evaluation]:
-        return self.first.evaluations[variant], self.second.evaluations[variant]
+    @cached_property
+    def questions(self) -> Questions:
+        """The questions that were asked, by run."""
+        return questions(dict(zip(("first", "second"), self.samples, strict=True)))
 
-    def slower_share(self, variant: str) -> float | None:
+    @property
+    def started_once(self) -> bool:
+        """Whether one of the runs started the server only once, which does not show the noise of starts."""
+        return any(len({run.run.restart for run in sample.rounds}) < 2 for sample in self.samples)
+
+    @cached_property
+    def slower_share(self) -> float | None:
         """How much slower the machine was in the run where it was slower, as a share; None if that is not known."""
-        speeds = [machine_speeds(each.evaluations).get(variant, 0.0) for each in (self.first, self.second)]
+        speeds = [machine_speeds({"": evaluation}).get("", 0.0) for evaluation in self.evaluations]
         return 1 - min(speeds) / max(speeds) if all(speeds) else None
 
+    def noise(self, metric: str) -> float:
+        """Compute how far chance (95 %) and the machine's speed may move ln of a metric from run to run; infinite if
+        the noise is not known. Quality is compared on the items that both runs asked."""
+        if metric == "memory":
+            return 0.0
+        if metric == "quality":
+            from scoring.lead import Lead
+            from scoring.losses import mean_quality, task_quality
 
-def compare(first: StoredDecision, second: StoredDecision) -> Comparison:
-    """Raises: DamagedModel: samples are not what was written."""
+            first, second = self.questions.values()
+            if not first or first.keys() != second.keys():
+                return math.inf
+            quality = mean_quality([task_quality([first[task], second[task]]) for task in first])
+            return Lead(0.0, 0.0, quality.difference_variance(0, 1), math.inf).reach()
+        before, after = (_by_starts(sample, metric) for sample in self.samples)
+        return math.hypot(after.minus(before).reach(), math.log1p(-(self.slower_share or 0.0)))
+
+
+def compare(first: StoredDecision, second: StoredDecision) -> RunComparison:
+    """Compare two runs.
+
+    Raises:
+        DamagedModel: samples are not what was written.
+    """
     samples = (first.samples(), second.samples())
-    pairs = list(zip((first, second), samples, strict=True))
-    before, after = (metric_draws(each.evaluations, given, questions(given)) for each, given in pairs)
-    asked = {
-        name: questions({str(number): given[name] for number, (_, given) in enumerate(pairs)})
-        for name in both(first, second)
-    }
-    starts = {name: min(len({each.run.restart for each in given[name].rounds}) for given in samples) for name in asked}
-    runs = Runs(first, second, (before, after), asked, starts)
-    winners = [each.decision.winner if each.decision else None for each in (first, second)]
-    return Comparison(
-        settings=tuple(settings(first, second)),
-        metrics=tuple(change for name in asked for change in changes(runs, name)),
-        notes=tuple(notes(runs)),
-        winners=tuple(f"{each.folder.name}: {_reason(each)}" for each in (first, second)),
+    variants = [
+        MeasuredTwice(name, (evaluation, second.evaluations[name]), (samples[0][name], samples[1][name]))
+        for name, evaluation in first.evaluations.items()
+        if name in second.evaluations
+    ]
+    winners = [run.decision.winner if run.decision else None for run in (first, second)]
+    reasons = [run.decision.reason if run.decision else "no variant could be chosen" for run in (first, second)]
+    return RunComparison(
+        settings=(*_settings(first, second), *_conditions(variants)),
+        metrics=tuple(change for variant in variants for change in _changes(variant)),
+        notes=tuple(_notes(variants)),
+        winners=tuple(f"{run.folder.name}: {why}" for run, why in zip((first, second), reasons, strict=True)),
         same_winner=winners[0] == winners[1],
     )
 
 
-def settings(first: StoredDecision, second: StoredDecision) -> Iterator[Setting]:
-    """The settings that differ: model, profile, price and measured variants, then for the variants that both runs
-    measured how and on what. A difference that all of them share appears once, any other under the variant's name."""
-    for path, before, after in differences(_told(first), _told(second)):
-        yield Setting(what=path, before=_plain(before), after=_plain(after))
+def _settings(first: StoredDecision, second: StoredDecision) -> Iterator[SettingChange]:
+    """Yield what differs of model, profile, price and measured variants."""
+
+    def settings(run: StoredDecision) -> dict[str, Any]:
+        basis = run.basis.model_dump(mode="json")
+        return {
+            "model": {name: basis["base"][name] for name in ("model", "commit", "digest")},
+            "profile": basis["profile"],
+            "price": basis["price"],
+            "measured": ", ".join(run.evaluations),
+            "not measured": basis["excluded"],
+        }
+
+    yield from (_setting(*difference) for difference in differences(settings(first), settings(second)))
+
+
+def _conditions(variants: Sequence[MeasuredTwice]) -> Iterator[SettingChange]:
+    """Yield how and on what was measured otherwise: once if it is so for all variants, else under each one's name."""
+
+    def conditions(evaluation: Evaluation) -> dict[str, Any]:
+        document = evaluation.model_dump(mode="json")
+        engine = {
+            name: document["engine"][name] for name in ("version", "arguments", "dtype", "quantization", "kernel")
+        }
+        names = ("variant_digest", "workload", "hardware", "tool_versions", "interleaved_with", "beside")
+        return {name: document[name] for name in names} | {"engine": engine}
+
     by_variant = {
-        name: list(differences(_conditions(first.evaluations[name]), _conditions(second.evaluations[name])))
-        for name in both(first, second)
+        variant.name: list(differences(conditions(variant.evaluations[0]), conditions(variant.evaluations[1])))
+        for variant in variants
     }
-    for each in {each: None for found in by_variant.values() for each in found}:
-        having = [name for name, found in by_variant.items() if each in found]
-        for prefix in [""] if len(having) == len(by_variant) else [f"{name}." for name in having]:
-            yield Setting(what=prefix + each[0], before=_plain(each[1]), after=_plain(each[2]))
+    for difference in dict.fromkeys(difference for changed in by_variant.values() for difference in changed):
+        names = [name for name, changed in by_variant.items() if difference in changed]
+        for prefix in [""] if len(names) == len(by_variant) else [f"{name}." for name in names]:
+            yield _setting(prefix + difference[0], *difference[1:])
 
 
-def both(first: StoredDecision, second: StoredDecision) -> list[str]:
-    """The variants that both runs measured."""
-    return [name for name in first.evaluations if name in second.evaluations]
+def _setting(path: str, before: str, after: str) -> SettingChange:
+    before, after = ("–" if text in ("absent", "null") else text.strip('"') for text in (before, after))
+    return SettingChange(what=path, before=before, after=after)
 
 
-def changes(runs: Runs, variant: str) -> Iterator[MetricChange]:
-    """The change of every metric of a variant."""
-    before, after = (evaluation.metrics() for evaluation in runs.evaluations(variant))
-    noise = noise_of(runs, variant)
+def _changes(variant: MeasuredTwice) -> Iterator[MetricChange]:
+    """Yield the change of every metric of a variant."""
+    metrics = [evaluation.metrics() for evaluation in variant.evaluations]
     for metric in METRICS:
-        if not (math.isfinite(before[metric]) and math.isfinite(after[metric])):
+        before, after = metrics[0][metric], metrics[1][metric]
+        if not (math.isfinite(before) and math.isfinite(after)):
             continue
-        limit = noise.get(metric)
+        noise = variant.noise(metric)
+        apart = abs(math.log(after / before)) if before > 0 and after > 0 else math.inf if before != after else 0.0
         yield MetricChange(
-            variant=variant,
+            variant=variant.name,
             metric=metric,
-            before=before[metric],
-            after=after[metric],
-            change=after[metric] / before[metric] - 1 if before[metric] else None,
-            beyond_noise=None if limit is None else abs(after[metric] - before[metric]) > limit,
+            before=before,
+            after=after,
+            change=after / before - 1 if before else None,
+            beyond_noise=apart > noise if math.isfinite(noise) else None,
         )
 
 
-def noise_of(runs: Runs, variant: str) -> dict[str, float]:
-    """The change that noise explains, for each metric: 1.96 standard deviations of chance, and the difference in
-    the machine's speed. The runs' rounds are independent of each other; quality is compared on the items that both were
-    asked.
-    """
-    from scoring.draws import quality_draws
+def _by_starts(samples: Samples, metric: str) -> Lead:
+    """Estimate ln of the latency (95th percentile) or of the throughput over the starts of the server."""
+    from scoring.lead import Lead
 
-    drawn = [draw[variant] for draw in runs.draws]
-    metrics = [evaluation.metrics() for evaluation in runs.evaluations(variant)]
-    slower = runs.slower_share(variant) or 0.0
-    found = {"memory": 0.0}
-    for metric in ("latency", "throughput"):
-        if all(metric in each for each in drawn):
-            by_chance = [Z_95 * float(each[metric].std()) for each in drawn]
-            found[metric] = math.hypot(*by_chance, slower * max(each[metric] for each in metrics))
-    try:
-        quality = quality_draws(runs.asked[variant])
-    except ValueError:  # not the same tasks
-        return found
-    return found | {"quality": Z_95 * float((quality["0"]["quality"] - quality["1"]["quality"]).std())}
+    values = []
+    for start in sorted({run.run.restart for run in samples.rounds}):
+        rounds, trials = (
+            [run for run in runs if run.run.restart == start] for runs in (samples.rounds, samples.trials)
+        )
+        times = [request.e2el_ms for run in rounds for request in run.requests]
+        values.append(percentiles(times).p95 if metric == "latency" else throughput_of(rounds, trials))
+    return Lead.of_starts([math.log(value) for value in values])
 
 
-def notes(runs: Runs) -> Iterator[str]:
-    """What the noise does not include, and what it includes besides chance."""
-    from scoring.machine import NOTED
-
-    if once := [name for name, starts in runs.starts.items() if starts < 2]:
+def _notes(variants: Sequence[MeasuredTwice]) -> Iterator[str]:
+    """Yield what the noise does not include, and what it includes besides chance."""
+    if names := [variant.name for variant in variants if variant.started_once]:
         yield (
-            f"One of the runs started the server of {', '.join(once)} only once: the noise does not include the "
-            "variation between starts."
+            f"One of the runs started the server of {', '.join(names)} only once: the noise of latency and throughput "
+            "is not known."
         )
-    slower = {name: runs.slower_share(name) for name in runs.asked}
     for why, gpus in (("it was not recorded", False), ("that of a GPU is not probed", True)):
         unknown = [
-            name
-            for name, share in slower.items()
-            if share is None and any(evaluation.hardware.gpus for evaluation in runs.evaluations(name)) == gpus
+            variant.name
+            for variant in variants
+            if variant.slower_share is None and any(run.hardware.gpus for run in variant.evaluations) == gpus
         ]
         if unknown:
             yield f"The noise of {', '.join(unknown)} does not include the speed of the machine: {why}."
-    if told := ", ".join(f"{share:.0%} slower for {name}" for name, share in slower.items() if (share or 0) > NOTED):
+    if slower := slower_shares({variant.name: variant.slower_share or 0.0 for variant in variants}):
         yield (
-            f"The machine itself was {told} in one of the runs: differences in latency and throughput must exceed that "
-            "as well to count."
+            f"The machine itself was {slower} in one of the runs: differences in latency and throughput must exceed "
+            "that as well to count."
         )
-    yield from {note: None for asked in runs.asked.values() for note in different_questions(asked)}
-
-
-def _told(run: StoredDecision) -> dict[str, Any]:
-    basis = run.basis.model_dump(mode="json")
-    return {
-        "model": {name: basis["base"][name] for name in ("model", "commit", "digest")},
-        "profile": basis["profile"],
-        "price": basis["price"],
-        "measured": ", ".join(run.evaluations),
-        "not measured": basis["excluded"],
-    }
-
-
-def _conditions(evaluation: Evaluation) -> dict[str, Any]:
-    told = evaluation.model_dump(mode="json")
-    engine = {name: told["engine"][name] for name in ("version", "arguments", "dtype", "quantization", "kernel")}
-    names = ("variant_digest", "workload", "hardware", "tool_versions", "interleaved_with", "beside")
-    return {name: told[name] for name in names} | {"engine": engine}
-
-
-def _reason(run: StoredDecision) -> str:
-    return run.decision.reason if run.decision else "no variant could be chosen"
-
-
-def _plain(text: str) -> str:
-    return "–" if text in ("absent", "null") else text.strip('"')
+    yield from dict.fromkeys(note for variant in variants for note in different_questions(variant.questions))

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final
 from scoring.metrics import METRICS
 from scoring.profile import Profile
 from stages.parts.base.errors import NoWinner
-from stages.parts.base.program import VERSION
+from stages.parts.base.program import version
 from stages.parts.base.settings import parse
 from stages.parts.base.store import digest_of
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.production import RULES, Candidate, Comparison, Layout, More, Production
+from stages.parts.records.production import RULES, Candidate, FewerGpus, Production
 from stages.parts.samples.figures import prompt_tokens_per_s
 from stages.parts.samples.lines import LoadSamples, Samples
 from stages.select.candidates import candidates_of
-from stages.select.fewer_gpus import layout_of, said_of
+from stages.select.fewer_gpus import fewer_gpus_of, sentences_of
 from stages.select.measurements import Measurements, measurements_of
 from stages.select.notes import near_limits, notes_of
 from stages.select.sentences import reason_of
@@ -54,7 +54,7 @@ class Choice:
         return self.estimate.evidence.speed.blocks
 
     def reason(self) -> str:
-        """The outcome, and why the winner was chosen."""
+        """Say the outcome, and why the winner was chosen."""
         (change,) = (candidate.change for candidate in self.candidates if candidate.variant == self.winner.variant)
         return reason_of(
             self.verdict,
@@ -76,57 +76,63 @@ def choose(basis: Basis, evaluations: Mapping[str, Evaluation], samples: Mapping
     from scoring.estimate import Estimate
 
     profile = parse(Profile, basis.profile, "the profile")
-    found = measurements_of(evaluations, samples, profile)
-    excluded = basis.excluded | found.unusable
-    excluded |= {name: "; ".join(gate.reasons) for name, gate in found.gates.items() if gate.verdict != "pass"}
-    excluded |= {name: "was not loaded" for name in found.measured if name not in {*found.loaded, *excluded}}
-    _check_choosable(found, profile, excluded)
-    criteria = found.criteria(profile)
-    estimate = Estimate(found.evidence(), criteria)
-    apart = [name for name in found.loaded if name not in estimate.evidence.variants]
+    measurements = measurements_of(evaluations, samples, profile)
+    excluded = basis.excluded | measurements.unusable
+    excluded |= {name: "; ".join(gate.reasons) for name, gate in measurements.gates.items() if gate.verdict != "pass"}
+    idle = [name for name in measurements.measured if name not in measurements.loaded]
+    excluded |= {name: "was not loaded" for name in idle if name not in excluded}
+    _check_choosable(measurements, profile, excluded)
+    estimate = Estimate(measurements.evidence(), measurements.criteria(profile))
+    apart = [name for name in measurements.loaded if name not in estimate.evidence.variants]
     excluded |= dict.fromkeys(apart, "no server of it was loaded beside one that can be compared with the reference")
-    missing = tuple(sorted({*basis.missing, *found.unusable, *apart}))
-    verdict = _judged(found, estimate, excluded, missing)
+    missing = tuple(sorted({*basis.missing, *measurements.unusable, *apart}))
+    verdict = _judged(measurements, estimate, excluded, missing)
     return Choice(
-        winner=found.evaluations[verdict.chosen],
+        winner=measurements.evaluations[verdict.chosen],
         verdict=verdict,
         estimate=estimate,
         basis=basis,
         profile=profile,
-        measurements=found,
+        measurements=measurements,
         missing=missing,
         excluded=excluded,
-        candidates=candidates_of(found, estimate, verdict, excluded, basis.price),
+        candidates=candidates_of(measurements, estimate, verdict, excluded, basis.price),
     )
 
 
-def _check_choosable(found: Measurements, profile: Profile, excluded: Mapping[str, str]) -> None:
-    """Raises: NoWinner: no variant passed the gates, or the reference was not measured."""
+def _check_choosable(measurements: Measurements, profile: Profile, excluded: Mapping[str, str]) -> None:
+    """Check that a variant passed the gates, and that the reference was measured.
+
+    Raises:
+        NoWinner: otherwise.
+    """
     why = "; ".join(f"{name}: {reason}" for name, reason in excluded.items())
-    if found.reference and found.reference not in found.loaded:
+    if measurements.reference and measurements.reference not in measurements.loaded:
         raise NoWinner(
-            f"the reference {found.reference} was not measured, so nothing can be compared with it ({why})",
+            f"the reference {measurements.reference} was not measured, so nothing can be compared with it ({why})",
             hint="profile.reference may name another variant, or fixed values",
         )
-    if all(name in excluded for name in found.loaded):
+    if all(name in excluded for name in measurements.loaded):
         raise NoWinner(
             f"No variant can be chosen: {why}.", hint=f"see the evaluations, or change the profile {profile.name}"
         )
 
 
-def _judged(found: Measurements, estimate: Estimate, excluded: Mapping[str, str], missing: tuple[str, ...]) -> Verdict:
-    """The verdict at the last look. A variant that was looked at less often than others was beaten by then."""
+def _judged(
+    measurements: Measurements, estimate: Estimate, excluded: Mapping[str, str], missing: tuple[str, ...]
+) -> Verdict:
+    """Judge as at the last look. A variant that was looked at less often than others was beaten by then."""
     from scoring.choice import judge, lacking
 
     able = [name for name in estimate.evidence.variants if name not in excluded]
     unclear = {
-        name: found.gates[name].more_items
+        name: measurements.gates[name].more_items
         for name in estimate.evidence.variants
-        if found.gates[name].verdict == "unclear"
+        if measurements.gates[name].verdict == "unclear"
     }
-    looks = {name: found.evaluations[name].looks for name in (*able, *unclear)}
+    looks = {name: measurements.evaluations[name].looks for name in (*able, *unclear)}
     times = max(looks.values(), key=len)
-    beaten = [name for name, each in looks.items() if len(each) < len(times)]
+    beaten = [name for name, looked in looks.items() if len(looked) < len(times)]
     verdict = judge(
         estimate.evidence, estimate.criteria, able=able, unclear=unclear, beaten=beaten, times=times or (1.0,)
     )
@@ -134,15 +140,15 @@ def _judged(found: Measurements, estimate: Estimate, excluded: Mapping[str, str]
 
 
 def document(choice: Choice, *, run: str | None, release: str) -> Production:
-    """The document of a choice.
+    """Write the document of a choice.
 
     Args:
         run: the run that decides, if any.
         release: the release that the winner is published as; empty if it is not published.
     """
     winner, verdict, base = choice.winner, choice.verdict, choice.basis.base
-    found, price = choice.measurements, choice.basis.price
-    layout = layout_of(winner, choice.profile.constraints)
+    measurements, price = choice.measurements, choice.basis.price
+    layout = fewer_gpus_of(winner, choice.profile.constraints)
     return Production(
         model=base.model,
         commit=base.commit,
@@ -155,12 +161,12 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
         wording=WORDING,
         notes=_notes(choice, layout),
         rules=RULES,
-        slipway=VERSION,
+        slipway=version(),
         outcome=verdict.outcome,
         missing=choice.missing,
         starts=choice.starts,
-        comparisons=tuple(Comparison.model_validate(_finite(vars(comparison))) for comparison in verdict.comparisons),
-        more=More.model_validate(vars(verdict.more)) if verdict.more else None,
+        comparisons=verdict.comparisons,
+        more=verdict.more,
         profile=choice.profile.model_dump(mode="json"),
         weights=choice.profile.weights.shares(),
         units={name: metric.unit for name, metric in METRICS.items()},
@@ -170,31 +176,31 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
         engine=winner.engine,
         hardware=winner.hardware,
         layout=layout,
-        prompt_tokens_per_s=prompt_tokens_per_s(_loads(found.measured[winner.variant].samples, layout)),
-        key=decision_key(choice.basis, found.evaluations),
+        prompt_tokens_per_s=prompt_tokens_per_s(_loads(measurements.measured[winner.variant].samples, layout)),
+        key=decision_key(choice.basis, measurements.evaluations),
         decided_at=datetime.now(UTC),
     )
 
 
-def _notes(choice: Choice, layout: Layout | None) -> tuple[str, ...]:
-    found, winner = choice.measurements, choice.winner.variant
+def _notes(choice: Choice, layout: FewerGpus | None) -> tuple[str, ...]:
+    measurements, winner = choice.measurements, choice.winner.variant
     (cost,) = (candidate.cost for candidate in choice.candidates if candidate.variant == winner)
     return (
-        *near_limits(found, choice.profile.constraints.limits()),
-        *notes_of(found.evaluations, choice.basis.price, found.questions),
-        *([said_of(layout, winner, cost)] if layout else ()),
+        *near_limits(measurements, choice.profile.constraints.limits()),
+        *notes_of(measurements.evaluations, choice.basis.price, measurements.questions),
+        *([sentences_of(layout, winner, cost)] if layout else []),
     )
 
 
-def _loads(samples: Samples, layout: Layout | None) -> Sequence[LoadSamples]:
-    """The load on the winner's servers as it is served."""
+def _loads(samples: Samples, layout: FewerGpus | None) -> Sequence[LoadSamples]:
+    """Select the load on the winner's servers as it is served."""
     if layout and not layout.against:
         return *samples.smaller_rounds, *samples.smaller_trials
     return *samples.rounds, *samples.trials
 
 
 def decide(basis: Basis, measured: Mapping[str, Evaluation], samples: Mapping[str, Samples]) -> Production:
-    """The document of a decision that is not published.
+    """Write the document of a decision that is not published.
 
     Raises:
         NoWinner, DamagedModel: see ``choose``.
@@ -203,19 +209,14 @@ def decide(basis: Basis, measured: Mapping[str, Evaluation], samples: Mapping[st
 
 
 def decision_key(basis: Basis, measured: Mapping[str, Evaluation]) -> str:
-    """The digest of everything that a decision follows from."""
+    """Compute the digest of everything that a decision follows from."""
     return digest_of(
         {
             "version": RULES,
             "profile": basis.profile,
             "price": basis.price and basis.price.model_dump(mode="json"),
-            "evaluations": {name: digest_of(each) for name, each in measured.items()},
+            "evaluations": {name: digest_of(evaluation) for name, evaluation in measured.items()},
             "excluded": sorted(basis.excluded),
             "missing": sorted(basis.missing),
         }
     )
-
-
-def _finite(values: Mapping[str, object]) -> dict[str, object]:
-    """An interval of infinite width as none."""
-    return {name: None if value in (float("inf"), float("-inf")) else value for name, value in values.items()}

@@ -13,7 +13,7 @@ ABSENT: Final = object()
 
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
-    """Every place where two documents differ: its path, and both values as text. Numbers are equal within
+    """Yield every place where two documents differ: its path, and both values as text. Numbers are equal within
     ``TOLERANCE``. The entries of a list are named by their variant or task, if they have one."""
     if isinstance(before, list) and isinstance(after, list):
         before, after = _by_name(before), _by_name(after)
@@ -26,14 +26,12 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, 
 
 
 def _by_name(entries: list[Any]) -> dict[str, Any]:
+    numbers = [str(number) for number in range(len(entries))]
     names = [
-        str(each.get("variant") or each.get("task") or number) if isinstance(each, dict) else str(number)
-        for number, each in enumerate(entries)
+        str(entry.get("variant") or entry.get("task") or number) if isinstance(entry, dict) else number
+        for number, entry in zip(numbers, entries, strict=True)
     ]
-    unique = len(set(names)) == len(names)
-    return {
-        name if unique else str(number): entry for number, (name, entry) in enumerate(zip(names, entries, strict=True))
-    }
+    return dict(zip(names if len(set(names)) == len(names) else numbers, entries, strict=True))
 
 
 def _equal(before: Any, after: Any) -> bool:

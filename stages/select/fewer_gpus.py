@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from statistics import fmean
+from statistics import geometric_mean
 
 from scoring.constraints import MEASURES, Constraints, violations
+from scoring.results import Change
 from stages.parts.records.evaluation import Capacity, Evaluation, Load, Smaller, measures_of
-from stages.parts.records.production import Change, Cost, Layout
+from stages.parts.records.production import Cost, FewerGpus
 
 
-def layout_of(winner: Evaluation, limits: Constraints) -> Layout | None:
-    """What the measurement of the winner on fewer GPUs says; None if there is none."""
+def fewer_gpus_of(winner: Evaluation, limits: Constraints) -> FewerGpus | None:
+    """Compare the winner with its measurement on fewer GPUs, if there is one."""
     from scoring.cost import cost_change
 
     smaller = winner.smaller
@@ -20,40 +20,41 @@ def layout_of(winner: Evaluation, limits: Constraints) -> Layout | None:
         return None
     before = _rates(winner.capacity, winner.rounds, smaller.instead_of)
     rates = _rates(smaller.capacity, smaller.rounds, smaller.tensor_parallel_size) if smaller.load else []
-    found = cost_change(before, rates) if rates else None
-    cost = Change(value=found.value, low=found.low, high=found.high) if found else None
-    return Layout(
+    cost = cost_change(before, rates) if rates else None
+    return FewerGpus(
         tensor_parallel_size=smaller.tensor_parallel_size,
-        requests_per_s=_mean(rates) if rates else None,
+        requests_per_s=geometric_mean(rates) if rates else None,
         instead_of=smaller.instead_of,
-        requests_per_s_before=_mean(before),
+        requests_per_s_before=geometric_mean(before),
         cost=cost,
         against=tuple(_against(winner, smaller, cost, limits)),
         engine=smaller.engine,
     )
 
 
-def said_of(layout: Layout, name: str, cost: Cost | None) -> str:
-    """The comparison in one or two sentences.
+def sentences_of(layout: FewerGpus, name: str, cost: Cost | None) -> str:
+    """Describe the comparison in one or two sentences.
 
     Args:
         cost: of a million output tokens with as many GPUs as all variants were measured on; None without a price.
     """
-    fewer, more = _gpus(layout.tensor_parallel_size), _gpus(layout.instead_of)
+    few, usual = _gpus(layout.tensor_parallel_size), _gpus(layout.instead_of)
     if layout.requests_per_s is None or layout.cost is None:
-        return f"{name} fits on {fewer} by calculation, but is served on {more}: {'; '.join(layout.against)}."
+        return f"{name} fits on {few} by calculation, but is served on {usual}: {'; '.join(layout.against)}."
     change = layout.cost
-    less = f"{_less(change.value)} per request{_span(change)}"
+    costs = f"{_less(change.value)} per request{_span(change)}"
     if cost:
         after = cost.value * (1 + change.value)
-        less += f", {after:.3g} instead of {cost.value:.3g} {cost.currency} for a million output tokens"
-    said = (
-        f"{name} on {fewer}: {layout.requests_per_s:.3g} requests/s per GPU, on {more} "
-        f"{layout.requests_per_s_before:.3g}: {fewer} {'costs' if layout.tensor_parallel_size == 1 else 'cost'} {less}."
+        costs += f", {after:.3g} instead of {cost.value:.3g} {cost.currency} for a million output tokens"
+    sentence = (
+        f"{name} on {few}: {layout.requests_per_s:.3g} requests/s per GPU, on {usual} "
+        f"{layout.requests_per_s_before:.3g}: {few} {'costs' if layout.tensor_parallel_size == 1 else 'cost'} {costs}."
     )
     if layout.against:
-        return f"{said} With serving.tensor_parallel_size auto it is served on {more}: {'; '.join(layout.against)}."
-    return f"{said} It is served on {fewer} unless serving.tensor_parallel_size is a number."
+        return (
+            f"{sentence} With serving.tensor_parallel_size auto it is served on {usual}: {'; '.join(layout.against)}."
+        )
+    return f"{sentence} It is served on {few} unless serving.tensor_parallel_size is a number."
 
 
 def _less(change: float) -> str:
@@ -65,12 +66,12 @@ def _span(change: Change) -> str:
         return ""
     if change.low < 0 <= change.high:
         return f" ({_less(change.low)} to {_less(change.high)})"
-    near, far = sorted(map(abs, (change.low, change.high)))
-    return f" ({near:.0%} to {far:.0%})"
+    start, end = sorted(map(abs, (change.low, change.high)))
+    return f" ({start:.0%} to {end:.0%})"
 
 
 def _against(winner: Evaluation, smaller: Smaller, cost: Change | None, limits: Constraints) -> Iterator[str]:
-    """Why the winner is not to be served on fewer GPUs."""
+    """Say why the winner is not to be served on fewer GPUs."""
     if smaller.failure:
         yield smaller.failure.splitlines()[0].rstrip(".")
     if smaller.load is None or cost is None:
@@ -78,9 +79,9 @@ def _against(winner: Evaluation, smaller: Smaller, cost: Change | None, limits: 
     capacity, rate = smaller.capacity, smaller.load.rate_per_s
     if capacity and rate and capacity.requests_per_s < rate:
         yield f"it holds the latency targets up to {capacity.requests_per_s:.3g} requests/s, not at {rate:.3g}"
-    told = measures_of(smaller.load, smaller.goodput)
-    of_load = limits.model_copy(update=dict.fromkeys(name for name in MEASURES if name not in told))
-    yield from (violation.text for violation in violations(told, of_load))
+    measures = measures_of(smaller.load, smaller.goodput)
+    of_load = limits.model_copy(update=dict.fromkeys(name for name in MEASURES if name not in measures))
+    yield from (violation.text for violation in violations(measures, of_load))
     if winner.capacity and winner.capacity.is_lower_bound:
         yield f"every rate held that was tried on {_gpus(smaller.instead_of)}, so these can do more"
     if cost.high is None:
@@ -90,15 +91,11 @@ def _against(winner: Evaluation, smaller: Smaller, cost: Change | None, limits: 
 
 
 def _rates(capacity: Capacity | None, rounds: Sequence[Load], gpus: int) -> list[float]:
-    """Requests per second and GPU after each start."""
+    """List the requests per second and GPU after each start."""
     if capacity:
         answer = capacity.output_tokens_per_s / capacity.requests_per_s
         return [start / answer / gpus for start in capacity.starts]
-    return [each.requests_per_s / gpus for each in rounds]
-
-
-def _mean(rates: Sequence[float]) -> float:
-    return math.exp(fmean(map(math.log, rates)))
+    return [run.requests_per_s / gpus for run in rounds]
 
 
 def _gpus(count: int) -> str:

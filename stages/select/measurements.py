@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from scoring.metrics import METRICS
+from scoring.pareto import pareto_front
 from stages.parts.base.errors import NoWinner
 from stages.parts.records.evaluation import Evaluation, by_machine, machine_of
-from stages.parts.records.production import Divergence, divergence_measures
-from stages.parts.samples.divergence import divergence_draws, divergence_record, divergences
+from stages.parts.samples.capacity import within
+from stages.parts.samples.divergence import divergence_measures, divergences
 from stages.parts.samples.evidence import Gate, Measured, evidence_of, gates_of, losses_of, recoveries
 from stages.parts.samples.lines import Samples
 from stages.parts.samples.questions import Questions, questions
-from stages.select.draws import metric_draws
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from scoring.draws import Draws
     from scoring.estimate import Evidence
+    from scoring.lead import Lead
     from scoring.losses import TaskLoss
     from scoring.profile import Profile
+    from scoring.results import Divergence
 
 SPEED: Final = ("latency", "throughput")
 """The metrics that depend on the machine."""
@@ -41,40 +42,31 @@ class Measurements:
     gates: dict[str, Gate]
     losses: dict[str, dict[str, TaskLoss]]
     """Task by task; without the reference."""
-    recoveries: dict[str, float]
-    """The quality divided by the reference's."""
-    draws: Draws
+    recoveries: dict[str, Lead]
+    """ln of the quality divided by the reference's."""
     questions: Questions
     divergences: dict[str, Divergence]
     """From the reference; without variants that were measured on another text."""
     reference: str
-    """The variant that the others are compared with; empty if the profile has fixed values."""
+    """The variant that the others are compared with, unless the profile has fixed values."""
 
     @property
     def loaded(self) -> list[str]:
-        """The variants whose speed was measured; one that does not pass the gates need not be."""
-        return [name for name, each in self.measured.items() if each.load is not None]
-
-    @property
-    def raw(self) -> pd.DataFrame:
-        """One row per variant, the metrics in their units."""
-        import pandas as pd
-
-        metrics = {name: each.metrics() for name, each in self.evaluations.items()}
-        return pd.DataFrame.from_dict(metrics, orient="index")
+        """List the variants whose speed was measured; one that does not pass the gates need not be."""
+        return [name for name, variant in self.measured.items() if variant.load is not None]
 
     @property
     def incomparable(self) -> tuple[str, ...]:
-        """The metrics that say nothing about the variants, because these were measured on different hardware."""
+        """List the metrics that say nothing about the variants, because these were measured on different hardware."""
         return SPEED if len(by_machine(self.evaluations)) > 1 else ()
 
     def on_the_same_hardware(self, name: str) -> bool:
-        """Whether the variant was measured on the same hardware as the reference, if there is one."""
+        """Return whether the variant was measured on the same hardware as the reference, if there is one."""
         reference = self.evaluations.get(self.reference)
         return reference is None or machine_of(self.evaluations[name]) == machine_of(reference)
 
     def evidence(self) -> Evidence:
-        """The evidence of all variants that were loaded.
+        """Gather the evidence of all variants that were loaded.
 
         Raises:
             NoWinner: they cannot be compared.
@@ -85,7 +77,7 @@ class Measurements:
             raise NoWinner(f"the variants can't be compared: {error}", hint="measure them again in one run") from error
 
     def criteria(self, profile: Profile) -> Profile:
-        """The profile without the weights of metrics that are not comparable.
+        """Return the profile without the weights of metrics that are not comparable.
 
         Raises:
             NoWinner: no weight is left.
@@ -99,19 +91,51 @@ class Measurements:
         return profile.model_copy(update={"weights": weights})
 
     def measures(self) -> dict[str, dict[str, float | None]]:
-        """What a profile's constraints can limit."""
-        found = {}
-        for name, each in self.measured.items():
-            apart = divergence_measures(self.divergences.get(name), is_reference=name == self.reference)
-            found[name] = {**apart, **(each.load or {}), "quality_recovery": self.recoveries.get(name)}
-        return found
+        """Collect what a profile's constraints can limit."""
+        measures = {}
+        for name, variant in self.measured.items():
+            divergence = divergence_measures(self.divergences.get(name), is_reference=name == self.reference)
+            recovery = math.exp(self.recoveries[name].value) if name in self.recoveries else None
+            measures[name] = {**divergence, **(variant.load or {}), "quality_recovery": recovery}
+        return measures
+
+    def intervals(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """Collect the 95 % intervals of what a profile's constraints can limit, as far as the noise is known."""
+        return {name: dict(self._intervals(name)) for name in self.measured}
+
+    def _intervals(self, name: str) -> Iterator[tuple[str, tuple[float, float]]]:
+        from scoring.lead import Lead
+
+        load, slo = self.evaluations[name].load, self.evaluations[name].goodput
+        for times in ("ttft_ms", "tpot_ms", "e2el_ms"):
+            if intervals := getattr(load, times).intervals:
+                yield times.replace("_ms", "_p95_ms"), intervals.p95
+        if slo:
+            starts: dict[int, list[float]] = defaultdict(list)
+            for run in self.measured[name].samples.rounds:
+                starts[run.run.restart] += [within(request, slo.ttft_ms, slo.tpot_ms) for request in run.requests]
+            if interval := Lead.of_starts([fmean(met) for met in starts.values()]).interval():
+                yield "goodput_share", (max(0.0, interval[0]), min(1.0, interval[1]))
+        if name in self.recoveries and (interval := self.recoveries[name].interval()):
+            yield "quality_recovery", (math.exp(interval[0]), math.exp(interval[1]))
+        if divergence := self.divergences.get(name):
+            yield "kl_divergence", (divergence.kl_low, divergence.kl_high)
+            yield "top1_agreement", (divergence.top1_low, divergence.top1_high)
+            if divergence.greedy_low is not None and divergence.greedy_high is not None:
+                yield "greedy_agreement", (divergence.greedy_low, divergence.greedy_high)
 
     def pareto_front(self, able: Sequence[str]) -> dict[str, bool]:
-        """Whether each of these variants is on their Pareto front."""
-        from scoring.pareto import pareto_front
-
-        comparable = self.raw.loc[list(able)].assign(**dict.fromkeys(self.incomparable, 0.0))
-        return {str(name): bool(each) for name, each in pareto_front(comparable).items()}
+        """Find which of these variants are on their Pareto front, by the metrics that are comparable."""
+        comparable = {name: metric for name, metric in METRICS.items() if name not in self.incomparable}
+        rows = [
+            [
+                value if comparable[name].higher_is_better else -value
+                for name, value in metrics.items()
+                if name in comparable
+            ]
+            for metrics in (self.evaluations[variant].metrics() for variant in able)
+        ]
+        return dict(zip(able, pareto_front(rows), strict=True))
 
 
 def measurements_of(
@@ -125,11 +149,9 @@ def measurements_of(
     evaluations = dict(sorted(evaluations.items()))
     samples = {name: samples[name] for name in evaluations}
     reference = profile.reference if isinstance(profile.reference, str) else ""
-    unusable = {name: why for name, each in evaluations.items() if (why := _unusable(each, samples[name]))}
+    unusable = {name: why for name in evaluations if (why := _unusable(evaluations[name], samples[name]))}
     usable = {name: samples[name] for name in evaluations if name not in unusable}
-    measured = {name: Measured.of(evaluations[name], each) for name, each in usable.items()}
-    asked, diverged = questions(samples), divergences(samples, reference)
-    drawn = metric_draws(evaluations, samples, asked, profile.constraints.limits())
+    measured = {name: Measured.of(evaluations[name], sample) for name, sample in usable.items()}
     return Measurements(
         evaluations=evaluations,
         measured=measured,
@@ -137,24 +159,18 @@ def measurements_of(
         gates=gates_of(measured, profile, profile.constraints),
         losses=losses_of(usable, reference, profile.task_loss),
         recoveries=recoveries(usable, profile),
-        draws={
-            name: {**each, **(divergence_draws(diverged[name]) if name in diverged else {})}
-            for name, each in drawn.items()
-        },
-        questions=asked,
-        divergences={name: divergence_record(each) for name, each in diverged.items()},
+        questions=questions(samples),
+        divergences=divergences(samples, reference),
         reference=reference,
     )
 
 
 def _unusable(evaluation: Evaluation, samples: Samples) -> str:
-    """Why the variant's metrics cannot be scored; empty if they can."""
-    later = () if samples.rounds else SPEED
-    metrics = {name: value for name, value in evaluation.metrics().items() if name not in later}
-    least = {"quality": 0.0}
-    wrong = [name for name in METRICS if name in metrics and not _usable(metrics[name], least.get(name))]
-    return "; ".join(f"{name} was not measured" for name in wrong)
-
-
-def _usable(value: float, least: float | None) -> bool:
-    return math.isfinite(value) and (value > 0 if least is None else value >= least)
+    """Say why the variant's metrics cannot be scored; empty if they can. A quality of 0 can."""
+    unmeasured = [
+        name
+        for name, value in evaluation.metrics().items()
+        if (samples.rounds or name not in SPEED)
+        and not (math.isfinite(value) and (value > 0 or (value == 0 and name == "quality")))
+    ]
+    return "; ".join(f"{name} was not measured" for name in unmeasured)

@@ -2,100 +2,102 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 
+from scoring.constraints import bound_of, meets
 from stages.parts.records.evaluation import Evaluation, by_machine
 from stages.parts.records.production import Price
 from stages.parts.samples.questions import Questions
-from stages.select.draws import machine_speeds, took_turns
+from stages.select.machine_speed import NOTED, machine_speeds, slower_machine
 from stages.select.measurements import Measurements
 
 
-def notes_of(evaluations: Mapping[str, Evaluation], price: Price | None, asked: Questions) -> tuple[str, ...]:
-    """Different hardware, a machine that changed its speed or was shared, variants that were overloaded or
-    have no cost, and questions that were not asked or not of all."""
-    from scoring.machine import notes
-
-    machine = [] if took_turns(evaluations) else notes(machine_speeds(evaluations))
+def notes_of(evaluations: Mapping[str, Evaluation], price: Price | None, questions: Questions) -> tuple[str, ...]:
+    """Note different hardware, a machine that changed its speed or was shared, variants that were overloaded or have no
+    cost, and questions that were not asked or not of all."""
     return (
         *different_hardware(evaluations),
-        *machine,
+        *slower_machine(machine_speeds(evaluations)),
         *changed_speed(evaluations),
         *shared_machine(evaluations),
         *overloaded(evaluations),
         *held_every_rate(evaluations),
         *(without_cost(evaluations) if price else ()),
         *not_asked(evaluations),
-        *different_questions(asked),
-        *without_items(evaluations, asked),
+        *different_questions(questions),
+        *without_items(evaluations, questions),
     )
 
 
-def near_limits(found: Measurements, limits: Mapping[str, float]) -> list[str]:
-    """A sentence for each value that may be on the other side of a limit."""
-    from scoring.limits import limited_draws, near
-
-    values, drawn = found.measures(), limited_draws(found.draws, found.reference)
-    sentences = (
-        near(name, measure, limit, each.get(measure), drawn.get(name, {}).get(measure))
-        for name, each in values.items()
-        for measure, limit in limits.items()
-    )
-    return [sentence for sentence in sentences if sentence]
+def near_limits(measurements: Measurements, limits: Mapping[str, float]) -> list[str]:
+    """Note each value whose 95 % interval crosses a limit."""
+    intervals = measurements.intervals()
+    sentences = []
+    for name, values in measurements.measures().items():
+        for measure, limit in limits.items():
+            value, interval = values.get(measure), intervals[name].get(measure)
+            if value is None or interval is None or not math.isfinite(value):
+                continue
+            low, high = min(interval[0], value), max(interval[1], value)
+            if meets(measure, low, limit) != meets(measure, high, limit):
+                sentences.append(
+                    f"{name} {'meets' if meets(measure, value, limit) else 'violates'} {bound_of(measure, limit)} "
+                    f"for {measure} with {value:.4g}, but its 95 % interval of {low:.4g} to {high:.4g} "
+                    "crosses the limit."
+                )
+    return sentences
 
 
 def different_hardware(evaluations: Mapping[str, Evaluation]) -> list[str]:
-    found = by_machine(evaluations)
-    if len(found) < 2:
+    machines = by_machine(evaluations)
+    if len(machines) < 2:
         return []
-    told = "; ".join(f"{', '.join(names)} on {hardware}" for hardware, names in found.items())
+    listed = "; ".join(f"{', '.join(names)} on {hardware}" for hardware, names in machines.items())
     return [
-        f"The variants were measured on different hardware ({told}): latency and throughput are not "
+        f"The variants were measured on different hardware ({listed}): latency and throughput are not "
         "comparable and do not count in the score."
     ]
 
 
 def changed_speed(evaluations: Mapping[str, Evaluation]) -> list[str]:
-    from scoring.machine import NOTED
-
-    moved: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name, each in sorted(evaluations.items()):
-        limit = each.workload.get("drift_limit") or NOTED
-        if each.drift and not each.hardware.gpus and each.drift.largest_change > limit:
-            again = ", also when it was measured again" if each.drift.measured_again else ""
-            moved[f"{each.drift.largest_change:.0%}", again].append(name)
+    changed: dict[str, list[str]] = defaultdict(list)
+    for name, evaluation in sorted(evaluations.items()):
+        drift = evaluation.drift
+        if drift and not evaluation.hardware.gpus and drift.largest_change > NOTED:
+            changed[f"{drift.largest_change:.0%}"].append(name)
     return [
-        f"The speed of the machine changed by {change} while the load of {', '.join(names)} was measured{again}."
-        for (change, again), names in moved.items()
+        f"The speed of the machine changed by {change} while the load of {', '.join(names)} was measured."
+        for change, names in changed.items()
     ]
 
 
 def shared_machine(evaluations: Mapping[str, Evaluation]) -> list[str]:
     shared: dict[str, list[str]] = defaultdict(list)
-    for name, each in sorted(evaluations.items()):
-        if each.beside:
-            shared[", ".join(each.beside)].append(name)
+    for name, evaluation in sorted(evaluations.items()):
+        if evaluation.beside:
+            shared[", ".join(evaluation.beside)].append(name)
     return [
-        f"The machine was serving {others} while {', '.join(names)} was measured." for others, names in shared.items()
+        f"The machine was serving {models} while {', '.join(names)} was measured." for models, names in shared.items()
     ]
 
 
 def overloaded(evaluations: Mapping[str, Evaluation]) -> list[str]:
-    found = {
-        name: (each.capacity.requests_per_s, each.load.rate_per_s)
-        for name, each in sorted(evaluations.items())
-        if each.capacity and each.load.rate_per_s and each.capacity.requests_per_s < each.load.rate_per_s
-    }
     return [
-        f"{name} can serve only {capacity:.3g} requests/s within the latency targets, and its latency was measured at "
-        f"{rate:.3g}, as that of all variants: it depends on how long was measured."
-        for name, (capacity, rate) in found.items()
+        f"{name} can serve only {capacity.requests_per_s:.3g} requests/s within the latency targets, and its latency "
+        f"was measured at {rate:.3g}, as that of all variants: it depends on how long was measured."
+        for name, evaluation in sorted(evaluations.items())
+        if (capacity := evaluation.capacity) and (rate := evaluation.load.rate_per_s) and capacity.requests_per_s < rate
     ]
 
 
 def held_every_rate(evaluations: Mapping[str, Evaluation]) -> list[str]:
-    names = [name for name, each in sorted(evaluations.items()) if each.capacity and each.capacity.is_lower_bound]
+    names = [
+        name
+        for name, evaluation in sorted(evaluations.items())
+        if evaluation.capacity and evaluation.capacity.is_lower_bound
+    ]
     if not names:
         return []
     return [
@@ -107,8 +109,8 @@ def held_every_rate(evaluations: Mapping[str, Evaluation]) -> list[str]:
 def without_cost(evaluations: Mapping[str, Evaluation]) -> list[str]:
     names = [
         name
-        for name, each in evaluations.items()
-        if each.goodput and not (each.capacity or each.goodput).output_tokens_per_s
+        for name, evaluation in evaluations.items()
+        if evaluation.goodput and not (evaluation.capacity or evaluation.goodput).output_tokens_per_s
     ]
     if not names:
         return []
@@ -116,28 +118,28 @@ def without_cost(evaluations: Mapping[str, Evaluation]) -> list[str]:
 
 
 def not_asked(evaluations: Mapping[str, Evaluation]) -> list[str]:
-    found = {task: why for evaluation in evaluations.values() for task, why in evaluation.not_asked.items()}
-    return [f"{task} was not asked: {why}." for task, why in found.items()]
+    reasons = {task: why for evaluation in evaluations.values() for task, why in evaluation.not_asked.items()}
+    return [f"{task} was not asked: {why}." for task, why in reasons.items()]
 
 
-def different_questions(asked: Questions) -> tuple[str, ...]:
-    """A note for each task in which the variants were asked different questions."""
-    found = []
-    for task in {task: None for each in asked.values() for task in each}:
-        names = [set(each[task].named()) for each in asked.values() if task in each]
+def different_questions(questions: Questions) -> list[str]:
+    """Note each task in which the variants were asked different questions."""
+    notes = []
+    for task in {task: None for tasks in questions.values() for task in tasks}:
+        names = [set(tasks[task].named()) for tasks in questions.values() if task in tasks]
         common, most = len(set.intersection(*names)), max(map(len, names))
         if common < len(set.union(*names)):
-            found.append(
+            notes.append(
                 f"Only {common} of {most} questions of {task} are the same for all variants: the others count as "
                 "different questions and are not compared in pairs."
             )
-    return tuple(found)
+    return notes
 
 
-def without_items(evaluations: Mapping[str, Evaluation], asked: Questions) -> list[str]:
-    """A note if a task is not among the questions of every variant, from which the quality is computed."""
+def without_items(evaluations: Mapping[str, Evaluation], questions: Questions) -> list[str]:
+    """Note the tasks that are not among the questions of every variant, from which the quality is computed."""
     tasks = {score.task: None for evaluation in evaluations.values() for score in evaluation.quality}
-    lacking = [task for task in tasks if not all(task in each for each in asked.values())]
-    if not lacking:
+    partial = [task for task in tasks if not all(task in variant for variant in questions.values())]
+    if not partial:
         return []
-    return [f"Not every variant has items of {', '.join(lacking)}: that does not count in any score."]
+    return [f"Not every variant has items of {', '.join(partial)}: that does not count in any score."]

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from scoring import results
 from stages.parts.machine import hardware, processor
 from stages.parts.records import evaluation, production
 from stages.parts.records.production import Production
@@ -19,12 +20,12 @@ PATH: Final = Path(__file__).parents[2] / "docs" / "production_metrics.schema.js
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 IDENTIFIER: Final = "urn:slipway:production_metrics:2"
 """The last part is ``schema_version``."""
-MODULES: Final = (production, evaluation, hardware, processor)
+MODULES: Final = (production, evaluation, results, hardware, processor)
 """The modules that define the records of the document."""
 
 
 def schema() -> dict[str, Any]:
-    """The schema, draft 2020-12. Like the record, it does not allow unknown fields."""
+    """Generate the schema, draft 2020-12. Like the record, it does not allow unknown fields."""
     generated = Production.model_json_schema(mode="serialization")
     described = _descriptions()
     for name, definition in [*generated.get("$defs", {}).items(), (Production.__name__, generated)]:
@@ -36,23 +37,23 @@ def schema() -> dict[str, Any]:
 
 
 def _descriptions() -> dict[str, dict[str, str]]:
-    """The docstring of each field by class, on one line."""
-    found: dict[str, dict[str, str]] = {}
+    """Collect the docstring of each field by class, on one line."""
+    described: dict[str, dict[str, str]] = {}
     for node in [node for module in MODULES for node in ast.parse(inspect.getsource(module)).body]:
         if not isinstance(node, ast.ClassDef):
             continue
         for field, after in zip(node.body, node.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
                 text = ast.literal_eval(after.value)
-                found.setdefault(node.name, {})[field.target.id] = " ".join(str(text).split())
-    return found
+                described.setdefault(node.name, {})[field.target.id] = " ".join(str(text).split())
+    return described
 
 
 def _untitle(definition: dict[str, Any]) -> None:
     """Drop titles, which only repeat the names of the fields."""
     definition.pop("title", None)
-    for each in definition.get("properties", {}).values():
-        each.pop("title", None)
+    for field in definition.get("properties", {}).values():
+        field.pop("title", None)
 
 
 def text() -> str:

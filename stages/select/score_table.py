@@ -11,7 +11,8 @@ HEADINGS: Final = {"quality": "Quality", "latency": "Latency", "throughput": "Th
 
 
 def markdown(decision: Production) -> str:
-    """The outcome, and one row per variant by score, with the winner in bold; excluded variants have their reason."""
+    """Write the outcome, and one row per variant by score, with the winner in bold; excluded variants have their
+    reason."""
     metrics = [f"{heading} {decision.weights[name]:.0%}" for name, heading in HEADINGS.items()]
     head = ["Variant", "Score", "Best with", *metrics]
     rows = [

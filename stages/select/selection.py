@@ -46,9 +46,9 @@ def select(
     """Decide and publish. What the decision follows from is stored in the run's folder, even if none can be chosen.
 
     Args:
-        price: of an hour of the hardware; None: no costs are computed.
+        price: of an hour of the hardware; without it no costs are computed.
         serve: a rollout follows, which will move ``production`` (see ``stages.parts.releases``).
-        allow_incomplete: False: if a variant is missing, the release waits for a person to roll it out.
+        allow_incomplete: otherwise, if a variant is missing, the release waits for a person to roll it out.
 
     Raises:
         DamagedModel: ``base/`` or the winner's files are not what their manifest says.
@@ -56,7 +56,8 @@ def select(
     """
     basis, measured = gather(store, profile, variants, price)
     samples = {
-        name: read_samples(store.evaluation(name).with_suffix(SAMPLES_SUFFIX), each) for name, each in measured.items()
+        name: read_samples(store.evaluation(name).with_suffix(SAMPLES_SUFFIX), evaluation)
+        for name, evaluation in measured.items()
     }
     run = os.environ.get(program.RUN_VARIABLE)
     if run:
@@ -64,7 +65,7 @@ def select(
     wait = serve or being_served(store)
     if standing := standing_decision(store, decision_key(basis, measured)):
         settle(store, standing.release, wait=wait or _held(standing, allow_incomplete=allow_incomplete))
-        found = Selection(True, standing, "hardlink")
+        selection = Selection(True, standing, "hardlink")
     else:
         choice = choose(basis, measured, samples)
         decision, winner = document(choice, run=run, release=""), choice.winner
@@ -72,22 +73,22 @@ def select(
             store, winner.variant, winner.variant_digest, lambda release: alike(store, release, decision)
         )
         decision = decision.model_copy(update={"release": name})
-        held = _held(decision, allow_incomplete=allow_incomplete)
-        found = Selection(False, decision, publish(store, decision, wait=wait or held))
+        wait = wait or _held(decision, allow_incomplete=allow_incomplete)
+        selection = Selection(False, decision, publish(store, decision, wait=wait))
     if run:
-        found.decision.write(store.run(run) / DECISION)
-    return found
+        selection.decision.write(store.run(run) / DECISION)
+    return selection
 
 
 def _held(decision: Production, *, allow_incomplete: bool) -> bool:
-    """Whether the release must not reach clients until a person says so."""
+    """Return whether the release must not reach clients until a person says so."""
     return decision.outcome == "incomplete" and not allow_incomplete
 
 
 def gather(
     store: ModelStore, profile: Profile, variants: list[str], price: Price | None = None
 ) -> tuple[Basis, dict[str, Evaluation]]:
-    """What a decision between *variants* follows from: the basis, and the evaluations that count.
+    """Gather what a decision between *variants* follows from: the basis, and the evaluations that count.
 
     Raises:
         DamagedModel: there is no complete ``base/``.
@@ -109,7 +110,7 @@ def gather(
         excluded=excluded,
         missing=missing,
         rules=RULES,
-        slipway=program.VERSION,
+        slipway=program.version(),
     )
     return basis, measured
 
@@ -117,9 +118,9 @@ def gather(
 def measured_variants(
     store: ModelStore, base: Acquired, variants: Iterable[str]
 ) -> tuple[dict[str, Evaluation], dict[str, str], tuple[str, ...]]:
-    """The evaluations that count, for every other variant the reason why it has none, and those of the others that
-    could not be made or measured. A variant is not one of these if it was left out, because it can't be served here, or
-    because it failed a gate before it was loaded."""
+    """Collect the evaluations that count, for every other variant the reason why it has none, and those of the others
+    that could not be made or measured. A variant is not one of these if it was left out, because it can't be served
+    here, or because it failed a gate before it was loaded."""
     outcomes = _outcomes_of_this_run(store)
     measured: dict[str, Evaluation] = {}
     excluded: dict[str, str] = {}
@@ -142,7 +143,7 @@ def measured_variants(
 
 
 def standing_decision(store: ModelStore, key: str) -> Production | None:
-    """The decision with this key that is in production or waits for its rollout, if its release is complete."""
+    """Find the decision with this key that is in production or waits for its rollout, if its release is complete."""
     for standing in decisions(store):
         variant = Variant.read(store.releases / standing.release / VARIANT)
         if standing.key == key and variant and not difference(store.releases / standing.release, variant.files):
@@ -158,21 +159,21 @@ def _outcomes_of_this_run(store: ModelStore) -> dict[str, program.Outcome] | Non
 
 
 def _failure(outcomes: dict[str, program.Outcome] | None, variant: str) -> str | None:
-    """Why this run has no measurement of *variant*, or None if it has one (or there is no run to ask)."""
+    """Say why this run has no measurement of *variant*; None if it has one, or there is no run to ask."""
     if outcomes is None:
         return None
     if left_out := _left_out(outcomes, variant):
         return left_out
     for stage in ("optimize", "evaluate"):
-        each = outcomes.get(f"{stage}-{variant}")
-        if each is None:
+        outcome = outcomes.get(f"{stage}-{variant}")
+        if outcome is None:
             return f"{stage} did not finish"
-        if each.result == "failed":
-            return f"{stage} failed: {each.reason.splitlines()[0]}"
+        if outcome.result == "failed":
+            return f"{stage} failed: {outcome.reason.splitlines()[0]}"
     return None
 
 
 def _left_out(outcomes: dict[str, program.Outcome], variant: str) -> str | None:
-    """Why check left the variant out, or evaluate before it was loaded; None if neither did."""
-    found = (outcomes.get(f"{stage}-{variant}") for stage in ("check", "evaluate"))
-    return next((each.reason for each in found if each and each.result == "left out"), None)
+    """Say why check left the variant out, or evaluate before it was loaded; None if neither did."""
+    earlier = (outcomes.get(f"{stage}-{variant}") for stage in ("check", "evaluate"))
+    return next((outcome.reason for outcome in earlier if outcome and outcome.result == "left out"), None)

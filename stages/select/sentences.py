@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from scoring.criteria import MARGIN_OF, Criteria
 from scoring.metrics import METRICS, odds
-from stages.parts.records.production import Change
+from scoring.results import Change
 
 if TYPE_CHECKING:
     from scoring.choice import Verdict
-
-METRIC_WORDS: Final = {"quality": "quality", "latency": "latency", "throughput": "throughput", "memory": "memory"}
 
 
 def reason_of(
@@ -24,7 +22,7 @@ def reason_of(
     missing: Sequence[str],
     excluded: Mapping[str, str],
 ) -> str:
-    """The outcome, and why the winner was chosen.
+    """Say the outcome, and why the winner was chosen.
 
     Args:
         starts: of each server.
@@ -33,30 +31,30 @@ def reason_of(
         excluded: why, by variant.
     """
     unclear = [comparison.other for comparison in verdict.comparisons if comparison.other not in verdict.ranking]
-    said = _settled(verdict, criteria, starts)
+    text = _settled(verdict, criteria, starts)
     if missing:
-        said = f"Incomplete: {_listed(missing)} could not be made or measured. Of the others, {said}"
+        text = f"Incomplete: {_listed(missing)} could not be made or measured. Of the others, {text}"
     if change:
         against = criteria.reference if isinstance(criteria.reference, str) else "the profile's values"
-        said += f" Against {against}: {', '.join(_change(name, change.get(name)) for name in METRICS)}."
-    for what, names in (
+        text += f" Against {against}: {', '.join(_change(name, change.get(name)) for name in METRICS)}."
+    for heading, names in (
         ("Not shown to pass the gates", unclear),
         ("Excluded", [name for name in excluded if name not in unclear]),
     ):
         if names:
-            said += f" {what}: {'; '.join(f'{name}: {excluded[name]}' for name in names)}."
-    return said
+            text += f" {heading}: {'; '.join(f'{name}: {excluded[name]}' for name in names)}."
+    return text
 
 
 def _settled(verdict: Verdict, criteria: Criteria, starts: int) -> str:
-    """What is known of the variants that can be chosen, whether or not others are missing."""
+    """Say what is known of the variants that can be chosen, whether or not others are missing."""
     by_relation = {
         relation: [comparison for comparison in verdict.comparisons if comparison.relation == relation]
         for relation in ("better", "equivalent", "open")
     }
-    chosen, first, others = verdict.chosen, verdict.ranking[0], len(verdict.chances) > 1
+    chosen, first = verdict.chosen, verdict.ranking[0]
     if by_relation["open"]:
-        rivals = _listed([each.other for each in by_relation["open"]])
+        rivals = _listed([pair.other for pair in by_relation["open"]])
         chance = f" with a probability of {odds(verdict.chances[first])}" if verdict.chances else ""
         return (
             f"{first} ranks first, but there are too few data to tell whether it is better than {rivals}: "
@@ -64,44 +62,45 @@ def _settled(verdict: Verdict, criteria: Criteria, starts: int) -> str:
             f"{_more(verdict, starts)}"
         )
     if by_relation["equivalent"]:
-        equal = _listed([first, *(each.other for each in by_relation["equivalent"])])
-        rest = " Every other is worse." if by_relation["better"] else ""
+        equal = _listed([first, *(pair.other for pair in by_relation["equivalent"])])
+        worse = " Every other is worse." if by_relation["better"] else ""
         return (
-            f"{equal} are equivalent: they differ by less than {_margins(criteria)}.{rest} "
+            f"{equal} are equivalent: they differ by less than {_margins(criteria)}.{worse} "
             f"{chosen} is chosen as the cheapest to run, by memory, then by speed."
         )
     if by_relation["better"]:
-        sure = odds(min(each.confidence for each in by_relation["better"]))
+        sure = odds(min(pair.confidence for pair in by_relation["better"]))
         return (
-            f"{chosen} is better than {_listed([each.other for each in by_relation['better']])}, "
+            f"{chosen} is better than {_listed([pair.other for pair in by_relation['better']])}, "
             f"with a confidence of {sure}."
         )
-    return f"{chosen} is better than every other." if others else f"{chosen} is the only variant that can be chosen."
+    alone = len(verdict.chances) < 2
+    return f"{chosen} is the only variant that can be chosen." if alone else f"{chosen} is better than every other."
 
 
 def _more(verdict: Verdict, starts: int) -> str:
     if verdict.more:
-        needed = [f"{verdict.more.starts} more starts of each server"] if verdict.more.starts else []
-        needed += [f"{verdict.more.items} times as many items of the quality tasks"] if verdict.more.items > 1 else []
-        return f"{_listed(needed)} would settle it."
+        wishes = [f"{verdict.more.starts} more starts of each server"] if verdict.more.starts else []
+        wishes += [f"{verdict.more.items} times as many items of the quality tasks"] if verdict.more.items > 1 else []
+        return f"{_listed(wishes)} would settle it."
     if starts < 2:
         return "Each server was started only once, so it is not known how much a restart changes."
     return "No reasonable amount of measuring would settle it."
 
 
 def _margins(criteria: Criteria) -> str:
-    counted = [name for name, share in criteria.shares().items() if share]
-    margins = {MARGIN_OF[name]: getattr(criteria.margins, MARGIN_OF[name]) for name in counted}
+    metrics = [name for name, share in criteria.weights.shares().items() if share]
+    margins = {MARGIN_OF[name]: getattr(criteria.margins, MARGIN_OF[name]) for name in metrics}
     return _listed([f"{100 * margin:.3g}% in {name}" for name, margin in margins.items()])
 
 
 def _change(metric: str, change: Change | None) -> str:
     if change is None:
-        return f"{METRIC_WORDS[metric]} not comparable"
-    said = f"{METRIC_WORDS[metric]} {change.value:+z.1%}"
+        return f"{metric} not comparable"
+    text = f"{metric} {change.value:+z.1%}"
     if change.low is None or change.high is None:
-        return said
-    return said + (" (within noise)" if change.value and change.low <= 0 <= change.high else "")
+        return text
+    return text + (" (within noise)" if change.value and change.low <= 0 <= change.high else "")
 
 
 def _listed(words: Sequence[str]) -> str:

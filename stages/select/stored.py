@@ -17,7 +17,7 @@ from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore, place
 from stages.parts.records.acquired import Acquired
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
-from stages.parts.records.production import OLD_RULES, OLD_VERSION, Price, Production
+from stages.parts.records.production import Price, Production
 from stages.parts.samples.lines import Samples, read_samples
 
 MEASUREMENTS: Final = "measurements"
@@ -35,9 +35,9 @@ class Basis(Record):
     """Variants without a measurement, and why."""
     missing: tuple[str, ...] = ()
     """Those of them that were asked for and could not be made or measured, which was not known beforehand."""
-    rules: int = OLD_RULES
+    rules: int
     """The version of the rules to decide by."""
-    slipway: str = OLD_VERSION
+    slipway: str
     """The version of Slipway that has these rules."""
 
 
@@ -55,12 +55,14 @@ class StoredDecision:
         return self.folder / MEASUREMENTS / f"{variant}{SAMPLES_SUFFIX}"
 
     def samples(self) -> dict[str, Samples]:
-        """The raw samples by variant.
+        """Read the raw samples by variant.
 
         Raises:
             DamagedModel: see ``read_samples``.
         """
-        return {name: read_samples(self.samples_path(name), each) for name, each in self.evaluations.items()}
+        return {
+            name: read_samples(self.samples_path(name), evaluation) for name, evaluation in self.evaluations.items()
+        }
 
 
 def store_inputs(store: ModelStore, run: Path, basis: Basis, measured: Mapping[str, Evaluation]) -> None:
@@ -76,7 +78,7 @@ def store_inputs(store: ModelStore, run: Path, basis: Basis, measured: Mapping[s
 
 
 def read_stored(run: Path) -> StoredDecision:
-    """The decision of *run*, by the run's folder.
+    """Read the decision of *run*, by the run's folder.
 
     Raises:
         MissingRun: the run ended before anything was decided.
@@ -88,8 +90,8 @@ def read_stored(run: Path) -> StoredDecision:
             f"run {run.name} has no measurements: it ended before a decision",
             hint="start another run: it uses finished measurements again",
         )
-    read = [Evaluation.read(path) for path in sorted((run / MEASUREMENTS).glob("*.json")) if path.name != BASIS]
-    evaluations = {each.variant: each for each in read if each}
+    documents = [Evaluation.read(path) for path in sorted((run / MEASUREMENTS).glob("*.json")) if path.name != BASIS]
+    evaluations = {evaluation.variant: evaluation for evaluation in documents if evaluation}
     if not evaluations:
         raise DamagedModel(f"run {run.name} lost its measurements", hint="start another run")
     return StoredDecision(basis, evaluations, Production.read(run / DECISION), run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.canary import IDENTICAL, SOUND, WORSE, rollout, table
-from benchmarks.servers import Server, Simulation, World
+from benchmarks.servers import SimulatedServer, Simulation, World
 from stages.parts.records.rollout import Journal
 
 RUNS = 3
@@ -54,7 +54,7 @@ def test_a_worse_canary_is_rolled_back_for_what_is_wrong_with_it(name: str, chec
 def test_a_server_that_is_busier_is_slower_and_counts_as_vllm_does() -> None:
     tpot_s = []
     for rate in (1.0, 12.0):
-        simulation = Simulation(World(rate=rate), Server(), [1])
+        simulation = Simulation(World(rate=rate), SimulatedServer(), [1])
         simulation.advance(120.0)
         found = simulation.servers["stable"].counters()
         assert found.answered == pytest.approx(120 * rate, rel=0.2)

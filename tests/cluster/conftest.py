@@ -25,7 +25,7 @@ import pytest
 import yaml
 
 from pipeline.argo.runs import ClusterRun, find
-from stages.parts.base.program import VERSION
+from stages.parts.base.program import version
 from stages.parts.cluster.api import Cluster, connect
 from stages.parts.cluster.kinds import NAMESPACES, NODES, Kind, Object
 from stages.parts.cluster.refusals import Absent
@@ -168,7 +168,7 @@ def address() -> str:
 def place(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     kept, folder = os.environ.get("SLIPWAY_TEST_NAMESPACE"), tmp_path_factory.mktemp("cluster")
     namespace = kept or f"slipway-test-{uuid.uuid4().hex[:6]}"
-    image = os.environ.get("SLIPWAY_TEST_IMAGE", f"localhost/slipway-{{family}}:{VERSION}")
+    image = os.environ.get("SLIPWAY_TEST_IMAGE", f"localhost/slipway-{{family}}:{version()}")
     with HubServer(address=address) as hub:
         commits = {name: hub.add_repo(name, DEMO / "model") for name in (MODEL, OTHER_MODEL)}
         platform = {

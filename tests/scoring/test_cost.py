@@ -11,36 +11,15 @@ from hypothesis import strategies as st
 from scoring.cost import cost_change, per_million
 
 
+@given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e6))
+def test_the_cost_rises_with_the_price_and_falls_with_the_rate(price, rate):
+    cost = per_million(price, rate) or 0.0
+    assert per_million(2 * price, rate) == pytest.approx(2 * cost)
+    assert per_million(price, 2 * rate) == pytest.approx(cost / 2)
+
+
 def test_a_million_tokens_at_a_thousand_a_second_take_a_thousand_seconds():
-    found = per_million(3.6, 1000.0)
-    assert found is not None
-    assert (found.value, found.low, found.high) == pytest.approx((1.0, 1.0, 1.0))
-
-
-def test_a_faster_rate_is_the_lower_end():
-    found = per_million(3.6, 1000.0, np.linspace(500, 2000, 3001, dtype=np.float64))
-    assert found is not None
-    assert found.low == pytest.approx(1000 / (500 + 0.975 * 1500))
-    assert found.high == pytest.approx(1000 / (500 + 0.025 * 1500))
-
-
-def test_a_rate_that_may_be_zero_leaves_the_cost_without_a_bound():
-    rounds = np.array([0.0, 30.0, 60.0])
-    draws = rounds[np.random.default_rng(0).integers(3, size=(2000, 2))].mean(axis=1)
-    found = per_million(3.6, 30.0, draws)
-    assert found is not None
-    assert found.value == pytest.approx(100 / 3)
-    assert found.low == pytest.approx(100 / 6)
-    assert found.high == float("inf")
-
-
-@given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e6), st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=20))
-def test_the_value_is_inside_its_interval_and_doubles_with_the_price(price, rate, draws):
-    found, twice = (per_million(each, rate, np.array(draws)) for each in (price, 2 * price))
-    assert found is not None
-    assert twice is not None
-    assert found.low <= found.value <= found.high
-    assert twice.value == pytest.approx(2 * found.value)
+    assert per_million(3.6, 1000.0) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("rate", [0.0, float("nan"), float("inf"), -1.0])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scoring.divergence import Distributions, divergence, greedy_agreement, position_divergences
+from scoring.divergence import Distributions, divergence, position_divergences
 
 
 def told(full: np.ndarray, listed: int) -> Distributions:
@@ -64,8 +64,8 @@ def test_certain_tokens_and_rounding_cause_no_divergence():
 def test_a_distribution_is_not_apart_from_itself():
     reference = [told(each, 20) for each in (pair(3, 60, 0.1)[0], pair(4, 60, 0.1)[0])]
     found = divergence(reference, reference)
-    assert (found.kl.mean, found.kl.high, found.top1.mean, found.top1.low) == (0.0, 0.0, 1.0, 1.0)
-    assert (found.documents, found.positions) == (2, 80)
+    assert (found.kl, found.kl_high, found.top1_agreement, found.top1_low) == (0.0, 0.0, 1.0, 1.0)
+    assert (found.documents, found.tokens) == (2, 80)
 
 
 def test_means_are_over_places_and_intervals_over_documents():
@@ -73,9 +73,9 @@ def test_means_are_over_places_and_intervals_over_documents():
     reference = [told(np.repeat(even, places, axis=0), 2) for places in (1, 3)]
     variant = [told(even, 2), told(np.repeat(odd, 3, axis=0), 2)]
     found = divergence(reference, variant)
-    assert found.top1.mean == pytest.approx(1 / 4)
-    assert (found.top1.low, found.top1.high) == (0.0, 1.0)
-    assert found.kl.mean == pytest.approx(3 / 4 * 0.2 * np.log(0.6 / 0.4), abs=1e-5)
+    assert found.top1_agreement == pytest.approx(1 / 4)
+    assert (found.top1_low, found.top1_high) == (0.0, 1.0)
+    assert found.kl == pytest.approx(3 / 4 * 0.2 * np.log(0.6 / 0.4), abs=1e-5)
 
 
 def test_a_greater_disturbance_is_a_greater_divergence_and_less_agreement():
@@ -83,9 +83,9 @@ def test_a_greater_disturbance_is_a_greater_divergence_and_less_agreement():
     for noise in (0.05, 0.2, 0.8):
         pairs = [pair(seed, 60, noise) for seed in range(8)]
         found.append(divergence([told(ours, 20) for ours, _ in pairs], [told(theirs, 20) for _, theirs in pairs]))
-    assert found[0].kl.high < found[1].kl.low
-    assert found[1].kl.high < found[2].kl.low
-    assert found[0].top1.mean > found[1].top1.mean > found[2].top1.mean
+    assert found[0].kl_high < found[1].kl_low
+    assert found[1].kl_high < found[2].kl_low
+    assert found[0].top1_agreement > found[1].top1_agreement > found[2].top1_agreement
 
 
 GOOD = Distributions(np.array([[1, 2]]), np.log([[0.5, 0.2]]))
@@ -117,16 +117,18 @@ def test_other_documents_or_none_are_refused():
 
 def test_greedy_answers_agree_as_far_as_their_tokens_do() -> None:
     reference = [(1, 2, 3, 4), (5, 6), (), (7,)]
-    found = greedy_agreement(reference, [(1, 2, 9, 4), (5, 6), (), (8, 8)])
-    assert (found.prompts, found.same.mean) == (4, 0.5)
-    assert found.prefix.mean == pytest.approx((0.5 + 1 + 1 + 0) / 4)
-    assert found.same.low <= found.same.mean <= found.same.high
+    found = divergence([GOOD], [GOOD], (reference, [(1, 2, 9, 4), (5, 6), (), (8, 8)]))
+    assert found.greedy_agreement == 0.5
+    assert found.greedy_prefix == pytest.approx((0.5 + 1 + 1 + 0) / 4)
+    assert found.greedy_low is not None
+    assert found.greedy_high is not None
+    assert 0 <= found.greedy_low < 0.5 < found.greedy_high <= 1
 
 
 def test_the_same_greedy_answers_agree_wholly_and_unpaired_ones_are_refused() -> None:
-    found = greedy_agreement([(1, 2)] * 3, [(1, 2)] * 3)
-    assert (found.same.low, found.prefix.low) == (1.0, 1.0)
+    found = divergence([GOOD], [GOOD], ([(1, 2)] * 3, [(1, 2)] * 3))
+    assert (found.greedy_low, found.greedy_prefix) == (1.0, 1.0)
     with pytest.raises(ValueError, match="zip"):
-        greedy_agreement([(1,)], [])
+        divergence([GOOD], [GOOD], ([(1,)], []))
     with pytest.raises(ValueError, match="no items"):
-        greedy_agreement([], [])
+        divergence([GOOD], [GOOD], ([], []))

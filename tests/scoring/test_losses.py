@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from scoring.draws import Items
+from scoring.items import Items
 from scoring.losses import TaskLoss, mean_quality, task_losses, task_quality
 
 

@@ -40,15 +40,21 @@ def test_a_difference_that_is_the_same_on_every_item_has_no_interval():
 def test_the_interval_of_a_mean_is_as_wide_as_its_standard_error_says():
     moved = np.random.default_rng(0).normal(0.1, 1, 1000)
     found = mean_difference(np.zeros(1000), moved)
-    assert found.high - found.low == pytest.approx(2 * 1.96 * moved.std() / math.sqrt(1000), rel=0.1)
-    assert found == mean_difference(np.zeros(1000), moved)
-    assert found != mean_difference(np.zeros(1000), moved, seed=1)
+    assert found.high - found.low == pytest.approx(2 * 1.96 * moved.std() / math.sqrt(1000), rel=0.02)
+
+
+def test_items_that_share_a_text_are_sampled_together():
+    moved = np.repeat(np.random.default_rng(0).normal(0.1, 1, 50), 20)
+    apart = mean_difference(np.zeros(1000), moved)
+    together = mean_difference(np.zeros(1000), moved, clusters=tuple(str(place // 20) for place in range(1000)))
+    assert together.mean == apart.mean
+    assert together.high - together.low == pytest.approx(math.sqrt(20) * (apart.high - apart.low), rel=0.05)
 
 
 def test_a_weighted_difference_is_that_of_the_corpus():
     found = mean_difference(np.zeros(2), np.array([1.0, 2.0]), np.array([300.0, 100.0]))
     assert found.mean == pytest.approx(1.25)
-    assert 1 <= found.low <= found.high <= 2
+    assert found.low < found.mean < found.high
 
 
 def test_unpaired_items_are_refused():

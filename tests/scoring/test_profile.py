@@ -55,18 +55,6 @@ def test_a_profile_survives_its_way_through_json():
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
 
 
-@pytest.mark.parametrize(
-    ("old", "by"),
-    [
-        ({"normalization": "min-max"}, "normalization was replaced by anchors and margins"),
-        ({"decision": {"confidence": 0.9}}, "decision was replaced by error_rate"),
-    ],
-)
-def test_a_field_of_the_previous_version_is_refused_with_what_replaced_it(old, by):
-    with pytest.raises(ValidationError, match=by):
-        Profile.model_validate({"name": "mine"} | old)
-
-
 def test_quality_counts_nothing_at_its_limit_unless_the_profile_says_where():
     limit = {"name": "mine", "constraints": {"quality_recovery": {"min": 0.9}}}
     assert Profile.model_validate(limit).anchors.quality.zero == 0.9

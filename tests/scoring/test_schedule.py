@@ -8,10 +8,10 @@ import pytest
 from scoring.criteria import Criteria, Values
 from scoring.estimate import Evidence
 from scoring.losses import Quality
-from scoring.schedule import AskedTask, Plan, Progress, further_items, look, next_block
+from scoring.schedule import AskedTask, ScheduleState, TimeBudget, further_items, look, next_block
 from scoring.starts import Effects
 
-PLAN = Plan(budget_s=1000, start_s=40, load_s=60, quality_s=50)
+PLAN = TimeBudget(budget_s=1000, start_s=40, load_s=60, quality_s=50)
 CRITERIA = Criteria()
 
 
@@ -24,20 +24,20 @@ def evidence(names, speeds, blocks, noise=0.01) -> Evidence:
 
 def test_every_variant_is_first_equally_often():
     names = ("fp16", "awq", "gptq")
-    first = [next_block(PLAN, Progress(0, names, names, times=(0.1,) * done)) for done in range(3)]
+    first = [next_block(PLAN, ScheduleState(0, names, names, times=(0.1,) * done)) for done in range(3)]
     assert first == [("fp16", "awq", "gptq"), ("awq", "gptq", "fp16"), ("gptq", "fp16", "awq")]
 
 
 def test_a_block_that_the_budget_does_not_suffice_for_is_not_begun():
     names = ("fp16", "awq", "gptq")
     assert PLAN.block_s(3) == 300
-    assert set(next_block(PLAN, Progress(700, names, names, times=(0.4, 0.7)))) == set(names)
-    assert next_block(PLAN, Progress(701, names, names, times=(0.4, 0.7))) == ()
+    assert set(next_block(PLAN, ScheduleState(700, names, names, times=(0.4, 0.7)))) == set(names)
+    assert next_block(PLAN, ScheduleState(701, names, names, times=(0.4, 0.7))) == ()
 
 
 def test_two_blocks_are_measured_whatever_the_budget_and_the_second_look_is_the_last():
     names = ("fp16", "awq")
-    progress = Progress(5000, names, names)
+    progress = ScheduleState(5000, names, names)
     assert next_block(PLAN, progress) == names
     seen = look(PLAN, progress, evidence(names, [1, 1.8], 1), CRITERIA, spent_s=5200)
     progress, verdict, go_on = seen.progress, seen.verdict, seen.goes_on
@@ -51,7 +51,7 @@ def test_two_blocks_are_measured_whatever_the_budget_and_the_second_look_is_the_
 
 
 def test_servers_side_by_side_take_the_time_of_one():
-    plan = Plan(budget_s=1000, start_s=40, load_s=60, quality_s=50, side_by_side=2)
+    plan = TimeBudget(budget_s=1000, start_s=40, load_s=60, quality_s=50, side_by_side=2)
     assert (plan.block_s(2), plan.block_s(3), plan.gates_s(3)) == (100, 200, 100)
 
 
@@ -61,7 +61,7 @@ def test_servers_that_start_together_are_charged_one_start():
 
 def test_a_settled_choice_ends_the_measurement():
     names = ("fp16", "awq")
-    progress = Progress(500, names, names, times=(0.1, 0.3, 0.5))
+    progress = ScheduleState(500, names, names, times=(0.1, 0.3, 0.5))
     seen = look(PLAN, progress, evidence(names, [1, 1.8], 4), CRITERIA)
     after, verdict, go_on = seen.progress, seen.verdict, seen.goes_on
     assert (verdict.outcome, verdict.chosen, go_on) == ("decided", "awq", False)
@@ -70,7 +70,7 @@ def test_a_settled_choice_ends_the_measurement():
 
 def test_what_cannot_win_is_not_measured_any_more():
     names = ("fp16", "awq", "gptq")
-    progress = Progress(100, names, names, times=(0.1, 0.2))
+    progress = ScheduleState(100, names, names, times=(0.1, 0.2))
     seen = look(PLAN, progress, evidence(names, [1, 1.8, 1.81], 3, 0.015), CRITERIA)
     after, verdict, go_on = seen.progress, seen.verdict, seen.goes_on
     assert verdict.outcome == "unresolved"
@@ -82,7 +82,7 @@ def test_what_cannot_win_is_not_measured_any_more():
 
 def test_the_budget_ends_an_unresolved_measurement_with_what_would_settle_it():
     names = ("fp16", "awq")
-    progress = Progress(700, names, names, times=(0.3, 0.5, 0.7))
+    progress = ScheduleState(700, names, names, times=(0.3, 0.5, 0.7))
     seen = look(PLAN, progress, evidence(names, [1, 1.02], 4, 0.02), CRITERIA)
     after, verdict, go_on = seen.progress, seen.verdict, seen.goes_on
     assert (verdict.outcome, go_on) == ("unresolved", False)
@@ -91,7 +91,7 @@ def test_the_budget_ends_an_unresolved_measurement_with_what_would_settle_it():
 
 
 def test_a_reference_that_cannot_be_chosen_is_measured_for_the_scale_only():
-    progress = Progress(0, ("awq", "gptq"), ("fp16", "awq", "gptq"))
+    progress = ScheduleState(0, ("awq", "gptq"), ("fp16", "awq", "gptq"))
     after = look(PLAN, progress, evidence(progress.running, [1, 1.3, 1.3], 1), CRITERIA).progress
     assert "fp16" in after.running
     after = look(PLAN, after, evidence(progress.running, [1, 1.3, 1.3], 2), CRITERIA).progress
@@ -100,7 +100,7 @@ def test_a_reference_that_cannot_be_chosen_is_measured_for_the_scale_only():
 
 def test_a_larger_budget_leaves_the_looks_where_they_were_and_decides_with_the_reserve_only():
     names = ("fp16", "awq")
-    progress = Progress(1000, names, names, times=(0.0, 0.6, 1.0))
+    progress = ScheduleState(1000, names, names, times=(0.0, 0.6, 1.0))
     close = evidence(names, [1, 1.02], 3, 0.05)
     seen = look(replace(PLAN, budget_s=2000), progress, close, CRITERIA, spent_s=1000, again=True)
     again, go_on = seen.progress, seen.goes_on
@@ -112,7 +112,7 @@ def test_a_larger_budget_leaves_the_looks_where_they_were_and_decides_with_the_r
 
 def test_a_budget_that_is_not_large_enough_for_another_block_spends_nothing():
     names = ("fp16", "awq")
-    progress = Progress(1000, names, names, times=(0.0, 0.6, 1.0))
+    progress = ScheduleState(1000, names, names, times=(0.0, 0.6, 1.0))
     close = evidence(names, [1, 1.02], 3, 0.05)
     seen = look(replace(PLAN, budget_s=1100), progress, close, CRITERIA, spent_s=1000, again=True)
     again, go_on = seen.progress, seen.goes_on
@@ -121,7 +121,7 @@ def test_a_budget_that_is_not_large_enough_for_another_block_spends_nothing():
 
 def test_a_measurement_that_was_interrupted_is_looked_at_when_it_was_and_ends_with_its_budget():
     names = ("fp16", "awq")
-    progress = Progress(600, names, names, times=(0.0, 0.6))
+    progress = ScheduleState(600, names, names, times=(0.0, 0.6))
     close = evidence(names, [1, 1.02], 2, 0.05)
     seen = look(PLAN, progress, close, CRITERIA, spent_s=600, again=True)
     again, go_on = seen.progress, seen.goes_on
@@ -135,7 +135,7 @@ def test_a_measurement_that_was_interrupted_is_looked_at_when_it_was_and_ends_wi
 
 
 def test_a_look_without_an_estimate_of_the_noise_spends_nothing():
-    progress = Progress(400, ("awq",), ("awq",), times=(0.0, 0.4))
+    progress = ScheduleState(400, ("awq",), ("awq",), times=(0.0, 0.4))
     once = evidence(("fp16", "awq"), [1, 1.8], 1)
     seen = look(PLAN, replace(progress, able=("fp16", "awq"), running=("awq",)), once, CRITERIA)
     after = seen.progress
@@ -154,7 +154,7 @@ def _decided_within_budgets(random: np.random.Generator) -> bool:
     names, logs = ("awq", "gptq"), 0.1 * random.standard_normal((25, 2, 1)) * [1, -1]
     quality, memory = Quality(np.full(2, np.log(0.7)), np.eye(2) * 1e-12), np.full(2, 16e9)
     criteria = Criteria(reference=Values(quality=0.7, latency=1.3, throughput=1 / 1.3, memory=16e9))
-    progress = Progress(0, names, names)
+    progress = ScheduleState(0, names, names)
     for budget in range(1, 6):
         plan, again, go_on = replace(PLAN, budget_s=1000 * budget), budget > 1, True
         while go_on:
@@ -171,7 +171,7 @@ def _decided_within_budgets(random: np.random.Generator) -> bool:
 @pytest.mark.parametrize("missing", [(), ("gptq",)])
 def test_a_missing_variant_does_not_prolong_the_measurement(missing):
     names = ("fp16", "awq")
-    progress = Progress(500, names, names, times=(0.1, 0.3, 0.5))
+    progress = ScheduleState(500, names, names, times=(0.1, 0.3, 0.5))
     seen = look(PLAN, progress, evidence(names, [1, 1.8], 4), CRITERIA, missing)
     verdict, go_on = seen.verdict, seen.goes_on
     assert not go_on
@@ -180,7 +180,7 @@ def test_a_missing_variant_does_not_prolong_the_measurement(missing):
 
 def test_an_unclear_variant_is_measured_on_and_so_is_the_reference_that_it_is_compared_with():
     names = ("fp16", "awq", "gptq")
-    progress = Progress(100, ("fp16", "gptq"), names, unclear={"awq": 2.0}, times=(0.1, 0.2))
+    progress = ScheduleState(100, ("fp16", "gptq"), names, unclear={"awq": 2.0}, times=(0.1, 0.2))
     seen = look(PLAN, progress, evidence(names, [1, 1.9, 1.6], 3, 0.001), CRITERIA)
     assert (seen.verdict.outcome, seen.goes_on, seen.wants_items) == ("unresolved", True, True)
     assert seen.progress.running == names

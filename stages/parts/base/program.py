@@ -26,8 +26,6 @@ from stages.parts.base import log
 from stages.parts.base.errors import Interrupted, SlipwayError
 from stages.parts.base.store import ModelStore, write_json, write_text
 
-VERSION: Final = "0.2.0"
-"""Slipway's version, as in pyproject.toml."""
 OUTPUTS_VARIABLE: Final = "SLIPWAY_OUTPUTS"
 RUN_VARIABLE: Final = "SLIPWAY_RUN"
 DEBUG_VARIABLE: Final = "SLIPWAY_DEBUG"
@@ -42,6 +40,13 @@ TERMINATION_BYTES: Final = 4096
 """Kubernetes cuts a longer termination message."""
 
 Result = Literal["done", "reused", "failed", "left out"]
+
+
+def version() -> str:
+    """Return Slipway's version, as in pyproject.toml."""
+    from importlib.metadata import version as installed
+
+    return installed("slipway")
 
 
 class Outcome(BaseModel):

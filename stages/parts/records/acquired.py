@@ -22,7 +22,7 @@ class File(Record):
 
     @classmethod
     def of(cls, directory: Path, path: str) -> Self:
-        """The record of *path* in *directory*; reads the file once."""
+        """Make the record of *path* in *directory*; reads the file once."""
         return cls(path=path, size_bytes=(directory / path).stat().st_size, sha256=sha256_of(directory / path))
 
 
@@ -46,12 +46,13 @@ class Acquired(Record):
 
 
 def files_digest(files: tuple[File, ...]) -> str:
-    """One digest of a directory's content, which does not depend on the order or the times of the files."""
+    """Compute one digest of a directory's content, which does not depend on the order or the times of the files."""
     return digest_of(sorted([file.path, file.size_bytes, file.sha256] for file in files))
 
 
 def difference(directory: Path, files: Iterable[File]) -> str:
-    """The first file that is missing or has another size than recorded; empty if there is none. Reads no content."""
+    """Name the first file that is missing or has another size than recorded; empty if there is none. Reads no
+    content."""
     for file in files:
         try:
             size = (directory / file.path).stat().st_size

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict
 
 from stages.parts.base.record import Record
 
@@ -19,14 +19,6 @@ class Counters(Record):
     """
 
     model_config = ConfigDict(allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_an_earlier_version(cls, document: Any) -> Any:
-        """Leave out the seconds in flight, which are not read any more."""
-        if isinstance(document, dict) and "in_flight_s" in document:
-            return {name: each for name, each in document.items() if name != "in_flight_s"}
-        return document
 
     answered: float
     """Requests that were answered with 2xx."""
@@ -56,20 +48,20 @@ class Counters(Record):
     """Changes when a server was restarted and its counters began again at zero."""
 
     def restarted_since(self, earlier: Counters) -> bool:
-        """Whether the counters began again at zero after *earlier*, so that a difference would be meaningless."""
-        rising = [(self.answered, earlier.answered), (self.failed, earlier.failed)]
-        rising.append((self.output_tokens, earlier.output_tokens))
-        return self.instance != earlier.instance or any(now < then for now, then in rising)
+        """Return whether the counters began again at zero after *earlier*, so that a difference would be
+        meaningless."""
+        fell = any(getattr(self, name) < getattr(earlier, name) for name in ("answered", "failed", "output_tokens"))
+        return self.instance != earlier.instance or fell
 
     def since(self, earlier: Counters) -> Increase:
-        """What was counted after *earlier*; after a restart, what was counted since the restart."""
-        then = ZERO if self.restarted_since(earlier) else earlier
+        """Return what was counted after *earlier*; after a restart, what was counted since the restart."""
+        base = ZERO if self.restarted_since(earlier) else earlier
         return Increase(
-            answered=self.answered - then.answered,
-            failed=self.failed - then.failed,
-            refused=self.refused - then.refused,
-            ttft=Histogram(self.ttft_bounds, _difference(self.ttft, then.ttft), self.ttft_s - then.ttft_s),
-            tpot=Histogram(self.tpot_bounds, _difference(self.tpot, then.tpot), self.tpot_s - then.tpot_s),
+            answered=self.answered - base.answered,
+            failed=self.failed - base.failed,
+            refused=self.refused - base.refused,
+            ttft=Histogram(self.ttft_bounds, _difference(self.ttft, base.ttft), self.ttft_s - base.ttft_s),
+            tpot=Histogram(self.tpot_bounds, _difference(self.tpot, base.tpot), self.tpot_s - base.tpot_s),
         )
 
 
@@ -82,7 +74,7 @@ class Histogram:
     sum_s: float = 0.0
 
     def above(self, limit_s: float) -> float:
-        """The number of observations that are certainly above *limit_s*, and above the next bound."""
+        """Return the number of observations that are certainly above *limit_s*, and above the next bound."""
         place = bisect_left(self.bounds_s, limit_s)
         return self.observations - self.counts[place] if self.counts else 0.0
 
@@ -120,17 +112,17 @@ ZERO: Final = Counters(
 
 
 def together(servers: Sequence[Counters]) -> Counters:
-    """The sums over servers, of which at least one has reported; one that was restarted makes it another instance."""
+    """Sum over servers, of which at least one has reported; one that was restarted makes it another instance."""
     names = ("answered", "failed", "refused", "output_tokens", "ttft_s", "tpot_s", "prompt_tokens", "prompts")
     sums: dict[str, Any] = {name: sum(getattr(server, name) for server in servers) for name in names}
     for name in ("ttft", "tpot"):
         # A server without an observation has reported no histogram yet.
         counts = [getattr(server, name) for server in servers if getattr(server, name)]
         sums[name] = tuple(map(sum, zip(*counts, strict=True)))
-        sums[f"{name}_bounds"] = next((found for server in servers if (found := getattr(server, f"{name}_bounds"))), ())
+        sums[f"{name}_bounds"] = next(filter(None, (getattr(server, f"{name}_bounds") for server in servers)), ())
     return Counters(instance=", ".join(server.instance for server in servers), **sums)
 
 
-def _difference(now: tuple[float, ...], then: tuple[float, ...]) -> tuple[float, ...]:
-    """Bucket by bucket; a server that had reported no histogram before has no buckets in *then*."""
-    return tuple(a - b for a, b in zip(now, then, strict=True)) if then else now
+def _difference(counts: tuple[float, ...], base: tuple[float, ...]) -> tuple[float, ...]:
+    """Subtract bucket by bucket; a server that had reported no histogram before has no buckets in *base*."""
+    return tuple(a - b for a, b in zip(counts, base, strict=True)) if base else counts

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from stages.parts.base.record import Record
 from stages.parts.machine.hardware import Hardware
@@ -83,13 +83,6 @@ class Load(Record):
     itl_ms: Percentiles
     e2el_ms: Percentiles
 
-    @model_validator(mode="before")
-    @classmethod
-    def _as_once_recorded(cls, data: Any) -> Any:
-        """Drop two counts of older records that say nothing: a load with a failed request is not recorded."""
-        counts = ("requests_completed", "requests_failed")
-        return {name: each for name, each in data.items() if name not in counts} if isinstance(data, dict) else data
-
 
 class Trial(Record):
     """A rate that was tried in the search for the capacity."""
@@ -127,16 +120,12 @@ class Capacity(Record):
     def is_lower_bound(self) -> bool:
         """Whether after some start the highest rate that was tried held, so that the server can do more. A single
         failure among two trials of it does not count."""
-        starts: dict[int, list[Trial]] = {}
-        for trial in self.trials:
-            starts.setdefault(trial.restart, []).append(trial)
-        return any(_holds_the_highest_rate(trials) for trials in starts.values())
-
-
-def _holds_the_highest_rate(trials: Sequence[Trial]) -> bool:
-    highest = max(trial.rate_per_s for trial in trials)
-    held = [trial.held for trial in trials if trial.rate_per_s == highest]
-    return 2 * sum(held) >= len(held)
+        for start in {trial.restart for trial in self.trials}:
+            rates = {trial.rate_per_s for trial in self.trials if trial.restart == start}
+            results = [trial.held for trial in self.trials if (trial.restart, trial.rate_per_s) == (start, max(rates))]
+            if 2 * sum(results) >= len(results):
+                return True
+        return False
 
 
 class Goodput(Record):
@@ -174,7 +163,7 @@ class Drift(Record):
     """In older records, the starts whose load was measured again, because the change exceeded a limit."""
 
     def probes(self) -> tuple[Speed, ...]:
-        """All probes in order: one before and one after each block."""
+        """Return all probes in order: one before and one after each block."""
         return (self.before, *self.between, self.after)
 
 
@@ -291,14 +280,8 @@ class Evaluation(Record):
     started_at: datetime
     seconds: float
 
-    @model_validator(mode="before")
-    @classmethod
-    def _as_once_recorded(cls, data: Any) -> Any:
-        """Drop the runs at further concurrencies of older records, which no decision uses."""
-        return {name: each for name, each in data.items() if name != "sweep"} if isinstance(data, dict) else data
-
     def metrics(self) -> dict[str, float]:
-        """The four metrics of ``scoring.metrics.METRICS``, in their units; NaN for what was not measured."""
+        """Return the four metrics of ``scoring.metrics.METRICS``, in their units; NaN for what was not measured."""
         scores = [task.score for task in self.quality]
         return {
             "quality": sum(scores) / len(scores) if scores else float("nan"),
@@ -308,12 +291,13 @@ class Evaluation(Record):
         }
 
     def measures(self) -> dict[str, float | None]:
-        """What the load gives of ``scoring.constraints.MEASURES``, in their units; None for what was not measured."""
+        """Return what the load gives of ``scoring.constraints.MEASURES``, in their units; None for what was not
+        measured."""
         return measures_of(self.load, self.goodput)
 
 
 def measures_of(load: Load, goodput: Goodput | None) -> dict[str, float | None]:
-    """See ``Evaluation.measures``."""
+    """Return what a load gives: see ``Evaluation.measures``."""
     return {
         "ttft_p95_ms": load.ttft_ms.p95,
         "tpot_p95_ms": load.tpot_ms.p95,
@@ -323,15 +307,15 @@ def measures_of(load: Load, goodput: Goodput | None) -> dict[str, float | None]:
 
 
 def machine_of(evaluation: Evaluation) -> str:
-    """The hardware that speed depends on, in words; memory only has to suffice."""
+    """Name the hardware that speed depends on; memory only has to suffice."""
     hardware = evaluation.hardware
     able = [hardware.processor.name] if hardware.processor else []
     return ", ".join([f"{hardware.cores} × {hardware.cpu}", *able, *hardware.gpus])
 
 
 def by_machine(evaluations: Mapping[str, Evaluation]) -> dict[str, list[str]]:
-    """The variants by the hardware that they were measured on."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for name, each in evaluations.items():
-        found[machine_of(each)].append(name)
-    return dict(found)
+    """Group the variants by the hardware that they were measured on."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name, evaluation in evaluations.items():
+        groups[machine_of(evaluation)].append(name)
+    return dict(groups)

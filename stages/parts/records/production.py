@@ -5,18 +5,16 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from scoring.names import Outcome
+from scoring.results import Change, Comparison, Divergence, More
 from stages.parts.base.record import Record
 from stages.parts.machine.hardware import Hardware
 from stages.parts.records.evaluation import Engine
 
-RULES: Final = 10
-"""Raised when the same measurements would be decided in another way, so that old decisions are not used again."""
-OLD_RULES: Final = 5
-OLD_VERSION: Final = "0.1.0"
-"""The rules of the decisions that do not name any, and the version of Slipway that has them."""
+RULES: Final = 11
+"""Raised when the same measurements would give another document, so that old decisions are not used again."""
 
 
 class Paired(Record):
@@ -28,7 +26,7 @@ class Paired(Record):
     """Variant minus fp16: in accuracy, or in bits per byte (positive is worse)."""
     low: float
     high: float
-    """95 % interval, bootstrap over the items."""
+    """95 % interval, by Student's t over the items."""
     lost: int | None
     """Items that fp16 answers correctly and the variant does not; None for perplexity."""
     gained: int | None
@@ -49,7 +47,8 @@ class Cost(Record):
     value: float
     low: float
     high: float | None
-    """95 % interval, from the noise of the rate; None: no upper bound, because the rate may be 0."""
+    """95 % interval, from the noise of the throughput; without a width if that is not known. In decisions by rules
+    before 11, None stands for no upper bound."""
     currency: str
     tokens_per_s: float
     """The output tokens per second that the cost is computed from."""
@@ -58,59 +57,11 @@ class Cost(Record):
     workload sets no targets."""
 
 
-class Divergence(Record):
-    """How far a variant's next-token distributions are from fp16's, at the same positions of held-out text."""
-
-    documents: int
-    tokens: int
-    """Positions compared, over all documents."""
-    kl: float
-    """Mean KL(fp16 ‖ variant) in nats per token; a lower bound (``scoring.divergence``)."""
-    kl_low: float
-    kl_high: float
-    """95 % interval, bootstrap over documents."""
-    top1_agreement: float
-    """Share of positions at which both give the same token the highest probability."""
-    top1_low: float
-    top1_high: float
-    greedy_agreement: float | None = None
-    """Share of the held-out texts to whose beginning both give the same greedy answer; None in older decisions."""
-    greedy_low: float | None = None
-    greedy_high: float | None = None
-    greedy_prefix: float | None = None
-    """Mean share of such an answer before the first token that differs."""
-
-
-def divergence_measures(divergence: Divergence | None, *, is_reference: bool) -> dict[str, float | None]:
-    """What a divergence gives of ``scoring.constraints.MEASURES``; None for what was not measured.
-
-    Args:
-        is_reference: whether the variant is fp16, which does not diverge from itself.
-    """
-    if is_reference:
-        return {"kl_divergence": 0.0, "top1_agreement": 1.0, "greedy_agreement": 1.0}
-    return {
-        "kl_divergence": divergence.kl if divergence else None,
-        "top1_agreement": divergence.top1_agreement if divergence else None,
-        "greedy_agreement": divergence.greedy_agreement if divergence else None,
-    }
-
-
 class Interval(Record):
-    """A 95 % interval from the draws that the decision is based on; it always includes the value itself."""
+    """A 95 % interval, which includes the value itself."""
 
     low: float
     high: float
-
-
-class Change(Record):
-    """A metric's difference from the reference's, as a share of it: −0.1 is ten percent less. For latency it is that of
-    the mean over the same requests to both, for quality that on the same items."""
-
-    value: float
-    low: float | None
-    high: float | None
-    """95 % interval; None after a single start of the servers, which does not show the noise of starts."""
 
 
 class Loss(Record):
@@ -127,34 +78,7 @@ class Loss(Record):
     """pass: it is shown that less than the limit is lost. fail: that more is. unclear: too few items to tell."""
 
 
-class Comparison(Record):
-    """The first of the ranking compared with another variant that could be chosen, or may pass the gates."""
-
-    other: str
-    relation: Literal["better", "equivalent", "open"]
-    """better: the first has the higher score, beyond chance. equivalent: they differ by less than the profile's
-    margins. open: too few data to tell."""
-    lead: float
-    """The difference of their scores; where these are equal, of the sums without clipping."""
-    low: float | None
-    high: float | None
-    """95 % interval; None after a single start of the servers."""
-    confidence: float
-    """The probability that the first is truly the better, 0.5–1."""
-    share_by_items: float = 0.0
-    """The share of the lead's variance that comes from the sampling of items, 0–1; 0 in older decisions."""
-
-
-class More(Record):
-    """How much more measuring would settle an unresolved choice, if the estimates stayed as they are."""
-
-    starts: int
-    """Further starts of every variant's server."""
-    items: int
-    """How many times the present items of the quality tasks; 1: these are enough."""
-
-
-class Layout(Record):
+class FewerGpus(Record):
     """The winner on fewer GPUs than all variants were measured on, compared per GPU-hour."""
 
     tensor_parallel_size: int
@@ -214,15 +138,6 @@ class Candidate(Record):
     cost: Cost | None
     """None if the platform has no price, the variant was not measured, or no request met the latency targets."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _as_once_recorded(cls, data: Any) -> Any:
-        """A candidate of version 0.1.0: the probability to win again was the closest to ``chance``."""
-        if not isinstance(data, dict) or "win_probability" not in data:
-            return data
-        kept = {name: value for name, value in data.items() if name != "win_probability"}
-        return kept | {"chance": data["win_probability"]}
-
 
 class Production(Record):
     """``production_metrics.json``: which variant is in production, and why in detail."""
@@ -271,7 +186,7 @@ class Production(Record):
     engine: Engine
     """The engine of the winner, as it was measured."""
     hardware: Hardware
-    layout: Layout | None = Field(default=None, exclude_if=lambda value: value is None)
+    layout: FewerGpus | None = Field(default=None, exclude_if=lambda value: value is None)
     """Absent unless the winner fits on fewer GPUs and was measured there too."""
     prompt_tokens_per_s: float | None = Field(default=None, exclude_if=lambda value: value is None)
     """How fast the winner, as it is served, reads prompts under load (``stages.parts.samples.figures``). Absent in
@@ -285,19 +200,9 @@ class Production(Record):
         """The winner and the outcome in a few words, alike in all commands and pages."""
         return f"{self.winner}: {meaning(self)}"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _as_once_recorded(cls, data: Any) -> Any:
-        """A decision of version 0.1.0. What it calls separated is decided; otherwise quality and memory decided."""
-        if not isinstance(data, dict) or data.get("schema_version") != 1:
-            return data
-        kept = {name: value for name, value in data.items() if name not in ("separated", "margin", "noise")}
-        outcome = "decided" if data.get("separated") else "unresolved"
-        return kept | {"schema_version": 2, "rules": OLD_RULES, "slipway": OLD_VERSION, "outcome": outcome}
-
 
 def meaning(decision: Production) -> str:
-    """What the outcome means, without the winner's name."""
+    """Say what the outcome means, without the winner's name."""
     relations = {comparison.other: comparison.relation for comparison in decision.comparisons}
     if decision.outcome == "incomplete":
         return f"incomplete, without {', '.join(decision.missing)}"

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, Unpack
 
-from pydantic import ValidationError, model_validator
+from pydantic import ValidationError
 
 from stages.parts.base.record import Record
 from stages.parts.base.rollout_settings import Rollout
@@ -233,23 +233,7 @@ class Journal(Record):
     acts: tuple[Act, ...] = ()
     """Who began it, approved it or gave it up; the first is who began it."""
     changes: str = ""
-    """Which settings it changes for the release that is served already; empty: none, or another release."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_an_earlier_version(cls, document: Any) -> Any:
-        """A rollout under way is continued by the rules of this version: what was compared otherwise is left out."""
-        if not isinstance(document, dict) or "baseline" not in document:
-            return document
-        kept = {name: each for name, each in document.items() if name not in ("baseline", "baseline_from")}
-        kept["settings"] = without(document["settings"], "significance", "speed_ratio")
-        kept["window"] = document.get("window") and without(document["window"], "pace")
-        kept["windows"] = 1
-        kept["analyses"] = [
-            each | {role: each.get(role) and without(each[role], "tokens_per_s_each") for role in ("canary", "stable")}
-            for each in document.get("analyses", ())
-        ]
-        return kept
+    """Which settings it changes for the release that is served already, if it is that release and any."""
 
     def changed(self, **changes: Unpack[JournalChanges]) -> Journal:
         return self.model_copy(update=dict(changes))
@@ -257,8 +241,8 @@ class Journal(Record):
     @property
     def ready_timeout_s(self) -> float:
         """A number in the settings of every rollout that has begun."""
-        asked = self.settings.ready_timeout_s
-        return math.inf if asked == "auto" else asked
+        timeout_s = self.settings.ready_timeout_s
+        return math.inf if timeout_s == "auto" else timeout_s
 
     @property
     def ended(self) -> bool:
@@ -274,10 +258,6 @@ class Journal(Record):
         return self.steps[self.step - 1] if self.state == "awaiting approval" and self.step else 0
 
 
-def without(document: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: each for name, each in document.items() if name not in names}
-
-
 class OperatorRequest(Record):
     """``rollout.request.json``: what a person asks of the process that runs the rollout."""
 
@@ -286,7 +266,6 @@ class OperatorRequest(Record):
     action: Literal["promote", "abort"]
     reason: str
     by: str = ""
-    """Empty: asked by an older version."""
 
 
 def journal_path(store: ModelStore) -> Path:
@@ -294,7 +273,7 @@ def journal_path(store: ModelStore) -> Path:
 
 
 def read_journal(store: ModelStore) -> Journal | None:
-    """The rollout under way, or the last one; None if there never was one.
+    """Read the rollout under way, or the last one; None if there never was one.
 
     Raises:
         DamagedModel: the file is not a journal.
@@ -307,7 +286,7 @@ def submit_request(store: ModelStore, request: OperatorRequest) -> None:
 
 
 def pending_request(store: ModelStore, journal: Journal) -> OperatorRequest | None:
-    """What was asked of this rollout and not yet done."""
+    """Read what was asked of this rollout and not yet done."""
     path = store.path / REQUEST
     with contextlib.suppress(FileNotFoundError, ValidationError):
         request = OperatorRequest.model_validate_json(path.read_bytes())
@@ -320,11 +299,11 @@ def clear_request(store: ModelStore) -> None:
 
 
 def summary(journal: Journal) -> dict[str, Any]:
-    """The journal for a program: without the raw counters."""
+    """Return the journal for a program: without the raw counters."""
     return journal.model_dump(mode="json", exclude={"window", "observed"})
 
 
 def under_way(store: ModelStore) -> Journal | None:
-    """The rollout that has not ended, whether or not a process runs it."""
+    """Read the rollout that has not ended, whether or not a process runs it."""
     journal = read_journal(store)
     return journal if journal and not journal.ended else None

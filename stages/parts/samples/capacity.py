@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from statistics import fmean, linear_regression, median_low, pvariance, stdev
+from statistics import fmean, linear_regression, median_low, pvariance
 from typing import Final
 
 from stages.parts.records.evaluation import Capacity, Trial
@@ -173,13 +173,12 @@ def capacity_of(rounds: Sequence[LoadSamples], trials: Sequence[LoadSamples]) ->
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the geometric mean of two or more starts of the server, by Student's t of the logarithms: a
-    time or a rate has no negative end, however few the starts."""
-    from scoring.draws import student_95
+    """Compute the 95 % interval of the geometric mean of two or more starts of the server, by Student's t of the
+    logarithms: a time or a rate has no negative end, however few the starts."""
+    from scoring.lead import Lead
 
-    logs = [math.log(max(value, LEAST)) for value in values]
-    reach = student_95(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
-    return math.exp(fmean(logs) - reach), math.exp(fmean(logs) + reach)
+    mean = Lead.of_starts([math.log(max(value, LEAST)) for value in values])
+    return math.exp(mean.value - mean.reach()), math.exp(mean.value + mean.reach())
 
 
 def _trial(given: LoadSamples) -> Trial:

@@ -3,71 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from scoring.results import Divergence
 from stages.parts.base.errors import DamagedModel
-from stages.parts.records.production import Divergence
 from stages.parts.samples.lines import MEASURE_AGAIN, HeldOutDocument, Samples
 
 if TYPE_CHECKING:
-    from scoring.arrays import Floats
     from scoring.divergence import Distributions
-    from scoring.divergence import Divergence as Computed
 
 
-def divergences(samples: Mapping[str, Samples], reference: str) -> dict[str, Computed]:
-    """The divergence of every variant from the *reference*, without variants that were measured on another text.
+def divergences(samples: Mapping[str, Samples], reference: str) -> dict[str, Divergence]:
+    """Compute the divergence of every variant from the *reference*, without variants that were measured on another
+    text.
 
     Raises:
         DamagedModel: the samples are not distributions.
     """
-    from scoring.divergence import divergence, greedy_agreement
+    from scoring.divergence import divergence
 
-    texts = {name: [each.tokens for each in _in_order(given)] for name, given in samples.items()}
+    texts = {name: [document.tokens for document in _in_order(sample)] for name, sample in samples.items()}
     if not texts.get(reference):
         return {}
-    found = {}
-    for name, given in samples.items():
+    computed = {}
+    for name, sample in samples.items():
         if name == reference or texts[name] != texts[reference]:
             continue
+        ours, theirs = _continued(samples[reference]), _continued(sample)
+        answers = (ours, theirs) if ours and theirs else None
         try:
-            computed = divergence(distributions(samples[reference]), distributions(given))
+            computed[name] = divergence(distributions(samples[reference]), distributions(sample), answers)
         except ValueError as error:
             raise DamagedModel(
                 f"the raw samples of {name} or {reference} are not distributions: {error}", hint=MEASURE_AGAIN
             ) from error
-        ours, theirs = _continued(samples[reference]), _continued(given)
-        found[name] = replace(computed, greedy=greedy_agreement(ours, theirs)) if ours and theirs else computed
-    return found
+    return computed
 
 
-def divergence_draws(computed: Computed) -> dict[str, Floats]:
-    """The draws of what a profile's constraints can limit."""
-    drawn = {"kl_divergence": computed.kl.draws, "top1_agreement": computed.top1.draws}
-    return drawn | {"greedy_agreement": computed.greedy.same.draws} if computed.greedy else drawn
+def divergence_measures(divergence: Divergence | None, *, is_reference: bool) -> dict[str, float | None]:
+    """Return what a divergence gives of ``scoring.constraints.MEASURES``; None for what was not measured.
 
-
-def divergence_record(computed: Computed) -> Divergence:
-    greedy = computed.greedy
-    return Divergence(
-        documents=computed.documents,
-        tokens=computed.positions,
-        kl=computed.kl.mean,
-        kl_low=computed.kl.low,
-        kl_high=computed.kl.high,
-        top1_agreement=computed.top1.mean,
-        top1_low=computed.top1.low,
-        top1_high=computed.top1.high,
-        greedy_agreement=greedy.same.mean if greedy else None,
-        greedy_low=greedy.same.low if greedy else None,
-        greedy_high=greedy.same.high if greedy else None,
-        greedy_prefix=greedy.prefix.mean if greedy else None,
-    )
+    Args:
+        is_reference: whether the variant is fp16, which does not diverge from itself.
+    """
+    if is_reference:
+        return {"kl_divergence": 0.0, "top1_agreement": 1.0, "greedy_agreement": 1.0}
+    return {
+        "kl_divergence": divergence.kl if divergence else None,
+        "top1_agreement": divergence.top1_agreement if divergence else None,
+        "greedy_agreement": divergence.greedy_agreement if divergence else None,
+    }
 
 
 def distributions(samples: Samples) -> list[Distributions]:
-    """The distributions at each position of each held-out document.
+    """Collect the distributions at each position of each held-out document.
 
     Raises:
         ValueError: a document lists different numbers of tokens at its positions.
@@ -77,16 +66,16 @@ def distributions(samples: Samples) -> list[Distributions]:
     from scoring.divergence import Distributions
 
     return [
-        Distributions(np.array(each.listed, dtype=np.int64), np.array(each.logprobs, dtype=float))
-        for each in _in_order(samples)
+        Distributions(np.array(document.listed, dtype=np.int64), np.array(document.logprobs, dtype=float))
+        for document in _in_order(samples)
     ]
 
 
 def _continued(samples: Samples) -> list[tuple[int, ...]]:
-    """The greedy answers; none if they were not recorded."""
-    answers = [each.continued for each in _in_order(samples)]
+    """Collect the greedy answers; there are none if they were not recorded."""
+    answers = [document.continued for document in _in_order(samples)]
     return answers if any(answers) else []
 
 
 def _in_order(samples: Samples) -> list[HeldOutDocument]:
-    return sorted(samples.held_out, key=lambda each: each.document)
+    return sorted(samples.held_out, key=lambda document: document.document)

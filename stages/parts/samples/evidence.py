@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Final, Literal
 from scoring.constraints import MEASURES, Constraints, violations
 from scoring.units import GIB
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.production import divergence_measures
 from stages.parts.samples.capacity import throughput_of
-from stages.parts.samples.divergence import divergence_record, divergences
+from stages.parts.samples.divergence import divergence_measures, divergences
 from stages.parts.samples.lines import LoadSamples, Samples
 from stages.parts.samples.questions import questions
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from scoring.arrays import Floats
     from scoring.criteria import Criteria
     from scoring.estimate import Evidence
+    from scoring.lead import Lead
     from scoring.losses import Quality, TaskLoss
 
 BEFORE_LOAD: Final = ("quality_recovery", "top1_agreement", "greedy_agreement", "kl_divergence", "memory_gib")
@@ -47,7 +47,7 @@ class Measured:
 
     @classmethod
     def of(cls, evaluation: Evaluation, samples: Samples) -> Measured:
-        """What an evaluation and its samples hold."""
+        """Take what an evaluation and its samples hold."""
         load = evaluation.measures() if samples.rounds else None
         return cls(samples, evaluation.memory.weights_bytes, evaluation.agreement, load)
 
@@ -66,15 +66,14 @@ class Gate:
 
 
 def evidence_of(measured: Mapping[str, Measured], reference: str = "") -> Evidence:
-    """The evidence of variants whose quality and load were measured, without those that were never started in a block
-    with the reference, directly or through others: they can't be compared.
+    """Gather the evidence of variants whose quality and load were measured, without those that were never started in a
+    block with the reference, directly or through others: they can't be compared.
 
     Args:
         reference: the variant that the others are compared with; by default the first.
 
     Raises:
         ValueError: the variants have no quality task in common, or no request that was answered.
-        DamagedModel: the starts of a server were asked different questions.
     """
     import numpy as np
 
@@ -82,19 +81,17 @@ def evidence_of(measured: Mapping[str, Measured], reference: str = "") -> Eviden
     from scoring.losses import mean_quality
     from scoring.starts import Effects, comparable
 
-    logs = speeds([each.samples for each in measured.values()])
-    names = list(measured)
-    place = names.index(reference) if reference in measured else 0
-    places = comparable(logs, place)
-    within = {names[each]: measured[names[each]] for each in places}
-    quality = mean_quality(list(qualities({name: each.samples for name, each in within.items()}).values()))
-    memory = np.array([each.memory_bytes for each in within.values()], dtype=float)
-    logs = logs[:, places]
-    return Evidence(tuple(within), quality, Effects(logs[np.isfinite(logs).any(axis=(1, 2))]), memory)
+    logs = speeds([variant.samples for variant in measured.values()])
+    places = comparable(logs, list(measured).index(reference) if reference in measured else 0)
+    names = [name for place, name in enumerate(measured) if place in places]
+    quality = mean_quality(list(qualities({name: measured[name].samples for name in names}).values()))
+    memory = np.array([measured[name].memory_bytes for name in names], dtype=float)
+    return Evidence(tuple(names), quality, Effects(logs[:, places]), memory)
 
 
 def gates_of(measured: Mapping[str, Measured], criteria: Criteria, constraints: Constraints) -> dict[str, Gate]:
-    """Whether each variant can be chosen, by its loss on each quality task, the profile's constraints and its answers.
+    """Judge whether each variant can be chosen, by its loss on each quality task, the profile's constraints and its
+    answers.
 
     Before any load (``Measured.load`` is None), constraints on speed are left out. Without a measured reference, losses
     and divergence are not known: constraints on them are then not met.
@@ -102,37 +99,38 @@ def gates_of(measured: Mapping[str, Measured], criteria: Criteria, constraints: 
     Raises:
         DamagedModel: raw samples are not what was written.
     """
-    samples = {name: each.samples for name, each in measured.items()}
+    samples = {name: variant.samples for name, variant in measured.items()}
     reference = criteria.reference if isinstance(criteria.reference, str) else ""
     losses = losses_of(samples, reference, criteria.task_loss)
-    diverged = {name: divergence_record(each) for name, each in divergences(samples, reference).items()}
-    kept = recoveries(samples, criteria)
-    found = {}
-    for name, each in measured.items():
-        told = divergence_measures(diverged.get(name), is_reference=name == reference)
-        told |= {"quality_recovery": kept.get(name), "memory_gib": each.memory_bytes / GIB, **(each.load or {})}
-        limits = constraints if each.load is not None else _before_load(constraints)
-        violated = [violation.text for violation in violations(told, limits)]
-        if each.agreement is not None and each.agreement < AGREEMENT:
+    diverged, recovered = divergences(samples, reference), recoveries(samples, criteria)
+    before_load = constraints.model_copy(update=dict.fromkeys(name for name in MEASURES if name not in BEFORE_LOAD))
+    gates = {}
+    for name, variant in measured.items():
+        values = divergence_measures(diverged.get(name), is_reference=name == reference)
+        values["quality_recovery"] = math.exp(recovered[name].value) if name in recovered else None
+        values |= {"memory_gib": variant.memory_bytes / GIB, **(variant.load or {})}
+        limits = before_load if variant.load is None else constraints
+        violated = [violation.text for violation in violations(values, limits)]
+        if variant.agreement is not None and variant.agreement < AGREEMENT:
             violated.append(
-                f"its answers agree with its own probabilities by only {each.agreement:.2f}, below {AGREEMENT:g}"
+                f"its answers agree with its own probabilities by only {variant.agreement:.2f}, below {AGREEMENT:g}"
             )
-        found[name] = _gate(violated, losses.get(name, {}))
-    return found
+        gates[name] = _gate(violated, losses.get(name, {}))
+    return gates
 
 
 def qualities(samples: Mapping[str, Samples]) -> dict[str, Quality]:
-    """The quality on each task that all variants were asked, in the order of the variants."""
+    """Estimate the quality on each task that all variants were asked, in the order of the variants."""
     from scoring.losses import task_quality
 
-    asked = list(questions(samples).values())
-    tasks = [task for task in (asked[0] if asked else {}) if all(task in each for each in asked)]
-    return {task: task_quality([each[task] for each in asked]) for task in tasks}
+    variants = list(questions(samples).values())
+    tasks = [task for task in (variants[0] if variants else {}) if all(task in variant for variant in variants)]
+    return {task: task_quality([variant[task] for variant in variants]) for task in tasks}
 
 
 def losses_of(samples: Mapping[str, Samples], reference: str, limit: float) -> dict[str, dict[str, TaskLoss]]:
-    """What each other variant loses of the reference's score on each task, without tasks of which the reference can do
-    nothing; empty without the reference.
+    """Estimate what each other variant loses of the reference's score on each task, without tasks of which the
+    reference can do nothing; there are none without the reference.
 
     Args:
         limit: the share that may be lost.
@@ -141,88 +139,92 @@ def losses_of(samples: Mapping[str, Samples], reference: str, limit: float) -> d
 
     if reference not in samples:
         return {}
-    whole = samples[reference]
-    able = {*(each.task for each in whole.perplexity), *(each.task for each in whole.accuracy if each.correct)}
-    found = {}
+    base = samples[reference]
+    able = {*(item.task for item in base.perplexity), *(item.task for item in base.accuracy if item.correct)}
+    losses = {}
     for name in [name for name in samples if name != reference]:
-        tasks = qualities({reference: whole, name: samples[name]})
-        found[name] = task_losses({task: each for task, each in tasks.items() if task in able}, 1, 0, limit)
-    return found
+        tasks = qualities({reference: base, name: samples[name]})
+        losses[name] = task_losses({task: quality for task, quality in tasks.items() if task in able}, 1, 0, limit)
+    return losses
 
 
-def recoveries(samples: Mapping[str, Samples], criteria: Criteria) -> dict[str, float]:
-    """The quality of each variant divided by the reference's; empty without tasks or reference."""
+def recoveries(samples: Mapping[str, Samples], criteria: Criteria) -> dict[str, Lead]:
+    """Estimate ln of the quality of each variant divided by the reference's; there are none without tasks or
+    reference."""
+    from scoring.lead import Lead
     from scoring.losses import mean_quality
 
     names, tasks = list(samples), list(qualities(samples).values())
     if not tasks or (isinstance(criteria.reference, str) and criteria.reference not in samples):
         return {}
-    logs = mean_quality(tasks).logs
+    quality = mean_quality(tasks)
     if isinstance(criteria.reference, str):
-        whole = float(logs[names.index(criteria.reference)])
+        base = names.index(criteria.reference)
+        variances = [quality.difference_variance(place, base) for place in range(len(names))]
+        against = float(quality.logs[base])
     else:
-        whole = math.log(criteria.reference.quality)
-    return {name: math.exp(float(each) - whole) for name, each in zip(names, logs, strict=True)}
+        variances, against = quality.covariance.diagonal().tolist(), math.log(criteria.reference.quality)
+    return {
+        name: Lead(float(log) - against, 0.0, variance, math.inf)
+        for name, log, variance in zip(names, quality.logs, variances, strict=True)
+    }
 
 
 def speeds(samples: Sequence[Samples]) -> Floats:
-    """ln of the end-to-end time in ms and of the throughput in output tokens/s, shape (blocks, variants, 2); NaN where
-    a variant was not started in a block.
+    """Collect ln of the end-to-end time in ms and of the throughput in output tokens/s, shape (blocks, variants, 2);
+    NaN where a variant was not started in a block.
 
     Raises:
         ValueError: in a block, the variants have no request in common.
     """
     import numpy as np
 
-    blocks = sorted({each.run.restart for given in samples for each in given.rounds})
-    found = np.full((len(blocks), len(samples), 2), np.nan)
-    for place, block in enumerate(blocks):
+    blocks = sorted({run.run.restart for variant in samples for run in variant.rounds})
+    logs = np.full((len(blocks), len(samples), 2), np.nan)
+    for row, block in enumerate(blocks):
         rounds, trials = (
             [[run for run in runs if run.run.restart == block] for runs in of_all]
-            for of_all in ([given.rounds for given in samples], [given.trials for given in samples])
+            for of_all in ([variant.rounds for variant in samples], [variant.trials for variant in samples])
         )
-        running = [number for number, each in enumerate(rounds) if each]
-        found[place, running] = _block([rounds[number] for number in running], [trials[number] for number in running])
-    return found
+        running = [place for place, runs in enumerate(rounds) if runs]
+        logs[row, running] = _block([rounds[place] for place in running], [trials[place] for place in running])
+    return logs
 
 
 def _block(rounds: Sequence[Sequence[LoadSamples]], trials: Sequence[Sequence[LoadSamples]]) -> Floats:
-    """The same for one block, shape (variants, 2)."""
+    """Collect the same for one block, shape (variants, 2)."""
     import numpy as np
 
     from scoring.starts import log_means
 
     times = [
-        {(each.run.number, place): one.e2el_ms for each in given for place, one in enumerate(each.requests)}
-        for given in rounds
+        {(run.run.number, place): request.e2el_ms for run in runs for place, request in enumerate(run.requests)}
+        for runs in rounds
     ]
-    places = sorted({place for each in times for place in each})
-    values = np.array([[each.get(place, math.nan) for place in places] for each in times])
-    rates = [math.log(throughput_of(*given)) for given in zip(rounds, trials, strict=True)]
+    places = sorted({place for by_place in times for place in by_place})
+    values = np.array([[by_place.get(place, math.nan) for place in places] for by_place in times])
+    rates = [math.log(throughput_of(*start)) for start in zip(rounds, trials, strict=True)]
     return np.column_stack([log_means(values), rates])
 
 
-def _before_load(constraints: Constraints) -> Constraints:
-    later = [name for name in MEASURES if name not in BEFORE_LOAD]
-    return constraints.model_copy(update=dict.fromkeys(later))
-
-
 def _gate(violated: Sequence[str], losses: Mapping[str, TaskLoss]) -> Gate:
-    lost = {task: each for task, each in losses.items() if each.verdict != "pass"}
-    reasons = (*violated, *(loss_sentence(task, each) for task, each in lost.items()))
-    if violated or any(each.verdict == "fail" for each in lost.values()):
+    lost = {task: loss for task, loss in losses.items() if loss.verdict != "pass"}
+    reasons = (*violated, *(loss_sentence(task, loss) for task, loss in lost.items()))
+    if violated or any(loss.verdict == "fail" for loss in lost.values()):
         return Gate("fail", reasons)
     if lost:
-        return Gate("unclear", reasons, max(each.more_items for each in lost.values()))
+        return Gate("unclear", reasons, max(loss.more_items for loss in lost.values()))
     return Gate("pass")
 
 
 def loss_sentence(task: str, loss: TaskLoss) -> str:
-    """Why a loss does not pass, with its numbers."""
+    """Say why a loss does not pass, with its numbers."""
     allowed = f"{100 * loss.limit:.3g}%"
     if loss.verdict == "fail":
         return f"loses {loss.value:.1%} of {task} (at least {loss.low:.1%}), more than the {allowed} that may be lost"
-    said = f"may lose more than {allowed} of {task}: {loss.value:z.1%} by these items, up to {loss.high:z.1%} by chance"
+    sentence = (
+        f"may lose more than {allowed} of {task}: {loss.value:z.1%} by these items, up to {loss.high:z.1%} by chance"
+    )
     if loss.more_items < math.inf:
-        said += f"; {math.ceil(loss.more_items)} times as many items would tell"
-    return said
+        sentence += f"; {math.ceil(loss.more_items)} times as many items would tell"
+    return sentence

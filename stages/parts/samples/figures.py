@@ -10,20 +10,19 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
-from typing import Final, TypeVar
+from typing import Final
 
 from scoring.student import Z_95
 from stages.parts.records.evaluation import Goodput, Intervals, Load, Percentiles, TaskScore
 from stages.parts.samples.capacity import interval, within
-from stages.parts.samples.lines import AccuracyItem, Item, LoadSamples, PerplexityItem, Samples, TimedRequest
+from stages.parts.samples.lines import AccuracyItem, LoadSamples, PerplexityItem, Samples, TimedRequest
 
 RESAMPLES: Final = 1000
 SEED: Final = 0
-_Item = TypeVar("_Item", AccuracyItem, PerplexityItem)
 
 
 def load_of(samples: LoadSamples) -> Load:
-    """The load of one round."""
+    """Summarize the load of one round."""
     run, requests = samples.run, samples.requests
     return Load(
         rate_per_s=run.rate_per_s,
@@ -38,17 +37,12 @@ def load_of(samples: LoadSamples) -> Load:
     )
 
 
-def pooled_load(rounds: Sequence[LoadSamples], *, intervals: bool = True) -> Load:
-    """All rounds together: percentiles over all requests, and the mean of the rounds' rates.
-
-    Args:
-        intervals: False gives the figures of older records, which had none.
-    """
-    loads = [load_of(each) for each in rounds]
-    found = percentiles_of([request for each in rounds for request in each.requests])
-    gaps = found.pop("itl_ms")
-    if intervals:
-        found = {name: each.model_copy(update={"intervals": _intervals(rounds, name)}) for name, each in found.items()}
+def pooled_load(rounds: Sequence[LoadSamples]) -> Load:
+    """Summarize all rounds: percentiles over all requests, and the mean of the rounds' rates."""
+    loads = [load_of(run) for run in rounds]
+    times = percentiles_of([request for run in rounds for request in run.requests])
+    gaps = times.pop("itl_ms")
+    times = {name: time.model_copy(update={"intervals": _intervals(rounds, name)}) for name, time in times.items()}
     return Load(
         rate_per_s=loads[0].rate_per_s,
         concurrency=max(load.concurrency for load in loads),
@@ -59,57 +53,61 @@ def pooled_load(rounds: Sequence[LoadSamples], *, intervals: bool = True) -> Loa
         requests_per_s=fmean(load.requests_per_s for load in loads),
         output_tokens_per_s=fmean(load.output_tokens_per_s for load in loads),
         itl_ms=gaps,
-        **found,
+        **times,
     )
 
 
 def prompt_tokens_per_s(runs: Iterable[LoadSamples]) -> float | None:
-    """Tokens of prompts per second of the time in which any prompt waited or was being read, in the run in which they
-    were the most; None without requests. That is how fast waiting prompts become fewer, while answers are generated
-    beside. It is rather too low: what does not depend on a prompt's length takes time, too, and at the beginning of a
-    run requests are being read that do not count.
+    """Compute the tokens of prompts per second of the time in which any prompt waited or was being read, in the run in
+    which they were the most; None without requests. That is how fast waiting prompts become fewer, while answers are
+    generated beside. It is rather too low: what does not depend on a prompt's length takes time, too, and at the
+    beginning of a run requests are being read that do not count.
     """
     return max((_read_per_s(run.requests) for run in runs if run.requests), default=None)
 
 
 def _read_per_s(requests: Iterable[TimedRequest]) -> float:
     tokens, seconds, read_until = 0, 0.0, -math.inf
-    for each in sorted(requests, key=lambda each: each.start_s):
-        end = each.start_s + each.ttft_ms / 1000
-        tokens += each.prompt_tokens
-        seconds += max(0.0, end - max(each.start_s, read_until))
+    for request in sorted(requests, key=lambda request: request.start_s):
+        end = request.start_s + request.ttft_ms / 1000
+        tokens += request.prompt_tokens
+        seconds += max(0.0, end - max(request.start_s, read_until))
         read_until = max(read_until, end)
     return tokens / seconds if seconds else 0.0
 
 
 def _intervals(rounds: Sequence[LoadSamples], name: str) -> Intervals:
-    """The intervals of the percentiles of one time of the requests."""
+    """Compute the intervals of the percentiles of one time of the requests."""
     starts: dict[int, list[float]] = defaultdict(list)
-    for each in rounds:
-        starts[each.run.restart] += [getattr(one, name) for one in each.requests]
+    for run in rounds:
+        starts[run.run.restart] += [getattr(request, name) for request in run.requests]
     if len(starts) == 1:
         ordered = sorted(starts.popitem()[1])
         return Intervals(p50=_by_ranks(ordered, 0.5), p95=_by_ranks(ordered, 0.95), p99=_by_ranks(ordered, 0.99))
-    found = [percentiles(start) for start in starts.values()]
-    p50, p95, p99 = (interval([getattr(each, share) for each in found]) for share in ("p50", "p95", "p99"))
+    by_start = [percentiles(start) for start in starts.values()]
+    p50, p95, p99 = (interval([getattr(start, share) for start in by_start]) for share in ("p50", "p95", "p99"))
     return Intervals(p50=p50, p95=p95, p99=p99)
 
 
 def _by_ranks(ordered: Sequence[float], share: float) -> tuple[float, float]:
-    """95 % interval of a percentile by order statistics (Conover 1999, Practical Nonparametric Statistics, 3.2)."""
+    """Compute the 95 % interval of a percentile by order statistics (Conover 1999, Practical Nonparametric Statistics,
+    3.2)."""
     size = len(ordered)
     middle, reach = size * share, Z_95 * math.sqrt(size * share * (1 - share))
-    low, high = (min(max(math.ceil(each), 1), size) for each in (middle - reach, middle + reach + 1))
+    low, high = (min(max(math.ceil(rank), 1), size) for rank in (middle - reach, middle + reach + 1))
     return ordered[low - 1], ordered[high - 1]
 
 
 def goodput_of(rounds: Sequence[LoadSamples], ttft_ms: float, tpot_ms: float) -> Goodput:
-    """The requests that met the targets (Zhong et al., DistServe, 2024); rates are the mean over rounds."""
-    good = [(each.run.duration_s, [one for one in each.requests if within(one, ttft_ms, tpot_ms)]) for each in rounds]
+    """Count the requests that met the targets (Zhong et al., DistServe, 2024); rates are the mean over rounds."""
+    good = [
+        (run.run.duration_s, [request for request in run.requests if within(request, ttft_ms, tpot_ms)])
+        for run in rounds
+    ]
     return Goodput(
         ttft_ms=ttft_ms,
         tpot_ms=tpot_ms,
-        share=sum(len(requests) for _, requests in good) / sum(len(each.requests) for each in rounds),
+        share=sum(len(requests) for _, requests in good) / sum(len(run.requests) for run in rounds),
         requests_per_s=fmean(len(requests) / duration_s for duration_s, requests in good),
         output_tokens_per_s=fmean(
             sum(request.output_tokens for request in requests) / duration_s for duration_s, requests in good
@@ -118,7 +116,8 @@ def goodput_of(rounds: Sequence[LoadSamples], ttft_ms: float, tpot_ms: float) ->
 
 
 def percentiles_of(requests: Sequence[TimedRequest]) -> dict[str, Percentiles]:
-    """The percentiles of each time by its name in ``Load``; those of ``itl_ms`` are over the gaps of all requests."""
+    """Compute the percentiles of each time by its name in ``Load``; those of ``itl_ms`` are over the gaps of all
+    requests."""
     return {
         "ttft_ms": percentiles([request.ttft_ms for request in requests]),
         "tpot_ms": percentiles([request.tpot_ms for request in requests]),
@@ -128,42 +127,30 @@ def percentiles_of(requests: Sequence[TimedRequest]) -> dict[str, Percentiles]:
 
 
 def percentiles(values: Sequence[float]) -> Percentiles:
-    """Mean and percentiles; zeros where there are no values (an answer of one token has no gaps)."""
+    """Compute mean and percentiles; zeros where there are no values (an answer of one token has no gaps)."""
     import numpy as np
 
-    given = values or [0.0]
-    p50, p95, p99 = (float(each) for each in np.percentile(given, [50, 95, 99]))
-    return Percentiles(mean=fmean(given), p50=p50, p95=p95, p99=p99)
+    values = values or [0.0]
+    p50, p95, p99 = map(float, np.percentile(values, [50, 95, 99]))
+    return Percentiles(mean=fmean(values), p50=p50, p95=p95, p99=p99)
 
 
 def task_score(score: TaskScore, samples: Samples) -> TaskScore | None:
-    """The score of a task computed from its items, as the mean over the starts of the server; None without items.
+    """Compute the score of a task from its items; None without items.
 
     ``metrics`` stays as lm-eval reported it, and so does the interval of a group's accuracy, which lm-eval pools from
     the standard errors of its tasks.
     """
-    starts: Sequence[Sequence[Item]]
-    if score.kind == "accuracy":
-        answers = by_start(samples.accuracy, score.task)
-        starts, figures = answers, [_accuracy(answer) for answer in answers]
-    else:
-        documents = by_start(samples.perplexity, score.task)
-        starts, figures = documents, [_perplexity(document) for document in documents]
-    if not starts:
-        return None
-    means = {name: fmean(figure[name] for figure in figures) for name in figures[0]}
-    if score.kind == "accuracy" and starts[0][0].subtask:
-        del means["low"], means["high"]
-    return score.model_copy(update={**means, "items": len(starts[0])})
-
-
-def by_start(items: Iterable[_Item], task: str) -> list[list[_Item]]:
-    """The items of one task by the start of the server, in the order of the starts."""
-    starts: dict[int, list[_Item]] = defaultdict(list)
-    for item in items:
-        if item.task == task:
-            starts[item.restart].append(item)
-    return [each for _, each in sorted(starts.items())]
+    answers = [item for item in samples.accuracy if item.task == score.task]
+    texts = [item for item in samples.perplexity if item.task == score.task]
+    if score.kind == "accuracy" and answers:
+        figures = _accuracy(answers)
+        if answers[0].subtask:
+            del figures["low"], figures["high"]
+        return score.model_copy(update={**figures, "items": len(answers)})
+    if score.kind == "perplexity" and texts:
+        return score.model_copy(update={**_perplexity(texts), "items": len(texts)})
+    return None
 
 
 def _accuracy(items: Sequence[AccuracyItem]) -> dict[str, float]:
@@ -181,7 +168,8 @@ def _perplexity(items: Sequence[PerplexityItem]) -> dict[str, float]:
 
 
 def bits_per_byte_interval(items: Sequence[PerplexityItem]) -> tuple[float, float]:
-    """95 % interval of the corpus's bits per byte: percentile bootstrap over documents (Efron 1979), seeded.
+    """Compute the 95 % interval of the corpus's bits per byte: percentile bootstrap over documents (Efron 1979),
+    seeded.
 
     lm-eval gives no standard error for it.
     """
@@ -189,7 +177,7 @@ def bits_per_byte_interval(items: Sequence[PerplexityItem]) -> tuple[float, floa
 
     loglikelihoods = np.array([item.loglikelihood * item.weight for item in items])
     sizes = np.array([item.bytes * item.weight for item in items])
-    chosen = np.random.default_rng(SEED).integers(len(sizes), size=(RESAMPLES, len(sizes)))
-    resampled = -loglikelihoods[chosen].sum(axis=1) / sizes[chosen].sum(axis=1) / math.log(2)
+    drawn = np.random.default_rng(SEED).integers(len(sizes), size=(RESAMPLES, len(sizes)))
+    resampled = -loglikelihoods[drawn].sum(axis=1) / sizes[drawn].sum(axis=1) / math.log(2)
     low, high = np.percentile(resampled, [2.5, 97.5])
     return float(low), float(high)

@@ -1,44 +1,27 @@
 """The raw samples of an evaluation: a file of JSON lines, each a closed record with its kind.
 
-    head         the first line: the evaluation that the file belongs to
-    load         a round of the load, or a trial in the search for the capacity
-    request      one request of such a run
-    accuracy     one item of a task that is scored by accuracy
-    perplexity   one document of a task that is scored by bits per byte
-    held_out     the next-token distributions at each position of one held-out document
-
-Files of older versions have no kinds, which ``read_samples`` infers from the keys, and runs at further concurrencies
-(``sweep``), which it leaves out.
+head         the first line: the evaluation that the file belongs to
+load         a round of the load, or a trial in the search for the capacity
+request      one request of such a run
+accuracy     one item of a task that is scored by accuracy
+perplexity   one document of a task that is scored by bits per byte
+held_out     the next-token distributions at each position of one held-out document
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import from_json
 
 from stages.parts.base.errors import DamagedModel
 from stages.parts.base.store import sha256_of, write_text
 from stages.parts.records.evaluation import Evaluation
 
 MEASURE_AGAIN: Final = "remove the evaluation's .json beside them and run again: it is then measured again"
-KIND_BY_KEY: Final = {
-    "evaluation": "head",
-    "document": "held_out",
-    "loglikelihood": "perplexity",
-    "correct": "accuracy",
-    "duration_s": "load",
-    "ttft_ms": "request",
-}
-"""The key that only lines of this kind had in the oldest version."""
-OF_A_SWEEP: Final = re.compile(rb'"phase": ?"sweep"|"sweep": ?\d')
-"""In a line of a run at a further concurrency."""
-
 Phase = Literal["round", "trial"]
 
 
@@ -69,7 +52,7 @@ class LoadRun(_OfRun):
 
     kind: Literal["load"] = "load"
     rate_per_s: float | None = None
-    """Requests per second that were sent (a Poisson process); None with the same number in flight all the time, which
+    """Requests per second that were sent (a Poisson process); None if the same number is in flight all the time, which
     is how the search for the capacity begins too."""
     concurrency: int
     """Requests in flight at a time; where they arrive at a rate, the mean."""
@@ -174,10 +157,10 @@ class Samples:
         return (*self.accuracy, *self.perplexity)
 
     def lines(self) -> Iterator[_Line]:
-        """Every line but the head."""
-        for each in (*self.rounds, *self.trials, *self.smaller_rounds, *self.smaller_trials):
-            yield each.run
-            yield from each.requests
+        """Yield every line but the head."""
+        for run in (*self.rounds, *self.trials, *self.smaller_rounds, *self.smaller_trials):
+            yield run.run
+            yield from run.requests
         yield from self.items
         yield from self.held_out
 
@@ -194,7 +177,7 @@ def write_samples(path: Path, evaluation: str, samples: Samples) -> str:
 
 
 def read_samples(path: Path, evaluation: Evaluation) -> Samples:
-    """The samples that *evaluation* was computed from.
+    """Read the samples that *evaluation* was computed from.
 
     Raises:
         DamagedModel: the file is missing, holds a line that is none of ours, belongs to another evaluation, or lacks a
@@ -202,23 +185,22 @@ def read_samples(path: Path, evaluation: Evaluation) -> Samples:
     """
     try:
         head, *lines = _parsed(path.read_bytes())
-    except OSError as error:
-        raise DamagedModel(f"the raw samples {path} cannot be read: {error.strerror}", hint=MEASURE_AGAIN) from error
-    except ValueError as error:
-        raise DamagedModel(f"the raw samples {path} cannot be read: {error}", hint=MEASURE_AGAIN) from error
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", error)
+        raise DamagedModel(f"the raw samples {path} cannot be read: {why}", hint=MEASURE_AGAIN) from error
     if not isinstance(head, Head) or head.evaluation != evaluation.key:
         raise DamagedModel(f"the raw samples {path} belong to another evaluation", hint=MEASURE_AGAIN)
-    runs = sorted(_runs(lines), key=lambda each: each.run.number)
+    runs = sorted(_runs(lines), key=lambda run: run.run.number)
     rounds, trials, smaller_rounds, smaller_trials = (
         tuple(run for run in runs if (run.run.phase, run.run.gpus is not None) == (phase, smaller))
         for smaller in (False, True)
         for phase in ("round", "trial")
     )
-    found, measured = len(rounds) + len(smaller_rounds), len(evaluation.rounds)
+    read, measured = len(rounds) + len(smaller_rounds), len(evaluation.rounds)
     measured += len(evaluation.smaller.rounds) if evaluation.smaller else 0
-    if found != measured:
+    if read != measured:
         raise DamagedModel(
-            f"the raw samples {path} hold {found} rounds, but {measured} were measured", hint=MEASURE_AGAIN
+            f"the raw samples {path} hold {read} rounds, but {measured} were measured", hint=MEASURE_AGAIN
         )
     if not all(run.requests or run.run.held is False for run in runs):
         raise DamagedModel(f"the raw samples {path} lack the requests of a run", hint=MEASURE_AGAIN)
@@ -234,36 +216,21 @@ def read_samples(path: Path, evaluation: Evaluation) -> Samples:
 
 
 def _parsed(content: bytes) -> Iterator[Line]:
-    """Raises: ValueError: naming the first line that is wrong."""
-    lines = content.splitlines()
-    older = bool(lines) and b'"kind"' not in lines[0]
-    for number, line in enumerate(lines, 1):
-        if OF_A_SWEEP.search(line):
-            continue
+    """Parse the lines of a file.
+
+    Raises:
+        ValueError: naming the first line that is wrong.
+    """
+    for number, line in enumerate(content.splitlines(), 1):
         try:
-            if older:
-                yield _LINE.validate_python(_with_kind(from_json(line)), strict=False)
-            else:
-                yield _LINE.validate_json(line)
+            yield _LINE.validate_json(line)
         except ValidationError as error:
             first = error.errors()[0]
             raise ValueError(f"line {number}: {'.'.join(map(str, first['loc']))} {first['msg']}") from error
-        except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from error
-
-
-def _with_kind(data: Any) -> Any:
-    """A line of the oldest version in this one's form."""
-    if not isinstance(data, dict):
-        return data
-    kind = next((kind for key, kind in KIND_BY_KEY.items() if key in data), None)
-    if "round" in data:
-        data |= {"phase": "round", "number": data.pop("round")}
-    return {"kind": kind} | data
 
 
 def _runs(lines: list[Line]) -> list[LoadSamples]:
-    """The runs with their requests, in the order of the file."""
+    """Pair the runs with their requests, in the order of the file."""
     requests: dict[tuple[object, ...], list[TimedRequest]] = {}
     for line in lines:
         if isinstance(line, TimedRequest):

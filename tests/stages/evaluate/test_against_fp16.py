@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from scoring.profile import Profile
+from scoring.results import Divergence
 from stages.evaluate.distributions import measure_distributions
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.settings import CONFIGS
 from stages.parts.base.workload import Workload
 from stages.parts.records.evaluation import Probe
-from stages.parts.records.production import Divergence
-from stages.parts.samples.divergence import divergence_record, divergences
+from stages.parts.samples.divergence import divergences
 from stages.parts.samples.lines import Samples
 from stages.parts.vllm.probes import ProbeCheck, check_probes, record_probes
 from stages.parts.vllm.server import Server, ServerSpec, running
@@ -57,7 +57,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         sound, repeated = distributions_of(server), distributions_of(server)
     with served(with_zeros(DEMO / "model", folder / "damaged", 0.05), folder / "damaged.log") as server:
         damaged, poor = check_probes(server.url, server.name, "", answers), distributions_of(server)
-    apart = (divergence_record(divergences({"fp16": sound, "x": each}, "fp16")["x"]) for each in (repeated, poor))
+    apart = (divergences({"fp16": sound, "x": each}, "fp16")["x"] for each in (repeated, poor))
     return Found(answers, again, damaged, *apart)
 
 

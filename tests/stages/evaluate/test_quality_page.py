@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from scoring.draws import Items
+from scoring.items import Items
 from scoring.losses import TaskLoss, task_losses, task_quality
 from stages.evaluate.questions import DEFINED, OWN
 from stages.parts.base.settings import CONFIGS

@@ -15,7 +15,7 @@ import pytest
 
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore, place_tree
-from stages.parts.records.production import Layout, Production
+from stages.parts.records.production import FewerGpus, Production
 from stages.parts.releases.pinned import pinned
 from stages.parts.releases.release import current_release
 from stages.select.verify import verify
@@ -105,7 +105,7 @@ def selected(store: ModelStore) -> Production:
     return found
 
 
-def layout_of(decision: Production) -> Layout:
+def layout_of(decision: Production) -> FewerGpus:
     assert decision.layout
     return decision.layout
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from scoring.lead import Lead
 from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Evaluation, Goodput
-from stages.parts.records.production import Cost, Price
+from stages.parts.records.production import Price
 from stages.select.candidates import cost_of, recovery
 from stages.select.selection import select
 from tests.samples import measured_store
@@ -59,13 +60,14 @@ def test_with_targets_the_cost_is_at_the_goodput(store):
     assert (costs["fp16"].basis, costs["fp16"].tokens_per_s) == ("goodput", 100.0)
 
 
-def test_a_rate_that_may_be_zero_has_a_cost_without_upper_bound(store):
-    good = Goodput(ttft_ms=50, tpot_ms=50, share=0.5, requests_per_s=3.75, output_tokens_per_s=30.0)
-    evaluation = read(store, "awq").model_copy(update={"goodput": good})
-    cost = cost_of(evaluation, Price(per_hour=3.6), {"goodput": np.repeat([0.0, 30.0, 60.0], 100)})
+def test_the_interval_of_the_cost_is_that_of_the_rate(store):
+    cost = cost_of(read(store, "awq"), Price(per_hour=3.6), Lead(math.log(120), math.log(1.1) ** 2, 0.0, math.inf))
     assert cost is not None
-    assert (cost.value, cost.low, cost.high) == (pytest.approx(100 / 3), pytest.approx(100 / 6), None)
-    assert Cost.model_validate_json(cost.model_dump_json()) == cost
+    factor = 1.1**1.959964
+    assert (cost.low, cost.high) == pytest.approx((cost.value / factor, cost.value * factor))
+    unknown = cost_of(read(store, "awq"), Price(per_hour=3.6), Lead.of_starts([math.log(120)]))
+    assert unknown is not None
+    assert unknown.low == unknown.value == unknown.high
 
 
 def test_without_a_price_there_is_no_cost_and_with_another_price_another_decision(store):

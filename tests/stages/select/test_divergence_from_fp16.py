@@ -16,9 +16,8 @@ from stages.parts.base.errors import DamagedModel
 from stages.parts.base.settings import CONFIGS
 from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.production import divergence_measures
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.samples.divergence import divergence_record, divergences
+from stages.parts.samples.divergence import divergence_measures, divergences
 from stages.parts.samples.lines import Samples, read_samples, write_samples
 from stages.select.selection import select
 from tests.samples import MODEL, base, evaluation, held_out, samples_path, variant
@@ -53,12 +52,10 @@ def test_a_variant_is_compared_with_fp16_place_by_place(store: ModelStore) -> No
     evaluations = measured(store, awq=0.6, gptq=0.7)
     found = divergences(samples(store, evaluations), "fp16")
     assert set(found) == {"awq", "gptq"}
-    assert found["gptq"].kl.mean == 0.0
+    assert found["gptq"].kl == 0.0
     # 0.7 ln(0.7/0.6) + 0.2 ln(0.2/0.3) + 0.1 ln 1
-    assert found["awq"].kl.mean == pytest.approx(0.7 * math.log(7 / 6) + 0.2 * math.log(2 / 3), abs=1e-6)
-    told = divergence_record(found["awq"])
-    assert (told.documents, told.tokens, told.top1_agreement) == (4, 8, 1.0)
-    assert (told.kl, told.kl_low) == (found["awq"].kl.mean, found["awq"].kl.low)
+    assert found["awq"].kl == pytest.approx(0.7 * math.log(7 / 6) + 0.2 * math.log(2 / 3), abs=1e-6)
+    assert (found["awq"].documents, found["awq"].tokens, found["awq"].top1_agreement) == (4, 8, 1.0)
 
 
 def test_greedy_answers_are_compared_where_both_have_them(store: ModelStore) -> None:
@@ -66,11 +63,11 @@ def test_greedy_answers_are_compared_where_both_have_them(store: ModelStore) -> 
     ours = with_documents(given["fp16"], continued=(1, 2, 3, 4))
     first, *others = ours.held_out
     theirs = replace(ours, held_out=(first.model_copy(update={"continued": (1, 2, 9, 9)}), *others))
-    told = divergence_record(divergences({"fp16": ours, "awq": theirs}, "fp16")["awq"])
+    told = divergences({"fp16": ours, "awq": theirs}, "fp16")["awq"]
     assert (told.greedy_agreement, told.greedy_prefix) == (0.75, 0.875)
     assert told.greedy_low is not None
     assert told.greedy_low < 0.75
-    older = divergence_record(divergences({"fp16": ours, "awq": given["awq"]}, "fp16")["awq"])
+    older = divergences({"fp16": ours, "awq": given["awq"]}, "fp16")["awq"]
     assert older.greedy_agreement is None
 
 
@@ -141,9 +138,9 @@ def test_a_divergence_that_may_exceed_its_limit_is_noted(store: ModelStore) -> N
     half = tuple(held_out(each.document, 0.7) for each in given.held_out[:2])  # like fp16's
     changed = replace(given, held_out=half + given.held_out[2:])
     write_samples(samples_path(store, "awq"), evaluations["awq"].key, changed)
-    apart = divergences(samples(store, evaluations), "fp16")["awq"].kl
-    limit = 1.2 * apart.mean
-    assert limit < apart.high
+    apart = divergences(samples(store, evaluations), "fp16")["awq"]
+    limit = 1.2 * apart.kl
+    assert limit < apart.kl_high
     profile = Profile.model_validate({"name": "own", "constraints": {"kl_divergence": {"max": limit}}})
     _, decision, _ = select(store, profile, ["fp16", "awq"])
     assert decision.winner == "awq"

@@ -12,9 +12,9 @@ from scoring.profile import Profile
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Capacity, Evaluation, Smaller, Trial
-from stages.parts.records.production import Cost, Layout
+from stages.parts.records.production import Cost, FewerGpus
 from stages.parts.releases.pinned import pinned
-from stages.select.fewer_gpus import layout_of, said_of
+from stages.select.fewer_gpus import fewer_gpus_of, sentences_of
 from stages.select.selection import select
 from tests.samples import measured_store
 
@@ -50,12 +50,12 @@ def capacity(*starts_per_s: float, failed: bool = True) -> Capacity:
     )
 
 
-def layout(winner: Evaluation, limits: Constraints | None = None, **smaller: Any) -> Layout:
+def layout(winner: Evaluation, limits: Constraints | None = None, **smaller: Any) -> FewerGpus:
     """On one GPU, which holds 7.1 requests/s unless *smaller* says otherwise."""
     load = winner.load.model_copy(update={"rate_per_s": 5.2})
     given: dict[str, Any] = {"capacity": capacity(7.0, 7.2), "load": load, "engine": winner.engine, "seconds": 1.0}
     measured = Smaller(tensor_parallel_size=1, instead_of=2, **(given | smaller))
-    found = layout_of(winner.model_copy(update={"smaller": measured}), limits or Constraints())
+    found = fewer_gpus_of(winner.model_copy(update={"smaller": measured}), limits or Constraints())
     assert found
     return found
 
@@ -63,12 +63,12 @@ def layout(winner: Evaluation, limits: Constraints | None = None, **smaller: Any
 def test_what_meets_the_targets_and_costs_less_is_served_on_fewer_gpus(winner: Evaluation) -> None:
     found = layout(winner)
     assert found.against == ()
-    assert said_of(found, "awq", COST) == (
+    assert sentences_of(found, "awq", COST) == (
         "awq on 1 GPU: 7.1 requests/s per GPU, on 2 GPUs 4.9: 1 GPU costs 31% less per request (26% to 36%), 0.421 "
         "instead of 0.61 USD for a million output tokens. It is served on 1 GPU unless serving.tensor_parallel_size is "
         "a number."
     )
-    assert ", 0.421" not in said_of(found, "awq", None)
+    assert ", 0.421" not in sentences_of(found, "awq", None)
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,10 @@ def test_otherwise_it_is_served_as_it_was_measured_with_the_others(
     found = layout(winner, **smaller)
     assert why in found.against
     if why == "the difference in cost may be chance":
-        assert "less per request (74% less to " in said_of(found, "awq", None)
-    assert f"With serving.tensor_parallel_size auto it is served on 2 GPUs: {'; '.join(found.against)}." in said_of(
-        found, "awq", COST
+        assert "less per request (74% less to " in sentences_of(found, "awq", None)
+    assert (
+        f"With serving.tensor_parallel_size auto it is served on 2 GPUs: {'; '.join(found.against)}."
+        in sentences_of(found, "awq", COST)
     )
 
 
@@ -108,7 +109,7 @@ def test_single_starts_do_not_show_that_it_is_cheaper(winner: Evaluation) -> Non
     once = winner.model_copy(update={"capacity": capacity(9.8)})
     found = layout(once, capacity=capacity(7.1))
     assert found.against == ("one start of each does not show how much chance there is in it",)
-    assert "31% less per request." in said_of(found, "awq", None)
+    assert "31% less per request." in sentences_of(found, "awq", None)
 
 
 def test_without_targets_the_rates_of_the_saturated_servers_are_compared_start_by_start(winner: Evaluation) -> None:
@@ -123,7 +124,7 @@ def test_without_targets_the_rates_of_the_saturated_servers_are_compared_start_b
 
 
 def test_a_variant_that_was_measured_once_has_no_layout(winner: Evaluation) -> None:
-    assert layout_of(winner, Constraints()) is None
+    assert fewer_gpus_of(winner, Constraints()) is None
     assert "smaller" not in winner.model_dump(mode="json")
 
 

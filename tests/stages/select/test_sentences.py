@@ -13,8 +13,8 @@ from scoring.criteria import Criteria, Weights
 from scoring.estimate import Evidence
 from scoring.losses import Quality
 from scoring.metrics import odds
+from scoring.results import Change
 from scoring.starts import Effects
-from stages.parts.records.production import Change
 from stages.select.sentences import reason_of
 
 FRAMES = 60

@@ -18,10 +18,10 @@ from stages.parts.base.program import (
     OUTPUTS_VARIABLE,
     RUN_VARIABLE,
     TERMINATION_BYTES,
-    VERSION,
     StageFailure,
     outcome,
     outcomes,
+    version,
 )
 from stages.parts.base.store import ModelStore
 
@@ -39,7 +39,7 @@ program.main(stage)
 
 def test_the_version_that_documents_name_is_the_packages():
     project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
-    assert project["version"] == VERSION
+    assert project["version"] == version()
 
 
 @pytest.fixture

@@ -173,7 +173,8 @@ def test_a_task_of_which_the_reference_can_do_nothing_shows_nothing() -> None:
 def test_fixed_values_stand_in_for_a_reference() -> None:
     criteria = Criteria(reference=Values(quality=0.9, latency=1.0, throughput=1.0, memory=1.0))
     given = {"int8": samples(right=1620)}
-    assert recoveries(given, criteria) == {"int8": pytest.approx(0.9)}
+    (recovered,) = recoveries(given, criteria).items()
+    assert (recovered[0], math.exp(recovered[1].value)) == ("int8", pytest.approx(0.9))
     limits = Constraints.model_validate({"quality_recovery": {"min": 0.95}})
     assert gates_of({"int8": measured(given["int8"])}, criteria, limits)["int8"].reasons == (
         "quality_recovery 0.9 is below the minimum of 0.95",

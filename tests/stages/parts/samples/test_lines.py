@@ -1,4 +1,4 @@
-"""The file of samples: what is written is read again, also from older versions, and nothing else is."""
+"""The file of samples: what is written is read again, and nothing else is."""
 
 from __future__ import annotations
 
@@ -25,19 +25,6 @@ from stages.parts.samples.lines import (
 )
 from tests.samples import MODEL, base, evaluation, variant
 
-OLDEST_VERSION = """\
-{"evaluation": "KEY"}
-{"restart": 0, "round": 0, "concurrency": 4, "duration_s": 7.163168466000002}
-{"restart": 0, "round": 0, "start_s": 0.0, "ttft_ms": 137.934, "tpot_ms": 8.531, "e2el_ms": 675.381, \
-"itl_ms": [31.981, 7.464], "prompt_tokens": 132, "output_tokens": 64}
-{"restart": 0, "sweep": 16, "concurrency": 16, "duration_s": 2.5}
-{"restart": 0, "sweep": 16, "start_s": 0.25, "ttft_ms": 169.659, "tpot_ms": 8.205, "e2el_ms": 686.593, \
-"itl_ms": [7.453], "prompt_tokens": 117, "output_tokens": 64}
-{"restart": 0, "task": "demo_group", "subtask": "demo_few", "doc_id": 7, "doc_hash": "0c4b", "correct": 1.0, \
-"weight": 1.5}
-{"restart": 0, "task": "demo_perplexity", "doc_id": 51, "doc_hash": "4dee", "loglikelihood": -1324.5, "bytes": 1236}
-{"document": 31, "tokens": [68, 43, 81], "listed": [[43, 9], [81, 68]], "logprobs": [[-0.25, -1.5], [-0.75, -2.0]]}
-"""
 FIRST = LoadSamples(
     LoadRun(restart=0, phase="round", number=0, concurrency=4, duration_s=7.163168466000002),
     (
@@ -124,26 +111,6 @@ def test_what_is_written_is_read_again(measured: Evaluation, path: Path) -> None
     assert kinds == ["head", "load", "request", "load", "request", "load", "accuracy", "perplexity", "held_out"]
 
 
-def test_files_of_older_versions_are_read_without_their_runs_at_further_concurrencies(
-    measured: Evaluation, path: Path
-) -> None:
-    path.write_text(OLDEST_VERSION.replace("KEY", measured.key))
-    assert read_samples(path, measured) == replace(SAMPLES, trials=())
-    write_samples(path, measured.key, replace(SAMPLES, trials=(TRIAL,)))
-    path.write_text(path.read_text().replace('"phase":"trial"', '"phase":"sweep"'))
-    assert read_samples(path, measured) == replace(SAMPLES, trials=())
-
-
-def test_an_evaluation_of_an_older_version_is_read_without_its_runs_at_further_concurrencies(
-    measured: Evaluation,
-) -> None:
-    older = measured.model_dump(mode="json")
-    del older["capacity"], older["load"]["rate_per_s"], older["load"]["e2el_ms"]["intervals"]
-    found = Evaluation.model_validate_json(json.dumps(older | {"sweep": [older["load"]]}))
-    assert found.capacity is None
-    assert found.metrics()["throughput"] == measured.load.output_tokens_per_s
-
-
 def test_rounds_are_read_in_the_order_of_their_numbers_and_each_with_its_own_requests(
     measured: Evaluation, path: Path
 ) -> None:
@@ -182,12 +149,13 @@ def test_an_invalid_line_is_damage_and_named(
     ("content", "named"),
     [
         ("", "cannot be read"),
-        ('{"evaluation": "KEY"', "cannot be read: line 1"),
-        ('{"evaluation": "another"}\n', "belong to another evaluation"),
+        ('{"kind": "head", "evaluation": "KEY"', "cannot be read: line 1"),
+        ('{"kind": "head", "evaluation": "another"}\n', "belong to another evaluation"),
         ('{"kind": "head", "evaluation": "KEY"}\n', "hold 0 rounds, but 1 were measured"),
-        ('{"evaluation": "KEY"}\n{"restart": 0, "rounds": 0}\n', "line 2: .*expected tags"),
+        ('{"kind": "head", "evaluation": "KEY"}\n{"kind": "round", "rounds": 0}\n', "line 2: .*expected tags"),
         (
-            '{"evaluation": "KEY"}\n{"restart": 0, "round": 0, "concurrency": 4, "duration_s": 7.0}\n',
+            '{"kind": "head", "evaluation": "KEY"}\n'
+            '{"kind": "load", "restart": 0, "phase": "round", "number": 0, "concurrency": 4, "duration_s": 7.0}\n',
             "lack the requests of a run",
         ),
     ],

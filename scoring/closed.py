@@ -1,0 +1,9 @@
+"""What settings and results have in common: they are frozen and have no unknown fields."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Closed(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,0 +1,88 @@
+"""The items of a quality task: what was measured of each, paired by name between variants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from scoring.arrays import Floats
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Items:
+    """The measured values of the items of one task."""
+
+    values: Floats
+    """Accuracy: 1 right, 0 wrong. Perplexity: log-likelihoods in nats. Shape (items,)."""
+    sizes: Floats | None = None
+    """Perplexity: the bytes of each text. None for accuracy."""
+    weights: Floats | None = None
+    """Accuracy: how much each item counts; None if all count equally, unlike in a group of tasks of different sizes."""
+    names: tuple[str, ...] | None = None
+    """Identifies the question of each item: items of the same name are paired. Without names, by position."""
+    clusters: tuple[str, ...] | None = None
+    """What each item shares with others, such as the text that several questions are about: answers within a cluster
+    are not independent. None if no item shares anything."""
+
+    def named(self) -> tuple[str, ...]:
+        return tuple(map(str, range(len(self.values)))) if self.names is None else self.names
+
+    def clustered(self) -> Iterator[tuple[str, str]]:
+        """Yield the name and the cluster of each item; one that shares nothing is a cluster by itself."""
+        return zip(self.named(), self.clusters or self.named(), strict=True)
+
+    def at(self, places: Indices) -> Items:
+        """Select the items at these positions."""
+        sizes, weights = (array if array is None else array[places] for array in (self.sizes, self.weights))
+        names = self.named()
+        clusters = self.clusters and tuple(self.clusters[place] for place in places)
+        return Items(self.values[places], sizes, weights, tuple(names[place] for place in places), clusters)
+
+
+def aligned(items: Mapping[str, Items]) -> dict[str, Items]:
+    """Bring one task's items into the same order for all variants; an item that a variant was not asked counts nothing
+    for it."""
+    if len({item.named() for item in items.values()}) == 1:
+        return dict(items)
+    shared = {name: cluster for item in items.values() for name, cluster in item.clustered()}
+    names = sorted(shared)
+    places = {name: place for place, name in enumerate(names)}
+    clusters = tuple(shared[name] for name in names)
+    return {variant: replace(_spaced(item, places), clusters=clusters) for variant, item in items.items()}
+
+
+def common(first: Items, second: Items) -> tuple[Items, Items]:
+    """Select the items that both were asked, in the same order."""
+    places = {name: place for place, name in enumerate(second.named())}
+    pairs = [(place, places[name]) for place, name in enumerate(first.named()) if name in places]
+    ours, theirs = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return first.at(ours), second.at(theirs)
+
+
+def _spaced(items: Items, places: Mapping[str, int]) -> Items:
+    """Put *items* at the *places* of their names, and 0 elsewhere."""
+    at = [places[name] for name in items.named()]
+
+    def spaced(values: Floats) -> Floats:
+        row = np.zeros(len(places))
+        row[at] = values
+        return row
+
+    if items.sizes is not None:
+        return Items(spaced(items.values), sizes=spaced(items.sizes))
+    weights = np.ones(len(at)) if items.weights is None else items.weights
+    return Items(spaced(items.values), weights=spaced(weights))
+
+
+def by_cluster(influences: Floats, clusters: tuple[str, ...] | None) -> Floats:
+    """Sum the influences of the items within each cluster, because these are sampled together; shape (…, clusters)."""
+    if clusters is None:
+        return influences
+    _, places = np.unique(clusters, return_inverse=True)
+    sums: Floats = np.apply_along_axis(lambda values: np.bincount(places, values), -1, influences)
+    return sums
