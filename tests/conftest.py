@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from stages.parts.machine.lock import LOCK_VARIABLE
+from tests import preloaded
 from tests.hub.server import HubServer
 
 END_TO_END: Final = "tests/end_to_end"
@@ -21,6 +22,8 @@ settings.load_profile("slipway")
 
 # A runner that was started in the background ignores Ctrl-C, and everything that it starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+preloaded.install()
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ class Pipeline:
         }
 
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "pipeline", *arguments]
+        return [str(Path(sys.executable).with_name("slipway")), *arguments]
 
     def call(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = self.environment | variables
