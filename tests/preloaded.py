@@ -70,7 +70,9 @@ class Parent:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
-        self._names = frozenset(json.loads(self._socket.recv(MESSAGE_BYTES) or "[]"))
+        if not (names := self._socket.recv(MESSAGE_BYTES)):
+            raise RuntimeError("the process that forks programs has ended; above it says why")
+        self._names = frozenset(json.loads(names))
 
     @property
     def pid(self) -> int:
