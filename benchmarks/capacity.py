@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 from pipeline.settings.config import load
 from stages.evaluate import load as loads
-from stages.evaluate.bench import Call, Limits, Target, lengths
+from stages.evaluate.bench import Call, Limits, LoadTarget, lengths
 from stages.evaluate.load import Known, Loading, StartLoad
 from stages.parts.base.workload import DEFAULT_SLO, Slo, Workload
 from stages.parts.samples.capacity import strain_of
@@ -114,7 +114,7 @@ class Simulated:
         self.seconds = 0.0
         """Spent on all calls."""
 
-    def send(self, target: Target, call: Call) -> list[TimedRequest] | None:
+    def send(self, target: LoadTarget, call: Call) -> list[TimedRequest] | None:
         kind, chance = self.kind.varied(TRIAL_NOISE, self._chance), self._chance
         asked = lengths(target.workload, call.seed, call.requests)
         if call.rate_per_s is None:
@@ -248,7 +248,7 @@ class Searched:
 def searched(kind: Kind, noise: Noise, block: int, known: Known, chance: random.Random) -> tuple[StartLoad, Searched]:
     server = Simulated(kind, noise, chance)
     unused: Any = None
-    target = Target(unused, unused, Path(), kind.workload, None, Path())
+    target = LoadTarget(unused, unused, Path(), kind.workload, None, Path())
     loading = Loading(target, block, known)
     with patch.object(loads, "send", server.send):
         list(loading.search())

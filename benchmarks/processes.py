@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from stages.evaluate.bench import Call, Target, send
+from stages.evaluate.bench import Call, LoadTarget, send
 from stages.evaluate.lanes import Lane, lanes
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.workload import Slo, Workload
@@ -72,16 +72,16 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def served(way: str, serving: Serving, lane: Lane, folder: Path) -> Iterator[tuple[Target, float]]:
+def served(way: str, serving: Serving, lane: Lane, folder: Path) -> Iterator[tuple[LoadTarget, float]]:
     os.environ.pop(BINDING, None)
     if bound := WAYS[way]:
         os.environ[BINDING] = bound
     model = DEMO / "model"
     with running(ServerSpec(model, "m", serving, folder / "vllm.log")) as server:
-        yield Target(lane.generator, server, model, WORKLOAD, None, folder / "load.log"), server.ready_s
+        yield LoadTarget(lane.generator, server, model, WORKLOAD, None, folder / "load.log"), server.ready_s
 
 
-def loaded(target: Target, turn: int, rate: int) -> Sequence[TimedRequest]:
+def loaded(target: LoadTarget, turn: int, rate: int) -> Sequence[TimedRequest]:
     """The requests of one turn between its ramps."""
     ramp, counted = RAMP_S * rate, TURN_S * rate
     first = 1000 * (turn * len(RATES_PER_S) + RATES_PER_S.index(rate))

@@ -73,13 +73,13 @@ def evaluate(
     summaries = {}
     with contextlib.ExitStack() as stack:
         reports = {name: stack.enter_context(_recorded(store, name, failures)) for name in names}
-        for name, (found, measured) in ensure(store, names, workload, serving, profile).items():
-            if isinstance(found, SlipwayError):
-                failures[name] = found
+        for name, (outcome, measured) in ensure(store, names, workload, serving, profile).items():
+            if isinstance(outcome, SlipwayError):
+                failures[name] = outcome
                 continue
-            _report(reports[name], found, measured=measured)
-            if isinstance(found, Evaluation):
-                summaries[name] = summarize(found)
+            _report(reports[name], outcome, measured=measured)
+            if isinstance(outcome, Evaluation):
+                summaries[name] = summarize(outcome)
     if (reference := reference_of(profile)) in failures:
         raise failures[reference]
     for name, error in failures.items():
@@ -89,13 +89,13 @@ def evaluate(
     return summaries
 
 
-def _report(report: program.Report, found: Result, *, measured: bool) -> None:
-    if isinstance(found, Refused):
-        report.left_out(f"failed before any load: {found.reason}", hint="see the report for its quality")
+def _report(report: program.Report, result: Result, *, measured: bool) -> None:
+    if isinstance(result, Refused):
+        report.left_out(f"failed before any load: {result.reason}", hint="see the report for its quality")
     elif measured:
-        report.done(describe(found), key=found.key)
+        report.done(describe(result), key=result.key)
     else:
-        report.reused(f"{describe(found)}, from {found.started_at:%Y-%m-%d %H:%M} UTC", key=found.key)
+        report.reused(f"{describe(result)}, from {result.started_at:%Y-%m-%d %H:%M} UTC", key=result.key)
 
 
 def made_by_this_run(store: ModelStore, names: Sequence[str]) -> list[str]:
@@ -124,46 +124,54 @@ def _recorded(store: ModelStore, name: str, failures: Mapping[str, SlipwayError]
 def ensure(
     store: ModelStore, names: Sequence[str], workload: Workload, serving: Serving, profile: Profile
 ) -> dict[str, Found]:
-    """What became of each variant under these conditions: found if nothing more is to be measured, or measured now.
+    """Bring the store to hold the result of each variant under these conditions, measuring only what it lacks.
+
+    Returns:
+        By variant, its result, and whether anything of it was measured now.
 
     Raises:
         ConfigError: the workload cannot be measured.
     """
     conditions: dict[str, Conditions] = {}
-    found: dict[str, Found] = {}
+    outcomes: dict[str, Found] = {}
     for name in names:
         try:
             conditions[name] = conditions_of(read_variant(store, name), workload, serving)
         except DamagedModel as error:
-            found[name] = (error, False)
+            outcomes[name] = (error, False)
     if (reference := reference_of(profile)) and reference not in conditions:
-        return found | {name: (MeasurementFailed(UNCOMPARED), False) for name in conditions}
-    before = _found(store, conditions, workload, profile)
-    if wanted := {name: each for name, each in conditions.items() if name not in before}:
+        return outcomes | {name: (MeasurementFailed(UNCOMPARED), False) for name in conditions}
+    reusable = _reusable(store, conditions, workload, profile)
+    if conditions.keys() - reusable.keys():
         with contextlib.ExitStack() as stack:
             for name in sorted(conditions):
                 stack.enter_context(exclusive(store.lock(f"evaluate-{name}"), f"evaluate {name}"))
             # Another process may have measured them while this one waited; another configuration, before.
-            for name, each in conditions.items():
-                bring_back(store, name, each.key)
-            before = _found(store, conditions, workload, profile)
-            if wanted := {name: each for name, each in conditions.items() if name not in before}:
+            for name in conditions:
+                bring_back(store, name, conditions[name].key)
+            reusable = _reusable(store, conditions, workload, profile)
+            if new := {name: conditions[name] for name in conditions if name not in reusable}:
                 from stages.evaluate.measure import measure
 
-                found |= measure(store, wanted, workload, serving, profile)
-    found |= {name: (each, False) for name, each in before.items()}
-    return {name: found[name] for name in names}
+                outcomes |= measure(store, new, workload, serving, profile)
+    outcomes |= {name: (result, False) for name, result in reusable.items()}
+    return {name: outcomes[name] for name in names}
 
 
-def _found(
+def _reusable(
     store: ModelStore, conditions: Mapping[str, Conditions], workload: Workload, profile: Profile
 ) -> dict[str, Result]:
-    """The variants that are not to be measured: all if the choice between them is settled, or the budget is spent; else
-    those alone that were refused."""
-    out = {name: each for name in conditions if (each := refused(store, name, conditions[name].key, profile))}
-    rest = {name: existing(store, name, each.key) for name, each in conditions.items() if name not in out}
-    whole = {name: each for name, each in rest.items() if each}
-    return {**out, **whole} if len(whole) == len(rest) and complete(whole, workload, profile) else {**out}
+    """Read the results of the variants that are not to be measured: of all if the choice between them is settled or the
+    budget is spent, otherwise of those alone that were refused."""
+    keys = {name: one.key for name, one in conditions.items()}
+    refusals = {name: refusal for name, key in keys.items() if (refusal := refused(store, name, key, profile))}
+    evaluations: dict[str, Result] = {
+        name: evaluation
+        for name, key in keys.items()
+        if name not in refusals and (evaluation := existing(store, name, key))
+    }
+    settled = len(refusals) + len(evaluations) == len(keys) and complete(evaluations, workload, profile)
+    return {**refusals, **(evaluations if settled else {})}
 
 
 def describe(evaluation: Evaluation) -> str:

@@ -35,7 +35,7 @@ SEEDED: Final = 10**12
 
 
 @dataclass(frozen=True)
-class Target:
+class LoadTarget:
     """A server under load, and what generates it."""
 
     generator: Preloaded
@@ -75,7 +75,7 @@ class Call:
     limits: Limits | None = None
 
 
-def send(target: Target, call: Call) -> list[TimedRequest] | None:
+def send(target: LoadTarget, call: Call) -> list[TimedRequest] | None:
     """Send the requests and time every token of their answers, which have exactly the requested length.
 
     Returns:
@@ -89,8 +89,8 @@ def send(target: Target, call: Call) -> list[TimedRequest] | None:
         work = Path(folder)
         lengths = write_requests(work / REQUESTS, target, call)
         limits = vars(call.limits) if call.limits else None
-        asked = {"arguments": command(target, call, work), "limits": limits}
-        status = target.generator.call(target.server, asked, target.log)
+        job = {"arguments": command(target, call, work), "limits": limits}
+        status = target.generator.call(target.server, job, target.log)
         if status == ENDED_EARLY and limits:
             return None
         try:
@@ -101,7 +101,7 @@ def send(target: Target, call: Call) -> list[TimedRequest] | None:
     return timed_requests(result, lengths)
 
 
-def write_requests(path: Path, target: Target, call: Call) -> list[int]:
+def write_requests(path: Path, target: LoadTarget, call: Call) -> list[int]:
     """Write what is sent in the generator's form; return the lengths of the answers."""
     if target.trace:
         return target.trace.write(path, call.first, call.requests)
@@ -128,7 +128,7 @@ def lengths(workload: Workload, seed: int, count: int) -> list[tuple[int, int]]:
     return [(drawn.randint(*spans[0]), drawn.randint(*spans[1])) for _ in range(count)]
 
 
-def command(target: Target, call: Call, work: Path) -> list[str]:
+def command(target: LoadTarget, call: Call, work: Path) -> list[str]:
     options = {
         "backend": "openai",
         "base-url": target.server.url,
@@ -159,37 +159,38 @@ def command(target: Target, call: Call, work: Path) -> list[str]:
     return ["bench", "serve", *flags, "--ignore-eos", "--disable-tqdm", "--save-result", "--save-detailed"]
 
 
-def timed_requests(result: dict[str, Any], asked: Sequence[int]) -> list[TimedRequest]:
+def timed_requests(result: dict[str, Any], answer_tokens: Sequence[int]) -> list[TimedRequest]:
     """The generator's result as samples that are not labelled yet.
 
     Args:
-        asked: the lengths of the answers.
+        answer_tokens: the lengths of the answers.
 
     Raises:
         MeasurementFailed: a request failed (the others alone would make the server look better than it is); a figure
             is missing or not finite; or an answer does not have the requested length.
     """
-    check_complete(result, len(asked))
+    check_complete(result, len(answer_tokens))
     try:
         requests = list(_timed(result))
     except (LookupError, TypeError, ValueError) as error:
         raise MeasurementFailed(f"the load generator's result is not usable: {error}") from error
-    if len(requests) != len(asked):
+    if len(requests) != len(answer_tokens):
         raise MeasurementFailed(f"the load generator reported only {len(requests)} requests")
-    for each, tokens in zip(requests, asked, strict=True):
-        if each.output_tokens != tokens:
-            raise MeasurementFailed(f"the server gave {each.output_tokens} tokens, not the {tokens} asked for")
+    for request, tokens in zip(requests, answer_tokens, strict=True):
+        if request.output_tokens != tokens:
+            raise MeasurementFailed(f"the server gave {request.output_tokens} tokens, not the {tokens} asked for")
     return requests
 
 
-def check_complete(result: Mapping[str, Any], asked: int) -> None:
+def check_complete(result: Mapping[str, Any], requests: int) -> None:
     """Raises: MeasurementFailed: requests failed; the message has the first reason."""
     failed, completed = int(result.get("failed", 0)), int(result.get("completed", 0))
-    if not failed and completed == asked:
+    if not failed and completed == requests:
         return
     reason = next((line.strip() for text in result.get("errors", []) for line in text.splitlines()[-1:] if line), "")
     raise MeasurementFailed(
-        f"{asked - completed} of {asked} requests failed" + (f": {reason}" if reason else ""), hint="see vLLM's log"
+        f"{requests - completed} of {requests} requests failed" + (f": {reason}" if reason else ""),
+        hint="see vLLM's log",
     )
 
 

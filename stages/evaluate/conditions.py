@@ -64,24 +64,24 @@ def conditions_of(variant: Variant, workload: Workload, serving: Serving) -> Con
         "divergence_digest": held_out_digest(workload),
         "questions_digest": questions_digest(workload.quality_tasks),
     }
-    here, settings = hardware(), serving.model_dump(mode="json", exclude=NOT_MEASURED)
-    if here.gpus and serving.dtype == "auto":
+    machine, settings = hardware(), serving.model_dump(mode="json", exclude=NOT_MEASURED)
+    if machine.gpus and serving.dtype == "auto":
         settings["dtype"] = "as stored"  # it once was float16 there
     return Conditions(
         variant=variant,
         workload=plain | digests | {"rounds": ROUNDS},
         serving=settings,
         tool_versions={tool: installed_version(tool) for tool in TOOLS},
-        hardware=_of_one_server(here, serving),
+        hardware=_of_one_server(machine, serving),
         binding=core_binding(serving),
     )
 
 
-def _of_one_server(here: Hardware, serving: Serving) -> Hardware:
+def _of_one_server(machine: Hardware, serving: Serving) -> Hardware:
     """This machine; where servers run side by side, with the GPUs of one of them."""
     if len(gpu_groups(serving)) > 1:
-        return here.model_copy(update={"gpus": here.gpus[: serving.tensor_parallel_size]})
-    return here
+        return machine.model_copy(update={"gpus": machine.gpus[: serving.tensor_parallel_size]})
+    return machine
 
 
 def read_variant(store: ModelStore, name: str) -> Variant:

@@ -69,14 +69,14 @@ def measure_distributions(
         raise ConfigError(f"the held-out text {workload.divergence_text} has no document of two tokens")
     measured = []
     for start in range(0, len(documents), DOCUMENTS_PER_REQUEST):
-        texts, asked = zip(*documents[start : start + DOCUMENTS_PER_REQUEST], strict=True)
-        answers = complete(url, model, api_key, asked, max_tokens=1, prompt_logprobs=LISTED)
+        texts, prompts = zip(*documents[start : start + DOCUMENTS_PER_REQUEST], strict=True)
+        answers = complete(url, model, api_key, prompts, max_tokens=1, prompt_logprobs=LISTED)
         beginnings = [_beginning(text, max_model_len) for text in texts]
         continued = _continued(url, model, api_key, beginnings, chats=chats)
         try:
             measured += [
-                _measured(start + index, *each)
-                for index, each in enumerate(zip(asked, answers, continued, strict=True))
+                _measured(start + index, *document)
+                for index, document in enumerate(zip(prompts, answers, continued, strict=True))
             ]
         except (LookupError, TypeError, ValueError) as error:
             raise no_answer(url, error) from error
@@ -99,7 +99,9 @@ def _continued(url: str, model: str, api_key: str, beginnings: Sequence[str], *,
         choices = complete(url, model, api_key, beginnings, **options)
     else:
         with ThreadPoolExecutor(len(beginnings)) as pool:
-            choices = list(pool.map(lambda each: chat(url, model, api_key, CONTINUE + each, **options), beginnings))
+            choices = list(
+                pool.map(lambda beginning: chat(url, model, api_key, CONTINUE + beginning, **options), beginnings)
+            )
     try:
         return [choice["token_ids"] for choice in choices]
     except LookupError as error:
@@ -116,7 +118,7 @@ def _documents(url: str, model: str, api_key: str, workload: Workload, length: i
 def _measured(number: int, tokens: Sequence[int], answer: dict[str, Any], continued: Sequence[int]) -> HeldOutDocument:
     positions = [
         # vLLM adds the actual token of the text, whatever its rank, which its AVX2 build counts modulo 256.
-        sorted((-each["logprob"], each["rank"], int(token)) for token, each in listed.items())[:LISTED]
+        sorted((-entry["logprob"], entry["rank"], int(token)) for token, entry in listed.items())[:LISTED]
         for listed in given(answer)
     ]
     if len(positions) != len(tokens) - 1:

@@ -35,19 +35,19 @@ def refusal(variant: Measured, reference: Measured | None, profile: Profile, *, 
     limits = profile.constraints if whole else profile.constraints.model_copy(update={"quality_recovery": None})
     measured = {"": replace(variant, load=None)}
     if reference is not None:
-        asked = common(reference.samples, variant.samples)
-        measured[reference_of(profile)] = replace(reference, samples=asked, load=None)
+        reference_samples = common(reference.samples, variant.samples)
+        measured[reference_of(profile)] = replace(reference, samples=reference_samples, load=None)
     gate = gates_of(measured, profile, limits)[""]
     return "; ".join(gate.reasons) if gate.verdict == "fail" else ""
 
 
 def common(samples: Samples, others: Samples) -> Samples:
     """*samples* with the items alone that the *others* have."""
-    known = {_place(item) for item in others.items}
+    places = {_place(item) for item in others.items}
     return replace(
         samples,
-        accuracy=tuple(each for each in samples.accuracy if _place(each) in known),
-        perplexity=tuple(each for each in samples.perplexity if _place(each) in known),
+        accuracy=tuple(item for item in samples.accuracy if _place(item) in places),
+        perplexity=tuple(item for item in samples.perplexity if _place(item) in places),
     )
 
 

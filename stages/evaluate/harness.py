@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from stages.evaluate.preloaded import answer_calls
 from stages.evaluate.questions import DEFINED, OWN
-from stages.evaluate.questions.question import CHAT, PLAIN, Served, Task, values
+from stages.evaluate.questions.question import CHAT, PLAIN, QuestionTask, Served, values
 from stages.parts.base.store import write_json
 from stages.parts.vllm.client import chat_template
 
@@ -59,13 +59,13 @@ def evaluate(request: dict[str, Any]) -> Result:
     left_out = {name: why for name in request["tasks"] if (why := unfit(name, served.directory))}
     fit = [name for name in request["tasks"] if name not in left_out]
     parts = [own_task(name, served, request) for name in fit if name in OWN]
-    if others := [name for name in fit if name not in OWN]:
-        parts += lm_eval_tasks(others, served, request)
-    found: Result = {"results": {}, "subtasks": {}, "items": {}, "samples": {}, "seconds": {}}
+    if lm_eval_names := [name for name in fit if name not in OWN]:
+        parts += lm_eval_tasks(lm_eval_names, served, request)
+    results: Result = {"results": {}, "subtasks": {}, "items": {}, "samples": {}, "seconds": {}}
     for part in parts:
-        for field, each in part.items():
-            found[field] |= each
-    return found | {"left_out": left_out}
+        for field, entries in part.items():
+            results[field] |= entries
+    return results | {"left_out": left_out}
 
 
 def unfit(name: str, directory: Path) -> str:
@@ -101,9 +101,9 @@ def own_task(name: str, served: Served, request: Mapping[str, Any]) -> Result:
     }
 
 
-def _metrics(task: Task, graded: Sequence[Any]) -> dict[str, float]:
+def _metrics(task: QuestionTask, graded: Sequence[Any]) -> dict[str, float]:
     if task.metric == "bits_per_byte":
-        likelihood, size = (sum(each) for each in zip(*graded, strict=True))
+        likelihood, size = (sum(column) for column in zip(*graded, strict=True))
         return {"bits_per_byte,none": -likelihood / size / math.log(2)}
     error = stdev(graded) / math.sqrt(len(graded)) if len(graded) > 1 else 0.0
     return {f"{task.metric},none": fmean(graded), f"{task.metric}_stderr,none": error}
@@ -125,7 +125,7 @@ def lm_eval_tasks(names: Sequence[str], served: Served, request: Mapping[str, An
         loaded = manager.load([name])
         items |= _take_out(loaded, *request["parts"][name])
         _shorten(loaded["tasks"].values(), served.max_model_len // 2)
-        generates = all(each.OUTPUT_TYPE == "generate_until" for each in loaded["tasks"].values())
+        generates = all(task.OUTPUT_TYPE == "generate_until" for task in loaded["tasks"].values())
         group = loaded.get("groups", {}).get(name)
         if loaded["tasks"]:
             chats[generates and served.chats] += [group] if group else loaded["tasks"].values()
@@ -144,7 +144,7 @@ def _take_out(loaded: Any, start: int, stop: int | None) -> dict[str, list[int]]
         return {}
     sizes = {name: len(task.eval_docs) for name, task in loaded["tasks"].items()}
     items = {name: list(range(start, min(size, stop or size))) for name, size in sizes.items()}
-    for name in [name for name, each in items.items() if not each]:
+    for name in [name for name, numbers in items.items() if not numbers]:
         del loaded["tasks"][name], items[name]
         for group in loaded.get("groups", {}).values():
             group.pop(name)
@@ -215,7 +215,7 @@ def _sample(sample: dict[str, Any]) -> dict[str, Any]:
 
 def _longest_text(document: Any) -> str | None:
     """The digest of a document's longest text: questions about the same passage have it in common."""
-    texts = [each for each in document.values() if isinstance(each, str)] if isinstance(document, dict) else []
+    texts = [text for text in document.values() if isinstance(text, str)] if isinstance(document, dict) else []
     longest = max(texts, key=len, default="")
     return hashlib.sha256(longest.encode()).hexdigest()[:CLUSTER_DIGITS] if longest else None
 

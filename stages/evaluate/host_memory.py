@@ -20,11 +20,15 @@ def no_room(variants: Sequence[Variant], serving: Serving) -> str:
     """Why the servers cannot run side by side, in words; empty if they can."""
     count = len(variants)
     cache_bytes = (serving.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
-    needed = sum(variant.weights_bytes * _widening(variant, serving) for variant in variants) + count * (
+    needed_bytes = sum(variant.weights_bytes * _widening(variant, serving) for variant in variants) + count * (
         cache_bytes + SERVER_BYTES
     )
     free = min(psutil.virtual_memory().available, hardware().memory_bytes)
-    return "" if needed <= free else f"they need about {needed / GIB:.0f} GiB, and {free / GIB:.0f} GiB are free"
+    return (
+        ""
+        if needed_bytes <= free
+        else f"they need about {needed_bytes / GIB:.0f} GiB, and {free / GIB:.0f} GiB are free"
+    )
 
 
 def _widening(variant: Variant, serving: Serving) -> int:

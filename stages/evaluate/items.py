@@ -15,9 +15,9 @@ SUBJECTS: Final = 20
 """Tasks of a group from which on each is a cluster, as MMLU's 57 subjects are. A noise cannot be estimated from few."""
 
 
-def scored(found: Mapping[str, Any]) -> list[str]:
+def scored(report: Mapping[str, Any]) -> list[str]:
     """The tasks that count. If lm-eval aggregates a group, the group counts instead of its tasks."""
-    results, subtasks = found["results"], found["subtasks"]
+    results, subtasks = report["results"], report["subtasks"]
     groups = [group for group in subtasks if metric_of(results.get(group, {}))]
     inside = {task for group in groups for task in _below(group, subtasks)}
     # A group without a score is only a name for its tasks.
@@ -27,38 +27,38 @@ def scored(found: Mapping[str, Any]) -> list[str]:
 def metric_of(metrics: Mapping[str, float]) -> str | None:
     """The ``metric,filter`` of lm-eval that a task is scored by; None if it has none that can be scored."""
     names = {metric.partition(",")[0]: metric for metric in reversed(list(metrics))}
-    return next((names[each] for each in (*ACCURACIES, BITS_PER_BYTE) if each in names), None)
+    return next((names[name] for name in (*ACCURACIES, BITS_PER_BYTE) if name in names), None)
 
 
 def leaves(task: str, subtasks: Mapping[str, list[str]]) -> set[str]:
     """The tasks of a group and of the groups inside it; for a task, the task itself."""
-    return {each for each in _below(task, subtasks) if not subtasks.get(each)} or {task}
+    return {leaf for leaf in _below(task, subtasks) if not subtasks.get(leaf)} or {task}
 
 
-def items_of(found: Mapping[str, Any], restart: int = 0) -> Iterator[Item]:
+def items_of(report: Mapping[str, Any], restart: int = 0) -> Iterator[Item]:
     """The items of every task that counts, for paired comparisons between variants."""
-    for task in scored(found):
-        if metric := metric_of(found["results"][task]):
-            yield from task_items(task, metric, found, restart)
+    for task in scored(report):
+        if metric := metric_of(report["results"][task]):
+            yield from task_items(task, metric, report, restart)
 
 
-def task_items(task: str, metric: str, found: Mapping[str, Any], restart: int = 0) -> Iterator[Item]:
+def task_items(task: str, metric: str, report: Mapping[str, Any], restart: int = 0) -> Iterator[Item]:
     """A task's items.
 
     Those of a group are the items of its tasks, weighted where not all of them count equally in the group's score. A
     group whose score is not a mean over its tasks has no items.
     """
-    if task not in found["subtasks"]:
-        yield from _items({"task": task, "restart": restart}, metric, found["samples"].get(task, []))
+    if task not in report["subtasks"]:
+        yield from _items({"task": task, "restart": restart}, metric, report["samples"].get(task, []))
         return
-    results = found["results"]
-    inside = [leaf for leaf in sorted(leaves(task, found["subtasks"])) if metric in results.get(leaf, {})]
+    results = report["results"]
+    inside = [leaf for leaf in sorted(leaves(task, report["subtasks"])) if metric in results.get(leaf, {})]
     labels = {leaf: {"task": task, "subtask": leaf, "restart": restart} for leaf in inside}
-    items = {leaf: list(_items(labels[leaf], metric, found["samples"][leaf])) for leaf in inside}
-    counts = {leaf: len(each) for leaf, each in items.items()}
+    items = {leaf: list(_items(labels[leaf], metric, report["samples"][leaf])) for leaf in inside}
+    counts = {leaf: len(leaf_items) for leaf, leaf_items in items.items()}
     shares = group_shares({leaf: results[leaf][metric] for leaf in inside}, counts, results[task][metric])
     # A text counts by its bytes.
-    sizes = {leaf: sum(_size(item) for item in each) for leaf, each in items.items()}
+    sizes = {leaf: sum(_size(item) for item in leaf_items) for leaf, leaf_items in items.items()}
     for leaf, share in shares.items():
         weight = share * sum(sizes.values()) / sizes[leaf]
         changed: dict[str, Any] = {} if math.isclose(weight, 1) else {"weight": weight}

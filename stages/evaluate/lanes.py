@@ -24,11 +24,13 @@ class Lane:
 
 def lanes(standing: contextlib.ExitStack, serving: Serving, variants: int, logs: Path) -> list[Lane]:
     """The lanes of this machine, at most one for each variant; their clients run until *standing* is closed."""
-    found = []
-    for number, each in enumerate(gpu_groups(serving)[:variants]):
+    places = []
+    for number, gpus in enumerate(gpu_groups(serving)[:variants]):
         clients = (
-            standing.enter_context(Preloaded(one.MODULE, logs / f"evaluate.{name}{number or ''}.log", one.VARIABLES))
-            for name, one in (("generator", generator), ("harness", harness))
+            standing.enter_context(
+                Preloaded(module.MODULE, logs / f"evaluate.{name}{number or ''}.log", module.VARIABLES)
+            )
+            for name, module in (("generator", generator), ("harness", harness))
         )
-        found.append(Lane(each, *clients))
-    return found
+        places.append(Lane(gpus, *clients))
+    return places

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from stages.evaluate.bench import Call, Limits, Target, send
+from stages.evaluate.bench import Call, Limits, LoadTarget, send
 from stages.evaluate.search import OTHER_STEPS, Search
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import ConfigError, MeasurementFailed
@@ -58,12 +58,12 @@ class StartLoad:
     def capacity_per_s(self) -> float | None:
         """Requests/s, the geometric mean over the starts; None without trials of a rate."""
         rated = [trial for trial in self.trials if tried(trial)]
-        starts = {each.run.restart for each in rated}
-        found = [
+        starts = {trial.run.restart for trial in rated}
+        capacities = [
             capacity_per_s([rate for each in rated if each.run.restart == start and (rate := tried(each))])
             for start in starts
         ]
-        return math.exp(fmean(math.log(each) for each in found if each)) if any(found) else None
+        return math.exp(fmean(math.log(capacity) for capacity in capacities if capacity)) if any(capacities) else None
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def check_lengths(directory: Path, workload: Workload, serving: Serving, trace: 
         ConfigError: prompt and answer together are longer than the model or the server allows.
     """
     config = json.loads((directory / "config.json").read_text())
-    known = config.get("text_config", config).get("max_position_embeddings")
-    limits = [each for each in (serving.max_model_len, known) if isinstance(each, int)]
+    model_tokens = config.get("text_config", config).get("max_position_embeddings")
+    limits = [limit for limit in (serving.max_model_len, model_tokens) if isinstance(limit, int)]
     check_fits(workload, trace, min(limits, default=sys.maxsize))
 
 
@@ -113,20 +113,20 @@ def check_fits(workload: Workload, trace: Trace | None, max_model_len: int) -> N
     return None
 
 
-def described(found: StartLoad) -> str:
+def described(load: StartLoad) -> str:
     """What the load of a start showed, in a few words."""
-    counted = sum(len(each.requests) for each in found.rounds)
-    rate = f" at {found.rounds[0].run.rate_per_s:.3g} requests/s" if found.rounds[0].run.rate_per_s else ""
-    capacity = found.capacity_per_s()
+    count = sum(len(samples.requests) for samples in load.rounds)
+    rate = f" at {load.rounds[0].run.rate_per_s:.3g} requests/s" if load.rounds[0].run.rate_per_s else ""
+    capacity = load.capacity_per_s()
     limit = f"capacity {capacity:.3g} requests/s, " if capacity else ""
-    return f"{limit}{counted} requests{rate}, {throughput_of(found.rounds, found.trials):.0f} tokens/s"
+    return f"{limit}{count} requests{rate}, {throughput_of(load.rounds, load.trials):.0f} tokens/s"
 
 
 class Loading:
     """The load of one start of a server, run by run, so that servers that stand side by side can take turns:
     ``search``, then ``measure``."""
 
-    def __init__(self, target: Target, start: int, known: Known) -> None:
+    def __init__(self, target: LoadTarget, start: int, known: Known) -> None:
         """Args: start: the number of the start, from 0."""
         self.target, self.start, self.known = target, start, known
         self.rounds: list[LoadSamples] = []
@@ -154,8 +154,8 @@ class Loading:
             ServerFailed: the server ended.
         """
         slo, known, start = self.target.workload.slo, self.known, self.start
-        own, reference = known.own.capacity_per_s(), known.reference.capacity_per_s()
-        if not own and (slo or not (known.reference.rounds or self._rate_per_s)):
+        own_capacity, reference = known.own.capacity_per_s(), known.reference.capacity_per_s()
+        if not own_capacity and (slo or not (known.reference.rounds or self._rate_per_s)):
             first = _first_look(self.target, start)
             yield first
             if slo:
@@ -164,14 +164,14 @@ class Loading:
                 self._rate_per_s = _sent_per_s(first)
         if slo is None:
             return
-        if own:
-            search = Search.again(own, start)
+        if own_capacity:
+            search = Search.again(own_capacity, start)
         else:
             sent = _sent_per_s(self.trials[0])
             search = Search.around(reference, OTHER_STEPS, start) if reference else Search.after(sent, start)
         yield from self._try_rates(search, slo)
-        found = self._capacity_per_s(slo)
-        self._rate_per_s = self._rate_per_s or RATE_SHARE * found
+        capacity = self._capacity_per_s(slo)
+        self._rate_per_s = self._rate_per_s or RATE_SHARE * capacity
 
     def measure(self, pace: Pace) -> Iterator[LoadSamples]:
         """The round.
@@ -183,29 +183,29 @@ class Loading:
         yield self.rounds[-1]
 
     def _try_rates(self, search: Search, slo: Slo) -> Iterator[LoadSamples]:
-        workload, before = self.target.workload, len(self.trials)
-        while (made := len(self.trials) - before) < workload.trials + MORE_TRIALS:
-            rated = [each for each in map(tried, self.trials) if each]
-            if (rate := search.following(rated, close=1 if made < workload.trials else WIDE)) is None:
+        workload, made_before = self.target.workload, len(self.trials)
+        while (trials := len(self.trials) - made_before) < workload.trials + MORE_TRIALS:
+            rated = [trial for trial in map(tried, self.trials) if trial]
+            if (rate := search.following(rated, close=1 if trials < workload.trials else WIDE)) is None:
                 return
             self.trials.append(_try(self.target, self.start, rate, slo, len(self.trials)))
             yield self.trials[-1]
 
     def _capacity_per_s(self, slo: Slo) -> float:
         """Raises: MeasurementFailed: no rate that was tried held."""
-        rated = [each for each in map(tried, self.trials) if each]
-        found = capacity_per_s(rated)
-        if found is None:
-            lowest = min(each.rate_per_s for each in rated)
+        rated = [trial for trial in map(tried, self.trials) if trial]
+        capacity = capacity_per_s(rated)
+        if capacity is None:
+            lowest = min(trial.rate_per_s for trial in rated)
             raise MeasurementFailed(
                 f"{slo.ttft_ms:g} ms to the first token and {slo.tpot_ms:g} ms per token don't hold for {SHARE:.0%} of "
                 f"the requests even at {lowest:.3g} requests/s",
                 hint="raise the workload's slo, or set slo: null if nobody waits for the answers",
             )
-        return found
+        return capacity
 
 
-def _first_look(target: Target, start: int) -> LoadSamples:
+def _first_look(target: LoadTarget, start: int) -> LoadSamples:
     """A short run with ``concurrency`` requests in flight: it warms up what is compiled at first use, and shows with
     which rate to begin."""
     concurrency = target.workload.concurrency
@@ -213,25 +213,25 @@ def _first_look(target: Target, start: int) -> LoadSamples:
     return _labelled(requests, concurrency, 2 * concurrency, start, "trial", start * RUNS)
 
 
-def _try(target: Target, start: int, rate: float, slo: Slo, number: int) -> LoadSamples:
+def _try(target: LoadTarget, start: int, rate: float, slo: Slo, number: int) -> LoadSamples:
     """A trial of a rate, which is ended early once its strain is certain to be more than what counts."""
     workload = target.workload
-    ramp, counted = math.ceil(rate * workload.ramp_s), max(FEWEST, math.ceil(rate * workload.trial_s))
-    allowed = counted - math.ceil(SHARE * counted)
-    limits = Limits(LARGEST * slo.ttft_ms, LARGEST * slo.tpot_ms, allowed, ramp, ramp + counted)
-    call = _call(target, start, number + 1, counted + 2 * ramp, rate_per_s=rate, limits=limits)
+    ramp, count = math.ceil(rate * workload.ramp_s), max(FEWEST, math.ceil(rate * workload.trial_s))
+    allowed = count - math.ceil(SHARE * count)
+    limits = Limits(LARGEST * slo.ttft_ms, LARGEST * slo.tpot_ms, allowed, ramp, ramp + count)
+    call = _call(target, start, number + 1, count + 2 * ramp, rate_per_s=rate, limits=limits)
     requests = send(target, call)
     common = {"targets_ms": (slo.ttft_ms, slo.tpot_ms), "rate_per_s": rate}
     label = {"restart": start, "phase": "trial", "number": start * RUNS + number}
     if requests is None:
-        run = LoadRun.model_validate({**label, **common, "concurrency": 0, "duration_s": counted / rate, "held": False})
+        run = LoadRun.model_validate({**label, **common, "concurrency": 0, "duration_s": count / rate, "held": False})
         return LoadSamples(run, ())
-    found = _labelled(requests, ramp, ramp + counted, start, "trial", start * RUNS + number)
-    held = strain_of(found.requests, slo.ttft_ms, slo.tpot_ms) <= 1
-    return LoadSamples(found.run.model_copy(update={**common, "held": held}), found.requests)
+    trial = _labelled(requests, ramp, ramp + count, start, "trial", start * RUNS + number)
+    held = strain_of(trial.requests, slo.ttft_ms, slo.tpot_ms) <= 1
+    return LoadSamples(trial.run.model_copy(update={**common, "held": held}), trial.requests)
 
 
-def _round(target: Target, start: int, pace: Pace) -> LoadSamples:
+def _round(target: LoadTarget, start: int, pace: Pace) -> LoadSamples:
     """The requests of the ramps before and after don't count: with a number in flight, the first and last so many."""
     workload, size = target.workload, pace.requests
     ramp = workload.concurrency if pace.rate_per_s is None else math.ceil(pace.rate_per_s * workload.ramp_s)
@@ -243,12 +243,12 @@ def _round(target: Target, start: int, pace: Pace) -> LoadSamples:
         rate_per_s=pace.rate_per_s,
         concurrency=workload.concurrency if pace.rate_per_s is None else None,
     )
-    found = _labelled(send(target, call) or [], ramp, ramp + size, start, "round", start)
-    return LoadSamples(found.run.model_copy(update={"rate_per_s": pace.rate_per_s}), found.requests)
+    sampled = _labelled(send(target, call) or [], ramp, ramp + size, start, "round", start)
+    return LoadSamples(sampled.run.model_copy(update={"rate_per_s": pace.rate_per_s}), sampled.requests)
 
 
 def _call(
-    target: Target,
+    target: LoadTarget,
     start: int,
     number: int,
     requests: int,
@@ -276,11 +276,11 @@ def _labelled(
     """The requests from *first* up to *end*, as samples of one run."""
     label = {"restart": start, "phase": phase, "number": number}
     changed = label if phase == "round" else label | {"itl_ms": ()}
-    counted = tuple(request.model_copy(update=changed) for request in requests[first:end])
-    duration_s = requests[end].start_s - counted[0].start_s
-    in_flight = sum(each.e2el_ms for each in counted) / 1000 / duration_s
+    samples = tuple(request.model_copy(update=changed) for request in requests[first:end])
+    duration_s = requests[end].start_s - samples[0].start_s
+    in_flight = sum(request.e2el_ms for request in samples) / 1000 / duration_s
     run = LoadRun.model_validate(label | {"concurrency": max(1, round(in_flight)), "duration_s": duration_s})
-    return LoadSamples(run, counted)
+    return LoadSamples(run, samples)
 
 
 def _sent_per_s(samples: LoadSamples) -> float:

@@ -12,10 +12,11 @@ from stages.evaluate.conditions import Conditions
 from stages.evaluate.load import check_lengths
 from stages.evaluate.quality import check_tasks
 from stages.evaluate.results import UNCOMPARED, Result, existing, keep_refusal, restore
-from stages.evaluate.session import Session, logs_folder, say
+from stages.evaluate.session import Session, logs_folder
 from stages.evaluate.subject import Subject
 from stages.evaluate.trace import load_trace
 from stages.parts.base.errors import MeasurementFailed, SlipwayError
+from stages.parts.base.log import say
 from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
@@ -45,23 +46,23 @@ def measure(
     trace = load_trace(workload.trace, first, workload.seed) if workload.trace else None
     check_lengths(first, workload, serving, trace)
     with alone(f"evaluate {', '.join(wanted)} of {store.model}"):
-        folder = logs_folder(store)
-        beside = tuple(each.model for each in serving_here(store.root))
+        logs = logs_folder(store)
+        beside = tuple(endpoint.model for endpoint in serving_here(store.root))
         for model in beside:
             say(f"note: {model} is being served on this machine and shares it with this measurement")
-        session = Session(store, workload, serving, profile, trace, include_defaults, beside)
-        subjects = [Subject(name, store.optimized(name), each, folder) for name, each in wanted.items()]
-        Blocks(session, subjects, restore(store, subjects), folder).run()
+        session = Session(store, workload, serving, profile, trace, include_defaults, beside, logs)
+        subjects = [Subject(name, store.optimized(name), conditions, session) for name, conditions in wanted.items()]
+        Blocks(session, subjects, restore(store, subjects)).run()
     if not os.environ.get(RUN_VARIABLE) and not any(subject.failure for subject in subjects):
-        shutil.rmtree(folder)
-    return {subject.name: (result(session, subject), subject.measured_now) for subject in subjects}
+        shutil.rmtree(logs)
+    return {subject.name: (result(subject), subject.measured_now) for subject in subjects}
 
 
-def result(session: Session, subject: Subject) -> Result | SlipwayError:
+def result(subject: Subject) -> Result | SlipwayError:
     """What became of a variant; a refusal is written here."""
     if subject.failure:
         return subject.failure
     if subject.refused:
-        return keep_refusal(session, subject)
-    found = existing(session.store, subject.name, subject.conditions.key)
-    return found or MeasurementFailed(UNCOMPARED)
+        return keep_refusal(subject)
+    evaluation = existing(subject.session.store, subject.name, subject.conditions.key)
+    return evaluation or MeasurementFailed(UNCOMPARED)

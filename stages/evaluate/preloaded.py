@@ -104,12 +104,12 @@ def answer_calls(prepare: Callable[[], object], run: Callable[[Call], int]) -> N
     gc.collect()
     gc.freeze()  # a child would otherwise look through all that was imported, and copy the pages that hold it
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         child = os.fork()
         if not child:
-            os._exit(_run_here(run, asked["call"], asked["log"]))
+            os._exit(_run_here(run, request["call"], request["log"]))
         _, status = os.waitpid(child, 0)
-        write_text(Path(asked["status"]), str(os.waitstatus_to_exitcode(status)))
+        write_text(Path(request["status"]), str(os.waitstatus_to_exitcode(status)))
 
 
 def _run_here(run: Callable[[Call], int], call: Call, log: str) -> int:

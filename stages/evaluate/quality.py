@@ -63,19 +63,21 @@ def check_tasks(workload: Workload) -> bool:
     for task in workload.quality_tasks:
         if task in DATA:
             dataset_file(DATA[task])
-    known = _index(workload.tasks_path, include_defaults=False) if workload.tasks_path else {}
-    if taken := [task for task in workload.quality_tasks if task in known and task in OURS]:
-        raise ConfigError(f"{workload.tasks_path} has a task {taken[0]!r}, as Slipway has", hint="give it another name")
-    needs_defaults = any(task not in known and task not in OURS for task in workload.quality_tasks)
+    index = _index(workload.tasks_path, include_defaults=False) if workload.tasks_path else {}
+    if clashing := [task for task in workload.quality_tasks if task in index and task in OURS]:
+        raise ConfigError(
+            f"{workload.tasks_path} has a task {clashing[0]!r}, as Slipway has", hint="give it another name"
+        )
+    needs_defaults = any(task not in index and task not in OURS for task in workload.quality_tasks)
     if needs_defaults:
-        known = _index(workload.tasks_path, include_defaults=True)
+        index = _index(workload.tasks_path, include_defaults=True)
     for task in workload.quality_tasks:
         if task in OURS:
             continue
-        if task not in known:
-            raise UnknownName("quality task", task, known.keys() | OURS)
-        definition = known[task].cfg or {}
-        metrics = [each["metric"] for each in definition.get("metric_list") or []]
+        if task not in index:
+            raise UnknownName("quality task", task, index.keys() | OURS)
+        definition = index[task].cfg or {}
+        metrics = [metric["metric"] for metric in definition.get("metric_list") or []]
         # Without a list, the metrics follow from the output type; all but generation have one that can be scored.
         scorable = not metrics or any(metric in (*ACCURACIES, BITS_PER_BYTE) for metric in metrics)
         if "task" in definition and "group" not in definition and not scorable:
@@ -115,9 +117,9 @@ def run_tasks(
         request |= {"result": str(result), "include_defaults": include_defaults}
         if harness.call(server, request, log) != 0:
             raise _failed(log)
-        found: dict[str, Any] = json.loads(result.read_text())
-    _say_what_is_left_out(found["left_out"], request["tasks"])
-    return found
+        report: dict[str, Any] = json.loads(result.read_text())
+    _say_what_is_left_out(report["left_out"], request["tasks"])
+    return report
 
 
 def first_parts(workload: Workload, start: int = 0, stop: int | None = None) -> dict[str, Part]:
@@ -142,11 +144,11 @@ def _of_server(server: Server, directory: Path) -> dict[str, Any]:
 
 
 def _of_workload(workload: Workload, parts: Mapping[str, Part] | None) -> dict[str, Any]:
-    asked = parts or first_parts(workload)
+    items = parts or first_parts(workload)
     return {
-        "tasks": list(asked),
+        "tasks": list(items),
         "tasks_path": workload.tasks_path,
-        "parts": {task: list(part) for task, part in asked.items()},
+        "parts": {task: list(part) for task, part in items.items()},
         "concurrency": workload.quality_concurrency or CONCURRENCY[serves_on_gpu()],
     }
 
@@ -168,14 +170,14 @@ def _failed(log: Path) -> SlipwayError:
     return MeasurementFailed(f"a quality task failed: {why}", hint=f"see {log}")
 
 
-def scores_of(found: Mapping[str, Any]) -> list[TaskScore]:
+def scores_of(report: Mapping[str, Any]) -> list[TaskScore]:
     """A score for each task; a group that lm-eval aggregates has one score instead of those of its tasks.
 
     Raises:
         ConfigError: a task has no metric that can be scored.
         MeasurementFailed: a score is missing or not finite.
     """
-    return [_score(task, found["results"][task], found) for task in scored(found)]
+    return [_score(task, report["results"][task], report) for task in scored(report)]
 
 
 def joined(first: Sequence[TaskScore], rest: Sequence[TaskScore], samples: Samples) -> tuple[TaskScore, ...]:
@@ -185,34 +187,34 @@ def joined(first: Sequence[TaskScore], rest: Sequence[TaskScore], samples: Sampl
         samples: with the items of both.
     """
     second = {each.task: each for each in rest}
-    return tuple(_joined(each, second[each.task], samples) if each.task in second else each for each in first)
+    return tuple(_joined(score, second[score.task], samples) if score.task in second else score for score in first)
 
 
-def _joined(one: TaskScore, two: TaskScore, samples: Samples) -> TaskScore:
-    items = one.items + two.items
-    shares = (one.items / items, two.items / items)
+def _joined(first: TaskScore, second: TaskScore, samples: Samples) -> TaskScore:
+    items = first.items + second.items
+    shares = (first.items / items, second.items / items)
 
     def mean(ours: float, theirs: float) -> float:
         return shares[0] * ours + shares[1] * theirs
 
-    value = mean(one.value, two.value)
-    reach = math.hypot(shares[0] * (one.high - one.value), shares[1] * (two.high - two.value))
+    value = mean(first.value, second.value)
+    reach = math.hypot(shares[0] * (first.high - first.value), shares[1] * (second.high - second.value))
     # Only the accuracies among lm-eval's metrics are means over the items.
-    names = [name for name in one.metrics if name.partition(",")[0] in ACCURACIES and name in two.metrics]
-    found = one.model_copy(
+    names = [name for name in first.metrics if name.partition(",")[0] in ACCURACIES and name in second.metrics]
+    score = first.model_copy(
         update={
             "value": value,
             "low": max(0.0, value - reach),
             "high": min(1.0, value + reach),
-            "score": mean(one.score, two.score),
+            "score": mean(first.score, second.score),
             "items": items,
-            "metrics": {name: mean(one.metrics[name], two.metrics[name]) for name in names},
+            "metrics": {name: mean(first.metrics[name], second.metrics[name]) for name in names},
         }
     )
-    return task_score(found, samples) or found
+    return task_score(score, samples) or score
 
 
-def _score(task: str, metrics: dict[str, float], found: Mapping[str, Any]) -> TaskScore:
+def _score(task: str, metrics: dict[str, float], report: Mapping[str, Any]) -> TaskScore:
     metric = metric_of(metrics)
     if metric is None:
         names = sorted({name.partition(",")[0] for name in metrics})
@@ -221,10 +223,10 @@ def _score(task: str, metrics: dict[str, float], found: Mapping[str, Any]) -> Ta
     if not math.isfinite(value):
         raise MeasurementFailed(f"{task}: {metric} is {value}", hint="the model returns values that are not numbers")
     name, _, filtered = metric.partition(",")
-    items = sum(found["items"][leaf] for leaf in leaves(task, found["subtasks"]))
+    items = sum(report["items"][leaf] for leaf in leaves(task, report["subtasks"]))
     if name == BITS_PER_BYTE:
         documents = [
-            task_item for task_item in task_items(task, metric, found) if isinstance(task_item, PerplexityItem)
+            task_item for task_item in task_items(task, metric, report) if isinstance(task_item, PerplexityItem)
         ]
         low, high = bits_per_byte_interval(documents) if documents else (value, value)
         return TaskScore(

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stages.evaluate.session import Session, say
 from stages.parts.base.aside import take_up
 from stages.parts.base.errors import DamagedModel
+from stages.parts.base.log import say
 from stages.parts.base.store import ModelStore, digest_of
 from stages.parts.base.workload import Workload
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation, Schedule
@@ -29,11 +29,11 @@ Result = Evaluation | Refused
 def existing(store: ModelStore, name: str, key: str) -> Evaluation | None:
     """The evaluation with this key; None if there is none, or if it is damaged and has to be measured again."""
     try:
-        found = Evaluation.read(store.evaluation(name))
+        evaluation = Evaluation.read(store.evaluation(name))
     except DamagedModel as error:
         say(f"{error}; measuring again")
         return None
-    return found if found and found.key == key else None
+    return evaluation if evaluation and evaluation.key == key else None
 
 
 def bring_back(store: ModelStore, name: str, key: str) -> None:
@@ -43,28 +43,28 @@ def bring_back(store: ModelStore, name: str, key: str) -> None:
         (Refused, [refused_path(store, name)]),
     ):
         try:
-            there = kind.read(paths[-1])
+            record = kind.read(paths[-1])
         except DamagedModel:
-            there = None
-        take_up(store, paths, there.key if there else None, key)
+            record = None
+        take_up(store, paths, record.key if record else None, key)
 
 
 def refused(store: ModelStore, name: str, key: str, profile: Profile) -> Refused | None:
     """Why the variant was refused under the same conditions by the same limits; None if it was not."""
     try:
-        found = Refused.read(refused_path(store, name))
+        refusal = Refused.read(refused_path(store, name))
     except DamagedModel:
         return None
-    return found if found and (found.key, found.limits) == (key, limits_digest(profile)) else None
+    return refusal if refusal and (refusal.key, refusal.limits) == (key, limits_digest(profile)) else None
 
 
-def complete(found: Mapping[str, Result], workload: Workload, profile: Profile) -> bool:
+def complete(results: Mapping[str, Result], workload: Workload, profile: Profile) -> bool:
     """Whether no more is to be measured: the choice between those that were measured together was settled by the same
     profile and rules, or the budget is spent."""
-    schedules = {each.schedule for each in found.values() if isinstance(each, Evaluation)}
+    schedules = {result.schedule for result in results.values() if isinstance(result, Evaluation)}
     if len(schedules) != 1 or not (schedule := schedules.pop()):
         return False
-    names = {name for name, each in found.items() if isinstance(each, Evaluation)}
+    names = {name for name, result in results.items() if isinstance(result, Evaluation)}
     if not names <= set(schedule.variants) or not schedule.ended:
         return False
     enough = schedule.budget_s >= MINUTE * workload.budget_minutes
@@ -79,42 +79,51 @@ def restore(store: ModelStore, subjects: Sequence[Subject]) -> Evaluation | None
     Returns:
         An evaluation with the looks and the schedule of all of them; None if they were not measured together.
     """
-    found = []
-    for each in subjects:
-        if evaluation := existing(store, each.name, each.conditions.key):
+    evaluations = []
+    for subject in subjects:
+        if evaluation := existing(store, subject.name, subject.conditions.key):
             try:
-                each.restore(evaluation, read_samples(samples_path(store, each.name), evaluation))
+                subject.restore(evaluation, read_samples(samples_path(store, subject.name), evaluation))
             except DamagedModel as error:
                 say(f"{error}; measuring again")
             else:
-                found.append(evaluation)
-    if len(found) == len(subjects) and len({each.schedule for each in found}) == 1:
-        return max(found, key=lambda each: len(each.looks))
-    for each in subjects:
-        each.looks = 0
+                evaluations.append(evaluation)
+    if len(evaluations) == len(subjects) and len({evaluation.schedule for evaluation in evaluations}) == 1:
+        return max(evaluations, key=lambda evaluation: len(evaluation.looks))
+    for subject in subjects:
+        subject.looks = 0
     return None
 
 
-def keep(session: Session, subject: Subject, looks: tuple[float, ...], schedule: Schedule) -> None:
+def keep(subject: Subject, looks: tuple[float, ...], schedule: Schedule) -> None:
     """Write the samples, and only then the evaluation computed from them."""
-    sha256 = write_samples(samples_path(session.store, subject.name), subject.conditions.key, subject.samples())
-    made = subject.evaluation(session.workload, sha256, beside=session.beside, looks=looks, schedule=schedule)
-    made.write(session.store.evaluation(subject.name))
+    session, measurements = subject.session, subject.measurements
+    sha256 = write_samples(samples_path(session.store, subject.name), subject.conditions.key, measurements.samples())
+    measurements.evaluation(
+        subject.name,
+        subject.conditions,
+        session.workload,
+        samples_sha256=sha256,
+        beside=session.beside,
+        looks=looks,
+        schedule=schedule,
+    ).write(session.store.evaluation(subject.name))
 
 
-def keep_refusal(session: Session, subject: Subject) -> Refused:
+def keep_refusal(subject: Subject) -> Refused:
     """Write why the variant was refused."""
-    made = Refused(
+    session, measurements = subject.session, subject.measurements
+    refusal = Refused(
         variant=subject.name,
         variant_digest=subject.conditions.variant.digest,
         key=subject.conditions.key,
         limits=limits_digest(session.profile),
         reason=subject.refused,
-        started_at=subject.started_at or datetime.now(UTC),
-        seconds=round(subject.seconds, 3),
+        started_at=measurements.started_at or datetime.now(UTC),
+        seconds=round(measurements.seconds, 3),
     )
-    made.write(refused_path(session.store, subject.name))
-    return made
+    refusal.write(refused_path(session.store, subject.name))
+    return refusal
 
 
 def limits_digest(profile: Profile) -> str:

@@ -55,29 +55,29 @@ class Search:
         """A search that begins near a rate about which nothing else is known."""
         return cls(start, round(_place(sent_per_s, start)), FIRST_STEPS)
 
-    def following(self, given: Sequence[Tried], close: int = 1) -> float | None:
+    def following(self, trials: Sequence[Tried], close: int = 1) -> float | None:
         """The next rate to try in requests/s, which may be one that failed; None once the bracket is close and its
         failure confirmed.
 
         Args:
             close: the distance at which the bracket is close enough.
         """
-        place = self._next(given, close)
+        place = self._next(trials, close)
         return None if place is None else math.pow(CLOSE, place + _shift(self.start))
 
-    def _next(self, given: Sequence[Tried], close: int) -> int | None:
-        low, high = bracket(given)
-        rates = len({each.rate_per_s for each in given})
+    def _next(self, trials: Sequence[Tried], close: int) -> int | None:
+        low, high = bracket(trials)
+        rates = len({trial.rate_per_s for trial in trials})
         if high is None:
             return self._place_of(low) + self._distance(low, rates) if low else self.begin
         if low is None:
-            again = len(given) == 1 and self._is_doubtful(high, low, given)
-            return self._place_of(high) - (0 if again else self._distance(high, rates))
+            repeated = len(trials) == 1 and self._is_doubtful(high, low, trials)
+            return self._place_of(high) - (0 if repeated else self._distance(high, rates))
         below, above = self._place_of(low), self._place_of(high)
         if above - below > close:
-            capacity = round(_place(capacity_per_s(given) or low.rate_per_s, self.start))
+            capacity = round(_place(capacity_per_s(trials) or low.rate_per_s, self.start))
             return min(max(capacity, below + 1), above - 1)
-        return above if self._is_doubtful(high, low, given) else None
+        return above if self._is_doubtful(high, low, trials) else None
 
     def _distance(self, last: Tried, rates: int) -> int:
         """Steps to the next rate where all held or all failed: upwards not beyond the rate at which the strain would be
@@ -87,7 +87,7 @@ class Search:
             return steps
         return max(1, min(steps, math.ceil(-math.log(last.strain) / math.log(CLOSE))))
 
-    def _is_doubtful(self, high: Tried, low: Tried | None, given: Sequence[Tried]) -> bool:
+    def _is_doubtful(self, high: Tried, low: Tried | None, trials: Sequence[Tried]) -> bool:
         """Whether the lowest rate that failed is to be tried again, because a pause of the machine can make any trial
         fail.
 
@@ -97,12 +97,13 @@ class Search:
         place = self._place_of(high)
         jumps = low is not None and high.strain >= LARGEST**2 * low.strain
         needed = 1 + (place < self.expected - 1) + jumps
-        tries = [each for each in given if self._place_of(each) == place]
-        failed = [each for each in given if not each.held and 0 <= self._place_of(each) - place <= CONFIRMING_STEPS]
-        return len(failed) < needed and len(tries) <= needed
+        tries = [trial for trial in trials if self._place_of(trial) == place]
+        failures = [self._place_of(trial) for trial in trials if not trial.held]
+        confirming = [failure for failure in failures if 0 <= failure - place <= CONFIRMING_STEPS]
+        return len(confirming) < needed and len(tries) <= needed
 
-    def _place_of(self, tried: Tried) -> int:
-        return round(_place(tried.rate_per_s, self.start))
+    def _place_of(self, trial: Tried) -> int:
+        return round(_place(trial.rate_per_s, self.start))
 
 
 def _place(rate_per_s: float, start: int) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import threading
 from dataclasses import dataclass, field
@@ -31,6 +30,8 @@ class Session:
     """Whether lm-eval's own tasks are needed."""
     beside: tuple[str, ...]
     """Models that are served on the same machine."""
+    logs: Path
+    """The folder for logs."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Ends the starts that other threads wait for."""
 
@@ -42,7 +43,3 @@ def logs_folder(store: ModelStore) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
     return Path(tempfile.mkdtemp(prefix="slipway-evaluate-"))
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -11,13 +11,12 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from stages.evaluate.lanes import Lane, lanes
 from stages.evaluate.load import StartLoad, described
-from stages.evaluate.session import Session, say
 from stages.evaluate.subject import Subject
+from stages.parts.base.log import say
 from stages.parts.samples.lines import LoadSamples
 from stages.parts.vllm.placement import gpu_groups
 
@@ -25,54 +24,47 @@ STARTS: Final = 2
 """With those on more GPUs they show how much a start changes; what is to be seen is a difference of a third or more."""
 
 
-def measure_smaller(
-    session: Session,
-    subject: Subject,
-    size: int,
-    leading: StartLoad,
-    *,
-    left_s: float,
-    given: Sequence[Lane],
-    logs: Path,
-) -> None:
+def measure_smaller(subject: Subject, size: int, leading: StartLoad, *, left_s: float, running: Sequence[Lane]) -> None:
     """Measure *subject* on *size* GPUs: one start, and another one if *left_s* seconds suffice for it.
 
     Args:
         leading: the load of the variant that fixed the rate for all.
-        given: lanes whose clients run already; empty: others are started.
+        running: lanes whose clients run already; if there are none, others are started.
     """
-    serving = session.serving.model_copy(update={"tensor_parallel_size": size})
-    smaller = Subject(f"{subject.name}-tp{size}", subject.directory, subject.conditions, logs)
+    larger = subject.session.serving
+    serving = larger.model_copy(update={"tensor_parallel_size": size})
+    session = replace(subject.session, serving=serving)
+    smaller = Subject(f"{subject.name}-tp{size}", subject.directory, subject.conditions, session)
+    title = f"{subject.name} on {size} instead of {larger.tensor_parallel_size} GPUs"
     began = time.monotonic()
     with contextlib.ExitStack() as standing:
-        lane = replace((given or lanes(standing, serving, 1, logs))[0], gpus=gpu_groups(serving)[0])
+        lane = replace((running or lanes(standing, serving, 1, session.logs))[0], gpus=gpu_groups(serving)[0])
         standing.callback(smaller.stop)
         for number in range(STARTS):
             with smaller.turn():
-                smaller.start(lane, session.workload, serving, session.trace, session.cancelled)
-                for _ in smaller.search(session.workload, number, session.trace, leading):
-                    pass
-                for _ in smaller.measure(smaller.loading.pace):
-                    pass
-                found = described(smaller.loading.found)
-                say(f"load of {subject.name} on {size} instead of {_of(session)} GPUs: {found}")
+                smaller.start(lane)
+                list(smaller.search(number, leading))
+                list(smaller.measure(smaller.loading.pace))
+                say(f"load of {title}: {described(smaller.loading.found)}")
             smaller.stop()
             if smaller.failure or (time.monotonic() - began) * (number + 2) / (number + 1) > left_s:
                 break
     if smaller.failure:
-        say(f"{subject.name} on {size} instead of {_of(session)} GPUs: {smaller.failure}")
-    subject.smaller = smaller.as_smaller(size, session.workload, session.serving)
-    subject.smaller_load = StartLoad(_labelled(smaller.rounds, size), _labelled(smaller.trials, size))
+        say(f"{title}: {smaller.failure}")
+    measurements, failure = smaller.measurements, str(smaller.failure or "")
+    subject.measurements.smaller = measurements.as_smaller(size, larger.tensor_parallel_size, failure, session.workload)
+    subject.measurements.smaller_load = StartLoad(
+        _labelled(measurements.rounds, size), _labelled(measurements.trials, size)
+    )
     subject.measured_now = True
-
-
-def _of(session: Session) -> int:
-    return session.serving.tensor_parallel_size
 
 
 def _labelled(runs: Sequence[LoadSamples], gpus: int) -> list[LoadSamples]:
     label = {"gpus": gpus}
     return [
-        LoadSamples(run.run.model_copy(update=label), tuple(one.model_copy(update=label) for one in run.requests))
-        for run in runs
+        LoadSamples(
+            samples.run.model_copy(update=label),
+            tuple(request.model_copy(update=label) for request in samples.requests),
+        )
+        for samples in runs
     ]

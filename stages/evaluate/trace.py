@@ -40,13 +40,13 @@ class Trace:
 
     def write(self, path: Path, start: int, count: int) -> list[int]:
         """Write the requests in the form of the load generator; return the lengths of their answers, in order."""
-        chosen = self.from_line(start, count)
+        requests = self.from_line(start, count)
         lines = [
-            {"prompt": self._text(each, start + number), "output_tokens": each.output_tokens}
-            for number, each in enumerate(chosen)
+            {"prompt": self._text(request, start + number), "output_tokens": request.output_tokens}
+            for number, request in enumerate(requests)
         ]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return [each.output_tokens for each in chosen]
+        return [request.output_tokens for request in requests]
 
     def check_fits(self, max_model_len: int) -> None:
         """Raises: ConfigError: lines are too long; the message names them."""
@@ -75,13 +75,13 @@ def load_trace(path: str, directory: Path, seed: int) -> Trace:
 
     requests = read_trace(Path(path))
     tokenizer = AutoTokenizer.from_pretrained(str(directory))
-    counted = [
+    measured = [
         replace(request, prompt_tokens=len(tokenizer(request.prompt).input_ids))
         if request.prompt is not None
         else request
         for request in requests
     ]
-    return Trace(tuple(counted), tokenizer, seed)
+    return Trace(tuple(measured), tokenizer, seed)
 
 
 def read_trace(path: Path) -> list[TraceRequest]:
@@ -112,19 +112,19 @@ def random_text(tokenizer: Any, tokens: int, seed: tuple[int, int]) -> str:
     import numpy as np
 
     random = np.random.default_rng(seed)
-    wanted = max(1, tokens - tokenizer.num_special_tokens_to_add())
+    length = max(1, tokens - tokenizer.num_special_tokens_to_add())
     special = set(tokenizer.all_special_ids)
     ids: list[int] = []
     for _ in range(TRIES):
-        while len(ids) < wanted:
+        while len(ids) < length:
             ids += [
-                each
-                for each in random.integers(tokenizer.vocab_size, size=wanted - len(ids)).tolist()
-                if each not in special
+                token
+                for token in random.integers(tokenizer.vocab_size, size=length - len(ids)).tolist()
+                if token not in special
             ]
-        text: str = tokenizer.decode(ids[:wanted])
+        text: str = tokenizer.decode(ids[:length])
         ids = tokenizer.encode(text, add_special_tokens=False)
-        if len(ids) == wanted:
+        if len(ids) == length:
             break
     return text
 
@@ -146,6 +146,6 @@ def _request(number: int, line: str) -> TraceRequest:
 
 
 def _first(mistakes: Iterable[str]) -> list[str]:
-    found = list(mistakes)
-    more = len(found) - SHOWN_MISTAKES
-    return [*found[:SHOWN_MISTAKES], *([f"… and {more} more"] if more > 0 else [])]
+    lines = list(mistakes)
+    hidden = len(lines) - SHOWN_MISTAKES
+    return [*lines[:SHOWN_MISTAKES], *([f"… and {hidden} more"] if hidden > 0 else [])]

@@ -10,7 +10,7 @@ from typing import Final
 
 from stages.evaluate.questions.data import DATA
 from stages.evaluate.questions.instructions import ifeval, instructions
-from stages.evaluate.questions.question import Task
+from stages.evaluate.questions.question import QuestionTask
 from stages.evaluate.questions.recall import recall
 from stages.evaluate.questions.requests import structured_outputs, tool_calls
 from stages.evaluate.questions.text import KIND, of_text
@@ -21,13 +21,13 @@ RECIPE: Final = 2
 """Increased when the same questions are asked or graded in another way, so that older answers do not count."""
 TEXTS: Final = ("prose", "code")
 """What the questions are made from, in ``configs/held-out``."""
-OWN: Final[dict[str, Task]] = {
-    "ifeval": Task("chat", ifeval),
-    "instructions": Task("chat", instructions),
-    "structured_output": Task("chat", structured_outputs),
-    "tool_calls": Task("tools", tool_calls),
-    "long_context": Task("nothing", recall),
-    **{f"perplexity_{text}": Task("nothing", of_text(text), "bits_per_byte") for text in TEXTS},
+OWN: Final[dict[str, QuestionTask]] = {
+    "ifeval": QuestionTask("chat", ifeval),
+    "instructions": QuestionTask("chat", instructions),
+    "structured_output": QuestionTask("chat", structured_outputs),
+    "tool_calls": QuestionTask("tools", tool_calls),
+    "long_context": QuestionTask("nothing", recall),
+    **{f"perplexity_{text}": QuestionTask("nothing", of_text(text), "bits_per_byte") for text in TEXTS},
 }
 
 
@@ -40,4 +40,4 @@ def questions_digest(tasks: Iterable[str]) -> str | None:
     if (OWN.keys() | DEFINED).isdisjoint(tasks):
         return None
     texts = {text: sha256_of(text_path(text, KIND)) for text in TEXTS}
-    return digest_of({"recipe": RECIPE, "data": {name: each.commit for name, each in DATA.items()}} | texts)
+    return digest_of({"recipe": RECIPE, "data": {name: dataset.commit for name, dataset in DATA.items()}} | texts)

@@ -52,23 +52,23 @@ def instructions(served: Served) -> Iterator[Question]:
     return _questions(served, [*mixed, *further])
 
 
-def _questions(served: Served, given: Sequence[Mapping[str, Any]]) -> Iterator[Question]:
+def _questions(served: Served, prompts: Sequence[Mapping[str, Any]]) -> Iterator[Question]:
     limit = min(MAX_TOKENS, served.max_model_len // 2)
-    for row in given:
+    for row in prompts:
         yield asked(served, row["prompt"], limit, _follows_all(row["instruction_id_list"], row["kwargs"]))
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
     """The prompts of which every instruction can be checked."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    found = [json.loads(line) for line in lines if line.strip()]
-    return [each for each in found if all(name in CHECKS for name in each["instruction_id_list"])]
+    prompts = [json.loads(line) for line in lines if line.strip()]
+    return [prompt for prompt in prompts if all(name in CHECKS for name in prompt["instruction_id_list"])]
 
 
 def _follows_all(names: Sequence[str], arguments: Sequence[Mapping[str, Any]]) -> Callable[[str], bool]:
     def right(answer: str) -> bool:
         return bool(answer.strip()) and all(
-            follows(answer, name, each) for name, each in zip(names, arguments, strict=True)
+            follows(answer, name, settings) for name, settings in zip(names, arguments, strict=True)
         )
 
     return right
@@ -85,8 +85,8 @@ def compared(count: int, relation: str, limit: int) -> bool:
 
 
 def sentences(text: str) -> int:
-    text = ABBREVIATION.sub(lambda found: found[0][:-1], text).strip()
-    ends = [found.end() for found in SENTENCE_ENDS.finditer(text)]
+    text = ABBREVIATION.sub(lambda match: match[0][:-1], text).strip()
+    ends = [match.end() for match in SENTENCE_ENDS.finditer(text)]
     return len(ends) + bool(WORD.search(text, ends[-1] if ends else 0))
 
 
@@ -102,7 +102,7 @@ def _paragraphs(text: str, num_paragraphs: int) -> bool:
 
 
 def _nth_paragraph(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    paragraphs = [each.strip() for each in re.split(r"\n\n", text) if each.strip()]
+    paragraphs = [paragraph.strip() for paragraph in re.split(r"\n\n", text) if paragraph.strip()]
     if len(paragraphs) != num_paragraphs or nth_paragraph > num_paragraphs:
         return False
     word = paragraphs[nth_paragraph - 1].split()[0].lstrip(QUOTES)
@@ -120,9 +120,9 @@ def _sections(text: str, section_spliter: str, num_sections: int) -> bool:
 
 
 def _two_responses(text: str) -> bool:
-    parts = [each.strip() for each in text.split(RESPONSES)]
-    given = [part for place, part in enumerate(parts) if part or 0 < place < len(parts) - 1]
-    return len(given) == 2 and all(given) and given[0] != given[1]
+    parts = [part.strip() for part in text.split(RESPONSES)]
+    responses = [part for place, part in enumerate(parts) if part or 0 < place < len(parts) - 1]
+    return len(responses) == 2 and all(responses) and responses[0] != responses[1]
 
 
 def _ends(text: str, end_phrase: str) -> bool:
@@ -135,7 +135,7 @@ def _quoted(text: str) -> bool:
 
 
 CHECKS: Final[dict[str, Check]] = {
-    "keywords:existence": lambda text, keywords: all(occurrences(each, text) for each in keywords),
+    "keywords:existence": lambda text, keywords: all(occurrences(keyword, text) for keyword in keywords),
     "keywords:frequency": lambda text, keyword, frequency, relation: compared(
         occurrences(keyword, text), relation, frequency
     ),
@@ -158,13 +158,13 @@ CHECKS: Final[dict[str, Check]] = {
     ),
     "detectable_content:postscript": _postscript,
     "detectable_format:number_bullet_lists": lambda text, num_bullets: len(BULLET.findall(text)) == num_bullets,
-    "detectable_format:constrained_response": lambda text: any(each in text for each in CONSTRAINED),
+    "detectable_format:constrained_response": lambda text: any(option in text for option in CONSTRAINED),
     "detectable_format:number_highlighted_sections": lambda text, num_highlights: (
-        sum(bool(each.strip("* ")) for each in HIGHLIGHT.findall(text)) >= num_highlights
+        sum(bool(highlight.strip("* ")) for highlight in HIGHLIGHT.findall(text)) >= num_highlights
     ),
     "detectable_format:multiple_sections": _sections,
     "detectable_format:json_format": lambda text: parsed(without_fence(text)) is not None,
-    "detectable_format:title": lambda text: any(each.strip("<> ") for each in TITLE.findall(text)),
+    "detectable_format:title": lambda text: any(title.strip("<> ") for title in TITLE.findall(text)),
     "combination:two_responses": _two_responses,
     "combination:repeat_prompt": lambda text, prompt_to_repeat: (
         text.strip().casefold().startswith(prompt_to_repeat.strip().casefold())

@@ -60,7 +60,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Task:
+class QuestionTask:
     needs: Needs
     questions: Callable[[Served], Iterable[Question]]
     """The same questions in the same order for every variant of a model."""

@@ -91,9 +91,9 @@ class _Fits:
     def __init__(self, served: Served) -> None:
         self._served = served
         self._sentences = [
-            each.strip()
+            sentence.strip()
             for document in read_documents(text_path("prose", "held-out"), "held-out")
-            for each in re.findall(r"[^.!?]+[.!?]+[\"”]?", document)
+            for sentence in re.findall(r"[^.!?]+[.!?]+[\"”]?", document)
         ]
         self._per_sentence = self._tokens(" ".join(self._sentences)) / len(self._sentences)
 
@@ -113,10 +113,10 @@ class _Fits:
 
 def _spread(hay: list[str], needles: list[Needle]) -> Iterator[str]:
     """Each needle after its share of the hay, the first at the very beginning and the last at the very end."""
-    done = 0
+    position = 0
     for number, needle in enumerate(needles):
         until = len(hay) * number // max(1, len(needles) - 1)
-        yield from hay[done:until]
+        yield from hay[position:until]
         yield needle.sentence
-        done = until
-    yield from hay[done:]
+        position = until
+    yield from hay[position:]

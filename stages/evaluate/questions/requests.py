@@ -58,13 +58,13 @@ class Function:
         }
 
     def tool(self) -> dict[str, Any]:
-        told = {"name": self.name, "description": self.description, "parameters": self.schema()}
-        return {"type": "function", "function": told}
+        function = {"name": self.name, "description": self.description, "parameters": self.schema()}
+        return {"type": "function", "function": function}
 
 
 def structured_outputs(served: Served) -> list[Question]:  # noqa: ARG001
     """The arguments as a JSON object by a schema, without the engine's help: is it that object and nothing else?"""
-    return [_structured(*each) for each in drawn(SEED)]
+    return [_structured(*request) for request in drawn(SEED)]
 
 
 def _structured(function: Function, words: str, arguments: Arguments) -> Question:
@@ -80,15 +80,18 @@ def tool_calls(served: Served) -> list[Question]:
 
     With "none" the template shows the tools as well, and nothing forces the model to write a valid call.
     """
-    options = {"tools": [each.tool() for each in FUNCTIONS], "tool_choice": "auto" if served.parses_calls else "none"}
-    return [_tool_call(options, *each) for each in drawn(SEED + 1)]
+    options = {
+        "tools": [function.tool() for function in FUNCTIONS],
+        "tool_choice": "auto" if served.parses_calls else "none",
+    }
+    return [_tool_call(options, *request) for request in drawn(SEED + 1)]
 
 
 def _tool_call(options: Mapping[str, Any], function: Function, words: str, arguments: Arguments) -> Question:
     def right(choice: Choice) -> bool:
         calls = [
-            (each["function"]["name"], parsed(each["function"]["arguments"]))
-            for each in choice["message"].get("tool_calls") or ()
+            (call["function"]["name"], parsed(call["function"]["arguments"]))
+            for call in choice["message"].get("tool_calls") or ()
         ] or written_calls(said(choice))
         return len(calls) == 1 and calls[0][0] == function.name and same(calls[0][1], arguments)
 
@@ -104,7 +107,7 @@ def written_calls(text: str) -> list[tuple[Any, Any]]:
         except (ValueError, RecursionError):
             place = begins.end()
             continue
-        calls = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, dict)]
+        calls = [call for call in (value if isinstance(value, list) else [value]) if isinstance(call, dict)]
         found += [(call["name"], call.get("arguments", call.get("parameters"))) for call in calls if "name" in call]
     return found
 
@@ -135,17 +138,19 @@ def without_fence(text: str) -> str:
     return text
 
 
-def same(found: Any, wanted: Any) -> bool:
+def same(value: Any, expected: Any) -> bool:
     """Equal values of the same JSON types; of a text's letters the case does not count."""
-    if isinstance(wanted, dict):
+    if isinstance(expected, dict):
         return (
-            isinstance(found, dict) and found.keys() == wanted.keys() and all(same(found[k], wanted[k]) for k in wanted)
+            isinstance(value, dict)
+            and value.keys() == expected.keys()
+            and all(same(value[k], expected[k]) for k in expected)
         )
-    if isinstance(wanted, list):
-        return isinstance(found, list) and len(found) == len(wanted) and all(map(same, found, wanted))
-    if isinstance(wanted, str):
-        return isinstance(found, str) and found.strip().casefold() == wanted.casefold()
-    return type(found) is type(wanted) and bool(found == wanted)
+    if isinstance(expected, list):
+        return isinstance(value, list) and len(value) == len(expected) and all(map(same, value, expected))
+    if isinstance(expected, str):
+        return isinstance(value, str) and value.strip().casefold() == expected.casefold()
+    return type(value) is type(expected) and bool(value == expected)
 
 
 def _date(chance: random.Random) -> tuple[str, str]:
@@ -180,7 +185,7 @@ def _flight(chance: random.Random) -> tuple[str, Arguments]:
 
 
 def _order(chance: random.Random) -> tuple[str, Arguments]:
-    wanted = [(*_number(chance), each) for each in chance.sample(PRODUCTS, chance.randrange(1, 4))]
+    wanted = [(*_number(chance), product) for product in chance.sample(PRODUCTS, chance.randrange(1, 4))]
     city, gift = chance.choice(CITIES), chance.random() < 0.5
     listed = ", ".join(f"{word} pieces of the {product}" for word, _, product in wanted)
     how = "Wrap it as a gift, please." if gift else "No gift wrapping, please."
@@ -203,8 +208,8 @@ def _meeting(chance: random.Random) -> tuple[str, Arguments]:
     guests = chance.sample(NAMES, chance.randrange(1, 4))
     where = "online" if online else "in the office"
     words = f"Set up a {topic} {where} next {day} at {clock}, {minutes} minutes, with {', '.join(guests)}."
-    told = {"topic": topic, "weekday": day, "start": time, "minutes": minutes}
-    return words, told | {"online": online, "guests": guests}
+    arguments = {"topic": topic, "weekday": day, "start": time, "minutes": minutes}
+    return words, arguments | {"online": online, "guests": guests}
 
 
 def _choice_of(*values: str) -> dict[str, Any]:

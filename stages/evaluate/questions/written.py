@@ -66,8 +66,8 @@ def _instructions(chance: random.Random) -> list[Instruction]:
     shape = chance.choice((_bullets, _paragraphs, _sentences, _title, _quotation))
     further = chance.choice((_ending, _postscript, _placeholders))
     words = chance.choice((_no_comma, _forbidden, _existing, _frequent))
-    others = [_small] if chance.random() < 0.25 else []
-    return [each(chance) for each in (_short, shape, chance.choice((further, words)), *others)]
+    small = [_small] if chance.random() < 0.25 else []
+    return [make(chance) for make in (_short, shape, chance.choice((further, words)), *small)]
 
 
 def _short(chance: random.Random) -> Instruction:
@@ -90,8 +90,8 @@ def _paragraphs(chance: random.Random) -> Instruction:
 
 def _sentences(chance: random.Random) -> Instruction:
     count = chance.randrange(3, 6)
-    told = {"relation": "at least", "num_sentences": count}
-    return f"Write at least {count} sentences.", "length_constraints:number_sentences", told
+    arguments = {"relation": "at least", "num_sentences": count}
+    return f"Write at least {count} sentences.", "length_constraints:number_sentences", arguments
 
 
 def _title(_: random.Random) -> Instruction:
@@ -108,8 +108,8 @@ def _ending(chance: random.Random) -> Instruction:
 
 
 def _postscript(_: random.Random) -> Instruction:
-    told = {"postscript_marker": "P.S."}
-    return "Add a postscript at the end that begins with P.S.", "detectable_content:postscript", told
+    arguments = {"postscript_marker": "P.S."}
+    return "Add a postscript at the end that begins with P.S.", "detectable_content:postscript", arguments
 
 
 def _placeholders(chance: random.Random) -> Instruction:
@@ -124,8 +124,8 @@ def _no_comma(_: random.Random) -> Instruction:
 
 def _forbidden(chance: random.Random) -> Instruction:
     words = chance.sample(AVOIDED, 2)
-    said = f'Use neither the word "{words[0]}" nor the word "{words[1]}".'
-    return said, "keywords:forbidden_words", {"forbidden_words": words}
+    sentence = f'Use neither the word "{words[0]}" nor the word "{words[1]}".'
+    return sentence, "keywords:forbidden_words", {"forbidden_words": words}
 
 
 def _existing(chance: random.Random) -> Instruction:
@@ -135,8 +135,8 @@ def _existing(chance: random.Random) -> Instruction:
 
 def _frequent(chance: random.Random) -> Instruction:
     word, count = chance.choice(WORDS), chance.randrange(2, 4)
-    told = {"relation": "at least", "keyword": word, "frequency": count}
-    return f'Use the word "{word}" at least {count} times.', "keywords:frequency", told
+    arguments = {"relation": "at least", "keyword": word, "frequency": count}
+    return f'Use the word "{word}" at least {count} times.', "keywords:frequency", arguments
 
 
 def _small(_: random.Random) -> Instruction:

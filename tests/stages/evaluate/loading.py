@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stages.evaluate.bench import Target
+from stages.evaluate.bench import LoadTarget
 from stages.evaluate.load import Known, Loading, StartLoad
 
 
-def load_start(target: Target, start: int, known: Known) -> StartLoad:
+def load_start(target: LoadTarget, start: int, known: Known) -> StartLoad:
     loading = Loading(target, start, known)
     list(loading.search())
     list(loading.measure(loading.pace))

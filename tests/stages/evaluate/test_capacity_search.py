@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stages.evaluate import generator
-from stages.evaluate.bench import Call, Limits, Target, send
+from stages.evaluate.bench import Call, Limits, LoadTarget, send
 from stages.evaluate.load import Known, StartLoad
 from stages.evaluate.preloaded import Preloaded
 from stages.parts.base.workload import Slo, Workload
@@ -102,17 +102,17 @@ class Slots:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StartLoad, Slots, Target]]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StartLoad, Slots, LoadTarget]]:
     """The load of one start, the server, and what loads it."""
     need("vllm")
     folder = tmp_path_factory.mktemp("search")
     with Slots() as server, Preloaded(generator.MODULE, folder / "generator.log", generator.VARIABLES) as preloaded:
         given: Any = server
-        target = Target(preloaded, given, DEMO / "model", WORKLOAD, None, folder / "load.log")
+        target = LoadTarget(preloaded, given, DEMO / "model", WORKLOAD, None, folder / "load.log")
         yield load_start(target, 0, Known()), server, target
 
 
-def test_the_search_finds_the_capacity_of_a_server_with_a_known_one(found: tuple[StartLoad, Slots, Target]) -> None:
+def test_the_search_finds_the_capacity_of_a_server_with_a_known_one(found: tuple[StartLoad, Slots, LoadTarget]) -> None:
     load, _, _ = found
     capacity = load.capacity_per_s()
     assert capacity is not None
@@ -122,7 +122,9 @@ def test_the_search_finds_the_capacity_of_a_server_with_a_known_one(found: tuple
     assert not any(each.run.held for each in load.trials if (each.run.rate_per_s or 0) > 1.2 * MOST_PER_S)
 
 
-def test_every_request_has_another_prompt_and_an_answer_of_its_length(found: tuple[StartLoad, Slots, Target]) -> None:
+def test_every_request_has_another_prompt_and_an_answer_of_its_length(
+    found: tuple[StartLoad, Slots, LoadTarget],
+) -> None:
     load, server, _ = found
     assert len({tuple(each) for each in server.prompts}) == len(server.prompts)
     assert {len(each) for each in server.prompts} == {16}
@@ -130,7 +132,7 @@ def test_every_request_has_another_prompt_and_an_answer_of_its_length(found: tup
     assert {(one.prompt_tokens, one.output_tokens, len(one.itl_ms)) for one in requests} == {(16, TOKENS, TOKENS - 1)}
 
 
-def test_a_trial_far_beyond_the_capacity_is_ended_early(found: tuple[StartLoad, Slots, Target]) -> None:
+def test_a_trial_far_beyond_the_capacity_is_ended_early(found: tuple[StartLoad, Slots, LoadTarget]) -> None:
     _, _, target = found
     limits = Limits(ttft_ms=300, tpot_ms=1000, allowed=2, first=0, end=40)
     call = Call(requests=80, seed=1, first=10**6, rate_per_s=3 * MOST_PER_S, limits=limits)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stages.evaluate import load
-from stages.evaluate.bench import Call, Limits, Target, command, lengths, timed_requests, write_requests
+from stages.evaluate.bench import Call, Limits, LoadTarget, command, lengths, timed_requests, write_requests
 from stages.evaluate.load import Known, Loading, StartLoad, check_lengths
 from stages.parts.base.errors import ConfigError, MeasurementFailed
 from stages.parts.base.serving_settings import Serving
@@ -34,10 +34,10 @@ WORKLOAD = Workload(
 )
 
 
-def target(workload: Workload = WORKLOAD) -> Target:
+def target(workload: Workload = WORKLOAD) -> LoadTarget:
     server: Any = type("Server", (), {"url": "http://here", "name": "m"})
     generator: Any = None
-    return Target(generator, server, Path("model"), workload, None, Path("log"))
+    return LoadTarget(generator, server, Path("model"), workload, None, Path("log"))
 
 
 def generated(**changed: Any) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Queue:
         self.pauses: set[int] = set()
         """The calls in whose middle all stand still for two seconds."""
 
-    def send(self, to: Target, call: Call) -> list[TimedRequest] | None:
+    def send(self, to: LoadTarget, call: Call) -> list[TimedRequest] | None:
         self.calls.append(call)
         free_s = [0.0] * self.slots
         found: list[TimedRequest] = []

@@ -1,0 +1,173 @@
+"""One block: a start of every server that is still of interest, each loaded with the same requests.
+
+Servers run side by side where there is a lane for each, or where they fit in one, in which they then take turns;
+otherwise one after another. What a variant has to pass is asked at its first start, before any load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from stages.evaluate.drift import probe
+from stages.evaluate.host_memory import no_room
+from stages.evaluate.lanes import Lane
+from stages.evaluate.load import described
+from stages.evaluate.subject import Subject
+from stages.evaluate.subjects import Subjects
+from stages.parts.base.errors import TransientError
+from stages.parts.base.log import say
+from stages.parts.records.evaluation import Speed
+from stages.parts.samples.lines import LoadSamples
+
+
+class Block:
+    """The block with this *number*, from 0. ``measure`` is called once.
+
+    Args:
+        further: how many items it asks in all, of the quality tasks of which it asks more.
+    """
+
+    def __init__(self, subjects: Subjects, lanes: Sequence[Lane], number: int, further: Mapping[str, int]) -> None:
+        self._subjects, self._lanes, self._number, self._further = subjects, lanes, number, further
+        self._session = subjects.session
+
+    def measure(self, order: Sequence[Subject]) -> bool:
+        """Measure the block. A variant whose server was lost for a reason that may pass is tried once more.
+
+        Returns:
+            Whether all servers stood at the same time, although there are fewer lanes.
+        """
+        beside = self._fit(order)
+        speeds: list[Speed] = []
+        for group in _parts(order, len(order) if beside else len(self._lanes)):
+            speeds += self._wave(group)
+            if retried := [subject for subject in group if isinstance(subject.failure, TransientError)]:
+                for subject in retried:
+                    say(f"block {self._number + 1}: {subject.name} is tried once more: {subject.failure}")
+                    subject.failure = None
+                speeds += self._wave([subject for subject in group if subject.going and subject.blocks <= self._number])
+            if self._subjects.lost:
+                break
+        if speeds:
+            speed_after = probe()
+            for subject in order:
+                if subject.blocks > self._number:
+                    subject.measurements.speeds.append((speeds[0], speed_after))
+        return beside
+
+    def _fit(self, order: Sequence[Subject]) -> bool:
+        """Whether their servers fit at the same time. On a GPU they do not: vLLM counts on the memory it finds free."""
+        variants = [subject.conditions.variant for subject in order]
+        return not order[0].conditions.hardware.gpus and not no_room(variants, self._session.serving)
+
+    def _wave(self, group: Sequence[Subject]) -> list[Speed]:
+        """Start the servers, which stand side by side, ask what was not asked before, and load those that pass.
+
+        Returns:
+            The speed of the machine before the load, if there was any.
+        """
+        with contextlib.ExitStack() as standing:
+            for subject in group:
+                standing.callback(subject.stop)
+            if all(subject.asked for subject in group):
+                self._subjects.together(group, self._stand)
+                self._ask_further(group)
+            else:
+                self._stand_and_ask(group)
+            if self._subjects.lost or not any(subject.going for subject in group):
+                return []
+            speed = probe()
+            self._load([subject for subject in group if subject.going])
+            return [speed]
+
+    def _stand(self, subject: Subject, number: int) -> None:
+        """Start the server of *subject*, if it does not stand, in the lane with this number, or in its share of the
+        only lane."""
+        if not subject.standing and subject.going:
+            with subject.turn():
+                subject.start(self._lanes[number % len(self._lanes)])
+                say(f"serving {subject.name}: ready in {subject.ready_s[-1]:.0f} s")
+
+    def _stand_and_ask(self, group: Sequence[Subject]) -> None:
+        """Ask as many at a time as there are lanes; where servers share one, the next start meanwhile."""
+        parts = _parts(group, len(self._lanes))
+        for part, following in itertools.zip_longest(parts, parts[1:], fillvalue=()):
+            self._subjects.together(part, self._stand)
+            if new := [subject for subject in part if subject.going and not subject.asked]:
+                with self._subjects.ahead(following, self._stand):
+                    self._ask(new)
+            if self._subjects.lost:
+                return
+
+    def _ask(self, new: Sequence[Subject]) -> None:
+        """Ask for the gates: what takes seconds and a slice of the quality items first, then the rest of the items."""
+
+        def check(subject: Subject, _: int) -> None:
+            with subject.turn():
+                subject.check()
+                subject.ask()
+
+        def ask_rest(subject: Subject, _: int) -> None:
+            with subject.turn():
+                subject.ask()
+
+        self._subjects.together(new, check)
+        self._subjects.refuse(new)
+        self._subjects.together([subject for subject in new if subject.going and not subject.asked], ask_rest)
+        self._subjects.refuse(new)
+
+    def _ask_further(self, group: Sequence[Subject]) -> None:
+        """Ask more items, if the last look wanted some."""
+
+        def ask(subject: Subject, _: int) -> None:
+            with subject.turn():
+                subject.ask_further(self._further)
+
+        if self._further:
+            for part in _parts(group, len(self._lanes)):
+                self._subjects.together([subject for subject in part if subject.going], ask)
+            self._subjects.refuse(group)
+
+    def _load(self, group: Sequence[Subject]) -> None:
+        """Find how much each can serve, which at first fixes the pace of all, and measure them at it."""
+        leading = self._subjects.leading
+        self._in_turns(group, lambda subject: subject.search(self._number, leading.measurements.load))
+        loaded = [subject for subject in group if subject.going]
+        if self._subjects.lost or not loaded:
+            return
+        leading = self._subjects.leading
+        pace = (leading if leading in loaded else loaded[0]).loading.pace
+        self._in_turns(loaded, lambda subject: subject.measure(pace))
+        for subject in loaded:
+            if subject.going:
+                say(f"load of {subject.name}: block {self._number + 1}, {described(subject.loading.found)}")
+        trace = self._session.trace
+        if trace and len(trace.requests) < pace.requests:
+            say(f"note: the trace's {len(trace.requests)} requests were repeated: prompts may be cached")
+
+    def _in_turns(self, group: Sequence[Subject], phase: Callable[[Subject], Iterator[LoadSamples]]) -> None:
+        """Run the phase of each, run by run in turns, so that what slows the machine for a while slows all of them; at
+        the same time in lanes of their own."""
+        if len(self._lanes) > 1:
+            self._subjects.together(group, lambda subject, _: _take_turns([(subject, phase(subject))]))
+        else:
+            _take_turns([(subject, phase(subject)) for subject in group])
+
+
+def _take_turns(phases: Sequence[tuple[Subject, Iterator[LoadSamples]]]) -> None:
+    """Do one run of each at a time, in an order that is reversed each time, until all have ended."""
+    while phases:
+        phases = [(subject, runs) for subject, runs in phases if _run(subject, runs)][::-1]
+
+
+def _run(subject: Subject, runs: Iterator[LoadSamples]) -> bool:
+    """Whether there was another run."""
+    with subject.turn():
+        return next(runs, None) is not None
+    return False
+
+
+def _parts(group: Sequence[Subject], size: int) -> list[Sequence[Subject]]:
+    return [group[start : start + size] for start in range(0, len(group), size)]
