@@ -49,7 +49,8 @@ def usage(
     """Show requests, tokens, latencies and costs by client.
 
     The rows are groups of requests, by client and model for example; those with the most tokens come first. If the
-    platform has a `price_per_hour`, the price of the hours since the first of these requests is shared among them.
+    platform has a `price_per_hour`, each machine's endpoint of each model is charged for the hours since its first
+    request, and those who used it share that.
     """
     from stages.parts.endpoint import usage as records
     from stages.parts.endpoint.database import check_url, opened
@@ -66,11 +67,10 @@ def usage(
     with opened(root, usage_url) as database:
         for folder in sorted(root.glob(f"*/{SERVERS}")):
             records.take_in(database, folder)
-        sums = records.sums(database, begin, groups)
         settings = options.load()
-        if price := settings.platform.price_per_hour:
-            cost = price * settings.serving.replicas * records.hours(database, begin, datetime.now(UTC))
-            sums = records.with_costs(sums, cost, shared_by.value)
+        per_hour = (settings.platform.price_per_hour or 0.0) * settings.serving.replicas
+        price = records.Price(per_hour, shared_by.value, datetime.now(UTC)) if per_hour else None
+        sums = records.sums(database, begin, groups, price)
     if as_csv:
         _print_csv(sums, groups)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,16 +32,18 @@ TABLES: Final = (
     """CREATE TABLE IF NOT EXISTS requests (
     id TEXT NOT NULL, at DOUBLE PRECISION NOT NULL, client TEXT NOT NULL, model TEXT NOT NULL, release TEXT,
     server TEXT, path TEXT NOT NULL, status INTEGER NOT NULL, flags TEXT, prompt_tokens BIGINT, cached_tokens BIGINT,
-    output_tokens BIGINT, ttft_ms DOUBLE PRECISION, duration_ms DOUBLE PRECISION NOT NULL
+    output_tokens BIGINT, ttft_ms DOUBLE PRECISION, duration_ms DOUBLE PRECISION NOT NULL, endpoint TEXT
 )""",
     "CREATE INDEX IF NOT EXISTS requests_at ON requests (at)",
     "CREATE INDEX IF NOT EXISTS requests_server ON requests (server)",
     """CREATE TABLE IF NOT EXISTS counted (
     server TEXT NOT NULL, at DOUBLE PRECISION NOT NULL, model TEXT NOT NULL, release TEXT NOT NULL,
-    prompt_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, PRIMARY KEY (server, at)
+    prompt_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, endpoint TEXT, PRIMARY KEY (server, at)
 )""",
     "CREATE TABLE IF NOT EXISTS taken (file TEXT PRIMARY KEY, bytes BIGINT NOT NULL)",
 )
+ADDED: Final = (("requests", "server"), ("requests", "endpoint"), ("counted", "endpoint"))
+"""Tables, and columns that those of earlier versions lack."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,12 @@ class Database:
         cursor = self.connection.execute(statement.replace("?", self.mark), values)
         return list(cursor.fetchall()) if cursor.description else []
 
-    def insert(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Execute *statement* for each of the rows."""
+    def insert(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert rows that all have the same columns; those whose primary key is there already are left out."""
         if rows:
-            self.connection.cursor().executemany(statement.replace("?", self.mark), rows)
+            marks = ", ".join(self.mark for _ in rows[0])
+            statement = f"INSERT INTO {table} ({', '.join(rows[0])}) VALUES ({marks}) ON CONFLICT DO NOTHING"  # noqa: S608
+            self.connection.cursor().executemany(statement, [list(row.values()) for row in rows])
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -122,8 +126,11 @@ def _sqlite(path: Path, timeout_s: float) -> Iterator[Database]:
     try:
         with contextlib.closing(sqlite3.connect(path, timeout=timeout_s, isolation_level=None)) as connection:
             database = Database(connection, "BEGIN IMMEDIATE", "?")
-            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'counted'"):
-                _bring_up_to_date(database)
+            if not database.execute("SELECT 1 FROM pragma_table_info('counted') WHERE name = 'endpoint'"):
+                for table, column in ADDED:
+                    columns = [name for _, name, *_ in database.execute(f"SELECT * FROM pragma_table_info('{table}')")]  # noqa: S608
+                    if columns and column not in columns:
+                        database.execute(f"ALTER TABLE {table} ADD COLUMN {column} TEXT")
                 _make_tables(database)
             yield database
     except sqlite3.Error as error:
@@ -138,22 +145,17 @@ def _postgresql(url: str) -> Iterator[Database]:
     try:
         with contextlib.closing(psycopg.connect(url, **POSTGRESQL)) as connection:
             database = Database(connection, "BEGIN", "%s")
-            if not database.execute("SELECT 1 FROM pg_tables WHERE tablename = 'counted'"):
-                _make_tables(database, f"SELECT pg_advisory_xact_lock({LOCK})")
+            columns = "SELECT 1 FROM information_schema.columns WHERE table_name = 'counted'"
+            if not database.execute(f"{columns} AND column_name = 'endpoint'"):
+                added = [f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} TEXT" for table, column in ADDED]
+                _make_tables(database, before=[f"SELECT pg_advisory_xact_lock({LOCK})"], after=added)
             yield database
     except psycopg.Error as error:
         said = " ".join(str(error).split())
         raise TransientError(f"the usage database can't be reached: {said}", hint=f"see {URL_VARIABLE}") from error
 
 
-def _bring_up_to_date(database: Database) -> None:
-    """Add what a table of an earlier version lacks."""
-    columns = [name for _, name, *_ in database.execute("SELECT * FROM pragma_table_info('requests')")]
-    if columns and "server" not in columns:
-        database.execute("ALTER TABLE requests ADD COLUMN server TEXT")
-
-
-def _make_tables(database: Database, *before: str) -> None:
+def _make_tables(database: Database, before: Sequence[str] = (), after: Sequence[str] = ()) -> None:
     with database.transaction():
-        for each in (*before, *TABLES):
-            database.execute(each)
+        for statement in (*before, *TABLES, *after):
+            database.execute(statement)

@@ -4,7 +4,7 @@ Each line is taken once into a database, whoever takes it and however often they
 a file was read is stored in the same transaction as its rows, under the file's first line, which no other has on any
 machine. So nothing is lost while the database can't be reached: the lines wait in their files.
 
-Tokens that vLLM has counted and no line tells are the client ``UNATTRIBUTED``.
+Tokens that vLLM has counted and no line reports are those of the client ``UNATTRIBUTED``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Sequence
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from scoring.percentiles import p95
 from stages.parts.base.record import Record
+from stages.parts.base.store import exclusive, write_text
 from stages.parts.endpoint import access_log
 from stages.parts.endpoint.clients import NOBODY, UNATTRIBUTED
 from stages.parts.endpoint.database import Database
@@ -28,44 +31,27 @@ LOG_BYTES: Final = 16 << 20
 """The length at which Envoy begins another file."""
 CHUNK_BYTES: Final = 4 << 20
 SECONDS_PER_HOUR: Final = 3600
-Basis = Literal["tokens", "time"]
-COLUMNS: Final = (
-    "at",
-    "client",
-    "model",
-    "release",
-    "server",
-    "path",
-    "status",
-    "flags",
-    "prompt_tokens",
-    "cached_tokens",
-    "output_tokens",
-    "ttft_ms",
-    "duration_ms",
-)
+ID_FILE: Final = ".endpoint"
+"""Beside the folder of the log: the name by which the database knows this endpoint, which no other has."""
 GROUPS: Final = ("client", "model", "release", "path", "status")
-SUMMED: Final = (*GROUPS, "prompt_tokens", "cached_tokens", "output_tokens", "ttft_ms", "duration_ms")
-INSERT_REQUEST: Final = f"INSERT INTO requests (id, {', '.join(COLUMNS)}) VALUES (?{', ?' * len(COLUMNS)})"  # noqa: S608
-INSERT_READING: Final = f"""INSERT INTO counted ({", ".join(access_log.Reading.model_fields)})
-VALUES (?{", ?" * (len(access_log.Reading.model_fields) - 1)}) ON CONFLICT (server, at) DO NOTHING"""  # noqa: S608
 LOCK_FILE: Final = """INSERT INTO taken (file, bytes) VALUES (?, 0)
 ON CONFLICT (file) DO UPDATE SET bytes = taken.bytes RETURNING bytes"""
 """Whoever else takes the same file waits until this transaction has ended."""
-LEFT: Final = """WITH read AS (
-    SELECT server, model, release, max(at) AS until,
-        max(prompt_tokens) - COALESCE(max(CASE WHEN at <= ? THEN prompt_tokens END), 0) AS prompt,
-        max(output_tokens) - COALESCE(max(CASE WHEN at <= ? THEN output_tokens END), 0) AS output,
-        COALESCE(max(CASE WHEN at <= ? THEN at END), 0) AS since
-    FROM counted GROUP BY server, model, release HAVING max(at) > ?
+UNREPORTED: Final = """WITH counts AS (
+    SELECT server, model, release, max(endpoint) AS endpoint, max(at) AS until,
+        COALESCE(max(CASE WHEN at <= since THEN at END), 0) AS began,
+        max(prompt_tokens) - COALESCE(max(CASE WHEN at <= since THEN prompt_tokens END), 0) AS prompt,
+        max(output_tokens) - COALESCE(max(CASE WHEN at <= since THEN output_tokens END), 0) AS output
+    FROM counted CROSS JOIN (SELECT CAST(? AS DOUBLE PRECISION) AS since) AS period
+    GROUP BY server, model, release HAVING max(at) > max(since)
 )
-SELECT read.model, read.release, read.prompt - COALESCE(sum(requests.prompt_tokens), 0),
-    read.output - COALESCE(sum(requests.output_tokens), 0)
-FROM read LEFT JOIN requests ON requests.server = read.server
-    AND requests.at + requests.duration_ms / 1000 > read.since
-    AND requests.at + requests.duration_ms / 1000 <= read.until
-GROUP BY read.server, read.model, read.release, read.prompt, read.output"""
-"""For each start of a server: what it has counted between two readings, less the requests that ended between them."""
+SELECT counts.endpoint, counts.model, counts.release, counts.prompt - COALESCE(sum(requests.prompt_tokens), 0),
+    counts.output - COALESCE(sum(requests.output_tokens), 0)
+FROM counts LEFT JOIN requests ON requests.server = counts.server
+    AND requests.at + requests.duration_ms / 1000 > counts.began
+    AND requests.at + requests.duration_ms / 1000 <= counts.until
+GROUP BY counts.server, counts.endpoint, counts.model, counts.release, counts.prompt, counts.output"""
+"""For each start of a server: what it counted between two readings, less the requests that ended between them."""
 
 
 class Sum(Record):
@@ -87,11 +73,39 @@ class Sum(Record):
     seconds: float
     """The durations of all requests together."""
     cost: float | None = None
-    """Its share of the price; None: there is no price."""
+    """Its share of the price; None if there is no price."""
 
-    @property
-    def tokens(self) -> int:
-        return self.prompt_tokens + self.output_tokens
+
+class Price(NamedTuple):
+    """What all servers of one endpoint cost, and how the clients of that endpoint share it."""
+
+    per_hour: float
+    shared_by: Literal["tokens", "time"]
+    until: datetime
+    """The end of what is charged, which begins with the endpoint's first request; idle hours count."""
+
+
+class Row(NamedTuple):
+    """A request, or the tokens of a server's start that no request reports; these have neither time nor status."""
+
+    endpoint: str | None
+    """None in rows that were taken before endpoints were told apart."""
+    at: float | None
+    client: str
+    model: str
+    release: str | None
+    path: str | None
+    status: int | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    ttft_ms: float | None
+    duration_ms: float
+
+    def amount(self, shared_by: Literal["tokens", "time"]) -> float:
+        if shared_by == "time":
+            return self.duration_ms
+        return (self.prompt_tokens or 0) + (self.output_tokens or 0)
 
 
 def take_in(database: Database, folder: Path, *, remove: bool = False) -> int:
@@ -102,13 +116,15 @@ def take_in(database: Database, folder: Path, *, remove: bool = False) -> int:
             into which database they have to go.
     """
     count, current = 0, folder / access_log.NAME
-    found = access_log.files(folder)
+    paths = access_log.files(folder)
     finished = current.exists()  # before reading: Envoy writes nothing more to a file once it has opened the next
-    for each in found:
-        while read := _take_file(database, each):
-            count += read
-        if remove and finished and each != current:
-            _remove(database, each)
+    for path in paths:
+        while lines := _take_file(database, path):
+            count += lines
+        if remove and finished and path != current:
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                path.unlink()  # before its key: whoever has it open must see that it is gone
+                database.execute("DELETE FROM taken WHERE file = ?", [_key(file.readline())])
     return count
 
 
@@ -116,81 +132,82 @@ def rotate(folder: Path, limit: int = LOG_BYTES) -> bool:
     """Rename a log that is longer than *limit* bytes. Returns whether Envoy has to be asked to open another one."""
     current = folder / access_log.NAME
     with contextlib.suppress(FileNotFoundError):
-        told = current.stat()
-        if told.st_size > limit:
-            current.rename(access_log.another(folder, told.st_mtime_ns))
+        status = current.stat()
+        if status.st_size > limit:
+            current.rename(access_log.another(folder, status.st_mtime_ns))
     return not current.exists()
 
 
-def sums(database: Database, since: datetime, by: Sequence[str]) -> list[Sum]:
-    """The requests since then, by groups of ``GROUPS``; those with the most tokens first.
+def sums(database: Database, since: datetime, by: Sequence[str], price: Price | None = None) -> list[Sum]:
+    """Sum up the requests since then by groups of ``GROUPS``, those with the most tokens first.
 
-    Tokens that no request tells are ``UNATTRIBUTED``'s, so that all groups together have what vLLM has counted.
+    With the tokens of ``UNATTRIBUTED``, all groups together have what vLLM has counted. With a price, each endpoint,
+    which is one model on one machine, is charged for its own hours, and those who used it share them.
     """
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    rows = database.execute(f"SELECT {', '.join(SUMMED)} FROM requests WHERE at >= ?", [since.timestamp()])  # noqa: S608
+    fields = ", ".join(Row._fields)
+    requests = database.execute(f"SELECT {fields} FROM requests WHERE at >= ?", [since.timestamp()])  # noqa: S608
+    rows = [*map(Row._make, requests), *_unattributed(database, since)]
+    rates = _rates(rows, price) if price else {}
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        told = dict(zip(SUMMED, row, strict=True))
-        groups.setdefault(tuple(told[each] for each in by), []).append(told)
-    left: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for told in _unattributed(database, since):
-        left.setdefault(tuple(told.get(each) for each in by), []).append(told)
-    found = [
-        _sum(dict(zip(by, group, strict=True)), groups.get(group, []), left.get(group, []))
-        for group in dict.fromkeys([*groups, *left])
-    ]
-    return sorted(found, key=lambda each: -each.tokens)
+        groups[tuple(getattr(row, name) for name in by)].append(row)
+    totals = []
+    for group, members in groups.items():
+        total = _sum(dict(zip(by, group, strict=True)), members)
+        if price:
+            cost = sum(rates[row.endpoint, row.model] * row.amount(price.shared_by) for row in members)
+            total = total.model_copy(update={"cost": cost})
+        totals.append(total)
+    return sorted(totals, key=lambda total: -(total.prompt_tokens + total.output_tokens))
 
 
-def hours(database: Database, since: datetime, now: datetime) -> float:
-    """From then, or from the first request since then, until *now*; 0: there was none."""
-    ((first,),) = database.execute("SELECT min(at) FROM requests WHERE at >= ?", [since.timestamp()])
-    return max(0.0, now.timestamp() - first) / SECONDS_PER_HOUR if first else 0.0
+def _rates(rows: Iterable[Row], price: Price) -> dict[tuple[str | None, str], float]:
+    """Compute for each endpoint what a token or a millisecond costs there."""
+    endpoints: dict[tuple[str | None, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        endpoints[row.endpoint, row.model].append(row)
+    rates, end = {}, price.until.timestamp()
+    for endpoint, members in endpoints.items():
+        hours = (end - min((row.at for row in members if row.at is not None), default=end)) / SECONDS_PER_HOUR
+        amount = sum(row.amount(price.shared_by) for row in members)
+        rates[endpoint] = price.per_hour * max(0.0, hours) / amount if amount else 0.0
+    return rates
 
 
-def with_costs(found: Sequence[Sum], whole: float, by: Basis) -> list[Sum]:
-    """Each group's part of the *whole* price, idle hours included: as its part of all tokens, or of the time that all
-    requests took."""
-    parts = [each.tokens if by == "tokens" else each.seconds for each in found]
-    total = sum(parts)
-    shares = [part / total if total else 0.0 for part in parts]
-    return [each.model_copy(update={"cost": whole * share}) for each, share in zip(found, shares, strict=True)]
-
-
-def _sum(group: dict[str, Any], rows: list[dict[str, Any]], left: list[dict[str, Any]]) -> Sum:
-    answered = [row for row in rows if 200 <= row["status"] < 300]
+def _sum(group: dict[str, Any], rows: Sequence[Row]) -> Sum:
+    requests = [(row, row.status) for row in rows if row.status is not None]
+    answered = [row for row, status in requests if 200 <= status < 300]
     return Sum(
         group=group,
-        requests=len(rows),
-        refused=sum(400 <= row["status"] < 500 for row in rows),
-        failed=sum(row["status"] >= 500 or row["status"] < 200 for row in rows),
-        prompt_tokens=sum(row["prompt_tokens"] or 0 for row in (*rows, *left)),
-        cached_tokens=sum(row["cached_tokens"] or 0 for row in rows),
-        output_tokens=sum(row["output_tokens"] or 0 for row in (*rows, *left)),
-        unknown=sum(row["prompt_tokens"] is None and OFFERED[row["path"]] == "POST" for row in answered),
-        ttft_p95_ms=p95([row["ttft_ms"] for row in answered if row["output_tokens"] and row["ttft_ms"] is not None]),
-        duration_p95_ms=p95([row["duration_ms"] for row in answered]),
-        seconds=sum(row["duration_ms"] for row in rows) / 1000,
+        requests=len(requests),
+        refused=sum(400 <= status < 500 for _, status in requests),
+        failed=sum(status >= 500 or status < 200 for _, status in requests),
+        prompt_tokens=sum(row.prompt_tokens or 0 for row in rows),
+        cached_tokens=sum(row.cached_tokens or 0 for row in rows),
+        output_tokens=sum(row.output_tokens or 0 for row in rows),
+        unknown=sum(row.prompt_tokens is None and OFFERED[row.path or ""] == "POST" for row in answered),
+        ttft_p95_ms=p95([row.ttft_ms for row in answered if row.output_tokens and row.ttft_ms is not None]),
+        duration_p95_ms=p95([row.duration_ms for row in answered]),
+        seconds=sum(row.duration_ms for row in rows) / 1000,
     )
 
 
-def _unattributed(database: Database, since: datetime) -> list[dict[str, Any]]:
-    """What each start of a server has counted that no request tells, as rows.
+def _unattributed(database: Database, since: datetime) -> list[Row]:
+    """Query what each start of a server has counted and no request reports.
 
-    Never less than nothing: what was under way at the beginning of the period is told by its request as a whole, but
-    counted only in part.
+    Never less than nothing: what was under way at the beginning of the period is reported by its request as a whole,
+    but counted only in part.
     """
-    found = []
-    for model, release, *tokens in database.execute(LEFT, [since.timestamp()] * 4):
-        prompt, output = (max(0, int(token)) for token in tokens)
+    rows = []
+    for endpoint, model, release, *counts in database.execute(UNREPORTED, [since.timestamp()]):
+        prompt, output = (max(0, int(count)) for count in counts)
         if prompt or output:
-            told = {"client": UNATTRIBUTED, "model": model, "release": release}
-            found.append({**told, "prompt_tokens": prompt, "output_tokens": output})
-    return found
+            rows.append(Row(endpoint, None, UNATTRIBUTED, model, release, None, None, prompt, None, output, None, 0.0))
+    return rows
 
 
 def _take_file(database: Database, path: Path) -> int:
-    """Take in the next lines of one file, in one transaction; 0: there is none."""
+    """Take in the next lines of one file, in one transaction. Returns their number; 0 if there is none."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -198,45 +215,48 @@ def _take_file(database: Database, path: Path) -> int:
     with file:
         first = file.readline()
         key = _key(first)
-        told = database.execute("SELECT bytes FROM taken WHERE file = ?", [key])
-        if not first.endswith(b"\n") or (told and told[0][0] >= os.fstat(file.fileno()).st_size):
+        taken = database.execute("SELECT bytes FROM taken WHERE file = ?", [key])
+        if not first.endswith(b"\n") or (taken and taken[0][0] >= os.fstat(file.fileno()).st_size):
             return 0
+        endpoint = _endpoint(path.parent)
         with database.transaction():
             ((start,),) = database.execute(LOCK_FILE, [key])
-            if not os.fstat(file.fileno()).st_nlink:  # it was read and removed meanwhile, and where to is forgotten
+            if not os.fstat(file.fileno()).st_nlink:  # it was read and removed meanwhile, and its offset is gone
                 return 0
             file.seek(start)
             lines = file.read(CHUNK_BYTES).rpartition(b"\n")[0]
             if not lines:
                 return 0
-            _insert(database, lines.split(b"\n"))
+            _insert(database, lines.split(b"\n"), endpoint)
             database.execute("UPDATE taken SET bytes = ? WHERE file = ?", [start + len(lines) + 1, key])
             return lines.count(b"\n") + 1
 
 
-def _insert(database: Database, lines: Sequence[bytes]) -> None:
+def _endpoint(folder: Path) -> str:
+    """Read the name of the endpoint whose log is in *folder*; the first time, draw it."""
+    path = folder.parent / ID_FILE
+    if not path.exists():
+        with exclusive(path.with_name(f"{ID_FILE}.lock"), "the endpoint's name"):
+            if not path.exists():
+                write_text(path, uuid.uuid4().hex)
+    return path.read_text()
+
+
+def _insert(database: Database, lines: Sequence[bytes], endpoint: str) -> None:
     requests, readings = [], []
     for line in lines:
         if request := access_log.parsed(line):
-            requests += [_row(request)] if request.path in OFFERED else []
+            requests += [_row(request) | {"endpoint": endpoint}] if request.path in OFFERED else []
         elif reading := access_log.parsed_reading(line):
-            readings.append(list(reading.model_dump().values()))
-    database.insert(INSERT_REQUEST, requests)
-    database.insert(INSERT_READING, readings)
+            readings.append(reading.model_dump() | {"endpoint": endpoint})
+    database.insert("requests", requests)
+    database.insert("counted", readings)
 
 
-def _row(request: access_log.LoggedRequest) -> list[Any]:
-    told = request.model_dump() | {"client": request.client or NOBODY}
-    return [request.id, *(told[each] for each in COLUMNS)]
-
-
-def _remove(database: Database, path: Path) -> None:
-    """Remove a file that was read to its end."""
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        path.unlink()  # before its key: whoever has it open must see that it is gone
-        database.execute("DELETE FROM taken WHERE file = ?", [_key(file.readline())])
+def _row(request: access_log.LoggedRequest) -> dict[str, Any]:
+    return request.model_dump() | {"client": request.client or NOBODY}
 
 
 def _key(first: bytes) -> str:
-    """A file is known by its first line, which has a random id and a time."""
+    """Hash the first line of a file, which has a random id and a time: so the database knows the file."""
     return hashlib.sha256(first).hexdigest()

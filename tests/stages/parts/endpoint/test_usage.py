@@ -22,7 +22,7 @@ from stages.parts.base.errors import ConfigError, TransientError
 from stages.parts.endpoint import access_log, usage
 from stages.parts.endpoint.clients import NOBODY, UNATTRIBUTED
 from stages.parts.endpoint.database import check_url, opened
-from stages.parts.endpoint.usage import rotate, sums, take_in, with_costs
+from stages.parts.endpoint.usage import Price, rotate, sums, take_in
 from tests.serving import wait_until
 from tests.stages.parts.endpoint.postgresql import PASSWORD, PostgreSQL, serving
 from tests.stages.parts.endpoint.test_clients import MODEL, Front, front
@@ -65,9 +65,9 @@ class Place:
         with opened(self.root, self.url) as database:
             return take_in(database, self.folder, remove=remove)
 
-    def sums(self, *by: str, since: datetime = ALWAYS) -> list[usage.Sum]:
+    def sums(self, *by: str, since: datetime = ALWAYS, price: Price | None = None) -> list[usage.Sum]:
         with opened(self.root, self.url) as database:
-            return sums(database, since, by)
+            return sums(database, since, by, price)
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """``slipway usage``."""
@@ -116,7 +116,20 @@ def test_a_database_of_an_earlier_version_is_kept(tmp_path: Path) -> None:
         before.commit()
     place.write(line(1))
     assert place.take() == 1
-    assert sum(each.requests for each in place.sums()) == 2
+    assert sum(total.requests for total in place.sums()) == 2
+    assert len(place.sums("client", price=Price(1.0, "tokens", datetime.now(UTC)))) == 2
+
+
+def test_a_shared_database_of_an_earlier_version_is_kept(tmp_path: Path, postgresql: PostgreSQL) -> None:
+    place = Place(tmp_path, postgresql.database())
+    place.write(line(1))
+    place.take()
+    with opened(place.root, place.url) as database:
+        for table in ("requests", "counted"):
+            database.execute(f"ALTER TABLE {table} DROP COLUMN endpoint")
+    place.write(line(2))
+    assert place.take() == 1
+    assert place.sums()[0].requests == 2
 
 
 def test_what_was_being_taken_when_it_was_interrupted_is_taken_whole_afterwards(
@@ -124,7 +137,7 @@ def test_what_was_being_taken_when_it_was_interrupted_is_taken_whole_afterwards(
 ) -> None:
     place.write("".join(line(number) for number in range(100)))
 
-    def interrupted(request: access_log.LoggedRequest) -> list[Any]:
+    def interrupted(request: access_log.LoggedRequest) -> dict[str, Any]:
         if request.id == "50":
             raise KeyboardInterrupt
         return taken(request)
@@ -347,19 +360,36 @@ def test_a_price_is_shared_by_tokens_or_by_time(place: Place) -> None:
     told = {"at": f"{(now - timedelta(hours=2)).timestamp():.6f}", "prompt_tokens": 29, "output_tokens": 1}
     place.write(line(1, **told) + line(3, client="b", prompt_tokens=9, output_tokens=1))
     place.take()
-    found = place.sums("client")
-    with opened(place.root, place.url) as database:
-        assert usage.hours(database, ALWAYS, now) == pytest.approx(2, abs=1e-3)
-        assert usage.hours(database, now + timedelta(hours=1), now) == 0
-    assert [each.cost for each in found] == [None, None]
-    assert [each.cost for each in with_costs(found, 8.0, "tokens")] == [6.0, 2.0]
-    assert [each.cost for each in with_costs(found, 8.0, "time")] == [2.0, 6.0]
+    assert [total.cost for total in place.sums("client")] == [None, None]
+    assert costs(place.sums("client", price=Price(4.0, "tokens", now))) == pytest.approx([6.0, 2.0], abs=1e-3)
+    assert costs(place.sums("client", price=Price(4.0, "time", now))) == pytest.approx([2.0, 6.0], abs=1e-3)
+    assert place.sums("client", since=now + timedelta(hours=1), price=Price(4.0, "tokens", now)) == []
     (place.root / "priced.yaml").write_text("extends: local\nprice_per_hour: 2.0\n")
     (place.root / "config.yaml").write_text("serving: {replicas: 2}\n")
     said = place.command(
         "--platform", str(place.root / "priced.yaml"), "--config", str(place.root / "config.yaml"), "--json"
     )
     assert [round(each["cost"]) for each in json.loads(said.stdout)] == [6, 2], said.stderr
+
+
+def test_each_machine_and_each_model_on_it_is_charged_for_its_own_hours(tmp_path: Path, postgresql: PostgreSQL) -> None:
+    """Two machines share a database; the first serves two models, one of which both serve."""
+    url, now = postgresql.database(), datetime.now(UTC)
+    hours = {("one", MODEL): 4, ("one", "org/other"): 1, ("two", MODEL): 2}
+    for (machine, model), ago in hours.items():
+        endpoint = Place(tmp_path / machine / model, url)
+        begun = f"{(now - timedelta(hours=ago)).timestamp():.6f}"
+        endpoint.write(line(1, at=begun, model=model) + line(2, at=begun, model=model, client=machine))
+        endpoint.take()
+    price = Price(3.0, "tokens", now)
+    by_model = {total.group["model"]: total.cost for total in endpoint.sums("model", price=price)}
+    assert by_model == pytest.approx({MODEL: 18.0, "org/other": 3.0}, abs=1e-3)
+    by_client = {total.group["client"]: total.cost for total in endpoint.sums("client", price=price)}
+    assert by_client == pytest.approx({"a": 10.5, "one": 7.5, "two": 3.0}, abs=1e-3)
+
+
+def costs(totals: list[usage.Sum]) -> list[float]:
+    return [total.cost or 0.0 for total in totals]
 
 
 def test_sums_equal_what_the_server_answered_over_rotation_and_streams_that_were_cut(front: Front) -> None:
