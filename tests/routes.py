@@ -37,19 +37,35 @@ def paths(routes, prefix=""):
         yield type(route).__name__, prefix + getattr(route, "path", "")
         yield from paths(getattr(route, "routes", None) or [], prefix + getattr(route, "path", ""))
 
+def methods(route):
+    return [(getattr(route, "path", ""), method) for method in getattr(route, "methods", None) or ()]
+
 arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([])
-print(json.dumps(list(paths(build_app(arguments, tuple(names(SupportedTask))).routes))))
+every = list(paths(build_app(arguments, tuple(names(SupportedTask))).routes))
+generating = [answered for route in build_app(arguments, ("generate",)).routes for answered in methods(route)]
+print(json.dumps([every, generating]))
 """
 
 
 @functools.cache
-def registered() -> tuple[str, ...]:
-    """The paths of all routes of the installed vLLM: for every kind of model, in its development mode, with its
-    documentation, its mounts and its WebSockets."""
+def _routes() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The kinds and paths of all of vLLM's routes, and the paths and methods of those for models that generate."""
     command = [sys.executable, "-c", REGISTERED]
     said = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | DEVELOPMENT)
     assert said.returncode == 0, said.stderr[-2000:]
-    routes: list[tuple[str, str]] = json.loads(said.stdout.splitlines()[-1])
+    every, generating = json.loads(said.stdout.splitlines()[-1])
+    return every, generating
+
+
+def answered() -> set[tuple[str, str]]:
+    """The paths and methods that the installed vLLM answers for a model that generates text."""
+    return {(path, method) for path, method in _routes()[1]}
+
+
+def registered() -> tuple[str, ...]:
+    """The paths of all routes of the installed vLLM: for every kind of model, in its development mode, with its
+    documentation, its mounts and its WebSockets."""
+    routes, _ = _routes()
     assert {"APIRoute", "Route", "Mount", "APIWebSocketRoute"} <= {kind for kind, _ in routes}
     below = [f"{path}{rest}" for kind, path in routes if kind == "Mount" for rest in ("/", "/x")]
     found = {path.replace("{", "").replace("}", "") for _, path in routes}

@@ -1,5 +1,8 @@
-"""What an endpoint offers to clients, on one machine and on a cluster. vLLM has more: routes that generate without a
-key (``/invocations``), and routes that tell what clients do (``/metrics``, ``/load``)."""
+"""What an endpoint offers, on one machine and on a cluster: what vLLM answers for a model that generates text.
+
+vLLM has more: routes that generate without a key (``/invocations``), and routes that tell what clients do
+(``/metrics``, ``/load``).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,7 @@ OFFERED: Final = {
     "/v1/chat/completions": "POST",
     "/v1/completions": "POST",
     "/v1/responses": "POST",
-    "/v1/embeddings": "POST",
     "/v1/models": "GET",
     HEALTH: "GET",
 }
-"""The method of each path. A model without embeddings answers 404 there itself."""
+"""The method of each path."""

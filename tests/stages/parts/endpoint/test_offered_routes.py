@@ -18,7 +18,7 @@ from stages.parts.endpoint.offered import OFFERED
 from stages.parts.endpoint.routing import Backend, routing
 from stages.parts.vllm.server import reserved_port
 from tests import routes
-from tests.routes import METHODS, UPGRADE, registered, spellings, unexpected_answers
+from tests.routes import METHODS, UPGRADE, answered, registered, spellings, unexpected_answers
 
 REACHED = "x-reached"
 
@@ -66,6 +66,11 @@ def ask(port: int, method: str, path: str, *headers: str) -> tuple[int, str]:
     """The status, and the path that the server behind Envoy was asked for, if it was."""
     status, said = routes.ask(port, method, path, *headers)
     return status, said.get(REACHED, "")
+
+
+def test_what_is_offered_is_what_a_model_that_generates_text_answers() -> None:
+    assert set(OFFERED.items()) <= answered()
+    assert ("/v1/embeddings", "POST") not in answered()
 
 
 def test_what_is_offered_reaches_the_server_with_its_method_and_query(port: int) -> None:
