@@ -84,24 +84,24 @@ def main() -> None:
             ("round-robin", lambda: in_turn(servers)),
         ]
         for seed, (name, asking) in enumerate(ways):
-            before = counted(servers)
+            earlier = counted(servers)
             with asking() as ask:
                 converse(ask, seed)
-            found = counted(servers).since(before)
+            found = counted(servers).since(earlier)
             tokens, cached = sum(found.queries), sum(found.hits)
             share = max(found.queries) / tokens
             print(f"{name:<14}{tokens:>15,.0f}{cached:>10,.0f}{cached / tokens:>10.1%}   {share:.1%}", flush=True)
 
 
 def most(lengths: list[int]) -> float:
-    """The hit rate if everything were cached that one server could have: whole blocks of what it was asked and said
-    before. The last token of an answer is not computed."""
-    known = (length - QUESTION_TOKENS - 1 for length in lengths)
-    return sum(max(0, each) // BLOCK_TOKENS * BLOCK_TOKENS for each in known) / sum(lengths)
+    """Compute the hit rate if everything were cached that one server could have: whole blocks of what it was asked and
+    said before. The last token of an answer is not computed."""
+    cacheable = (length - QUESTION_TOKENS - 1 for length in lengths)
+    return sum(max(0, tokens) // BLOCK_TOKENS * BLOCK_TOKENS for tokens in cacheable) / sum(lengths)
 
 
 def spec(folder: Path, number: int) -> ServerSpec:
-    """A server on its half of the cores."""
+    """Run a server on its half of the cores."""
     settings = Serving(max_model_len=CONTEXT, kv_cache_mib=KV_CACHE_MIB, enforce_eager=True)
     log = folder / f"{number}.log"
     return ServerSpec(DEMO / "model", MODEL, settings, log, unix_socket=True, log_requests=False, half=number)
@@ -109,33 +109,33 @@ def spec(folder: Path, number: int) -> ServerSpec:
 
 @contextlib.contextmanager
 def through_envoy(folder: Path, servers: list[Server], affinity: Literal["session", "none"]) -> Iterator[Ask]:
-    backends = [Backend(RELEASE, socket_of(each.url), number) for number, each in enumerate(servers)]
-    asked = routing([RELEASE], {RELEASE: backends}, RELEASE, None, 0, None, Balance(REPLICAS, affinity))
+    backends = [Backend(RELEASE, socket_of(server.url), number) for number, server in enumerate(servers)]
+    to_all = routing([RELEASE], {RELEASE: backends}, RELEASE, None, 0, None, Balance(REPLICAS, affinity))
     files, log = folder / affinity, folder / f"{affinity}.log"
     with (
         reserved_port("127.0.0.1", 0) as port,
-        proxying(("127.0.0.1", port), asked, Door(folder, MODEL, ""), folder=files, log=log),
+        proxying(("127.0.0.1", port), to_all, Door(folder, MODEL, ""), folder=files, log=log),
     ):
         yield lambda session, prompt: complete(f"http://127.0.0.1:{port}", session, prompt)
 
 
 @contextlib.contextmanager
 def in_turn(servers: list[Server]) -> Iterator[Ask]:
-    urls = itertools.cycle(each.url for each in servers)
+    urls = itertools.cycle(server.url for server in servers)
     yield lambda session, prompt: complete(next(urls), session, prompt)
 
 
 def converse(ask: Ask, seed: int) -> None:
     """Turn by turn, the conversations in another order each time. Those of another *seed* have nothing in common."""
-    drawn, said = random.Random(seed), [list[int]() for _ in range(SESSIONS)]
+    drawn, histories = random.Random(seed), [list[int]() for _ in range(SESSIONS)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for _ in range(TURNS):
             order = drawn.sample(range(SESSIONS), SESSIONS)
             for session in order:
-                said[session] += drawn.choices(VOCABULARY, k=QUESTION_TOKENS)
-            answers = pool.map(ask, order, [said[session] for session in order])
+                histories[session] += drawn.choices(VOCABULARY, k=QUESTION_TOKENS)
+            answers = pool.map(ask, order, [histories[session] for session in order])
             for session, answer in zip(order, answers, strict=True):
-                said[session] += answer
+                histories[session] += answer
 
 
 def complete(url: str, session: int, prompt: list[int]) -> list[int]:
@@ -154,9 +154,15 @@ def complete(url: str, session: int, prompt: list[int]) -> list[int]:
 
 
 def counted(servers: list[Server]) -> AffinityResult:
-    families = [list(text_string_to_metric_families(metrics(each))) for each in servers]
-    totals = [{sample.name: sample.value for family in each for sample in family.samples} for each in families]
-    return AffinityResult(tuple(each[QUERIES] for each in totals), tuple(each[HITS] for each in totals))
+    totals = [
+        {
+            sample.name: sample.value
+            for family in text_string_to_metric_families(metrics(server))
+            for sample in family.samples
+        }
+        for server in servers
+    ]
+    return AffinityResult(tuple(total[QUERIES] for total in totals), tuple(total[HITS] for total in totals))
 
 
 def metrics(server: Server) -> str:

@@ -35,23 +35,23 @@ def main() -> None:
 
 def layers() -> None:
     """Print each layer's times under the limits of the environment."""
-    found = processor()
-    name = found.name if found else "unknown"
+    flags = processor()
+    name = flags.name if flags else "unknown"
     for layer, sizes in LAYERS.items():
         ms = layer_ms(*sizes)
         ratio = f"{ms['bfloat16'] / ms['float32']:.2f}"
         print(f"{name:<20} {layer:<16} {ms['bfloat16']:>8.3f} ms {ms['float32']:>8.3f} ms   {ratio}", flush=True)
-    print(f"{'':<20} auto: {cpu_dtype(found)}", flush=True)
+    print(f"{'':<20} auto: {cpu_dtype(flags)}", flush=True)
 
 
 def layer_ms(tokens: int, inputs: int, outputs: int) -> dict[str, float]:
-    """The shortest time of a linear layer by dtype, in ms."""
+    """Time a linear layer by dtype; the shortest times, in ms."""
     import torch
 
     torch.set_num_threads(1)
-    given, weight = torch.randn(tokens, inputs), torch.randn(outputs, inputs)
+    values, weight = torch.randn(tokens, inputs), torch.randn(outputs, inputs)
     dtypes = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-    pairs = {name: (given.to(dtype), weight.to(dtype)) for name, dtype in dtypes.items()}
+    pairs = {name: (values.to(dtype), weight.to(dtype)) for name, dtype in dtypes.items()}
     best = dict.fromkeys(pairs, math.inf)
     with torch.inference_mode():
         for _ in range(TURNS):

@@ -50,9 +50,9 @@ def main() -> int:
     command = [sys.executable, "-m", "stages.evaluate", "--model", MODEL, "--variants", ",".join(COPIES)]
     command += ["--workload", canonical_json(workload), "--serving", canonical_json(config.serving.pinned())]
     command += ["--profile", canonical_json(config.profile)]
-    others = {name: value for name, value in os.environ.items() if name not in (RUN_VARIABLE, OUTPUTS_VARIABLE)}
+    variables = {name: value for name, value in os.environ.items() if name not in (RUN_VARIABLE, OUTPUTS_VARIABLE)}
     try:
-        with contained(command, environment=others | {STORE_VARIABLE: str(store.root)}) as evaluating:
+        with contained(command, environment=variables | {STORE_VARIABLE: str(store.root)}) as evaluating:
             status = evaluating.wait()
     except KeyboardInterrupt:
         return 130
@@ -62,12 +62,12 @@ def main() -> int:
 
 
 def show(store: ModelStore, profile: Profile) -> None:
-    found = {name: each for name in COPIES if (each := Evaluation.read(store.evaluation(name)))}
+    evaluations = {name: evaluation for name in COPIES if (evaluation := Evaluation.read(store.evaluation(name)))}
     measured = {}
-    for name, each in found.items():
-        samples = read_samples(store.evaluation(name).with_name(name + SAMPLES_SUFFIX), each)
-        measured[name] = Measured.of(each, samples)
-    evidence, looks = evidence_of(measured), found[COPIES[0]].looks
+    for name, evaluation in evaluations.items():
+        samples = read_samples(store.evaluation(name).with_name(name + SAMPLES_SUFFIX), evaluation)
+        measured[name] = Measured.of(evaluation, samples)
+    evidence, looks = evidence_of(measured), evaluations[COPIES[0]].looks
     outcome = judge(evidence, profile, times=looks).outcome
     latency, throughput = 100 * np.sqrt(np.diag(evidence.speed.residual))
     print(f"\n{outcome} after {len(looks)} blocks")

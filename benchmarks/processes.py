@@ -45,9 +45,9 @@ class Seen:
     ready_s: float = 0.0
 
     def row(self) -> list[float]:
-        late = sum(not within(each, SLO.ttft_ms, SLO.tpot_ms) for each in self.requests)
-        tpot_ms = sorted(each.tpot_ms for each in self.requests)
-        ttft_ms = sorted(each.ttft_ms for each in self.requests)
+        late = sum(not within(request, SLO.ttft_ms, SLO.tpot_ms) for request in self.requests)
+        tpot_ms = sorted(request.tpot_ms for request in self.requests)
+        ttft_ms = sorted(request.ttft_ms for request in self.requests)
         p95 = int(0.95 * len(tpot_ms))
         return [self.ready_s, median(ttft_ms), ttft_ms[p95], median(tpot_ms), tpot_ms[p95], 100 * late / len(tpot_ms)]
 
@@ -56,7 +56,7 @@ def main() -> None:
     serving = Serving(kv_cache_mib=64, enforce_eager=True, port=0)
     if core_binding(serving) != ONE_THREAD:
         raise SystemExit("a server has several cores here; try it on two: taskset -c 0,1 make bench-processes")
-    found = {(way, rate): Seen() for way in WAYS for rate in RATES_PER_S}
+    results = {(way, rate): Seen() for way in WAYS for rate in RATES_PER_S}
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder, contextlib.ExitStack() as stack:
         (lane,) = lanes(stack, serving, 1, Path(folder))
         for turn in range(TURNS):
@@ -64,11 +64,11 @@ def main() -> None:
             for way in order:
                 with served(way, serving, lane, Path(folder)) as (target, ready_s):
                     for rate in RATES_PER_S:
-                        seen = found[way, rate]
-                        seen.requests += loaded(target, turn, rate)
-                        seen.ready_s = ready_s
+                        result = results[way, rate]
+                        result.requests += loaded(target, turn, rate)
+                        result.ready_s = ready_s
             print(f"turn {turn + 1} of {TURNS}", flush=True)
-    show(found)
+    show(results)
 
 
 @contextlib.contextmanager
@@ -82,20 +82,20 @@ def served(way: str, serving: Serving, lane: Lane, folder: Path) -> Iterator[tup
 
 
 def loaded(target: LoadTarget, turn: int, rate: int) -> Sequence[TimedRequest]:
-    """The requests of one turn between its ramps."""
-    ramp, counted = RAMP_S * rate, TURN_S * rate
+    """Send the requests of one turn; those between its ramps count."""
+    ramp, count = RAMP_S * rate, TURN_S * rate
     first = 1000 * (turn * len(RATES_PER_S) + RATES_PER_S.index(rate))
-    call = Call(counted + 2 * ramp, seed=turn, first=first, rate_per_s=rate, warmups=4)
-    return (send(target, call) or [])[ramp : ramp + counted]
+    call = Call(count + 2 * ramp, seed=turn, first=first, rate_per_s=rate, warmups=4)
+    return (send(target, call) or [])[ramp : ramp + count]
 
 
-def show(found: dict[tuple[str, int], Seen]) -> None:
+def show(results: dict[tuple[str, int], Seen]) -> None:
     head = ["ready s", "TTFT p50 ms", "p95", "TPOT p50 ms", "p95", "late %"]
-    print(f"{'':16}{'requests/s':>12}" + "".join(f"{each:>14}" for each in head))
+    print(f"{'':16}{'requests/s':>12}" + "".join(f"{heading:>14}" for heading in head))
     for rate in RATES_PER_S:
-        rows = {way: found[way, rate].row() for way in WAYS}
+        rows = {way: results[way, rate].row() for way in WAYS}
         for way, row in rows.items():
-            print(f"{way:16}{rate:12}" + "".join(f"{each:14.1f}" for each in row))
+            print(f"{way:16}{rate:12}" + "".join(f"{figure:14.1f}" for figure in row))
         first, second = rows.values()
         print(
             f"{'ratio':16}{rate:12}"

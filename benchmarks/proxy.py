@@ -93,7 +93,7 @@ class Turn:
     refused: int = 0
 
     def percentile(self, share: float) -> float:
-        """The smallest value that this share does not exceed."""
+        """Return the smallest value that this share does not exceed."""
         return sorted(self.ttft_ms)[max(0, -(-len(self.ttft_ms) * round(100 * share) // 100) - 1)]
 
     @property
@@ -108,12 +108,12 @@ class Turn:
 def main() -> None:
     only = _arguments().only
     print(f"load of the machine at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder, served(Path(folder)) as (store, found):
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder, served(Path(folder)) as (store, running):
         key = add(store.root, Client(name="modest", key_sha256="", **PLENTY))
-        through = Way("Envoy", found.url, key)
+        through = Way("Envoy", running.url, key)
         if only != "flood":
-            with with_tls(Path(folder), found) as (url, certificate):
-                direct = Way("vLLM itself", "http://vllm", socket=backend(found).socket)
+            with with_tls(Path(folder), running) as (url, certificate):
+                direct = Way("vLLM itself", "http://vllm", socket=backend(running).socket)
                 compare([direct, through, Way("Envoy with TLS", url, key, certificate=certificate)])
         if only != "cost":
             flood(store, through)
@@ -133,42 +133,46 @@ def compare(ways: Sequence[Way]) -> None:
     print(f"\n{TURNS} turns of {REQUESTS} streams, {AT_ONCE} at once, {PROMPT_TOKENS} tokens in, {OUTPUT_TOKENS} out")
     print(f"{'all turns together':20}{'requests/s':>12}{'TTFT p50 ms':>13}{'p95 ms':>9}   ratio to {ways[0].name}")
     first = turns[ways[0].name]
-    for name, found in turns.items():
-        whole = together(found)
-        compared = "" if found is first else "; ".join(ratio(found, first, what) for what in ("per_s", "p50", "p95"))
-        print(f"{name:20}{whole.per_s:12.2f}{whole.p50:13.1f}{whole.p95:9.1f}   {compared}", flush=True)
+    for name, way_turns in turns.items():
+        total = together(way_turns)
+        compared = (
+            ""
+            if way_turns is first
+            else "; ".join(ratio(way_turns, first, figure) for figure in ("per_s", "p50", "p95"))
+        )
+        print(f"{name:20}{total.per_s:12.2f}{total.p50:13.1f}{total.p95:9.1f}   {compared}", flush=True)
 
 
 async def taken_in_turns(ways: Sequence[Way]) -> dict[str, list[Turn]]:
-    """The same requests on each way in turns, each time in another order."""
-    turns: dict[str, list[Turn]] = {each.name: [] for each in ways}
+    """Send the same requests on each way in turns, each time in another order."""
+    turns: dict[str, list[Turn]] = {way.name: [] for way in ways}
     draw = random.Random(0)
     async with contextlib.AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(each.client()) for each in ways]
+        clients = [await stack.enter_async_context(way.client()) for way in ways]
         for client in clients:  # a connection's first requests are slower
             await closed_loop(client, REQUESTS, draw)
         for number in range(TURNS):
-            for place in (each % len(ways) for each in range(number, number + len(ways))):
+            for place in (position % len(ways) for position in range(number, number + len(ways))):
                 turns[ways[place].name].append(await closed_loop(clients[place], REQUESTS, draw))
     return turns
 
 
-def ratio(found: Sequence[Turn], beside: Sequence[Turn], what: str) -> str:
-    """The ratio of all turns together, and between which the middle half of the turns' ratios lie."""
-    one, other = (getattr(together(each), what) for each in (found, beside))
-    each = [getattr(mine, what) / getattr(its, what) for mine, its in zip(found, beside, strict=True)]
-    low, _, high = statistics.quantiles(each, n=4)
-    return f"{what} {one / other:.2f} ({low:.2f}–{high:.2f})"
+def ratio(turns: Sequence[Turn], beside: Sequence[Turn], figure: str) -> str:
+    """Return the ratio of all turns together, and between which the middle half of the turns' ratios lie."""
+    numerator, denominator = (getattr(together(each), figure) for each in (turns, beside))
+    ratios = [getattr(mine, figure) / getattr(its, figure) for mine, its in zip(turns, beside, strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return f"{figure} {numerator / denominator:.2f} ({low:.2f}–{high:.2f})"
 
 
 def together(turns: Sequence[Turn]) -> Turn:
     """As if they were one turn."""
-    per_s = len(turns) / sum(1 / each.per_s for each in turns)
-    return Turn([ms for each in turns for ms in each.ttft_ms], per_s)
+    per_s = len(turns) / sum(1 / turn.per_s for turn in turns)
+    return Turn([ms for turn in turns for ms in turn.ttft_ms], per_s)
 
 
 def flood(store: ModelStore, modest: Way) -> None:
-    """The modest client alone and beside a flood, in turns. Each flood is a new client's, whose minute is fresh."""
+    """Time the modest client alone and beside a flood, in turns. Each flood is a new client's, with a fresh minute."""
     alone: list[Turn] = []
     beside: list[Turn] = []
     for number in range(FLOOD_TURNS):
@@ -178,12 +182,14 @@ def flood(store: ModelStore, modest: Way) -> None:
             (beside if way else alone).append(asyncio.run(flooded(modest, way)))
     print(f"\nanother client at {MODEST_PER_S:g} requests/s, {FLOOD_TURNS} turns of {FLOOD_TURN_S:g} s each")
     print(f"{'turn':8}{'alone p95 ms':>14}{'in the flood':>14}{'ratio':>8}{'of the flood, refused':>24}")
-    for number, (one, other) in enumerate(zip(alone, beside, strict=True), 1):
+    for number, (quiet, other) in enumerate(zip(alone, beside, strict=True), 1):
         sent = f"{other.refused} of {int(FLOOD_TURN_S * flood_per_s())}"
-        print(f"{number:<8}{one.p95:14.1f}{other.p95:14.1f}{other.p95 / one.p95:8.2f}{sent:>24}")
-    one, other = together(alone), together(beside)
-    print(f"{'all':8}{one.p95:14.1f}{other.p95:14.1f}{other.p95 / one.p95:8.2f}")
-    low, middle, high = statistics.quantiles([its.p95 / own.p95 for own, its in zip(alone, beside, strict=True)], n=4)
+        print(f"{number:<8}{quiet.p95:14.1f}{other.p95:14.1f}{other.p95 / quiet.p95:8.2f}{sent:>24}")
+    quiet, other = together(alone), together(beside)
+    print(f"{'all':8}{quiet.p95:14.1f}{other.p95:14.1f}{other.p95 / quiet.p95:8.2f}")
+    low, middle, high = statistics.quantiles(
+        [its.p95 / quiet_turn.p95 for quiet_turn, its in zip(alone, beside, strict=True)], n=4
+    )
     print(f"median of the turns' ratios {middle:.2f}, middle half {low:.2f}–{high:.2f}; at most {BOUND} is required")
 
 
@@ -193,37 +199,41 @@ def flood_per_s() -> float:
 
 async def closed_loop(client: httpx.AsyncClient, count: int, draw: random.Random) -> Turn:
     """*count* streams, ``AT_ONCE`` at a time."""
-    prompts, taken = [prompt(draw) for _ in range(count)], []
+    prompts, times = [prompt(draw) for _ in range(count)], []
 
     async def user() -> None:
         while prompts:
-            taken.append(await ask(client, prompts.pop()))
+            times.append(await ask(client, prompts.pop()))
 
     started = time.monotonic()
     await asyncio.gather(*(user() for _ in range(AT_ONCE)))
-    return Turn(answered(taken), count / (time.monotonic() - started))
+    return Turn(answered(times), count / (time.monotonic() - started))
 
 
 async def flooded(modest: Way, flooding: Way | None) -> Turn:
-    """The modest client's times while the other one, if there is one, sends what it may not."""
+    """Time the modest client while the other one, if there is one, sends what it may not."""
     draw = random.Random(1)
     async with asyncio.TaskGroup() as group:
-        own = group.create_task(open_loop(modest, MODEST_PER_S, draw))
-        other = group.create_task(open_loop(flooding, flood_per_s(), draw)) if flooding else None
-    times, refused = own.result(), other.result().count(None) if other else 0
+        modest_task = group.create_task(open_loop(modest, MODEST_PER_S, draw))
+        flood_task = group.create_task(open_loop(flooding, flood_per_s(), draw)) if flooding else None
+    times, refused = modest_task.result(), flood_task.result().count(None) if flood_task else 0
     return Turn(answered(times), MODEST_PER_S, refused)
 
 
 def answered(times: Sequence[float | None]) -> list[float]:
-    """Raises: RuntimeError: a request was refused."""
-    found = [each for each in times if each is not None]
-    if len(found) < len(times):
+    """Raise RuntimeError if a request was refused."""
+    answered = [ms for ms in times if ms is not None]
+    if len(answered) < len(times):
         raise RuntimeError("a request was refused that is within the limits")
-    return found
+    return answered
 
 
 async def open_loop(way: Way, per_s: float, draw: random.Random) -> list[float | None]:
-    """Requests at a fixed rate, whatever becomes of those before; their times to the first token, None: refused."""
+    """Send requests at a fixed rate, whatever becomes of those before.
+
+    Returns:
+        Their times to the first token, in ms; None for those that were refused.
+    """
     started, tasks = time.monotonic(), []
     async with way.client() as client:
         for number in range(int(per_s * FLOOD_TURN_S)):
@@ -255,23 +265,23 @@ def prompt(draw: random.Random) -> list[int]:
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[tuple[ModelStore, Endpoint]]:
-    """The demo's model behind an endpoint of its own."""
+    """Serve the demo's model behind an endpoint of its own."""
     store = ModelStore(folder / "store", MODEL)
     publish(store, 1, variant_of(store, "fp16", DEMO / "model"))
     variables = environment(store)
-    said = stage("serve", "--serving", json.dumps(SERVING), variables=variables)
+    process = stage("serve", "--serving", json.dumps(SERVING), variables=variables)
     try:
-        found = endpoint(store)
-        if found is None:
-            raise SystemExit(said.stderr)
-        yield store, found
+        running = endpoint(store)
+        if running is None:
+            raise SystemExit(process.stderr)
+        yield store, running
     finally:
         stage("serve", "--stop", variables=variables)
 
 
 @contextlib.contextmanager
-def with_tls(folder: Path, found: Endpoint) -> Iterator[tuple[str, str]]:
-    """The URL and the certificate of a second Envoy before the same server, which speaks TLS."""
+def with_tls(folder: Path, running: Endpoint) -> Iterator[tuple[str, str]]:
+    """Start a second Envoy before the same server, which speaks TLS; yield its URL and its certificate."""
     tls = Tls(folder / "tls.crt", folder / "tls.key")
     request = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     files = ["-keyout", str(tls.key), "-out", str(tls.certificate), "-subj", "/CN=bench", "-days", "1"]
@@ -279,7 +289,7 @@ def with_tls(folder: Path, found: Endpoint) -> Iterator[tuple[str, str]]:
     spawned = multiprocessing.get_context("spawn")
     ready, over = spawned.Event(), spawned.Event()
     with reserved_port("127.0.0.1", 0) as port:
-        arguments = (folder, port, tls, backend(found), ready, over)
+        arguments = (folder, port, tls, backend(running), ready, over)
         process = spawned.Process(target=stand_before, args=arguments, daemon=True)
         process.start()
         try:
@@ -292,18 +302,18 @@ def with_tls(folder: Path, found: Endpoint) -> Iterator[tuple[str, str]]:
 
 
 def stand_before(folder: Path, port: int, tls: Tls, server: Backend, ready: Event, over: Event) -> None:
-    """An Envoy with its door in a process of their own, as a supervisor has them."""
-    asked = routing([server.release], {server.release: [server]}, server.release, None, 0, None)
+    """Run an Envoy with its door in a process of their own, as a supervisor has them."""
+    to_server = routing([server.release], {server.release: [server]}, server.release, None, 0, None)
     door = Door(folder / "store", MODEL, "")
-    with proxying(("127.0.0.1", port), asked, door, folder=folder / "tls", log=folder / "tls.log", tls=tls):
+    with proxying(("127.0.0.1", port), to_server, door, folder=folder / "tls", log=folder / "tls.log", tls=tls):
         ready.set()
         over.wait()
 
 
-def backend(found: Endpoint) -> Backend:
-    server = found.server(found.release)
+def backend(running: Endpoint) -> Backend:
+    server = running.server(running.release)
     if server is None:
-        raise RuntimeError(f"{found.release} has no server")
+        raise RuntimeError(f"{running.release} has no server")
     return Backend(server.release, socket_of(server.url))
 
 

@@ -253,10 +253,9 @@ def model_store(store: Path, model: str) -> ModelStore:
     Raises:
         InvalidName: *model* is neither a name on the Hub nor a local directory.
     """
-    from stages.parts.base.store import ModelStore
     from stages.parts.model.name import ModelName
 
-    return ModelStore(store.absolute(), ModelName.parse(model).id)
+    return ModelName.parse(model).store(store)
 
 
 def print_result(document: Any, text: Any, as_json: bool) -> None:

@@ -7,7 +7,6 @@ import argparse
 from stages.acquire.ensure import ensure
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.store import ModelStore, store_root
 from stages.parts.model.directory import LOCAL_COMMIT, check_exists
 from stages.parts.model.hub import COMMIT
 from stages.parts.model.name import ModelName
@@ -29,7 +28,7 @@ def main() -> None:
     parser.add_argument("--commit", required=True, help="the commit that python -m stages.resolve prints")
     arguments = parser.parse_args()
     model = ModelName.parse(arguments.model)
-    store = ModelStore(store_root(), model.id)
+    store = model.store()
     if not (LOCAL_COMMIT if model.directory else COMMIT).fullmatch(arguments.commit):
         raise ConfigError(
             f"{arguments.commit!r} is not a commit of {model.source}",

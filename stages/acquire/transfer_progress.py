@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
+from stages.parts.base.log import say
+
 LINE_EVERY_S: Final = 5.0
 BAR_EVERY_S: Final = 0.2
 UNIT: Final = 1024.0
@@ -51,7 +53,7 @@ class TransferProgress:
         seconds = time.monotonic() - self._start
         rate = f", {readable((transferred - self._first) / seconds)}/s" if seconds > 1 else ""
         amount = f"{readable(transferred)} of {readable(self._size)}"
-        print(f"{self._verb}: {files}/{self._files} files, {amount}{rate}", file=sys.stderr, flush=True)
+        say(f"{self._verb}: {files}/{self._files} files, {amount}{rate}")
 
     def _bar(self) -> None:
         from rich.console import Console

@@ -16,10 +16,11 @@ from scoring.units import GIB
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.formats import quantized_formats
+from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import parse_json
-from stages.parts.base.store import ModelStore, canonical_json, store_root
+from stages.parts.base.store import canonical_json
 from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import check_gpus
@@ -38,7 +39,7 @@ HINT: Final = (
 
 def main() -> None:
     arguments = _arguments()
-    store = ModelStore(store_root(), ModelName.parse(arguments.model).id)
+    store = ModelName.parse(arguments.model).store()
     optimize = parse_json(Optimize, arguments.settings, "--settings")
     serving = parse_json(AskedServing, arguments.serving, "--serving")
     workload = parse_json(Workload, arguments.workload, "--workload") if arguments.workload else None
@@ -51,7 +52,7 @@ def main() -> None:
         decided = decide(described, Requirements(serving, workload, optimize), place)
         check_replicas(decided.serving)
         for note in decided.notes:
-            print(f"note: {note}", file=sys.stderr)
+            say(f"note: {note}")
         missing: dict[str, str] = {name: why for name, why in missing_kernels().items() if name in optimize.variants}
         missing |= decided.left_out
         served = [name for name in optimize.variants if name not in missing]

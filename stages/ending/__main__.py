@@ -12,7 +12,6 @@ import sys
 
 from stages.ending.shown import show
 from stages.parts.base import program
-from stages.parts.base.store import ModelStore, store_root
 from stages.parts.machine.process import contained
 from stages.parts.model.name import ModelName
 
@@ -24,7 +23,7 @@ def main() -> None:
     written = _run("report", *common, *settings)
     run = os.environ.get(program.RUN_VARIABLE)
     if run and not written and "KUBERNETES_SERVICE_HOST" in os.environ:
-        show(ModelStore(store_root(), ModelName.parse(arguments.model).id), run, arguments.status)
+        show(ModelName.parse(arguments.model).store(), run, arguments.status)
     if failed := written or withdrawn:
         sys.exit(failed)
 

@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from scoring.profile import Profile
@@ -27,9 +26,10 @@ from stages.parts.base.errors import (
     SlipwayError,
     TransientError,
 )
+from stages.parts.base.log import say
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.settings import parse_json
-from stages.parts.base.store import NAME, ModelStore, exclusive, store_root
+from stages.parts.base.store import NAME, ModelStore, exclusive
 from stages.parts.base.workload import Workload
 from stages.parts.machine.hardware import check_gpus
 from stages.parts.model.name import ModelName
@@ -42,7 +42,7 @@ Found = tuple[Result | SlipwayError, bool]
 
 def main() -> None:
     arguments = _arguments()
-    store = ModelStore(store_root(), ModelName.parse(arguments.model).id)
+    store = ModelName.parse(arguments.model).store()
     names = list(dict.fromkeys(arguments.variants.split(",")))
     for name in names:
         if not NAME.match(name):
@@ -85,7 +85,7 @@ def evaluate(
     for name, error in failures.items():
         if not summaries or isinstance(error, TransientError):
             raise error
-        print(f"{name} is left out: {error}", file=sys.stderr)
+        say(f"{name} is left out: {error}")
     return summaries
 
 
@@ -104,7 +104,7 @@ def made_by_this_run(store: ModelStore, names: Sequence[str]) -> list[str]:
     outcomes = program.outcomes(store.run(run_id)) if run_id else []
     made = {outcome.variant for outcome in outcomes if outcome.stage == "optimize" and outcome.result != "failed"}
     if missing := [name for name in names if made and name not in made]:
-        print(f"not made by this run, so not measured: {', '.join(missing)}", file=sys.stderr)
+        say(f"not made by this run, so not measured: {', '.join(missing)}")
     return [name for name in names if name not in missing]
 
 
@@ -163,7 +163,7 @@ def _reusable(
 ) -> dict[str, Result]:
     """Read the results of the variants that are not to be measured: of all if the choice between them is settled or the
     budget is spent, otherwise of those alone that were refused."""
-    keys = {name: one.key for name, one in conditions.items()}
+    keys = {name: condition.key for name, condition in conditions.items()}
     refusals = {name: refusal for name, key in keys.items() if (refusal := refused(store, name, key, profile))}
     evaluations: dict[str, Result] = {
         name: evaluation
@@ -183,7 +183,7 @@ def describe(evaluation: Evaluation) -> str:
 
 
 def summarize(evaluation: Evaluation) -> dict[str, float]:
-    """The four metrics, with their units in the names: Argo's UI shows them beside this task."""
+    """Return the four metrics, with their units in the names: Argo's UI shows them beside this task."""
     metrics = evaluation.metrics()
     return {
         "quality": metrics["quality"],

@@ -116,7 +116,7 @@ def write_requests(path: Path, target: LoadTarget, call: Call) -> list[int]:
 
 
 def lengths(workload: Workload, seed: int, count: int) -> list[tuple[int, int]]:
-    """The tokens of the prompts and answers; more requests begin with the same."""
+    """Draw the tokens of the prompts and answers; more requests begin with the same."""
     drawn = random.Random(f"lengths {seed}")
     spans = [
         (max(1, math.floor(mean * (1 - spread))), math.ceil(mean * (1 + spread)))
@@ -160,7 +160,7 @@ def command(target: LoadTarget, call: Call, work: Path) -> list[str]:
 
 
 def timed_requests(result: dict[str, Any], answer_tokens: Sequence[int]) -> list[TimedRequest]:
-    """The generator's result as samples that are not labelled yet.
+    """Read the generator's result as samples that are not labelled yet.
 
     Args:
         answer_tokens: the lengths of the answers.
@@ -183,7 +183,7 @@ def timed_requests(result: dict[str, Any], answer_tokens: Sequence[int]) -> list
 
 
 def check_complete(result: Mapping[str, Any], requests: int) -> None:
-    """Raises: MeasurementFailed: requests failed; the message has the first reason."""
+    """Raise MeasurementFailed with the first reason if requests failed."""
     failed, completed = int(result.get("failed", 0)), int(result.get("completed", 0))
     if not failed and completed == requests:
         return
@@ -215,12 +215,12 @@ def _timed(result: dict[str, Any]) -> Iterator[TimedRequest]:
 
 
 def _milliseconds(name: str, seconds: float) -> float:
-    """Raises: ValueError."""
+    """Convert seconds; ValueError if they are not finite."""
     return round(1000 * _finite(name, seconds), 3)
 
 
 def _finite(name: str, value: float) -> float:
-    """Raises: ValueError."""
+    """Return *value*; ValueError if it is not finite."""
     if not math.isfinite(value):
         raise ValueError(f"{name} is {value}")
     return value

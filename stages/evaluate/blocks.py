@@ -187,12 +187,12 @@ class Blocks:
 
 
 def in_words(verdict: Verdict) -> str:
-    """The outcome of a look, in one sentence."""
-    first, *others = verdict.ranking
+    """Say in one sentence how a look ended."""
+    first, *rivals = verdict.ranking
     if verdict.outcome == "equivalent":
         return f"equivalent within the margins; {verdict.chosen} takes the least"
     if not (open_ones := [comparison for comparison in verdict.comparisons if comparison.relation == "open"]):
-        return f"{first} is better than {', '.join(others)}" if others else f"only {first} can be chosen"
+        return f"{first} is better than {', '.join(rivals)}" if rivals else f"only {first} can be chosen"
     closest = min(open_ones, key=lambda comparison: comparison.lead)
     if closest.low == -math.inf:
         return f"{first} is first; one start of each server does not show how much chance there is in it"

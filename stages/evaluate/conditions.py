@@ -56,7 +56,7 @@ class Conditions:
 
 
 def conditions_of(variant: Variant, workload: Workload, serving: Serving) -> Conditions:
-    """Raises: ConfigError: a tool is not installed, or a file that the workload names does not exist."""
+    """Raise ConfigError if a tool is not installed, or a file that the workload names does not exist."""
     plain = workload.model_dump(mode="json", exclude={"tasks_path", "trace", "divergence_text", *HOW_LONG})
     digests = {
         "tasks_digest": tasks_digest(workload.tasks_path),
@@ -78,14 +78,14 @@ def conditions_of(variant: Variant, workload: Workload, serving: Serving) -> Con
 
 
 def _of_one_server(machine: Hardware, serving: Serving) -> Hardware:
-    """This machine; where servers run side by side, with the GPUs of one of them."""
+    """Describe this machine; where servers run side by side, with the GPUs of one of them."""
     if len(gpu_groups(serving)) > 1:
         return machine.model_copy(update={"gpus": machine.gpus[: serving.tensor_parallel_size]})
     return machine
 
 
 def read_variant(store: ModelStore, name: str) -> Variant:
-    """The variant's manifest, its files checked by size.
+    """Read the variant's manifest, and check its files by their sizes.
 
     Raises:
         DamagedModel: it is missing, or a file is.
@@ -100,7 +100,8 @@ def read_variant(store: ModelStore, name: str) -> Variant:
 
 
 def tasks_digest(tasks_path: str | None) -> str | None:
-    """The digest of the content of every file under *tasks_path*, wherever the folder is mounted; None without one.
+    """Compute the digest of the content of every file under *tasks_path*, wherever the folder is mounted; None without
+    one.
 
     Raises:
         ConfigError: there is no such folder.
@@ -116,7 +117,7 @@ def tasks_digest(tasks_path: str | None) -> str | None:
 
 
 def trace_digest(trace: str | None) -> str | None:
-    """The sha256 of the trace; None without one.
+    """Compute the sha256 of the trace; None without one.
 
     Raises:
         ConfigError: there is no such file.

@@ -27,14 +27,14 @@ DECIMALS: Final = 6
 DOCUMENTS_PER_REQUEST: Final = 8
 """An answer is then about 2 MB."""
 BEGINNING: Final = 300
-"""At most so many characters of a text, and at most half of it, are given to be continued."""
+"""The most characters of a text that are given to be continued, which is at most half of it."""
 CONTINUED: Final = 64
 """Tokens of an answer."""
 CONTINUE: Final = "Continue this text:\n\n"
 
 
 def held_out_digest(workload: Workload) -> str | None:
-    """The sha256 of the text; None if the workload compares no distributions.
+    """Compute the sha256 of the text; None if the workload compares no distributions.
 
     Raises:
         UnknownName, ConfigError: the text does not exist.
@@ -51,7 +51,8 @@ def held_out_digest(workload: Workload) -> str | None:
 def measure_distributions(
     url: str, model: str, api_key: str, workload: Workload, max_model_len: int, *, chats: bool = False
 ) -> list[HeldOutDocument]:
-    """The distributions at each position of each document, and its continuation; none if the workload asks for none.
+    """Measure the distributions at each position of each document, and its continuation; none if the workload asks for
+    none.
 
     Args:
         chats: whether the continuations are asked for in chats.
@@ -89,7 +90,7 @@ def _beginning(text: str, max_model_len: int) -> str:
 
 
 def _continued(url: str, model: str, api_key: str, beginnings: Sequence[str], *, chats: bool) -> list[Sequence[int]]:
-    """The tokens of the greedy answers.
+    """Ask for greedy answers; their tokens.
 
     Raises:
         ServerFailed, TransientError: see ``completions``.

@@ -40,7 +40,7 @@ def probe() -> Speed:
 
 
 def change(before: Speed, after: Speed) -> float:
-    """The larger of the two relative changes, without its sign."""
+    """Return the larger of the two relative changes, without its sign."""
     return max(
         abs(after.compute_gflop_per_s / before.compute_gflop_per_s - 1),
         abs(after.memory_gib_per_s / before.memory_gib_per_s - 1),
@@ -48,7 +48,7 @@ def change(before: Speed, after: Speed) -> float:
 
 
 def drift_of(pairs: list[tuple[Speed, Speed]]) -> Drift:
-    """The drift, from the probes before and after each block."""
+    """Compute the drift from the probes before and after each block."""
     before, *between, after = (speed for pair in pairs for speed in pair)
     return Drift(
         before=before,

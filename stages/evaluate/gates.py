@@ -17,12 +17,13 @@ SLICE: Final = 100
 
 
 def reference_of(profile: Profile) -> str:
-    """The variant with which the others are compared; empty if the profile has fixed values in its place."""
+    """Return the variant with which the others are compared; empty if the profile has fixed values in its place."""
     return profile.reference if isinstance(profile.reference, str) else ""
 
 
 def refusal(variant: Measured, reference: Measured | None, profile: Profile, *, whole: bool) -> str:
-    """The gates that the variant fails, in words; empty if it fails none, or if more items may show that it passes.
+    """Name the gates that the variant fails; empty if it fails none, or if more items may show that it
+    passes.
 
     Args:
         whole: whether all items were asked that every variant is asked. Until then the quality recovery does not count.
@@ -42,7 +43,7 @@ def refusal(variant: Measured, reference: Measured | None, profile: Profile, *, 
 
 
 def common(samples: Samples, others: Samples) -> Samples:
-    """*samples* with the items alone that the *others* have."""
+    """Leave out of *samples* the items that the *others* do not have."""
     places = {_place(item) for item in others.items}
     return replace(
         samples,

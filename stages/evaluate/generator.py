@@ -31,7 +31,7 @@ def prepare() -> None:
 
 
 def run_vllm(arguments: Sequence[str], limits: dict[str, Any] | None = None) -> int:
-    """The exit status of the ``vllm`` command, run in this process."""
+    """Run the ``vllm`` command in this process; its exit status."""
     if limits:
         backends = import_module("vllm.benchmarks.lib.endpoint_request_func").ASYNC_REQUEST_FUNCS
         backends["openai"] = ending_early(backends["openai"], **limits)

@@ -51,8 +51,8 @@ def run(request: dict[str, Any]) -> int:
 
 
 def evaluate(request: dict[str, Any]) -> Result:
-    """The results of all tasks, their samples reduced to the measured value of each item. ``left_out`` says for each
-    task that cannot be asked of this model why not, and ``seconds`` how long the others took."""
+    """Ask all tasks; their results, with the samples reduced to the measured value of each item. ``left_out`` says for
+    each task that cannot be asked of this model why not, and ``seconds`` how long the others took."""
     served = Served(
         request["url"], request["model"], Path(request["tokenizer"]), request["max_model_len"], request["parses_calls"]
     )
@@ -138,8 +138,8 @@ def lm_eval_tasks(names: Sequence[str], served: Served, request: Mapping[str, An
 
 
 def _take_out(loaded: Any, start: int, stop: int | None) -> dict[str, list[int]]:
-    """The numbers of the items to ask by task, if they do not begin with the first. Tasks without any are removed from
-    *loaded*, since lm-eval takes no numbers for all numbers."""
+    """List the numbers of the items to ask by task, if they do not begin with the first. Tasks without any are
+    removed from *loaded*, since lm-eval takes no numbers for all numbers."""
     if start == 0:
         return {}
     sizes = {name: len(task.eval_docs) for name, task in loaded["tasks"].items()}
@@ -195,7 +195,7 @@ def _asked(tasks: list[Any], chat: bool, served: Served, concurrency: int, **opt
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    """The numeric metrics: a standard error that lm-eval does not compute is the text 'N/A'."""
+    """Select the numeric metrics: a standard error that lm-eval does not compute is the text 'N/A'."""
     return {
         name: float(value)
         for name, value in metrics.items()
@@ -214,7 +214,7 @@ def _sample(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def _longest_text(document: Any) -> str | None:
-    """The digest of a document's longest text: questions about the same passage have it in common."""
+    """Compute the digest of a document's longest text: questions about the same passage have it in common."""
     texts = [text for text in document.values() if isinstance(text, str)] if isinstance(document, dict) else []
     longest = max(texts, key=len, default="")
     return hashlib.sha256(longest.encode()).hexdigest()[:CLUSTER_DIGITS] if longest else None

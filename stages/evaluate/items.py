@@ -16,7 +16,7 @@ SUBJECTS: Final = 20
 
 
 def scored(report: Mapping[str, Any]) -> list[str]:
-    """The tasks that count. If lm-eval aggregates a group, the group counts instead of its tasks."""
+    """List the tasks that count. If lm-eval aggregates a group, the group counts instead of its tasks."""
     results, subtasks = report["results"], report["subtasks"]
     groups = [group for group in subtasks if metric_of(results.get(group, {}))]
     inside = {task for group in groups for task in _below(group, subtasks)}
@@ -25,25 +25,25 @@ def scored(report: Mapping[str, Any]) -> list[str]:
 
 
 def metric_of(metrics: Mapping[str, float]) -> str | None:
-    """The ``metric,filter`` of lm-eval that a task is scored by; None if it has none that can be scored."""
+    """Find the ``metric,filter`` of lm-eval that a task is scored by; None if it has none that can be scored."""
     names = {metric.partition(",")[0]: metric for metric in reversed(list(metrics))}
     return next((names[name] for name in (*ACCURACIES, BITS_PER_BYTE) if name in names), None)
 
 
 def leaves(task: str, subtasks: Mapping[str, list[str]]) -> set[str]:
-    """The tasks of a group and of the groups inside it; for a task, the task itself."""
+    """List the tasks of a group and of the groups inside it; for a task, the task itself."""
     return {leaf for leaf in _below(task, subtasks) if not subtasks.get(leaf)} or {task}
 
 
 def items_of(report: Mapping[str, Any], restart: int = 0) -> Iterator[Item]:
-    """The items of every task that counts, for paired comparisons between variants."""
+    """Yield the items of every task that counts, for paired comparisons between variants."""
     for task in scored(report):
         if metric := metric_of(report["results"][task]):
             yield from task_items(task, metric, report, restart)
 
 
 def task_items(task: str, metric: str, report: Mapping[str, Any], restart: int = 0) -> Iterator[Item]:
-    """A task's items.
+    """Yield a task's items.
 
     Those of a group are the items of its tasks, weighted where not all of them count equally in the group's score. A
     group whose score is not a mean over its tasks has no items.

@@ -23,7 +23,7 @@ class Lane:
 
 
 def lanes(standing: contextlib.ExitStack, serving: Serving, variants: int, logs: Path) -> list[Lane]:
-    """The lanes of this machine, at most one for each variant; their clients run until *standing* is closed."""
+    """Start the clients of this machine's lanes, at most one for each variant; they run until *standing* is closed."""
     places = []
     for number, gpus in enumerate(gpu_groups(serving)[:variants]):
         clients = (

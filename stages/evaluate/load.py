@@ -60,7 +60,7 @@ class StartLoad:
         rated = [trial for trial in self.trials if tried(trial)]
         starts = {trial.run.restart for trial in rated}
         capacities = [
-            capacity_per_s([rate for each in rated if each.run.restart == start and (rate := tried(each))])
+            capacity_per_s([rate for trial in rated if trial.run.restart == start and (rate := tried(trial))])
             for start in starts
         ]
         return math.exp(fmean(math.log(capacity) for capacity in capacities if capacity)) if any(capacities) else None
@@ -73,7 +73,7 @@ class Pace:
     requests: int
     """Those that count."""
     rate_per_s: float | None
-    """None: the workload's ``concurrency`` requests are in flight all the time."""
+    """None if the workload's ``concurrency`` requests are in flight all the time."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def check_lengths(directory: Path, workload: Workload, serving: Serving, trace: 
 
 
 def check_fits(workload: Workload, trace: Trace | None, max_model_len: int) -> None:
-    """Raises: ConfigError."""
+    """Raise ConfigError if prompt and answer together may be longer."""
     if trace:
         return trace.check_fits(max_model_len)
     prompt, answer = workload.longest()
@@ -114,7 +114,7 @@ def check_fits(workload: Workload, trace: Trace | None, max_model_len: int) -> N
 
 
 def described(load: StartLoad) -> str:
-    """What the load of a start showed, in a few words."""
+    """Say in a few words what the load of a start showed."""
     count = sum(len(samples.requests) for samples in load.rounds)
     rate = f" at {load.rounds[0].run.rate_per_s:.3g} requests/s" if load.rounds[0].run.rate_per_s else ""
     capacity = load.capacity_per_s()
@@ -174,7 +174,7 @@ class Loading:
         self._rate_per_s = self._rate_per_s or RATE_SHARE * capacity
 
     def measure(self, pace: Pace) -> Iterator[LoadSamples]:
-        """The round.
+        """Measure the round.
 
         Raises:
             MeasurementFailed, ServerFailed.
@@ -192,7 +192,7 @@ class Loading:
             yield self.trials[-1]
 
     def _capacity_per_s(self, slo: Slo) -> float:
-        """Raises: MeasurementFailed: no rate that was tried held."""
+        """Compute the capacity; MeasurementFailed if no rate that was tried held."""
         rated = [trial for trial in map(tried, self.trials) if trial]
         capacity = capacity_per_s(rated)
         if capacity is None:
@@ -206,15 +206,15 @@ class Loading:
 
 
 def _first_look(target: LoadTarget, start: int) -> LoadSamples:
-    """A short run with ``concurrency`` requests in flight: it warms up what is compiled at first use, and shows with
-    which rate to begin."""
+    """Do a short run with ``concurrency`` requests in flight: it warms up what is compiled at first use, and shows
+    with which rate to begin."""
     concurrency = target.workload.concurrency
     requests = send(target, _call(target, start, 1, 3 * concurrency, concurrency=concurrency)) or []
     return _labelled(requests, concurrency, 2 * concurrency, start, "trial", start * RUNS)
 
 
 def _try(target: LoadTarget, start: int, rate: float, slo: Slo, number: int) -> LoadSamples:
-    """A trial of a rate, which is ended early once its strain is certain to be more than what counts."""
+    """Try a rate; the trial is ended early once its strain is certain to be more than what counts."""
     workload = target.workload
     ramp, count = math.ceil(rate * workload.ramp_s), max(FEWEST, math.ceil(rate * workload.trial_s))
     allowed = count - math.ceil(SHARE * count)
@@ -227,12 +227,13 @@ def _try(target: LoadTarget, start: int, rate: float, slo: Slo, number: int) -> 
         run = LoadRun.model_validate({**label, **common, "concurrency": 0, "duration_s": count / rate, "held": False})
         return LoadSamples(run, ())
     trial = _labelled(requests, ramp, ramp + count, start, "trial", start * RUNS + number)
-    held = strain_of(trial.requests, slo.ttft_ms, slo.tpot_ms) <= 1
-    return LoadSamples(trial.run.model_copy(update={**common, "held": held}), trial.requests)
+    kept_targets = strain_of(trial.requests, slo.ttft_ms, slo.tpot_ms) <= 1
+    return LoadSamples(trial.run.model_copy(update={**common, "held": kept_targets}), trial.requests)
 
 
 def _round(target: LoadTarget, start: int, pace: Pace) -> LoadSamples:
-    """The requests of the ramps before and after don't count: with a number in flight, the first and last so many."""
+    """Do a round. The requests of the ramps before and after do not count: with a number in flight, as many first and
+    last ones."""
     workload, size = target.workload, pace.requests
     ramp = workload.concurrency if pace.rate_per_s is None else math.ceil(pace.rate_per_s * workload.ramp_s)
     sent = size + 2 * ramp
@@ -273,7 +274,7 @@ def _call(
 def _labelled(
     requests: Sequence[TimedRequest], first: int, end: int, start: int, phase: Phase, number: int
 ) -> LoadSamples:
-    """The requests from *first* up to *end*, as samples of one run."""
+    """Label the requests from *first* up to *end* as samples of one run."""
     label = {"restart": start, "phase": phase, "number": number}
     changed = label if phase == "round" else label | {"itl_ms": ()}
     samples = tuple(request.model_copy(update=changed) for request in requests[first:end])

@@ -59,7 +59,7 @@ def measure(
 
 
 def result(subject: Subject) -> Result | SlipwayError:
-    """What became of a variant; a refusal is written here."""
+    """Return what became of a variant, and write it down if it was refused."""
     if subject.failure:
         return subject.failure
     if subject.refused:

@@ -95,7 +95,7 @@ class Measurements:
         )
 
     def measured(self, weights_bytes: int, workload: Workload) -> Measured:
-        """What the gates and the looks need."""
+        """Select what the gates and the looks need."""
         load = measures_of(pooled_load(self.rounds), _goodput(self.rounds, workload)) if self.rounds else None
         return Measured(self.samples(), weights_bytes, self.agreement, load)
 
@@ -110,7 +110,7 @@ class Measurements:
         looks: tuple[float, ...],
         schedule: Schedule,
     ) -> Evaluation:
-        """Raises: ServerFailed: its server never started."""
+        """Make the record; ServerFailed if the server never started."""
         if self.engine is None:
             raise ServerFailed(f"the server of {name} was never started")
         variant = conditions.variant
@@ -144,7 +144,7 @@ class Measurements:
         )
 
     def as_smaller(self, size: int, instead_of: int, failure: str, workload: Workload) -> Smaller:
-        """These measurements, as those of the same variant on *size* GPUs."""
+        """Make the record of these measurements, as those of the same variant on *size* GPUs."""
         return Smaller(
             tensor_parallel_size=size,
             instead_of=instead_of,
@@ -154,7 +154,7 @@ class Measurements:
         )
 
     def _figures(self, workload: Workload) -> dict[str, Any]:
-        """The fields that the records of both have."""
+        """Compute the fields that both kinds of records have."""
         return {
             "engine": self.engine,
             "load": pooled_load(self.rounds) if self.rounds else None,

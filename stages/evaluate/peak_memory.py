@@ -25,7 +25,7 @@ class PeakMemory:
     """
 
     def __init__(self, pid: int, gpus: str = "") -> None:
-        """Args: gpus: those of the process, as ``CUDA_VISIBLE_DEVICES``; empty: those of this one."""
+        """Args: gpus: those of the process, as ``CUDA_VISIBLE_DEVICES``; if empty, those of this one."""
         self._gpus = gpus
         self.resident_bytes = 0
         self.gpu_bytes: int | None = None
@@ -56,7 +56,7 @@ class PeakMemory:
 
 
 def resident_bytes(root: psutil.Process) -> int:
-    """The sum of the resident sets of *root* and its descendants; a process that has ended counts as 0."""
+    """Sum up the resident sets of *root* and its descendants; a process that has ended counts as 0."""
     total = 0
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in [root, *root.children(recursive=True)]:

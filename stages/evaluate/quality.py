@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.questions import DEFINED, OWN
 from stages.evaluate.questions.data import DATA
 from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, SlipwayError, UnknownName
+from stages.parts.base.log import say
 from stages.parts.base.workload import Workload
 from stages.parts.model.hub import dataset_file
 from stages.parts.records.evaluation import TaskScore
@@ -39,7 +39,7 @@ PARSES_CALLS: Final = "--enable-auto-tool-choice"
 FIRST: Final = 2000
 """Items of our own tasks that are asked of every variant if the workload does not say how many."""
 Part = tuple[int, int | None]
-"""The number of the first item, and that of the one after the last; None: all."""
+"""The number of the first item, and that of the one after the last, or None for all."""
 OFFLINE: Final = (
     "ConnectionError",
     "ConnectError",
@@ -123,7 +123,7 @@ def run_tasks(
 
 
 def first_parts(workload: Workload, start: int = 0, stop: int | None = None) -> dict[str, Part]:
-    """The items that are asked of every variant, from *start* on and before *stop*."""
+    """Select the items that are asked of every variant, from *start* on and before *stop*."""
     return {
         task: (
             start,
@@ -154,9 +154,9 @@ def _of_workload(workload: Workload, parts: Mapping[str, Part] | None) -> dict[s
 
 
 def _say_what_is_left_out(left_out: Mapping[str, str], tasks: Sequence[str]) -> None:
-    """Raises: ConfigError: nothing is left to ask."""
+    """Name the tasks that are left out; ConfigError if nothing else is left to ask."""
     for task, why in left_out.items():
-        print(f"note: {task} is left out: {why}", file=sys.stderr, flush=True)
+        say(f"note: {task} is left out: {why}")
     if len(left_out) == len(tasks):
         raise ConfigError(
             "no quality task of the workload can be asked of this model", hint="add one such as perplexity_prose"
@@ -171,7 +171,7 @@ def _failed(log: Path) -> SlipwayError:
 
 
 def scores_of(report: Mapping[str, Any]) -> list[TaskScore]:
-    """A score for each task; a group that lm-eval aggregates has one score instead of those of its tasks.
+    """Compute a score for each task; a group that lm-eval aggregates has one score instead of those of its tasks.
 
     Raises:
         ConfigError: a task has no metric that can be scored.
@@ -181,12 +181,12 @@ def scores_of(report: Mapping[str, Any]) -> list[TaskScore]:
 
 
 def joined(first: Sequence[TaskScore], rest: Sequence[TaskScore], samples: Samples) -> tuple[TaskScore, ...]:
-    """The scores of tasks that were asked in two parts.
+    """Join the scores of tasks that were asked in two parts.
 
     Args:
         samples: with the items of both.
     """
-    second = {each.task: each for each in rest}
+    second = {score.task: score for score in rest}
     return tuple(_joined(score, second[score.task], samples) if score.task in second else score for score in first)
 
 

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stages.parts.base.aside import take_up
 from stages.parts.base.errors import DamagedModel
 from stages.parts.base.log import say
 from stages.parts.base.store import ModelStore, digest_of
@@ -27,7 +26,7 @@ Result = Evaluation | Refused
 
 
 def existing(store: ModelStore, name: str, key: str) -> Evaluation | None:
-    """The evaluation with this key; None if there is none, or if it is damaged and has to be measured again."""
+    """Read the evaluation with this key; None if there is none, or if it is damaged and has to be measured again."""
     try:
         evaluation = Evaluation.read(store.evaluation(name))
     except DamagedModel as error:
@@ -46,7 +45,7 @@ def bring_back(store: ModelStore, name: str, key: str) -> None:
             record = kind.read(paths[-1])
         except DamagedModel:
             record = None
-        take_up(store, paths, record.key if record else None, key)
+        store.take_up(paths, record.key if record else None, key)
 
 
 def refused(store: ModelStore, name: str, key: str, profile: Profile) -> Refused | None:
@@ -127,13 +126,13 @@ def keep_refusal(subject: Subject) -> Refused:
 
 
 def limits_digest(profile: Profile) -> str:
-    """The digest of what the gates follow from."""
+    """Compute the digest of what the gates follow from."""
     limits = profile.model_dump(mode="json", exclude={"name", "description", "weights", "margins", "error_rate"})
     return digest_of({"rules": RULES, **limits})
 
 
 def choice_digest(profile: Profile) -> str:
-    """The digest of what it depends on whether a choice is settled."""
+    """Compute the digest of what decides whether a choice is settled."""
     return digest_of({"rules": RULES, **profile.model_dump(mode="json", exclude={"name", "description"})})
 
 

@@ -42,22 +42,22 @@ class Search:
 
     @classmethod
     def around(cls, expected_per_s: float, steps: int, start: int = 0) -> Search:
-        """A search whose first two rates enclose the expected one."""
+        """Make a search whose first two rates enclose the expected one."""
         return cls(start, math.floor(_place(expected_per_s, start) - (steps - 1) / 2), steps)
 
     @classmethod
     def again(cls, found_per_s: float, start: int) -> Search:
-        """A search around what was found at earlier starts of the same variant."""
+        """Make a search around what was found at earlier starts of the same variant."""
         return replace(cls.around(found_per_s, OWN_STEPS, start), expected=_place(found_per_s, start))
 
     @classmethod
     def after(cls, sent_per_s: float, start: int = 0) -> Search:
-        """A search that begins near a rate about which nothing else is known."""
+        """Make a search that begins near a rate about which nothing else is known."""
         return cls(start, round(_place(sent_per_s, start)), FIRST_STEPS)
 
     def following(self, trials: Sequence[Tried], close: int = 1) -> float | None:
-        """The next rate to try in requests/s, which may be one that failed; None once the bracket is close and its
-        failure confirmed.
+        """Choose the next rate to try in requests/s, which may be one that failed; None once the bracket is close and
+        its failure confirmed.
 
         Args:
             close: the distance at which the bracket is close enough.
@@ -80,8 +80,8 @@ class Search:
         return above if self._is_doubtful(high, low, trials) else None
 
     def _distance(self, last: Tried, rates: int) -> int:
-        """Steps to the next rate where all held or all failed: upwards not beyond the rate at which the strain would be
-        1 if it rose only as the rate does."""
+        """Count the steps to the next rate where all held or all failed: upwards not beyond that at which the strain
+        would be 1 if it rose only as the rate does."""
         steps = min(self.steps << min(rates - 1, LARGEST_STEPS), LARGEST_STEPS)
         if not 1 / LARGEST < last.strain <= 1:
             return steps
@@ -96,11 +96,11 @@ class Search:
         """
         place = self._place_of(high)
         jumps = low is not None and high.strain >= LARGEST**2 * low.strain
-        needed = 1 + (place < self.expected - 1) + jumps
+        required = 1 + (place < self.expected - 1) + jumps
         tries = [trial for trial in trials if self._place_of(trial) == place]
         failures = [self._place_of(trial) for trial in trials if not trial.held]
         confirming = [failure for failure in failures if 0 <= failure - place <= CONFIRMING_STEPS]
-        return len(confirming) < needed and len(tries) <= needed
+        return len(confirming) < required and len(tries) <= required
 
     def _place_of(self, trial: Tried) -> int:
         return round(_place(trial.rate_per_s, self.start))

@@ -37,7 +37,7 @@ class Session:
 
 
 def logs_folder(store: ModelStore) -> Path:
-    """The folder for logs: in the run's folder, or outside a run a temporary folder that stays after a failure."""
+    """Make the folder for logs: in the run's folder, or outside a run a temporary one that stays after a failure."""
     if run_id := os.environ.get(RUN_VARIABLE):
         folder = store.run(run_id) / "logs"
         folder.mkdir(parents=True, exist_ok=True)

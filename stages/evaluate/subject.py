@@ -82,7 +82,7 @@ class Subject:
         return f"{self.name}-{self.conditions.variant.digest[:12]}"
 
     def measured(self) -> Measured:
-        """What the gates and the looks need."""
+        """Select what the gates and the looks need."""
         return self.measurements.measured(self.conditions.variant.weights_bytes, self.session.workload)
 
     @contextlib.contextmanager
@@ -245,7 +245,7 @@ class Subject:
         self._running.close()
 
     def _place(self) -> tuple[Server, Lane]:
-        """Raises: ServerFailed: its server does not run."""
+        """Return the server and its lane; ServerFailed if it does not run."""
         if self._standing is None:
             raise ServerFailed(f"the server of {self.name} is not running")
         self._standing[0].check_alive()

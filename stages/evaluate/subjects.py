@@ -46,7 +46,7 @@ class Subjects:
                 say(f"{subject.name} is not loaded: {subject.refused}")
 
     def refusal(self, subject: Subject) -> str:
-        """The gates that *subject* fails, in words; empty if it fails none."""
+        """Name the gates that *subject* fails; empty if it fails none."""
         reference = self.reference.measured() if self.reference else None
         return refusal(subject.measured(), reference, self.session.profile, whole=subject.asked)
 

@@ -24,7 +24,7 @@ class TraceRequest:
     """Its number in the file, from 1."""
     prompt: str | None
     prompt_tokens: int
-    """0: not counted yet."""
+    """0 until they are counted."""
     output_tokens: int
 
 
@@ -49,7 +49,7 @@ class Trace:
         return [request.output_tokens for request in requests]
 
     def check_fits(self, max_model_len: int) -> None:
-        """Raises: ConfigError: lines are too long; the message names them."""
+        """Raise ConfigError if lines are too long; the message names them."""
         wrong = [
             f"line {request.line} needs {request.prompt_tokens} + {request.output_tokens} = "
             f"{request.prompt_tokens + request.output_tokens} tokens"
@@ -66,7 +66,7 @@ class Trace:
 
 
 def load_trace(path: str, directory: Path, seed: int) -> Trace:
-    """The trace, with its prompts counted by the model's own tokenizer.
+    """Read the trace, and count its prompts' tokens by the model's own tokenizer.
 
     Raises:
         ConfigError: see ``read_trace``.
@@ -85,7 +85,7 @@ def load_trace(path: str, directory: Path, seed: int) -> Trace:
 
 
 def read_trace(path: Path) -> list[TraceRequest]:
-    """Raises: ConfigError: the file cannot be read, is empty, or has wrong lines; the message names them."""
+    """Read the requests; ConfigError says which lines are wrong, or that there are none."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -130,7 +130,7 @@ def random_text(tokenizer: Any, tokens: int, seed: tuple[int, int]) -> str:
 
 
 def _request(number: int, line: str) -> TraceRequest:
-    """Raises: ValueError: the line is wrong; the message says why."""
+    """Parse a line; ValueError says what is wrong with it."""
     try:
         data = json.loads(line)
     except ValueError as error:

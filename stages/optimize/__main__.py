@@ -10,14 +10,13 @@ from stages.parts.base import program
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.settings import parse_json
-from stages.parts.base.store import ModelStore, store_root
 from stages.parts.model.name import ModelName
 from stages.parts.records.variant import Variant
 
 
 def main() -> None:
     arguments = _arguments()
-    store = ModelStore(store_root(), ModelName.parse(arguments.model).id)
+    store = ModelName.parse(arguments.model).store()
     with program.outcome(store, "optimize", arguments.method) as report:
         settings = parse_json(Optimize, arguments.settings, "--settings")
         variant, is_new = ensure(store, arguments.method, settings)

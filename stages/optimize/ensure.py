@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from datetime import UTC, datetime
 from importlib import metadata
@@ -13,9 +12,9 @@ from typing import Any, Final
 from stages.optimize.base_model import Base, read_base
 from stages.optimize.calibration import calibration_digest
 from stages.optimize.verification import verify
-from stages.parts.base.aside import take_up
 from stages.parts.base.errors import ConfigError, DamagedModel, UnknownName
 from stages.parts.base.formats import FORMATS
+from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
 from stages.parts.machine.lock import together
@@ -45,7 +44,7 @@ def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, b
     FORMATS[name].quantizer.check(settings, base)
     with exclusive(store.lock(f"optimize-{name}"), f"optimize {name}"):
         # Another process may have made it while this one waited; another configuration, before.
-        take_up(store, [store.optimized(name)], _key_there(store, name), digest_of(identity))
+        store.take_up([store.optimized(name)], _key_there(store, name), digest_of(identity))
         if variant := existing(store, name, digest_of(identity)):
             return variant, False
         with together(f"optimize {name} of {store.model}"):
@@ -81,12 +80,12 @@ def existing(store: ModelStore, name: str, key: str) -> Variant | None:
     try:
         variant = Variant.read(directory / VARIANT)
     except DamagedModel as error:
-        print(f"{error}; making it again", file=sys.stderr)
+        say(f"{error}; making it again")
         return None
     if variant is None or variant.key != key:
         return None
     if wrong := difference(directory, variant.files):
-        print(f"the {name} variant is damaged ({wrong}); making it again", file=sys.stderr)
+        say(f"the {name} variant is damaged ({wrong}); making it again")
         return None
     return variant
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
@@ -20,6 +19,7 @@ from stages.optimize.shards import Entry, blocks, layout, raw_blocks, read_heade
 from stages.optimize.verification import check_tensor
 from stages.parts.base.errors import QuantizationFailed
 from stages.parts.base.formats import Format, Kernel, Peak
+from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.machine.process import peak_resident_bytes
 from stages.parts.model.checkpoint import CONFIG
@@ -69,7 +69,7 @@ class Int8:
         torch.set_num_threads(1)
         try:
             for number, name in enumerate(base.weights, 1):
-                print(f"int8: {name} ({number} of {len(base.weights)})", file=sys.stderr, flush=True)
+                say(f"int8: {name} ({number} of {len(base.weights)})")
                 quantize_file(base, base.directory / name, target / name, quantized)
         finally:
             torch.set_num_threads(threads)

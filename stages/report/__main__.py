@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.store import ModelStore, store_root, write_text
+from stages.parts.base.store import write_text
 from stages.parts.model.name import ModelName
 from stages.report.collect import collect
 from stages.report.page import HTML, render
@@ -26,7 +26,7 @@ SETTINGS: Final = ("profile", "workload", "optimize", "serving")
 
 def main() -> None:
     arguments = _arguments()
-    store = ModelStore(store_root(), ModelName.parse(arguments.model).id)
+    store = ModelName.parse(arguments.model).store()
     run_id = os.environ.get(program.RUN_VARIABLE)
     if not run_id:
         raise ConfigError(f"{program.RUN_VARIABLE} is not set", hint="set it to the id of the run to report")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from stages.parts.base import program
-from stages.parts.base.store import ModelStore, store_root
 from stages.parts.model import hub
 from stages.parts.model.directory import check_exists, local_commit
 from stages.parts.model.name import ModelName
@@ -35,7 +34,7 @@ def main() -> None:
     parser.add_argument("--revision", default="main", help="a branch, a tag or a commit (default: main)")
     arguments = parser.parse_args()
     model = ModelName.parse(arguments.model)
-    store = ModelStore(store_root(), model.id)
+    store = model.store()
     if model.directory:
         check_exists(model.directory)
     with program.outcome(store, "resolve") as report:

@@ -13,7 +13,7 @@ from stages.parts.base.log import say
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import parse_json
-from stages.parts.base.store import ModelStore, store_root
+from stages.parts.base.store import ModelStore
 from stages.parts.model.name import ModelName
 from stages.parts.records.rollout import LOCAL, Journal, under_way
 from stages.parts.releases import release as releases
@@ -27,7 +27,7 @@ from stages.rollout.state_machine import roll_out
 
 def main() -> None:
     arguments = _arguments()
-    store = ModelStore(store_root().absolute(), ModelName.parse(arguments.model).id)
+    store = ModelName.parse(arguments.model).store()
     serving = parse_json(AskedServing, arguments.serving, "--serving")
     settings = parse_json(Rollout, arguments.settings, "--settings")
     kserve = parse_json(KServe, os.environ.get(KSERVE_VARIABLE) or "{}", KSERVE_VARIABLE)

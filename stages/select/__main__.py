@@ -10,7 +10,6 @@ from stages.parts.base import program
 from stages.parts.base.errors import Incomplete
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.settings import parse_json
-from stages.parts.base.store import ModelStore, store_root
 from stages.parts.model.name import ModelName
 from stages.parts.records.production import Price
 from stages.parts.releases.release import current_release
@@ -20,7 +19,7 @@ from stages.select.selection import select
 
 def main() -> None:
     arguments = _arguments()
-    store = ModelStore(store_root(), ModelName.parse(arguments.model).id)
+    store = ModelName.parse(arguments.model).store()
     profile = parse_json(Profile, arguments.profile, "--profile")
     optimize = parse_json(Optimize, arguments.optimize, "--optimize")
     price = parse_json(Price, arguments.price, "--price") if arguments.price else None

@@ -11,7 +11,6 @@ from stages.parts.base.log import say
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import parse_json
-from stages.parts.base.store import ModelStore, store_root
 from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, stop
 from stages.parts.endpoint.supervisor import serve_foreground
 from stages.parts.model.name import ModelName
@@ -20,7 +19,7 @@ from stages.serve.ensure import ensure
 
 def main() -> None:
     arguments = _arguments()
-    store = ModelStore(store_root().absolute(), ModelName.parse(arguments.model).id)
+    store = ModelName.parse(arguments.model).store()
     serving = parse_json(AskedServing, arguments.serving, "--serving")
     rollout = parse_json(Rollout, arguments.rollout, "--rollout")
     if arguments.foreground:

@@ -36,7 +36,7 @@ DEFINED: Final = frozenset({"gsm8k"})
 
 
 def questions_digest(tasks: Iterable[str]) -> str | None:
-    """The digest of what our own among *tasks* ask; None if there are none."""
+    """Compute the digest of what our own among *tasks* ask; None if there are none."""
     if (OWN.keys() | DEFINED).isdisjoint(tasks):
         return None
     texts = {text: sha256_of(text_path(text, KIND)) for text in TEXTS}

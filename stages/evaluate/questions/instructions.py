@@ -59,7 +59,7 @@ def _questions(served: Served, prompts: Sequence[Mapping[str, Any]]) -> Iterator
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """The prompts of which every instruction can be checked."""
+    """Select the prompts of which every instruction can be checked."""
     lines = path.read_text(encoding="utf-8").splitlines()
     prompts = [json.loads(line) for line in lines if line.strip()]
     return [prompt for prompt in prompts if all(name in CHECKS for name in prompt["instruction_id_list"])]

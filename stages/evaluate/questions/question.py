@@ -52,7 +52,7 @@ class Question:
     """An answer's value under the task's metric. Whatever a model writes is graded; a choice without the fields of the
     API is an error."""
     cluster: str | None = None
-    """The name of what it shares with other questions of its task, such as a text; None: nothing."""
+    """The name of what it shares with other questions of its task, such as a text; None if it shares nothing."""
 
     @property
     def digest(self) -> str:
@@ -81,7 +81,7 @@ def message(prompt: str, max_tokens: int, right: Callable[[Choice], bool], **opt
 
 
 def said(choice: Choice) -> str:
-    """The text of a chat's answer without the thoughts before it; empty if there is none."""
+    """Extract the text of a chat's answer without the thoughts before it; empty if there is none."""
     return str((choice.get("message") or {}).get("content") or "").rpartition(END_OF_THINKING)[2]
 
 

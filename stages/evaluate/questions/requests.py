@@ -63,7 +63,7 @@ class Function:
 
 
 def structured_outputs(served: Served) -> list[Question]:  # noqa: ARG001
-    """The arguments as a JSON object by a schema, without the engine's help: is it that object and nothing else?"""
+    """Ask for arguments as a JSON object by a schema, without the engine's help: just that object, and nothing else."""
     return [_structured(*request) for request in drawn(SEED)]
 
 
@@ -99,8 +99,8 @@ def _tool_call(options: Mapping[str, Any], function: Function, words: str, argum
 
 
 def written_calls(text: str) -> list[tuple[Any, Any]]:
-    """The names and arguments of the calls in *text*: JSON objects, or lists of them, with whatever around them."""
-    found, decoder, place = [], json.JSONDecoder(), 0
+    """Find the names and arguments of the calls in *text*: JSON objects, or lists of them, in other text or alone."""
+    written, decoder, place = [], json.JSONDecoder(), 0
     while begins := JSON_BEGINS.search(text, place):
         try:
             value, place = decoder.raw_decode(text, begins.start())
@@ -108,22 +108,22 @@ def written_calls(text: str) -> list[tuple[Any, Any]]:
             place = begins.end()
             continue
         calls = [call for call in (value if isinstance(value, list) else [value]) if isinstance(call, dict)]
-        found += [(call["name"], call.get("arguments", call.get("parameters"))) for call in calls if "name" in call]
-    return found
+        written += [(call["name"], call.get("arguments", call.get("parameters"))) for call in calls if "name" in call]
+    return written
 
 
 def drawn(seed: int) -> list[tuple[Function, str, Arguments]]:
     """``COUNT`` different requests, the functions in turn."""
-    chance, found = random.Random(seed), dict[str, tuple[Function, str, Arguments]]()
-    while len(found) < COUNT:
-        function = FUNCTIONS[len(found) % len(FUNCTIONS)]
+    chance, requests = random.Random(seed), dict[str, tuple[Function, str, Arguments]]()
+    while len(requests) < COUNT:
+        function = FUNCTIONS[len(requests) % len(FUNCTIONS)]
         words, arguments = function.drawn(chance)
-        found.setdefault(words, (function, words, arguments))
-    return list(found.values())
+        requests.setdefault(words, (function, words, arguments))
+    return list(requests.values())
 
 
 def parsed(text: str) -> Any:
-    """The JSON value that *text* is; None if it is not JSON."""
+    """Parse the JSON value that *text* is; None if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -131,7 +131,7 @@ def parsed(text: str) -> Any:
 
 
 def without_fence(text: str) -> str:
-    """The content of the one code block that *text* consists of; otherwise *text*."""
+    """Extract the content of the one code block that *text* consists of; otherwise *text*."""
     text = text.strip()
     if text.startswith(FENCE) and text.endswith(FENCE) and text.count(FENCE) == 2:
         return text.removesuffix(FENCE).partition("\n")[2]

@@ -14,7 +14,7 @@ KIND: Final = "held-out"
 
 
 def of_text(name: str) -> Callable[[Served], Iterator[Question]]:
-    """The questions about a text in ``configs/held-out/``, one for each document."""
+    """Make the questions about a text in ``configs/held-out/``, one for each document."""
     return partial(_documents, name)
 
 

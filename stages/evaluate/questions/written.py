@@ -48,17 +48,17 @@ Instruction = tuple[str, str, dict[str, Any]]
 
 def rows() -> list[dict[str, Any]]:
     """``COUNT`` different prompts, as rows of IFEval's table."""
-    chance, found = random.Random(SEED), dict[str, dict[str, Any]]()
-    while len(found) < COUNT:
-        given = _instructions(chance)
-        asked = f"Write {chance.choice(TEXTS)} about {chance.choice(TOPICS)}."
-        prompt = " ".join([asked, *(words for words, _, _ in given)])
+    chance, prompts = random.Random(SEED), dict[str, dict[str, Any]]()
+    while len(prompts) < COUNT:
+        instructions = _instructions(chance)
+        task = f"Write {chance.choice(TEXTS)} about {chance.choice(TOPICS)}."
+        prompt = " ".join([task, *(words for words, _, _ in instructions)])
         row = {
-            "instruction_id_list": [name for _, name, _ in given],
-            "kwargs": [arguments for _, _, arguments in given],
+            "instruction_id_list": [name for _, name, _ in instructions],
+            "kwargs": [arguments for _, _, arguments in instructions],
         }
-        found.setdefault(prompt, {"prompt": prompt} | row)
-    return list(found.values())
+        prompts.setdefault(prompt, {"prompt": prompt} | row)
+    return list(prompts.values())
 
 
 def _instructions(chance: random.Random) -> list[Instruction]:

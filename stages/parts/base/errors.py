@@ -58,7 +58,7 @@ class SlipwayError(Exception):
         self.hint = hint
 
     def render(self) -> str:
-        """The lines that the user sees: ``error: …`` and, if there is a hint, the hint indented below."""
+        """Compose the lines that the user sees: ``error: …`` and, if there is a hint, the hint indented below."""
         return f"error: {self}" + (f"\n  hint: {self.hint}" if self.hint else "")
 
 
@@ -81,8 +81,8 @@ class UnknownName(ConfigError):
         close = difflib.get_close_matches(name, names, n=1)
         question = f"did you mean {close[0]!r}? " if close else ""
         listed = ", ".join(names[:SHOWN_NAMES]) or "none"
-        rest = f", … ({len(names)} in all)" if len(names) > SHOWN_NAMES else ""
-        super().__init__(f"unknown {kind} {name!r}", hint=f"{question}known: {listed}{rest}")
+        remainder = f", … ({len(names)} in all)" if len(names) > SHOWN_NAMES else ""
+        super().__init__(f"unknown {kind} {name!r}", hint=f"{question}known: {listed}{remainder}")
 
 
 class InvalidName(ConfigError):

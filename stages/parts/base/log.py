@@ -34,7 +34,7 @@ def kept() -> Iterator[None]:
     if copier is None or copier.stdin is None:
         yield
         return
-    before = [os.dup(descriptor) for descriptor in (1, 2)]
+    originals = [os.dup(descriptor) for descriptor in (1, 2)]
     try:
         for descriptor in (1, 2):
             os.dup2(copier.stdin.fileno(), descriptor)
@@ -43,15 +43,16 @@ def kept() -> Iterator[None]:
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        for descriptor, own in zip((1, 2), before, strict=True):
-            os.dup2(own, descriptor)
-            os.close(own)
+        for descriptor, original in zip((1, 2), originals, strict=True):
+            os.dup2(original, descriptor)
+            os.close(original)
         with contextlib.suppress(subprocess.TimeoutExpired):  # a process that outlives the stage still prints
             copier.wait(LAST_LINES_S)
 
 
 def _copier(path: Path) -> subprocess.Popen[bytes] | None:
-    """A process that copies its input to its output and to *path*. A thread would stop with a stage that is killed."""
+    """Start a process that copies its input to its output and to *path*. A thread would stop with a stage that is
+    killed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as log:
@@ -61,5 +62,5 @@ def _copier(path: Path) -> subprocess.Popen[bytes] | None:
         command = ["sh", "-c", 'trap "" INT TERM; exec tee --append "$0"', str(path)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     except OSError as error:
-        print(f"the log can't be kept in {path}: {error}", file=sys.stderr, flush=True)
+        say(f"the log can't be kept in {path}: {error}")
         return None

@@ -98,12 +98,13 @@ class StageFailure(BaseModel):
 
     @classmethod
     def parse(cls, text: str | bytes, exit_code: int) -> StageFailure | None:
-        """The document, if *text* is one of a program that ended with *exit_code*; one killed later says nothing."""
+        """Parse the document, if *text* is one of a program that ended with *exit_code*; one killed later says
+        nothing."""
         try:
-            found = cls.model_validate_json(text)
+            failure = cls.model_validate_json(text)
         except ValidationError:
             return None
-        return found if found.exit_code == exit_code else None
+        return failure if failure.exit_code == exit_code else None
 
     @classmethod
     def read(cls, path: Path, exit_code: int) -> StageFailure | None:
@@ -112,13 +113,13 @@ class StageFailure(BaseModel):
 
     def line(self) -> str:
         """One line of JSON of at most ``TERMINATION_BYTES``; the message, then the hint, is cut if needed."""
-        shown = self
+        failure = self
         for field in ("message", "hint"):
-            if (excess := len(shown.model_dump_json().encode()) - TERMINATION_BYTES) > 0:
-                text = getattr(shown, field).encode()
-                kept = text[: max(0, len(text) - excess - len("…".encode()))].decode(errors="ignore")
-                shown = shown.model_copy(update={field: f"{kept}…"})
-        return shown.model_dump_json()
+            if (excess := len(failure.model_dump_json().encode()) - TERMINATION_BYTES) > 0:
+                text = getattr(failure, field).encode()
+                cut = text[: max(0, len(text) - excess - len("…".encode()))].decode(errors="ignore")
+                failure = failure.model_copy(update={field: f"{cut}…"})
+        return failure.model_dump_json()
 
 
 def main(stage: Callable[[], None]) -> NoReturn:
@@ -202,8 +203,8 @@ def outcome(store: ModelStore, stage: str, variant: str = "") -> Iterator[Report
 
 def outcomes(run: Path) -> list[Outcome]:
     """All outcomes recorded in a run's folder, in the order of their start."""
-    found = [Outcome.model_validate_json(path.read_text()) for path in run.glob("outcomes/*.json")]
-    return sorted(found, key=lambda each: each.started_at)
+    records = [Outcome.model_validate_json(path.read_text()) for path in run.glob("outcomes/*.json")]
+    return sorted(records, key=lambda record: record.started_at)
 
 
 def write_output(name: str, value: str) -> None:

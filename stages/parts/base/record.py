@@ -16,7 +16,7 @@ class Record(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """The document at *path*, or None if there is no file.
+        """Read the document at *path*; None if there is no file.
 
         Raises:
             DamagedModel: the file is not a valid document of this type.

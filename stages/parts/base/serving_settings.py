@@ -27,7 +27,7 @@ class AskedServing(Settings):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of the GPU's memory that vLLM uses. Not used on a CPU."""
     kv_cache_mib: Positive | None = None
-    """Size of the KV cache in MiB. None: the memory that is free on a GPU, 1024 on a CPU."""
+    """Size of the KV cache in MiB. Without it, the memory that is free on a GPU, and 1024 on a CPU."""
     tensor_parallel_size: Positive | Literal["auto"] = "auto"
     """GPUs per replica, the same for every variant. auto: the fewest on which fp16 fits with room for the workload's
     requests in flight; in production fewer, if the winner was measured there and is cheaper per GPU-hour."""
@@ -52,10 +52,10 @@ class AskedServing(Settings):
     the same address that name no session. none: all go where the fewest are under way."""
     request_timeout_s: Positive = 3600
     """The longest time that one request to the production endpoint may take, to the end of its answer. Longer than
-    clients wait for the longest answer; a request that hangs ends some time. On a cluster: ``kserve.timeout_s``."""
+    clients wait for the longest answer; a hung request is eventually cancelled. On a cluster: ``kserve.timeout_s``."""
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    """The port of the production endpoint. 0: any free port. Evaluations always use a free port."""
+    """The port of the production endpoint; 0 for any free port. Evaluations always use a free port."""
     tls_certificate: AbsolutePath | None = None
     """A PEM file on this machine: the production endpoint's certificate, with its chain. Read again when it changes."""
     tls_key: AbsolutePath | None = None
@@ -70,10 +70,10 @@ class AskedServing(Settings):
         return self
 
     def pinned(self, **figures: int | None) -> Serving:
-        """The settings with these figures, or else the defaults of ``Serving``, in place of every *auto*."""
-        asked = self.model_dump()
-        given = {name: value for name, value in asked.items() if name not in PINNED or value != "auto"}
-        return Serving(**({name: value for name, value in figures.items() if name not in given} | given))
+        """Put these figures, or else the defaults of ``Serving``, in the place of every *auto*."""
+        settings = self.model_dump()
+        fixed = {name: value for name, value in settings.items() if name not in PINNED or value != "auto"}
+        return Serving(**({name: value for name, value in figures.items() if name not in fixed} | fixed))
 
 
 class Serving(AskedServing):

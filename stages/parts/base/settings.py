@@ -62,13 +62,13 @@ def parse_json(model: type[SettingsT], text: str, where: str) -> SettingsT:
 def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """One line per mistake. For an unknown field it suggests the most similar known name."""
     lines = []
-    for each in error.errors():
-        field = ".".join(str(part) for part in each["loc"]) or "(root)"
-        message = each["msg"].removeprefix("Value error, ")
-        if each["type"] == "extra_forbidden":
-            message = _unknown(str(each["loc"][-1]), _model_at(model, each["loc"][:-1]))
-        elif each["type"] != "missing":
-            message += f" (got {str(each['input'])[:SHOWN_VALUE_CHARACTERS]!r})"
+    for detail in error.errors():
+        field = ".".join(str(part) for part in detail["loc"]) or "(root)"
+        message = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] == "extra_forbidden":
+            message = _unknown(str(detail["loc"][-1]), _model_at(model, detail["loc"][:-1]))
+        elif detail["type"] != "missing":
+            message += f" (got {str(detail['input'])[:SHOWN_VALUE_CHARACTERS]!r})"
         lines.append(f"{field}: {message}")
     return lines
 

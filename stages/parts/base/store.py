@@ -19,9 +19,8 @@ import json
 import os
 import re
 import shutil
-import sys
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
@@ -29,11 +28,15 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel
 
 from stages.parts.base.errors import Busy, ConfigError, InvalidName, NotEnoughSpace
+from stages.parts.base.log import say
 
 STORE_VARIABLE: Final = "SLIPWAY_STORE"
 # The Hub's rule for the name of a repository: letters, digits, '-', '_', '.'; no '--' or '..'; 96 characters at most.
 NAME: Final = re.compile(r"^(?!.*(?:--|\.\.))[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?\Z")
 _NO_LINK: Final = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+SET_ASIDE: Final = 3
+"""How many of each name are kept aside: the last ones that were in use."""
+KEY_CHARACTERS: Final = 16
 FICLONE: Final = 0x40049409  # linux/fs.h: share the blocks of one file with another (reflink)
 
 Placement = Literal["hardlink", "reflink", "copy"]
@@ -55,7 +58,7 @@ def directory_name(model: str) -> str:
 
 
 def safe_relative(path: str) -> PurePosixPath:
-    """The path of a file in a repository, if it stays inside the directory that the repository is written to.
+    """Check that the path of a file in a repository stays inside the directory that the repository is written to.
 
     Raises:
         InvalidName: it is absolute or empty, or contains ``..``, a backslash or a control character.
@@ -70,19 +73,19 @@ def safe_relative(path: str) -> PurePosixPath:
 
 
 def canonical_json(value: Any) -> str:
-    """The one JSON text of a value, for digests: sorted keys, no spaces."""
+    """Write the one JSON text of a value, for digests: sorted keys, no spaces."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def digest_of(value: Any) -> str:
-    """The sha256 (hexadecimal) of a value's canonical JSON."""
+    """Compute the sha256 (hexadecimal) of a value's canonical JSON."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 (hexadecimal) of a file's bytes."""
+    """Compute the sha256 (hexadecimal) of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -177,7 +180,7 @@ def exclusive(lock: Path, what: str, *, wait: bool = True) -> Iterator[None]:
         except BlockingIOError as error:
             if not wait:
                 raise Busy(f"{what} is in use by another process") from error
-            print(f"waiting: {what} is in use by another process", file=sys.stderr, flush=True)
+            say(f"waiting: {what} is in use by another process")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -223,12 +226,40 @@ class ModelStore:
     def run(self, run_id: str) -> Path:
         return self.runs / run_id
 
-    def lock(self, what: str) -> Path:
-        return self.path / ".locks" / what
+    @property
+    def aside(self) -> Path:
+        """The folder of what other configurations made."""
+        return self.path / ".aside"
+
+    def lock(self, name: str) -> Path:
+        return self.path / ".locks" / name
+
+    def take_up(self, paths: Sequence[Path], current: str | None, key: str) -> None:
+        """Bring back the *paths* that have this key, and put aside those that are there, if they have another one.
+
+        So two configurations do not undo each other's work: one variant and one evaluation of a name is in its place at
+        a time. The caller holds their lock. After a crash in between the store has neither, and they are made again.
+
+        Args:
+            paths: files or directories that belong together. The last one, which tells the key, is moved out first and
+                in last.
+            current: the key of those that are there; None if there are none, or they are damaged.
+        """
+        if current == key:
+            return
+        folder = self.aside / paths[-1].relative_to(self.path)
+        if current:
+            _put_aside(paths, folder / current[:KEY_CHARACTERS])
+        returning = folder / key[:KEY_CHARACTERS]
+        for path in paths:
+            if (returning / path.name).exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                swap(returning / path.name, path)
+        shutil.rmtree(returning, ignore_errors=True)
 
     @contextlib.contextmanager
     def building(self, target: Path, *, resume: str = "") -> Iterator[Path]:
-        """An empty directory that becomes *target* when the block succeeds, and is removed when it fails.
+        """Yield an empty directory that becomes *target* when the block succeeds, and is removed when it fails.
 
         *resume* is a key: an unfinished directory with the same key is used again with its content, and is kept
         when the block fails, so that a download continues where it stopped. Processes that build the same target
@@ -245,7 +276,8 @@ class ModelStore:
                 if stale != work:
                     shutil.rmtree(stale)
             if not resume:
-                _empty(work)
+                shutil.rmtree(work)
+                work.mkdir()
             try:
                 yield work
                 fsync_tree(work)
@@ -256,7 +288,7 @@ class ModelStore:
 
 
 def store_root() -> Path:
-    """The store's folder, from ``SLIPWAY_STORE`` (in a pod, the mount of the volume).
+    """Return the store's folder, from ``SLIPWAY_STORE`` (in a pod, the mount of the volume).
 
     Raises:
         ConfigError: the variable is not set.
@@ -287,9 +319,17 @@ def swap(work: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _empty(directory: Path) -> None:
-    shutil.rmtree(directory)
-    directory.mkdir()
+def _put_aside(paths: Sequence[Path], target: Path) -> None:
+    """Move *paths* to the folder *target*, and remove the oldest of those beside it."""
+    work = target.with_name(f".{uuid.uuid4().hex}")
+    work.mkdir(parents=True)
+    for path in reversed(paths):
+        if path.exists():
+            os.replace(path, work / path.name)
+    swap(work, target)
+    oldest_first = sorted(target.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    for path in oldest_first[:-SET_ASIDE]:
+        shutil.rmtree(path)
 
 
 def _fsync(path: Path) -> None:

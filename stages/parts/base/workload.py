@@ -64,14 +64,14 @@ class Workload(Settings):
     again at the top after the end of the file."""
     concurrency: Positive
     """Requests in flight at the expected peak, for ``slipway plan`` and ``slipway drill``; with ``slo: null`` also
-    while measuring. The search for the capacity begins with what the server achieves with so many."""
+    while measuring. The search for the capacity begins with what the server achieves with that many."""
     request_rate_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Requests arrive at random (a Poisson process) at this mean rate while latency is measured. None: at 70 % of
     fp16's capacity. The same for all variants."""
     steady_s: Annotated[float, Field(gt=0)] = 30
     """Seconds at this rate after each start of the server. Longer if fewer than 20 requests would arrive."""
     ramp_s: Annotated[float, Field(gt=0)] = 5
-    """Before and after this time requests arrive at the same rate for so many seconds, and do not count: the server is
+    """Before and after this time requests arrive at the same rate for this many seconds and do not count: the server is
     not yet, or no longer, as busy as in between. It should be longer than most requests take."""
     trial_s: Annotated[float, Field(gt=0)] = 10
     """Seconds of each trial of a rate in the search for the capacity, between ramps. Longer for fewer than 20
@@ -126,6 +126,6 @@ class Workload(Settings):
 
 
 def protocol_of(workload: Mapping[str, Any]) -> Protocol:
-    """The protocol of a workload that is not validated yet; the default one for a name that is none."""
+    """Return the protocol of a workload that is not validated yet; the default one for an unknown name."""
     default = Workload.model_fields["protocol"].default
     return PROTOCOLS.get(str(workload.get("protocol", default)), PROTOCOLS[default])

@@ -31,14 +31,14 @@ class LoggedRequest(BaseModel):
     """Seconds since 1970."""
     model: str = ""
     client: str | None = None
-    """None: nobody was let in."""
+    """None if nobody was let in."""
     release: str | None = None
     """The one that answered."""
     server: str | None = None
     """The socket of the server that answered, which no other server and no other start of it has."""
     path: str | None = None
     status: int = 0
-    """0: the client was gone before there was one."""
+    """0 if the client was gone before there was one."""
     flags: str | None = None
     """Why Envoy itself ended it; see its documentation of RESPONSE_FLAGS. ``DC``: the client went away."""
     ttft_ms: float | None = None
@@ -89,18 +89,18 @@ class Reader:
         while True:
             moved = self._moved()  # before reading: Envoy writes nothing more to a file once it has opened the next
             for line in self._lines():
-                if found := parsed(line):
-                    yield found
+                if request := parsed(line):
+                    yield request
             if not moved:
                 return
             self._open()
 
     def _moved(self) -> bool:
         try:
-            there = self._path.stat()
+            current = self._path.stat()
         except FileNotFoundError:
             return False
-        return self._file is None or there.st_ino != _inode(self._file)
+        return self._file is None or current.st_ino != _inode(self._file)
 
     def _open(self) -> None:
         if self._file:
@@ -116,7 +116,7 @@ class Reader:
 
 
 def parsed(line: bytes) -> LoggedRequest | None:
-    """None: a line that was cut when Envoy was killed, or a ``Reading``."""
+    """Parse a line; None if it was cut when Envoy was killed, or is a ``Reading``."""
     try:
         return LoggedRequest.model_validate_json(line)
     except ValidationError:
@@ -124,7 +124,7 @@ def parsed(line: bytes) -> LoggedRequest | None:
 
 
 def parsed_reading(line: bytes) -> Reading | None:
-    """None: it is none."""
+    """Parse a line; None if it is not a reading."""
     try:
         return Reading.model_validate_json(line)
     except ValidationError:
@@ -138,7 +138,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def another(folder: Path, at_ns: int) -> Path:
-    """A name for a finished file, by the time of its end."""
+    """Draw a name for a finished file, by the time of its end."""
     current = folder / NAME
     return current.with_name(f"{current.stem}.{at_ns}-{uuid.uuid4().hex[:8]}{current.suffix}")
 

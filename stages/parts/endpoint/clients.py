@@ -66,7 +66,7 @@ class Clients(Record):
     clients: tuple[Client, ...] = ()
 
     def named(self, name: str) -> Client:
-        """Raises: UnknownName: there is no such client."""
+        """Find a client; UnknownName if there is none of that name."""
         for client in self.clients:
             if client.name == name:
                 return client
@@ -82,7 +82,7 @@ def unlimited(name: str, key: str = "") -> Client:
 
 
 def read_clients(root: Path) -> Clients | None:
-    """The clients of the store at *root*; None if it has no file of them.
+    """Read the clients of the store at *root*; None if it has no file of them.
 
     Raises:
         DamagedModel: the file is not valid.
@@ -99,7 +99,7 @@ def add(root: Path, client: Client) -> str:
     if client.name in (DEFAULT, ANYBODY, NOBODY, OWN, UNATTRIBUTED):
         raise ConfigError(f"{client.name!r} can't be the name of a client", hint="Slipway itself uses it")
     with _changing(root) as clients:
-        if any(each.name == client.name for each in clients):
+        if any(existing.name == client.name for existing in clients):
             raise ConfigError(
                 f"there is a client {client.name!r}", hint=f"for a new key: slipway clients rotate {client.name}"
             )
@@ -122,7 +122,7 @@ def rotate(root: Path, name: str) -> str:
 
 
 def remove(root: Path, name: str) -> None:
-    """Raises: UnknownName: there is no such client."""
+    """Remove a client; UnknownName if there is none of that name."""
     with _changing(root) as clients:
         clients.remove(Clients(clients=tuple(clients)).named(name))
 
@@ -133,11 +133,11 @@ def new_key() -> str:
 
 @contextmanager
 def _changing(root: Path) -> Iterator[list[Client]]:
-    """The clients, to be changed in place; written when the block is left without an error."""
+    """Yield the clients, to be changed in place, and write them when the block is left without an error."""
     root.mkdir(parents=True, exist_ok=True)
     with exclusive(root / f".{FILE}.lock", "the clients"):
-        found = list((read_clients(root) or Clients()).clients)
-        yield found
+        clients = list((read_clients(root) or Clients()).clients)
+        yield clients
         path = root / FILE
-        write_json(path, Clients(clients=tuple(found)))
+        write_json(path, Clients(clients=tuple(clients)))
         path.chmod(0o600)

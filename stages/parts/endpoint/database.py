@@ -79,7 +79,7 @@ class Database:
 
 @contextlib.contextmanager
 def opened(root: Path, url: str = "", timeout_s: float = TIMEOUT_S) -> Iterator[Database]:
-    """The database at *url*; empty: that of the store at *root*. Its tables are made if there are none.
+    """Open the database at *url*, or without one that of the store at *root*, and make its tables if there are none.
 
     Args:
         timeout_s: how long to wait for others who write to SQLite's file.
@@ -93,7 +93,7 @@ def opened(root: Path, url: str = "", timeout_s: float = TIMEOUT_S) -> Iterator[
 
 
 def usage_url() -> str:
-    """Where the endpoints that this process starts put their usage; empty: SQLite.
+    """Read where the endpoints that this process starts put their usage; empty for SQLite.
 
     Raises:
         ConfigError: see ``check_url``.
@@ -104,7 +104,7 @@ def usage_url() -> str:
 
 
 def check_url(url: str) -> None:
-    """Raises: ConfigError: it is no URL of PostgreSQL; what it holds is not told, since that may be the password."""
+    """Raise ConfigError if it is no URL of PostgreSQL, without telling what it holds: that may be the password."""
     if not url:
         return
     from psycopg import ProgrammingError
@@ -113,11 +113,11 @@ def check_url(url: str) -> None:
     try:
         if not url.startswith(("postgresql://", "postgres://")):
             raise ConfigError("the URL of the usage database does not begin with postgresql://", hint=ENCODE)
-        told = conninfo_to_dict(url)
+        parts = conninfo_to_dict(url)
     except ProgrammingError:
         raise ConfigError("the URL of the usage database is not valid", hint=ENCODE) from None
     # A password with an @ or a / that is not encoded ends in the wrong place, from where errors would tell it.
-    if any("@" in str(told.get(part, "")) for part in ("host", "port", "dbname")):
+    if any("@" in str(parts.get(part, "")) for part in ("host", "port", "dbname")):
         raise ConfigError("the URL of the usage database is not valid", hint=ENCODE)
 
 
@@ -151,8 +151,8 @@ def _postgresql(url: str) -> Iterator[Database]:
                 _make_tables(database, before=[f"SELECT pg_advisory_xact_lock({LOCK})"], after=added)
             yield database
     except psycopg.Error as error:
-        said = " ".join(str(error).split())
-        raise TransientError(f"the usage database can't be reached: {said}", hint=f"see {URL_VARIABLE}") from error
+        reason = " ".join(str(error).split())
+        raise TransientError(f"the usage database can't be reached: {reason}", hint=f"see {URL_VARIABLE}") from error
 
 
 def _make_tables(database: Database, before: Sequence[str] = (), after: Sequence[str] = ()) -> None:

@@ -43,7 +43,7 @@ def start(
 
     Args:
         source: the model as the user named it.
-        secrets: see ``secrets_of``; None: what is set for this process.
+        secrets: see ``secrets_of``; if None, what is set for this process.
 
     Raises:
         ConfigError: see ``tls_of`` and ``usage_url``.
@@ -73,8 +73,8 @@ def start(
         )
     try:
         while child.poll() is None:
-            if (found := endpoint(store)) and found.pid == child.pid:
-                return found
+            if (running := endpoint(store)) and running.pid == child.pid:
+                return running
             time.sleep(POLL_S)
     except BaseException:
         child.terminate()
@@ -83,37 +83,38 @@ def start(
     raise _cause(program.StageFailure.read(failure, child.returncode), log)
 
 
-def secrets_of(found: Endpoint) -> dict[str, str]:
-    """The environment variables of a running endpoint that no file holds: the key that it requires, and where it puts
-    its usage."""
+def secrets_of(running: Endpoint) -> dict[str, str]:
+    """Read the environment variables of a running endpoint that no file holds: the key that it requires, and where it
+    puts its usage."""
     try:
-        variables = psutil.Process(found.pid).environ()
+        variables = psutil.Process(running.pid).environ()
     except psutil.Error:
         variables = dict(os.environ)
     return {name: variables.get(name, "") for name in (API_KEY_VARIABLE, URL_VARIABLE)}
 
 
 def _environment(store: ModelStore, outputs: Path) -> dict[str, str]:
-    found = {**os.environ, STORE_VARIABLE: str(store.root), program.OUTPUTS_VARIABLE: str(outputs)}
-    found.pop(program.RUN_VARIABLE, None)  # the run ends before the endpoint does
-    return found
+    variables = {**os.environ, STORE_VARIABLE: str(store.root), program.OUTPUTS_VARIABLE: str(outputs)}
+    variables.pop(program.RUN_VARIABLE, None)  # the run ends before the endpoint does
+    return variables
 
 
-def _cause(said: program.StageFailure | None, log: Path) -> ServerFailed:
-    """The supervisor's own error; if it was killed, what its log says."""
-    if said is None:
+def _cause(failure: program.StageFailure | None, log: Path) -> ServerFailed:
+    """Find the supervisor's own error; if it was killed, what its log says."""
+    if failure is None:
         return ServerFailed(f"the endpoint ended: {ServerLog(log).cause()}", hint=f"see {log}")
-    return ServerFailed(said.message, hint=said.hint or f"see {log}")
+    return ServerFailed(failure.message, hint=failure.hint or f"see {log}")
 
 
 def _wait_for_port(serving: AskedServing, timeout_s: float) -> None:
-    """Raises: PortInUse: something still listens on the port after *timeout_s*."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            with reserved_port(serving.host, serving.port):
-                return
-        except PortInUse:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(POLL_S)
+    """Wait until nothing listens on the port.
+
+    Raises:
+        PortInUse: something still does after *timeout_s*.
+    """
+    from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+    in_use, over = retry_if_exception_type(PortInUse), stop_after_delay(timeout_s)
+    for attempt in Retrying(retry=in_use, stop=over, wait=wait_fixed(POLL_S), reraise=True):
+        with attempt, reserved_port(serving.host, serving.port):
+            pass

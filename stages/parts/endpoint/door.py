@@ -35,11 +35,11 @@ PRIORITY_HEADER: Final = "x-vllm-priority"
 """Tells vLLM the client's priority, before what the request itself says."""
 WINDOW_S: Final = 60.0
 AT_ONCE_S: Final = 1.0
-"""When a request beyond those at once may be tried again."""
+"""When a request may be tried again that was one too many at once."""
 BUSY_POLL_S: Final = 0.02
 IDLE_POLL_S: Final = 0.2
 LOG_LAG_S: Final = 0.2
-"""An answer may have ended so long ago, and not be in the log."""
+"""The longest time after an answer has ended until it is in the log."""
 REMEMBERED: Final = 10_000
 START_TIMEOUT_S: Final = 10.0
 CODES: Final = {401: "invalid_api_key", 403: "model_not_allowed", 429: "rate_limit_exceeded"}
@@ -48,7 +48,7 @@ KINDS: Final = {401: "authentication_error", 403: "permission_error", 429: "rate
 
 @dataclass(frozen=True)
 class Admission:
-    """What Envoy is told of a request: 200, or what the client gets instead."""
+    """The decision on a request: 200, or what the client gets instead."""
 
     status: int
     client: str = ""
@@ -58,16 +58,16 @@ class Admission:
     priority: int = 0
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        found = [(CLIENT_HEADER.encode(), self.client.encode())] if self.client else []
+        headers = [(CLIENT_HEADER.encode(), self.client.encode())] if self.client else []
         if self.status == 200:
             # Whatever the client itself says of its priority: this replaces it.
-            found.append((PRIORITY_HEADER.encode(), str(self.priority).encode()))
-            return [*found, (REMOVE_HEADER.encode(), b"authorization")]
+            headers.append((PRIORITY_HEADER.encode(), str(self.priority).encode()))
+            return [*headers, (REMOVE_HEADER.encode(), b"authorization")]
         if self.status == 401:
-            found.append((b"www-authenticate", b"Bearer"))
+            headers.append((b"www-authenticate", b"Bearer"))
         if self.status == 429:
-            found.append((b"retry-after", str(max(1, math.ceil(self.wait_s))).encode()))
-        return [*found, (b"content-type", b"application/json")]
+            headers.append((b"retry-after", str(max(1, math.ceil(self.wait_s))).encode()))
+        return [*headers, (b"content-type", b"application/json")]
 
     def body(self) -> bytes:
         """OpenAI's error."""
@@ -89,15 +89,15 @@ class LastMinute:
         self._sum += amount
 
     def wait_s(self, limit: int, now: float) -> float:
-        """The time until the sum is below *limit*; 0: it is."""
+        """Compute the time until the sum is below *limit*; 0 if it is."""
         while self._events and self._events[0][0] <= now - WINDOW_S:
             self._sum -= self._events.popleft()[1]
-        left = self._sum
-        if left < limit:
+        remaining = self._sum
+        if remaining < limit:
             return 0.0
         for at, amount in self._events:
-            left -= amount
-            if left < limit:
+            remaining -= amount
+            if remaining < limit:
                 return at + WINDOW_S - now
         return WINDOW_S
 
@@ -116,7 +116,7 @@ class Door:
 
     Args:
         root: the store's, with its clients.
-        key: the key of the client ``DEFAULT``; empty: there is no such client.
+        key: the key of the client ``DEFAULT``; if empty, there is no such client.
     """
 
     def __init__(self, root: Path, model: str, key: str) -> None:
@@ -138,8 +138,8 @@ class Door:
         """Args: request: the id that Envoy gave it."""
         client = self._client(authorization)
         if client is None:
-            said = "the API key is wrong" if authorization else "an API key is required: Authorization: Bearer KEY"
-            return Admission(401, message=said)
+            reason = "the API key is wrong" if authorization else "an API key is required: Authorization: Bearer KEY"
+            return Admission(401, message=reason)
         if not client.may_ask(self.model):
             return Admission(403, client.name, f"{client.name} may not ask {self.model}")
         use = self._use.setdefault(client.name, Use())
@@ -173,33 +173,33 @@ class Door:
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key:
             return None
-        asked = hash_of(key.strip())
-        if self._default and hmac.compare_digest(self._default.key_sha256, asked):
+        key_hash = hash_of(key.strip())
+        if self._default and hmac.compare_digest(self._default.key_sha256, key_hash):
             return self._default
-        return self._by_hash.get(asked)  # a hash tells nothing by the time that it takes to compare
+        return self._by_hash.get(key_hash)  # a hash tells nothing by the time that it takes to compare
 
     def _read_again(self) -> None:
-        """Take in what has changed; clients that can't be read are nobody."""
+        """Read the clients again if their file has changed. If it can't be read, no client is admitted."""
         try:
-            told = self._file.stat()
-            seen = (told.st_mtime_ns, told.st_ino)
+            status = self._file.stat()
+            version = (status.st_mtime_ns, status.st_ino)
         except OSError:
-            seen = (0, 0)
-        if seen == self._seen:
+            version = (0, 0)
+        if version == self._seen:
             return
         try:
-            found = read_clients(self._root)
+            clients = read_clients(self._root)
         except DamagedModel as error:
             say(f"no client is let in: {error}")
-            self._by_hash, self._open, self._guarded, self._seen = {}, False, True, seen
+            self._by_hash, self._open, self._guarded, self._seen = {}, False, True, version
             return
-        self._by_hash = {client.key_sha256: client for client in found.clients} if found else {}
-        self._guarded = self._guarded or found is not None
-        self._open, self._seen = not self._guarded, seen
+        self._by_hash = {client.key_sha256: client for client in clients.clients} if clients else {}
+        self._guarded = self._guarded or clients is not None
+        self._open, self._seen = not self._guarded, version
 
 
 def _beyond(client: Client, use: Use, now: float) -> Admission | None:
-    """The refusal of a request beyond the client's limits."""
+    """Refuse a request beyond the client's limits; None if it is within them."""
     if client.requests_at_once and use.at_once >= client.requests_at_once:
         return Admission(
             429, client.name, f"{client.name} may have {client.requests_at_once} requests at once", AT_ONCE_S
@@ -220,8 +220,8 @@ class _Service:
         self._door, self._log = door, Reader(log, at_end=True)
 
     async def __call__(self, scope: MutableMapping[str, Any], _: Any, send: Any) -> None:
-        told = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        answer = await self._answer(told.get("authorization", ""), told.get("x-request-id", ""))
+        asked = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        answer = await self._answer(asked.get("authorization", ""), asked.get("x-request-id", ""))
         body = answer.body()
         headers = [*answer.headers(), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -275,12 +275,19 @@ def answering(door: Door, path: Path, log: Path) -> Iterator[threading.Thread]:
 
 @contextlib.contextmanager
 def _listening(path: Path) -> Iterator[socket.socket]:
-    """A Unix socket that only its user can open. The path of one is limited to 107 bytes, that of the store is not."""
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    """Listen on a Unix socket that only its user can open."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        try:
-            listener.bind(f"/proc/self/fd/{descriptor}/{path.name}")
-        finally:
-            os.close(descriptor)
+        with short_path(path) as address:
+            listener.bind(address)
         path.chmod(0o600)
         yield listener
+
+
+@contextlib.contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """Yield another path of *path*: that of a socket is limited to 107 bytes, that of the store is not."""
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{path.name}"
+    finally:
+        os.close(descriptor)

@@ -59,7 +59,7 @@ class Wanted(Record):
         return self.canary is not None or self.replaced is not None
 
     def releases(self) -> list[str]:
-        return [each for each in (self.stable, self.canary, self.standby) if each is not None]
+        return [release for release in (self.stable, self.canary, self.standby) if release is not None]
 
 
 class ServerState(Record):
@@ -102,31 +102,32 @@ class Endpoint(Record):
     started_at: datetime
 
     def replicas(self, release: str) -> tuple[ServerState, ...]:
-        """The servers of a release."""
+        """Select the servers of a release."""
         return tuple(server for server in self.servers if server.release == release)
 
     def server(self, release: str) -> ServerState | None:
-        """A server of a release, one that is up if there is any."""
-        return min(self.replicas(release), key=lambda each: each.state != "up", default=None)
+        """Select a server of a release, one that is up if there is any."""
+        return min(self.replicas(release), key=lambda server: server.state != "up", default=None)
 
 
 def log_of(store: ModelStore, release: str, replica: int) -> Path:
-    """The log of a release's server: ``<release>.log``, ``<release>.2.log`` of the second replica, and so on."""
+    """Name the log of a release's server: ``<release>.log``, ``<release>.2.log`` of the second replica, and so on."""
     return store.path / SERVERS / f"{release}{f'.{replica + 1}' if replica else ''}.log"
 
 
 def endpoint(store: ModelStore) -> Endpoint | None:
-    """The endpoint of a running supervisor, or None."""
+    """Read the endpoint of a running supervisor; None if none runs."""
     pid = supervisor(store)
-    found = Endpoint.read(store.path / RECORD) if pid else None
-    return found if found and found.pid == pid else None
+    record = Endpoint.read(store.path / RECORD) if pid else None
+    return record if record and record.pid == pid else None
 
 
 def serving_here(root: Path) -> list[Endpoint]:
-    """The running endpoints of all models in the store at *root*: they share this machine with whatever else runs."""
+    """Find the running endpoints of all models in the store at *root*: they share this machine with whatever else
+    runs."""
     records = [Endpoint.read(path) for path in sorted(root.glob(f"*/{RECORD}"))]
-    found = [endpoint(ModelStore(root, record.model)) for record in records if record]
-    return [each for each in found if each]
+    endpoints = [endpoint(ModelStore(root, record.model)) for record in records if record]
+    return [running for running in endpoints if running]
 
 
 def stop(store: ModelStore) -> bool:
@@ -154,7 +155,7 @@ def stop(store: ModelStore) -> bool:
 
 
 def supervisor(store: ModelStore) -> int | None:
-    """The process that holds the endpoint's lock, or None."""
+    """Find the process that holds the endpoint's lock; None if none does."""
     try:
         with store.lock(LOCK).open() as file:
             # A shared lock: two readers at a time must not take each other for the supervisor.
@@ -174,23 +175,23 @@ def supervising(store: ModelStore) -> Iterator[None]:
     Raises:
         Busy: there is another.
     """
-    lock = store.lock(LOCK)
+    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+
+    lock, busy, enough = store.lock(LOCK), retry_if_exception_type(Busy), stop_after_attempt(LOCK_PROBES)
     with contextlib.ExitStack() as stack:
-        for probes_left in reversed(range(LOCK_PROBES)):
-            try:
-                stack.enter_context(exclusive(lock, f"the endpoint of {store.model}", wait=False))
-                break
-            except Busy as error:
-                if not probes_left:
-                    error.hint = f"stop it first: slipway serve {store.model} --stop"
-                    raise
-                time.sleep(POLL_S)
+        try:
+            for attempt in Retrying(retry=busy, stop=enough, wait=wait_fixed(POLL_S), reraise=True):
+                with attempt:
+                    stack.enter_context(exclusive(lock, f"the endpoint of {store.model}", wait=False))
+        except Busy as error:
+            error.hint = f"stop it first: slipway serve {store.model} --stop"
+            raise
         lock.write_text(str(os.getpid()))  # in place: a renamed file would be a different lock
         yield
 
 
 def published(store: ModelStore) -> Path:
-    """The release that ``production`` points to, by its own path, since the link may move while it is served.
+    """Find the release that ``production`` points to, by its own path, since the link may move while it is served.
 
     Raises:
         NothingToServe: there is none.

@@ -9,7 +9,6 @@ files: after replacing one, this module waits until Envoy's statistics show that
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections import Counter, defaultdict
@@ -22,7 +21,7 @@ import httpx
 from stages.parts.base.errors import ConfigError, ServerFailed, TransientError
 from stages.parts.base.store import write_json
 from stages.parts.endpoint import access_log, usage
-from stages.parts.endpoint.door import Door, answering
+from stages.parts.endpoint.door import Door, answering, short_path
 from stages.parts.endpoint.envoy_config import (
     ADMIN_SOCKET,
     CLUSTERS_FILE,
@@ -66,29 +65,26 @@ class Admin:
         return self._call("POST", path)
 
     def stats(self, pattern: str) -> dict[str, Any]:
-        """The values of the statistics whose names match, by name."""
-        found = self.get(f"/stats?format=json&filter={pattern}").json()["stats"]
-        return {each["name"]: each["value"] for each in found if "name" in each}
+        """Read the values of the statistics whose names match, by name."""
+        statistics = self.get(f"/stats?format=json&filter={pattern}").json()["stats"]
+        return {statistic["name"]: statistic["value"] for statistic in statistics if "name" in statistic}
 
     def hosts(self, release: str) -> dict[str, Counter[str]]:
         """Envoy's own counts of each server in the clusters of a release, by the server's socket."""
-        found: dict[str, Counter[str]] = defaultdict(Counter)
-        for each in self.get("/clusters?format=json").json().get("cluster_statuses", []):
-            for host in each.get("host_statuses", []) if each["name"] in names_of(release) else ():
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for cluster in self.get("/clusters?format=json").json().get("cluster_statuses", []):
+            for host in cluster.get("host_statuses", []) if cluster["name"] in names_of(release) else ():
                 for stat in host["stats"]:
-                    found[host["address"]["pipe"]["path"]][stat["name"]] += int(stat.get("value", 0))
-        return found
+                    counts[host["address"]["pipe"]["path"]][stat["name"]] += int(stat.get("value", 0))
+        return counts
 
     def _call(self, method: str, path: str) -> httpx.Response:
         try:
-            # A socket's path is limited to 107 bytes, the store's is not.
-            descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                transport = httpx.HTTPTransport(uds=f"/proc/self/fd/{descriptor}/{ADMIN_SOCKET}")
-                with httpx.Client(transport=transport, base_url="http://envoy", timeout=ADMIN_TIMEOUT_S) as client:
-                    return client.request(method, path).raise_for_status()
-            finally:
-                os.close(descriptor)
+            with (
+                short_path(self._folder / ADMIN_SOCKET) as address,
+                httpx.Client(transport=httpx.HTTPTransport(uds=address), timeout=ADMIN_TIMEOUT_S) as client,
+            ):
+                return client.request(method, f"http://envoy{path}").raise_for_status()
         except (OSError, httpx.HTTPError, ValueError, LookupError) as error:
             raise TransientError(f"Envoy does not answer: {type(error).__name__}: {error}") from error
 
@@ -106,7 +102,7 @@ class Proxy:
         self._applied: Routing | None = None
 
     def check_alive(self) -> None:
-        """Raises: ServerFailed: it has ended."""
+        """Raise ServerFailed if Envoy or its door has ended."""
         if (status := self._process.poll()) is not None:
             raise ServerFailed(f"Envoy ended with status {status}", hint=f"see {self._log}")
         if not self._door.is_alive():
@@ -118,10 +114,10 @@ class Proxy:
         Raises:
             ServerFailed: Envoy refused it, or ended.
         """
-        before, self._applied = self._applied, None  # unknown until the end
-        if before is None or before.orders != routing.orders:
+        former, self._applied = self._applied, None  # unknown until the end
+        if former is None or former.orders != routing.orders:
             self._replace(CLUSTERS_FILE, routing)
-        if before is None or before.weights != routing.weights:
+        if former is None or former.weights != routing.weights:
             self._replace(ROUTES_FILE, routing)
         self._applied = routing
 
@@ -138,7 +134,7 @@ class Proxy:
         self._tls.write(self._folder)
 
     def in_flight(self, release: str | None = None) -> int:
-        """The number of requests in flight: those in the clusters of one release, or all."""
+        """Count the requests in flight: those in the clusters of one release, or all."""
         clusters = f"^cluster.({'|'.join(names_of(release))}).upstream_rq_active$" if release else ""
         return sum(map(int, self.admin.stats(clusters or f"^http.{ROUTER}.downstream_rq_active$").values()))
 
@@ -159,13 +155,13 @@ class Proxy:
         while True:
             self.check_alive()
             with contextlib.suppress(TransientError):
-                said = self.admin.stats(
+                statistics = self.admin.stats(
                     rf"^{prefix}.(version_text|update_rejected)$|^cluster_manager.warming_clusters$"
                 )
-                warming = name == CLUSTERS_FILE and said.get("cluster_manager.warming_clusters")
-                if said.get(f"{prefix}.version_text") == version and not warming:
+                warming = name == CLUSTERS_FILE and statistics.get("cluster_manager.warming_clusters")
+                if statistics.get(f"{prefix}.version_text") == version and not warming:
                     return
-                if said.get(f"{prefix}.update_rejected"):
+                if statistics.get(f"{prefix}.update_rejected"):
                     raise ServerFailed(f"Envoy refused {self._folder / name}", hint=f"see {self._log}")
             if time.monotonic() > deadline:
                 raise ServerFailed(f"Envoy did not apply {self._folder / name}", hint=f"see {self._log}")
@@ -186,7 +182,7 @@ def proxying(
 
     Args:
         door: decides who may ask.
-        tls: None: plain HTTP.
+        tls: if None, plain HTTP is served.
 
     Raises:
         ConfigError: Envoy is not installed.

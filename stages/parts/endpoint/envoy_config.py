@@ -56,7 +56,7 @@ SHARED: Final = {
 
 
 def bootstrap(address: tuple[str, int], folder: str, model: str, *, tls: bool) -> Any:
-    """The start configuration of an Envoy at *address*, with its files in *folder*."""
+    """Render the start configuration of an Envoy at *address*, with its files in *folder*."""
     return _rendered("envoy", address=address[0], port=address[1], folder=folder, model=model, tls=tls)
 
 

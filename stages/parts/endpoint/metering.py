@@ -41,27 +41,29 @@ class Meter:
         self._last: tuple[int, int] | None = None
 
     def read(self) -> None:
-        """What can't be read or written now, is the next time: the counts only grow."""
+        """Leave the present counts. If that fails, the next reading has them too: they only grow."""
         with contextlib.suppress(httpx.HTTPError, ValueError, OSError, SlipwayError):
-            found = read_tokens(http().get(f"{self._url}/metrics", timeout=HEALTH_TIMEOUT_S).raise_for_status().text)
-            if found == self._last:
+            tokens = read_tokens(http().get(f"{self._url}/metrics", timeout=HEALTH_TIMEOUT_S).raise_for_status().text)
+            if tokens == self._last:
                 return
-            counted = Reading(
+            reading = Reading(
                 server=socket_of(self._url),
                 at=time.time(),
                 model=self._model,
                 release=self._release,
-                prompt_tokens=found[0],
-                output_tokens=found[1],
+                prompt_tokens=tokens[0],
+                output_tokens=tokens[1],
             )
-            own = LoggedRequest(id=uuid.uuid4().hex, client=OWN, path=COMPLETIONS, status=200, **counted.model_dump())
-            leave(self._folder, *([own] if self._last is None else []), counted)
-            self._last = found
+            request = LoggedRequest(
+                id=uuid.uuid4().hex, client=OWN, path=COMPLETIONS, status=200, **reading.model_dump()
+            )
+            leave(self._folder, *([request] if self._last is None else []), reading)
+            self._last = tokens
 
 
 def count_own(store: ModelStore) -> None:
     """From now on, count as the client ``OWN`` what this process asks of the store's servers past Envoy. Whoever is
-    counted by Envoy, too, would be counted twice; what is asked and not answered is nobody's."""
+    counted by Envoy, too, would be counted twice. Unanswered requests are not attributed."""
     http().event_hooks = {"response": [functools.partial(_note, store)]}
 
 
@@ -71,9 +73,9 @@ def _note(store: ModelStore, response: httpx.Response) -> None:
         return
     with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError, OSError, SlipwayError):
         used = _used(response)
-        found = endpoint(store)
-        for each in found.servers if found else ():
-            if each.url and socket_of(each.url) == socket:
+        running = endpoint(store)
+        for server in running.servers if running else ():
+            if server.url and socket_of(server.url) == socket:
                 leave(
                     store.path / SERVERS,
                     LoggedRequest(
@@ -81,7 +83,7 @@ def _note(store: ModelStore, response: httpx.Response) -> None:
                         at=time.time(),
                         model=store.model,
                         client=OWN,
-                        release=each.release,
+                        release=server.release,
                         server=socket,
                         path=path,
                         status=response.status_code,
@@ -92,11 +94,11 @@ def _note(store: ModelStore, response: httpx.Response) -> None:
 
 
 def _used(response: httpx.Response) -> dict[str, int]:
-    """The tokens of a request of our own. A stream is not read here, since its reader times it: it answers token ids
-    with as many tokens as were asked for."""
+    """Count the tokens of a request of our own. A stream is not read here, since its reader times it: it answers token
+    ids with as many tokens as were asked for."""
     if response.headers.get("Content-Type", "").startswith(EVENTS):
-        asked = json.loads(response.request.content)
-        return {"prompt_tokens": len(asked["prompt"]), "completion_tokens": asked["max_tokens"]}
+        body = json.loads(response.request.content)
+        return {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
     response.read()
     used: dict[str, int] = response.json()["usage"]
     return used
@@ -104,7 +106,7 @@ def _used(response: httpx.Response) -> dict[str, int]:
 
 class Taking:
     """Puts into the database what is in an endpoint's log, every few seconds, in a thread of its own: a database that
-    does not answer holds nothing up. What can't be taken in now, is later; until then it stays in its files.
+    does not answer holds nothing up. Failed imports are retried later; until then the lines stay in their files.
 
     Args:
         url: see ``opened``.
@@ -124,15 +126,15 @@ class Taking:
     def _keep_taking(self) -> None:
         while True:
             last = self._stop.wait(INTERVAL_S)
-            said = self._take()
-            if said and said != self._said:
-                say(f"the usage is not taken in at the moment: {said}")
-            self._said = said
+            problem = self._take()
+            if problem and problem != self._said:
+                say(f"the usage is not taken in at the moment: {problem}")
+            self._said = problem
             if last:
                 return
 
     def _take(self) -> str:
-        """Why it was not possible; empty: it was."""
+        """Take in what there is. Returns why that was not possible; empty if it was."""
         try:
             with opened(self._store.root, self._url) as database:
                 usage.take_in(database, self._folder, remove=True)

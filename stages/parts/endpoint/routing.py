@@ -96,5 +96,5 @@ def routing(
 
 
 def names_of(release: str) -> tuple[str, str]:
-    """The names of the clusters that a release may have."""
+    """Return the names of the clusters that a release may have."""
     return release, f"{release}{SESSIONS}"

@@ -65,9 +65,9 @@ def serve_foreground(
         ServerFailed: see ``supervise``.
     """
     with supervising(store):
-        left = Wanted.read(store.path / WANTED)
-        whole = left is not None and all((store.releases / release).is_dir() for release in left.releases())
-        if left is None or not whole or not (resume or left.tried):
+        former = Wanted.read(store.path / WANTED)
+        complete = former is not None and all((store.releases / release).is_dir() for release in former.releases())
+        if former is None or not complete or not (resume or former.tried):
             Wanted(stable=published(store).name).write(store.path / WANTED)
         try:
             supervise(store, serving, policy)
@@ -160,9 +160,9 @@ class _Supervisor:
             server.join()
 
     def _free_half(self, wanted: Wanted) -> int:
-        """The half of the cores that fewer of the remaining releases use."""
-        taken = [self._servers[release][0].half for release in wanted.releases() if release in self._servers]
-        return min((0, 1), key=taken.count)
+        """Find the half of the cores that fewer of the remaining releases use."""
+        halves = [self._servers[release][0].half for release in wanted.releases() if release in self._servers]
+        return min((0, 1), key=halves.count)
 
     def _start(self, release: str, half: int) -> None:
         settings = pinned(self._store, self._serving, release)
@@ -287,5 +287,5 @@ class _Supervisor:
 
 
 def _address(host: str) -> str:
-    """The IP address of *host*: Envoy listens on addresses, not names."""
+    """Look up the IP address of *host*: Envoy listens on addresses, not names."""
     return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])

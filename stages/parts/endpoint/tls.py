@@ -24,7 +24,7 @@ class Tls:
     key: Path
 
     def check(self) -> None:
-        """Raises: ConfigError: they can't be read, or do not belong together."""
+        """Raise ConfigError if the files can't be read, or do not belong together."""
         try:
             # With a password, an encrypted key is an error; without, it would be asked for.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password="")
@@ -37,10 +37,10 @@ class Tls:
     def version(self) -> str:
         """Another one whenever one of the files was changed or replaced. Empty: one of them is missing."""
         try:
-            told = [each.stat() for each in (self.certificate, self.key)]
+            statuses = [file.stat() for file in (self.certificate, self.key)]
         except OSError:
             return ""
-        return digest_of([[each.st_mtime_ns, each.st_ino, each.st_size] for each in told])[:12]
+        return digest_of([[status.st_mtime_ns, status.st_ino, status.st_size] for status in statuses])[:12]
 
     def write(self, folder: Path) -> None:
         """Tell Envoy to use the files as they are now. It reads files again only if they have other names."""
@@ -56,15 +56,15 @@ class Tls:
 
 
 def tls_of(serving: AskedServing) -> Tls | None:
-    """The files that are set; None: plain HTTP.
+    """Return the files that are set; None if there are none, for plain HTTP.
 
     Raises:
         ConfigError: they are no certificate and its key, or plain HTTP would be served to other machines.
     """
     if serving.tls_certificate and serving.tls_key:
-        found = Tls(Path(serving.tls_certificate), Path(serving.tls_key))
-        found.check()
-        return found
+        tls = Tls(Path(serving.tls_certificate), Path(serving.tls_key))
+        tls.check()
+        return tls
     if not serving.plain_http and not _loopback(serving.host):
         raise ConfigError(
             f"serving.host {serving.host} is reached from other machines, which would send their keys in clear text",

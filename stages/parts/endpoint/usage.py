@@ -215,8 +215,8 @@ def _take_file(database: Database, path: Path) -> int:
     with file:
         first = file.readline()
         key = _key(first)
-        taken = database.execute("SELECT bytes FROM taken WHERE file = ?", [key])
-        if not first.endswith(b"\n") or (taken and taken[0][0] >= os.fstat(file.fileno()).st_size):
+        offsets = database.execute("SELECT bytes FROM taken WHERE file = ?", [key])
+        if not first.endswith(b"\n") or (offsets and offsets[0][0] >= os.fstat(file.fileno()).st_size):
             return 0
         endpoint = _endpoint(path.parent)
         with database.transaction():

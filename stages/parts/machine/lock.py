@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from stages.parts.base.log import say
 
 LOCK_VARIABLE: Final = "SLIPWAY_MACHINE_LOCK"
 """Path of another lock file, for runs that use separate parts of a machine (GPUs, cores)."""
@@ -37,7 +38,7 @@ def _turn(task: str, mode: int) -> Iterator[None]:
         try:
             fcntl.flock(file, mode | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"waiting for {_holders(path)}, on this machine", file=sys.stderr, flush=True)
+            say(f"waiting for {_holders(path)}, on this machine")
             fcntl.flock(file, mode)
         if mode == fcntl.LOCK_EX:
             file.truncate(0)  # no other process holds it

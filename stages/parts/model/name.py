@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from stages.parts.base.errors import InvalidName
-from stages.parts.base.store import directory_name
+from stages.parts.base.store import ModelStore, directory_name, store_root
 
 LOCAL_OWNER: Final = "local"
 
@@ -43,6 +43,14 @@ class ModelName:
                 hint="rename it, or use a symbolic link to it, with only letters, digits, '-', '_' and '.'",
             ) from error
         return cls(source, identifier, directory)
+
+    def store(self, root: Path | None = None) -> ModelStore:
+        """The model's store in *root*, or without one in the folder that ``SLIPWAY_STORE`` names.
+
+        Raises:
+            ConfigError: the variable is not set.
+        """
+        return ModelStore((root or store_root()).absolute(), self.id)
 
 
 def _absolute(path: str) -> Path:

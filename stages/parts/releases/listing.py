@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from stages.parts.base import aside
 from stages.parts.base.errors import ConfigError, DamagedModel
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore, exclusive
@@ -138,7 +137,7 @@ def prune(store: ModelStore, keep: int, split: Split, *, others: bool = False) -
         if journal:
             needed |= {journal.release, journal.stable, journal.before}
         removed = [name for name in names if name not in needed]
-        set_aside = [aside.folder(store)] if others and aside.folder(store).exists() else []
+        set_aside = [store.aside] if others and store.aside.exists() else []
         folders = [*(store.releases / name for name in removed), *set_aside]
         total, freed = _bytes_of(folders)
         for folder in folders:  # atomically for other processes: each is first renamed

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.parts.base.aside import KEPT, folder, take_up
-from stages.parts.base.store import ModelStore
+from stages.parts.base.store import SET_ASIDE, ModelStore
 
-KEYS = [f"{digit}" * 64 for digit in range(KEPT + 3)]
+KEYS = [f"{digit}" * 64 for digit in range(SET_ASIDE + 3)]
 
 
 @pytest.fixture
@@ -37,28 +36,28 @@ def texts(paths: list[Path]) -> list[str]:
 
 def test_what_has_the_key_stays(store: ModelStore, paths: list[Path]) -> None:
     write(paths, "here")
-    take_up(store, paths, KEYS[0], KEYS[0])
+    store.take_up(paths, KEYS[0], KEYS[0])
     assert texts(paths) == ["here"] * 2
-    assert not folder(store).exists()
+    assert not store.aside.exists()
 
 
 def test_what_was_put_aside_comes_back_whole_and_only_once(store: ModelStore, paths: list[Path]) -> None:
     write(paths, "first")
-    take_up(store, paths, KEYS[0], KEYS[1])
+    store.take_up(paths, KEYS[0], KEYS[1])
     assert texts(paths) == []
     write(paths, "second")
-    take_up(store, paths, KEYS[1], KEYS[0])
+    store.take_up(paths, KEYS[1], KEYS[0])
     assert texts(paths) == ["first"] * 2
-    take_up(store, paths, KEYS[0], KEYS[1])
+    store.take_up(paths, KEYS[0], KEYS[1])
     assert texts(paths) == ["second"] * 2
-    assert len(list(folder(store).rglob("gptq.json"))) == 2  # the folder of the name, and the one put aside
+    assert len(list(store.aside.rglob("gptq.json"))) == 2  # the folder of the name, and the one put aside
 
 
 def test_what_is_damaged_is_replaced_by_what_was_kept(store: ModelStore, paths: list[Path]) -> None:
     write(paths, "first")
-    take_up(store, paths, KEYS[0], KEYS[1])
+    store.take_up(paths, KEYS[0], KEYS[1])
     write(paths, "damaged")
-    take_up(store, paths, None, KEYS[0])
+    store.take_up(paths, None, KEYS[0])
     assert texts(paths) == ["first"] * 2
 
 
@@ -67,10 +66,10 @@ def test_directories_are_kept_too(store: ModelStore) -> None:
     path.mkdir(parents=True)
     (path / "model.safetensors").write_text("weights")
     inode = (path / "model.safetensors").stat().st_ino
-    take_up(store, [path], KEYS[0], KEYS[1])
+    store.take_up([path], KEYS[0], KEYS[1])
     path.mkdir()
     (path / "half").touch()
-    take_up(store, [path], None, KEYS[0])
+    store.take_up([path], None, KEYS[0])
     assert [each.name for each in path.iterdir()] == ["model.safetensors"]
     assert (path / "model.safetensors").stat().st_ino == inode
 
@@ -78,6 +77,6 @@ def test_directories_are_kept_too(store: ModelStore) -> None:
 def test_only_the_last_ones_in_use_are_kept(store: ModelStore, paths: list[Path]) -> None:
     for before, after in itertools.pairwise(KEYS):
         write(paths, before)
-        take_up(store, paths, before, after)
-    kept = next(folder(store).rglob("gptq.json"))
-    assert sorted(each.name[0] for each in kept.iterdir()) == [str(digit) for digit in range(2, KEPT + 2)]
+        store.take_up(paths, before, after)
+    kept = next(store.aside.rglob("gptq.json"))
+    assert sorted(each.name[0] for each in kept.iterdir()) == [str(digit) for digit in range(2, SET_ASIDE + 2)]

@@ -11,8 +11,6 @@ import pytest
 
 from scoring.criteria import Weights
 from scoring.profile import Profile
-from stages.parts.base import aside
-from stages.parts.base.aside import take_up
 from stages.parts.base.errors import ConfigError, UnknownName
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore, swap_link
@@ -202,8 +200,8 @@ def test_prune_removes_what_other_settings_made_only_if_asked(store: ModelStore)
     path = store.optimized("other")
     path.mkdir()
     (path / "model.safetensors").write_text("weights")
-    take_up(store, [path], "a" * 64, "b" * 64)
-    kept = aside.folder(store)
+    store.take_up([path], "a" * 64, "b" * 64)
+    kept = store.aside
     assert not path.exists()
     assert prune(store, 1, Split(stable=None)).others is False
     assert kept.exists()
