@@ -67,21 +67,16 @@ def conditions_of(variant: Variant, workload: Workload, serving: Serving) -> Con
     machine, settings = hardware(), serving.model_dump(mode="json", exclude=NOT_MEASURED)
     if machine.gpus and serving.dtype == "auto":
         settings["dtype"] = "as stored"  # it once was float16 there
+    if len(gpu_groups(serving)) > 1:  # servers run side by side, each with GPUs of its own
+        machine = machine.model_copy(update={"gpus": machine.gpus[: serving.tensor_parallel_size]})
     return Conditions(
         variant=variant,
         workload=plain | digests | {"rounds": ROUNDS},
         serving=settings,
         tool_versions={tool: installed_version(tool) for tool in TOOLS},
-        hardware=_of_one_server(machine, serving),
+        hardware=machine,
         binding=core_binding(serving),
     )
-
-
-def _of_one_server(machine: Hardware, serving: Serving) -> Hardware:
-    """Describe this machine; where servers run side by side, with the GPUs of one of them."""
-    if len(gpu_groups(serving)) > 1:
-        return machine.model_copy(update={"gpus": machine.gpus[: serving.tensor_parallel_size]})
-    return machine
 
 
 def read_variant(store: ModelStore, name: str) -> Variant:
@@ -112,8 +107,9 @@ def tasks_digest(tasks_path: str | None) -> str | None:
     if not root.is_dir():
         raise ConfigError(f"tasks_path {tasks_path!r} is not a folder", hint="it is relative to the workload's file")
     # Files that Python, lm-eval and mypy create while they read the tasks do not define them.
-    files = [path for path in root.rglob("*") if path.is_file() and not _is_by_product(path.relative_to(root))]
-    return digest_of({path.relative_to(root).as_posix(): sha256_of(path) for path in files})
+    paths = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
+    files = [path for path in paths if not any(part == "__pycache__" or part.startswith(".") for part in path.parts)]
+    return digest_of({path.as_posix(): sha256_of(root / path) for path in files})
 
 
 def trace_digest(trace: str | None) -> str | None:
@@ -127,7 +123,3 @@ def trace_digest(trace: str | None) -> str | None:
     if not Path(trace).is_file():
         raise ConfigError(f"trace {trace!r} is not a file", hint="it is relative to the workload's file")
     return sha256_of(Path(trace))
-
-
-def _is_by_product(path: Path) -> bool:
-    return any(part == "__pycache__" or part.startswith(".") for part in path.parts)

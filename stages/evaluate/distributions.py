@@ -90,11 +90,7 @@ def _beginning(text: str, max_model_len: int) -> str:
 
 
 def _continued(url: str, model: str, api_key: str, beginnings: Sequence[str], *, chats: bool) -> list[Sequence[int]]:
-    """Ask for greedy answers; their tokens.
-
-    Raises:
-        ServerFailed, TransientError: see ``completions``.
-    """
+    """Ask for greedy answers; their tokens."""
     options = {"max_tokens": CONTINUED, "return_token_ids": True}
     if not chats:
         choices = complete(url, model, api_key, beginnings, **options)

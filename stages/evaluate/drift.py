@@ -6,6 +6,7 @@ The kernels run on the CPU; a GPU, which has its own clocks and memory, is not p
 from __future__ import annotations
 
 import time
+import timeit
 from collections.abc import Callable
 from statistics import median
 from typing import Final
@@ -60,10 +61,4 @@ def drift_of(pairs: list[tuple[Speed, Speed]]) -> Drift:
 
 def _median_s(kernel: Callable[[], object]) -> float:
     kernel()  # the first run maps pages and starts threads
-    return median(_seconds(kernel) for _ in range(REPEATS))
-
-
-def _seconds(kernel: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    kernel()
-    return time.perf_counter() - started
+    return median(timeit.repeat(kernel, number=1, repeat=REPEATS))

@@ -27,9 +27,6 @@ def refusal(variant: Measured, reference: Measured | None, profile: Profile, *, 
 
     Args:
         whole: whether all items were asked that every variant is asked. Until then the quality recovery does not count.
-
-    Raises:
-        DamagedModel: raw samples are not what was written.
     """
     from stages.parts.samples.evidence import gates_of
 

@@ -58,7 +58,10 @@ def task_items(task: str, metric: str, report: Mapping[str, Any], restart: int =
     counts = {leaf: len(leaf_items) for leaf, leaf_items in items.items()}
     shares = group_shares({leaf: results[leaf][metric] for leaf in inside}, counts, results[task][metric])
     # A text counts by its bytes.
-    sizes = {leaf: sum(_size(item) for item in leaf_items) for leaf, leaf_items in items.items()}
+    sizes = {
+        leaf: sum(item.bytes if isinstance(item, PerplexityItem) else 1 for item in leaf_items)
+        for leaf, leaf_items in items.items()
+    }
     for leaf, share in shares.items():
         weight = share * sum(sizes.values()) / sizes[leaf]
         changed: dict[str, Any] = {} if math.isclose(weight, 1) else {"weight": weight}
@@ -91,10 +94,6 @@ def _items(label: Mapping[str, Any], metric: str, samples: Iterable[Mapping[str,
             yield PerplexityItem(**label, **document, loglikelihood=loglikelihood, bytes=size)
         else:
             yield AccuracyItem(**label, **document, correct=float(sample[name]))
-
-
-def _size(item: Item) -> int:
-    return item.bytes if isinstance(item, PerplexityItem) else 1
 
 
 def _below(group: str, subtasks: Mapping[str, list[str]]) -> Iterator[str]:

@@ -174,11 +174,7 @@ class Loading:
         self._rate_per_s = self._rate_per_s or RATE_SHARE * capacity
 
     def measure(self, pace: Pace) -> Iterator[LoadSamples]:
-        """Measure the round.
-
-        Raises:
-            MeasurementFailed, ServerFailed.
-        """
+        """Measure the round."""
         self.rounds.append(_round(self.target, self.start, pace))
         yield self.rounds[-1]
 

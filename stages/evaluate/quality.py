@@ -113,12 +113,24 @@ def run_tasks(
     """
     with tempfile.TemporaryDirectory(prefix="slipway-quality-") as work:
         result = Path(work) / "quality.json"
-        request = _of_server(server, directory) | _of_workload(workload, parts)
-        request |= {"result": str(result), "include_defaults": include_defaults}
+        items = parts or first_parts(workload)
+        request = {
+            "url": server.url,
+            "model": server.name,
+            "tokenizer": str(directory),
+            "max_model_len": server.max_model_len(),
+            "parses_calls": PARSES_CALLS in server.arguments,
+            "tasks": list(items),
+            "tasks_path": workload.tasks_path,
+            "parts": {task: list(part) for task, part in items.items()},
+            "concurrency": workload.quality_concurrency or CONCURRENCY[serves_on_gpu()],
+            "include_defaults": include_defaults,
+            "result": str(result),
+        }
         if harness.call(server, request, log) != 0:
             raise _failed(log)
         report: dict[str, Any] = json.loads(result.read_text())
-    _say_what_is_left_out(report["left_out"], request["tasks"])
+    _say_what_is_left_out(report["left_out"], list(items))
     return report
 
 
@@ -130,26 +142,6 @@ def first_parts(workload: Workload, start: int = 0, stop: int | None = None) -> 
             min(filter(None, (stop, workload.quality_limit or (FIRST if task in OWN else None))), default=None),
         )
         for task in workload.quality_tasks
-    }
-
-
-def _of_server(server: Server, directory: Path) -> dict[str, Any]:
-    return {
-        "url": server.url,
-        "model": server.name,
-        "tokenizer": str(directory),
-        "max_model_len": server.max_model_len(),
-        "parses_calls": PARSES_CALLS in server.arguments,
-    }
-
-
-def _of_workload(workload: Workload, parts: Mapping[str, Part] | None) -> dict[str, Any]:
-    items = parts or first_parts(workload)
-    return {
-        "tasks": list(items),
-        "tasks_path": workload.tasks_path,
-        "parts": {task: list(part) for task, part in items.items()},
-        "concurrency": workload.quality_concurrency or CONCURRENCY[serves_on_gpu()],
     }
 
 
@@ -171,12 +163,7 @@ def _failed(log: Path) -> SlipwayError:
 
 
 def scores_of(report: Mapping[str, Any]) -> list[TaskScore]:
-    """Compute a score for each task; a group that lm-eval aggregates has one score instead of those of its tasks.
-
-    Raises:
-        ConfigError: a task has no metric that can be scored.
-        MeasurementFailed: a score is missing or not finite.
-    """
+    """Compute a score for each task; a group that lm-eval aggregates has one score instead of those of its tasks."""
     return [_score(task, report["results"][task], report) for task in scored(report)]
 
 

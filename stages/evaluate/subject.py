@@ -100,11 +100,7 @@ class Subject:
             self.measurements.seconds += time.monotonic() - started
 
     def start(self, lane: Lane) -> None:
-        """Start the server, which the session's ``cancelled`` ends too.
-
-        Raises:
-            ServerFailed, MeasurementFailed, ConfigError.
-        """
+        """Start the server, which the session's ``cancelled`` ends too."""
         session, measurements = self.session, self.measurements
         measurements.started_at = measurements.started_at or datetime.now(UTC)
         log = session.logs / f"evaluate-{self.name}.vllm.log"
@@ -129,11 +125,7 @@ class Subject:
         self.ready_s.append(server.ready_s)
 
     def check(self) -> None:
-        """Ask what takes seconds and needs no other variant: fixed questions, and distributions on held-out text.
-
-        Raises:
-            ServerFailed, ConfigError, TransientError.
-        """
+        """Ask what takes seconds and needs no other variant: fixed questions, and distributions on held-out text."""
         with self._watched() as (server, _):
             access, measurements = (server.url, server.name, server.api_key), self.measurements
             try:
@@ -148,11 +140,7 @@ class Subject:
 
     def ask(self) -> None:
         """Ask the next part of the quality tasks: the first slice of the items, then the rest of those that every
-        variant is asked.
-
-        Raises:
-            ServerFailed, MeasurementFailed, ConfigError, HubUnavailable.
-        """
+        variant is asked."""
         measurements = self.measurements
         # The items of a group whose tasks count equally are weighted by the numbers that were asked.
         sliced = bool(measurements.quality) and all(item.weight == 1 for item in measurements.items)
@@ -163,11 +151,7 @@ class Subject:
             say(f"quality of {self.name}: {score.task} {score.value:.3f} ({score.low:.3f} to {score.high:.3f})")
 
     def ask_further(self, until: Mapping[str, int]) -> None:
-        """Ask more items, as far as there are any, until that many of each task were asked. It is safe to repeat.
-
-        Raises:
-            ServerFailed, MeasurementFailed, ConfigError, HubUnavailable.
-        """
+        """Ask more items, as far as there are any, until that many of each task were asked. It is safe to repeat."""
         counts = {score.task: score.items for score in self.measurements.quality}
         if parts := {task: (counts[task], count) for task, count in until.items() if counts.get(task, count) < count}:
             answered = {score.task: score.items for score in self._ask("further", parts, joining=True)}
@@ -205,9 +189,6 @@ class Subject:
 
         Args:
             reference: the load so far of the variant that sets the pace, which may be this one.
-
-        Raises:
-            ServerFailed, MeasurementFailed.
         """
         server, lane = self._place()
         session = self.session
@@ -218,11 +199,7 @@ class Subject:
         yield from self._run(self.loading.search())
 
     def measure(self, pace: Pace) -> Iterator[LoadSamples]:
-        """Measure the round of this start. Its load counts only once all of it was measured.
-
-        Raises:
-            ServerFailed, MeasurementFailed.
-        """
+        """Measure the round of this start. Its load counts only once all of it was measured."""
         yield from self._run(self.loading.measure(pace))
         self.load_s.append(self._loading_s)
         self.measurements.rounds += self.loading.rounds

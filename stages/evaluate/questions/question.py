@@ -86,11 +86,7 @@ def said(choice: Choice) -> str:
 
 
 def values(served: Served, questions: Sequence[Question], concurrency: int) -> list[Any]:
-    """Ask all questions, *concurrency* at a time, and grade the answers; in the order of the questions.
-
-    Raises:
-        ServerFailed, TransientError: as ``completions.post``, at the first one.
-    """
+    """Ask all questions, *concurrency* at a time, and grade the answers; in the order of the questions."""
 
     def one(question: Question) -> Any:
         where = served.url + question.path

@@ -85,34 +85,24 @@ class Reader:
                 self._file.seek(0, 2)
 
     def requests(self) -> Iterator[LoggedRequest]:
-        """Those that have ended since the last call."""
+        """Yield those that have ended since the last call. The beginning of another line is kept."""
         while True:
             moved = self._moved()  # before reading: Envoy writes nothing more to a file once it has opened the next
-            for line in self._lines():
-                if request := parsed(line):
-                    yield request
+            if self._file:
+                *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+                yield from filter(None, map(parsed, lines))
             if not moved:
                 return
-            self._open()
+            if self._file:
+                self._file.close()
+            self._file, self._rest = self._path.open("rb"), b""
 
     def _moved(self) -> bool:
         try:
             current = self._path.stat()
         except FileNotFoundError:
             return False
-        return self._file is None or current.st_ino != _inode(self._file)
-
-    def _open(self) -> None:
-        if self._file:
-            self._file.close()
-        self._file, self._rest = self._path.open("rb"), b""
-
-    def _lines(self) -> list[bytes]:
-        """Complete lines; the beginning of another one is kept."""
-        if self._file is None:
-            return []
-        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
-        return lines
+        return self._file is None or current.st_ino != os.fstat(self._file.fileno()).st_ino
 
 
 def parsed(line: bytes) -> LoggedRequest | None:
@@ -147,7 +137,3 @@ def leave(folder: Path, *lines: LoggedRequest | Reading) -> None:
     """Put *lines* beside Envoy's log, in a file of their own, which appears whole."""
     text = "".join(f"{line.model_dump_json(exclude_none=True)}\n" for line in lines)
     write_text(another(folder, time.time_ns()), text)
-
-
-def _inode(file: IO[bytes]) -> int:
-    return os.fstat(file.fileno()).st_ino

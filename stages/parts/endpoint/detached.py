@@ -107,11 +107,7 @@ def _cause(failure: program.StageFailure | None, log: Path) -> ServerFailed:
 
 
 def _wait_for_port(serving: AskedServing, timeout_s: float) -> None:
-    """Wait until nothing listens on the port.
-
-    Raises:
-        PortInUse: something still does after *timeout_s*.
-    """
+    """Wait until nothing listens on the port."""
     from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
     in_use, over = retry_if_exception_type(PortInUse), stop_after_delay(timeout_s)

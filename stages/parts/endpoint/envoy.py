@@ -12,7 +12,7 @@ import contextlib
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -149,29 +149,38 @@ class Proxy:
     def _replace(self, name: str, routing: Routing) -> None:
         self._versions[name] += 1
         version = str(self._versions[name])
-        write_documents(self._folder, routing, version, name)
+        _write(self._folder, name, routing, version)
         prefix = "cluster_manager.cds" if name == CLUSTERS_FILE else f"http.{ROUTER}.rds.{ROUTES}"
-        deadline = time.monotonic() + APPLY_TIMEOUT_S
+
+        def applied() -> bool:
+            statistics = self.admin.stats(
+                rf"^{prefix}.(version_text|update_rejected)$|^cluster_manager.warming_clusters$"
+            )
+            warming = name == CLUSTERS_FILE and statistics.get("cluster_manager.warming_clusters")
+            if statistics.get(f"{prefix}.version_text") == version and not warming:
+                return True
+            if statistics.get(f"{prefix}.update_rejected"):
+                raise ServerFailed(f"Envoy refused {self._folder / name}", hint=f"see {self._log}")
+            return False
+
+        self.wait_until(applied, APPLY_TIMEOUT_S, f"Envoy did not apply {self._folder / name}")
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
+        """Wait until Envoy answers and the condition holds."""
+        deadline = time.monotonic() + timeout_s
         while True:
             self.check_alive()
             with contextlib.suppress(TransientError):
-                statistics = self.admin.stats(
-                    rf"^{prefix}.(version_text|update_rejected)$|^cluster_manager.warming_clusters$"
-                )
-                warming = name == CLUSTERS_FILE and statistics.get("cluster_manager.warming_clusters")
-                if statistics.get(f"{prefix}.version_text") == version and not warming:
+                if condition():
                     return
-                if statistics.get(f"{prefix}.update_rejected"):
-                    raise ServerFailed(f"Envoy refused {self._folder / name}", hint=f"see {self._log}")
             if time.monotonic() > deadline:
-                raise ServerFailed(f"Envoy did not apply {self._folder / name}", hint=f"see {self._log}")
+                raise ServerFailed(otherwise, hint=f"see {self._log}")
             time.sleep(POLL_S)
 
 
-def write_documents(folder: Path, routing: Routing, version: str, *names: str) -> None:
-    makers = {CLUSTERS_FILE: clusters_document, ROUTES_FILE: routes_document}
-    for name in names:
-        write_json(folder / name, makers[name](routing, version))
+def _write(folder: Path, name: str, routing: Routing, version: str) -> None:
+    make = clusters_document if name == CLUSTERS_FILE else routes_document
+    write_json(folder / name, make(routing, version))
 
 
 @contextlib.contextmanager
@@ -193,7 +202,8 @@ def proxying(
     (folder / ADMIN_SOCKET).unlink(missing_ok=True)
     usage.rotate(folder, 0)  # its last line is not whole if Envoy was killed
     write_json(folder / BOOTSTRAP_FILE, bootstrap(address, str(folder), door.model, tls=tls is not None))
-    write_documents(folder, routing, "0", CLUSTERS_FILE, ROUTES_FILE)
+    for name in (CLUSTERS_FILE, ROUTES_FILE):
+        _write(folder, name, routing, "0")
     if tls:
         tls.write(folder)
     command = [str(_executable()), "--config-path", BOOTSTRAP_FILE, "--concurrency", str(WORKERS)]
@@ -207,21 +217,10 @@ def proxying(
         contained(command, output=output, directory=folder) as process,
     ):
         proxy = Proxy(folder, process, answers, log, tls)
-        _wait_until_it_listens(proxy, log)
+        late = f"Envoy was not ready after {START_TIMEOUT_S:.0f} s"
+        proxy.wait_until(lambda: proxy.admin.get("/ready").text.strip() == "LIVE", START_TIMEOUT_S, late)
         proxy.apply(routing)
         yield proxy
-
-
-def _wait_until_it_listens(proxy: Proxy, log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while True:
-        proxy.check_alive()
-        with contextlib.suppress(TransientError):
-            if proxy.admin.get("/ready").text.strip() == "LIVE":
-                return
-        if time.monotonic() > deadline:
-            raise ServerFailed(f"Envoy was not ready after {START_TIMEOUT_S:.0f} s", hint=f"see {log}")
-        time.sleep(POLL_S)
 
 
 def _executable() -> Path:

@@ -122,13 +122,15 @@ class _Supervisor:
         self.changed = threading.Event()
 
     def converge(self) -> None:
-        """One step towards what ``serving.json`` asks for."""
+        """Take one step towards what ``serving.json`` asks for."""
         wanted = Wanted.read(self._store.path / WANTED)
         if wanted is None:  # the endpoint is about to be stopped
             return
         for release in wanted.releases():
             if release not in self._servers:
-                self._start(release, self._free_half(wanted))
+                # On the half of the cores that fewer of the other releases use.
+                halves = [self._servers[other][0].half for other in wanted.releases() if other in self._servers]
+                self._start(release, min((0, 1), key=halves.count))
         stable, up = self._servers[wanted.stable], self._up()
         if (error := failure_of(stable)) and not up.get(wanted.standby or ""):
             raise error
@@ -159,11 +161,6 @@ class _Supervisor:
         for server in servers:
             server.join()
 
-    def _free_half(self, wanted: Wanted) -> int:
-        """Find the half of the cores that fewer of the remaining releases use."""
-        halves = [self._servers[release][0].half for release in wanted.releases() if release in self._servers]
-        return min((0, 1), key=halves.count)
-
     def _start(self, release: str, half: int) -> None:
         settings = pinned(self._store, self._serving, release)
         say(f"starting {release}{f' on {settings.replicas} servers' if settings.replicas > 1 else ''}")
@@ -184,7 +181,7 @@ class _Supervisor:
             self._servers[release].append(SupervisedServer(spec, self._policy, self.changed))
 
     def _up(self) -> dict[str, list[Backend]]:
-        """Where the servers of each release listen that are up."""
+        """List where the servers of each release listen that are up."""
         return {
             release: [server.backend for server in servers if server.backend]
             for release, servers in self._servers.items()
@@ -195,17 +192,27 @@ class _Supervisor:
 
         Returns:
             Whether it is in force.
-
-        Raises:
-            ServerFailed: the proxy does not start the first time, or failed more than ``crashes`` times in a row.
         """
         try:
             if self._proxy:
                 self._proxy.check_alive()
-                self._follow_certificate(self._proxy)
+                try:
+                    self._proxy.follow_certificate()
+                except ConfigError as error:
+                    say(f"{error}; serving with the one before")
                 self._proxy.apply(wanted)
             else:
-                self._proxy = self._proxy_stack.enter_context(self._proxying(wanted))
+                # Envoy listens on addresses, not names.
+                address = socket.getaddrinfo(self._serving.host, None, type=socket.SOCK_STREAM)[0][4][0]
+                proxy = proxying(
+                    (str(address), self._port),
+                    wanted,
+                    Door(self._store.root, self._store.model, api_key()),
+                    folder=self._store.path / SERVERS,
+                    log=self._store.path / LOG,
+                    tls=self._tls,
+                )
+                self._proxy = self._proxy_stack.enter_context(proxy)
         except ServerFailed as error:
             self._proxy_failures += 1
             if not self.serving or self._proxy_failures > self._policy.crashes:
@@ -217,22 +224,6 @@ class _Supervisor:
             return False
         self._proxy_failures = 0
         return True
-
-    def _follow_certificate(self, proxy: Proxy) -> None:
-        try:
-            proxy.follow_certificate()
-        except ConfigError as error:
-            say(f"{error}; serving with the one before")
-
-    def _proxying(self, routing: Routing) -> contextlib.AbstractContextManager[Proxy]:
-        return proxying(
-            (_address(self._serving.host), self._port),
-            routing,
-            Door(self._store.root, self._store.model, api_key()),
-            folder=self._store.path / SERVERS,
-            log=self._store.path / LOG,
-            tls=self._tls,
-        )
 
     def _retire(self, wanted: Wanted) -> None:
         """Stop the servers that are no longer wanted, once they have answered the requests that they have."""
@@ -284,8 +275,3 @@ class _Supervisor:
             canary = f", {wanted.percent} % to {wanted.canary}" if wanted.canary else ""
             say(f"serving {wanted.stable}{canary}")
         self._reported = record
-
-
-def _address(host: str) -> str:
-    """Look up the IP address of *host*: Envoy listens on addresses, not names."""
-    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
