@@ -54,7 +54,7 @@ class Block:
             speed_after = probe()
             for subject in order:
                 if subject.blocks > self._number:
-                    subject.measurements.speeds.append((speeds[0], speed_after))
+                    subject.data.speeds.append((speeds[0], speed_after))
         return beside
 
     def _fit(self, order: Sequence[Subject]) -> bool:
@@ -133,7 +133,7 @@ class Block:
     def _load(self, group: Sequence[Subject]) -> None:
         """Find how much each can serve, which at first fixes the pace of all, and measure them at it."""
         leading = self._subjects.leading
-        self._in_turns(group, lambda subject: subject.search(self._number, leading.measurements.load))
+        self._in_turns(group, lambda subject: subject.search(self._number, leading.data.load))
         loaded = [subject for subject in group if subject.going]
         if self._subjects.lost or not loaded:
             return

@@ -101,7 +101,7 @@ class Blocks:
         Args:
             again: nothing was measured since the last look.
         """
-        loaded = {subject.name: subject for subject in self._subjects if subject.going and subject.measurements.rounds}
+        loaded = {subject.name: subject for subject in self._subjects if subject.going and subject.data.rounds}
         measured = {name: subject.measured() for name, subject in loaded.items()}
         profile = self._session.profile
         gates = gates_of(measured, profile, profile.constraints)
@@ -127,14 +127,14 @@ class Blocks:
         sentence, spent_s, winner = in_words(verdict), self._spent_s, loaded[verdict.chosen]
         settled = all(comparison.relation != "open" for comparison in verdict.comparisons)
         ended: Ended = "" if goes_on else "settled" if settled else "budget"
-        unmeasured = not goes_on and not winner.measurements.smaller
+        unmeasured = not goes_on and not winner.data.smaller
         fewer = fewest_gpus(winner.directory, self._session.serving) if unmeasured else None
         # Kept before it is said, and before more is measured: an interruption after that loses nothing of it.
         self._keep(loaded, "" if fewer else ended, sentence, spent_s)
         budget_s = self._plan.budget_s
         say(f"after block {self._number}, {spent_s / MINUTE:.1f} of {budget_s / MINUTE:g} minutes: {sentence}")
         if fewer:
-            leading = self._subjects.leading.measurements.load
+            leading = self._subjects.leading.data.load
             measure_smaller(winner, fewer, leading, left_s=budget_s - self._spent_s, running=self._lanes)
             self._keep(loaded, ended, sentence, spent_s)
 
@@ -157,7 +157,7 @@ class Blocks:
         exhausted = {item.task for results in samples.values() for item in results.items if item.weight != 1}
         for name in self._progress.running:
             exhausted |= self._subjects.by_name[name].exhausted
-        counts = {score.task: score.items for score in first.measurements.quality}
+        counts = {score.task: score.items for score in first.data.quality}
         tasks = {
             task: AskedTask(
                 items=counts[task],

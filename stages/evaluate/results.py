@@ -96,9 +96,9 @@ def restore(store: ModelStore, subjects: Sequence[Subject]) -> Evaluation | None
 
 def keep(subject: Subject, looks: tuple[float, ...], schedule: Schedule) -> None:
     """Write the samples, and only then the evaluation computed from them."""
-    session, measurements = subject.session, subject.measurements
-    sha256 = write_samples(samples_path(session.store, subject.name), subject.conditions.key, measurements.samples())
-    measurements.evaluation(
+    session, data = subject.session, subject.data
+    sha256 = write_samples(samples_path(session.store, subject.name), subject.conditions.key, data.samples())
+    data.evaluation(
         subject.name,
         subject.conditions,
         session.workload,
@@ -111,15 +111,15 @@ def keep(subject: Subject, looks: tuple[float, ...], schedule: Schedule) -> None
 
 def keep_refusal(subject: Subject) -> Refused:
     """Write why the variant was refused."""
-    session, measurements = subject.session, subject.measurements
+    session, data = subject.session, subject.data
     refusal = Refused(
         variant=subject.name,
         variant_digest=subject.conditions.variant.digest,
         key=subject.conditions.key,
         limits=limits_digest(session.profile),
         reason=subject.refused,
-        started_at=measurements.started_at or datetime.now(UTC),
-        seconds=round(measurements.seconds, 3),
+        started_at=data.started_at or datetime.now(UTC),
+        seconds=round(data.seconds, 3),
     )
     refusal.write(refused_path(session.store, subject.name))
     return refusal

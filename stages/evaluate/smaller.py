@@ -51,11 +51,9 @@ def measure_smaller(subject: Subject, size: int, leading: StartLoad, *, left_s: 
                 break
     if smaller.failure:
         say(f"{title}: {smaller.failure}")
-    measurements, failure = smaller.measurements, str(smaller.failure or "")
-    subject.measurements.smaller = measurements.as_smaller(size, larger.tensor_parallel_size, failure, session.workload)
-    subject.measurements.smaller_load = StartLoad(
-        _labelled(measurements.rounds, size), _labelled(measurements.trials, size)
-    )
+    data, failure = smaller.data, str(smaller.failure or "")
+    subject.data.smaller = data.as_smaller(size, larger.tensor_parallel_size, failure, session.workload)
+    subject.data.smaller_load = StartLoad(_labelled(data.rounds, size), _labelled(data.trials, size))
     subject.measured_now = True
 
 

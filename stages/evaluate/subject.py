@@ -15,10 +15,10 @@ from stages.evaluate.gates import SLICE
 from stages.evaluate.items import items_of
 from stages.evaluate.lanes import Lane
 from stages.evaluate.load import Known, Loading, Pace, StartLoad, check_fits
-from stages.evaluate.measurements import Measurements
 from stages.evaluate.peak_memory import PeakMemory
 from stages.evaluate.quality import Part, first_parts, joined, run_tasks, scores_of
 from stages.evaluate.session import Session
+from stages.evaluate.variant_data import VariantData
 from stages.parts.base.errors import Interrupted, ServerFailed, SlipwayError
 from stages.parts.base.log import say
 from stages.parts.records.evaluation import Engine, Evaluation, TaskScore
@@ -34,7 +34,7 @@ class Subject:
 
     def __init__(self, name: str, directory: Path, conditions: Conditions, session: Session) -> None:
         self.name, self.directory, self.conditions, self.session = name, directory, conditions, session
-        self.measurements = Measurements()
+        self.data = VariantData()
         self.failure: SlipwayError | None = None
         self.refused = ""
         """The gates that it failed, in one sentence."""
@@ -59,7 +59,7 @@ class Subject:
 
     def restore(self, evaluation: Evaluation, samples: Samples) -> None:
         """Continue what was measured before under the same conditions."""
-        self.measurements, self.asked = Measurements.restored(evaluation, samples), True
+        self.data, self.asked = VariantData.restored(evaluation, samples), True
         self.looks = len(evaluation.looks)
         self.ready_s = [evaluation.engine.ready_s]
         self.load_s = [sum(run.run.duration_s for run in (*samples.rounds, *samples.trials)) / self.blocks]
@@ -71,7 +71,7 @@ class Subject:
     @property
     def blocks(self) -> int:
         """The number of the block after the last one in which it was loaded."""
-        return max((samples.run.restart + 1 for samples in self.measurements.rounds), default=0)
+        return max((samples.run.restart + 1 for samples in self.data.rounds), default=0)
 
     @property
     def standing(self) -> bool:
@@ -83,7 +83,7 @@ class Subject:
 
     def measured(self) -> Measured:
         """Select what the gates and the looks need."""
-        return self.measurements.measured(self.conditions.variant.weights_bytes, self.session.workload)
+        return self.data.measured(self.conditions.variant.weights_bytes, self.session.workload)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -97,19 +97,19 @@ class Subject:
             self.failure = error
             self.stop()
         finally:
-            self.measurements.seconds += time.monotonic() - started
+            self.data.seconds += time.monotonic() - started
 
     def start(self, lane: Lane) -> None:
         """Start the server, which the session's ``cancelled`` ends too."""
-        session, measurements = self.session, self.measurements
-        measurements.started_at = measurements.started_at or datetime.now(UTC)
+        session, data = self.session, self.data
+        data.started_at = data.started_at or datetime.now(UTC)
         log = session.logs / f"evaluate-{self.name}.vllm.log"
         unlimited = session.serving.model_copy(update={"max_queued_tokens": None})  # a refusal would not be measured
         spec = ServerSpec(self.directory, self.served_name, unlimited, log, gpus=lane.gpus)
         server = self._running.enter_context(running(spec, session.cancelled))
         check_fits(session.workload, session.trace, server.max_model_len())
         facts = server.startup_log.facts()
-        measurements.engine = measurements.engine or Engine(
+        data.engine = data.engine or Engine(
             name="vllm",
             version=facts.version,
             arguments=server.arguments,
@@ -120,20 +120,20 @@ class Subject:
             cores=facts.cores,
             ready_s=server.ready_s,
         )
-        measurements.kv_cache_tokens = measurements.kv_cache_tokens or facts.kv_cache_tokens
+        data.kv_cache_tokens = data.kv_cache_tokens or facts.kv_cache_tokens
         self._standing = server, lane
         self.ready_s.append(server.ready_s)
 
     def check(self) -> None:
         """Ask what takes seconds and needs no other variant: fixed questions, and distributions on held-out text."""
         with self._watched() as (server, _):
-            access, measurements = (server.url, server.name, server.api_key), self.measurements
+            access, data = (server.url, server.name, server.api_key), self.data
             try:
-                measurements.probes = record_probes(*access)
-                measurements.agreement = check_probes(*access, measurements.probes).agreement
+                data.probes = record_probes(*access)
+                data.agreement = check_probes(*access, data.probes).agreement
                 chats = has_chat_template(self.directory)
                 longest = server.max_model_len()
-                measurements.held_out = measure_distributions(*access, self.session.workload, longest, chats=chats)
+                data.held_out = measure_distributions(*access, self.session.workload, longest, chats=chats)
             except SlipwayError:
                 server.check_alive()
                 raise
@@ -141,27 +141,27 @@ class Subject:
     def ask(self) -> None:
         """Ask the next part of the quality tasks: the first slice of the items, then the rest of those that every
         variant is asked."""
-        measurements = self.measurements
+        data = self.data
         # The items of a group whose tasks count equally are weighted by the numbers that were asked.
-        sliced = bool(measurements.quality) and all(item.weight == 1 for item in measurements.items)
-        start, stop = (SLICE, None) if sliced else (0, None if measurements.quality else SLICE)
+        sliced = bool(data.quality) and all(item.weight == 1 for item in data.items)
+        start, stop = (SLICE, None) if sliced else (0, None if data.quality else SLICE)
         scores = self._ask("quality", first_parts(self.session.workload, start, stop), joining=start > 0)
         self.asked = bool(start) or stop is None or max((score.items for score in scores), default=0) < SLICE
-        for score in measurements.quality if self.asked else ():
+        for score in data.quality if self.asked else ():
             say(f"quality of {self.name}: {score.task} {score.value:.3f} ({score.low:.3f} to {score.high:.3f})")
 
     def ask_further(self, until: Mapping[str, int]) -> None:
         """Ask more items, as far as there are any, until that many of each task were asked. It is safe to repeat."""
-        counts = {score.task: score.items for score in self.measurements.quality}
+        counts = {score.task: score.items for score in self.data.quality}
         if parts := {task: (counts[task], count) for task, count in until.items() if counts.get(task, count) < count}:
             answered = {score.task: score.items for score in self._ask("further", parts, joining=True)}
             self.exhausted |= {task for task, (start, stop) in parts.items() if answered.get(task, 0) < stop - start}
-        totals = [f"{score.items} items of {score.task}" for score in self.measurements.quality if score.task in until]
+        totals = [f"{score.items} items of {score.task}" for score in self.data.quality if score.task in until]
         say(f"quality of {self.name}: {', '.join(totals)} asked in all")
 
     def _ask(self, kind: str, parts: Mapping[str, Part], *, joining: bool) -> list[TaskScore]:
         """Ask these parts of the tasks. Their scores join those that are known, or replace them."""
-        session, measurements = self.session, self.measurements
+        session, data = self.session, self.data
         log = session.logs / f"evaluate-{self.name}.{kind}.log"
         with self._watched() as (server, lane):
             result = run_tasks(
@@ -174,12 +174,10 @@ class Subject:
                 parts=parts,
             )
         server.check_alive()
-        measurements.not_asked |= result["left_out"]
+        data.not_asked |= result["left_out"]
         scores, items = scores_of(result), list(items_of(result))
-        measurements.items = [*measurements.items, *items] if joining else items
-        measurements.quality = (
-            joined(measurements.quality, scores, measurements.samples()) if joining else tuple(scores)
-        )
+        data.items = [*data.items, *items] if joining else items
+        data.quality = joined(data.quality, scores, data.samples()) if joining else tuple(scores)
         for task, seconds in result["seconds"].items():
             self.question_s[task] = seconds / max(1, result["items"][task])
         return scores
@@ -194,7 +192,7 @@ class Subject:
         session = self.session
         log = session.logs / f"evaluate-{self.name}.load{f'-{block + 1}' if block else ''}.log"
         target = LoadTarget(lane.generator, server, self.directory, session.workload, session.trace, log)
-        self.loading = Loading(target, block, Known(reference, self.measurements.load))
+        self.loading = Loading(target, block, Known(reference, self.data.load))
         self._loading_s = 0.0
         yield from self._run(self.loading.search())
 
@@ -202,8 +200,8 @@ class Subject:
         """Measure the round of this start. Its load counts only once all of it was measured."""
         yield from self._run(self.loading.measure(pace))
         self.load_s.append(self._loading_s)
-        self.measurements.rounds += self.loading.rounds
-        self.measurements.trials += self.loading.trials
+        self.data.rounds += self.loading.rounds
+        self.data.trials += self.loading.trials
 
     def _run(self, runs: Iterator[LoadSamples]) -> Iterator[LoadSamples]:
         """Yield the *runs*, and note the time and the memory that they take."""
@@ -234,6 +232,6 @@ class Subject:
         server, lane = self._place()
         with PeakMemory(server.process.pid, lane.gpus) as memory:
             yield server, lane
-        measurements = self.measurements
-        measurements.resident_bytes = max(measurements.resident_bytes, memory.resident_bytes)
-        measurements.gpu_bytes = max(measurements.gpu_bytes, memory.gpu_bytes or 0)
+        data = self.data
+        data.resident_bytes = max(data.resident_bytes, memory.resident_bytes)
+        data.gpu_bytes = max(data.gpu_bytes, memory.gpu_bytes or 0)

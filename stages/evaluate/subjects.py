@@ -32,7 +32,7 @@ class Subjects:
         """The variant whose capacity fixes the rate for all: the reference, or without one the first that is loaded."""
         if self.reference:
             return self.reference
-        loaded = (subject for subject in self if subject.measurements.rounds)
+        loaded = (subject for subject in self if subject.data.rounds)
         return next(loaded, None) or next(subject for subject in self if subject.going)
 
     def refuse(self, subjects: Iterable[Subject]) -> None:

@@ -47,7 +47,7 @@ KINDS: Final = {401: "authentication_error", 403: "permission_error", 429: "rate
 
 
 @dataclass(frozen=True)
-class Admission:
+class DoorAnswer:
     """The decision on a request: 200, or what the client gets instead."""
 
     status: int
@@ -134,14 +134,14 @@ class Door:
         self._ended: dict[str, None] = {}
         """The ids of the last requests that have ended, in order."""
 
-    def decide(self, authorization: str, request: str, now: float) -> Admission:
+    def decide(self, authorization: str, request: str, now: float) -> DoorAnswer:
         """Args: request: the id that Envoy gave it."""
         client = self._client(authorization)
         if client is None:
             reason = "the API key is wrong" if authorization else "an API key is required: Authorization: Bearer KEY"
-            return Admission(401, message=reason)
+            return DoorAnswer(401, message=reason)
         if not client.may_ask(self.model):
-            return Admission(403, client.name, f"{client.name} may not ask {self.model}")
+            return DoorAnswer(403, client.name, f"{client.name} may not ask {self.model}")
         use = self._use.setdefault(client.name, Use())
         if refusal := _beyond(client, use, now):
             return refusal
@@ -149,7 +149,7 @@ class Door:
         if request not in self._ended:  # a client may be gone before it is let in
             use.at_once += 1
             self._under_way[request] = client.name
-        return Admission(200, client.name, priority=client.priority)
+        return DoorAnswer(200, client.name, priority=client.priority)
 
     def note(self, request: LoggedRequest, now: float) -> None:
         """Count what the log says of a request that has ended."""
@@ -198,10 +198,10 @@ class Door:
         self._open, self._seen = not self._guarded, version
 
 
-def _beyond(client: Client, use: Use, now: float) -> Admission | None:
+def _beyond(client: Client, use: Use, now: float) -> DoorAnswer | None:
     """Refuse a request beyond the client's limits; None if it is within them."""
     if client.requests_at_once and use.at_once >= client.requests_at_once:
-        return Admission(
+        return DoorAnswer(
             429, client.name, f"{client.name} may have {client.requests_at_once} requests at once", AT_ONCE_S
         )
     for window, limit, unit in (
@@ -209,7 +209,7 @@ def _beyond(client: Client, use: Use, now: float) -> Admission | None:
         (use.tokens, client.tokens_per_minute, "tokens"),
     ):
         if limit and (wait_s := window.wait_s(limit, now)):
-            return Admission(429, client.name, f"{client.name} may use {limit} {unit} per minute", wait_s)
+            return DoorAnswer(429, client.name, f"{client.name} may use {limit} {unit} per minute", wait_s)
     return None
 
 
@@ -227,7 +227,7 @@ class _Service:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _answer(self, authorization: str, request: str) -> Admission:
+    async def _answer(self, authorization: str, request: str) -> DoorAnswer:
         deadline = time.monotonic() + LOG_LAG_S
         while True:
             answer = self._door.decide(authorization, request, time.monotonic())

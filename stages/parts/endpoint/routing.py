@@ -38,8 +38,8 @@ class Balance:
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """One of Envoy's clusters: the servers of a release, and those that replace them."""
+class EnvoyCluster:
+    """What Envoy calls a cluster: the servers of a release, and those that replace them."""
 
     name: str
     orders: tuple[tuple[Backend, ...], ...]
@@ -63,17 +63,17 @@ class Routing:
     """What Envoy is to do with new requests."""
 
     orders: Mapping[str, tuple[tuple[Backend, ...], ...]]
-    """For each release, see ``Cluster``."""
+    """For each release, see ``EnvoyCluster``."""
     weights: Mapping[str, int]
     """Share of new requests in %, by release."""
     balance: Balance = Balance()
 
-    def clusters(self) -> Iterator[Cluster]:
+    def clusters(self) -> Iterator[EnvoyCluster]:
         for release, orders in self.orders.items():
             plain, sessions = names_of(release)
-            yield Cluster(plain, orders, hashed=self.balance.affinity == "client")
+            yield EnvoyCluster(plain, orders, hashed=self.balance.affinity == "client")
             if self.balance.sessions:
-                yield Cluster(sessions, orders, hashed=True)
+                yield EnvoyCluster(sessions, orders, hashed=True)
 
 
 def routing(

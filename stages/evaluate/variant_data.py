@@ -31,7 +31,7 @@ from stages.parts.samples.lines import AccuracyItem, HeldOutDocument, Item, Load
 
 
 @dataclass
-class Measurements:
+class VariantData:
     """All that was measured of a variant with one number of GPUs."""
 
     rounds: list[LoadSamples] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Measurements:
     seconds: float = 0.0
 
     @classmethod
-    def restored(cls, evaluation: Evaluation, samples: Samples) -> Measurements:
+    def restored(cls, evaluation: Evaluation, samples: Samples) -> VariantData:
         machine = evaluation.drift.probes() if evaluation.drift else ()
         return cls(
             rounds=list(samples.rounds),
@@ -144,7 +144,7 @@ class Measurements:
         )
 
     def as_smaller(self, size: int, instead_of: int, failure: str, workload: Workload) -> Smaller:
-        """Make the record of these measurements, as those of the same variant on *size* GPUs."""
+        """Make the record of these data, as those of the same variant on *size* GPUs."""
         return Smaller(
             tensor_parallel_size=size,
             instead_of=instead_of,
