@@ -47,14 +47,13 @@ class Blocks:
         self._beside = False
         """Whether the servers of the last block stood at the same time."""
         self._began = time.monotonic()
-        schedule = earlier.schedule if earlier else None
-        self._spent_before_s = schedule.spent_s if schedule else 0.0
-        names = tuple(
-            subject.name for subject in sorted(subjects, key=lambda subject: subject is not self._subjects.reference)
-        )
-        self._progress = ScheduleState(
-            self._spent_before_s, names, names, times=earlier.looks if earlier and schedule else ()
-        )
+        self._spent_before_s = 0.0
+        times: tuple[float, ...] = ()
+        if earlier and earlier.schedule:
+            self._spent_before_s, times = earlier.schedule.spent_s, earlier.looks
+        reference_first = sorted(subjects, key=lambda subject: subject is not self._subjects.reference)
+        names = tuple(subject.name for subject in reference_first)
+        self._progress = ScheduleState(self._spent_before_s, names, names, times=times)
 
     def run(self) -> None:
         """Measure until the choice is settled or the budget is spent."""

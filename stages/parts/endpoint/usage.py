@@ -236,7 +236,7 @@ def _endpoint(folder: Path) -> str:
     """Read the name of the endpoint whose log is in *folder*; the first time, draw it."""
     path = folder.parent / ID_FILE
     if not path.exists():
-        with exclusive(path.with_name(f"{ID_FILE}.lock"), "the endpoint's name"):
+        with exclusive(path.with_name(".locks") / "endpoint-name", "the endpoint's name"):
             if not path.exists():
                 write_text(path, uuid.uuid4().hex)
     return path.read_text()
