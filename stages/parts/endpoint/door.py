@@ -103,7 +103,7 @@ class LastMinute:
 
 
 @dataclass
-class Use:
+class ClientUse:
     """What a client does and did within the last minute."""
 
     requests: LastMinute = field(default_factory=LastMinute)
@@ -128,7 +128,7 @@ class Door:
         self._open = False
         self._guarded = bool(key)
         """There is a key, or there were clients: without their file nobody is let in, instead of everybody."""
-        self._use: dict[str, Use] = {}
+        self._use: dict[str, ClientUse] = {}
         self._under_way: dict[str, str] = {}
         """The client of each request that was let in, by the id that Envoy gave it."""
         self._ended: dict[str, None] = {}
@@ -142,7 +142,7 @@ class Door:
             return DoorAnswer(401, message=reason)
         if not client.may_ask(self.model):
             return DoorAnswer(403, client.name, f"{client.name} may not ask {self.model}")
-        use = self._use.setdefault(client.name, Use())
+        use = self._use.setdefault(client.name, ClientUse())
         if refusal := _beyond(client, use, now):
             return refusal
         use.requests.add(1, now)
@@ -198,7 +198,7 @@ class Door:
         self._open, self._seen = not self._guarded, version
 
 
-def _beyond(client: Client, use: Use, now: float) -> DoorAnswer | None:
+def _beyond(client: Client, use: ClientUse, now: float) -> DoorAnswer | None:
     """Refuse a request beyond the client's limits; None if it is within them."""
     if client.requests_at_once and use.at_once >= client.requests_at_once:
         return DoorAnswer(

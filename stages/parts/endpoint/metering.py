@@ -104,7 +104,7 @@ def _used(response: httpx.Response) -> dict[str, int]:
     return used
 
 
-class Taking:
+class UsageImporter:
     """Puts into the database what is in an endpoint's log, every few seconds, in a thread of its own: a database that
     does not answer holds nothing up. Failed imports are retried later; until then the lines stay in their files.
 
@@ -114,8 +114,8 @@ class Taking:
 
     def __init__(self, store: ModelStore, url: str) -> None:
         self._store, self._url, self._folder = store, url, store.path / SERVERS
-        self._stop, self._said = threading.Event(), ""
-        self._thread = threading.Thread(target=self._keep_taking, name="usage", daemon=True)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep_importing, name="usage", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -123,17 +123,15 @@ class Taking:
         self._stop.set()
         self._thread.join(LAST_TIMEOUT_S)
 
-    def _keep_taking(self) -> None:
-        while True:
-            last = self._stop.wait(INTERVAL_S)
-            problem = self._take()
-            if problem and problem != self._said:
+    def _keep_importing(self) -> None:
+        problem, stopping = "", False
+        while not stopping:
+            stopping = self._stop.wait(INTERVAL_S)
+            former, problem = problem, self._import()
+            if problem not in ("", former):
                 say(f"the usage is not taken in at the moment: {problem}")
-            self._said = problem
-            if last:
-                return
 
-    def _take(self) -> str:
+    def _import(self) -> str:
         """Take in what there is. Returns why that was not possible; empty if it was."""
         try:
             with opened(self._store.root, self._url) as database:

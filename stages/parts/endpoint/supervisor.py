@@ -35,7 +35,7 @@ from stages.parts.endpoint.endpoint import (
     supervising,
 )
 from stages.parts.endpoint.envoy import Proxy, proxying
-from stages.parts.endpoint.metering import Taking
+from stages.parts.endpoint.metering import UsageImporter
 from stages.parts.endpoint.routing import Backend, Balance, Routing, routing
 from stages.parts.endpoint.supervised_server import RestartPolicy, SupervisedServer, failure_of
 from stages.parts.endpoint.tls import tls_of
@@ -88,7 +88,7 @@ def supervise(store: ModelStore, serving: AskedServing, policy: RestartPolicy) -
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(reserved_port(serving.host, serving.port))
         supervisor = _Supervisor(store, serving, policy, port)
-        stack.callback(Taking(store, usage_url()).stop)  # after the servers' last readings
+        stack.callback(UsageImporter(store, usage_url()).stop)  # after the servers' last readings
         stack.callback(supervisor.stop)
         while True:
             try:
