@@ -128,7 +128,7 @@ class Blocks:
         ended: Ended = "" if goes_on else "settled" if settled else "budget"
         unmeasured = not goes_on and not winner.data.smaller
         fewer = fewest_gpus(winner.directory, self._session.serving) if unmeasured else None
-        # Kept before it is said, and before more is measured: an interruption after that loses nothing of it.
+        # Kept before it is printed and before more is measured: an interruption then loses nothing.
         self._keep(loaded, "" if fewer else ended, sentence, spent_s)
         budget_s = self._plan.budget_s
         say(f"after block {self._number}, {spent_s / MINUTE:.1f} of {budget_s / MINUTE:g} minutes: {sentence}")

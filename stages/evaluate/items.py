@@ -65,7 +65,7 @@ def task_items(task: str, metric: str, report: Mapping[str, Any], restart: int =
     for leaf, share in shares.items():
         weight = share * sum(sizes.values()) / sizes[leaf]
         changed: dict[str, Any] = {} if math.isclose(weight, 1) else {"weight": weight}
-        # What tells one subject from another affects all its items; the texts within one are part of that.
+        # What distinguishes a subject affects all its items; the texts within it are part of that.
         changed |= {"cluster": leaf} if len(shares) >= SUBJECTS else {}
         yield from (item.model_copy(update=changed) for item in items[leaf])
 

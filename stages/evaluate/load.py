@@ -147,7 +147,7 @@ class Loading:
         return Pace(math.ceil(max(FEWEST, rate * workload.steady_s)), rate if workload.slo else None)
 
     def search(self) -> Iterator[LoadSamples]:
-        """Find the capacity, a trial at a time; without targets, how fast the answers come, if nothing tells it.
+        """Find the capacity, a trial at a time; without targets, how fast the answers come, if that is unknown.
 
         Raises:
             MeasurementFailed: a request failed, a figure is not finite, or the targets hold at no rate.

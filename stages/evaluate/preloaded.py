@@ -44,7 +44,7 @@ class Preloaded:
         """Run *call* against *server*, and return its exit status.
 
         Args:
-            log: its output is appended; if the program itself has ended, what it said.
+            log: its output is appended; if the program itself has ended, what it printed.
 
         Raises:
             ServerFailed: the server ended first; the call is ended too.

@@ -241,7 +241,7 @@ class ModelStore:
         a time. The caller holds their lock. After a crash in between the store has neither, and they are made again.
 
         Args:
-            paths: files or directories that belong together. The last one, which tells the key, is moved out first and
+            paths: files or directories that belong together. The last one, which holds the key, is moved out first and
                 in last.
             current: the key of those that are there; None if there are none, or they are damaged.
         """

@@ -1,6 +1,6 @@
 """Envoy's access log: one line of JSON for each request that has ended, without a word of its text.
 
-Files beside it (see ``leave``) tell of what does not pass through Envoy: our own requests to the servers, and what the
+Files beside it (see ``leave``) report what does not pass through Envoy: our own requests to the servers, and what the
 servers themselves count.
 """
 

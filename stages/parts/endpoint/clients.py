@@ -32,7 +32,7 @@ NOBODY: Final = "nobody"
 OWN: Final = "slipway"
 """The client of our own requests, which go to the servers themselves."""
 UNATTRIBUTED: Final = "unattributed"
-"""The client of tokens that vLLM has counted, and no request tells."""
+"""The client of tokens that vLLM has counted and no request reports."""
 NAME: Final = r"^[a-z0-9]([a-z0-9._-]{0,62})$"
 Limit = Annotated[int, Field(ge=1)]
 

@@ -86,7 +86,7 @@ def opened(root: Path, url: str = "", timeout_s: float = TIMEOUT_S) -> Iterator[
 
     Raises:
         ConfigError: see ``check_url``.
-        TransientError: it can't be reached, read or written, in the block too; the password is not told.
+        TransientError: it can't be reached, read or written, in the block too; the message never has the password.
     """
     with _postgresql(url) if url else _sqlite(root / FILE, timeout_s) as database:
         yield database
@@ -116,7 +116,7 @@ def check_url(url: str) -> None:
         parts = conninfo_to_dict(url)
     except ProgrammingError:
         raise ConfigError("the URL of the usage database is not valid", hint=ENCODE) from None
-    # A password with an @ or a / that is not encoded ends in the wrong place, from where errors would tell it.
+    # A password with an @ or a / that is not encoded ends in the wrong place, and errors would show it.
     if any("@" in str(parts.get(part, "")) for part in ("host", "port", "dbname")):
         raise ConfigError("the URL of the usage database is not valid", hint=ENCODE)
 

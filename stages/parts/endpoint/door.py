@@ -176,7 +176,7 @@ class Door:
         key_hash = hash_of(key.strip())
         if self._default and hmac.compare_digest(self._default.key_sha256, key_hash):
             return self._default
-        return self._by_hash.get(key_hash)  # a hash tells nothing by the time that it takes to compare
+        return self._by_hash.get(key_hash)  # the time that comparing hashes takes reveals nothing
 
     def _read_again(self) -> None:
         """Read the clients again if their file has changed. If it can't be read, no client is admitted."""

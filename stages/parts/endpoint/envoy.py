@@ -90,7 +90,7 @@ class Admin:
 
 
 class Proxy:
-    """An Envoy process that listens, and the thread that tells it who may ask."""
+    """An Envoy process that listens, and the thread that decides for it who may ask."""
 
     def __init__(
         self, folder: Path, process: Contained, door: threading.Thread, log: Path, tls: Tls | None = None

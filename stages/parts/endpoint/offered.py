@@ -1,6 +1,6 @@
 """What an endpoint offers, on one machine and on a cluster: what vLLM answers for a model that generates text.
 
-vLLM has more: routes that generate without a key (``/invocations``), and routes that tell what clients do
+vLLM has more: routes that generate without a key (``/invocations``), and routes that reveal what clients do
 (``/metrics``, ``/load``).
 """
 
