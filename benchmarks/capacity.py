@@ -145,7 +145,7 @@ def one_after_another(kind: Kind, asked: Sequence[tuple[int, int]], concurrency:
 def answered(
     kind: Kind, times_s: Sequence[float], asked: Sequence[tuple[int, int]], pause_s: float = math.inf
 ) -> list[TimedRequest]:
-    """The requests as the server answers them, in the order of their arrival.
+    """Answer the requests as the server does, in the order of their arrival.
 
     Args:
         pause_s: when it stands still for ``PAUSE_S``.
@@ -228,7 +228,7 @@ def true_capacity_per_s(kind: Kind) -> float:
 
 
 def pair(kind: Kind, ratio: float) -> tuple[Kind, Kind, float]:
-    """The reference, a variant with about *ratio* times its capacity, and the exact ratio."""
+    """Return the reference, a variant with about *ratio* times its capacity, and the exact ratio."""
     capacity = true_capacity_per_s(kind)
     slope = (true_capacity_per_s(kind.faster(1.1)) / capacity - 1) / 0.1  # nearly linear in the speed
     speed = 1 + (ratio - 1) / slope
@@ -256,7 +256,7 @@ def searched(kind: Kind, noise: Noise, block: int, known: Known, chance: random.
 
 
 def run(reference: Kind, variant: Kind, noise: Noise, seed: int) -> list[tuple[Searched, Searched]]:
-    """The searches of both in each block, one after the other, as on a GPU. No two have the same requests."""
+    """Search for both in each block, one after the other, as on a GPU. No two have the same requests."""
     chance, workload = random.Random(seed), reference.workload.model_copy(update={"seed": 1_000_000 * seed})
     before, blocks = [StartLoad(), StartLoad()], []
     for block in range(BLOCKS):
@@ -297,7 +297,7 @@ class Found:
         return stdev(self.logs)
 
     def mean(self, field: str) -> tuple[float, float]:
-        """The mean over the first starts, and over later ones."""
+        """Average over the first starts, and over later ones."""
         numbered = [(number % BLOCKS, getattr(one, field)) for number, both in enumerate(self.blocks) for one in both]
         return fmean(each for block, each in numbered if not block), fmean(each for block, each in numbered if block)
 
@@ -308,7 +308,7 @@ def find(kind: Kind, ratio: float, noise: Noise, runs: int) -> Found:
 
 
 def table(runs: int = RUNS) -> Iterator[str]:
-    """The rows of a Markdown table."""
+    """Yield the rows of a Markdown table."""
     yield (
         "| server | noise of starts | trials with a pause | true ratio | measured | bias | sd in a block | trials "
         "(first start / later) | seconds |"

@@ -136,7 +136,7 @@ class Bench:
         return replace(progress, able=able, unclear=unclear, running=running)
 
     def further(self, seen: Judged) -> dict[str, int]:
-        """The items of each task that the next block asks further."""
+        """Return how many further items of each task the next block asks."""
         first = seen.verdict.ranking[0]
         other = min(
             (each for each in seen.verdict.comparisons if each.relation == "open"), key=lambda each: each.lead
@@ -176,7 +176,7 @@ class Bench:
         return TimeBudget(BUDGET_S, START_S, fmean(self.load_s) if self.load_s else 0.0, quality_s=0.0)
 
     def evidence(self) -> Evidence:
-        """What is known of all variants that were started beside the reference."""
+        """Return what is known of all variants that were started beside the reference."""
         blocks = np.array(self.blocks)
         places = comparable(blocks, 0)
         names = tuple(self.names[place] for place in places)
@@ -185,14 +185,14 @@ class Bench:
         return Evidence(names, quality, Effects(blocks[:, places]), memory)
 
     def losses(self, name: str) -> dict[str, TaskLoss]:
-        """What a variant loses on each task, by the items asked so far."""
+        """Return what a variant loses on each task, by the items asked so far."""
         by = self._asked((REFERENCE, name))
         if by not in self._losses:
             self._losses[by] = task_losses(self.tasks((REFERENCE, name)), 1, 0, CRITERIA.task_loss)
         return self._losses[by]
 
     def tasks(self, names: Sequence[str]) -> dict[str, Quality]:
-        """The quality of these variants on each task, by the items asked so far."""
+        """Return the quality of these variants on each task, by the items asked so far."""
         by = self._asked(names)
         if by not in self._tasks:
             found = {task: task_quality([self._items(name, task) for name in names]) for task in TASKS}
@@ -209,7 +209,7 @@ class Bench:
         return Items(self.answers[task][name][:count].astype(float), clusters=clusters)
 
     def draw_answers(self, number: int, task: SimulatedTask) -> dict[str, npt.NDArray[np.bool_]]:
-        """The answers of all variants to all items that there are."""
+        """Draw the answers of all variants to all items that there are."""
         random, size = self.random, self.case.cluster
         # With a probability whose square is the correlation, an item is like the first of its cluster.
         like_first = (random.random(task.most) < math.sqrt(CORRELATION)) & (size > 1)
@@ -234,7 +234,7 @@ class Bench:
         return task_quality([Items(nats[name] * sizes, sizes=sizes) for name in self.names])
 
     def measure(self, running: Sequence[str]) -> float:
-        """A block: the running variants in their order, on a machine that drifts.
+        """Measure a block: the running variants in their order, on a machine that drifts.
 
         Returns:
             Its seconds.
@@ -315,7 +315,7 @@ def stated(runs: int, noises: Sequence[StartNoise] = NOISES[:-1]) -> list[tuple[
 
 
 def replicated(found: Sequence[tuple[float, bool]], low: float, high: float) -> tuple[int, float, float]:
-    """The number of statements of a probability between *low* and *high*, their mean, and the share that is true."""
+    """Count the statements of a probability between *low* and *high*, with their mean and the share that is true."""
     within = [each for each in found if low <= each[0] < high]
     if not within:
         return 0, math.nan, math.nan
@@ -365,7 +365,7 @@ def main() -> None:
 
 
 def table(runs: int, only: str = "") -> Iterator[str]:
-    """The rows of a Markdown table; identical variants get five times the runs, because their errors are rare.
+    """Yield the rows of a Markdown table; identical variants get five times the runs, because their errors are rare.
 
     Args:
         only: a part of the names of the truths.

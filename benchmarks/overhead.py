@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def run_by_hand(config: RunConfig, environment: Mapping[str, str]) -> dict[str, float]:
-    """The seconds of each stage program by the task's name, run one after another."""
+    """Run the stage programs one after another; return the seconds of each by the task's name."""
     given = arguments(config, MODEL, "main", serve=False)
     model = ["--model", MODEL]
     steps = {"resolve": ["resolve", *model, "--revision", "main"]}
@@ -77,7 +77,7 @@ def run_by_slipway(environment: Mapping[str, str], store: Path) -> float:
 
 
 def stages_of(store: Path) -> tuple[dict[str, float], float]:
-    """The seconds of each task of the latest run, and the seconds during which no task was running."""
+    """Return the seconds of each task of the latest run, and the seconds during which no task was running."""
     run = json.loads((LocalEngine(store).find(LATEST).path / "run.json").read_text())
     spans = {each["name"]: span(each) for each in run["nodes"] if each["started_at"] and each["finished_at"]}
     begin, end = span(run)

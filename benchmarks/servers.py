@@ -227,8 +227,8 @@ class SimulatedServing:
 
 
 def arrivals(world: World, random: np.random.Generator) -> Iterator[tuple[float, float, int, int, int]]:
-    """Requests of clients: when, the place from 0 to 1 that decides where it goes, tokens of the prompt, those that are
-    not cached if the server knows the session, and of the answer."""
+    """Yield the clients' requests: when, the place from 0 to 1 that decides where it goes, tokens of the prompt, those
+    that are not cached if the server knows the session, and tokens of the answer."""
     weights = np.exp(0.7 * random.standard_normal(max(1, world.clients)))
     long = np.exp(0.7 * random.standard_normal(max(1, world.clients)) - 0.245)
     places = random.random(max(1, world.clients))

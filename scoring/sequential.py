@@ -27,8 +27,9 @@ stays spent: without a reserve a further budget could decide nothing, and with t
 
 
 def spent(alpha: float, time: float) -> float:
-    """The part of the one-sided error rate *alpha* that may be used up to *time*: the number of budgets that have ended
-    and the used share of the present one."""
+    """Return the part of the one-sided error rate *alpha* that may be used up to *time*.
+
+    The time is the number of budgets that have ended, and the used share of the present one."""
     ended = math.floor(time)
     left = alpha * RESERVED**ended
     now = (1 - RESERVED) * left
@@ -38,7 +39,7 @@ def spent(alpha: float, time: float) -> float:
 
 @lru_cache(maxsize=4096)
 def limits(alpha: float, times: tuple[float, ...], step: int = 1) -> tuple[float, ...]:
-    """The p-value at which a one-sided test may be decided, for each look; 0 where nothing may be spent.
+    """Return the p-value at which a one-sided test may be decided, for each look; 0 where nothing may be spent.
 
     Args:
         alpha: the error rate of all looks together.
@@ -58,7 +59,7 @@ def limits(alpha: float, times: tuple[float, ...], step: int = 1) -> tuple[float
 
 
 def _limit(alpha: float, times: tuple[float, ...], step: int) -> float:
-    """The p-value at which a test may be decided at the last of the looks."""
+    """Return the p-value at which a test may be decided at the last of the looks."""
     scale = _scale(times, step)
     bound = _bound(alpha, times, step)
     return 0.5 * math.erfc(bound / scale / math.sqrt(2)) if bound < REACH * scale else 0.0
@@ -68,7 +69,7 @@ def _limit(alpha: float, times: tuple[float, ...], step: int) -> float:
 # repeats all that came before it.
 @lru_cache(maxsize=4096)
 def _bound(alpha: float, times: tuple[float, ...], step: int) -> float:
-    """The value of B above which the last look, which adds *step* starts, decides."""
+    """Return the value of B above which the last look, which adds *step* starts, decides."""
     grid, density = _undecided(alpha, times[:-1])
     scale = _scale(times, step)
     wide = _grid(-REACH * scale, REACH * scale)
@@ -78,7 +79,7 @@ def _bound(alpha: float, times: tuple[float, ...], step: int) -> float:
 
 @lru_cache(maxsize=256)
 def _undecided(alpha: float, times: tuple[float, ...]) -> tuple[Floats, Floats]:
-    """The density of B where none of the looks decided, and the grid it is given at."""
+    """Return the density of B where none of the looks decided, and the grid it is given at."""
     if not times:
         return np.zeros(1), np.ones(1)
     inside = _grid(-REACH * _scale(times, 1), _bound(alpha, times, 1))
@@ -86,7 +87,7 @@ def _undecided(alpha: float, times: tuple[float, ...]) -> tuple[Floats, Floats]:
 
 
 def _scale(times: tuple[float, ...], step: int) -> float:
-    """The standard deviation of B at the last look."""
+    """Return the standard deviation of B at the last look."""
     return math.sqrt(len(times) - 1 + step)
 
 
@@ -95,7 +96,7 @@ def _grid(low: float, high: float) -> Floats:
 
 
 def _moved(grid: Floats, density: Floats, to: Floats, variance: int) -> Floats:
-    """The density after adding a normal increment."""
+    """Return the density after adding a normal increment."""
     kernel = np.exp(-((to[:, None] - grid) ** 2) / 2 / variance) / math.sqrt(2 * math.pi * variance)
     weights = np.ones(1) if len(grid) == 1 else np.full(len(grid), grid[1] - grid[0])
     if len(grid) > 1:
@@ -105,7 +106,7 @@ def _moved(grid: Floats, density: Floats, to: Floats, variance: int) -> Floats:
 
 
 def _crossing(grid: Floats, density: Floats, probability: float) -> float:
-    """The point above which the density holds *probability*; the end of the grid if that is too small to find."""
+    """Return the point above which the density holds *probability*, or the end of the grid if that is too small."""
     slices = (density[1:] + density[:-1]) / 2 * (grid[1] - grid[0])
     above = np.append(np.cumsum(slices[::-1])[::-1], 0.0)
     place = int((above >= probability).sum()) - 1

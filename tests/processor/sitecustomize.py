@@ -1,4 +1,4 @@
-"""Lets PyTorch, and with it vLLM, see the processor as ``ONEDNN_MAX_CPU_ISA`` limits it. See docs/code.md.
+"""Lets PyTorch, and with it vLLM, see the processor as ``ONEDNN_MAX_CPU_ISA`` limits it. See docs/one-machine.md.
 
 Python imports a module of this name when it starts, before anything else. oneDNN reads the variable itself.
 """

@@ -45,7 +45,7 @@ class ModelName:
         return cls(source, identifier, directory)
 
     def store(self, root: Path | None = None) -> ModelStore:
-        """The model's store in *root*, or without one in the folder that ``SLIPWAY_STORE`` names.
+        """Return the model's store in *root*; by default in the folder that ``SLIPWAY_STORE`` names.
 
         Raises:
             ConfigError: the variable is not set.

@@ -106,15 +106,16 @@ def response(given: Iterable[Tried]) -> list[Tried]:
 
 
 def bracket(given: Iterable[Tried]) -> tuple[Tried | None, Tried | None]:
-    """The highest rate that holds by the response of the server, and the lowest that does not."""
+    """Return the highest rate that holds by the response of the server, and the lowest that does not."""
     curve = response(given)
     held = sum(each.held for each in curve)  # no rate above one that does not hold
     return curve[held - 1] if held else None, curve[held] if held < len(curve) else None
 
 
 def capacity_per_s(given: Sequence[Tried]) -> float | None:
-    """The rate in requests/s at which the server's response reaches a strain of 1, interpolated in logarithms between
-    the highest rate that holds and the lowest that does not; if none fails, the highest. None if none holds."""
+    """Return the rate in requests/s at which the server's response reaches a strain of 1, interpolated in logarithms
+    between the highest rate that holds and the lowest that does not; if none fails, the highest, and None if none
+    holds."""
     low, high = bracket(given)
     if low is None or high is None:
         return low.rate_per_s if low else None
@@ -124,7 +125,7 @@ def capacity_per_s(given: Sequence[Tried]) -> float | None:
 
 
 def throughput_of(rounds: Sequence[LoadSamples], trials: Sequence[LoadSamples]) -> float:
-    """The throughput of one start of the server in output tokens/s.
+    """Return the throughput of one start of the server in output tokens/s.
 
     It is the capacity in requests/s times the mean answer of the rounds, which is the same for all variants. Without
     trials of a rate, the rounds had the same number of requests in flight all the time: then it is the geometric mean
@@ -143,7 +144,7 @@ def throughput_of(rounds: Sequence[LoadSamples], trials: Sequence[LoadSamples]) 
 
 
 def capacity_of(rounds: Sequence[LoadSamples], trials: Sequence[LoadSamples]) -> Capacity | None:
-    """The capacity over all starts of a server; None without trials of a rate.
+    """Return the capacity over all starts of a server; None without trials of a rate.
 
     Raises:
         ValueError: the targets held at no rate after a start.
