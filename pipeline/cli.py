@@ -9,7 +9,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from pipeline.commands import clients, cluster, decisions, drill, events, plan, releases, rollout, runs, samples, usage
+from pipeline.commands import clients, cluster, decisions, drill, events, plan, releases, rollout, runs, usage
 from pipeline.commands.options import command_group, print_result
 from stages.parts.base.errors import SlipwayError
 
@@ -46,7 +46,7 @@ def options(
         context.fail("--json belongs after the command." if as_json else "Missing command.")
 
 
-for commands in (runs, plan, releases, rollout, decisions, samples, usage, clients, drill, cluster, events):
+for commands in (runs, plan, releases, rollout, decisions, usage, clients, drill, cluster, events):
     commands.register(app)
 
 

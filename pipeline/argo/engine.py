@@ -60,13 +60,7 @@ class ArgoEngine:
         return self.result(self.announce(workflow, is_new=is_new))
 
     def submit(self, config: RunConfig, request: RunRequest) -> ClusterRun:
-        """Submit a run, or find the active one with the same arguments; say on stderr which.
-
-        Raises:
-            ConfigError: the model is a directory of this machine, or the settings contradict each other or the
-                hardware.
-            NotInstalled, AccessDenied, ClusterUnavailable: nothing was started.
-        """
+        """Submit a run, or find the active one with the same arguments; say on stderr which."""
         name = ModelName.parse(request.model)
         if name.directory:
             raise ConfigError(
@@ -103,12 +97,8 @@ class ArgoEngine:
     def to_its_end(self, name: str) -> ClusterRun:
         """Follow a run on stderr until it has succeeded.
 
-        Raises:
-            RunFailed: with the exit code of the task that failed first.
-            MissingRun: it was deleted.
-            ClusterUnavailable: the API did not answer for too long; the run continues.
-            NotInstalled: an image can't be pulled; the run was stopped.
-            Interrupted: by Ctrl-C; the run continues.
+        After Ctrl-C, and if the API does not answer for too long, the run continues; if an image can't be pulled, it is
+        stopped. Raises: as ``PipelineEngine.start`` and ``follow``.
         """
         place = f" --namespace {self.cluster.namespace}"
         try:
@@ -127,11 +117,7 @@ class ArgoEngine:
 
 
 def resubmit(run: ClusterRun, *, allow_incomplete: bool = False) -> tuple[Object, bool]:
-    """Submit a run's arguments again. Returns the workflow, and whether it is new.
-
-    Args:
-        allow_incomplete: go on without a variant, whatever the run did.
-    """
+    """Submit a run's arguments again. Returns the workflow, and whether it is new."""
     parameters = arguments_of(run.workflow)
     if {"model", "revision"} <= parameters.keys():
         parameters["resolve-key"] = resolve_key(parameters["model"], parameters["revision"])

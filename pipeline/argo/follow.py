@@ -42,17 +42,15 @@ def follow(cluster: Cluster, name: str, observer: RunObserver, *, patience_s: fl
     for workflow in versions(cluster, WORKFLOWS, name, lost=lost, patience_s=patience_s):
         earlier, state = state, run_state(workflow)
         rooms.fill(state, templates(workflow), nodes_of(workflow.get("status", {})))
-        if ended(workflow):
-            for node in changed(earlier, state):
-                observer.node_changed(state, node)
-            observer.finished(state)
-            return workflow
-        unpulled.check(state)
-        # In any case, because a live view draws the last state that it was told.
-        if earlier is None or (earlier.phase, earlier.message) != (state.phase, state.message):
-            observer.run_changed(state)
+        if not ended(workflow):
+            unpulled.check(state)
+            if earlier is None or (earlier.phase, earlier.message) != (state.phase, state.message):
+                observer.run_changed(state)
         for node in changed(earlier, state):
             observer.node_changed(state, node)
+        if ended(workflow):
+            observer.finished(state)
+            return workflow
     raise AssertionError("an endless iterator ended")
 
 
@@ -80,10 +78,9 @@ def versions(
     lost: Callable[[ClusterUnavailable], None] = lambda _: None,
     patience_s: float = PATIENCE_S,
 ) -> Iterator[Object]:
-    """Yield an object now and after each change. Versions may be left out, but never the last one.
+    """Yield an object now and after each change; call *lost* while the API does not answer.
 
-    Args:
-        lost: called while the API does not answer.
+    Versions may be left out, but never the last one.
     """
     heard, pause_s = time.monotonic(), PAUSE_S
     while True:

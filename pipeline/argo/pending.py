@@ -69,11 +69,7 @@ class Rooms:
         self._free: list[tuple[Object, Amounts]] | None = None
 
     def fill(self, state: RunState, templates: Mapping[str, Object], nodes: Mapping[str, Object]) -> None:
-        """Complete the messages of nodes that wait for room; without the right to read nodes they stay.
-
-        Args:
-            templates, nodes: of the workflow, by name.
-        """
+        """Complete the messages of *nodes* of a workflow that wait for room, if this cluster's nodes may be read."""
         for node in state.nodes:
             if node.message.endswith(NONE_FREE) and (argo_node := nodes.get(f"{state.name}.{node.name}")):
                 template = templates.get(node.template, {})

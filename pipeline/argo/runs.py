@@ -22,7 +22,6 @@ from stages.parts.cluster.refusals import Absent
 
 UI_VARIABLES: Final = ("ARGO_UI", "ARGO_SERVER")
 """Environment variables with the address of Argo's user interface; the first that is set counts."""
-RESUMED: Final = "approved with slipway resume"
 RESULTS: Final = ("winner", "outcome", "reason", "release", "url")
 
 
@@ -40,10 +39,6 @@ class ClusterRun:
     @property
     def id(self) -> str:
         return self.state.name
-
-    @property
-    def model(self) -> str:
-        return self.state.arguments.get("model", "")
 
     @property
     def namespace(self) -> str:
@@ -81,7 +76,7 @@ class ClusterRun:
         from pipeline.runs.tables import tasks_table
 
         Rooms(self.cluster).fill(self.state, templates(self.workflow), nodes_of(self.workflow.get("status", {})))
-        title = f"{self.model}  run {self.id}  {self.state.phase}  {self.state.message}".rstrip()
+        title = f"{self.state.model}  run {self.id}  {self.state.phase}  {self.state.message}".rstrip()
         report = self.report()
         document = report.document | {"run": self.state.model_dump(mode="json")}
         return Printout(document, Group(f"{title}\n", tasks_table(self), "", report.text))
@@ -94,7 +89,7 @@ class ClusterRun:
             "run": self.id,
             "engine": "argo",
             "namespace": self.namespace,
-            "model": self.model,
+            "model": self.state.model,
             "phase": self.state.phase,
             "message": self.state.message,
             **{name: self.results.get(name) for name in RESULTS},
@@ -127,26 +122,21 @@ class ClusterRun:
             )
 
     def stop(self) -> bool:
-        """Ask Argo to stop the run; its exit handler still runs. False if the run has ended."""
         if ended(self.workflow):
             return False
         self.cluster.merge(WORKFLOWS, self.id, {"spec": {"shutdown": "Stop"}})
         return True
 
     def resume(self, task: str | None = None) -> list[str]:
-        """Resume suspended tasks, *task* or all, as ``argo resume`` does.
-
-        Raises:
-            ClusterRefused: Argo keeps the run's state where only its own tools can change it.
-        """
+        """Resume suspended tasks, *task* or all, as ``argo resume`` does."""
         tasks, status = self.state.suspended(task), self.workflow["status"]
-        if not status.get("nodes"):
+        if not status.get("nodes"):  # only Argo's own tools can change it then
             raise ClusterRefused(f"the state of run {self.id} is compressed", hint=f"argo resume {self.id}")
         nodes = nodes_of(status)
         approved = {
             "phase": "Succeeded",
             "finishedAt": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "message": RESUMED,
+            "message": "approved with slipway resume",
         }
         changes = {nodes[f"{self.id}.{name}"]["id"]: approved for name in tasks}
         self.cluster.merge(WORKFLOWS, self.id, {"status": {"nodes": changes}})
@@ -166,10 +156,6 @@ def all_runs(cluster: Cluster) -> list[ClusterRun]:
 
 
 def find(cluster: Cluster, name: str) -> ClusterRun:
-    """Find a run by its name, the beginning of its name, or 'latest'.
-
-    Raises:
-        MissingRun: there is none, or more than one.
-    """
+    """Find a run by its name, the beginning of its name, or 'latest'."""
     runs = {run.id: run for run in all_runs(cluster)}
     return runs[choose_run(name, [*runs], f"namespace {cluster.namespace}")]

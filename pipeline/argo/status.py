@@ -20,11 +20,7 @@ from stages.parts.base.program import StageFailure
 from stages.parts.cluster.kinds import Object
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed", "Error"})
-HOLDERS: Final[dict[str, Kind]] = {
-    "DAG": "DAG",
-    "Steps": "DAG",
-    "Suspend": "Suspend",
-}
+HOLDERS: Final[dict[str, Kind]] = {"DAG": "DAG", "Steps": "DAG", "Suspend": "Suspend"}
 SUSPENDED: Final = "waits for an approval: in Argo's user interface, or with slipway resume"
 OUT_OF_MEMORY: Final = "OOMKilled"
 UNPULLED: Final = re.compile(r"^(?:ErrImagePull|ImagePullBackOff|InvalidImageName)\b.*?image \"([^\"]+)\"", re.DOTALL)

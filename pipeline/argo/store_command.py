@@ -7,7 +7,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pipeline.argo.follow import follow
 from pipeline.argo.status import run_state
@@ -25,8 +25,6 @@ from stages.parts.cluster.refusals import AlreadyExists
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
 
-ID_BYTES: Final = 5
-
 
 def call(cluster: Cluster, config: RunConfig, words: Sequence[str]) -> tuple[str, int]:
     """Run ``slipway WORDS`` where the store is; its progress is shown on stderr.
@@ -40,7 +38,7 @@ def call(cluster: Cluster, config: RunConfig, words: Sequence[str]) -> tuple[str
         Interrupted: by Ctrl-C; the command continues.
     """
     read(cluster, STORE_COMMAND)
-    name = f"{STORE_COMMAND}-{secrets.token_hex(ID_BYTES)}"
+    name = f"{STORE_COMMAND}-{secrets.token_hex(5)}"
     arguments = {"arguments": canonical_json(list(words)), "config": store_settings(config)}
     with contextlib.suppress(AlreadyExists):  # the response to the first try was lost
         cluster.create(WORKFLOWS, of_template(STORE_COMMAND, name, arguments, title=" ".join(("slipway", *words))))

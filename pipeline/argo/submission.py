@@ -31,14 +31,6 @@ def key_of(arguments: Mapping[str, str]) -> str:
     return hashlib.sha256(canonical_json(lasting).encode()).hexdigest()[:16]
 
 
-def workflow(name: str, arguments: Mapping[str, str], *, submission: str = "") -> Object:
-    """Return the Workflow of one run."""
-    made = of_template(NAME, name, arguments, title=arguments["model"])
-    made["metadata"]["labels"][KEY_LABEL] = key_of(arguments)
-    made["metadata"]["annotations"][SUBMISSION] = submission
-    return made
-
-
 def of_template(template: str, name: str, arguments: Mapping[str, str], *, title: str) -> Object:
     """Return a Workflow that runs one of our templates."""
     return {
@@ -46,10 +38,7 @@ def of_template(template: str, name: str, arguments: Mapping[str, str], *, title
         "kind": WORKFLOWS.name,
         "metadata": {
             "name": name,
-            "labels": {
-                "app.kubernetes.io/part-of": NAME,
-                "workflows.argoproj.io/workflow-template": template,
-            },
+            "labels": {"app.kubernetes.io/part-of": NAME, "workflows.argoproj.io/workflow-template": template},
             "annotations": {"workflows.argoproj.io/title": title},
         },
         "spec": {
@@ -60,10 +49,9 @@ def of_template(template: str, name: str, arguments: Mapping[str, str], *, title
 
 
 def submit(cluster: Cluster, arguments: Mapping[str, str], *, force: bool = False) -> tuple[Object, bool]:
-    """Submit a run, unless one with the same arguments is active. Returns the workflow, and whether it is new.
+    """Submit a run, unless, without *force*, one with the same arguments is active.
 
-    Args:
-        force: submit it in any case.
+    Returns the workflow, and whether it is new.
 
     Raises:
         NotInstalled: the template is missing, or is another version's.
@@ -81,8 +69,11 @@ def submit(cluster: Cluster, arguments: Mapping[str, str], *, force: bool = Fals
     while True:
         # The same run gets the same name on a day, so that only one of several submitters can create it.
         name = f"{NAME}-{key[:10]}-{datetime.now(UTC):%y%m%d}-{number}"
+        workflow = of_template(NAME, name, arguments, title=arguments["model"])
+        workflow["metadata"]["labels"][KEY_LABEL] = key
+        workflow["metadata"]["annotations"][SUBMISSION] = submission
         try:
-            return cluster.create(WORKFLOWS, workflow(name, arguments, submission=submission)), True
+            return cluster.create(WORKFLOWS, workflow), True
         except AlreadyExists:
             number += 1
         try:

@@ -9,9 +9,9 @@ import base64
 from collections.abc import Iterator
 
 from pipeline.cluster import gateway
-from pipeline.cluster.findings import Finding, missing, ok, warning
 from pipeline.cluster.gateway import ClusterClients
 from pipeline.cluster.objects import labelled
+from pipeline.runs.checks import Finding, missing, ok, warning
 from pipeline.settings.platform import ClientSettings, Platform
 from stages.parts.base.errors import ConfigError, NotInstalled, UnknownName
 from stages.parts.cluster.api import Cluster

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pipeline.argo.template import difference, rendered_as
 from pipeline.cluster import client_keys, nodes
 from pipeline.cluster.controller import CONTROLLER, REQUEUE, account, controllers, notices_s, ready, tag
-from pipeline.cluster.findings import Finding, missing, ok, warning
-from pipeline.runs.checks import CheckResult
+from pipeline.runs.checks import CheckResult, Finding, missing, ok, results, warning
 from pipeline.settings.serving import kserve_settings
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, ClusterUnavailable, ConfigError, NotInstalled
@@ -83,11 +82,7 @@ def check_cluster(cluster: Cluster, config: RunConfig) -> list[CheckResult]:
         checks["autoscaling"] = partial(_autoscaling, cluster, config)
     if clients := config.cluster.clients:
         checks["clients"] = partial(client_keys.check, cluster, config.platform, clients)
-    findings = {name: _as_far_as_visible(check) for name, check in checks.items()}
-    return [
-        CheckResult(what=name, state=finding.state, found=finding.text, hint=finding.hint)
-        for name, finding in findings.items()
-    ]
+    return results({name: _as_far_as_visible(check) for name, check in checks.items()})
 
 
 def check_serving(cluster: Cluster, config: RunConfig, model: str) -> None:

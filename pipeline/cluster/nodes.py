@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pipeline.argo.pending import UNITS, shown
-from pipeline.cluster.findings import Finding, ok, warning
+from pipeline.runs.checks import Finding, ok, warning
 from pipeline.settings.serving import kserve_settings
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import NODES, Object

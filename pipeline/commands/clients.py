@@ -138,11 +138,7 @@ def _on_cluster(options: ConfigOptions, where: Where) -> tuple[Cluster, ClusterC
 
 
 def _table(rows: Sequence[Allowed], keys: Collection[str] | None = None) -> Any:
-    """Return a table of clients.
-
-    Args:
-        keys: the names of the clients that have a key. Default: all.
-    """
+    """Return a table of clients; with *keys*, the names of those that have one, it says who has."""
     from pipeline.runs.tables import plain_table
 
     limits = ("Requests/min", "Tokens/min", "At once", "Priority")

@@ -1,21 +1,15 @@
-"""``slipway verify-decision``, ``score`` and ``compare``: verify a decision, change its weights, compare two."""
+"""``slipway verify-decision``, ``score``, ``compare`` and ``samples``: what follows from the samples of runs."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.commands.options import (
-    STORE,
-    JsonOption,
-    ProfileOption,
-    RunArgument,
-    StoreOption,
-    add,
-    print_result,
-)
+from pipeline.commands.options import STORE, JsonOption, ProfileOption, RunArgument, StoreOption, add, print_result
 from pipeline.commands.volume import VolumeOptions, on_the_volume
 
 if TYPE_CHECKING:
@@ -34,6 +28,7 @@ def register(app: typer.Typer) -> None:
     add(app, on_the_volume(verify_decision), "verify-decision latest")
     add(app, score, "score latest --profile chatbot --set weights.latency=0.4")
     add(app, compare, "compare 20260102-030405-6a1b latest")
+    add(app, samples, "samples latest --parquet samples.parquet")
 
 
 def verify_decision(name: RunArgument = "latest", *, volume: VolumeOptions, as_json: JsonOption = False) -> None:
@@ -83,7 +78,10 @@ def score(
 
     Runs nothing and publishes nothing.
     """
+    from rich.console import Group
+
     from pipeline.local.runs import folder
+    from pipeline.runs.tables import score_table
     from stages.select.decision import decide
     from stages.select.stored import read_stored
 
@@ -99,7 +97,10 @@ def score(
         "published": stored.decision and stored.decision.model_dump(mode="json"),
         "changes": changed,
     }
-    print_result(document, _what_if(run.name, decision, changed), as_json)
+    marked = [f"changed: {line}" for line in changed] or ["unchanged: it is what was published"]
+    lead = f"the measurements of run {run.name}, scored again; nothing is published\n"
+    reasons = [decision.reason, *decision.notes, *cost_lines(decision)]
+    print_result(document, Group(lead, score_table(decision), "", *reasons, "", *marked), as_json)
 
 
 def compare(
@@ -121,6 +122,33 @@ def compare(
     comparison = compared(*(read_stored(run) for run in runs))
     document = comparison.model_dump(mode="json") | {"runs": [run.name for run in runs]}
     print_result(document, _comparison(runs[0].name, runs[1].name, comparison), as_json)
+
+
+def samples(
+    name: RunArgument = "latest",
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write CSV to this file.")] = None,
+    parquet: Annotated[
+        Path | None, typer.Option("--parquet", metavar="FILE", help="Write Parquet to this file; needs pyarrow.")
+    ] = None,
+    store: StoreOption = STORE,
+) -> None:
+    """Print a run's raw samples as CSV, or write them to files, for a notebook.
+
+    A row is a request of the load or an item of a quality task, with its variant, kind and block; blocks count the
+    starts of each server.
+    """
+    from pipeline.local.runs import folder
+    from stages.parts.base.errors import ConfigError
+    from stages.parts.samples.table import table
+    from stages.select.stored import read_stored
+
+    if parquet and importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError("Parquet is written by pyarrow, which is not installed", hint="pip install pyarrow, or --csv")
+    rows = table(read_stored(folder(store, name)).samples())
+    if parquet:
+        rows.to_parquet(parquet, index=False)
+    if csv or not parquet:
+        rows.to_csv(csv or sys.stdout, index=False)
 
 
 def _profile(published: dict[str, Any], name: str | None, assignments: list[str]) -> Profile:
@@ -162,16 +190,6 @@ def _changes(published: Production | None, decision: Production) -> list[str]:
         if bool(old.excluded) != bool(new.excluded):
             changes.append(f"{new.variant}: {f'out, {new.excluded}' if new.excluded else 'can be chosen'}")
     return changes
-
-
-def _what_if(run: str, decision: Production, changed: list[str]) -> Any:
-    from rich.console import Group
-
-    from pipeline.runs.tables import score_table
-
-    marked = [f"changed: {line}" for line in changed] or ["unchanged: it is what was published"]
-    lead = f"the measurements of run {run}, scored again; nothing is published\n"
-    return Group(lead, score_table(decision), "", decision.reason, *decision.notes, *cost_lines(decision), "", *marked)
 
 
 def cost_lines(decision: Production) -> list[str]:

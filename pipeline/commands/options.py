@@ -95,12 +95,7 @@ class ConfigOptions:
         workload: str | None = None,
         assignments: Sequence[str] = (),
     ) -> RunConfig:
-        """Read the settings.
-
-        Args:
-            platform: counts instead of ``--platform``.
-            assignments: count beside those of ``--set``.
-        """
+        """Read the settings. *platform* counts instead of ``--platform``, *assignments* beside those of ``--set``."""
         from pipeline.settings.config import load
 
         if self.config is not None and not self.config.is_file():
@@ -109,19 +104,15 @@ class ConfigOptions:
         return load(self.config, chosen=names, assignments=[*(self.assignments or ()), *assignments])
 
     def of_cluster(self, **names: Any) -> RunConfig:
-        """Read the settings of a cluster.
-
-        Raises:
-            ConfigError: the platform is this machine.
-        """
+        """Read the settings of a cluster. Raises: ConfigError: the platform is this machine."""
         from pipeline.settings.config import names as names_of
 
         settings = self.load(**names)
         if settings.platform.cluster is None:
-            clusters: list[str] = [name for name in names_of("platform") if name != "local"]
+            clusters = ", ".join(name for name in names_of("platform") if name != "local")
             raise ConfigError(
                 f"the platform {settings.platform.name} is one machine, not a cluster",
-                hint=f"--platform, or SLIPWAY_PLATFORM: one of {', '.join(clusters)}",
+                hint=f"--platform, or SLIPWAY_PLATFORM: one of {clusters}",
             )
         return settings
 
@@ -150,18 +141,13 @@ class Where:
         return self.engine is WorkflowEngine.ARGO
 
     def settings(self, options: ConfigOptions, **names: Any) -> RunConfig:
-        """Read the settings of what runs there. On this machine the platform is ``local``.
-
-        Raises:
-            ConfigError: on a cluster: the platform is this machine.
-        """
+        """Read the settings of what runs there. On this machine the platform is ``local``."""
         return options.of_cluster(**names) if self.on_cluster else options.load(platform="local", **names)
 
     def engine_of(self, run: str = "", settings: RunConfig | None = None, *, follow: bool = True) -> PipelineEngine:
         """Return the chosen engine; if none was chosen, the one that the name of *run* belongs to.
 
-        Args:
-            follow: on a cluster: wait until a run that is started has ended.
+        With *follow*, that of a cluster waits until a run that it starts has ended.
         """
         if self.on_cluster or (self.engine is None and run.startswith(RUN_PREFIX)):
             return argo_engine(self.cluster(settings), follow=follow)
@@ -214,8 +200,7 @@ def command_group(text: str, example: str, **options: Any) -> typer.Typer:
 def add(app: typer.Typer, command: Callable[..., None], example: str, name: str | None = None) -> None:
     """Add a command, with the options of its groups, and an example as the last line of its help.
 
-    Args:
-        name: the command's. Default: the function's, with hyphens.
+    Without a *name*, it has the function's, with hyphens.
     """
     app.command(name, epilog=_epilog(example))(grouped(command))
 
@@ -248,11 +233,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def model_store(store: Path, model: str) -> ModelStore:
-    """Return a model's folder in the store, which need not exist.
-
-    Raises:
-        InvalidName: *model* is neither a name on the Hub nor a local directory.
-    """
+    """Return the folder in the store, which need not exist, of a model on the Hub or in a local directory."""
     from stages.parts.model.name import ModelName
 
     return ModelName.parse(model).store(store)

@@ -84,13 +84,7 @@ def plan(
     priced = document.with_prices(document.choose_accelerators(gpus, gpu), price or (), settings, described)
     targets = document.parse_targets(slo) if slo else None
     answer = document.make_plan(
-        described,
-        settings,
-        priced,
-        context=length,
-        peak=peak,
-        targets=targets,
-        calibrations=calibrations(store, gpus),
+        described, settings, priced, context=length, peak=peak, targets=targets, calibrations=calibrations(store, gpus)
     )
     print_result(answer.model_dump(mode="json"), page(answer, every=every), as_json)
 

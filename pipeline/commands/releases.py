@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from stages.parts.releases.listing import MoveSummary, Pruned, ReleaseSummary
     from stages.parts.releases.split import Split
     from stages.rollout.target import Target
-
-KEPT: Final = 3
 
 
 def register(app: typer.Typer) -> None:
@@ -121,7 +119,7 @@ def rollback(
 
 def prune(
     model: ModelArgument,
-    keep: Annotated[int, typer.Option(help="How many of the newest releases to keep.")] = KEPT,
+    keep: Annotated[int, typer.Option(help="How many of the newest releases to keep.")] = 3,
     others: Annotated[
         bool, typer.Option("--others", help="Also remove variants and evaluations that only other settings need.")
     ] = False,

@@ -46,11 +46,7 @@ def register(app: typer.Typer) -> None:
 
 
 def start(
-    model: ModelArgument,
-    release: ReleaseOption = None,
-    *,
-    volume: VolumeOptions,
-    as_json: JsonOption = False,
+    model: ModelArgument, release: ReleaseOption = None, *, volume: VolumeOptions, as_json: JsonOption = False
 ) -> None:
     """Start a rollout, or continue the one in progress."""
     from stages.parts.base.program import answer_sigterm

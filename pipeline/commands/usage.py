@@ -38,8 +38,7 @@ def usage(
     ] = SharedBy.TOKENS,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
     usage_url: Annotated[
-        str,
-        typer.Option(envvar="SLIPWAY_USAGE_URL", help="A PostgreSQL database. Default: SQLite in the store."),
+        str, typer.Option(envvar="SLIPWAY_USAGE_URL", help="A PostgreSQL database. Default: SQLite in the store.")
     ] = "",
     *,
     options: ConfigOptions,

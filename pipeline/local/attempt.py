@@ -39,11 +39,7 @@ class ProcessSpec:
 
     @classmethod
     def of(
-        cls,
-        template: Template,
-        volumes: Mapping[str, Volume],
-        mounts: Mapping[str, Path],
-        lookup: Callable[[str], str],
+        cls, template: Template, volumes: Mapping[str, Volume], mounts: Mapping[str, Path], lookup: Callable[[str], str]
     ) -> ProcessSpec:
         """Resolve the references of *template*. Raises: Unresolved: by *lookup*."""
         program = template.program

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import secrets
 import sys
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pipeline.local.folder import read_run
 from pipeline.local.resources import MachineResources
-from pipeline.local.runs import LocalRun, all_runs, new_id
+from pipeline.local.runs import LocalRun
 from pipeline.runs.engine import Printout, RunRequest, choose_run
 from pipeline.runs.state import failure
-from stages.parts.base.errors import ConfigError
+from stages.parts.base.errors import ConfigError, MissingRun
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore, full_disk_as_error
 from stages.parts.model.name import ModelName
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
+    from stages.parts.records.production import Production
 
+RUN_ID: Final = re.compile(r"^\d{8}-\d{6}-[0-9a-f]{4}$")
 ENGINE_STATE: Final = ".engine"
 """The folder of memoized results and locks in the store, shared by all its runs."""
 
@@ -36,7 +42,12 @@ class LocalEngine:
         return f"no runs in {self.store}; start one with: slipway run MODEL"
 
     def runs(self) -> list[LocalRun]:
-        return all_runs(self.store)
+        runs = []
+        for path in self.store.glob("*/runs/*"):
+            if RUN_ID.match(path.name):
+                with contextlib.suppress(MissingRun):  # killed before it wrote anything
+                    runs.append(LocalRun(path, read_run(path)))
+        return sorted(runs, key=lambda run: run.id, reverse=True)
 
     def find(self, name: str) -> LocalRun:
         runs = {run.id: run for run in self.runs()}
@@ -85,7 +96,8 @@ def _execute(manifest: dict[str, Any], parameters: dict[str, str], store: ModelS
     from pipeline.runs.progress import observer_for
     from pipeline.settings.platform import STORE_MOUNT
 
-    run_id = new_id(datetime.now().astimezone())
+    # Ids sort by start; four random digits distinguish runs that start in the same second.
+    run_id = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     folder = store.run(run_id)
     _make_usable(store.root)
     state = execute(
@@ -99,10 +111,10 @@ def _execute(manifest: dict[str, Any], parameters: dict[str, str], store: ModelS
     run = LocalRun(folder, state)
     if state.phase != "Succeeded" or run.decision is None:
         raise failure(state)
-    return _succeeded(run, store, served=parameters.get("serve") == "true")
+    return _succeeded(run, run.decision, store, served=parameters.get("serve") == "true")
 
 
-def _succeeded(run: LocalRun, store: ModelStore, *, served: bool) -> Printout:
+def _succeeded(run: LocalRun, decision: Production, store: ModelStore, *, served: bool) -> Printout:
     """Describe a run that succeeded: the scores, the reason, and where everything is."""
     from rich.console import Group
 
@@ -110,15 +122,13 @@ def _succeeded(run: LocalRun, store: ModelStore, *, served: bool) -> Printout:
     from stages.parts.base.program import outcomes
     from stages.parts.endpoint.endpoint import endpoint
 
-    decision, serving = run.decision, endpoint(store) if served else None
-    if decision is None:
-        raise TypeError(f"run {run.id} has no decision")
+    serving = endpoint(store) if served else None
     making = [outcome for outcome in outcomes(run.path) if outcome.stage not in ("resolve", "check")]
     reused = all(outcome.result == "reused" for outcome in making)
     release = store.releases / decision.release
     document = {
         "run": run.id,
-        "model": run.model,
+        "model": run.state.model,
         "phase": run.state.phase,
         "reused": reused,
         "decision": decision.model_dump(mode="json"),
@@ -129,7 +139,7 @@ def _succeeded(run: LocalRun, store: ModelStore, *, served: bool) -> Printout:
     places = [f"report    {run.page}", f"release   {release}"]
     if serving:
         places += [f"endpoint  {serving.url}/v1 serves {serving.model}"]
-        places += [f"          stop it: slipway serve {run.model} --stop"]
+        places += [f"          stop it: slipway serve {run.state.model} --stop"]
     lead = ["Nothing had changed: every result was reused.", ""] if reused else []
     return Printout(document, Group(*lead, score_table(decision), "", decision.reason, *decision.notes, "", *places))
 

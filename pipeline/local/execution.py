@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from pipeline.local import growth, mutex, requirements
+from pipeline.local import growth, mutex
 from pipeline.local.folder import LOGS, RunFolders, opened, save
 from pipeline.local.job import Scope
 from pipeline.local.resources import MachineResources, Pool
@@ -53,7 +53,7 @@ def execute(
     workflow = parse(manifest)
     parameters = workflow.bind(arguments)
     inherited = dict(os.environ if environment is None else environment)
-    requirements.check(workflow, folders.mounts, capacity, inherited)
+    workflow.check_machine(folders.mounts, capacity, inherited)
     nodes = growth.outermost(workflow)
     state = RunState(name=name, workflow=workflow.name, arguments=parameters, nodes=nodes)
     scheduler = Scheduler(workflow, state, folders, Pool(capacity), observer, inherited)
@@ -107,7 +107,7 @@ class _Run:
         scheduler.deadline = time.monotonic() + limit_s if limit_s is not None else NEVER
         scheduler.run_changed()
         save(scheduler.folders.run, state)  # before there is a task that can be stopped or resumed
-        culprit = scheduler.complete(growth.entrypoint(self.workflow, state, self._values()))
+        culprit = scheduler.complete(growth.active(self.workflow, state, self.workflow.entrypoint, self._values()))
         phase, message = self._verdict(culprit)
         if on_exit := self.workflow.spec.on_exit:
             # It runs once, whatever happened; only a second interrupt skips it.

@@ -14,15 +14,11 @@ from pipeline.runs.state import EXIT_NODE, Node, RunState
 
 def outermost(workflow: Workflow) -> list[Node]:
     """Return the nodes of a new run: the entrypoint's tasks and the exit handler."""
-    tasks = {task.name: task for task in workflow.templates[workflow.spec.entrypoint].tasks}
+    tasks = {task.name: task for task in workflow.entrypoint.tasks}
     nodes = [_node(tasks[name], workflow, "") for name in workflow.graphs[workflow.spec.entrypoint].depends]
     if workflow.spec.on_exit:
         nodes.append(_node(Task(name=EXIT_NODE, template=workflow.spec.on_exit), workflow, ""))
     return nodes
-
-
-def entrypoint(workflow: Workflow, state: RunState, base: Mapping[str, str]) -> ActiveDag:
-    return _active(workflow, state, workflow.templates[workflow.spec.entrypoint], base)
 
 
 def exit_handler(workflow: Workflow, state: RunState, on_exit: str, base: Mapping[str, str]) -> ActiveDag:
@@ -33,12 +29,7 @@ def exit_handler(workflow: Workflow, state: RunState, on_exit: str, base: Mappin
     return dag
 
 
-def inner(workflow: Workflow, state: RunState, job: Job) -> ActiveDag:
-    """Return the dag that *job* runs. Raises: Unresolved: an argument without a value."""
-    return _active(workflow, state, job.template, job.dag.base, job.inputs(), parent=job.node.name)
-
-
-def _active(
+def active(
     workflow: Workflow,
     state: RunState,
     template: Template,

@@ -63,10 +63,6 @@ class Job:
         """Whether its dependencies were met and its ``when`` held."""
         return bool(self.prepared or self.inner) or self.suspended
 
-    @property
-    def scope(self) -> Scope:
-        return self.dag.scope()
-
     def deadline(self) -> tuple[float, str] | None:
         """Return the time at which its attempt is stopped, as time.monotonic(), and the message."""
         limit_s = self.template.active_deadline_seconds
@@ -76,7 +72,7 @@ class Job:
 
     def inputs(self) -> dict[str, str]:
         """Return the values of its template's inputs, by reference."""
-        scope = self.scope
+        scope = self.dag.scope()
         return {
             f"inputs.parameters.{parameter.name}": substitute(parameter.value, scope)
             for parameter in self.task.arguments.parameters
@@ -84,7 +80,7 @@ class Job:
 
     def skipped_by(self) -> str:
         """Its ``when`` with values, if it is false; else empty."""
-        text = substitute(self.task.when, self.scope)
+        text = substitute(self.task.when, self.dag.scope())
         if not text or expressions.holds(expressions.parse(text, "when"), str):
             return ""
         return text
@@ -118,9 +114,6 @@ class ActiveDag:
 
     def phases(self) -> dict[str, Phase]:
         return {name: job.node.phase for name, job in self.jobs.items() if job.node.finished}
-
-    def may_run(self, task: str) -> bool | None:
-        return self.graph.may_run(task, self.phases())
 
     def culprit(self) -> Job | None:
         """Return the failed task that made it fail; None if it did not fail."""

@@ -12,6 +12,9 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from pipeline.runs.expressions import holds, parse
+from pipeline.runs.state import FailedAttempt
+
 DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -46,8 +49,6 @@ Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
 TaskName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][-a-zA-Z0-9]*$", max_length=128)]
 ParameterName = Annotated[str, Field(pattern=r"^[-a-zA-Z0-9_]+$")]
 CacheName = Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
-
-
 POD_FIELDS: Final = frozenset(
     {"automountServiceAccountToken", "metrics", "nodeSelector", "securityContext", "serviceAccountName", "tolerations"}
 )
@@ -193,6 +194,19 @@ class RetryStrategy(Closed):
     """Required, because Argo's default is OnFailure. The expression decides what is retried."""
     expression: str = ""
     backoff: Backoff = Backoff()
+
+    def backoff_s(self, failure: FailedAttempt, attempts: int) -> float | None:
+        """Seconds until the next attempt, after *attempts* of them; None if there is no next one."""
+        if attempts > self.limit:
+            return None
+        variables = {  # Argo's, of which the exit code is a text (docs/retries.md)
+            "lastRetry.exitCode": str(failure.exit_code),
+            "lastRetry.status": failure.phase,
+            "lastRetry.message": failure.message,
+        }
+        if self.expression and not holds(parse(self.expression, "expression"), variables.__getitem__):
+            return None
+        return self.backoff.duration * self.backoff.factor ** (attempts - 1)
 
 
 class ConfigMap(Closed):

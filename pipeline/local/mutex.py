@@ -43,15 +43,11 @@ def locks_of(synchronization: Synchronization, gpus: int, lookup: Callable[[str]
 def hold(stack: contextlib.ExitStack, folder: Path, locks: Iterable[Lock]) -> str | None:
     """Hold all locks until *stack* is closed. If one is held elsewhere, hold none and return its name. Never waits."""
     for lock in locks:
-        if not any(_try(stack, folder / file, lock.title) for file in lock.files):
+        for file in lock.files:
+            with contextlib.suppress(Busy):
+                stack.enter_context(exclusive(folder / file, lock.title, wait=False))
+                break
+        else:
             stack.close()
             return lock.title
     return None
-
-
-def _try(stack: contextlib.ExitStack, file: Path, title: str) -> bool:
-    try:
-        stack.enter_context(exclusive(file, title, wait=False))
-    except Busy:
-        return False
-    return True

@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -72,18 +72,12 @@ class MachineResources:
         )
 
 
-@dataclass
 class Pool:
     """The capacity that running tasks leave."""
 
-    capacity: MachineResources
-    cores: float = field(init=False)
-    memory_bytes: int = field(init=False)
-    gpus: list[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.cores, self.memory_bytes = self.capacity.cores, self.capacity.memory_bytes
-        self.gpus = list(self.capacity.gpus)
+    def __init__(self, capacity: MachineResources) -> None:
+        self.capacity, self.gpus = capacity, list(capacity.gpus)
+        self.cores, self.memory_bytes = capacity.cores, capacity.memory_bytes
 
     def take(self, request: ResourceRequest) -> Share | str:
         """Take a share, or return what is missing now. A request above the machine's CPU or memory takes all of it."""
@@ -116,9 +110,7 @@ def request(requests: Mapping[str, str], limits: Mapping[str, str]) -> ResourceR
         elif name not in ("cpu", "memory", "ephemeral-storage"):
             raise ConfigError(f"{name!r} is a resource that the local engine does not know")
     return ResourceRequest(
-        cores=float(quantity(amounts["cpu"])),
-        memory_bytes=int(quantity(amounts["memory"])),
-        gpus=gpus,
+        cores=float(quantity(amounts["cpu"])), memory_bytes=int(quantity(amounts["memory"])), gpus=gpus
     )
 
 

@@ -19,8 +19,7 @@ from pipeline.local.attempt import Attempt, Ended, code_path
 from pipeline.local.folder import LOGS, RunFolders
 from pipeline.local.job import Job, Prepared, Running
 from pipeline.local.node_names import log_file
-from pipeline.local.resources import Pool, Share, environment_of
-from pipeline.local.retry import backoff_s
+from pipeline.local.resources import Pool, environment_of
 from pipeline.local.workflow import Workflow
 from pipeline.runs.progress import RunObserver
 from pipeline.runs.state import FailedAttempt, Node, Phase, RunState
@@ -95,7 +94,16 @@ class Runner:
             job.release()
             self.wait_for(job, f"waiting for {share}")
             return
-        self._launch(job, prepared, share)
+        node = job.node
+        node.attempts += 1
+        node.started_at = node.started_at or datetime.now(UTC)
+        secrets = {name: self.secrets[name] for name in job.template.program.secrets() if name in self.secrets}
+        environment = {**self.environment, **environment_of(share, self.pool.capacity), **secrets}
+        attempt = Attempt(node.name, node.attempts, prepared.call, environment, self.folders.run, self.events.put)
+        job.running = Running(attempt, share, time.monotonic())
+        node.phase, node.message, node.hint, node.exit_code = "Running", "", "", None
+        node.log = f"{LOGS}/{log_file(node.name)}"
+        self._node_changed(node)
 
     def ended_by_memo(self, job: Job) -> bool:
         """End a task whose outputs an earlier run has kept; False if none has."""
@@ -114,18 +122,6 @@ class Runner:
         if job.memo:
             memo.save(job.memo, template=job.node.template, run=self.state.name, outputs=outputs)
         self.end(job, "Succeeded", "")
-
-    def _launch(self, job: Job, prepared: Prepared, share: Share) -> None:
-        node = job.node
-        node.attempts += 1
-        node.started_at = node.started_at or datetime.now(UTC)
-        secrets = {name: self.secrets[name] for name in job.template.program.secrets() if name in self.secrets}
-        environment = {**self.environment, **environment_of(share, self.pool.capacity), **secrets}
-        attempt = Attempt(node.name, node.attempts, prepared.call, environment, self.folders.run, self.events.put)
-        job.running = Running(attempt, share, time.monotonic())
-        node.phase, node.message, node.hint, node.exit_code = "Running", "", "", None
-        node.log = f"{LOGS}/{log_file(node.name)}"
-        self._node_changed(node)
 
     def await_events(self) -> None:
         """Sleep until an attempt ends, something is due, or a signal comes; then handle all that happened."""
@@ -184,8 +180,8 @@ class Runner:
 
     def _failed(self, job: Job, failure: FailedAttempt) -> None:
         """Plan another attempt, or end the task."""
-        attempts = job.node.attempts
-        wait_s = backoff_s(job.template.retry_strategy, failure, attempts)
+        attempts, strategy = job.node.attempts, job.template.retry_strategy
+        wait_s = strategy.backoff_s(failure, attempts) if strategy else None
         if wait_s is None or self.stopping:
             self.end(job, failure.phase, failure.message, failure.hint)
             return

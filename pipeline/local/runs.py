@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
-import secrets
 import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +22,6 @@ from stages.parts.base.errors import ConfigError, MissingRun
 from stages.parts.records.production import Production
 from stages.report.run_report import JSON, RunReport
 
-RUN_ID: Final = re.compile(r"^\d{8}-\d{6}-[0-9a-f]{4}$")
 FOLLOW_S: Final = 0.2
 
 
@@ -39,10 +35,6 @@ class LocalRun:
     @property
     def id(self) -> str:
         return self.path.name
-
-    @property
-    def model(self) -> str:
-        return self.state.arguments.get("model", "")
 
     @property
     def page(self) -> Path:
@@ -75,7 +67,7 @@ class LocalRun:
 
         from pipeline.runs.tables import score_table, tasks_table
 
-        parts: list[Any] = [f"{self.model}  run {self.id}  {self.state.phase}\n", tasks_table(self)]
+        parts: list[Any] = [f"{self.state.model}  run {self.id}  {self.state.phase}\n", tasks_table(self)]
         if self.decision:
             parts += ["", score_table(self.decision), "", self.decision.reason, *self.decision.notes]
         if self.written:
@@ -110,11 +102,7 @@ class LocalRun:
             time.sleep(FOLLOW_S)
 
     def stop(self) -> bool:
-        """Ask the engine to stop the run's tasks and write its report, and wait; False if the run has ended.
-
-        Raises:
-            ConfigError: the run belongs to another user.
-        """
+        """Ask the engine to stop the run's tasks and write its report, and wait; False if the run has ended."""
         lock = self.path / LOCK
         engine = _engine(lock)
         if engine is None:
@@ -131,21 +119,6 @@ class LocalRun:
 
     def resume(self, task: str | None) -> list[str]:
         return resume(self.path, task)
-
-
-def new_id(start: datetime) -> str:
-    """Return a new run's id. Ids sort by start; four random digits distinguish runs that start in the same second."""
-    return f"{start:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-
-
-def all_runs(store: Path) -> list[LocalRun]:
-    """Find all runs of all models, the newest first."""
-    runs = []
-    for path in store.glob("*/runs/*"):
-        if RUN_ID.match(path.name):
-            with contextlib.suppress(MissingRun):  # killed before it wrote anything
-                runs.append(LocalRun(path, read_run(path)))
-    return sorted(runs, key=lambda run: run.id, reverse=True)
 
 
 def folder(store: Path, name: str) -> Path:

@@ -39,7 +39,7 @@ class Scheduler(Runner):
         for name, job in dag.jobs.items():
             if job.node.finished:
                 continue
-            may_run = self.stopping or job.entered or dag.may_run(name)
+            may_run = self.stopping or job.entered or dag.graph.may_run(name, dag.phases())
             if may_run is False:
                 self.end(job, "Omitted", dag.graph.why_not(name, dag.phases()))
             elif may_run:
@@ -64,7 +64,7 @@ class Scheduler(Runner):
             if not job.prepared and (condition := job.skipped_by()):
                 self.end(job, "Skipped", f"when {condition!r} is false")
             elif job.template.suspend:
-                self.begin(job, suspension.message(self.state.name))
+                self.begin(job, f"{suspension.SUSPENDED}; to continue: slipway resume {self.state.name}")
             elif job.template.dag:
                 self._enter(job)
             else:
@@ -102,7 +102,8 @@ class Scheduler(Runner):
         self._resolved(job)
         if self.ended_by_memo(job):
             return
-        job.inner = growth.inner(self.workflow, self.state, job)
+        inputs = job.inputs()
+        job.inner = growth.active(self.workflow, self.state, job.template, job.dag.base, inputs, parent=job.node.name)
         self.know(job.inner.jobs.values())
         self.begin(job, "")
 

@@ -29,23 +29,12 @@ class ResumeRequest(BaseModel):
 
 
 def resume(run_dir: Path, task: str | None = None) -> list[str]:
-    """Resume suspended tasks of a run: *task*, or all. Returns their names; does not wait for them.
-
-    Raises:
-        MissingRun: there is no run, or it has ended.
-        UnknownName: *task* is not suspended.
-        ConfigError: nothing is suspended.
-    """
+    """Resume suspended tasks of a run: *task*, or all. Returns their names; does not wait for them."""
     names = read_run(run_dir).suspended(task)
     with writable(run_dir):
         (run_dir / REQUESTS).mkdir(exist_ok=True)
         write_json(run_dir / REQUESTS / f"{uuid.uuid4().hex}.json", ResumeRequest(nodes=tuple(names)))
     return names
-
-
-def message(run: str) -> str:
-    """Return the message of a suspended task."""
-    return f"{SUSPENDED}; to continue: slipway resume {run}"
 
 
 def requested(run_dir: Path) -> list[str]:

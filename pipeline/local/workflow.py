@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeline.local.manifest import Manifest, Spec, Template, Volume
 from pipeline.local.node_names import inside
+from pipeline.local.resources import MachineResources, literal, request
 from pipeline.runs.graph import Graph
 from pipeline.runs.state import EXIT_NODE
 from stages.parts.base.errors import ConfigError, UnknownName
@@ -22,6 +24,10 @@ class Workflow:
     graphs: dict[str, Graph]
     """The graphs of the dag templates, by template."""
 
+    @property
+    def entrypoint(self) -> Template:
+        return self.templates[self.spec.entrypoint]
+
     def bind(self, arguments: Mapping[str, str]) -> dict[str, str]:
         """Return the values of the workflow's parameters for one run: *arguments*, else the manifest's own values."""
         parameters = {parameter.name: parameter for parameter in self.spec.arguments.parameters}
@@ -35,12 +41,34 @@ class Workflow:
             raise ConfigError(f"the workflow's arguments{lines}")
         return bound
 
+    def check_machine(
+        self, mounts: Mapping[str, Path], capacity: MachineResources, environment: Mapping[str, str]
+    ) -> None:
+        """Check GPUs, folders and secrets before anything starts. Raises: ConfigError: names what each task lacks."""
+
+        def lacks(template: Template) -> Iterator[str]:
+            resources, volumes = template.resources, self.volumes(template)
+            if lack := request(literal(resources.requests), literal(resources.limits)).lacking_gpus(capacity):
+                yield lack
+            for mount in template.program.volume_mounts:
+                if volumes[mount.name].persistent_volume_claim and mount.mount_path not in mounts:
+                    yield f"mounts volume {mount.name!r} at {mount.mount_path}, and no local folder stands for it"
+            for name, optional in template.program.secrets().items():
+                if not optional and name not in environment:
+                    yield f"needs a secret: set the environment variable {name}"
+
+        if lines := [f"    {task} {lack}" for task, template in self.used() for lack in lacks(template)]:
+            raise ConfigError(
+                "this machine can't run the workflow\n" + "\n".join(lines),
+                hint="change what the platform's configuration asks for, or run it on a larger machine",
+            )
+
     def volumes(self, template: Template) -> dict[str, Volume]:
         return {volume.name: volume for volume in (*self.spec.volumes, *template.volumes)}
 
     def used(self) -> Iterator[tuple[str, Template]]:
         """Every container that may run, with the name of its node; the exit handler comes last."""
-        yield from self._within("", self.templates[self.spec.entrypoint])
+        yield from self._within("", self.entrypoint)
         if self.spec.on_exit:
             yield from self._within(EXIT_NODE, self.templates[self.spec.on_exit])
 

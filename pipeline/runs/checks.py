@@ -1,8 +1,9 @@
-"""The results of checking what a run needs, and their table."""
+"""What the checks of this machine or of a cluster find, and their table."""
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from rich.table import Table
 from rich.text import Text
@@ -13,11 +14,43 @@ from stages.parts.base.settings import Settings
 STYLES: Final = {"ok": "green", "warning": "yellow", "missing": "red"}
 
 
+State: TypeAlias = Literal["ok", "warning", "missing"]
+
+
+class Finding(NamedTuple):
+    state: State
+    text: str
+    hint: str = ""
+    """What to do about it."""
+
+
+def ok(text: str, hint: str = "") -> Finding:
+    return Finding("ok", text, hint)
+
+
+def warning(text: str, hint: str = "") -> Finding:
+    return Finding("warning", text, hint)
+
+
+def missing(text: str, hint: str = "") -> Finding:
+    return Finding("missing", text, hint)
+
+
 class CheckResult(Settings):
+    """A finding with the name of its check, as it is printed."""
+
     what: str
-    state: Literal["ok", "warning", "missing"]
+    state: State
     found: str
     hint: str = ""
+
+
+def results(findings: Mapping[str, Finding]) -> list[CheckResult]:
+    """Return what each check found, by its name."""
+    return [
+        CheckResult(what=check, state=finding.state, found=finding.text, hint=finding.hint)
+        for check, finding in findings.items()
+    ]
 
 
 def checks_table(checks: list[CheckResult]) -> Table:

@@ -44,9 +44,6 @@ class PipelineRun(Protocol):
     def id(self) -> str: ...
 
     @property
-    def model(self) -> str: ...
-
-    @property
     def state(self) -> RunState: ...
 
     @property
@@ -129,8 +126,7 @@ class PipelineEngine(Protocol):
 def choose_run(name: str, ids: Sequence[str], place: str) -> str:
     """Return the id in *ids*, the newest first, that *name* means: an id, the beginning of one, or 'latest'.
 
-    Raises:
-        MissingRun: it means none, or more than one.
+    Raises: MissingRun: it means none, or more than one.
     """
     if name in ids:
         return name

@@ -51,12 +51,12 @@ QUOTED: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 
 
 def parse(text: str, dialect: Dialect) -> Condition:
-    """Read a condition.
-
-    Raises:
-        ConfigError: *text* is not a condition of the dialect; the message says where.
-    """
-    return _Parser(text, dialect).whole()
+    """Read a condition. Raises: ConfigError: *text* is not one of the dialect; the message says where."""
+    parser = _Parser(text, dialect)
+    condition = parser.disjunction()
+    if parser.tokens:
+        raise parser.mistake(f"{parser.tokens[0]!r} was not expected")
+    return condition
 
 
 def names(condition: Condition) -> Iterator[str]:
@@ -77,19 +77,14 @@ def holds(condition: Condition, lookup: Callable[[str], str | bool]) -> bool:
         case Operand(text):
             return lookup(text) is True
         case TextComparison(left, operation, right):
-            return _compare(
-                operation, *(side.text if side.quoted else str(lookup(side.text)) for side in (left, right))
-            )
+            texts = [side.text if side.quoted else str(lookup(side.text)) for side in (left, right)]
+            if operation == "matches":
+                return re.search(texts[1], texts[0]) is not None
+            return (texts[0] == texts[1]) == (operation == "==")
         case Junction("&&", parts):
             return all(holds(part, lookup) for part in parts)
         case Junction(_, parts):
             return any(holds(part, lookup) for part in parts)
-
-
-def _compare(operation: str, left: str, right: str) -> bool:
-    if operation == "matches":
-        return re.search(right, left) is not None
-    return (left == right) == (operation == "==")
 
 
 class _Parser:
@@ -97,11 +92,8 @@ class _Parser:
         self.text, self.dialect = text, dialect
         self.tokens = list(self._tokens())
 
-    def whole(self) -> Condition:
-        result = self._junction("||", lambda: self._junction("&&", self._condition))
-        if self.tokens:
-            raise self._mistake(f"{self.tokens[0]!r} was not expected")
-        return result
+    def disjunction(self) -> Condition:
+        return self._junction("||", lambda: self._junction("&&", self._condition))
 
     def _tokens(self) -> Iterator[str]:
         quoted = "" if self.dialect == "depends" else f"{QUOTED}|"
@@ -110,7 +102,7 @@ class _Parser:
             match = token.match(self.text, at)
             if not match:
                 hint = "; put texts in quotes" if quoted else ""
-                raise self._mistake(f"{self.text[at:]!r} can't be read{hint}")
+                raise self.mistake(f"{self.text[at:]!r} can't be read{hint}")
             yield match[1]
             at = match.end()
 
@@ -122,16 +114,16 @@ class _Parser:
 
     def _condition(self) -> Condition:
         if self._take("("):
-            inner = self._junction("||", lambda: self._junction("&&", self._condition))
+            inner = self.disjunction()
             if not self._take(")"):
-                raise self._mistake("')' is missing")
+                raise self.mistake("')' is missing")
             return inner
         left = self._operand()
         if self.dialect == "depends":
             return left
         operation = next(filter(self._take, COMPARISONS), None)
         if operation is None:
-            raise self._mistake(f"a comparison ({', '.join(COMPARISONS)}) is missing after {left.text!r}")
+            raise self.mistake(f"a comparison ({', '.join(COMPARISONS)}) is missing after {left.text!r}")
         comparison = TextComparison(left, operation, self._operand())
         if operation == "matches":
             self._check_pattern(comparison.right)
@@ -139,10 +131,10 @@ class _Parser:
 
     def _operand(self) -> Operand:
         if not self.tokens:
-            raise self._mistake("it ends too early")
+            raise self.mistake("it ends too early")
         token = self.tokens.pop(0)
         if re.fullmatch(SYMBOLS, token):
-            raise self._mistake(f"{token!r} was not expected")
+            raise self.mistake(f"{token!r} was not expected")
         if token[0] in "'\"":
             # Inside quotes a backslash stands for the next character only before a quote or a backslash.
             return Operand(re.sub(r"\\([\\'\"])", r"\1", token[1:-1]), quoted=True)
@@ -150,11 +142,11 @@ class _Parser:
 
     def _check_pattern(self, operand: Operand) -> None:
         if not operand.quoted:
-            raise self._mistake("'matches' needs a pattern in quotes on its right")
+            raise self.mistake("'matches' needs a pattern in quotes on its right")
         try:
             re.compile(operand.text)
         except re.error as error:
-            raise self._mistake(f"{operand.text!r} is not a regular expression: {error}") from error
+            raise self.mistake(f"{operand.text!r} is not a regular expression: {error}") from error
 
     def _take(self, symbol: str) -> bool:
         if self.tokens and self.tokens[0] == symbol:
@@ -162,5 +154,5 @@ class _Parser:
             return True
         return False
 
-    def _mistake(self, problem: str) -> ConfigError:
+    def mistake(self, problem: str) -> ConfigError:
         return ConfigError(f"{self.dialect} {self.text!r}: {problem}")

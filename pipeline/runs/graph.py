@@ -50,9 +50,6 @@ class Graph:
     def parents(self, task: str) -> tuple[str, ...]:
         return _tasks(self.depends[task])
 
-    def ancestors(self, task: str) -> set[str]:
-        return set(self.parents(task)).union(*(self.ancestors(parent) for parent in self.parents(task)))
-
     def may_run(self, task: str, phases: Phases) -> bool | None:
         """Whether the task may run; None while a task that it depends on is not finished."""
         if any(parent not in phases for parent in self.parents(task)):

@@ -79,8 +79,8 @@ class Tree:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=REFRESHES_PER_S)
             self._live.start()
 
-    def node_changed(self, run: RunState, node: Node) -> None:
-        """Nothing to do: the tree is drawn several times a second."""
+    def node_changed(self, run: RunState, node: Node) -> None:  # noqa: ARG002 - the whole tree is drawn again
+        self._run = run
 
     def finished(self, run: RunState) -> None:
         self._run = run

@@ -98,6 +98,10 @@ class RunState(_Timed):
     nodes: list[Node]
     """In DAG order, the exit handler last. The nodes that a node holds follow it, once it has started."""
 
+    @property
+    def model(self) -> str:
+        return self.arguments.get("model", "")
+
     def node(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)
 
@@ -142,8 +146,7 @@ class RunState(_Timed):
 def failure(state: RunState, where: str = "") -> RunFailed:
     """Return the error of a run that failed: the message, hint and exit code of the task that made it fail.
 
-    Args:
-        where: options that let a command find the run.
+    *where* has the options that let a command find the run.
     """
     if state.culprit is None:
         return RunFailed(

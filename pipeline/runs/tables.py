@@ -15,11 +15,7 @@ from stages.parts.records.production import Candidate, Production
 
 
 def plain_table(*headings: str, right: Sequence[str] = (), **options: Any) -> Table:
-    """Make a table without lines.
-
-    Args:
-        right: the headings of the columns that are aligned on the right.
-    """
+    """Make a table without lines. The columns with the headings *right* are aligned on the right."""
     table = Table(box=None, pad_edge=False, header_style="dim", **options)
     for heading in headings:
         table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
@@ -36,10 +32,9 @@ def score_table(decision: Production) -> Table:
     title = f"profile {decision.profile['name']}: {decision.headline}"
     table = plain_table(title=title, title_justify="left")
     table.add_column("Variant", overflow="fold", max_width=24)  # the column that shrinks on a narrow terminal
-    table.add_column("Score\n95 %", justify="right", no_wrap=True)
-    table.add_column("Best\nwith", justify="right", no_wrap=True)
-    for name, heading in METRIC_HEADINGS.items():
-        table.add_column(f"{heading}\n{decision.weights[name]:.0%}", justify="right", no_wrap=True)
+    weights = [f"{heading}\n{decision.weights[name]:.0%}" for name, heading in METRIC_HEADINGS.items()]
+    for heading in ("Score\n95 %", "Best\nwith", *weights):
+        table.add_column(heading, justify="right", no_wrap=True)
     costs = next((candidate.cost for candidate in decision.candidates if candidate.cost), None)
     if costs:
         table.caption = f"{costs.currency} for a million output tokens at the {costs.basis}"
@@ -75,7 +70,7 @@ def runs_table(runs: Sequence[PipelineRun]) -> Table:
         phase = Text(run.state.phase, style=PHASE_STYLES.get(run.state.phase, ""))
         started = f"{run.state.started_at.astimezone():%Y-%m-%d %H:%M}" if run.state.started_at else "–"
         table.add_row(
-            run.id, run.model, phase, run.winner or "–", run.outcome or "–", started, _took(run.state.seconds)
+            run.id, run.state.model, phase, run.winner or "–", run.outcome or "–", started, _took(run.state.seconds)
         )
     return table
 

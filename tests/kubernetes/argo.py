@@ -16,7 +16,6 @@ from typing import Final, Self
 
 from pipeline.local.manifest import RetryStrategy
 from pipeline.local.references import substitute
-from pipeline.local.retry import backoff_s
 from pipeline.runs import expressions
 from pipeline.runs.graph import Graph
 from pipeline.runs.state import FailedAttempt, Phase
@@ -337,7 +336,7 @@ class _Run:
             code = -1 if outcome.exit_code is None else outcome.exit_code
             failure = FailedAttempt(phase=outcome.phase, message=child["message"], exit_code=code)
             failed = child["phase"] not in ("Succeeded",)
-            if not failed or self._stopping() or backoff_s(strategy, failure, number) is None:
+            if not failed or self._stopping() or not strategy or strategy.backoff_s(failure, number) is None:
                 spent = strategy is not None and number > strategy.limit
                 why = "No more retries left" if spent else "retryStrategy.expression evaluated to false"
                 outputs = {"outputs": child["outputs"]} if "outputs" in child else {}

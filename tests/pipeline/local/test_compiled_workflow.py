@@ -10,6 +10,7 @@ from pipeline.local.engine import render
 from pipeline.local.manifest import Task, Template
 from pipeline.local.references import references
 from pipeline.local.workflow import Workflow, parse
+from pipeline.runs.graph import Graph
 from pipeline.settings.config import load
 from pipeline.settings.platform import STORE_MOUNT
 
@@ -27,6 +28,10 @@ def outputs_of(workflow: Workflow, tasks: Iterable[Task]) -> set[str]:
         for task in tasks
         for output in workflow.templates[task.template].outputs.parameters
     }
+
+
+def ancestors(graph: Graph, task: str) -> set[str]:
+    return set(graph.parents(task)).union(*(ancestors(graph, parent) for parent in graph.parents(task)))
 
 
 def known_in(workflow: Workflow, template: Template) -> set[str]:
@@ -59,7 +64,7 @@ def test_every_reference_is_to_something_that_comes_before(workflow: Workflow) -
         assert {reference for text in texts_of(template) for reference in references(text)} <= known, template.name
         tasks = {task.name: task for task in template.tasks}
         for task in template.tasks:
-            earlier = [tasks[name] for name in workflow.graphs[template.name].ancestors(task.name)]
+            earlier = [tasks[name] for name in ancestors(workflow.graphs[template.name], task.name)]
             texts = (task.when, *(argument.value for argument in task.arguments.parameters))
             found = {reference for text in texts for reference in references(text)}
             assert found <= known | outputs_of(workflow, earlier), task.name
