@@ -67,7 +67,7 @@ class ArgoEngine:
                 f"{request.model} is a directory of this machine, which the cluster can't read",
                 hint="push it to a Hub that the cluster reaches, or run it here: --engine local",
             )
-        decide_before(config, request.model, request.revision)
+        decide_before(config, name, request.revision)
         if request.serve and config.platform.serves_on != LOCAL:
             self.check_serving(self.cluster, config, name.id)
         parameters = arguments(config, request.model, request.revision, serve=request.serve, refresh=request.refresh)

@@ -11,7 +11,6 @@ from stages.parts.cluster.kinds import Object
 
 ORDER: Final = ("Namespace", "PriorityClass", "ResourceQuota", "ServiceAccount", "Secret", "ConfigMap")
 """Kinds that are applied first, in this order; other kinds of Kubernetes itself come next, custom resources last."""
-BUILT_IN: Final = "k8s.io"
 State = Literal[
     "created",
     "changed",
@@ -41,7 +40,7 @@ def in_order(documents: list[Object]) -> list[Object]:
     def place(body: Object) -> tuple[int, bool]:
         group = body["apiVersion"].rpartition("/")[0]
         first = ORDER.index(body["kind"]) if body["kind"] in ORDER else len(ORDER)
-        return first, "." in group and not group.endswith(BUILT_IN)
+        return first, "." in group and not group.endswith("k8s.io")
 
     return sorted(documents, key=place)
 

@@ -30,35 +30,22 @@ def holders(cluster: Cluster, clients: ClusterClients) -> dict[str, str]:
 
 
 def add(cluster: Cluster, clients: ClusterClients, name: str) -> str:
-    """Make the first key of a client, and return it.
-
-    Raises:
-        UnknownName: ``clients.yaml`` does not name it.
-        ConfigError: it has a key.
-    """
-    client = clients.named(name)
+    """Make the first key of a client that ``clients.yaml`` names, and return it. Raises: UnknownName, ConfigError."""
+    secret = clients.named(name).secret
     if name in holders(cluster, clients):
         raise ConfigError(
             f"there is a client {name!r}", hint=f"for a new key: slipway clients rotate {name} --engine argo"
         )
-    return _put(cluster, client.secret, name)
+    return _put(cluster, secret, name)
 
 
 def rotate(cluster: Cluster, clients: ClusterClients, name: str) -> str:
-    """Give a client another key, and return it. The old one is refused within seconds.
-
-    Raises:
-        UnknownName: it has no key.
-    """
+    """Give a client another key, and return it; the old one is refused within seconds. Raises: UnknownName."""
     return _put(cluster, _holder(cluster, clients, name), name)
 
 
 def remove(cluster: Cluster, clients: ClusterClients, name: str) -> None:
-    """Remove a client's key.
-
-    Raises:
-        UnknownName: it has none.
-    """
+    """Remove a client's key. Raises: UnknownName: it has none."""
     cluster.merge(SECRETS, _holder(cluster, clients, name), {"data": {name: None}})
 
 
@@ -107,11 +94,7 @@ def check(cluster: Cluster, platform: Platform, settings: ClientSettings) -> Fin
 
 
 def _not_in_force(cluster: Cluster, documents: list[Object]) -> Iterator[str]:
-    """Name what is not there, or was refused.
-
-    Raises:
-        NotInstalled: the cluster has no such kind.
-    """
+    """Name what is not there, or was refused. Raises: NotInstalled: the cluster has no such kind."""
     for document in documents:
         metadata = document["metadata"]
         title = f"{document['kind']} {metadata['namespace']}/{metadata['name']}"

@@ -12,33 +12,24 @@ from stages.parts.cluster.kinds import CONFIG_MAPS, DEPLOYMENTS, Object
 
 CONTROLLER: Final = "workflow-controller"
 REQUEUE: Final = "DEFAULT_REQUEUE_TIME"
-REQUEUE_S: Final = 10.0
 DURATION: Final = re.compile(r"([\d.]+)(ms|s|m|h)")
 SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
-CONFIGURATION: Final = "workflow-controller-configmap"
-REPOSITORIES: Final = "artifact-repositories"
 DEFAULT_KEY: Final = "workflows.argoproj.io/default-artifact-repository"
 REPOSITORY: Final = re.compile(r"^artifactRepository:((?:\n[ \t]+.*|\n[ \t]*)*)", re.MULTILINE)
 """The part of the controller's configuration, where that is one text."""
 STORAGE: Final = re.compile(r"^\s*(?:s3|gcs|azure|oss|hdfs|artifactory|plugin):", re.MULTILINE)
-LABELS: Final = ("app.kubernetes.io/component", "app")
-"""The labels by which Helm's chart and Argo's own manifests mark the controller."""
 
 
 def controllers(cluster: Cluster, namespace: str) -> list[Object]:
-    """List the controller's Deployments in *namespace*, those that are ready first.
-
-    Raises:
-        AccessDenied: they may not be read.
-    """
-    deployments, _ = cluster.list(DEPLOYMENTS, namespace)
-    return sorted(filter(_is_controller, deployments), key=lambda deployment: not ready(deployment))
+    """List the controller's Deployments in *namespace*, those that are ready first."""
+    return sorted(filter(_is_controller, cluster.list(DEPLOYMENTS, namespace)[0]), key=ready, reverse=True)
 
 
 def _is_controller(deployment: Object) -> bool:
     pod = deployment["spec"]["template"]
     labels = [place.get("labels") or {} for place in (deployment["metadata"], pod.get("metadata", {}))]
-    if any(label.get(key) == CONTROLLER for label in labels for key in LABELS):
+    # Helm's chart marks it by the first of these labels, Argo's own manifests by the second.
+    if any(label.get(key) == CONTROLLER for label in labels for key in ("app.kubernetes.io/component", "app")):
         return True
     return any(f"/{CONTROLLER}" in f"/{container['image']}" for container in pod["spec"]["containers"])
 
@@ -59,15 +50,11 @@ def notices_s(deployment: Object) -> float:
     containers = deployment["spec"]["template"]["spec"]["containers"]
     variables = {variable["name"]: variable for container in containers for variable in container.get("env", [])}
     parts = DURATION.findall(str(variables.get(REQUEUE, {}).get("value", "")))
-    return sum(float(number) * SECONDS[unit] for number, unit in parts) if parts else REQUEUE_S
+    return sum(float(number) * SECONDS[unit] for number, unit in parts) if parts else 10.0
 
 
 def account(cluster: Cluster, namespace: str) -> str | None:
-    """Return the service account of the controller in *namespace*, or None if no controller is ready.
-
-    Raises:
-        AccessDenied: Deployments may not be read there.
-    """
+    """Return the service account of the controller in *namespace*, or None if no controller is ready."""
     for controller in controllers(cluster, namespace):
         if ready(controller):
             return str(controller["spec"]["template"]["spec"].get("serviceAccountName", "default"))
@@ -77,10 +64,10 @@ def account(cluster: Cluster, namespace: str) -> str | None:
 def has_repository(cluster: Cluster, controller_namespace: str) -> bool:
     """Return whether runs in the cluster's namespace have a default artifact repository, looked for where Argo does: in
     the namespace itself, then in its controller's configuration. If neither may be read, they count as without."""
-    repositories = _config_map(cluster, REPOSITORIES, cluster.namespace)
+    repositories = _config_map(cluster, "artifact-repositories", cluster.namespace)
     if repositories.get("metadata", {}).get("annotations", {}).get(DEFAULT_KEY) in repositories.get("data", {}):
         return True
-    configuration = _config_map(cluster, CONFIGURATION, controller_namespace).get("data", {})
+    configuration = _config_map(cluster, f"{CONTROLLER}-configmap", controller_namespace).get("data", {})
     texts = (configuration.get("artifactRepository", ""), *REPOSITORY.findall(configuration.get("config", "")))
     return any(STORAGE.search(text) for text in texts)
 

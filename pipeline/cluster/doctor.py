@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.argo.template import difference, rendered_as
 from pipeline.cluster import client_keys, nodes
@@ -46,11 +46,7 @@ RIGHTS: Final = (
     ("", "pods/log", ("get",)),
 )
 """The rights to submit, follow and stop runs and to read logs; to install takes more."""
-GPU: Final = "nvidia.com/gpu"
 SCALED: Final = "scaledobjects.keda.sh"
-METRICS_API: Final = "/apis/external.metrics.k8s.io/v1beta1"
-"""KEDA tells autoscalers through it how high the load is."""
-CACHE_LABEL: Final = ("workflows.argoproj.io/configmap-type", "Cache")
 SOON_S: Final = 2
 OLDEST: Final = "3.6"
 """The first version that knows all that the manifests have."""
@@ -65,11 +61,9 @@ def check_cluster(cluster: Cluster, config: RunConfig) -> list[CheckResult]:
     """
     version = cluster.request("GET", "/version").get("gitVersion", "unknown")
     checks: dict[str, Callable[[], Finding]] = {
-        "Kubernetes": lambda: ok(f"{version} at {cluster.address}"),
+        "Kubernetes": partial(ok, f"{version} at {cluster.address}"),
         "Argo Workflows": partial(_argo, cluster, config),
-    }
-    checks |= {f"rights: {right[1]}": partial(_rights, cluster, *right) for right in RIGHTS}
-    checks |= {
+        **{f"rights: {right[1]}": partial(_rights, cluster, *right) for right in RIGHTS},
         "volume": partial(_claim, cluster, config),
         "GPUs": partial(_gpus, cluster, config),
         "nodes": partial(nodes.check, cluster, config),
@@ -78,7 +72,7 @@ def check_cluster(cluster: Cluster, config: RunConfig) -> list[CheckResult]:
         "steps": partial(_steps, cluster, config),
         "KServe": partial(_kserve, cluster, config),
     }
-    if _may_have(cluster, CRD):
+    if _has(cluster, CRD, unseen=True):
         checks["autoscaling"] = partial(_autoscaling, cluster, config)
     if clients := config.cluster.clients:
         checks["clients"] = partial(client_keys.check, cluster, config.platform, clients)
@@ -95,7 +89,7 @@ def check_serving(cluster: Cluster, config: RunConfig, model: str) -> None:
     with contextlib.suppress(AccessDenied, Absent):
         kept_mode(cluster, model, config.kserve.mode, config.platform.namespace)
     finding = _as_far_as_visible(partial(_kserve, cluster, config))
-    if finding.state == "missing" or not _may_have(cluster, CRD):
+    if finding.state == "missing" or not _has(cluster, CRD, unseen=True):
         raise NotInstalled(f"KServe: {finding.text}", hint=finding.hint)
 
 
@@ -107,18 +101,12 @@ def _as_far_as_visible(check: Callable[[], Finding]) -> Finding:
         return warning(f"may not be seen: {error}", "ask for the right to read it")
 
 
-def _may_have(cluster: Cluster, definition: str) -> bool:
-    """Return whether a custom resource is defined, or its definition may not be read."""
+def _has(cluster: Cluster, definition: str, *, unseen: bool = False) -> bool:
+    """Return whether a custom resource is defined; *unseen* if its definition may not be read."""
     try:
         return cluster.find(DEFINITIONS, definition) is not None
     except AccessDenied:
-        return True
-
-
-def _has(cluster: Cluster, definition: str) -> bool:
-    with contextlib.suppress(AccessDenied):
-        return cluster.find(DEFINITIONS, definition) is not None
-    return False
+        return unseen
 
 
 def _argo(cluster: Cluster, config: RunConfig) -> Finding:
@@ -126,8 +114,7 @@ def _argo(cluster: Cluster, config: RunConfig) -> Finding:
     if undefined := [name for name, definition in definitions.items() if definition is None]:
         return missing(f"no {', '.join(undefined)}", f"install Argo Workflows {OLDEST} or newer with its full CRDs")
     namespace = config.cluster.controller_namespace
-    deployments = controllers(cluster, namespace)
-    if not deployments:
+    if not (deployments := controllers(cluster, namespace)):
         hint = "without it runs wait forever: install it, or say in cluster.controller_namespace where it is"
         return missing(f"its definitions, but no {CONTROLLER} in namespace {namespace}", hint)
     name = deployments[0]["metadata"]["name"]
@@ -135,8 +122,7 @@ def _argo(cluster: Cluster, config: RunConfig) -> Finding:
         return missing(f"{name} is not ready", f"kubectl -n {namespace} describe deployment {name}")
     running = f"{name} {tag(deployments[0])} in {namespace}"
     # 3.6 brought ``schedules`` to the CronWorkflow, 4.0 removed ``schedule``.
-    fields = _fields(definitions[CRON_WORKFLOWS])
-    if not fields:
+    if not (fields := _fields(definitions[CRON_WORKFLOWS])):
         hint = "the full CRDs let the cluster refuse a wrong workflow when it is applied"
         return warning(f"minimal CRDs, which show no version; {running}", hint)
     if "schedules" not in fields:
@@ -157,8 +143,7 @@ def _fields(definition: Object | None) -> set[str]:
 def _steps(cluster: Cluster, config: RunConfig) -> Finding:
     """Say how soon a step begins after the one before it: most stages of a repeated run take a few seconds."""
     namespace = config.cluster.controller_namespace
-    deployments = controllers(cluster, namespace)
-    if not deployments:
+    if not (deployments := controllers(cluster, namespace)):
         return warning(f"no {CONTROLLER} in namespace {namespace}")
     within_s = notices_s(deployments[0])
     hint = f"kubectl -n {namespace} set env deployment/{deployments[0]['metadata']['name']} {REQUEUE}={SOON_S}s"
@@ -167,26 +152,27 @@ def _steps(cluster: Cluster, config: RunConfig) -> Finding:
 
 def _rights(cluster: Cluster, group: str, resource: str, verbs: tuple[str, ...]) -> Finding:
     name, _, part = resource.partition("/")
-    resource_of = {"group": group, "resource": name, "namespace": cluster.namespace} | (
-        {"subresource": part} if part else {}
-    )
-    refused = ", ".join(
-        verb for verb in verbs if not _allowed(cluster, REVIEWS, {"resourceAttributes": {"verb": verb} | resource_of})
-    )
-    if refused:
+    attributes = {"group": group, "resource": name, "namespace": cluster.namespace}
+    attributes |= {"subresource": part} if part else {}
+    if refused := _refused(cluster, REVIEWS, verbs, attributes):
         return missing(f"no {refused}", f"a Role in namespace {cluster.namespace} that lets you {refused} {resource}")
     return ok(", ".join(verbs))
 
 
-def _allowed(cluster: Cluster, review: Kind, spec: Object) -> bool:
-    body = {"apiVersion": review.api_version, "kind": review.name, "spec": spec}
-    return bool(cluster.request("POST", review.path(None), body=body)["status"]["allowed"])
+def _refused(cluster: Cluster, review: Kind, verbs: Iterable[str], attributes: Object, **user: Any) -> str:
+    """Name the verbs that we, or *user*, may not use on the resource with these attributes."""
+    refused = []
+    for verb in verbs:
+        spec = user | {"resourceAttributes": {"verb": verb} | attributes}
+        body = {"apiVersion": review.api_version, "kind": review.name, "spec": spec}
+        if not cluster.request("POST", review.path(None), body=body)["status"]["allowed"]:
+            refused.append(verb)
+    return ", ".join(refused)
 
 
 def _claim(cluster: Cluster, config: RunConfig) -> Finding:
     name, access = config.platform.claim, config.cluster.storage.access
-    claim = cluster.find(CLAIMS, name)
-    if claim is None:
+    if (claim := cluster.find(CLAIMS, name)) is None:
         return missing(f"no claim {name}", _install(config))
     modes, phase = claim["spec"].get("accessModes", []), claim.get("status", {}).get("phase", "Pending")
     text = f"{name}: {phase}, {', '.join(modes)}"
@@ -204,7 +190,7 @@ def _install(config: RunConfig) -> str:
 
 def _gpus(cluster: Cluster, config: RunConfig) -> Finding:
     allocatable = [node.get("status", {}).get("allocatable", {}) for node in cluster.list(NODES)[0]]
-    counts = [int(quantity(str(amounts.get(GPU, "0")))) for amounts in allocatable]
+    counts = [int(quantity(str(amounts.get("nvidia.com/gpu", "0")))) for amounts in allocatable]
     most = max(stage.gpus if stage and isinstance(stage.gpus, int) else 0 for _, stage in config.platform.stages)
     text = f"{sum(counts)} on {sum(count > 0 for count in counts)} of {len(counts)} nodes"
     if most > max(counts, default=0):
@@ -214,8 +200,7 @@ def _gpus(cluster: Cluster, config: RunConfig) -> Finding:
 
 
 def _template(cluster: Cluster, config: RunConfig) -> Finding:
-    installed = cluster.find(TEMPLATES, NAME)
-    if installed is None:
+    if (installed := cluster.find(TEMPLATES, NAME)) is None:
         return missing(f"no WorkflowTemplate {NAME}", _install(config))
     if path := difference(rendered_as(installed, config)["spec"], installed["spec"], "spec"):
         return warning(f"not what would be installed now: {path}", f"{_install(config)}, with the same --config")
@@ -227,25 +212,19 @@ def _cache(cluster: Cluster, config: RunConfig) -> Finding:
     from pipeline.cluster.objects import CONTROLLER_ACCOUNT
 
     namespace = config.cluster.controller_namespace
-    memo = cluster.find(CONFIG_MAPS, RESOLVE_CACHE, namespace)
-    if memo is None:
+    if (memo := cluster.find(CONFIG_MAPS, RESOLVE_CACHE, namespace)) is None:
         hint = f"{_install(config)}; without it each run asks the Hub for the commit"
         return warning(f"no ConfigMap {RESOLVE_CACHE} in {namespace}", hint)
-    key, value = CACHE_LABEL
+    key, value = "workflows.argoproj.io/configmap-type", "Cache"
     if memo["metadata"].get("labels", {}).get(key) != value:
-        hint = f"kubectl -n {namespace} label configmap {RESOLVE_CACHE} {key}={value}"
-        return missing(f"{RESOLVE_CACHE} lacks its label", hint)
+        command = f"kubectl -n {namespace} label configmap {RESOLVE_CACHE} {key}={value}"
+        return missing(f"{RESOLVE_CACHE} lacks its label", command)
     name = config.cluster.controller_account or account(cluster, namespace) or CONTROLLER_ACCOUNT
     resource = {"group": "", "resource": CONFIG_MAPS.plural, "namespace": namespace, "name": RESOLVE_CACHE}
     groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
-    user = {"user": f"system:serviceaccount:{namespace}:{name}", "groups": groups}
-    refused = [
-        verb
-        for verb in ("get", "update")
-        if not _allowed(cluster, ACCOUNT_REVIEWS, user | {"resourceAttributes": {"verb": verb} | resource})
-    ]
-    if refused:
-        text = f"the service account {name} of Argo's controller may not {', '.join(refused)} {RESOLVE_CACHE}"
+    user = f"system:serviceaccount:{namespace}:{name}"
+    if refused := _refused(cluster, ACCOUNT_REVIEWS, ("get", "update"), resource, user=user, groups=groups):
+        text = f"the service account {name} of Argo's controller may not {refused} {RESOLVE_CACHE}"
         return missing(text, f"{_install(config)}; cluster.controller_account names another account")
     return ok(f"{RESOLVE_CACHE} in {namespace}, kept by {name}")
 
@@ -254,7 +233,7 @@ def _kserve(cluster: Cluster, config: RunConfig) -> Finding:
     """Find what the rollout's first step will find, by the same code."""
     from pipeline.cluster.manifests import for_kserve
 
-    if not _may_have(cluster, CRD):
+    if not _has(cluster, CRD, unseen=True):
         return warning("not installed", "install KServe 0.20 or newer, or run without it: slipway run --no-serve")
     try:
         installation = detect(cluster, kserve_settings(config))
@@ -286,8 +265,9 @@ def _autoscaling(cluster: Cluster, config: RunConfig) -> Finding:
         return ok("off: as many replicas under any load", hint)
     if not _has(cluster, SCALED):
         return missing(f"kserve.prometheus, but no {SCALED}", "install KEDA 2, or leave kserve.prometheus empty")
-    try:
-        Cluster(cluster.login, cluster.namespace, patience_s=0).request("GET", METRICS_API)
+    try:  # KEDA tells autoscalers through this API how high the load is
+        impatient = Cluster(cluster.login, cluster.namespace, patience_s=0)
+        impatient.request("GET", "/apis/external.metrics.k8s.io/v1beta1")
     except (Absent, ClusterUnavailable):
         hint = "is KEDA running? kubectl describe apiservice v1beta1.external.metrics.k8s.io"
         return missing("KEDA's definitions, but nothing answers external.metrics.k8s.io", hint)

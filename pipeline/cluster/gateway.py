@@ -37,21 +37,14 @@ NETWORK_POLICY: Final = "endpoints-answer-the-cluster"
 ENVOY_GATEWAY: Final = "gateway.envoyproxy.io/v1alpha1"
 OWNER: Final = "gateway.envoyproxy.io/owning-gateway-"
 """How the labels of a proxy's pod begin that say whose it is."""
-ROUTES: Final = {"group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "matchLabels": PART_OF}
+ROUTE: Final[Object] = {"group": "gateway.networking.k8s.io", "kind": "HTTPRoute"}
 GROUP: Final = "serving.kserve.io/routing-group"
-LLM_ROUTES: Final = {
-    "group": "gateway.networking.k8s.io",
-    "kind": "HTTPRoute",
-    "matchExpressions": [{"key": GROUP, "operator": "Exists"}],
-}
-"""KServe's routes in mode ``llm``, to which it gives no labels of ours."""
-SCHEDULER: Final = {"app.kubernetes.io/component": "llminferenceservice-router-scheduler"}
+"""The label of KServe's routes in mode ``llm``, to which it gives no labels of ours."""
 NAMESPACE: Final = "slipway"
 TOKENS: Final = "tokens"
 """Where in an answer's metadata, and under which name, its tokens are."""
 MOST_RULES: Final = 256
 """Envoy Gateway takes no more limits in a policy, and no more names in a rule."""
-ROLLOUT: Final = ("rollout", "ending")
 MESSAGES: Final = {
     401: "an API key is required: Authorization: Bearer KEY",
     403: "the client may not ask this",
@@ -129,10 +122,10 @@ class ClusterClients(Settings):
 
     def named(self, name: str) -> ClusterClient:
         """Return a client by its name. Raises: UnknownName."""
-        for client in self.clients:
-            if client.name == name:
-                return client
-        raise UnknownName("client", name, known=[client.name for client in self.clients])
+        clients = {client.name: client for client in self.clients}
+        if name not in clients:
+            raise UnknownName("client", name, known=clients)
+        return clients[name]
 
 
 def read_clients(settings: ClientSettings) -> ClusterClients:
@@ -145,11 +138,7 @@ def read_clients(settings: ClientSettings) -> ClusterClients:
 
 
 def of(namespace: str, settings: ClientSettings) -> list[Object]:
-    """Make every object, for the endpoints in *namespace*.
-
-    Raises:
-        ConfigError: the clients' file is missing or wrong.
-    """
+    """Make every object, for the endpoints in *namespace*. Raises: as ``read_clients``."""
     clients = read_clients(settings)
     objects = [labelled("v1", "Secret", name, namespace, type="Opaque") for name in clients.secrets]
     objects += [_network_policy(namespace, settings), _security_policy(namespace, clients)]
@@ -188,8 +177,7 @@ def _security_policy(namespace: str, clients: ClusterClients) -> Object:
 
 
 def _rules(names: list[str], hosts: str) -> list[Object]:
-    """Allow *names* what endpoints offer, on the hosts for which the expression *hosts* is true, or without it on
-    all."""
+    """Allow *names* what endpoints offer, on all hosts or on those for which the expression *hosts* is true."""
     principal = {"headers": [{"name": CLIENT_HEADER, "values": names}]}
     allow = {"action": "Allow", "principal": principal} | ({"cel": hosts} if hosts else {})
     return [
@@ -203,11 +191,11 @@ def _network_policy(namespace: str, settings: ClientSettings) -> Object:
     own pods, so that probes need nothing."""
     owner, _, gateway = settings.gateway.partition("/")
     proxies = {f"{OWNER}namespace": owner, f"{OWNER}name": gateway}
-    stages = {"key": "app.kubernetes.io/component", "operator": "In", "values": list(ROLLOUT)}
+    stages = {"key": "app.kubernetes.io/component", "operator": "In", "values": ["rollout", "ending"]}
     sources: list[Object] = [
         {"namespaceSelector": _namespace(settings.proxies), "podSelector": {"matchLabels": proxies}},
         {"podSelector": {"matchLabels": PART_OF, "matchExpressions": [stages]}},
-        {"podSelector": {"matchLabels": SCHEDULER}},
+        {"podSelector": {"matchLabels": {"app.kubernetes.io/component": "llminferenceservice-router-scheduler"}}},
     ]
     if settings.prometheus:
         sources.append({"namespaceSelector": _namespace(settings.prometheus)})
@@ -227,7 +215,7 @@ def _certificate(settings: ClientSettings) -> Object:
         "issuerRef": {"group": "cert-manager.io", "kind": "ClusterIssuer", "name": settings.issuer},
         "privateKey": {"rotationPolicy": "Always"},
     }
-    namespace = settings.gateway.partition("/")[0]
+    namespace, _, _ = settings.gateway.partition("/")
     return labelled("cert-manager.io/v1", "Certificate", CERTIFICATE, namespace, spec=spec)
 
 
@@ -253,16 +241,13 @@ def _refusal(status: int) -> Object:
     response: Object = {"contentType": "application/json", "body": body}
     if status in HEADERS:
         response["header"] = {"set": [HEADERS[status]]}
-    return {
-        "match": {"statusCodes": [{"type": "Value", "value": status}]},
-        "source": "Local",
-        "response": response,
-    }
+    return {"match": {"statusCodes": [{"type": "Value", "value": status}]}, "source": "Local", "response": response}
 
 
 def _policy(kind: str, name: str, namespace: str, spec: Object) -> Object:
-    spec = {"targetSelectors": [dict(ROUTES), dict(LLM_ROUTES)]} | spec
-    return labelled(ENVOY_GATEWAY, kind, name, namespace, spec=spec)
+    of_llm = {"matchExpressions": [{"key": GROUP, "operator": "Exists"}]}
+    selectors = [ROUTE | {"matchLabels": PART_OF}, ROUTE | of_llm]
+    return labelled(ENVOY_GATEWAY, kind, name, namespace, spec={"targetSelectors": selectors} | spec)
 
 
 def _namespace(name: str) -> Object:

@@ -17,7 +17,6 @@ from stages.rollout.kserve.detect import CRD
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
 
-CRON_WORKFLOW: Final = "CronWorkflow"
 VOLATILE: Final = ("resourceVersion", "managedFields", "generation")
 
 
@@ -57,9 +56,7 @@ def has_kserve(cluster: Cluster) -> bool:
 def _with_what_argo_has(cluster: Cluster, config: RunConfig) -> RunConfig:
     """Complete *config* with the service account and the artifact repository of the cluster's own Argo, as far as they
     may be seen and *config* names no others."""
-    settings = config.platform.cluster
-    if settings is None:
-        return config
+    settings = config.cluster
     changes: dict[str, str | None] = {}
     if settings.controller_account is None:
         with contextlib.suppress(AccessDenied):
@@ -75,7 +72,7 @@ def _apply(cluster: Cluster, kind: Kind, body: Object, new: set[str], *, dry_run
     if namespace in new:
         return ObjectChange(kind.name, name, namespace, "would be created")
     current = cluster.find(kind, name, namespace or None)
-    if current and kind.name == CRON_WORKFLOW:
+    if current and kind.name == "CronWorkflow":
         body = _as_people_set_it(body, current)
     reason = ""
     try:

@@ -58,11 +58,7 @@ def documents(platform: str) -> list[Object]:
 
 
 def documents_of(config: RunConfig) -> list[Object]:
-    """Make all objects of a configuration's platform, in an order in which they can be applied.
-
-    Raises:
-        ConfigError: its platform is not a cluster.
-    """
+    """Make all objects of a platform, in an order to apply them. Raises: ConfigError: it is not a cluster."""
     cluster, namespace = config.cluster, config.platform.namespace
     objects = [
         *_written(namespace, *(MANIFESTS / "base" / file for file in WRITTEN)),
@@ -82,11 +78,7 @@ def for_kserve(namespace: str) -> list[Object]:
 def for_triggers(trigger: str, config: RunConfig) -> list[Object]:
     """Read the objects that start runs, and give them the namespace, the image and the variables of the platform.
 
-    Args:
-        trigger: a key of ``TRIGGERS``.
-
-    Raises:
-        ConfigError: the platform is one machine.
+    *trigger* is a key of ``TRIGGERS``. Raises: ConfigError: the platform is one machine.
     """
     cluster, platform = config.cluster, config.platform
     trusted = pods.TRUSTED if cluster.certificates else {}
@@ -135,12 +127,9 @@ def files() -> dict[Path, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.cluster.manifests",
-        description="Write the files in manifests/ that follow from configs/.",
-        epilog="example: python -m pipeline.cluster.manifests",
-    )
-    parser.parse_args()
+    program = "python -m pipeline.cluster.manifests"
+    description = "Write the files in manifests/ that follow from configs/."
+    argparse.ArgumentParser(program, description=description, epilog=f"example: {program}").parse_args()
     for path, text in files().items():
         file = MANIFESTS / path
         if not file.is_file() or file.read_text(encoding="utf-8") != text:
@@ -172,8 +161,7 @@ def _placed(body: Object, namespace: str) -> Object:
 def _patches(base: Iterable[Object], overlay: Iterable[Object]) -> Iterator[Object]:
     """Yield the Kustomize patches that turn *base* into *overlay*, one for each object that differs.
 
-    Raises:
-        ConfigError: they are not the same objects, for instance because the namespace differs.
+    Raises: ConfigError: they are not the same objects, for instance because the namespace differs.
     """
     bases, overlays = ({_identity(body): body for body in objects} for objects in (base, overlay))
     if bases.keys() != overlays.keys():

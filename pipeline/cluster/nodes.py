@@ -29,9 +29,8 @@ def check(cluster: Cluster, config: RunConfig) -> Finding:
             names.setdefault(why, []).append(name)
     if names:
         text = "; ".join(f"{', '.join(pods)}: {why}" for why, pods in names.items())
-        return warning(
-            text, "fine if an autoscaler adds such nodes; else add some, or ask for less in the platform's file"
-        )
+        hint = "fine if an autoscaler adds such nodes; else add some, or ask for less in the platform's file"
+        return warning(text, hint)
     return ok(f"{len(nodes)}, with room for each stage on one of them")
 
 
@@ -54,10 +53,8 @@ def _amounts(cpu: str, memory: str, gpus: int | str) -> Amounts:
 
 
 def _place(selector: dict[str, str], tolerating: Nodes | KServe) -> Object:
-    return {
-        "nodeSelector": selector,
-        "tolerations": [toleration.model_dump() for toleration in tolerating.tolerations],
-    }
+    tolerations = [toleration.model_dump() for toleration in tolerating.tolerations]
+    return {"nodeSelector": selector, "tolerations": tolerations}
 
 
 def _lacking(nodes: list[Object], requests: Amounts, place: Object) -> str:

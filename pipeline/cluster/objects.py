@@ -14,9 +14,6 @@ from stages.rollout.kserve.objects import PART_OF
 CONTROLLER_ACCOUNT: Final = "argo"
 """The service account of Argo's workflow controller, as Argo's own manifests name it."""
 RBAC: Final = "rbac.authorization.k8s.io"
-API_PORTS: Final = (443, 6443)
-ASK_THE_HUB: Final = ("resolve", "acquire", "check", "evaluate")
-PODS: Final = 100
 
 
 def of(platform: Platform, cluster: ClusterSettings) -> list[Object]:
@@ -25,17 +22,17 @@ def of(platform: Platform, cluster: ClusterSettings) -> list[Object]:
     claim: Object = {"accessModes": [storage.access], "resources": {"requests": {"storage": storage.size}}}
     if storage.storage_class:  # otherwise the cluster's default one applies
         claim["storageClassName"] = storage.storage_class
-    hard = {"pods": str(PODS), "requests.nvidia.com/gpu": str(cluster.gpu_quota)}
+    hard = {"pods": "100", "requests.nvidia.com/gpu": str(cluster.gpu_quota)}
     # Argo's container in each pod reports to the API server, and the serve step changes objects there.
     api_server = [{"cidr": cidr} for cidr in cluster.api_server]
     # Models and the data sets of quality tasks come from the Hub, but nothing from the cloud's metadata server.
     hub: Object = {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}
-    asking = {"operator": "In", "values": list(ASK_THE_HUB)}
+    asking = {"operator": "In", "values": ["resolve", "acquire", "check", "evaluate"]}
     return [
         labelled("v1", "PersistentVolumeClaim", platform.claim, namespace, spec=claim),
         labelled("v1", "ConfigMap", LOCKS, namespace, data={GPU_PODS: str(cluster.gpu_pods)}),
         labelled("v1", "ResourceQuota", "slipway", namespace, spec={"hard": hard}),
-        _egress("pods-report-to-the-api-server", namespace, {"operator": "Exists"}, api_server, API_PORTS),
+        _egress("pods-report-to-the-api-server", namespace, {"operator": "Exists"}, api_server, (443, 6443)),
         _egress("stages-reach-the-hub", namespace, asking, [hub], cluster.hub_ports),
         *resolve_cache(cluster.controller_namespace, cluster.controller_account or CONTROLLER_ACCOUNT),
     ]
@@ -43,14 +40,11 @@ def of(platform: Platform, cluster: ClusterSettings) -> list[Object]:
 
 def _egress(name: str, namespace: str, stages: Object, blocks: list[Object], ports: Iterable[int]) -> Object:
     component = {"key": "app.kubernetes.io/component"} | stages
-    rule = {
-        "to": [{"ipBlock": block} for block in blocks],
-        "ports": [{"port": port, "protocol": "TCP"} for port in ports],
-    }
+    allowed = [{"port": port, "protocol": "TCP"} for port in ports]
     spec = {
         "podSelector": {"matchLabels": PART_OF, "matchExpressions": [component]},
         "policyTypes": ["Egress"],
-        "egress": [rule],
+        "egress": [{"to": [{"ipBlock": block} for block in blocks], "ports": allowed}],
     }
     return labelled("networking.k8s.io/v1", "NetworkPolicy", name, namespace, spec=spec)
 

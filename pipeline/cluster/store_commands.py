@@ -25,7 +25,6 @@ INSTALLED: Final = f"{NAME}-settings"
 """The ConfigMap with the settings that hold unless a command brings its own."""
 KEY: Final = "config"
 SETTINGS: Final = "/settings/config.yaml"
-CONFIG_VARIABLE: Final = "SLIPWAY_CONFIG"
 PARSED: Final = "import json, sys; from pipeline.cli import main; sys.argv[1:] = json.loads(sys.argv[1]); main()"
 MODEL: Final = Parameter(name="model", description="a model that a run has published, such as org/name")
 
@@ -34,42 +33,36 @@ MODEL: Final = Parameter(name="model", description="a model that a run has publi
 class StoreCommand:
     name: str
     description: str
-    program: tuple[str, ...]
     arguments: tuple[str, ...]
-    parameters: tuple[Parameter, ...]
-
-
-def _slipway(name: str, description: str, *arguments: str, further: tuple[Parameter, ...] = ()) -> StoreCommand:
-    """Define a command that has a form of its own in Argo's user interface."""
-    program = ("python", "-m", "pipeline")
-    return StoreCommand(f"{NAME}-{name}", description, program, arguments, (MODEL, *further))
+    parameters: tuple[Parameter, ...] = (MODEL,)
+    program: tuple[str, ...] = ("python", "-m", "pipeline")
 
 
 COMMANDS: Final = (
     StoreCommand(
         STORE_COMMAND,
         'Runs a command of Slipway that needs the volume with the models, such as `["releases", "org/name"]`.',
-        ("python", "-c", PARSED),
         (workflow_parameter("arguments"),),
         (Parameter(name="arguments", description="the command's words as a JSON list"),),
+        ("python", "-c", PARSED),
     ),
-    _slipway(
-        "rollback",
+    StoreCommand(
+        f"{NAME}-rollback",
         "Goes back to an earlier release: all traffic moves to it as soon as it answers.",
-        *("rollback", workflow_parameter("model"), "--to", workflow_parameter("to")),
-        further=(Parameter(name="to", value="", description="a release's number or name; empty: the one before"),),
+        ("rollback", workflow_parameter("model"), "--to", workflow_parameter("to")),
+        (MODEL, Parameter(name="to", value="", description="a release's number or name; empty: the one before")),
     ),
-    _slipway(
-        "rollout-promote",
+    StoreCommand(
+        f"{NAME}-rollout-promote",
         "Approves the rollout in progress, and skips its waiting times.",
-        *("rollout", "promote", workflow_parameter("model")),
+        ("rollout", "promote", workflow_parameter("model")),
     ),
-    _slipway(
-        "rollout-abort",
+    StoreCommand(
+        f"{NAME}-rollout-abort",
         "Aborts the rollout in progress: all traffic goes back to the stable release.",
-        *("rollout", "abort", workflow_parameter("model")),
+        ("rollout", "abort", workflow_parameter("model")),
     ),
-    _slipway("releases", "Lists a model's releases.", "releases", workflow_parameter("model")),
+    StoreCommand(f"{NAME}-releases", "Lists a model's releases.", ("releases", workflow_parameter("model"))),
 )
 
 
@@ -86,7 +79,7 @@ def _template(command: StoreCommand, platform: Platform) -> Object:
     run_title = " ".join(("slipway", *command.arguments))
     default = models.ValueFrom(config_map_key_ref=models.ConfigMapKeySelector(name=INSTALLED, key=KEY))
     config = Parameter(name="config", value_from=default, description="the platform and how it serves, as JSON")
-    about, of_run = titled(title, command.description), titled(run_title, command.description)
+    about, of_run = (titled(text, command.description) for text in (title, run_title))
     with WorkflowTemplate(
         arguments=[*command.parameters, config],
         **pods.of_workflow(platform, command.name, about, of_run, metrics=False),
@@ -98,7 +91,7 @@ def _template(command: StoreCommand, platform: Platform) -> Object:
             image=platform.image_of("rollout"),
             command=list(command.program),
             args=list(command.arguments),
-            env=[*pods.environment(platform, Env(name=CONFIG_VARIABLE, value=SETTINGS)), API_KEY],
+            env=[*pods.environment(platform, Env(name="SLIPWAY_CONFIG", value=SETTINGS)), API_KEY],
             inputs=[RawArtifact(name="config", path=SETTINGS, data=workflow_parameter("config"))],
             outputs=[
                 Parameter(name=PRINTED, value_from=models.ValueFrom(path=f"{OUTPUTS_MOUNT}/{PRINTED}", default=""))

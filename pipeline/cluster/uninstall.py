@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
 
 SELECTOR: Final = ",".join(f"{key}={value}" for key, value in PART_OF.items())
-OF_EVERY_NAMESPACE: Final = frozenset({("ServiceAccount", "default"), ("ConfigMap", "kube-root-ca.crt")})
-OF_SLIPWAY: Final = frozenset({("Secret", str(secret.secret_name)) for secret in (HUB_TOKEN, API_KEY)})
-"""What people make for Slipway by hand, without its label."""
+UNLABELLED: Final = (
+    *(("Secret", secret.secret_name) for secret in (HUB_TOKEN, API_KEY)),
+    *(("ServiceAccount", "default"), ("ConfigMap", "kube-root-ca.crt")),
+)
+"""What people make for Slipway by hand, and what every namespace has."""
 DERIVED: Final = frozenset({"Event", "Endpoints", "EndpointSlice"})
 """Kinds that the cluster makes and forgets by itself."""
 SHOWN: Final = 3
@@ -69,10 +71,9 @@ def _remove(cluster: Cluster, body: Object, elsewhere: str, *, models: bool, dry
 
 
 def _refuse_while_used(cluster: Cluster) -> None:
-    try:
+    active = []
+    with contextlib.suppress(NotInstalled):
         active = [run.id for run in all_runs(cluster) if not ended(run.workflow)]
-    except NotInstalled:
-        active = []
     if active:
         hint = f"wait, or stop them: slipway stop {active[0]} --namespace {cluster.namespace}; --force goes on"
         raise Conflict(f"runs are active in namespace {cluster.namespace}: {', '.join(active)}", hint=hint)
@@ -94,8 +95,7 @@ def _other_installation(cluster: Cluster) -> str:
         templates, _ = cluster.list(TEMPLATES, labels=SELECTOR, everywhere=True)
     except Absent:
         return ""
-    everything = (template["metadata"] for template in templates)
-    namespaces = (metadata["namespace"] for metadata in everything if metadata["name"] == NAME)
+    namespaces = (body["metadata"]["namespace"] for body in templates if body["metadata"]["name"] == NAME)
     return next((namespace for namespace in namespaces if namespace != cluster.namespace), "")
 
 
@@ -131,5 +131,5 @@ def _foreign(cluster: Cluster) -> Iterator[str]:
             continue
         for metadata in (body["metadata"] for body in cluster.list(kind)[0]):
             ours = PART_OF.items() <= (metadata.get("labels") or {}).items() or metadata.get("ownerReferences")
-            if not ours and (kind.name, metadata["name"]) not in OF_EVERY_NAMESPACE | OF_SLIPWAY:
+            if not ours and (kind.name, metadata["name"]) not in UNLABELLED:
                 yield f"{kind.name} {metadata['name']}"

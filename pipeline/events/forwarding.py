@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import httpx
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from pipeline.events.push import Push
 from stages.parts.base.errors import ClusterRefused, ClusterUnavailable
-
-TRY_S: Final = 5.0
-"""Limit for one request."""
 
 
 class Forwarder:
@@ -21,7 +16,7 @@ class Forwarder:
         self.url, self.patience_s = url, patience_s
         headers = {"Authorization": f"Bearer {token}"}
         # No proxy and no .netrc from the environment: they would see the token, or replace it.
-        self._client = httpx.AsyncClient(headers=headers, timeout=TRY_S, trust_env=False)
+        self._client = httpx.AsyncClient(headers=headers, timeout=5.0, trust_env=False)
 
     async def send(self, push: Push) -> None:
         """Return once the push is in the event bus.

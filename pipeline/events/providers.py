@@ -31,11 +31,7 @@ class Provider:
 
 
 def huggingface(body: Any) -> Push:
-    """Map a webhook of the Hub: new commits on main of a model.
-
-    Raises:
-        EventRefused: it reports something else.
-    """
+    """Map a webhook of the Hub: new commits on main of a model."""
     _expect(body, "event.scope", "repo.content")
     _expect(body, "event.action", "update")
     _expect(body, "repo.type", "model")
@@ -49,11 +45,7 @@ def huggingface(body: Any) -> Push:
 
 
 def harbor(body: Any) -> Push:
-    """Map a webhook of Harbor: an artifact that is named like a model and tagged with a commit.
-
-    Raises:
-        EventRefused: it reports something else.
-    """
+    """Map a webhook of Harbor: an artifact that is named like a model and tagged with a commit."""
     _expect(body, "type", "PUSH_ARTIFACT")
     _expect(body, "event_data.repository.namespace", PROJECT)
     return Push("harbor", _text(body, "event_data.repository.name"), _text(body, "event_data.resources.0.tag"))
@@ -66,12 +58,7 @@ PROVIDERS: Final[dict[str, Provider]] = {
 
 
 def push_of(provider: str, body: Any) -> Push:
-    """Map the *body* that *provider* posted.
-
-    Raises:
-        EventRefused: it starts no run.
-        UnknownName: there is no such provider.
-    """
+    """Map the *body* that *provider* posted. Raises: EventRefused: it starts no run; UnknownName."""
     if provider not in PROVIDERS:
         raise UnknownName("provider", provider, list(PROVIDERS))
     return PROVIDERS[provider].push(body)

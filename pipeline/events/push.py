@@ -17,11 +17,7 @@ SHOWN: Final = 100
 
 @dataclass(frozen=True)
 class Push:
-    """One commit of a model.
-
-    Raises:
-        EventRefused: *model* is not ``org/name`` as on the Hub, or *commit* is not 40 hex digits.
-    """
+    """One commit of a model. Raises: EventRefused: it is not ``org/name`` and 40 hex digits, as on the Hub."""
 
     provider: str
     """A key of ``PROVIDERS``."""

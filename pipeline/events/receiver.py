@@ -55,9 +55,6 @@ TOKEN_VARIABLE: Final = "SLIPWAY_EVENTS_TOKEN"  # noqa: S105
 LARGEST_BODY_BYTES: Final = 256 * 1024
 """A webhook's body has a few thousand bytes."""
 BODY_S: Final = 10.0
-CONNECTIONS: Final = 64
-LEFT_TO_FINISH_S: Final = 20
-"""Limit for requests in progress when the receiver is asked to stop."""
 RETRY_S: Final = 60
 
 
@@ -96,10 +93,6 @@ class WebhookAnswer:
     reason: str
     wait_s: int | None = None
 
-    def response(self) -> Response:
-        headers = {} if self.wait_s is None else {"Retry-After": str(self.wait_s)}
-        return JSONResponse({"outcome": self.outcome, "reason": self.reason}, self.status, headers)
-
 
 class Malformed(Exception):
     """The body is not an event."""
@@ -128,10 +121,7 @@ class Receiver:
             await self.forwarder.close()
 
         routes = [
-            Route(f"/{provider}", functools.partial(self.webhook, provider), methods=["POST"])
-            for provider in self.secrets
-        ]
-        routes += [
+            *(Route(f"/{name}", functools.partial(self.webhook, name), methods=["POST"]) for name in self.secrets),
             Route("/healthz", lambda _: PlainTextResponse("ok")),
             Route("/metrics", lambda _: Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)),
         ]
@@ -141,7 +131,8 @@ class Receiver:
         answer = await self._answer(provider, request)
         self._webhooks.labels(answer.outcome).inc()
         say(f"{answer.status} {answer.outcome}: {answer.reason}")
-        return answer.response()
+        headers = {} if answer.wait_s is None else {"Retry-After": str(answer.wait_s)}
+        return JSONResponse({"outcome": answer.outcome, "reason": answer.reason}, answer.status, headers)
 
     async def _answer(self, name: str, request: Request) -> WebhookAnswer:
         provider = PROVIDERS[name]
@@ -235,11 +226,16 @@ def serve(options: Options) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=CONNECTIONS,
+        limit_concurrency=64,
         timeout_keep_alive=5,
-        timeout_graceful_shutdown=LEFT_TO_FINISH_S,
+        timeout_graceful_shutdown=20,  # seconds for requests in progress
     )
-    listening = _listening(options.host, options.port)
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    try:
+        listening = socket.create_server((options.host, options.port), family=family)
+    except OSError as error:
+        text = f"cannot listen on {options.host}:{options.port}: {error.strerror}"
+        raise PortInUse(text, hint="choose another --port") from error
     host, port = listening.getsockname()[:2]
     paths = ", ".join(f"/{provider}" for provider in secrets)
     say(f"listening on http://{host}:{port} for webhooks at {paths}; allowed models: {', '.join(options.allowed)}")
@@ -248,11 +244,3 @@ def serve(options: Options) -> None:
         signal.signal(number, lambda *_: None)
     uvicorn.Server(config).run(sockets=[listening])
     say("stopped")
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise PortInUse(f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another --port") from error

@@ -14,23 +14,18 @@ HINT: Final = "set {0}_FILE to a file that holds the secret, or {0} to the secre
 
 
 def secret(variable: str) -> str:
-    """Return the secret in *variable*, or in the file that *variable*``_FILE`` names.
-
-    Raises:
-        ConfigError: it is not set, or as for ``optional_secret``.
-    """
-    value = optional_secret(variable)
-    if value is None:
+    """Return a secret that must be set. Raises: ConfigError: it is not, or as ``optional_secret``."""
+    if (value := optional_secret(variable)) is None:
         raise ConfigError(f"{variable} and {variable}_FILE are not set", hint=HINT.format(variable))
     return value
 
 
 def optional_secret(variable: str) -> str | None:
-    """Return the same, or None if neither variable is set. A line break at the end is left out.
+    """Return the secret in *variable*, or in the file that *variable*``_FILE`` names, or None if neither is set. A line
+    break at the end is left out.
 
     Raises:
-        ConfigError: both are set, the file can't be read, or the secret is short or has other than visible ASCII
-            characters.
+        ConfigError: both are set, the file can't be read, or the secret is short or not all visible ASCII characters.
     """
     value, file, hint = os.environ.get(variable), os.environ.get(f"{variable}_FILE"), HINT.format(variable)
     if value and file:

@@ -22,11 +22,7 @@ def workflow(push: Push) -> Object:
         "kind": WORKFLOWS.name,
         "metadata": {
             "name": push.name,
-            "labels": {
-                **PART_OF,
-                "workflows.argoproj.io/workflow-template": NAME,
-                "slipway/trigger": push.provider,
-            },
+            "labels": PART_OF | {"workflows.argoproj.io/workflow-template": NAME, "slipway/trigger": push.provider},
         },
         "spec": {
             "workflowTemplateRef": {"name": NAME},
@@ -52,7 +48,6 @@ def start(cluster: Cluster, push: Push) -> Object:
     Raises:
         EventRefused: a run of this commit was started before.
         NotInstalled: the template is missing, or is another version's.
-        AccessDenied: the user may not create workflows in this namespace.
     """
     installed(cluster, arguments(push))
     body, submission = workflow(push), uuid.uuid4().hex

@@ -58,12 +58,12 @@ class LocalEngine:
         from pipeline.workflow.parameters import arguments
 
         name = ModelName.parse(request.model)
-        model = str(name.directory or request.model)
+        model = str(name.directory or name.source)
         parameters = arguments(config, model, request.revision, serve=request.serve, refresh=request.refresh)
-        store = ModelStore(self.store.absolute(), name.id)
+        store = name.store(self.store)
         if request.serve:
             _check_port(store, config.serving)
-        decide_before(config, parameters["model"], request.revision, store.root)
+        decide_before(config, name, request.revision, store)
         return _execute(render(config), parameters, store)
 
     def retry(self, name: str, *, allow_incomplete: bool = False) -> Printout:
@@ -75,7 +75,7 @@ class LocalEngine:
             parameters["resolve-key"] = resolve_key(parameters["model"], parameters["revision"], hub=hub_here())
         if allow_incomplete:
             parameters["optimize"] = allowing_incomplete(parameters["optimize"])
-        store = ModelStore(self.store.absolute(), ModelName.parse(parameters["model"]).id)
+        store = ModelName.parse(parameters["model"]).store(self.store)
         if parameters.get("serve") == "true":
             _check_port(store, AskedServing.model_validate_json(parameters["serving"]))
         return _execute(executed["manifest"], parameters, store)

@@ -185,7 +185,7 @@ def automatic(
 ) -> tuple[Automatic, ...]:
     """Decide the serving settings that a run would take on each type of GPU."""
     required = Requirements(config.serving, config.workload, config.optimize)
-    return tuple(_automatic(described, required, *named) for named in accelerators.items())
+    return tuple(_automatic(described, required, *item) for item in accelerators.items())
 
 
 def _automatic(described: Description, required: Requirements, name: str, accelerator: Accelerator) -> Automatic:
@@ -235,11 +235,7 @@ def with_prices(
     accelerators: Mapping[str, Accelerator], prices: Iterable[str], config: RunConfig, described: Description
 ) -> dict[str, Accelerator]:
     """Give the accelerators their prices per hour: from ``NAME=PRICE``, or, if there is only one, the platform's, which
-    is that of a replica with as many GPUs as a run takes.
-
-    Raises:
-        ConfigError: a price is not of that form, or not of one of the accelerators.
-    """
+    is that of a replica with as many GPUs as a run takes. Raises: ConfigError."""
     per_hour = {}
     if len(accelerators) == 1 and config.platform.price_per_hour:
         (run,) = automatic(described, config, accelerators)
@@ -259,7 +255,7 @@ def _document(
     described: Description, config: RunConfig, request: PlanRequest, layouts: Sequence[Option]
 ) -> PlanDocument:
     model, parameters = request.model, request.parameters
-    names = {name for name in request.accelerators if name in request.calibrations}
+    calibrated = sorted(request.accelerators.keys() & request.calibrations.keys())
     runs = automatic(described, config, request.accelerators)
     return PlanDocument(
         model=described.model,
@@ -278,7 +274,7 @@ def _document(
         currency=config.platform.currency,
         options=_offered(layouts, runs),
         automatic=tuple(_naming_more_nodes(run, layouts) for run in runs),
-        calibrations=tuple(Calibrated(accelerator=name, **vars(request.calibrations[name])) for name in sorted(names)),
+        calibrations=tuple(Calibrated(accelerator=name, **vars(request.calibrations[name])) for name in calibrated),
         assumptions=tuple(Assumed(**vars(figure)) for figure in ASSUMPTIONS),
     )
 

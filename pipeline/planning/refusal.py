@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import queue
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import Future
 from typing import Final
 
 from pipeline.settings.config import RunConfig
@@ -22,7 +21,7 @@ PATIENCE_S: Final = 10.0
 """Without an answer by then, a run is submitted without this check, and checks itself."""
 
 
-def decide_before(config: RunConfig, model: str, revision: str, store: Path | None = None) -> Decided | None:
+def decide_before(config: RunConfig, name: ModelName, revision: str, store: ModelStore | None = None) -> Decided | None:
     """Decide what *auto* will mean in a run, or return None if that is known only during it.
 
     Args:
@@ -33,22 +32,16 @@ def decide_before(config: RunConfig, model: str, revision: str, store: Path | No
         ConfigError: the settings contradict each other, the model or the hardware; every contradiction is named.
     """
     required = Requirements(config.serving, config.workload, config.optimize)
-    place = place_of(config)
-    described = _described(model, revision, store)
-    if described is None:
-        return None
-    if place is None:
+    place, described = _place(config), _described(name, revision, store)
+    if described and place:
+        return decide(described, required, place)
+    if described:
         refuse_contradictions(described, required)
-        return None
-    return decide(described, required, place)
+    return None
 
 
-def place_of(config: RunConfig) -> Place | None:
-    """Return the hardware that the platform's runs measure on, or None if it is not known.
-
-    Raises:
-        UnknownName: the catalogue has no accelerator of the platform's name.
-    """
+def _place(config: RunConfig) -> Place | None:
+    """Return the hardware that the platform's runs measure on, or None if it is not known."""
     cluster, most = config.platform.cluster, config.platform.most_gpus
     if cluster is None:
         return place_here(catalogue())
@@ -63,40 +56,31 @@ def place_of(config: RunConfig) -> Place | None:
 
 
 def _in_time(ask: Callable[[], Description]) -> Description:
-    """Return what *ask* returns, unless it takes too long.
+    """Return what *ask* returns, or raise what it raises, or HubUnavailable if it takes too long."""
+    answer: Future[Description] = Future()
 
-    Raises:
-        HubUnavailable: it took longer; the other errors are those of *ask*.
-    """
-    answers: queue.SimpleQueue[Description | SlipwayError] = queue.SimpleQueue()
-
-    def answer() -> None:
+    def wait() -> None:
         try:
-            answers.put(ask())
+            answer.set_result(ask())
         except SlipwayError as error:
-            answers.put(error)
+            answer.set_exception(error)
 
-    threading.Thread(target=answer, daemon=True).start()  # a command that ends does not wait for it
+    threading.Thread(target=wait, daemon=True).start()  # a command that ends does not wait for it
     try:
-        answered = answers.get(timeout=PATIENCE_S)
-    except queue.Empty:
+        return answer.result(PATIENCE_S)
+    except TimeoutError:
         raise HubUnavailable(f"the Hub has not answered within {PATIENCE_S:g} s") from None
-    if isinstance(answered, SlipwayError):
-        raise answered
-    return answered
 
 
-def _described(model: str, revision: str, store: Path | None) -> Description | None:
+def _described(name: ModelName, revision: str, store: ModelStore | None) -> Description | None:
     """Read the model's small files; return None if they can't be had now: the run says why."""
     try:
-        name = ModelName.parse(model)
         if store and not name.directory:
-            base = ModelStore(store, name.id).base
-            acquired = Acquired.read(base / ACQUIRED)
+            acquired = Acquired.read(store.base / ACQUIRED)
             if acquired and revision in (acquired.revision, acquired.commit):
-                return describe_directory(base, model)
-        return _in_time(lambda: describe_model(model, revision))
+                return describe_directory(store.base, name.source)
+        return _in_time(lambda: describe_model(str(name.directory or name.source), revision))
     except SlipwayError as error:
         if store is None:
-            sys.stderr.write(f"note: the run itself will check whether {model} fits: {error}\n")
+            sys.stderr.write(f"note: the run itself will check whether {name.source} fits: {error}\n")
         return None

@@ -80,10 +80,7 @@ def _refuse(mistakes: Iterable[str]) -> None:
 
 
 def load(
-    file: Path | None = None,
-    *,
-    chosen: Mapping[str, str | None] | None = None,
-    assignments: Iterable[str] = (),
+    file: Path | None = None, *, chosen: Mapping[str, str | None] | None = None, assignments: Iterable[str] = ()
 ) -> RunConfig:
     """Read the configuration of a run.
 
@@ -95,7 +92,6 @@ def load(
     Raises:
         ConfigError: every mistake at once, each on its own line.
     """
-    wrong: list[str] = []
     defaults = read_yaml(CONFIGS / "defaults.yaml")
     data, folders = dict(defaults), dict.fromkeys(FOLDERS, Path())
     if file:
@@ -104,7 +100,7 @@ def load(
     for kind, name in (chosen or {}).items():
         if name is not None:
             data[kind], folders[kind] = name, Path()
-    wrong += _read_named(data, folders, defaults)
+    wrong = _read_named(data, folders, defaults)
     for assignment in assignments:
         try:
             assign(data, assignment)
@@ -136,11 +132,7 @@ def _read_named(data: dict[str, Any], folders: Mapping[str, Path], defaults: Map
 
 
 def named(kind: str, name: Any, folder: Path) -> dict[str, Any]:
-    """Read a profile, workload or platform by its name or path; a mapping is taken as it is.
-
-    Raises:
-        UnknownName: *name* is neither a file nor a name in ``configs/``.
-    """
+    """Read a profile, workload or platform by its name or path; a mapping is taken as it is. Raises: UnknownName."""
     if isinstance(name, dict):
         return {"name": "custom"} | name
     text = str(name)
@@ -159,21 +151,16 @@ def _platform(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Merge the file over the one that its ``extends`` names, in the same folder or in ``configs/platforms``, which may
     extend another one in turn.
 
-    Args:
-        extending: the files that extend this one. A file of the user's may have the name of the one that it extends.
-
-    Raises:
-        UnknownName: there is no such file, or only one that extends this one.
+    *extending* are the files that extend this one: a file of the user's may have the name of the one that it extends.
     """
     data, extending = read_yaml(path), (*extending, path.resolve())
     cluster = data.get("cluster")
     if isinstance(cluster, dict) and isinstance(cluster.get("clients"), dict):
         _resolve(cluster["clients"], path.parent, "file")
-    name = data.pop("extends", None)
-    if name is None:
+    if (name := data.pop("extends", None)) is None:
         return data
-    files = (folder / f"{name}.yaml" for folder in (path.parent, CONFIGS / FOLDERS["platform"]))
-    for file in files:
+    for folder in (path.parent, CONFIGS / FOLDERS["platform"]):
+        file = folder / f"{name}.yaml"
         if file.is_file() and file.resolve() not in extending:
             return _merged(_platform(file, extending), data)
     raise UnknownName("platform to extend", str(name), names("platform"))
@@ -192,11 +179,7 @@ def names(kind: str) -> list[str]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping.
-
-    Raises:
-        ConfigError: the file is missing, unreadable, not YAML, or not a mapping.
-    """
+    """Read a YAML mapping. Raises: ConfigError: the file is missing, unreadable, not YAML, or not a mapping."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -217,11 +200,7 @@ def _merged(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def assign(data: dict[str, Any], assignment: str) -> None:
-    """Set one field of *data*, from ``path.to.field=value`` with a YAML value.
-
-    Raises:
-        ConfigError: *assignment* is not of that form, or a part of the path is a value.
-    """
+    """Set one field of *data*, from ``path.to.field=value`` with a YAML value. Raises: ConfigError."""
     path, separator, text = assignment.partition("=")
     if not separator or not path:
         raise ConfigError(f"--set {assignment}: not of the form path.to.field=value")

@@ -40,8 +40,6 @@ FAMILIES: Final = {"optimize": "optimize", "check": "evaluate", "evaluate": "eva
 DEFAULT_REPOSITORY, NO_REPOSITORY = "default", "none"
 AUTOMATIC: Final = ("gpus", "memory", "shm")
 """What evaluate may get by the size of the model. The outputs of check have the same names."""
-CHECK_DEADLINE_S: Final = 1800
-"""Seconds; most of them are for pulling the image."""
 
 
 class Nodes(Settings):
@@ -94,7 +92,8 @@ class Stages(Settings):
     @property
     def check(self) -> Stage:
         """A short look at the node and the GPUs on which evaluate will run."""
-        small = {"cpu": "1", "memory": "4Gi", "shm": None, "deadline_s": CHECK_DEADLINE_S}
+        # Most of the time is for pulling the image.
+        small = {"cpu": "1", "memory": "4Gi", "shm": None, "deadline_s": 1800}
         return self.evaluate.model_copy(update=small | ({"gpus": 1} if self.evaluate.gpus == "auto" else {}))
 
 
@@ -230,10 +229,8 @@ class Platform(Settings):
         unclear = [name for name, stage in stages.items() if stage.cpu == "all" or stage.gpus in ("all", "any")]
         if self.cluster and unclear:
             raise ValueError(f"'all' and 'any' are for one machine only: {', '.join(unclear)}")
-        sized = [
-            name for name, stage in stages.items() if stage.automatic and not (self.cluster and name == "evaluate")
-        ]
-        if sized:
+        may_be = {"evaluate"} if self.cluster else set()
+        if sized := [name for name, stage in stages.items() if stage.automatic and name not in may_be]:
             raise ValueError(f"'auto' is for evaluate on a cluster only: {', '.join(sized)}")
         return self
 

@@ -19,19 +19,12 @@ if TYPE_CHECKING:
 
 
 def target_of(config: RunConfig, store: ModelStore, source: str, serving: AskedServing) -> Target:
-    """Connect to where the platform serves the releases of one model. *source* is the model as the user named it.
-
-    Raises: as ``stages.rollout.connect.connect``.
-    """
+    """Connect to where the platform serves the releases of one model. *source* is the model as the user named it."""
     return connect(config.platform.serves_on, store, source, serving, kserve_settings(config))
 
 
 def moved(config: RunConfig, store: ModelStore, serving: AskedServing, mode: str) -> Moved:
-    """Serve a model in another mode of KServe.
-
-    Raises:
-        ConfigError: the platform is not a cluster, or there is no such mode; else as ``stages.rollout.kserve.move``.
-    """
+    """Serve a model in another mode of KServe. Raises: as ``stages.rollout.kserve.move``; UnknownName, ConfigError."""
     from stages.parts.cluster.api import connect as connect_cluster
     from stages.rollout.kserve.move import movable_modes, move
 
@@ -44,8 +37,7 @@ def moved(config: RunConfig, store: ModelStore, serving: AskedServing, mode: str
 def rendered(config: RunConfig, store: ModelStore, release: str, stable: str | None, mode: str) -> list[Object]:
     """Make the objects that the first step of a rollout of *release* beside *stable* applies to the platform's cluster.
 
-    Raises:
-        ConfigError: the platform is not a cluster, or the mode of its KServe is not known.
+    Raises: ConfigError: the platform is not a cluster, or the mode of its KServe is not known.
     """
     from stages.rollout.kserve.modes import MODES
     from stages.rollout.kserve.objects import KServeEndpoint

@@ -74,7 +74,12 @@ RUN_DESCRIPTION: Final = (
 def workflow_template(config: RunConfig) -> Object:
     """Compile the WorkflowTemplate for the configuration's platform and rollout, as plain data."""
     platform = config.platform
-    about, of_run = titled("Slipway", _description()), titled("{{workflow.parameters.model}}", RUN_DESCRIPTION)
+    *names, last = map(str.upper, FORMATS)
+    description = (
+        f"Takes a model's name to a production endpoint: acquires it, makes {', '.join(names)} and {last} variants, "
+        "measures each on vLLM, publishes the best one and serves it."
+    )
+    about, of_run = titled("Slipway", description), titled(workflow_parameter("model"), RUN_DESCRIPTION)
     # Two runs of one model would write the same paths; the lock is held until the run's end.
     lock = models.Mutex(name="model-{{workflow.parameters.model-directory}}")
     with WorkflowTemplate(
@@ -98,22 +103,11 @@ def workflow_template(config: RunConfig) -> Object:
     return compiled
 
 
-def _description() -> str:
-    *names, last = map(str.upper, FORMATS)
-    return (
-        f"Takes a model's name to a production endpoint: acquires it, makes {', '.join(names)} and {last} variants, "
-        "measures each on vLLM, publishes the best one and serves it."
-    )
-
-
 def _parameters(config: RunConfig) -> list[Parameter]:
     """Declare the parameters of a run, with the configuration's settings as defaults."""
     values = dict.fromkeys(GIVEN, MISSING) | {"revision": "main", "serve": "true"} | settings_of(config)
-    return [
-        Parameter(name=name, value=values[name], description=description)
-        for name, description in PARAMETERS.items()
-        if name in values
-    ]
+    names = (name for name in PARAMETERS if name in values)
+    return [Parameter(name=name, value=values[name], description=PARAMETERS[name]) for name in names]
 
 
 def _outputs_of(task: str, names: Iterable[str]) -> list[Parameter]:
@@ -176,7 +170,6 @@ def _serving_tasks(platform: Platform, rollout: Rollout) -> None:
 
 
 def _step(name: str, step: str, depends: str, when: str | None = None) -> None:
-    """Add one step of the rollout."""
     arguments = {"step": step, "approved": str(step in ("100", PROMOTE)).lower()}
     Task(name=name, template="rollout", arguments=arguments, depends=depends, when=when)
 

@@ -20,21 +20,14 @@ NAME: Final = "slipway"
 """The WorkflowTemplate's name."""
 RESOLVE_CACHE: Final = "slipway-resolve"
 """The ConfigMap in which Argo keeps memoized results."""
-
 STORE_COMMAND: Final = f"{NAME}-command"
 """The WorkflowTemplate that runs any command which needs the store's volume."""
 COMMAND: Final = "command"
 """Its one task."""
-OF_STORE_COMMANDS: Final = {"platform", "serving", "rollout", "kserve"}
-"""The part of a configuration that these commands read."""
 
 
 def arguments(config: RunConfig, model: str, revision: str, *, serve: bool, refresh: bool = False) -> dict[str, str]:
-    """Return the workflow's parameters for one run.
-
-    Raises:
-        InvalidName: *model* is neither a name on the Hub nor a local directory.
-    """
+    """Return the workflow's parameters for one run. Raises: InvalidName: as ``ModelName.parse``."""
     return {
         "model": model,
         "revision": revision,
@@ -63,8 +56,8 @@ def allowing_incomplete(optimize: str) -> str:
 
 def store_settings(config: RunConfig) -> str:
     """Return the parameter ``config`` of a command that needs the store's volume, without the path of a file here."""
-    local_path = {"platform": {"cluster": {"clients"}}}
-    return canonical_json(config.model_dump(mode="json", include=OF_STORE_COMMANDS, exclude=local_path))
+    read, local_path = {"platform", "serving", "rollout", "kserve"}, {"platform": {"cluster": {"clients"}}}
+    return canonical_json(config.model_dump(mode="json", include=read, exclude=local_path))
 
 
 def hub_here() -> str:
@@ -75,10 +68,8 @@ def hub_here() -> str:
 def resolve_key(model: str, revision: str, *, hub: str = "", refresh: bool = False) -> str:
     """Return the memoization key of resolve, which stands for a model and revision at one hub.
 
-    The key is new each time for a local directory, which can change at any time, and with *refresh*.
-
-    Args:
-        hub: empty on a cluster, whose pods all ask the hub of the platform, whoever submits.
+    The key is new each time for a local directory, which can change at any time, and with *refresh*. *hub* is empty on
+    a cluster, whose pods all ask the hub of the platform, whoever submits.
     """
     if refresh or ModelName.parse(model).directory:
         return uuid.uuid4().hex

@@ -33,13 +33,8 @@ CERTIFICATES_MOUNT: Final = "/etc/slipway"
 TRUSTED: Final = dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), f"{CERTIFICATES_MOUNT}/ca.crt")
 GPU_PODS: Final = "gpu-pods"
 """The semaphore: a key of the ConfigMap ``LOCKS``."""
-STAGES_ACCOUNT: Final = "slipway-stages"
-"""The service account of most stages: it has no rights and no token."""
-EXECUTOR_ACCOUNT: Final = "slipway-executor"
-"""The service account of Argo's own container in each pod, which reports the task's result."""
 ACCOUNTS: Final = dict.fromkeys(("rollout", "ending"), "slipway-serve")
 """The service accounts of the stages that talk to the cluster."""
-KUEUE_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 STAY: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 """Autoscalers must not evict hours of work to save a node."""
 STAGE_BUCKETS_S: Final = (1, 10, 60, 300, 900, 3600, 10_800, 43_200)
@@ -51,8 +46,7 @@ def of_workflow(
 ) -> dict[str, Any]:
     """Return the fields of a WorkflowTemplate but its arguments and tasks. Those that are no run have no *metrics*.
 
-    Args:
-        about, of_run: the annotations of the template and of its Workflows, as ``titled`` makes them.
+    *about* and *of_run* are the annotations of the template and of its Workflows, as ``titled`` makes them.
     """
     cluster = platform.cluster
     fields: dict[str, Any] = {
@@ -66,10 +60,11 @@ def of_workflow(
     }
     if cluster is None:
         return fields
+    kept_s = cluster.kept_s
     fields |= {
-        "service_account_name": STAGES_ACCOUNT,
+        "service_account_name": "slipway-stages",  # without rights
         "automount_service_account_token": False,
-        "executor": models.ExecutorConfig(service_account_name=EXECUTOR_ACCOUNT),
+        "executor": models.ExecutorConfig(service_account_name="slipway-executor"),  # reports each task's result
         "security_context": models.PodSecurityContext(
             run_as_non_root=True,
             run_as_user=USER,
@@ -82,9 +77,7 @@ def of_workflow(
         "pod_metadata": models.Metadata(annotations=STAY),
         "pod_priority_class_name": cluster.priority_class,
         "pod_gc": models.PodGC(strategy="OnPodSuccess", delete_delay_duration="10m"),
-        "ttl_strategy": models.TTLStrategy(
-            seconds_after_success=cluster.kept_s, seconds_after_failure=2 * cluster.kept_s
-        ),
+        "ttl_strategy": models.TTLStrategy(seconds_after_success=kept_s, seconds_after_failure=2 * kept_s),
         "active_deadline_seconds": cluster.deadline_s,
     }
     if metrics:
@@ -104,8 +97,7 @@ def of_stage(
 ) -> dict[str, Any]:
     """Return the fields of a stage's container template except volumes, environment and synchronization.
 
-    Args:
-        variant: a reference to the variant's name, for the metrics.
+    *variant* is a reference to the variant's name, for the metrics.
     """
     memory, gpus = None if asks.memory == "auto" else asks.memory, asks.gpus if isinstance(asks.gpus, int) else 0
     fields: dict[str, Any] = {
@@ -124,7 +116,7 @@ def of_stage(
     # The network policies select pods by these labels.
     fields["labels"] = PART_OF | {"app.kubernetes.io/component": name}
     if platform.cluster.queue and asks.gpus:
-        fields["labels"][KUEUE_QUEUE] = platform.cluster.queue
+        fields["labels"]["kueue.x-k8s.io/queue-name"] = platform.cluster.queue
     fields["security_context"] = models.SecurityContext(
         allow_privilege_escalation=False,
         capabilities=models.Capabilities(drop=["ALL"]),
@@ -140,13 +132,12 @@ def of_stage(
 def environment(platform: Platform, *further: Env) -> list[Env]:
     """Return the variables that every pod has, with *further* ones."""
     cluster = platform.cluster
-    store = {STORE_VARIABLE: STORE_MOUNT, OUTPUTS_VARIABLE: OUTPUTS_MOUNT}
     general = CACHES | (TRUSTED if cluster.certificates else {}) | cluster.environment if cluster else {}
-    return [*_variables(store), *further, *_variables(general)]
-
-
-def _variables(values: dict[str, str]) -> list[Env]:
-    return [Env(name=name, value=value) for name, value in values.items()]
+    return [
+        *(Env(name=STORE_VARIABLE, value=STORE_MOUNT), Env(name=OUTPUTS_VARIABLE, value=OUTPUTS_MOUNT)),
+        *further,
+        *(Env(name=name, value=value) for name, value in general.items()),
+    ]
 
 
 def volumes(platform: Platform) -> list[models.Volume]:

@@ -60,8 +60,6 @@ SERVING: Final = "serving"
 EXIT_HANDLER: Final = "end-and-publish"
 PUBLISHING: Final = "publish-report"
 """The step of the exit handler that keeps the report in the cluster's artifact repository."""
-MAIN: Final = "main"
-"""Argo's name for a template's container in the pod."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +88,6 @@ def add_templates(platform: Platform) -> None:
     _add_exit_handler(platform)
 
 
-def optimizing(platform: Platform) -> dict[str, Stage]:
-    """Return the templates of optimize and the resources of each: rewriting weights may need less than calibrating."""
-    stages = platform.stages
-    return {"optimize": stages.optimize} | ({REWRITING: stages.rewrite} if stages.rewrite else {})
-
-
 def _templates(platform: Platform) -> Iterator[StageTemplate]:
     stages = platform.stages
     hub = (HUB_TOKEN,)
@@ -115,8 +107,10 @@ def _templates(platform: Platform) -> Iterator[StageTemplate]:
         secrets=hub,
     )
     optimize = (*_flags("model"), "--method", _input("method"), *_flags("settings=optimize"))
-    for name, asks in optimizing(platform).items():
-        yield StageTemplate("optimize", asks, optimize, name, inputs=("method",), outputs=("digest",))
+    # Rewriting weights may need less than calibrating.
+    for name, asks in (("optimize", stages.optimize), (REWRITING, stages.rewrite)):
+        if asks:
+            yield StageTemplate("optimize", asks, optimize, name, inputs=("method",), outputs=("digest",))
     measured = ("--variants", _input(SERVED), *_flags("workload"), "--serving", _input(SERVING))
     yield StageTemplate(
         "evaluate",
@@ -155,8 +149,8 @@ def _sized(asks: Stage) -> str | None:
     names = {"gpus": "nvidia.com/gpu", "memory": "memory"}
     amounts = {names[amount]: _input(amount) for amount in asks.automatic if amount in names}
     patch: dict[str, object] = {}
-    if amounts:
-        patch["containers"] = [{"name": MAIN, "resources": {"requests": amounts, "limits": amounts}}]
+    if amounts:  # "main" is Argo's name for a template's container in the pod
+        patch["containers"] = [{"name": "main", "resources": {"requests": amounts, "limits": amounts}}]
     if asks.shm == "auto":
         volume = {"name": pods.SHARED_MEMORY, "emptyDir": {"medium": "Memory", "sizeLimit": _input("shm")}}
         patch["volumes"] = [volume]
@@ -164,8 +158,7 @@ def _sized(asks: Stage) -> str | None:
 
 
 def _add_exit_handler(platform: Platform) -> None:
-    """Add the stage that runs last, and the step that brings the report to its repository: if it fails, the run does
-    not."""
+    """Add the stage that runs last, and the step, which may fail, that brings the report to its repository."""
     report = platform.stages.report
     flags = _flags("profile", "workload", "optimize", "serving")
     ending = StageTemplate(
@@ -179,12 +172,9 @@ def _add_exit_handler(platform: Platform) -> None:
     _add(ending, platform)
     if exit_handler(platform) == ending.stage:
         return
-    artifact = Artifact(
-        name="report",
-        path=f"{STORE_MOUNT}/{RUN_DIRECTORY}/report.html",
-        archive=NoneArchiveStrategy(),  # so that Argo's UI shows the page
-        optional=True,
-    )
+    page = f"{STORE_MOUNT}/{RUN_DIRECTORY}/report.html"
+    # Without an archive, Argo's UI shows the page.
+    artifact = Artifact(name="report", path=page, archive=NoneArchiveStrategy(), optional=True)
     Container(
         name=PUBLISHING,
         image=platform.image_of(PUBLISHING),
