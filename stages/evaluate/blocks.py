@@ -6,7 +6,6 @@ After each block the choice is looked at, and what was measured is kept.
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -193,7 +192,7 @@ def in_words(verdict: Verdict) -> str:
     if not (open_ones := [comparison for comparison in verdict.comparisons if comparison.relation == "open"]):
         return f"{first} is better than {', '.join(rivals)}" if rivals else f"only {first} can be chosen"
     closest = min(open_ones, key=lambda comparison: comparison.lead)
-    if closest.low == -math.inf:
+    if closest.low is None or closest.high is None:
         return f"{first} is first; one start of each server does not show how much chance there is in it"
     return (
         f"{first} leads {closest.other} by {closest.lead:.3f}, which may be chance ({closest.low:+.3f} to "
