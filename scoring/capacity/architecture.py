@@ -111,13 +111,8 @@ class StateSpace:
     """Further parameters: convolution, norms and biases."""
 
     def state_bytes(self, tensor_parallel_size: int, convolution_bytes: int, recurrent_bytes: int) -> int:
-        """Bytes of one sequence's state on one GPU, as vLLM's ``MambaStateShapeCalculator`` shapes it.
-
-        Args:
-            tensor_parallel_size: GPUs that share the layer.
-            convolution_bytes: bytes of a value in the state of the convolution.
-            recurrent_bytes: bytes of a value in the recurrent state.
-        """
+        """Bytes of one sequence's state on one GPU, as vLLM's ``MambaStateShapeCalculator`` shapes it: a value takes
+        *convolution_bytes* in the state of the convolution and *recurrent_bytes* in the recurrent state."""
         groups = self.groups
         if self.form == "mamba2" and groups % tensor_parallel_size:
             groups = tensor_parallel_size  # each GPU has a copy of the only group
@@ -205,6 +200,11 @@ class Architecture:
     def counted(self) -> Mapping[Layer, int]:
         """The different layers, and how many there are of each."""
         return Counter(self.layers)
+
+    @property
+    def latent(self) -> bool:
+        """Whether it has latent attention, for which vLLM has kernels of their own."""
+        return any(isinstance(layer.attention, LatentAttention) for layer in self.counted)
 
     def kv_bytes_per_token(self, value_bytes: int = 2) -> int:
         """Bytes that one more token adds to the cache while no window is full: keys and values over all layers."""

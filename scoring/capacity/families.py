@@ -25,6 +25,7 @@ Config = Mapping[str, Any]
 
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a value by the type that config.json names."""
 
 
 @dataclass(frozen=True)
@@ -199,9 +200,7 @@ def _deepseek(read: Reader, index: int) -> Layer:
 def _qwen_next(read: Reader, index: int) -> Layer:
     kind = read.kind(index)
     linear = kind == "linear_attention" if kind else (index + 1) % read.count("full_attention_interval", 4) != 0
-    feed_forward, router = (
-        _qwen_experts(read, index) if read.experts() else (FeedForward(read.count("intermediate_size")), 0)
-    )
+    feed_forward, router = _qwen_experts(read, index)
     if not linear:
         return read.layer(read.attention(index, gated=True), feed_forward, router=router)
     return read.layer(None, feed_forward, _gated_delta_net(read), router)

@@ -9,11 +9,12 @@ fixed number in state-space layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Final
 
-from scoring.capacity.architecture import Architecture, LatentAttention, NotSizeable
+from scoring.capacity.architecture import Architecture, NotSizeable
 
 PADDED_GROUPS: Final = 1.5
 """Groups have the size of the kind with most layers if it has less than this many times those of the smallest."""
@@ -84,14 +85,18 @@ class CacheLayout:
 
     def longest(self, available_bytes: int) -> int:
         """Find the longest max_model_len for which vLLM starts; 0 if there is none, at most the model's own."""
-        low, high = 0, self.longest_context
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.sequences(available_bytes, middle):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return largest(0, self.longest_context, lambda tokens: self.sequences(available_bytes, tokens) > 0)
+
+
+def largest(low: int, high: int, meets: Callable[[int], bool]) -> int:
+    """Find the largest number up to *high* that *meets* a limit, as all smaller ones do; *low* if none does."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        if meets(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def cache_layout(model: Architecture, rules: CacheRules) -> CacheLayout:
@@ -112,10 +117,10 @@ def cache_layout(model: Architecture, rules: CacheRules) -> CacheLayout:
     if states:
         state_bytes = max(state.state_bytes(size, rules.value_bytes, recurrent_bytes) for state in states)
         # A block of attention must not be smaller than a state, which is then padded to it.
-        aligned = max(rules.block_tokens, 128) if _latent(model) else rules.block_tokens
+        aligned = max(block_tokens, 128) if model.latent else block_tokens
         block_tokens = max(block_tokens, aligned * _divided_up(state_bytes, aligned * token_bytes))
     groups = _groups(_kinds(model))
-    stages = _stages(len(model.layers), rules.pipeline_parallel_size)
+    stages = pipeline_stages(len(model.layers), rules.pipeline_parallel_size)
     widest = max(sum(layer in stage for layer in layers) for stage in stages for _, layers in groups)
     return CacheLayout(
         block_tokens=block_tokens,
@@ -126,24 +131,12 @@ def cache_layout(model: Architecture, rules: CacheRules) -> CacheLayout:
     )
 
 
-def pipeline_stages(layers: int, stages: int) -> list[int]:
-    """How many layers each pipeline stage gets. The last stages but the very last get the rest (``get_pp_indices``)."""
+def pipeline_stages(layers: int, stages: int) -> list[range]:
+    """List each pipeline stage's layers. The last stages but the very last get the rest (``get_pp_indices``)."""
     counts = [layers // stages] * stages
     for index in range(2, layers % stages + 2):
         counts[-index] += 1
-    return counts
-
-
-def _stages(layers: int, stages: int) -> list[range]:
-    ends, start = [], 0
-    for count in pipeline_stages(layers, stages):
-        ends.append(range(start, start + count))
-        start += count
-    return ends
-
-
-def _latent(model: Architecture) -> bool:
-    return any(isinstance(layer.attention, LatentAttention) for layer in model.counted)
+    return [range(start, end) for start, end in pairwise(accumulate(counts, initial=0))]
 
 
 def _kinds(model: Architecture) -> dict[_Kind, list[int]]:

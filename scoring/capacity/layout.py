@@ -35,9 +35,6 @@ class Demand:
     concurrency: int = 1
     """Requests in flight."""
 
-    def least_context(self, model: Architecture) -> int:
-        return self.context or max(self.longest_request, min(LEAST_CONTEXT, model.longest_context))
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -85,8 +82,21 @@ def choose_layout(
         If nothing fits, what was tried last, with the reasons. If no number of GPUs has room for all requests in
         flight, the largest that fits: the others wait.
     """
+    least = demand.context or max(demand.longest_request, min(LEAST_CONTEXT, model.longest_context))
+    settings = replace(settings, context=least)
+
+    def layout_on(size: int) -> Layout:
+        fitted = fit(model, parameters, SIXTEEN_BIT, accelerator, Parallelism(size), settings)
+        if fitted.reasons or fitted.cache is None:
+            return Layout(size, least, 0, fitted.reasons)
+        spare = _spare(fitted, settings)
+        longest = fitted.cache.longest(spare)
+        context = demand.context or max(least, rounded_context(longest, model))
+        requests = fitted.cache.sequences(max(spare, 0), demand.longest_request or context)
+        return Layout(size, context, requests, with_room=longest >= least)
+
     sizes = [demand.tensor_parallel_size] if demand.tensor_parallel_size else powers_of_two(gpus)
-    layouts = [_layout(model, parameters, accelerator, size, settings, demand) for size in sizes]
+    layouts = [layout_on(size) for size in sizes]
     fitting = [layout for layout in layouts if not layout.reasons]
     if not fitting:
         return min(layouts, key=lambda layout: (len(layout.reasons), -layout.tensor_parallel_size))
@@ -128,25 +138,6 @@ def certain_reasons(fitted: Fit, settings: MemorySettings) -> tuple[str, ...]:
     least = settings.kv_cache_bytes
     may = room >= (least or 1) and fitted.cache.longest(least or room) >= settings.context
     return () if may else fitted.reasons
-
-
-def _layout(
-    model: Architecture,
-    parameters: Parameters,
-    accelerator: Accelerator,
-    size: int,
-    settings: MemorySettings,
-    demand: Demand,
-) -> Layout:
-    least = demand.least_context(model)
-    fitted = fit(model, parameters, SIXTEEN_BIT, accelerator, Parallelism(size), replace(settings, context=least))
-    if fitted.reasons or fitted.cache is None:
-        return Layout(size, least, 0, fitted.reasons)
-    spare = _spare(fitted, settings)
-    longest = fitted.cache.longest(spare)
-    context = demand.context or max(least, rounded_context(longest, model))
-    requests = fitted.cache.sequences(max(spare, 0), demand.longest_request or context)
-    return Layout(size, context, requests, with_room=longest >= least)
 
 
 def _spare(fitted: Fit, settings: MemorySettings) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from scoring.capacity.accelerator import Accelerator
-from scoring.capacity.architecture import Architecture, Attention, LatentAttention, StateSpace
+from scoring.capacity.architecture import Architecture, Attention, StateSpace
 from scoring.capacity.assumptions import COMMUNICATION_GIB, FORWARD_COPIES, GRAPHS_GIB, RUNTIME_GIB
 from scoring.capacity.kv_cache import CacheLayout, CacheRules, cache_layout, pipeline_stages
 from scoring.capacity.storage import HALF, Storage
@@ -163,30 +163,27 @@ def _memory(
     communication = COMMUNICATION_GIB.value if parallelism.gpus > 1 else 0
     return MemoryUse(
         budget=int(accelerator.usable_bytes * settings.utilization),
-        weights=max(_stage_weights(loaded, parallelism.pipeline)),
+        weights=_weights(loaded, parallelism.pipeline),
         activations=int(limits.tokens * forward * HALF) + logits,
         graphs=0 if settings.enforce_eager else int(GRAPHS_GIB.value * GIB),
         runtime=int((RUNTIME_GIB.value + communication) * GIB),
     )
 
 
-def _stage_weights(loaded: tuple[int, ...], pipeline_parallel_size: int) -> Iterator[int]:
-    """Bytes of the weights on a GPU of each pipeline stage: the first has the embedding, the last the output head."""
+def _weights(loaded: tuple[int, ...], pipeline_parallel_size: int) -> int:
+    """Bytes of the weights on the fullest GPU: the first pipeline stage has the embedding, the last the output head."""
     *layers, embedding, head, undivided_bytes = loaded
-    counts = pipeline_stages(len(layers), pipeline_parallel_size)
-    start = 0
-    for stage, count in enumerate(counts):
-        first, last = stage == 0, stage == len(counts) - 1
-        output = (head or embedding) if last and not first else head if last else 0
-        yield sum(layers[start : start + count]) + output + (embedding + undivided_bytes if first else 0)
-        start += count
+    stages = pipeline_stages(len(layers), pipeline_parallel_size)
+    sizes = [sum(layers[stage.start : stage.stop]) for stage in stages]
+    sizes[0] += embedding + undivided_bytes
+    sizes[-1] += head or (embedding if len(stages) > 1 else 0)
+    return max(sizes)
 
 
 def _rules(model: Architecture, accelerator: Accelerator, parallelism: Parallelism) -> CacheRules:
-    latent = any(isinstance(layer.attention, LatentAttention) for layer in model.counted)
     batches = parallelism.pipeline + 1  # asynchronous scheduling prepares one more
     return CacheRules(
-        block_tokens=LATENT_BLOCK_TOKENS if latent else BLOCK_TOKENS,
+        block_tokens=LATENT_BLOCK_TOKENS if model.latent else BLOCK_TOKENS,
         tokens_in_flight=batches * accelerator.batch_limits().tokens,
         tensor_parallel_size=parallelism.tensor,
         pipeline_parallel_size=parallelism.pipeline,

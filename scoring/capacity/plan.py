@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +12,9 @@ from pydantic import BaseModel, ConfigDict
 
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture
+from scoring.capacity.kv_cache import largest
 from scoring.capacity.layout import powers_of_two
-from scoring.capacity.memory import Fit, MemorySettings, Parallelism, fit
+from scoring.capacity.memory import MemorySettings, Parallelism, fit
 from scoring.capacity.speed import PredictedSpeed, Requests, Roofline, SpeedCalibration
 from scoring.capacity.storage import Storage
 from scoring.capacity.weights import Parameters
@@ -107,12 +109,8 @@ def options(request: PlanRequest) -> list[Option]:
     Then come those that miss the targets, and those that do not fit. Without prices, the total memory of the GPUs
     stands in for the cost.
     """
-    every = (
-        option
-        for variant in request.formats
-        for name in request.accelerators
-        for option in _layouts(request, variant, name)
-    )
+    pairs = itertools.product(request.formats, request.accelerators)
+    every = (option for variant, name in pairs for option in _layouts(request, variant, name))
     return sorted(every, key=lambda option: _order(request, option))
 
 
@@ -148,6 +146,7 @@ def _option(request: PlanRequest, variant: str, name: str, parallelism: Parallel
     roofline = Roofline(model, request.parameters, storage, accelerator, parallelism, calibration)
     limit = min(cached, accelerator.batch_limits().sequences)
     speed = None if fitted.reasons or not limit else _most(roofline, request, limit)
+    memory = fitted.memory
     replicas = math.ceil(request.peak / speed.sequences) if speed else None
     hourly, million = _cost(roofline, request, replicas)
     return Option(
@@ -157,7 +156,14 @@ def _option(request: PlanRequest, variant: str, name: str, parallelism: Parallel
         pipeline_parallel_size=parallelism.pipeline,
         fits=not fitted.reasons,
         reasons=fitted.reasons,
-        memory=_gpu_memory(fitted),
+        memory=GpuMemory(
+            usable_gib=memory.budget / GIB,
+            weights_gib=memory.weights / GIB,
+            activations_gib=memory.activations / GIB,
+            cuda_graphs_gib=memory.graphs / GIB,
+            runtime_gib=memory.runtime / GIB,
+            kv_cache_gib=fitted.cache_bytes / GIB,
+        ),
         longest_context=fitted.longest_context,
         kv_cache_tokens=0
         if fitted.reasons or not fitted.cache
@@ -173,14 +179,8 @@ def _option(request: PlanRequest, variant: str, name: str, parallelism: Parallel
 
 def _most(roofline: Roofline, request: PlanRequest, limit: int) -> PredictedSpeed:
     """Find the speed with the most sequences that meet the targets; with a single one if none does."""
-    low, high = 1, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if request.targets.met_by(roofline.speed(middle, request.requests)):
-            low = middle
-        else:
-            high = middle - 1
-    return roofline.speed(low, request.requests)
+    met = largest(1, limit, lambda count: request.targets.met_by(roofline.speed(count, request.requests)))
+    return roofline.speed(met, request.requests)
 
 
 def _cost(roofline: Roofline, request: PlanRequest, replicas: int | None) -> tuple[float | None, float | None]:
@@ -190,20 +190,7 @@ def _cost(roofline: Roofline, request: PlanRequest, replicas: int | None) -> tup
         return None, None
     hourly = price * roofline.parallelism.gpus * replicas
     speed = roofline.speed(math.ceil(request.peak / replicas), request.requests)
-    cost = per_million(hourly, speed.output_tokens_per_s * replicas)
-    return hourly, cost
-
-
-def _gpu_memory(fitted: Fit) -> GpuMemory:
-    memory = fitted.memory
-    return GpuMemory(
-        usable_gib=memory.budget / GIB,
-        weights_gib=memory.weights / GIB,
-        activations_gib=memory.activations / GIB,
-        cuda_graphs_gib=memory.graphs / GIB,
-        runtime_gib=memory.runtime / GIB,
-        kv_cache_gib=fitted.cache_bytes / GIB,
-    )
+    return hourly, per_million(hourly, speed.output_tokens_per_s * replicas)
 
 
 def _order(request: PlanRequest, option: Option) -> tuple[bool, bool, bool, float, float, int]:

@@ -40,11 +40,6 @@ class Requests:
     prompt_tokens: int
     output_tokens: int
 
-    @property
-    def mean_context(self) -> int:
-        """Tokens in the cache halfway through the answer."""
-        return self.prompt_tokens + self.output_tokens // 2
-
 
 @dataclass(frozen=True)
 class SpeedCalibration:
@@ -81,7 +76,8 @@ class Roofline:
 
     def speed(self, sequences: int, requests: Requests) -> PredictedSpeed:
         """Predict the mean speed while that many users each send a request, wait for the answer, and send the next."""
-        prefill, step = self.prefill_s(requests.prompt_tokens), self.step_s(sequences, requests.mean_context)
+        halfway = requests.prompt_tokens + requests.output_tokens // 2  # tokens in the cache during an answer's middle
+        prefill, step = self.prefill_s(requests.prompt_tokens), self.step_s(sequences, halfway)
         busy = sequences * prefill / (sequences * prefill + requests.output_tokens * step)
         queue = busy * prefill / (2 * (1 - busy))  # mean wait in an M/D/1 queue
         ttft = (queue + prefill + step) * self.calibration.ttft

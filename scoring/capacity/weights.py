@@ -70,7 +70,6 @@ def count_parameters(model: Architecture, stored: int | None = None) -> Paramete
                 idle = matrix.count - layer.feed_forward.active
                 inactive += layers * matrix.parameters // matrix.count * idle
     embedding = model.vocabulary * model.hidden
-    vectors = model.hidden + sum(layers * _vectors(layer) for layer, layers in model.counted.items())
     described = Parameters(
         embedding=embedding,
         head=0 if model.tied else embedding,
@@ -79,7 +78,7 @@ def count_parameters(model: Architecture, stored: int | None = None) -> Paramete
         experts=by_kind["experts"],
         routers=sum(layer.router for layer in model.layers),
         state_space=by_kind["state space"],
-        vectors=vectors,
+        vectors=model.hidden + sum(layers * _vectors(layer) for layer, layers in model.counted.items()),
         other=0,
         inactive=inactive,
     )

@@ -39,7 +39,8 @@ def ensure(store: ModelStore, model: ModelName, revision: str, commit: str, repo
     if record := intact(store.base, commit):
         report.reused(f"base/ already has {model.source} at {commit}", key=record.digest)
         return record
-    source = open_source(model, commit, store.base)
+    local = model.directory
+    source: Source = LocalSource(local) if local else HubSource(model.id, commit, store.base, recorded(store.base))
     small = small_files(source.sizes)
     with exclusive(store.lock("acquire"), f"acquiring {store.model}"):
         if record := intact(store.base, commit):
@@ -63,12 +64,6 @@ def ensure(store: ModelStore, model: ModelName, revision: str, commit: str, repo
     size = sum(file.size_bytes for file in record.files)
     report.done(f"base/ has {model.source} at {commit}: {len(record.files)} files, {readable(size)}", key=record.digest)
     return record
-
-
-def open_source(model: ModelName, commit: str, base: Path) -> Source:
-    if model.directory:
-        return LocalSource(model.directory)
-    return HubSource(model.id, commit, base, recorded(base))
 
 
 def fill(work: Path, source: Source, small: Sequence[str], commit: str) -> tuple[tuple[File, ...], Checkpoint]:

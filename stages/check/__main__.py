@@ -27,7 +27,7 @@ from stages.parts.machine.hardware import check_gpus
 from stages.parts.model.corpora import own_files
 from stages.parts.model.description import describe_commit
 from stages.parts.model.name import ModelName
-from stages.parts.vllm.automatic import Decided, Requirements, decide, place_here
+from stages.parts.vllm.automatic import Requirements, decide, place_here
 from stages.parts.vllm.kernels import missing_kernels
 from stages.parts.vllm.placement import check_replicas
 
@@ -56,7 +56,9 @@ def main() -> None:
         missing: dict[str, str] = {name: why for name, why in missing_kernels().items() if name in optimize.variants}
         missing |= decided.left_out
         served = [name for name in optimize.variants if name not in missing]
-        report.done(f"vLLM serves {', '.join(served)} on {_said(decided, place.name)}")
+        gpus, context = f"{decided.gpus} × " if decided.gpus else "", decided.serving.max_model_len
+        length = f", with {context:,} tokens of context" if context else ""
+        report.done(f"vLLM serves {', '.join(served)} on {gpus}{place.name}{length}")
     for name, why in missing.items():
         with program.outcome(store, "check", name) as report:
             report.left_out(why, hint=HINT)
@@ -65,37 +67,23 @@ def main() -> None:
         program.write_output(quantized, str(quantized in to_make).lower())
     program.write_output("variants", ",".join(served))
     program.write_output("left-out", "\n".join(f"{name}: {why}" for name, why in missing.items()))
-    _write(decided)
+    # What evaluate takes, and what its pod needs.
+    program.write_output("serving", canonical_json(decided.serving))
+    program.write_output("gpus", str(decided.gpus))
+    program.write_output("memory", _gib(decided.memory_bytes))
+    program.write_output("shm", _gib(decided.shared_bytes))
     print(",".join(served))
 
 
 def _refuse_missing_files(workload: Workload, optimize: Optimize) -> None:
-    """Refuse settings that name a file which this machine or pod does not have.
-
-    Raises:
-        ConfigError: every such setting.
-    """
+    """Refuse, with ConfigError, the settings that name a file which this machine or pod does not have."""
     files = own_files(workload, optimize).items()
     if missing := [f"{field}: there is no {path}" for field, path in files if not path.exists()]:
         raise ConfigError.of_many(missing, "the settings")
 
 
-def _write(decided: Decided) -> None:
-    """Write the settings that evaluate takes, and what its pod needs."""
-    program.write_output("serving", canonical_json(decided.serving))
-    program.write_output("gpus", str(decided.gpus))
-    program.write_output("memory", _gib(decided.memory_bytes))
-    program.write_output("shm", _gib(decided.shared_bytes))
-
-
 def _gib(size: int) -> str:
     return f"{math.ceil(size / GIB)}Gi"
-
-
-def _said(decided: Decided, name: str) -> str:
-    context = decided.serving.max_model_len
-    length = f", with {context:,} tokens of context" if context else ""
-    return f"{decided.gpus} × {name}{length}" if decided.gpus else f"{name}{length}"
 
 
 def _arguments() -> argparse.Namespace:

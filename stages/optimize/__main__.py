@@ -15,7 +15,15 @@ from stages.parts.records.variant import Variant
 
 
 def main() -> None:
-    arguments = _arguments()
+    parser = argparse.ArgumentParser(
+        prog="python -m stages.optimize",
+        description=__doc__,
+        epilog="""example: python -m stages.optimize --model org/name --method gptq --settings '{"group_size": 32}'""",
+    )
+    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
+    parser.add_argument("--method", required=True, help=f"one of: {', '.join(FORMATS)}")
+    parser.add_argument("--settings", default="{}", help="JSON: Optimize in stages/parts/base/optimize_settings.py")
+    arguments = parser.parse_args()
     store = ModelName.parse(arguments.model).store()
     with program.outcome(store, "optimize", arguments.method) as report:
         settings = parse_json(Optimize, arguments.settings, "--settings")
@@ -32,18 +40,6 @@ def main() -> None:
 def describe(variant: Variant) -> str:
     cost = f"{variant.seconds:.0f} s, {variant.peak_memory_bytes / MIB:,.0f} MiB"
     return f"{variant.variant}: {variant.bits} bit, {variant.weights_bytes / MIB:,.1f} MiB of weights (made in {cost})"
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m stages.optimize",
-        description=__doc__,
-        epilog="""example: python -m stages.optimize --model org/name --method gptq --settings '{"group_size": 32}'""",
-    )
-    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
-    parser.add_argument("--method", required=True, help=f"one of: {', '.join(FORMATS)}")
-    parser.add_argument("--settings", default="{}", help="JSON: Optimize in stages/parts/base/optimize_settings.py")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ SIXTEEN_BIT: Final = ("float16", "bfloat16")
 WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
 BLOCK_WEIGHT: Final = re.compile(r"^(.*?)\.\d+\..*\.weight$")
 """A weight in a numbered block. Embeddings and the head are in no block, and stay in 16 bit."""
+MAX_16_BIT_SHARE: Final = 0.1
+"""Share of the decoder's weights that may stay in 16 bit, as a mixture's router or a state space's step do."""
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,14 @@ from typing import Any, Final
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.optimize_settings import Calibration
 from stages.parts.base.store import digest_of, sha256_of
-from stages.parts.model import corpora as texts
-from stages.parts.model.corpora import text_path
+from stages.parts.model import corpora
 
 KIND: Final = "calibration"
 
 
 def calibration_path(text: str) -> Path:
     """Find the file that ``Calibration.text`` names."""
-    return text_path(text, KIND)
+    return corpora.text_path(text, KIND)
 
 
 def calibration_digest(calibration: Calibration, sequence_length: int) -> str:
@@ -31,22 +30,18 @@ def calibration_digest(calibration: Calibration, sequence_length: int) -> str:
     try:
         text = sha256_of(path)
     except OSError as error:
-        raise texts.unreadable(path, KIND, error) from error
+        raise corpora.unreadable(path, KIND, error) from error
     cut = {"samples": calibration.samples, "sequence_length": sequence_length, "seed": calibration.seed}
     return digest_of({"text": text, **cut})
 
 
 def read_documents(path: Path) -> list[str]:
     """Read the documents in a calibration text."""
-    return texts.read_documents(path, KIND)
+    return corpora.read_documents(path, KIND)
 
 
 def sequences(documents: Sequence[str], tokenizer: Any, calibration: Calibration, length: int) -> list[list[int]]:
-    """``calibration.samples`` sequences of *length* token ids each.
-
-    Raises:
-        ConfigError: the text is too short; the message says how many sequences it gives.
-    """
+    """Cut ``calibration.samples`` sequences of *length* token ids each, or refuse a text that is too short."""
     order = list(documents)
     random.Random(calibration.seed).shuffle(order)
     between = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]

@@ -6,7 +6,6 @@ import contextlib
 import time
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Final
 
 from stages.optimize.base_model import Base, read_base
@@ -107,7 +106,8 @@ def build(store: ModelStore, name: str, base: Base, settings: Optimize, identity
             if path.stat().st_mode & READABLE != READABLE:
                 path.chmod(READABLE)  # safetensors writes files that only their owner may read
         place_tree(base.directory, work, base.carried)
-        files = listing(work)
+        paths = sorted(path for path in work.rglob("*") if path.is_file())
+        files = tuple(File.of(work, path.relative_to(work).as_posix()) for path in paths)
         variant = Variant(
             variant=name,
             **identity,
@@ -125,9 +125,3 @@ def build(store: ModelStore, name: str, base: Base, settings: Optimize, identity
         )
         variant.write(work / VARIANT)
     return variant
-
-
-def listing(directory: Path) -> tuple[File, ...]:
-    """Every file below *directory* with its size and sha256, by path."""
-    paths = sorted(path for path in directory.rglob("*") if path.is_file())
-    return tuple(File.of(directory, path.relative_to(directory).as_posix()) for path in paths)

@@ -14,19 +14,20 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from scoring.capacity.storage import DEFAULT_GROUP_SIZE, Scales, Storage
-from stages.optimize.base_model import FLOATS, Base
+from stages.optimize.base_model import FLOATS, MAX_16_BIT_SHARE, Base
 from stages.optimize.calibration import calibration_path, read_documents
 from stages.optimize.gptqmodel_job import BITS, RESULT, SAVED, QuantizationJob, QuantizationResult
 from stages.optimize.shards import read_headers
 from stages.parts.base.errors import ConfigError, QuantizationFailed
 from stages.parts.base.formats import Format, Kernel, Peak
-from stages.parts.base.optimize_settings import Calibration, Optimize
+from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import write_json
 from stages.parts.machine.hardware import gpus, no_gpu
 from stages.parts.machine.process import contained
@@ -36,14 +37,10 @@ from stages.parts.model.safetensors import Tensor
 
 GROUP_SIZES: Final = (128, 64, 32)
 WIDTH: Final = 4096
-MAX_UNQUANTIZED_SHARE: Final = 0.1
-"""Share of the linear layers' weights. Quantizers skip some layers on purpose, such as a mixture's router."""
 PACK_BITS: Final = 32
 PARTS: Final = ("qweight", "qzeros", "scales")
 DERIVED: Final = ("inv_freq", ".attn.masked_bias", ".attn.bias")
 """Buffers in older checkpoints, which libraries now compute and no longer store."""
-MISFIT_SHARE: Final = 0.1
-"""Share of the linear layers' weights that may stay in 16 bit (a mixture's router, a state space's step)."""
 QUANTIZE_CONFIG: Final = "quantize_config.json"
 RECIPE: Final = 1
 """Increased when the same parameters give other files, so that older variants are made again."""
@@ -88,6 +85,8 @@ class FourBit:
             )
 
     def quantize(self, settings: Optimize, base: Base, target: Path) -> Peak:
+        calibration = settings.calibration
+        text = calibration_path(calibration.text).absolute()
         with tempfile.TemporaryDirectory(dir=target, prefix=".gptqmodel-") as name:
             folder = Path(name)
             job = QuantizationJob(
@@ -98,7 +97,7 @@ class FourBit:
                 dtype=base.half_dtype,
                 linear_in_float32=linear_in_float32(),
                 group_size=settings.group_size,
-                calibration=with_absolute_path(settings.calibration),
+                calibration=calibration.model_copy(update={"text": str(text)}),
                 sequence_length=sequence_length(settings, base),
             )
             status, last_exception = run(job)
@@ -135,7 +134,7 @@ def first_misfit(base: Base, group_size: int) -> str:
     weights = base.linear_weights
     misfits = [name for name, tensor in weights.items() if tensor.shape[1] % group_size]
     share = sum(weights[name].count for name in misfits) / max(1, sum(tensor.count for tensor in weights.values()))
-    return misfits[0] if share > MISFIT_SHARE else ""
+    return misfits[0] if share > MAX_16_BIT_SHARE else ""
 
 
 def linear_in_float32() -> bool:
@@ -150,15 +149,10 @@ def sequence_length(settings: Optimize, base: Base) -> int:
     return min(longest, positions) if isinstance(positions, int) and positions > 0 else longest
 
 
-def with_absolute_path(calibration: Calibration) -> Calibration:
-    return calibration.model_copy(update={"text": str(calibration_path(calibration.text).absolute())})
-
-
 def run(job: QuantizationJob) -> tuple[int, str]:
     """Run the job in a process that ends when this one does, and print its output on stderr.
 
-    Returns:
-        The exit status, and the last exception in the output, as ``TypeName: first line``.
+    Returns the exit status, and the last exception in the output, as ``TypeName: first line``.
     """
     write_json(job.folder / "job.json", job)
     command = [sys.executable, "-m", "stages.optimize.gptqmodel_job", str(job.folder / "job.json")]
@@ -166,13 +160,8 @@ def run(job: QuantizationJob) -> tuple[int, str]:
     last_exception = ""
     with os.fdopen(read, encoding="utf-8", errors="replace") as output:
         try:
-            with contained(
-                # GPTQModel writes logs to the working directory.
-                command,
-                output=write,
-                environment=environment(),
-                directory=job.folder,
-            ) as process:
+            # GPTQModel writes logs to the working directory.
+            with contained(command, output=write, environment=environment(), directory=job.folder) as process:
                 os.close(write)
                 write = -1
                 for line in output:
@@ -239,7 +228,7 @@ def check_quantized(base: Base, tensors: Mapping[str, Tensor], group_size: int) 
     check_complete(base, tensors, packed)
     quantized = sum(layer.inputs * layer.outputs for layer in packed.values())
     total = sum(tensor.count for tensor in base.linear_weights.values())
-    if quantized < (1 - MAX_UNQUANTIZED_SHARE) * total or not quantized:
+    if quantized < (1 - MAX_16_BIT_SHARE) * total or not quantized:
         raise ValueError(f"only {quantized / max(1, total):.0%} of the linear layers' weights are quantized")
     bits = {layer.bits for layer in packed.values()}
     if len(bits) > 1:
@@ -266,49 +255,36 @@ def read_packed(layer: str, tensors: Mapping[str, Tensor]) -> Packed:
 
 def check_complete(base: Base, tensors: Mapping[str, Tensor], packed: Mapping[str, Packed]) -> None:
     """Check that no tensor of the base is missing or renamed: vLLM finds weights by the publisher's names."""
+    tied = "lm_head.weight" if base.setting("tie_word_embeddings") else None  # a head that is the embedding
     for name, original in base.tensors.items():
-        if name not in tensors and name not in packed and not name.endswith(DERIVED) and not is_tied(base, name):
+        if name not in tensors and name not in packed and not name.endswith(DERIVED) and name != tied:
             raise ValueError(f"{name} is missing")
         if name in tensors and tensors[name].shape != original.shape:
             raise ValueError(f"{name} was {list(original.shape)} and is now {list(tensors[name].shape)}")
 
 
-def is_tied(base: Base, name: str) -> bool:
-    """Whether *name* is a head that shares the weights of the embedding, and may therefore be missing."""
-    return name == "lm_head.weight" and bool(base.setting("tie_word_embeddings"))
+def choose_kernel(*, zero_points: bool) -> object:
+    """Let vLLM choose its kernel for 4-bit layers of a width that every kernel can divide."""
+    import torch
+    from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel
+    from vllm.platforms import current_platform
+    from vllm.scalar_type import scalar_types
 
-
-def choose_kernel(zero_points: bool) -> Callable[[], object]:
-    """Make a function that lets vLLM choose its kernel for 4-bit layers of a width that every kernel can divide."""
-
-    def choose() -> object:
-        import torch
-        from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel
-        from vllm.platforms import current_platform
-        from vllm.scalar_type import scalar_types
-
-        return choose_mp_linear_kernel(
-            MPLinearLayerConfig(
-                full_weight_shape=(WIDTH, WIDTH),
-                partition_weight_shape=(WIDTH, WIDTH),
-                weight_type=scalar_types.uint4 if zero_points else scalar_types.uint4b8,
-                act_type=torch.bfloat16 if current_platform.has_device_capability(80) else torch.float16,
-                group_size=DEFAULT_GROUP_SIZE,
-                zero_points=zero_points,
-            )
+    return choose_mp_linear_kernel(
+        MPLinearLayerConfig(
+            full_weight_shape=(WIDTH, WIDTH),
+            partition_weight_shape=(WIDTH, WIDTH),
+            weight_type=scalar_types.uint4 if zero_points else scalar_types.uint4b8,
+            act_type=torch.bfloat16 if current_platform.has_device_capability(80) else torch.float16,
+            group_size=DEFAULT_GROUP_SIZE,
+            zero_points=zero_points,
         )
-
-    return choose
+    )
 
 
 def four_bit(method: str, *, symmetric: bool, further: tuple[Scales, ...] = ()) -> Format:
-    """Describe a 4-bit format: each group of inputs has a scale and a zero point per output.
-
-    Args:
-        method: its name in GPTQModel and vLLM.
-        symmetric: whether the zero points are all in the middle.
-        further: what it stores besides.
-    """
+    """Describe a 4-bit format: each group of inputs has a scale and a zero point per output, all of them in the middle
+    if it is *symmetric*, and *further* numbers."""
     group = Scales(bits=16, inputs=DEFAULT_GROUP_SIZE, adjustable=True)
     storage = Storage(
         label="4-bit",
@@ -316,7 +292,7 @@ def four_bit(method: str, *, symmetric: bool, further: tuple[Scales, ...] = ()) 
         scales=(group, replace(group, bits=BITS), *further),
         capabilities=(7.5, math.inf),  # Marlin's
     )
-    kernel = Kernel("cpu_gemm_wna16", choose_kernel(zero_points=not symmetric), avx512=True)
+    kernel = Kernel("cpu_gemm_wna16", partial(choose_kernel, zero_points=not symmetric), avx512=True)
     return Format(storage, FourBit(method, symmetric=symmetric), kernel, only_16_bit=True)
 
 

@@ -57,19 +57,22 @@ class QuantizationResult(BaseModel):
 
 def main() -> None:
     job = QuantizationJob.model_validate_json(Path(sys.argv[1]).read_bytes())
+    write_json(job.folder / RESULT, result_of(job))
+
+
+def result_of(job: QuantizationJob) -> QuantizationResult:
+    """Quantize, unless something is wrong that the caller should report."""
+    import torch
+
     if asked_gpus() and (missing := without_cuda()):
-        write_json(job.folder / RESULT, QuantizationResult(no_gpu=missing))
-        return
+        return QuantizationResult(no_gpu=missing)
     try:
         examples = calibration_set(job)
     except ConfigError as error:
-        write_json(job.folder / RESULT, QuantizationResult(config_error=str(error), hint=error.hint))
-        return
+        return QuantizationResult(config_error=str(error), hint=error.hint)
     quantize(job, examples)
-    write_json(
-        job.folder / RESULT,
-        QuantizationResult(peak_resident_bytes=peak_resident_bytes(), peak_gpu_bytes=peak_gpu_bytes()),
-    )
+    gpu_bytes = int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
+    return QuantizationResult(peak_resident_bytes=peak_resident_bytes(), peak_gpu_bytes=gpu_bytes)
 
 
 def without_cuda() -> str:
@@ -142,12 +145,6 @@ def quantize_config(job: QuantizationJob) -> Any:
         format=method[1],
         offload_to_disk_path=str(job.folder / "offload"),
     )
-
-
-def peak_gpu_bytes() -> int | None:
-    import torch
-
-    return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
 
 
 if __name__ == "__main__":

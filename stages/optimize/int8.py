@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
 
 from scoring.capacity.storage import LINEAR, Scales, Storage
-from stages.optimize.base_model import BLOCK_WEIGHT, FLOATS, Base
+from stages.optimize.base_model import BLOCK_WEIGHT, FLOATS, MAX_16_BIT_SHARE, Base
 from stages.optimize.shards import Entry, blocks, layout, raw_blocks, read_headers, write_config, write_index
 from stages.optimize.verification import check_tensor
 from stages.parts.base.errors import QuantizationFailed
@@ -41,8 +41,6 @@ COMPARED: Final = 4 << 20
 """Weights that are compared at once: 16 MiB in float32."""
 HALF_STEP: Final = 0.5 + 1e-4
 """Largest distance of a weight from its int8 value, in steps, with what float32 arithmetic adds."""
-MAX_LEFT_SHARE: Final = 0.1
-"""Share of the decoder's weights that may stay in 16 bit."""
 RECIPE: Final = 1
 """Increased when the same base gives other files, so that older variants are made again."""
 
@@ -116,7 +114,7 @@ def obstacle(base: Base) -> str:
         if name.startswith(decoder) and len(tensor.shape) > 1 and tensor.dtype in FLOATS
     }
     in_16_bit = {name: count for name, count in matrices.items() if name not in quantized}
-    if sum(in_16_bit.values()) <= MAX_LEFT_SHARE * sum(matrices.values()):
+    if sum(in_16_bit.values()) <= MAX_16_BIT_SHARE * sum(matrices.values()):
         return ""
     largest = max(in_16_bit, key=in_16_bit.__getitem__)
     return (

@@ -27,10 +27,7 @@ class WeightsSummary:
 
 
 def verify(method: str, base: Base, directory: Path, parameters: Mapping[str, Any]) -> WeightsSummary:
-    """Check the weights in *directory* against the base's.
-
-    Args:
-        parameters: the quantizer's, with which they were made.
+    """Check the weights in *directory*, made with the quantizer's *parameters*, against the base's.
 
     Raises:
         QuantizationFailed: a tensor is missing, has the wrong type or shape, or holds NaN, infinity or other values.
@@ -52,7 +49,7 @@ def verify(method: str, base: Base, directory: Path, parameters: Mapping[str, An
 def check_finite(directory: Path) -> None:
     """Refuse, with ValueError, a floating-point tensor with NaN or infinity."""
     for path in sorted(directory.glob("*.safetensors")):
-        if not_finite := find_not_finite(path, iter(read_header(path).values())):
+        if not_finite := find_not_finite(path, read_header(path).values()):
             raise ValueError(f"{not_finite[0].name} holds NaN or infinity")
 
 

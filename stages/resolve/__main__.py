@@ -13,9 +13,7 @@ from stages.parts.model.name import ModelName
 def resolve(model: ModelName, revision: str) -> str:
     """Find the commit: 40 hexadecimal digits, with the prefix ``local-`` for a directory. A full commit stays as it is.
 
-    Raises:
-        ModelNotFound, RevisionNotFound, AccessDenied, HubUnavailable: see ``hub.describe``.
-        UnusableModel, DamagedModel: see ``local_commit``.
+    Raises the errors of ``hub.describe`` and ``local_commit``.
     """
     if model.directory:
         return local_commit(model.directory)

@@ -102,12 +102,9 @@ def gpu_ids() -> list[str]:
 
 
 def gpu_memory_used_bytes(visible: str | None = None) -> int | None:
-    """Sum the used memory of all GPUs that CUDA may use, in bytes; None without a GPU.
+    """Sum the used memory of all GPUs that CUDA may use, or of the *visible* ones, in bytes; None without a GPU.
 
     It is counted per GPU, because in a container the driver does not show which processes are ours.
-
-    Args:
-        visible: only of these, named as in ``CUDA_VISIBLE_DEVICES``.
     """
     used = [int(line) for line in query_gpus("memory.used", visible=visible) if line.isdigit()]
     return sum(used) * MIB if used else None

@@ -62,11 +62,7 @@ class Contained:
         return None if status is None else _shell_status(status)
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for the end; return the exit status as ``poll`` does.
-
-        Raises:
-            subprocess.TimeoutExpired: the command still runs.
-        """
+        """Wait for the end; return the exit status as ``poll`` does. Raises ``subprocess.TimeoutExpired``."""
         return _shell_status(self._process.wait(timeout_s))
 
     def terminate(self) -> None:

@@ -157,7 +157,7 @@ def check(directory: Path, weights: Collection[str]) -> Checkpoint:
     if list(weights) != [SINGLE]:
         _check_index(directory, headers)
     for name, tensors in headers.items():
-        if located := find_not_finite(directory / name, iter(tensors.values())):
+        if located := find_not_finite(directory / name, tensors.values()):
             tensor, element = located
             raise DamagedModel(
                 f"{name}: tensor {tensor.name} holds NaN or an infinite value (first at element {element})",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from scoring.capacity.families import BYTES
 from stages.parts.base.errors import ModelNotFound
 from stages.parts.base.store import ModelStore
 from stages.parts.model import hub
@@ -23,9 +24,6 @@ from stages.parts.model.directory import local_sizes
 from stages.parts.model.name import ModelName
 from stages.parts.model.safetensors import read_header
 from stages.parts.records.acquired import ACQUIRED, Acquired
-
-BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
-"""Bytes of a parameter by the type that config.json names."""
 
 
 @dataclass(frozen=True)

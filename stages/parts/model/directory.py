@@ -38,11 +38,8 @@ def commit_name(digest: str) -> str:
 
 
 def local_sizes(directory: Path) -> dict[str, int]:
-    """List the sizes in bytes of the files in a directory and one level below. Follows symbolic links.
-
-    Raises:
-        DamagedModel: a symbolic link is broken.
-    """
+    """List the sizes in bytes of the files in a directory and one level below. Follows symbolic links, and refuses
+    broken ones with DamagedModel."""
     sizes = {}
     for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
         if path.is_symlink() and not path.exists():

@@ -156,10 +156,9 @@ def dataset_file(file: DatasetFile) -> Path:
 
 
 def count_parameters(model: str, commit: str, path: str) -> int:
-    """How many parameters a safetensors file holds, from its header: two requests for a range of bytes.
+    """Count the parameters in a safetensors file from its header: two requests for a range of bytes.
 
-    Raises:
-        DamagedModel: it is not a safetensors file. The other errors are those of ``describe``.
+    Raises the errors of ``describe``, and DamagedModel if it is not a safetensors file.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import SafetensorsParsingError

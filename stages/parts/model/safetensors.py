@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -77,7 +77,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
     return {tensor.name: tensor for tensor in tensors}
 
 
-def find_not_finite(path: Path, tensors: Iterator[Tensor]) -> tuple[Tensor, int] | None:
+def find_not_finite(path: Path, tensors: Iterable[Tensor]) -> tuple[Tensor, int] | None:
     """Find the first tensor with NaN or an infinite value, and the index of that value; None if all values are finite.
 
     Reads each byte once, in blocks. Skips types other than F16, BF16, F32 and F64.

@@ -8,7 +8,7 @@ from typing import Final
 
 from scoring.capacity.accelerator import Accelerator, Tflops
 from scoring.capacity.architecture import Architecture, NotSizeable
-from scoring.capacity.families import read_architecture
+from scoring.capacity.families import BYTES, read_architecture
 from scoring.capacity.kv_cache import cache_layout
 from scoring.capacity.layout import Demand, choose_layout, contradictions, left_out, rounded_context
 from scoring.capacity.storage import HALF
@@ -25,10 +25,8 @@ from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.description import Description
 from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, serves_on_gpu
 from stages.parts.vllm.host import CLIENT_BYTES, SERVER_BYTES, gpu_memory_bytes, shared_bytes, startup_s
-from stages.parts.vllm.kv_cache_rules import cpu_cache_rules
-from stages.parts.vllm.sizing import SizedModel, memory_settings, why_not_planned
+from stages.parts.vllm.sizing import SizedModel, cpu_cache_rules, memory_settings, why_not_planned
 
-FLOAT32_BYTES: Final = 4
 WEIGHTS_SHARE: Final = 0.85
 """The most of the memory that weights should take where nothing else can be calculated."""
 
@@ -120,11 +118,7 @@ def decide(described: Description, required: Requirements, place: Place) -> Deci
 
 
 def refuse_contradictions(described: Description, required: Requirements) -> None:
-    """Refuse what no hardware could serve.
-
-    Raises:
-        ConfigError: settings contradict each other or the model; every contradiction is named.
-    """
+    """Refuse, with a ConfigError that names all of them, settings that contradict each other or the model."""
     try:
         model = read_architecture(described.config)
     except NotSizeable:
@@ -167,8 +161,7 @@ def _on_cpu(model: SizedModel, required: Requirements, place: Place, source: str
     architecture, serving = model.architecture, required.serving
     demand = required.demand(architecture)
     size = demand.tensor_parallel_size or 1
-    in_float32 = (place.dtype if serving.dtype == "auto" else serving.dtype) == "float32"
-    value_bytes = FLOAT32_BYTES if in_float32 else HALF
+    value_bytes = BYTES[place.dtype if serving.dtype == "auto" else serving.dtype]
     rules = replace(cpu_cache_rules(architecture), tensor_parallel_size=size, value_bytes=value_bytes)
     cache, cache_bytes = cache_layout(architecture, rules), (serving.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
     longest = cache.longest(cache_bytes)

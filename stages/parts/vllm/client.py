@@ -26,18 +26,10 @@ SOCKET_EXTENSION: Final = "slipway.socket"
 NO_CONNECTION_KEPT: Final = httpx.Limits(max_keepalive_connections=0)
 
 
-def http(certificate: str | None = None) -> httpx.Client:
-    """Make the client for our own servers: no proxy, and a new connection for each request, since a server that was
-    restarted does not know an old connection. It knows ``unix:`` URLs, too.
-
-    Args:
-        certificate: see ``trusting``.
-    """
-    return _client(certificate)
-
-
 @functools.cache
-def _client(certificate: str | None) -> httpx.Client:
+def http(certificate: str | None = None) -> httpx.Client:
+    """Make the client for our own servers, ``trusting`` the *certificate*: no proxy, and a new connection for each
+    request, since a server that was restarted does not know an old connection. It knows ``unix:`` URLs, too."""
     return httpx.Client(
         trust_env=False, limits=NO_CONNECTION_KEPT, mounts={"unix://": _UnixSockets()}, verify=trusting(certificate)
     )
@@ -79,11 +71,7 @@ def credentials(api_key: str) -> dict[str, str]:
 
 
 def healthy(url: str, certificate: str | None = None) -> bool:
-    """Whether ``/health`` answers 200: the API answers and its engine is alive.
-
-    Args:
-        certificate: see ``trusting``.
-    """
+    """Whether ``/health`` answers 200: the API answers and its engine is alive."""
     try:
         return http(certificate).get(f"{url}/health", timeout=HEALTH_TIMEOUT_S).is_success
     except httpx.HTTPError:
@@ -93,16 +81,13 @@ def healthy(url: str, certificate: str | None = None) -> bool:
 def answer(url: str, name: str, api_key: str = "", *, timeout_s: float = 60.0, certificate: str | None = None) -> str:
     """One token of a real completion, which only a complete, loaded model gives.
 
-    Args:
-        certificate: see ``trusting``.
-
     Raises:
         ServerFailed: there was no answer, or no valid one.
     """
     body = {"model": name, "prompt": "Hello", "max_tokens": 1, "temperature": 0, "ignore_eos": True}
     try:
-        request: dict[str, Any] = {"json": body, "headers": credentials(api_key), "timeout": timeout_s}
-        reply = http(certificate).post(f"{url}/v1/completions", **request)
+        headers = credentials(api_key)
+        reply = http(certificate).post(f"{url}/v1/completions", json=body, headers=headers, timeout=timeout_s)
         if not reply.is_success:
             raise ServerFailed(f"{url} refused a completion: {_refusal(reply)}")
         completion: dict[str, Any] = reply.json()

@@ -23,11 +23,8 @@ Distribution = Mapping[str, Mapping[str, float]]
 def complete(
     url: str, model: str, api_key: str, prompts: Sequence[str] | Sequence[Sequence[int]], **options: Any
 ) -> list[dict[str, Any]]:
-    """Ask for the answer to each prompt (text or token ids), greedy, in the prompts' order.
-
-    Args:
-        url: base URL, without ``/v1``.
-        options: of the completions API.
+    """Ask the server at *url* (without ``/v1``) for the answer to each prompt (text or token ids), greedy, in the
+    prompts' order. *options* are those of the completions API.
 
     Raises:
         ServerFailed: it refuses, or its reply is not a valid answer.

@@ -107,7 +107,10 @@ def _check_weights(directory: Path, settings: Serving) -> None:
     share = min(memory) * settings.gpu_memory_utilization
     if weights <= share * settings.tensor_parallel_size:
         return
-    heads = _attention_heads(directory)
+    heads = 0  # must divide evenly among the GPUs; 0 if the configuration lacks their number
+    with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        heads = int(config.get("text_config", config).get("num_attention_heads", 0))
     enough = next((n for n in powers_of_two(len(memory)) if weights <= share * n and not heads % n), None)
     raise ConfigError(
         f"the weights need {weights / GIB:.1f} GiB, and serving.gpu_memory_utilization leaves a server "
@@ -120,11 +123,3 @@ def _hint(enough: int | None, gpus: int) -> str:
     if enough:
         return f"set serving.tensor_parallel_size={enough}"
     return f"the {gpus} GPU(s) here are too few for it; see also optimize.variants"
-
-
-def _attention_heads(directory: Path) -> int:
-    """Read the number of attention heads, which must divide evenly among the GPUs; 0 if the configuration lacks it."""
-    with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
-        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-        return int(config.get("text_config", config).get("num_attention_heads", 0))
-    return 0

@@ -40,10 +40,6 @@ def shared_bytes(gpus: int) -> int:
 
 
 def startup_s(weights_bytes: int, measured_s: float = 0.0) -> int:
-    """Estimate the time in seconds that a server may take from its start to its first answer.
-
-    Args:
-        weights_bytes: bytes to read.
-        measured_s: how long it took where it was measured; 0 if it was not.
-    """
+    """Estimate the time in seconds that a server may take from its start to its first answer; *measured_s* is what it
+    took elsewhere, 0 if that is not known."""
     return math.ceil(max(LEAST_S, START_S + weights_bytes / LOAD_BYTES_PER_S, SLOWER * measured_s))

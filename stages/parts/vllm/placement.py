@@ -14,17 +14,11 @@ from stages.parts.vllm.arguments import BINDING, serves_on_gpu
 def gpu_groups(serving: Serving) -> list[str]:
     """List groups of ``tensor_parallel_size`` GPUs of one kind, as ``CUDA_VISIBLE_DEVICES``: a single empty one if
     servers use what there is: without GPUs, with too few, or with GPUs that differ."""
-    if not serves_on_gpu():
-        return [""]
-    return groups(gpu_ids(), gpus(), serving.tensor_parallel_size)
+    return groups(gpu_ids(), gpus(), serving.tensor_parallel_size) if serves_on_gpu() else [""]
 
 
 def groups(ids: Sequence[str], kinds: Sequence[str], size: int) -> list[str]:
-    """See ``gpu_groups``.
-
-    Args:
-        kinds: the GPUs' names and memory, in the order of *ids*.
-    """
+    """See ``gpu_groups``; *kinds* are the GPUs' names and memory, in the order of *ids*."""
     if len(set(kinds)) > 1 or len(ids) != len(kinds) or len(ids) < 2 * size:
         return [""]
     return [",".join(ids[start : start + size]) for start in range(0, len(ids) - size + 1, size)]

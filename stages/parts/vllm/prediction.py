@@ -22,8 +22,7 @@ from stages.parts.model.description import describe_directory
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.arguments import GPU_ARGUMENT
-from stages.parts.vllm.kv_cache_rules import cpu_cache_rules
-from stages.parts.vllm.sizing import SizedModel
+from stages.parts.vllm.sizing import SizedModel, cpu_cache_rules
 
 
 @dataclass(frozen=True)
@@ -50,11 +49,7 @@ def sized(store: ModelStore) -> SizedModel | None:
 def predict(
     base: SizedModel, evaluation: Evaluation, variant: Variant, accelerators: Mapping[str, Accelerator]
 ) -> Prediction | None:
-    """Predict an evaluation; None for a method whose sizes are not known.
-
-    Raises:
-        NotSizeable: the KV cache of the model can't be calculated.
-    """
+    """Predict an evaluation; None for a method whose sizes are not known, NotSizeable for such a KV cache."""
     if variant.method not in FORMATS:
         return None
     model, weights = base.architecture, base.stored_bytes(variant.method, variant.group_size)
@@ -78,10 +73,12 @@ def predict(
     storage = storage_of(variant.method, variant.group_size)
     fitted = fit(model, base.parameters, storage, accelerators[accelerator], parallelism, settings)
     roofline = Roofline(model, base.parameters, storage, accelerators[accelerator], parallelism)
+    load = evaluation.load
+    requests = Requests(max(1, load.prompt_tokens // load.requests), max(1, load.output_tokens // load.requests))
     return Prediction(
         weights_bytes=weights,
         kv_cache_tokens=fitted.cache.tokens(fitted.cache_bytes, settings.context) if fitted.cache else None,
-        speed=roofline.speed(evaluation.load.concurrency, _mean_request(evaluation)),
+        speed=roofline.speed(load.concurrency, requests),
         accelerator=accelerator,
     )
 
@@ -120,11 +117,6 @@ def _predicted(root: Path, accelerators: Mapping[str, Accelerator]) -> Iterator[
                 base = base or sized(store)
                 if base and (prediction := predict(base, evaluation, variant, accelerators)):
                     yield evaluation, prediction
-
-
-def _mean_request(evaluation: Evaluation) -> Requests:
-    load = evaluation.load
-    return Requests(max(1, load.prompt_tokens // load.requests), max(1, load.output_tokens // load.requests))
 
 
 def _value(arguments: Sequence[str], name: str, default: float) -> float:

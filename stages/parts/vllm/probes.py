@@ -43,15 +43,7 @@ class ProbeCheck:
 
 
 def record_probes(url: str, model: str, api_key: str = "") -> tuple[Probe, ...]:
-    """Ask for the model's greedy answers to ``PROMPTS``.
-
-    Args:
-        url: base URL, without ``/v1``.
-
-    Raises:
-        ServerFailed: it refuses, or its reply is not a valid answer.
-        TransientError: it does not answer at the moment.
-    """
+    """Ask for the model's greedy answers to ``PROMPTS``. Raises: ServerFailed, TransientError: as ``complete``."""
     return _answers(url, model, api_key, PROMPTS, ANSWER_TOKENS)
 
 
@@ -60,8 +52,7 @@ def check_probes(url: str, model: str, api_key: str, recorded: Sequence[Probe]) 
 
     Raises:
         MeasurementFailed: there are no recorded answers to compare with.
-        ServerFailed: it refuses, or its reply is not a valid answer.
-        TransientError: it does not answer at the moment.
+        ServerFailed, TransientError: as ``complete``.
     """
     if not recorded:
         raise MeasurementFailed("no answers were recorded to compare with", hint="evaluate the variant again")
@@ -70,8 +61,7 @@ def check_probes(url: str, model: str, api_key: str, recorded: Sequence[Probe]) 
     texts = [(*probe.prompt_ids, *probe.token_ids) for probe in (*recorded, *answers)]
     read = complete(url, model, api_key, texts, max_tokens=1, prompt_logprobs=1)
     try:
-        compared_each = map(_compared, recorded, answers, read[: len(recorded)], read[len(recorded) :])
-        return ProbeCheck(tuple(compared_each))
+        return ProbeCheck(tuple(map(_compared, recorded, answers, read[: len(recorded)], read[len(recorded) :])))
     except (LookupError, TypeError, ValueError) as error:
         raise no_answer(url, error) from error
 

@@ -39,11 +39,7 @@ GENERATED_TOKENS: Final = "vllm:generation_tokens_total"
 
 
 def read_counters(text: str, instance: str) -> Counters:
-    """Read the counters in one server's answer to ``GET /metrics``.
-
-    Raises:
-        TransientError: a value is not a finite number.
-    """
+    """Read the counters in one server's answer to ``GET /metrics``."""
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return sum_counters(samples, instance)
 
@@ -52,7 +48,7 @@ def read_tokens(text: str) -> tuple[int, int]:
     """Read the tokens of prompts and of answers that the server has computed since its start.
 
     Raises:
-        ValueError: the text has a value that is not a finite number.
+        ValueError: a value is not a finite number.
     """
     lines = "\n".join(line for line in text.splitlines() if line.startswith((PROMPT_TOKENS, GENERATED_TOKENS)))
     samples = [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
@@ -63,7 +59,7 @@ def read_tokens(text: str) -> tuple[int, int]:
 
 
 def sum_counters(samples: Sequence[Sample], instance: str) -> Counters:
-    """Sum the counters over the samples of any number of servers."""
+    """Sum the counters over the samples of any number of servers; TransientError if one is not a finite number."""
     ttft, tpot = _histogram(samples, TTFT), _histogram(samples, TPOT)
     try:
         return Counters(

@@ -35,16 +35,7 @@ from stages.parts.vllm.arguments import (
     environment,
     serves_on_gpu,
 )
-from stages.parts.vllm.client import (
-    HEALTH_TIMEOUT_S,
-    LOOPBACK,
-    SOCKET,
-    answer,
-    credentials,
-    healthy,
-    http,
-    reachable,
-)
+from stages.parts.vllm.client import HEALTH_TIMEOUT_S, LOOPBACK, SOCKET, answer, credentials, healthy, http, reachable
 from stages.parts.vllm.gpu_room import check_room
 from stages.parts.vllm.server_log import CRASH, CRASHES, ServerLog, error_in, last_line, signal_in
 from stages.parts.vllm.watch import EngineWatch
@@ -138,7 +129,10 @@ class Server:
         cause = error_in(text)
         if cause and not CRASH.match(cause):
             return ServerFailed(f"vLLM ended: {cause}", hint=hint)
-        number, lost = signal_in(text) or self._signal(), self.watch.lost
+        lost, status = self.watch.lost, (self.process.poll() or 0) - SIGNALLED
+        number = signal_in(text) or (lost.signal if lost else None)
+        if number is None and status in set(signal.Signals):  # the exit status shows what ended the API process
+            number = signal.Signals(status)
         if number is None and lost is None and FAILED_CHILD not in text:
             return ServerFailed(f"vLLM ended: {last_line(text)}", hint=hint)
         process = "API server" if lost is None or lost.name == API else lost.name
@@ -149,19 +143,8 @@ class Server:
             return ServerFailed(message, hint=hint)
         return ServerKilled(message, hint=f"the machine may have run out of memory; {hint}")
 
-    def _signal(self) -> signal.Signals | None:
-        """Return the signal that ended one of its processes, as far as an exit status shows it."""
-        if self.watch.lost and self.watch.lost.signal:
-            return self.watch.lost.signal
-        status = self.process.poll() or 0
-        return signal.Signals(status - SIGNALLED) if status - SIGNALLED in set(signal.Signals) else None
-
     def max_model_len(self) -> int:
-        """Tokens of prompt and answer together, as the server itself reports.
-
-        Raises:
-            ServerFailed: it does not report it.
-        """
+        """Tokens of prompt and answer together, as the server itself reports, or else ServerFailed."""
         try:
             reply = http().get(f"{self.url}/v1/models", headers=credentials(self.api_key), timeout=HEALTH_TIMEOUT_S)
             return int(reply.raise_for_status().json()["data"][0]["max_model_len"])

@@ -139,9 +139,9 @@ def facts(text: str) -> Facts:
         kernel=", ".join(kernels) or None,
         fallbacks=fallbacks(text),
         cores=tuple(
-            int(each)
-            for part in re.findall(r"local_rank=\d+, core ids=\[([\d, ]+)\]", text)
-            for each in part.split(",")
+            int(core)
+            for cores in re.findall(r"local_rank=\d+, core ids=\[([\d, ]+)\]", text)
+            for core in cores.split(",")
         ),
         kv_cache_tokens=int(_required("KV cache size", r"KV cache size: ([\d,]+) tokens", text).replace(",", "")),
     )

@@ -9,16 +9,24 @@ from typing import Any, Final, Self
 
 from scoring.capacity.architecture import Architecture
 from scoring.capacity.families import read_architecture
+from scoring.capacity.kv_cache import CacheRules
 from scoring.capacity.memory import MemorySettings
 from scoring.capacity.weights import Parameters, count_parameters, stored_bytes
 from scoring.units import MIB
 from stages.parts.base.formats import storage_of
 from stages.parts.base.serving_settings import AskedServing
+from stages.parts.machine.processor import processor
 
 PLACING: Final = re.compile(r"--(cpu-offload|(pipeline|tensor)-parallel|quantization|load-format)[\w-]*|-[tp]p\b|-q\b")
 """Extra arguments that place weights in another way than is calculated."""
 CACHING: Final = re.compile(r"--(data-parallel|max-model-len|hf-overrides|kv-cache|block-size|speculative)[\w-]*|-dp\b")
 """Extra arguments that use the rest of the memory in another way."""
+CPU_BLOCK_TOKENS: Final = 128
+"""``CpuPlatform.check_and_update_config``."""
+CPU_LATENT_BLOCK_TOKENS: Final = 16
+"""The CPU kernel for MLA has no other; the one with AMX has ``CPU_BLOCK_TOKENS``."""
+CPU_BATCHED_TOKENS: Final = 2048
+"""``EngineArgs.get_batch_defaults`` for a server on a CPU, per process. It computes one batch at a time."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +38,7 @@ class SizedModel:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], stored: int | None = None) -> Self:
-        """Read a config.json. *stored* is the count of parameters in the checkpoint, if it is known.
-
-        Raises:
-            NotSizeable: the family is not known, or the checkpoint lacks parameters that config.json describes.
-        """
+        """Read a config.json, or raise NotSizeable. *stored* is the checkpoint's count of parameters, if known."""
         architecture = read_architecture(config)
         return cls(architecture, count_parameters(architecture, stored))
 
@@ -50,6 +54,16 @@ def memory_settings(serving: AskedServing, context: int = 0) -> MemorySettings:
         enforce_eager=serving.enforce_eager,
         kv_cache_bytes=serving.kv_cache_mib * MIB if serving.kv_cache_mib else None,
     )
+
+
+def cpu_cache_rules(model: Architecture) -> CacheRules:
+    """Say how vLLM's CPU build divides the KV cache of a model on this machine."""
+    here = processor()
+    block_tokens = CPU_LATENT_BLOCK_TOKENS if model.latent and not (here and here.amx) else CPU_BLOCK_TOKENS
+    # Its fast kernels for linear attention keep the state in 32 bits, unless the model asks for 16.
+    linear = any(layer.state_space and layer.state_space.form == "gated delta net" for layer in model.layers)
+    fast = here and here.bf16 and not (model.recurrent_bytes == 2 and linear)
+    return CacheRules(block_tokens, CPU_BATCHED_TOKENS, recurrent_bytes=4 if fast else None)
 
 
 def why_not_planned(serving: AskedServing, *, on_gpu: bool) -> str:

@@ -14,8 +14,8 @@ from scoring.capacity.kv_cache import cache_layout
 from stages.parts.base.errors import ServerFailed
 from stages.parts.base.serving_settings import Serving
 from stages.parts.vllm.arguments import BINDING, ONE_THREAD, core_binding
-from stages.parts.vllm.kv_cache_rules import cpu_cache_rules
 from stages.parts.vllm.server import ServerSpec, running
+from stages.parts.vllm.sizing import cpu_cache_rules
 from tests.stages.optimize.tiny import publish
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
