@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from scoring.profile import Profile
 from stages.evaluate.conditions import Conditions, conditions_of, read_variant
 from stages.evaluate.gates import reference_of
-from stages.evaluate.results import UNCOMPARED, Result, bring_back, complete, existing, refused
+from stages.evaluate.results import UNCOMPARED, Found, Result, bring_back, complete, existing, refused
 from stages.parts.base import program
 from stages.parts.base.errors import (
     ConfigError,
@@ -35,9 +35,6 @@ from stages.parts.machine.hardware import check_gpus
 from stages.parts.model.name import ModelName
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.refused import Refused
-
-Found = tuple[Result | SlipwayError, bool]
-"""What became of a variant, and whether anything of it was measured now."""
 
 
 def main() -> None:
@@ -61,10 +58,7 @@ def main() -> None:
 def evaluate(
     store: ModelStore, names: Sequence[str], workload: Workload, serving: Serving, profile: Profile
 ) -> dict[str, dict[str, float]]:
-    """Evaluate the variants, and record the outcome of each as if it had been evaluated alone.
-
-    Returns:
-        The summary of each evaluated variant.
+    """Evaluate the variants, record the outcome of each as if it had been evaluated alone, and return the summaries.
 
     Raises:
         SlipwayError: the reference failed, or every variant did, or one did in a way that another attempt may pass.
@@ -126,9 +120,6 @@ def ensure(
 ) -> dict[str, Found]:
     """Bring the store to hold the result of each variant under these conditions, measuring only what it lacks.
 
-    Returns:
-        By variant, its result, and whether anything of it was measured now.
-
     Raises:
         ConfigError: the workload cannot be measured.
     """
@@ -165,7 +156,7 @@ def _reusable(
     budget is spent, otherwise of those alone that were refused."""
     keys = {name: condition.key for name, condition in conditions.items()}
     refusals = {name: refusal for name, key in keys.items() if (refusal := refused(store, name, key, profile))}
-    evaluations: dict[str, Result] = {
+    evaluations = {
         name: evaluation
         for name, key in keys.items()
         if name not in refusals and (evaluation := existing(store, name, key))

@@ -160,15 +160,8 @@ def command(target: LoadTarget, call: Call, work: Path) -> list[str]:
 
 
 def timed_requests(result: dict[str, Any], answer_tokens: Sequence[int]) -> list[TimedRequest]:
-    """Read the generator's result as samples that are not labelled yet.
-
-    Args:
-        answer_tokens: the lengths of the answers.
-
-    Raises:
-        MeasurementFailed: a request failed (the others alone would make the server look better than it is); a figure
-            is missing or not finite; or an answer does not have the requested length.
-    """
+    """Read the generator's result. All is refused if a request failed, since the others alone would make the server
+    look better than it is, or if an answer does not have its length in *answer_tokens*."""
     check_complete(result, len(answer_tokens))
     try:
         requests = list(_timed(result))

@@ -23,23 +23,19 @@ from stages.parts.samples.lines import LoadSamples
 
 
 class Block:
-    """The block with this *number*, from 0. ``measure`` is called once.
-
-    Args:
-        further: how many items it asks in all, of the quality tasks of which it asks more.
-    """
+    """The block with this *number*, from 0, which asks so many items in all of the quality tasks in *further*.
+    ``measure`` is called once."""
 
     def __init__(self, subjects: Subjects, lanes: Sequence[Lane], number: int, further: Mapping[str, int]) -> None:
         self._subjects, self._lanes, self._number, self._further = subjects, lanes, number, further
         self._session = subjects.session
 
     def measure(self, order: Sequence[Subject]) -> bool:
-        """Measure the block. A variant whose server was lost for a reason that may pass is tried once more.
-
-        Returns:
-            Whether all servers stood at the same time, although there are fewer lanes.
-        """
-        beside = self._fit(order)
+        """Measure the block, and return whether all servers stood at the same time, although there are fewer lanes. A
+        variant whose server was lost for a reason that may pass is tried once more."""
+        variants = [subject.conditions.variant for subject in order]
+        # On a GPU they do not fit at the same time: vLLM counts on the memory it finds free.
+        beside = not order[0].conditions.hardware.gpus and not no_room(variants, self._session.serving)
         speeds: list[Speed] = []
         for group in _parts(order, len(order) if beside else len(self._lanes)):
             speeds += self._wave(group)
@@ -57,17 +53,9 @@ class Block:
                     subject.data.speeds.append((speeds[0], speed_after))
         return beside
 
-    def _fit(self, order: Sequence[Subject]) -> bool:
-        """Whether their servers fit at the same time. On a GPU they do not: vLLM counts on the memory it finds free."""
-        variants = [subject.conditions.variant for subject in order]
-        return not order[0].conditions.hardware.gpus and not no_room(variants, self._session.serving)
-
     def _wave(self, group: Sequence[Subject]) -> list[Speed]:
-        """Start the servers, which stand side by side, ask what was not asked before, and load those that pass.
-
-        Returns:
-            The speed of the machine before the load, if there was any.
-        """
+        """Start the servers, which stand side by side, ask what was not asked before, and load those that pass. Return
+        the speed of the machine before the load, if there was any."""
         with contextlib.ExitStack() as standing:
             for subject in group:
                 standing.callback(subject.stop)
@@ -104,31 +92,30 @@ class Block:
     def _ask(self, new: Sequence[Subject]) -> None:
         """Ask for the gates: what takes seconds and a slice of the quality items first, then the rest of the items."""
 
-        def check(subject: Subject, _: int) -> None:
-            with subject.turn():
-                subject.check()
-                subject.ask()
+        def check(subject: Subject) -> None:
+            subject.check()
+            subject.ask()
 
-        def ask_rest(subject: Subject, _: int) -> None:
-            with subject.turn():
-                subject.ask()
-
-        self._subjects.together(new, check)
+        self._in_a_turn(new, check)
         self._subjects.refuse(new)
-        self._subjects.together([subject for subject in new if subject.going and not subject.asked], ask_rest)
+        self._in_a_turn([subject for subject in new if not subject.asked], Subject.ask)
         self._subjects.refuse(new)
 
     def _ask_further(self, group: Sequence[Subject]) -> None:
         """Ask more items, if the last look wanted some."""
-
-        def ask(subject: Subject, _: int) -> None:
-            with subject.turn():
-                subject.ask_further(self._further)
-
         if self._further:
             for part in _parts(group, len(self._lanes)):
-                self._subjects.together([subject for subject in part if subject.going], ask)
+                self._in_a_turn(part, lambda subject: subject.ask_further(self._further))
             self._subjects.refuse(group)
+
+    def _in_a_turn(self, group: Sequence[Subject], act: Callable[[Subject], None]) -> None:
+        """Call *act* with those of the group that go on, together."""
+
+        def turn(subject: Subject, _: int) -> None:
+            with subject.turn():
+                act(subject)
+
+        self._subjects.together([subject for subject in group if subject.going], turn)
 
     def _load(self, group: Sequence[Subject]) -> None:
         """Find how much each can serve, which at first fixes the pace of all, and measure them at it."""

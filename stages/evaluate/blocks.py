@@ -17,7 +17,7 @@ from scoring.schedule import AskedTask, ScheduleState, TimeBudget, further_items
 from stages.evaluate.block import Block
 from stages.evaluate.gates import reference_of
 from stages.evaluate.lanes import Lane, lanes
-from stages.evaluate.results import choice_digest, keep
+from stages.evaluate.results import MINUTE, choice_digest, keep
 from stages.evaluate.session import Session
 from stages.evaluate.smaller import measure_smaller
 from stages.evaluate.subject import Subject
@@ -27,7 +27,6 @@ from stages.parts.records.evaluation import Evaluation, Schedule
 from stages.parts.samples.evidence import Measured, evidence_of, gates_of, losses_of, qualities
 from stages.parts.vllm.gpu_room import fewest_gpus
 
-MINUTE: Final = 60
 QUESTION_S: Final = 0.05
 """Seconds for an item, where they were not measured by this process."""
 Ended = Literal["settled", "budget", ""]
@@ -56,8 +55,12 @@ class Blocks:
 
     def run(self) -> None:
         """Measure until the choice is settled or the budget is spent."""
-        if self._progress.times and not self._goes_on():
-            return
+        if self._progress.times:
+            # What was measured before is judged by this run's profile and budget.
+            for subject in self._subjects:
+                subject.refused = "" if subject is self._subjects.reference else self._subjects.refusal(subject)
+            if not self._look(again=True):
+                return
         with contextlib.ExitStack() as standing:
             self._lanes = lanes(standing, self._session.serving, len(self._subjects.by_name), self._session.logs)
             for subject in self._subjects:
@@ -87,18 +90,9 @@ class Blocks:
             start_together=self._beside,
         )
 
-    def _goes_on(self) -> bool:
-        """Look at what was measured before, by this run's profile and budget."""
-        for subject in self._subjects:
-            subject.refused = "" if subject is self._subjects.reference else self._subjects.refusal(subject)
-        return self._look(again=True)
-
     def _look(self, *, again: bool = False) -> bool:
-        """Judge, keep what was measured, and say whether another block is to be measured.
-
-        Args:
-            again: nothing was measured since the last look.
-        """
+        """Judge, keep what was measured, and say whether another block is to be measured. *again*: nothing was measured
+        since the last look."""
         loaded = {subject.name: subject for subject in self._subjects if subject.going and subject.data.rounds}
         measured = {name: subject.measured() for name, subject in loaded.items()}
         profile = self._session.profile

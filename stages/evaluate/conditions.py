@@ -80,11 +80,7 @@ def conditions_of(variant: Variant, workload: Workload, serving: Serving) -> Con
 
 
 def read_variant(store: ModelStore, name: str) -> Variant:
-    """Read the variant's manifest, and check its files by their sizes.
-
-    Raises:
-        DamagedModel: it is missing, or a file is.
-    """
+    """Read the variant's manifest, and check its files by their sizes; DamagedModel if it or one of them is missing."""
     directory = store.optimized(name)
     variant = Variant.read(directory / VARIANT)
     if variant is None:
@@ -95,12 +91,7 @@ def read_variant(store: ModelStore, name: str) -> Variant:
 
 
 def tasks_digest(tasks_path: str | None) -> str | None:
-    """Compute the digest of the content of every file under *tasks_path*, wherever the folder is mounted; None without
-    one.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
+    """Compute the digest of the content of every file under *tasks_path*, wherever the folder is mounted."""
     if tasks_path is None:
         return None
     root = Path(tasks_path)
@@ -113,11 +104,6 @@ def tasks_digest(tasks_path: str | None) -> str | None:
 
 
 def trace_digest(trace: str | None) -> str | None:
-    """Compute the sha256 of the trace; None without one.
-
-    Raises:
-        ConfigError: there is no such file.
-    """
     if trace is None:
         return None
     if not Path(trace).is_file():

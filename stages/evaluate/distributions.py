@@ -34,11 +34,7 @@ CONTINUE: Final = "Continue this text:\n\n"
 
 
 def held_out_digest(workload: Workload) -> str | None:
-    """Compute the sha256 of the text; None if the workload compares no distributions.
-
-    Raises:
-        UnknownName, ConfigError: the text does not exist.
-    """
+    """Compute the sha256 of the text, which must exist; None if the workload compares no distributions."""
     if not workload.divergence_documents:
         return None
     path = text_path(workload.divergence_text, KIND)
@@ -51,11 +47,8 @@ def held_out_digest(workload: Workload) -> str | None:
 def measure_distributions(
     url: str, model: str, api_key: str, workload: Workload, max_model_len: int, *, chats: bool = False
 ) -> list[HeldOutDocument]:
-    """Measure the distributions at each position of each document, and its continuation; none if the workload asks for
-    none.
-
-    Args:
-        chats: whether the continuations are asked for in chats.
+    """Measure the distributions at each position of each document, and its continuation, which is asked for in a chat
+    if the model *chats*; none if the workload asks for none.
 
     Raises:
         ConfigError: the text cannot be read, or has no document of two tokens.

@@ -22,11 +22,9 @@ def reference_of(profile: Profile) -> str:
 
 
 def refusal(variant: Measured, reference: Measured | None, profile: Profile, *, whole: bool) -> str:
-    """Name the gates that the variant fails; empty if it fails none, or if more items may show that it
-    passes.
+    """Name the gates that the variant fails; empty if it fails none, or if more items may show that it passes.
 
-    Args:
-        whole: whether all items were asked that every variant is asked. Until then the quality recovery does not count.
+    *whole*: all items were asked that every variant is asked. Until then the quality recovery does not count.
     """
     from stages.parts.samples.evidence import gates_of
 

@@ -18,20 +18,12 @@ from stages.parts.vllm.host import SERVER_BYTES
 
 def no_room(variants: Sequence[Variant], serving: Serving) -> str:
     """Why the servers cannot run side by side, in words; empty if they can."""
-    count = len(variants)
-    cache_bytes = (serving.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
-    needed_bytes = sum(variant.weights_bytes * _widening(variant, serving) for variant in variants) + count * (
-        cache_bytes + SERVER_BYTES
-    )
-    free = min(psutil.virtual_memory().available, hardware().memory_bytes)
-    return (
-        ""
-        if needed_bytes <= free
-        else f"they need about {needed_bytes / GIB:.0f} GiB, and {free / GIB:.0f} GiB are free"
-    )
-
-
-def _widening(variant: Variant, serving: Serving) -> int:
-    """How many times larger than its files the weights are in memory: vLLM holds 16-bit weights in the served dtype."""
     dtype = cpu_dtype(processor()) if serving.dtype == "auto" else serving.dtype
-    return 2 if dtype == "float32" and variant.bits == 16 else 1
+    needed_bytes = len(variants) * ((serving.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB + SERVER_BYTES)
+    for variant in variants:
+        # vLLM holds 16-bit weights in the served dtype.
+        needed_bytes += variant.weights_bytes * (2 if dtype == "float32" and variant.bits == 16 else 1)
+    free = min(psutil.virtual_memory().available, hardware().memory_bytes)
+    if needed_bytes <= free:
+        return ""
+    return f"they need about {needed_bytes / GIB:.0f} GiB, and {free / GIB:.0f} GiB are free"

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
 from stages.evaluate.bench import Call, Limits, LoadTarget, send
 from stages.evaluate.search import OTHER_STEPS, Search
@@ -87,11 +87,7 @@ class Known:
 
 
 def check_lengths(directory: Path, workload: Workload, serving: Serving, trace: Trace | None) -> None:
-    """Refuse a workload that does not fit the model, before anything is started.
-
-    Raises:
-        ConfigError: prompt and answer together are longer than the model or the server allows.
-    """
+    """Raise ConfigError if prompt and answer together are longer than the model or the server allows."""
     config = json.loads((directory / "config.json").read_text())
     model_tokens = config.get("text_config", config).get("max_position_embeddings")
     limits = [limit for limit in (serving.max_model_len, model_tokens) if isinstance(limit, int)]
@@ -100,17 +96,16 @@ def check_lengths(directory: Path, workload: Workload, serving: Serving, trace: 
 
 def check_fits(workload: Workload, trace: Trace | None, max_model_len: int) -> None:
     """Raise ConfigError if prompt and answer together may be longer."""
-    if trace:
-        return trace.check_fits(max_model_len)
     prompt, answer = workload.longest()
-    if prompt + answer > max_model_len:
+    if trace:
+        trace.check_fits(max_model_len)
+    elif prompt + answer > max_model_len:
         raise ConfigError(
             f"workload {workload.name!r} needs {prompt} + {answer} = {prompt + answer} tokens, "
             f"but the model is served with {max_model_len}",
             hint="lower prompt_tokens, output_tokens or their spread, or raise serving.max_model_len if the model "
             "allows it",
         )
-    return None
 
 
 def described(load: StartLoad) -> str:
@@ -217,14 +212,14 @@ def _try(target: LoadTarget, start: int, rate: float, slo: Slo, number: int) -> 
     limits = Limits(LARGEST * slo.ttft_ms, LARGEST * slo.tpot_ms, allowed, ramp, ramp + count)
     call = _call(target, start, number + 1, count + 2 * ramp, rate_per_s=rate, limits=limits)
     requests = send(target, call)
-    common = {"targets_ms": (slo.ttft_ms, slo.tpot_ms), "rate_per_s": rate}
-    label = {"restart": start, "phase": "trial", "number": start * RUNS + number}
+    facts: dict[str, Any] = {"targets_ms": (slo.ttft_ms, slo.tpot_ms), "rate_per_s": rate}
+    number += start * RUNS
     if requests is None:
-        run = LoadRun.model_validate({**label, **common, "concurrency": 0, "duration_s": count / rate, "held": False})
-        return LoadSamples(run, ())
-    trial = _labelled(requests, ramp, ramp + count, start, "trial", start * RUNS + number)
+        facts |= {"restart": start, "phase": "trial", "number": number}
+        return LoadSamples(LoadRun(**facts, concurrency=0, duration_s=count / rate, held=False), ())
+    trial = _labelled(requests, ramp, ramp + count, start, "trial", number, **facts)
     kept_targets = strain_of(trial.requests, slo.ttft_ms, slo.tpot_ms) <= 1
-    return LoadSamples(trial.run.model_copy(update={**common, "held": kept_targets}), trial.requests)
+    return LoadSamples(trial.run.model_copy(update={"held": kept_targets}), trial.requests)
 
 
 def _round(target: LoadTarget, start: int, pace: Pace) -> LoadSamples:
@@ -240,8 +235,8 @@ def _round(target: LoadTarget, start: int, pace: Pace) -> LoadSamples:
         rate_per_s=pace.rate_per_s,
         concurrency=workload.concurrency if pace.rate_per_s is None else None,
     )
-    sampled = _labelled(send(target, call) or [], ramp, ramp + size, start, "round", start)
-    return LoadSamples(sampled.run.model_copy(update={"rate_per_s": pace.rate_per_s}), sampled.requests)
+    requests = send(target, call) or []
+    return _labelled(requests, ramp, ramp + size, start, "round", start, rate_per_s=pace.rate_per_s)
 
 
 def _call(
@@ -268,16 +263,16 @@ def _call(
 
 
 def _labelled(
-    requests: Sequence[TimedRequest], first: int, end: int, start: int, phase: Phase, number: int
+    requests: Sequence[TimedRequest], first: int, end: int, start: int, phase: Phase, number: int, **facts: Any
 ) -> LoadSamples:
-    """Label the requests from *first* up to *end* as samples of one run."""
+    """Label the requests from *first* up to *end* as samples of one run, of which these further *facts* hold."""
     label = {"restart": start, "phase": phase, "number": number}
     changed = label if phase == "round" else label | {"itl_ms": ()}
     samples = tuple(request.model_copy(update=changed) for request in requests[first:end])
     duration_s = requests[end].start_s - samples[0].start_s
     in_flight = sum(request.e2el_ms for request in samples) / 1000 / duration_s
-    run = LoadRun.model_validate(label | {"concurrency": max(1, round(in_flight)), "duration_s": duration_s})
-    return LoadSamples(run, samples)
+    facts |= label | {"concurrency": max(1, round(in_flight)), "duration_s": duration_s}
+    return LoadSamples(LoadRun.model_validate(facts), samples)
 
 
 def _sent_per_s(samples: LoadSamples) -> float:

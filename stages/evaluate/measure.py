@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from scoring.profile import Profile
 from stages.evaluate.blocks import Blocks
 from stages.evaluate.conditions import Conditions
 from stages.evaluate.load import check_lengths
 from stages.evaluate.quality import check_tasks
-from stages.evaluate.results import UNCOMPARED, Result, existing, keep_refusal, restore
-from stages.evaluate.session import Session, logs_folder
+from stages.evaluate.results import UNCOMPARED, Found, Result, existing, keep_refusal, restore
+from stages.evaluate.session import Session
 from stages.evaluate.subject import Subject
 from stages.evaluate.trace import load_trace
 from stages.parts.base.errors import MeasurementFailed, SlipwayError
@@ -24,19 +26,11 @@ from stages.parts.base.workload import Workload
 from stages.parts.endpoint.endpoint import serving_here
 from stages.parts.machine.lock import alone
 
-if TYPE_CHECKING:
-    from scoring.profile import Profile
-
-Measured = dict[str, tuple[Result | SlipwayError, bool]]
-
 
 def measure(
     store: ModelStore, wanted: Mapping[str, Conditions], workload: Workload, serving: Serving, profile: Profile
-) -> Measured:
+) -> dict[str, Found]:
     """Measure the variants, continuing what the store holds of them under the same conditions.
-
-    Returns:
-        By variant what became of it, and whether anything of it was measured now.
 
     Raises:
         ConfigError: the workload cannot be measured; this is found before anything is started.
@@ -46,14 +40,17 @@ def measure(
     trace = load_trace(workload.trace, first, workload.seed) if workload.trace else None
     check_lengths(first, workload, serving, trace)
     with alone(f"evaluate {', '.join(wanted)} of {store.model}"):
-        logs = logs_folder(store)
+        run_id = os.environ.get(RUN_VARIABLE)
+        # Outside a run, a folder that stays after a failure.
+        logs = store.run(run_id) / "logs" if run_id else Path(tempfile.mkdtemp(prefix="slipway-evaluate-"))
+        logs.mkdir(parents=True, exist_ok=True)
         beside = tuple(endpoint.model for endpoint in serving_here(store.root))
         for model in beside:
             say(f"note: {model} is being served on this machine and shares it with this measurement")
         session = Session(store, workload, serving, profile, trace, include_defaults, beside, logs)
         subjects = [Subject(name, store.optimized(name), conditions, session) for name, conditions in wanted.items()]
         Blocks(session, subjects, restore(store, subjects)).run()
-    if not os.environ.get(RUN_VARIABLE) and not any(subject.failure for subject in subjects):
+    if not run_id and not any(subject.failure for subject in subjects):
         shutil.rmtree(logs)
     return {subject.name: (result(subject), subject.measured_now) for subject in subjects}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from types import TracebackType
 from typing import Final, Self
 
 import psutil
@@ -37,9 +36,7 @@ class PeakMemory:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
 

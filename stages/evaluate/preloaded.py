@@ -32,10 +32,7 @@ class Preloaded:
     """``python -m module``, whose ``main`` is ``answer_calls``. It ends with the block, and what it runs with it."""
 
     def __init__(self, module: str, log: Path, variables: Mapping[str, str] | None = None) -> None:
-        """
-        Args:
-            log: what it prints before the first call.
-        """
+        """Args: log: gets what it prints before the first call."""
         self._module, self._log, self._variables = module, log, VARIABLES | dict(variables or {})
         self._process: Contained | None = None
         self._asks: IO[str] | None = None

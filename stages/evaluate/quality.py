@@ -12,7 +12,7 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from scoring.student import Z_95
 from stages.evaluate.items import ACCURACIES, BITS_PER_BYTE, leaves, metric_of, scored, task_items
@@ -130,29 +130,22 @@ def run_tasks(
         if harness.call(server, request, log) != 0:
             raise _failed(log)
         report: dict[str, Any] = json.loads(result.read_text())
-    _say_what_is_left_out(report["left_out"], list(items))
+    for task, why in report["left_out"].items():
+        say(f"note: {task} is left out: {why}")
+    if len(report["left_out"]) == len(items):
+        raise ConfigError(
+            "no quality task of the workload can be asked of this model", hint="add one such as perplexity_prose"
+        )
     return report
 
 
 def first_parts(workload: Workload, start: int = 0, stop: int | None = None) -> dict[str, Part]:
     """Select the items that are asked of every variant, from *start* on and before *stop*."""
-    return {
-        task: (
-            start,
-            min(filter(None, (stop, workload.quality_limit or (FIRST if task in OWN else None))), default=None),
-        )
-        for task in workload.quality_tasks
-    }
-
-
-def _say_what_is_left_out(left_out: Mapping[str, str], tasks: Sequence[str]) -> None:
-    """Name the tasks that are left out; ConfigError if nothing else is left to ask."""
-    for task, why in left_out.items():
-        say(f"note: {task} is left out: {why}")
-    if len(left_out) == len(tasks):
-        raise ConfigError(
-            "no quality task of the workload can be asked of this model", hint="add one such as perplexity_prose"
-        )
+    parts: dict[str, Part] = {}
+    for task in workload.quality_tasks:
+        limits = (stop, workload.quality_limit or (FIRST if task in OWN else None))
+        parts[task] = start, min(filter(None, limits), default=None)
+    return parts
 
 
 def _failed(log: Path) -> SlipwayError:
@@ -168,11 +161,7 @@ def scores_of(report: Mapping[str, Any]) -> list[TaskScore]:
 
 
 def joined(first: Sequence[TaskScore], rest: Sequence[TaskScore], samples: Samples) -> tuple[TaskScore, ...]:
-    """Join the scores of tasks that were asked in two parts.
-
-    Args:
-        samples: with the items of both.
-    """
+    """Join the scores of tasks that were asked in two parts, of both of which *samples* has the items."""
     second = {score.task: score for score in rest}
     return tuple(_joined(score, second[score.task], samples) if score.task in second else score for score in first)
 
@@ -210,21 +199,18 @@ def _score(task: str, metrics: dict[str, float], report: Mapping[str, Any]) -> T
     if not math.isfinite(value):
         raise MeasurementFailed(f"{task}: {metric} is {value}", hint="the model returns values that are not numbers")
     name, _, filtered = metric.partition(",")
+    kind: Literal["accuracy", "perplexity"]
     items = sum(report["items"][leaf] for leaf in leaves(task, report["subtasks"]))
     if name == BITS_PER_BYTE:
-        documents = [
-            task_item for task_item in task_items(task, metric, report) if isinstance(task_item, PerplexityItem)
-        ]
+        documents = [item for item in task_items(task, metric, report) if isinstance(item, PerplexityItem)]
         low, high = bits_per_byte_interval(documents) if documents else (value, value)
-        return TaskScore(
-            task=task, kind="perplexity", value=value, low=low, high=high, score=2**-value, items=items, metrics=metrics
-        )
-    # A task of a single item has no standard error.
-    reach = Z_95 * metrics.get(f"{name}_stderr,{filtered}", 0.0)
-    low, high = max(0.0, value - reach), min(1.0, value + reach)
-    return TaskScore(
-        task=task, kind="accuracy", value=value, low=low, high=high, score=value, items=items, metrics=metrics
-    )
+        kind, score = "perplexity", 2**-value
+    else:
+        # A task of a single item has no standard error.
+        reach = Z_95 * metrics.get(f"{name}_stderr,{filtered}", 0.0)
+        low, high = max(0.0, value - reach), min(1.0, value + reach)
+        kind, score = "accuracy", value
+    return TaskScore(task=task, kind=kind, value=value, low=low, high=high, score=score, items=items, metrics=metrics)
 
 
 def _index(tasks_path: str | None, *, include_defaults: bool) -> Mapping[str, Any]:

@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stages.parts.base.errors import DamagedModel
+from stages.evaluate.drift import drift_of
+from stages.parts.base.errors import DamagedModel, SlipwayError
 from stages.parts.base.log import say
 from stages.parts.base.store import ModelStore, digest_of
 from stages.parts.base.workload import Workload
-from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation, Schedule
+from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation, Memory, Schedule
 from stages.parts.records.production import RULES
 from stages.parts.records.refused import REFUSED_SUFFIX, Refused
 from stages.parts.samples.lines import read_samples, write_samples
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 MINUTE: Final = 60
 UNCOMPARED: Final = "not measured, because the variant to compare with could not be"
 Result = Evaluation | Refused
+Found = tuple[Result | SlipwayError, bool]
+"""What became of a variant, and whether anything of it was measured now."""
 
 
 def existing(store: ModelStore, name: str, key: str) -> Evaluation | None:
@@ -57,27 +60,20 @@ def refused(store: ModelStore, name: str, key: str, profile: Profile) -> Refused
     return refusal if refusal and (refusal.key, refusal.limits) == (key, limits_digest(profile)) else None
 
 
-def complete(results: Mapping[str, Result], workload: Workload, profile: Profile) -> bool:
+def complete(evaluations: Mapping[str, Evaluation], workload: Workload, profile: Profile) -> bool:
     """Whether no more is to be measured: the choice between those that were measured together was settled by the same
     profile and rules, or the budget is spent."""
-    schedules = {result.schedule for result in results.values() if isinstance(result, Evaluation)}
-    if len(schedules) != 1 or not (schedule := schedules.pop()):
+    schedules = {evaluation.schedule for evaluation in evaluations.values()}
+    if len(schedules) != 1 or not (schedule := schedules.pop()) or not set(schedule.variants).issuperset(evaluations):
         return False
-    names = {name for name, result in results.items() if isinstance(result, Evaluation)}
-    if not names <= set(schedule.variants) or not schedule.ended:
-        return False
-    enough = schedule.budget_s >= MINUTE * workload.budget_minutes
-    if schedule.ended == "budget":
-        return enough
-    return schedule.profile == choice_digest(profile)
+    if schedule.ended == "settled":
+        return schedule.profile == choice_digest(profile)
+    return schedule.ended == "budget" and schedule.budget_s >= MINUTE * workload.budget_minutes
 
 
 def restore(store: ModelStore, subjects: Sequence[Subject]) -> Evaluation | None:
-    """Give the subjects what the store holds of them under the same conditions.
-
-    Returns:
-        An evaluation with the looks and the schedule of all of them; None if they were not measured together.
-    """
+    """Give the subjects what the store holds of them under the same conditions. Return an evaluation with the looks and
+    the schedule of all of them; None if they were not measured together."""
     evaluations = []
     for subject in subjects:
         if evaluation := existing(store, subject.name, subject.conditions.key):
@@ -96,16 +92,35 @@ def restore(store: ModelStore, subjects: Sequence[Subject]) -> Evaluation | None
 
 def keep(subject: Subject, looks: tuple[float, ...], schedule: Schedule) -> None:
     """Write the samples, and only then the evaluation computed from them."""
-    session, data = subject.session, subject.data
-    sha256 = write_samples(samples_path(session.store, subject.name), subject.conditions.key, data.samples())
-    data.evaluation(
-        subject.name,
-        subject.conditions,
-        session.workload,
-        samples_sha256=sha256,
-        beside=session.beside,
+    session, data, conditions = subject.session, subject.data, subject.conditions
+    variant = conditions.variant
+    Evaluation(
+        variant=subject.name,
+        variant_digest=variant.digest,
+        base_digest=variant.base_digest,
+        workload=conditions.workload,
+        hardware=conditions.hardware,
+        key=conditions.key,
+        samples_sha256=write_samples(samples_path(session.store, subject.name), conditions.key, data.samples()),
+        tool_versions=conditions.tool_versions,
+        quality=data.quality,
+        drift=drift_of(data.speeds),
+        probes=data.probes,
+        agreement=data.agreement,
+        not_asked=data.not_asked,
         looks=looks,
         schedule=schedule,
+        smaller=data.smaller,
+        memory=Memory(
+            weights_bytes=variant.weights_bytes,
+            peak_resident_bytes=data.resident_bytes,
+            peak_gpu_bytes=data.gpu_bytes or None,
+            kv_cache_tokens=data.kv_cache_tokens,
+        ),
+        stored=variant.stored,
+        beside=session.beside,
+        started_at=data.started_at or datetime.now(UTC),
+        **data.figures(session.workload),
     ).write(session.store.evaluation(subject.name))
 
 

@@ -56,12 +56,8 @@ class Search:
         return cls(start, round(_place(sent_per_s, start)), FIRST_STEPS)
 
     def following(self, trials: Sequence[Tried], close: int = 1) -> float | None:
-        """Choose the next rate to try in requests/s, which may be one that failed; None once the bracket is close and
-        its failure confirmed.
-
-        Args:
-            close: the distance at which the bracket is close enough.
-        """
+        """Choose the next rate to try in requests/s, which may be one that failed; None once the bracket is at most
+        *close* steps wide and its failure confirmed."""
         place = self._next(trials, close)
         return None if place is None else math.pow(CLOSE, place + _shift(self.start))
 

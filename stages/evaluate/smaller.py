@@ -17,6 +17,7 @@ from stages.evaluate.lanes import Lane, lanes
 from stages.evaluate.load import StartLoad, described
 from stages.evaluate.subject import Subject
 from stages.parts.base.log import say
+from stages.parts.records.evaluation import Smaller
 from stages.parts.samples.lines import LoadSamples
 from stages.parts.vllm.placement import gpu_groups
 
@@ -51,8 +52,14 @@ def measure_smaller(subject: Subject, size: int, leading: StartLoad, *, left_s: 
                 break
     if smaller.failure:
         say(f"{title}: {smaller.failure}")
-    data, failure = smaller.data, str(smaller.failure or "")
-    subject.data.smaller = data.as_smaller(size, larger.tensor_parallel_size, failure, session.workload)
+    data = smaller.data
+    subject.data.smaller = Smaller(
+        tensor_parallel_size=size,
+        instead_of=larger.tensor_parallel_size,
+        failure=str(smaller.failure or ""),
+        kv_cache_tokens=data.kv_cache_tokens,
+        **data.figures(session.workload),
+    )
     subject.data.smaller_load = StartLoad(_labelled(data.rounds, size), _labelled(data.trials, size))
     subject.measured_now = True
 

@@ -77,12 +77,7 @@ class Subject:
     def standing(self) -> bool:
         return self._standing is not None
 
-    @property
-    def served_name(self) -> str:
-        return f"{self.name}-{self.conditions.variant.digest[:12]}"
-
     def measured(self) -> Measured:
-        """Select what the gates and the looks need."""
         return self.data.measured(self.conditions.variant.weights_bytes, self.session.workload)
 
     @contextlib.contextmanager
@@ -105,7 +100,8 @@ class Subject:
         data.started_at = data.started_at or datetime.now(UTC)
         log = session.logs / f"evaluate-{self.name}.vllm.log"
         unlimited = session.serving.model_copy(update={"max_queued_tokens": None})  # a refusal would not be measured
-        spec = ServerSpec(self.directory, self.served_name, unlimited, log, gpus=lane.gpus)
+        served_name = f"{self.name}-{self.conditions.variant.digest[:12]}"
+        spec = ServerSpec(self.directory, served_name, unlimited, log, gpus=lane.gpus)
         server = self._running.enter_context(running(spec, session.cancelled))
         check_fits(session.workload, session.trace, server.max_model_len())
         facts = server.startup_log.facts()
@@ -183,11 +179,8 @@ class Subject:
         return scores
 
     def search(self, block: int, reference: StartLoad) -> Iterator[LoadSamples]:
-        """Find the capacity of this start, run by run.
-
-        Args:
-            reference: the load so far of the variant that sets the pace, which may be this one.
-        """
+        """Find the capacity of this start, run by run. *reference* is the load so far of the variant that sets the
+        pace, which may be this one."""
         server, lane = self._place()
         session = self.session
         log = session.logs / f"evaluate-{self.name}.load{f'-{block + 1}' if block else ''}.log"

@@ -34,18 +34,16 @@ class Trace:
     tokenizer: Any
     seed: int
 
-    def from_line(self, start: int, count: int) -> list[TraceRequest]:
-        """*count* requests from number *start* (from 0) on, starting again at the top after the last one."""
-        return [self.requests[(start + number) % len(self.requests)] for number in range(count)]
-
     def write(self, path: Path, start: int, count: int) -> list[int]:
-        """Write the requests in the form of the load generator; return the lengths of their answers, in order."""
-        requests = self.from_line(start, count)
-        lines = [
-            {"prompt": self._text(request, start + number), "output_tokens": request.output_tokens}
-            for number, request in enumerate(requests)
-        ]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        """Write *count* requests from number *start* (from 0) on, starting again at the top after the last one, in the
+        form of the load generator; return the lengths of their answers, in order."""
+        requests = [self.requests[(start + number) % len(self.requests)] for number in range(count)]
+        with path.open("w") as file:
+            for number, request in enumerate(requests, start):
+                text = request.prompt
+                if text is None:
+                    text = random_text(self.tokenizer, request.prompt_tokens, seed=(self.seed, number))
+                print(json.dumps({"prompt": text, "output_tokens": request.output_tokens}), file=file)
         return [request.output_tokens for request in requests]
 
     def check_fits(self, max_model_len: int) -> None:
@@ -59,29 +57,17 @@ class Trace:
         if wrong:
             raise ConfigError.of_many(_first(wrong), f"the trace: the model is served with {max_model_len} tokens")
 
-    def _text(self, request: TraceRequest, number: int) -> str:
-        if request.prompt is not None:
-            return request.prompt
-        return random_text(self.tokenizer, request.prompt_tokens, seed=(self.seed, number))
-
 
 def load_trace(path: str, directory: Path, seed: int) -> Trace:
-    """Read the trace, and count its prompts' tokens by the model's own tokenizer.
-
-    Raises:
-        ConfigError: see ``read_trace``.
-    """
+    """Read the trace as ``read_trace`` does, and count its prompts' tokens by the model's own tokenizer."""
     from transformers import AutoTokenizer
 
     requests = read_trace(Path(path))
     tokenizer = AutoTokenizer.from_pretrained(str(directory))
-    measured = [
-        replace(request, prompt_tokens=len(tokenizer(request.prompt).input_ids))
-        if request.prompt is not None
-        else request
-        for request in requests
-    ]
-    return Trace(tuple(measured), tokenizer, seed)
+    for number, request in enumerate(requests):
+        if request.prompt is not None:
+            requests[number] = replace(request, prompt_tokens=len(tokenizer(request.prompt).input_ids))
+    return Trace(tuple(requests), tokenizer, seed)
 
 
 def read_trace(path: Path) -> list[TraceRequest]:

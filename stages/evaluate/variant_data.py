@@ -1,29 +1,15 @@
-"""What was measured of a variant: restored from its record and samples, continued, and written as them again."""
+"""What was measured of a variant: restored from its record and samples, and continued."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-from stages.evaluate.conditions import Conditions
-from stages.evaluate.drift import drift_of
 from stages.evaluate.load import StartLoad
-from stages.parts.base.errors import ServerFailed
 from stages.parts.base.workload import Workload
-from stages.parts.records.evaluation import (
-    Engine,
-    Evaluation,
-    Goodput,
-    Memory,
-    Probe,
-    Schedule,
-    Smaller,
-    Speed,
-    TaskScore,
-    measures_of,
-)
+from stages.parts.records.evaluation import Engine, Evaluation, Goodput, Probe, Smaller, Speed, TaskScore, measures_of
 from stages.parts.samples.capacity import capacity_of
 from stages.parts.samples.evidence import Measured
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load
@@ -99,62 +85,8 @@ class VariantData:
         load = measures_of(pooled_load(self.rounds), _goodput(self.rounds, workload)) if self.rounds else None
         return Measured(self.samples(), weights_bytes, self.agreement, load)
 
-    def evaluation(
-        self,
-        name: str,
-        conditions: Conditions,
-        workload: Workload,
-        *,
-        samples_sha256: str,
-        beside: tuple[str, ...],
-        looks: tuple[float, ...],
-        schedule: Schedule,
-    ) -> Evaluation:
-        """Make the record; ServerFailed if the server never started."""
-        if self.engine is None:
-            raise ServerFailed(f"the server of {name} was never started")
-        variant = conditions.variant
-        return Evaluation(
-            variant=name,
-            variant_digest=variant.digest,
-            base_digest=variant.base_digest,
-            workload=conditions.workload,
-            hardware=conditions.hardware,
-            key=conditions.key,
-            samples_sha256=samples_sha256,
-            tool_versions=conditions.tool_versions,
-            quality=self.quality,
-            drift=drift_of(self.speeds),
-            probes=self.probes,
-            agreement=self.agreement,
-            not_asked=self.not_asked,
-            looks=looks,
-            schedule=schedule,
-            smaller=self.smaller,
-            memory=Memory(
-                weights_bytes=variant.weights_bytes,
-                peak_resident_bytes=self.resident_bytes,
-                peak_gpu_bytes=self.gpu_bytes or None,
-                kv_cache_tokens=self.kv_cache_tokens,
-            ),
-            stored=variant.stored,
-            beside=beside,
-            started_at=self.started_at or datetime.now(UTC),
-            **self._figures(workload),
-        )
-
-    def as_smaller(self, size: int, instead_of: int, failure: str, workload: Workload) -> Smaller:
-        """Make the record of these data, as those of the same variant on *size* GPUs."""
-        return Smaller(
-            tensor_parallel_size=size,
-            instead_of=instead_of,
-            failure=failure,
-            kv_cache_tokens=self.kv_cache_tokens,
-            **self._figures(workload),
-        )
-
-    def _figures(self, workload: Workload) -> dict[str, Any]:
-        """Compute the fields that both kinds of records have."""
+    def figures(self, workload: Workload) -> dict[str, Any]:
+        """Compute the fields that ``Evaluation`` and ``Smaller`` have in common."""
         return {
             "engine": self.engine,
             "load": pooled_load(self.rounds) if self.rounds else None,

@@ -6,6 +6,7 @@ To add one, write a function that makes the questions from a ``Served`` and add 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from stages.evaluate.questions.data import DATA
@@ -27,10 +28,8 @@ OWN: Final[dict[str, QuestionTask]] = {
     "structured_output": QuestionTask("chat", structured_outputs),
     "tool_calls": QuestionTask("tools", tool_calls),
     "long_context": QuestionTask("nothing", recall),
-    **{f"perplexity_{text}": QuestionTask("nothing", of_text(text), "bits_per_byte") for text in TEXTS},
+    **{f"perplexity_{text}": QuestionTask("nothing", partial(of_text, text), "bits_per_byte") for text in TEXTS},
 }
-
-
 DEFINED: Final = frozenset({"gsm8k"})
 """What ``stages/evaluate/tasks`` defines for lm-eval. All of it needs a chat template."""
 

@@ -45,11 +45,11 @@ def ifeval(served: Served) -> Iterator[Question]:
 def instructions(served: Served) -> Iterator[Question]:
     """IFEval's prompts and ours in turn, since IFEval alone has too few to show that little was lost."""
     theirs, ours = rows(dataset_file(DATA["ifeval"])), written.rows()
-    mixed, further = ours[:MIXED], ours[MIXED:]
+    mixed = ours[:MIXED]
     every = len(mixed) // max(1, len(theirs)) + 1
     for number, row in enumerate(theirs):
         mixed.insert(number * every, row)
-    return _questions(served, [*mixed, *further])
+    return _questions(served, [*mixed, *ours[MIXED:]])
 
 
 def _questions(served: Served, prompts: Sequence[Mapping[str, Any]]) -> Iterator[Question]:
@@ -115,18 +115,10 @@ def _postscript(text: str, postscript_marker: str) -> bool:
     return bool(re.search(r"^\s*" + pattern, text, re.IGNORECASE | re.MULTILINE))
 
 
-def _sections(text: str, section_spliter: str, num_sections: int) -> bool:
-    return len(re.findall(rf"{re.escape(section_spliter)}\s?\d+", text)) >= num_sections
-
-
 def _two_responses(text: str) -> bool:
     parts = [part.strip() for part in text.split(RESPONSES)]
     responses = [part for place, part in enumerate(parts) if part or 0 < place < len(parts) - 1]
     return len(responses) == 2 and all(responses) and responses[0] != responses[1]
-
-
-def _ends(text: str, end_phrase: str) -> bool:
-    return text.strip().strip('"').casefold().endswith(end_phrase.strip().casefold())
 
 
 def _quoted(text: str) -> bool:
@@ -162,14 +154,18 @@ CHECKS: Final[dict[str, Check]] = {
     "detectable_format:number_highlighted_sections": lambda text, num_highlights: (
         sum(bool(highlight.strip("* ")) for highlight in HIGHLIGHT.findall(text)) >= num_highlights
     ),
-    "detectable_format:multiple_sections": _sections,
+    "detectable_format:multiple_sections": lambda text, section_spliter, num_sections: (
+        len(re.findall(rf"{re.escape(section_spliter)}\s?\d+", text)) >= num_sections
+    ),
     "detectable_format:json_format": lambda text: parsed(without_fence(text)) is not None,
     "detectable_format:title": lambda text: any(title.strip("<> ") for title in TITLE.findall(text)),
     "combination:two_responses": _two_responses,
     "combination:repeat_prompt": lambda text, prompt_to_repeat: (
         text.strip().casefold().startswith(prompt_to_repeat.strip().casefold())
     ),
-    "startend:end_checker": _ends,
+    "startend:end_checker": lambda text, end_phrase: (
+        text.strip().strip('"').casefold().endswith(end_phrase.strip().casefold())
+    ),
     "startend:quotation": _quoted,
     "change_case:capital_word_frequency": lambda text, capital_frequency, capital_relation: compared(
         sum(word.isupper() for word in WORD.findall(text)), capital_relation, capital_frequency

@@ -62,7 +62,9 @@ def recall(served: Served) -> Iterator[Question]:
     for number in range(TEXTS):
         room = int(LENGTHS[number % len(LENGTHS)] * (served.max_model_len - AROUND))
         chance = random.Random(SEED + number)
-        needles = _needles(chance, max(1, min(NEEDLES, room // TOKENS_PER_NEEDLE)))
+        count = max(1, min(NEEDLES, room // TOKENS_PER_NEEDLE))
+        places = chance.sample([f"{colour} {thing}" for colour in COLOURS for thing in THINGS], count)
+        needles = [Needle(place, str(chance.randrange(10**6, 10**7))) for place in places]
         text = fits.text(chance, needles, room)
         for needle in needles:
             yield replace(_question(served, text, needle), cluster=f"text {number}")
@@ -73,16 +75,7 @@ def _question(served: Served, text: str, needle: Needle) -> Question:
         prompt = f"{text}\n\nWhat is the access code of the {needle.place}? Answer with the code only."
     else:
         prompt = f"{text}\n\nAs was said above, the access code of the {needle.place} is"
-
-    def right(answer: str) -> bool:
-        return CODE.findall(answer)[:1] == [needle.code]
-
-    return asked(served, prompt, MAX_TOKENS, right)
-
-
-def _needles(chance: random.Random, count: int) -> list[Needle]:
-    places = chance.sample([f"{colour} {thing}" for colour in COLOURS for thing in THINGS], count)
-    return [Needle(place, str(chance.randrange(10**6, 10**7))) for place in places]
+    return asked(served, prompt, MAX_TOKENS, lambda answer: CODE.findall(answer)[:1] == [needle.code])
 
 
 class _Fits:

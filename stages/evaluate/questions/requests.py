@@ -28,6 +28,8 @@ SYSTEMS: Final = ("payroll", "mail server", "booking site", "badge reader", "war
 TOPICS: Final = ("budget review", "release planning", "safety briefing", "design critique", "hiring round")
 MONTHS: Final = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October")
 DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+CABINS: Final = ("economy", "premium", "business")
+PRIORITIES: Final = ("low", "medium", "high", "urgent")
 NUMBERS: Final = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 FIRST_NUMBER: Final = 2
 
@@ -49,13 +51,7 @@ class Function:
     """A user's words, and the arguments that they ask for."""
 
     def schema(self) -> dict[str, Any]:
-        """All properties are required, and no other is allowed."""
-        return {
-            "type": "object",
-            "properties": self.properties,
-            "required": list(self.properties),
-            "additionalProperties": False,
-        }
+        return _object_of(self.properties)
 
     def tool(self) -> dict[str, Any]:
         function = {"name": self.name, "description": self.description, "parameters": self.schema()}
@@ -179,7 +175,7 @@ def _table(chance: random.Random) -> tuple[str, Arguments]:
 
 def _flight(chance: random.Random) -> tuple[str, Arguments]:
     (start, end), (people, count), (day, date) = chance.sample(CITIES, 2), _number(chance), _date(chance)
-    cabin = chance.choice(("economy", "premium", "business"))
+    cabin = chance.choice(CABINS)
     words = f"On {day} we want to fly to {end} from {start}, {people} of us, in {cabin} class."
     return words, {"from": start, "to": end, "date": date, "cabin": cabin, "passengers": count}
 
@@ -195,7 +191,7 @@ def _order(chance: random.Random) -> tuple[str, Arguments]:
 
 def _incident(chance: random.Random) -> tuple[str, Arguments]:
     system, name, (word, hours) = chance.choice(SYSTEMS), chance.choice(NAMES), _number(chance)
-    priority = chance.choice(("low", "medium", "high", "urgent"))
+    priority = chance.choice(PRIORITIES)
     words = (
         f"The {system} has been down for {word} hours. Open a ticket of {priority} priority and assign it to {name}."
     )
@@ -220,12 +216,12 @@ def _list_of(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": schema}
 
 
-_ITEM: Final = {
-    "type": "object",
-    "properties": {"product": TEXT, "quantity": COUNTED},
-    "required": ["product", "quantity"],
-    "additionalProperties": False,
-}
+def _object_of(properties: Properties) -> dict[str, Any]:
+    """All properties are required, and no other is allowed."""
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+_ITEM: Final = _object_of({"product": TEXT, "quantity": COUNTED})
 FUNCTIONS: Final[Sequence[Function]] = (
     Function(
         "book_table",
@@ -236,13 +232,7 @@ FUNCTIONS: Final[Sequence[Function]] = (
     Function(
         "book_flight",
         "Book seats on a flight.",
-        {
-            "from": TEXT,
-            "to": TEXT,
-            "date": DATE,
-            "cabin": _choice_of("economy", "premium", "business"),
-            "passengers": COUNTED,
-        },
+        {"from": TEXT, "to": TEXT, "date": DATE, "cabin": _choice_of(*CABINS), "passengers": COUNTED},
         _flight,
     ),
     Function(
@@ -251,12 +241,7 @@ FUNCTIONS: Final[Sequence[Function]] = (
     Function(
         "open_ticket",
         "Report that a system does not work.",
-        {
-            "system": TEXT,
-            "priority": _choice_of("low", "medium", "high", "urgent"),
-            "down_hours": COUNTED,
-            "assignee": TEXT,
-        },
+        {"system": TEXT, "priority": _choice_of(*PRIORITIES), "down_hours": COUNTED, "assignee": TEXT},
         _incident,
     ),
     Function(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
@@ -13,21 +13,14 @@ from stages.parts.vllm.completions import given
 KIND: Final = "held-out"
 
 
-def of_text(name: str) -> Callable[[Served], Iterator[Question]]:
+def of_text(name: str, served: Served) -> Iterator[Question]:
     """Make the questions about a text in ``configs/held-out/``, one for each document."""
-    return partial(_documents, name)
-
-
-def _documents(name: str, served: Served) -> Iterator[Question]:
     # A token has one character at least, nearly always.
     longest = max(1, served.max_model_len // 2)
     for document in read_documents(text_path(name, KIND), KIND):
         text = document[:longest]
-        yield Question(
-            PLAIN,
-            {"prompt": text, "max_tokens": 1, "prompt_logprobs": 0},
-            partial(_likelihood, len(text.encode())),
-        )
+        body = {"prompt": text, "max_tokens": 1, "prompt_logprobs": 0}
+        yield Question(PLAIN, body, partial(_likelihood, len(text.encode())))
 
 
 def _likelihood(size: int, choice: Choice) -> tuple[float, int]:

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -24,7 +25,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stages.parts.base import log
 from stages.parts.base.errors import Interrupted, SlipwayError
-from stages.parts.base.store import ModelStore, write_json, write_text
+from stages.parts.base.record import Record
+from stages.parts.base.store import ModelStore, write_text
 
 OUTPUTS_VARIABLE: Final = "SLIPWAY_OUTPUTS"
 RUN_VARIABLE: Final = "SLIPWAY_RUN"
@@ -49,10 +51,8 @@ def version() -> str:
     return installed("slipway")
 
 
-class Outcome(BaseModel):
+class Outcome(Record):
     """How one stage of one run ended, and why."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: str
     variant: str = ""
@@ -68,14 +68,14 @@ class Outcome(BaseModel):
     seconds: float
 
 
+@dataclass
 class Report:
-    """Collects what a stage says about its outcome while it runs. The default is ``done``."""
+    """Collects what a stage says about its outcome while it runs."""
 
-    def __init__(self) -> None:
-        self.result: Result = "done"
-        self.reason = ""
-        self.hint = ""
-        self.key = ""
+    result: Result = "done"
+    reason: str = ""
+    hint: str = ""
+    key: str = ""
 
     def reused(self, reason: str, *, key: str = "") -> None:
         self.result, self.reason, self.key = "reused", reason, key
@@ -126,22 +126,18 @@ def main(stage: Callable[[], None]) -> NoReturn:
     """Run a stage and end the process with 0, the error's exit code, 130 on Ctrl-C, or 143 on SIGTERM."""
     answer_sigterm()
     with log.kept():
-        _ended(stage)
-
-
-def _ended(stage: Callable[[], None]) -> NoReturn:
-    try:
-        stage()
-    except SlipwayError as error:
-        if os.environ.get(DEBUG_VARIABLE):
+        try:
+            stage()
+        except SlipwayError as error:
+            if os.environ.get(DEBUG_VARIABLE):
+                traceback.print_exc()
+            _fail(str(error), error.hint, 143 if isinstance(error, _Terminated) else error.exit_code)
+        except KeyboardInterrupt:
+            _fail("interrupted", "", Interrupted.exit_code)
+        except Exception as error:
             traceback.print_exc()
-        _fail(str(error), error.hint, 143 if isinstance(error, _Terminated) else error.exit_code)
-    except KeyboardInterrupt:
-        _fail("interrupted", "", Interrupted.exit_code)
-    except Exception as error:
-        traceback.print_exc()
-        line = (str(error).splitlines() or [""])[0]
-        _fail(f"{type(error).__name__}: {line}", "", SlipwayError.exit_code)
+            line = (str(error).splitlines() or [""])[0]
+            _fail(f"{type(error).__name__}: {line}", "", SlipwayError.exit_code)
     sys.exit(0)
 
 
@@ -186,10 +182,7 @@ def outcome(store: ModelStore, stage: str, variant: str = "") -> Iterator[Report
         record = Outcome(
             stage=stage,
             variant=variant,
-            result=report.result,
-            reason=report.reason,
-            hint=report.hint,
-            key=report.key,
+            **vars(report),
             retried=(*earlier.retried, earlier.reason) if earlier and earlier.result == "failed" else (),
             started_at=started_at,
             seconds=round(time.monotonic() - started, 3),
@@ -198,7 +191,7 @@ def outcome(store: ModelStore, stage: str, variant: str = "") -> Iterator[Report
             about = f"{variant} " if record.result == "left out" else ""
             print(f"{about}{record.result}: {record.reason}", file=sys.stderr, flush=True)
         if path:
-            write_json(path, record)
+            record.write(path)
 
 
 def outcomes(run: Path) -> list[Outcome]:

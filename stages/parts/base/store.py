@@ -91,7 +91,7 @@ def sha256_of(path: Path) -> str:
 
 
 def fsync_tree(directory: Path) -> None:
-    """Flush *directory* and every file and directory below it to the disk."""
+    """Flush *directory* and everything below it to the disk."""
     for folder, _, files in os.walk(directory):
         for name in files:
             _fsync(Path(folder, name))
@@ -288,11 +288,7 @@ class ModelStore:
 
 
 def store_root() -> Path:
-    """Return the store's folder, from ``SLIPWAY_STORE`` (in a pod, the mount of the volume).
-
-    Raises:
-        ConfigError: the variable is not set.
-    """
+    """Return the store's folder, from ``SLIPWAY_STORE`` (in a pod, the mount of the volume); ConfigError if not set."""
     value = os.environ.get(STORE_VARIABLE)
     if not value:
         raise ConfigError(f"{STORE_VARIABLE} is not set", hint="set it to the store's folder")

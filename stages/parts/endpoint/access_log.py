@@ -70,11 +70,8 @@ class Reading(BaseModel):
 
 
 class Reader:
-    """Reads the log at *path* while Envoy writes it, and goes on with the next file once Envoy has begun one.
-
-    Args:
-        at_end: do not read what is there already.
-    """
+    """Reads the log at *path* while Envoy writes it, and goes on with the next file once Envoy has begun one. *at_end*:
+    without what is there already."""
 
     def __init__(self, path: Path, *, at_end: bool = False) -> None:
         self._path, self._rest = path, b""

@@ -82,38 +82,25 @@ def unlimited(name: str, key: str = "") -> Client:
 
 
 def read_clients(root: Path) -> Clients | None:
-    """Read the clients of the store at *root*; None if it has no file of them.
-
-    Raises:
-        DamagedModel: the file is not valid.
-    """
+    """Read the clients of the store at *root*; None if it has no file of them; DamagedModel if it is not valid."""
     return Clients.read(root / FILE)
 
 
 def add(root: Path, client: Client) -> str:
-    """Add *client*, whatever its hash, and return its key, which is kept nowhere.
-
-    Raises:
-        ConfigError: there is one of that name.
-    """
+    """Add *client*, whatever its hash, and return its key, which is kept nowhere; ConfigError if the name is taken."""
     if client.name in (DEFAULT, ANYBODY, NOBODY, OWN, UNATTRIBUTED):
         raise ConfigError(f"{client.name!r} can't be the name of a client", hint="Slipway itself uses it")
     with _changing(root) as clients:
         if any(existing.name == client.name for existing in clients):
-            raise ConfigError(
-                f"there is a client {client.name!r}", hint=f"for a new key: slipway clients rotate {client.name}"
-            )
+            hint = f"for a new key: slipway clients rotate {client.name}"
+            raise ConfigError(f"there is a client {client.name!r}", hint=hint)
         key = new_key()
         clients.append(client.model_copy(update={"key_sha256": hash_of(key)}))
     return key
 
 
 def rotate(root: Path, name: str) -> str:
-    """Give a client another key, and return it. The old one is no longer accepted.
-
-    Raises:
-        UnknownName: there is no such client.
-    """
+    """Give a client another key, and return it. The old one is no longer accepted. UnknownName: see ``named``."""
     with _changing(root) as clients:
         place = clients.index(Clients(clients=tuple(clients)).named(name))
         key = new_key()
@@ -122,7 +109,6 @@ def rotate(root: Path, name: str) -> str:
 
 
 def remove(root: Path, name: str) -> None:
-    """Remove a client; UnknownName if there is none of that name."""
     with _changing(root) as clients:
         clients.remove(Clients(clients=tuple(clients)).named(name))
 

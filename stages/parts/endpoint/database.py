@@ -17,10 +17,9 @@ FILE: Final = "usage.db"
 URL_VARIABLE: Final = "SLIPWAY_USAGE_URL"
 """PostgreSQL's URL. It holds a password, so no argument and no record has it."""
 TIMEOUT_S: Final = 30.0
-CONNECT_TIMEOUT_S: Final = 5
 POSTGRESQL: Final[dict[str, Any]] = {
     "autocommit": True,
-    "connect_timeout": CONNECT_TIMEOUT_S,
+    "connect_timeout": 5,  # seconds
     "application_name": "slipway",
     "client_encoding": "UTF8",  # of a database without an encoding (SQL_ASCII), too
     "tcp_user_timeout": 1000 * 30,  # a connection whose other end is gone does not hang
@@ -93,11 +92,7 @@ def opened(root: Path, url: str = "", timeout_s: float = TIMEOUT_S) -> Iterator[
 
 
 def usage_url() -> str:
-    """Read where the endpoints that this process starts put their usage; empty for SQLite.
-
-    Raises:
-        ConfigError: see ``check_url``.
-    """
+    """Read where the endpoints that this process starts put their usage; empty for SQLite. Raises as ``check_url``."""
     url = os.environ.get(URL_VARIABLE, "")
     check_url(url)
     return url

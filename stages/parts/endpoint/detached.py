@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import psutil
@@ -62,13 +61,15 @@ def start(
     failure = store.path / SERVERS / program.FAILURE
     failure.unlink(missing_ok=True)
     command = [sys.executable, "-m", "stages.serve", "--foreground", "--resume", "--model", source]
+    variables = {**os.environ, STORE_VARIABLE: str(store.root), program.OUTPUTS_VARIABLE: str(failure.parent)}
+    variables.pop(program.RUN_VARIABLE, None)  # the run ends before the endpoint does
     with log.open("ab") as output:
         child = subprocess.Popen(
             [*command, "--serving", serving.model_dump_json()],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**_environment(store, failure.parent), **secrets},
+            env={**variables, **secrets},
             start_new_session=True,
         )
     try:
@@ -80,7 +81,10 @@ def start(
         child.terminate()
         child.wait()
         raise
-    raise _cause(program.StageFailure.read(failure, child.returncode), log)
+    error = program.StageFailure.read(failure, child.returncode)
+    if error is None:  # it was killed
+        raise ServerFailed(f"the endpoint ended: {ServerLog(log).cause()}", hint=f"see {log}")
+    raise ServerFailed(error.message, hint=error.hint or f"see {log}")
 
 
 def secrets_of(running: Endpoint) -> dict[str, str]:
@@ -91,19 +95,6 @@ def secrets_of(running: Endpoint) -> dict[str, str]:
     except psutil.Error:
         variables = dict(os.environ)
     return {name: variables.get(name, "") for name in (API_KEY_VARIABLE, URL_VARIABLE)}
-
-
-def _environment(store: ModelStore, outputs: Path) -> dict[str, str]:
-    variables = {**os.environ, STORE_VARIABLE: str(store.root), program.OUTPUTS_VARIABLE: str(outputs)}
-    variables.pop(program.RUN_VARIABLE, None)  # the run ends before the endpoint does
-    return variables
-
-
-def _cause(failure: program.StageFailure | None, log: Path) -> ServerFailed:
-    """Find the supervisor's own error; if it was killed, what its log says."""
-    if failure is None:
-        return ServerFailed(f"the endpoint ended: {ServerLog(log).cause()}", hint=f"see {log}")
-    return ServerFailed(failure.message, hint=failure.hint or f"see {log}")
 
 
 def _wait_for_port(serving: AskedServing, timeout_s: float) -> None:

@@ -201,9 +201,8 @@ class Door:
 def _beyond(client: Client, use: ClientUse, now: float) -> DoorAnswer | None:
     """Refuse a request beyond the client's limits; None if it is within them."""
     if client.requests_at_once and use.at_once >= client.requests_at_once:
-        return DoorAnswer(
-            429, client.name, f"{client.name} may have {client.requests_at_once} requests at once", AT_ONCE_S
-        )
+        message = f"{client.name} may have {client.requests_at_once} requests at once"
+        return DoorAnswer(429, client.name, message, AT_ONCE_S)
     for window, limit, unit in (
         (use.requests, client.requests_per_minute, "requests"),
         (use.tokens, client.tokens_per_minute, "tokens"),
@@ -245,11 +244,8 @@ class _Service:
 
 @contextlib.contextmanager
 def answering(door: Door, path: Path, log: Path) -> Iterator[threading.Thread]:
-    """Answer Envoy at the socket *path*, in the thread that is yielded, until the block is left.
-
-    Args:
-        log: Envoy's access log.
-    """
+    """Answer Envoy, whose access log is *log*, at the socket *path*, in the thread that is yielded, until the block is
+    left."""
     import uvicorn
 
     service = _Service(door, log)
@@ -263,7 +259,10 @@ def answering(door: Door, path: Path, log: Path) -> Iterator[threading.Thread]:
         following.cancel()
 
     path.unlink(missing_ok=True)
-    with _listening(path) as listener:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        with short_path(path) as address:
+            listener.bind(address)
+        path.chmod(0o600)  # only its user can open it
         thread = threading.Thread(target=lambda: asyncio.run(serve(listener)), name="door", daemon=True)
         thread.start()
         try:
@@ -271,16 +270,6 @@ def answering(door: Door, path: Path, log: Path) -> Iterator[threading.Thread]:
         finally:
             server.should_exit = True
             thread.join(START_TIMEOUT_S)
-
-
-@contextlib.contextmanager
-def _listening(path: Path) -> Iterator[socket.socket]:
-    """Listen on a Unix socket that only its user can open."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        with short_path(path) as address:
-            listener.bind(address)
-        path.chmod(0o600)
-        yield listener
 
 
 @contextlib.contextmanager

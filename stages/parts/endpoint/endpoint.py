@@ -36,8 +36,6 @@ POLL_S: Final = 0.25
 DRAIN_S: Final = 30
 """Requests in flight may finish within this time when the endpoint stops."""
 STOP_TIMEOUT_S: Final = 60.0 + DRAIN_S
-
-
 State = Literal["starting", "up", "down", "failed"]
 
 
@@ -170,11 +168,7 @@ def supervisor(store: ModelStore) -> int | None:
 
 @contextlib.contextmanager
 def supervising(store: ModelStore) -> Iterator[None]:
-    """Hold the lock of the only supervisor of the model's endpoint.
-
-    Raises:
-        Busy: there is another.
-    """
+    """Hold the lock of the only supervisor of the model's endpoint; Busy if there is another."""
     from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
     lock, busy, enough = store.lock(LOCK), retry_if_exception_type(Busy), stop_after_attempt(LOCK_PROBES)

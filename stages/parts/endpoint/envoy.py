@@ -109,11 +109,7 @@ class Proxy:
             raise ServerFailed("what tells Envoy who may ask has ended", hint=f"see {self._log}")
 
     def apply(self, routing: Routing) -> None:
-        """Bring *routing* into force, without affecting requests in flight.
-
-        Raises:
-            ServerFailed: Envoy refused it, or ended.
-        """
+        """Bring *routing* into force without affecting requests in flight; ServerFailed if Envoy refuses it or ends."""
         former, self._applied = self._applied, None  # unknown until the end
         if former is None or former.orders != routing.orders:
             self._replace(CLUSTERS_FILE, routing)
@@ -122,11 +118,8 @@ class Proxy:
         self._applied = routing
 
     def follow_certificate(self) -> None:
-        """Use the certificate's files as they are now, if they have changed.
-
-        Raises:
-            ConfigError: they do not belong together (yet); Envoy keeps what it has.
-        """
+        """Use the certificate's files as they are now, if they have changed. ConfigError: they do not belong together
+        (yet), and Envoy keeps what it has."""
         if self._tls is None or (version := self._tls.version()) in ("", self._tls_version):
             return
         self._tls_version = version

@@ -28,8 +28,6 @@ from stages.parts.vllm.prometheus import read_tokens
 
 INTERVAL_S: Final = 5.0
 LAST_TIMEOUT_S: Final = 10.0
-COMPLETIONS: Final = "/v1/completions"
-EVENTS: Final = "text/event-stream"
 
 
 class Meter:
@@ -55,7 +53,7 @@ class Meter:
                 output_tokens=tokens[1],
             )
             request = LoggedRequest(
-                id=uuid.uuid4().hex, client=OWN, path=COMPLETIONS, status=200, **reading.model_dump()
+                id=uuid.uuid4().hex, client=OWN, path="/v1/completions", status=200, **reading.model_dump()
             )
             leave(self._folder, *([request] if self._last is None else []), reading)
             self._last = tokens
@@ -96,7 +94,7 @@ def _note(store: ModelStore, response: httpx.Response) -> None:
 def _used(response: httpx.Response) -> dict[str, int]:
     """Count the tokens of a request of our own. A stream is not read here, since its reader times it: it answers token
     ids with as many tokens as were asked for."""
-    if response.headers.get("Content-Type", "").startswith(EVENTS):
+    if response.headers.get("Content-Type", "").startswith("text/event-stream"):
         body = json.loads(response.request.content)
         return {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
     response.read()
@@ -106,11 +104,7 @@ def _used(response: httpx.Response) -> dict[str, int]:
 
 class UsageImporter:
     """Puts into the database what is in an endpoint's log, every few seconds, in a thread of its own: a database that
-    does not answer holds nothing up. Failed imports are retried later; until then the lines stay in their files.
-
-    Args:
-        url: see ``opened``.
-    """
+    does not answer holds nothing up. Failed imports are retried later; until then the lines stay in their files."""
 
     def __init__(self, store: ModelStore, url: str) -> None:
         self._store, self._url, self._folder = store, url, store.path / SERVERS

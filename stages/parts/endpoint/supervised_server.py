@@ -96,13 +96,8 @@ class SupervisedServer:
             self._fail(ServerFailed(f"{self._name}: {type(error).__name__}: {error}", hint=f"see {self._spec.log}"))
 
     def _serve_and_restart(self) -> NoReturn:
-        """Serve, and restart the server after each failure.
-
-        Raises:
-            SlipwayError: it failed before it was up the first time (a second try would end alike), or too often in a
-                row.
-            Interrupted: it was asked to stop.
-        """
+        """Serve, and restart the server after each failure, unless it failed before it was up the first time (a second
+        try would end alike), or too often in a row."""
         check_replicas(self._spec.settings)
         self._spec = replace(self._spec, gpus=gpus_of(self._spec.settings, self._replica))
         failures, ready_at = 0, None
@@ -132,13 +127,7 @@ class SupervisedServer:
                 self._pause(pause_s)
 
     def _watch(self, server: Server, meter: Meter) -> NoReturn:
-        """Check the server's health, and read what it has counted, as long as it is well.
-
-        Raises:
-            ServerFailed: it failed, or hangs.
-            ServerKilled: something else ended it.
-            Interrupted: it was asked to stop.
-        """
+        """Check the server's health, and read what it has counted, as long as it is well."""
         unhealthy = 0
         while True:
             due = time.monotonic() + self._policy.health_interval_s

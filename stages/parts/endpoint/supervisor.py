@@ -188,11 +188,8 @@ class _Supervisor:
         }
 
     def _route(self, wanted: Routing) -> bool:
-        """Bring the split into force. This starts the proxy the first time, and again if it dies.
-
-        Returns:
-            Whether it is in force.
-        """
+        """Bring the split into force, and return whether it is. This starts the proxy the first time, and again if it
+        dies."""
         try:
             if self._proxy:
                 self._proxy.check_alive()
@@ -267,10 +264,8 @@ class _Supervisor:
         record.write(self._store.path / RECORD)
         if self._reported is None:
             say(f"serving {record.release} as {record.model!r} on {record.url}/v1")
-        elif (wanted.stable, wanted.canary, wanted.percent) != (
-            self._reported.release,
-            self._reported.canary,
-            self._reported.percent,
+        elif any(
+            getattr(record, field) != getattr(self._reported, field) for field in ("release", "canary", "percent")
         ):
             canary = f", {wanted.percent} % to {wanted.canary}" if wanted.canary else ""
             say(f"serving {wanted.stable}{canary}")

@@ -111,9 +111,8 @@ class Row(NamedTuple):
 def take_in(database: Database, folder: Path, *, remove: bool = False) -> int:
     """Take in what was written to *folder* since the last time. Returns the number of lines.
 
-    Args:
-        remove: remove files that are finished once they were read. For the endpoint's supervisor alone, which knows
-            into which database they have to go.
+    *remove* files that are finished once they were read: for the endpoint's supervisor alone, which knows into which
+    database they have to go.
     """
     count, current = 0, folder / access_log.NAME
     paths = access_log.files(folder)
@@ -246,15 +245,13 @@ def _insert(database: Database, lines: Sequence[bytes], endpoint: str) -> None:
     requests, readings = [], []
     for line in lines:
         if request := access_log.parsed(line):
-            requests += [_row(request) | {"endpoint": endpoint}] if request.path in OFFERED else []
+            if request.path in OFFERED:
+                client = request.client or NOBODY
+                requests.append(request.model_dump() | {"client": client, "endpoint": endpoint})
         elif reading := access_log.parsed_reading(line):
             readings.append(reading.model_dump() | {"endpoint": endpoint})
     database.insert("requests", requests)
     database.insert("counted", readings)
-
-
-def _row(request: access_log.LoggedRequest) -> dict[str, Any]:
-    return request.model_dump() | {"client": request.client or NOBODY}
 
 
 def _key(first: bytes) -> str:

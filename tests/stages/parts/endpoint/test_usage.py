@@ -137,13 +137,14 @@ def test_what_was_being_taken_when_it_was_interrupted_is_taken_whole_afterwards(
 ) -> None:
     place.write("".join(line(number) for number in range(100)))
 
-    def interrupted(request: access_log.LoggedRequest) -> dict[str, Any]:
-        if request.id == "50":
+    def interrupted(text: bytes) -> access_log.LoggedRequest | None:
+        request = parsed(text)
+        if request and request.id == "50":
             raise KeyboardInterrupt
-        return taken(request)
+        return request
 
-    taken = usage._row
-    monkeypatch.setattr(usage, "_row", interrupted)
+    parsed = access_log.parsed
+    monkeypatch.setattr(access_log, "parsed", interrupted)
     with pytest.raises(KeyboardInterrupt):
         place.take()
     monkeypatch.undo()
