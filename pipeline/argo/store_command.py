@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.argo.follow import follow
 from pipeline.argo.status import run_state
-from pipeline.argo.submission import of_template
+from pipeline.argo.submission import TITLE, of_template
 from pipeline.argo.template import read
 from pipeline.runs.progress import observer_for
 from pipeline.workflow.parameters import COMMAND, STORE_COMMAND, store_settings
@@ -40,8 +40,10 @@ def call(cluster: Cluster, config: RunConfig, words: Sequence[str]) -> tuple[str
     read(cluster, STORE_COMMAND)
     name = f"{STORE_COMMAND}-{secrets.token_hex(5)}"
     arguments = {"arguments": canonical_json(list(words)), "config": store_settings(config)}
+    workflow = of_template(STORE_COMMAND, name, arguments)
+    workflow["metadata"]["annotations"] = {TITLE: " ".join(("slipway", *words))}
     with contextlib.suppress(AlreadyExists):  # the response to the first try was lost
-        cluster.create(WORKFLOWS, of_template(STORE_COMMAND, name, arguments, title=" ".join(("slipway", *words))))
+        cluster.create(WORKFLOWS, workflow)
     try:
         ended = run_state(follow(cluster, name, observer_for(sys.stderr, Path(name))))
     except KeyboardInterrupt as error:

@@ -20,6 +20,7 @@ from stages.parts.cluster.refusals import Absent, AlreadyExists
 KEY_LABEL: Final = "slipway/key"
 SUBMISSION: Final = "slipway/submission"
 """Distinguishes our workflow from one that another process submitted under the same name at the same moment."""
+TITLE: Final = "workflows.argoproj.io/title"
 VOLATILE: Final = frozenset({"resolve-key"})
 """Parameters that do not change what is run: with --refresh the key is random."""
 RUN_NAME: Final = re.compile(r"^slipway-[0-9a-f]{10}-\d{6}-(?P<number>\d+)$")
@@ -31,7 +32,7 @@ def key_of(arguments: Mapping[str, str]) -> str:
     return hashlib.sha256(canonical_json(lasting).encode()).hexdigest()[:16]
 
 
-def of_template(template: str, name: str, arguments: Mapping[str, str], *, title: str) -> Object:
+def of_template(template: str, name: str, arguments: Mapping[str, str]) -> Object:
     """Return a Workflow that runs one of our templates."""
     return {
         "apiVersion": WORKFLOWS.api_version,
@@ -39,7 +40,6 @@ def of_template(template: str, name: str, arguments: Mapping[str, str], *, title
         "metadata": {
             "name": name,
             "labels": {"app.kubernetes.io/part-of": NAME, "workflows.argoproj.io/workflow-template": template},
-            "annotations": {"workflows.argoproj.io/title": title},
         },
         "spec": {
             "workflowTemplateRef": {"name": template},
@@ -69,9 +69,9 @@ def submit(cluster: Cluster, arguments: Mapping[str, str], *, force: bool = Fals
     while True:
         # The same run gets the same name on a day, so that only one of several submitters can create it.
         name = f"{NAME}-{key[:10]}-{datetime.now(UTC):%y%m%d}-{number}"
-        workflow = of_template(NAME, name, arguments, title=arguments["model"])
+        workflow = of_template(NAME, name, arguments)
         workflow["metadata"]["labels"][KEY_LABEL] = key
-        workflow["metadata"]["annotations"][SUBMISSION] = submission
+        workflow["metadata"]["annotations"] = {TITLE: arguments["model"], SUBMISSION: submission}
         try:
             return cluster.create(WORKFLOWS, workflow), True
         except AlreadyExists:

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from rich.table import Table
 
+from pipeline.runs.tables import plain_table
 from stages.parts.cluster.kinds import Object
 
 ORDER: Final = ("Namespace", "PriorityClass", "ResourceQuota", "ServiceAccount", "Secret", "ConfigMap")
@@ -47,9 +48,7 @@ def in_order(documents: list[Object]) -> list[Object]:
 
 def table(changes: list[ObjectChange]) -> Table:
     """Lay *changes* out for a terminal, one row for each object."""
-    rows = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("Kind", "Name", "Namespace", "State"):
-        rows.add_column(heading, overflow="fold")
+    rows = plain_table("Kind", "Name", "Namespace", "State")
     for change in changes:
         state = f"{change.state}: {change.reason}" if change.reason else change.state
         rows.add_row(change.kind, change.name, change.namespace or "–", state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from pipeline.argo.submission import SUBMISSION
+from pipeline.argo.submission import SUBMISSION, of_template
 from pipeline.argo.template import installed
 from pipeline.events.push import Push
 from pipeline.workflow.parameters import NAME
@@ -12,23 +12,13 @@ from stages.parts.base.errors import EventRefused
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import WORKFLOWS, Object
 from stages.parts.cluster.refusals import AlreadyExists
-from stages.rollout.kserve.objects import PART_OF
 
 
 def workflow(push: Push) -> Object:
     """Return the Workflow that runs what was pushed."""
-    return {
-        "apiVersion": WORKFLOWS.api_version,
-        "kind": WORKFLOWS.name,
-        "metadata": {
-            "name": push.name,
-            "labels": PART_OF | {"workflows.argoproj.io/workflow-template": NAME, "slipway/trigger": push.provider},
-        },
-        "spec": {
-            "workflowTemplateRef": {"name": NAME},
-            "arguments": {"parameters": [{"name": name, "value": value} for name, value in arguments(push).items()]},
-        },
-    }
+    body = of_template(NAME, push.name, arguments(push))
+    body["metadata"]["labels"]["slipway/trigger"] = push.provider
+    return body
 
 
 def arguments(push: Push) -> dict[str, str]:
