@@ -53,14 +53,6 @@ class ArgoEngine:
         return find(self.cluster, name)
 
     def start(self, config: RunConfig, request: RunRequest) -> Printout:
-        return self.result(self.submit(config, request))
-
-    def retry(self, name: str, *, allow_incomplete: bool = False) -> Printout:
-        workflow, is_new = resubmit(self.find(name), allow_incomplete=allow_incomplete)
-        return self.result(self.announce(workflow, is_new=is_new))
-
-    def submit(self, config: RunConfig, request: RunRequest) -> ClusterRun:
-        """Submit a run, or find the active one with the same arguments; say on stderr which."""
         name = ModelName.parse(request.model)
         if name.directory:
             raise ConfigError(
@@ -77,7 +69,11 @@ class ArgoEngine:
                 f"to change it: slipway install --platform {config.platform.name}"
             )
         workflow, is_new = submit(self.cluster, parameters, force=request.force)
-        return self.announce(workflow, is_new=is_new)
+        return self.result(self.announce(workflow, is_new=is_new))
+
+    def retry(self, name: str, *, allow_incomplete: bool = False) -> Printout:
+        workflow, is_new = resubmit(self.find(name), allow_incomplete=allow_incomplete)
+        return self.result(self.announce(workflow, is_new=is_new))
 
     def announce(self, workflow: Object, *, is_new: bool) -> ClusterRun:
         """Say on stderr that a run was submitted, and how to show it."""

@@ -15,7 +15,6 @@ from stages.parts.cluster.kinds import PODS, WORKFLOWS, Object
 from stages.parts.cluster.refusals import Absent
 
 NODE_ID: Final = "workflows.argoproj.io/node-id"
-OF_WORKFLOW: Final = "workflows.argoproj.io/workflow"
 EXECUTORS: Final = re.compile(r'time="?\d{4}-\S+ level=\w+ .*\bargo=true\b|\{.*"argo": ?true\b')
 """A line of Argo's executor, as text or as JSON."""
 
@@ -79,6 +78,6 @@ def _pods(cluster: Cluster, workflow: Object, task: str) -> list[str]:
     node = nodes.get(f"{name}.{task}")
     if node is None:
         return []
-    pods, _ = cluster.list(PODS, labels=f"{OF_WORKFLOW}={name}")
+    pods, _ = cluster.list(PODS, labels=f"workflows.argoproj.io/workflow={name}")
     by_node = {pod["metadata"].get("annotations", {}).get(NODE_ID): pod["metadata"]["name"] for pod in pods}
     return [by_node[attempt["id"]] for attempt in attempts(node, nodes) if attempt["id"] in by_node]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pipeline.argo.logs import follow_logs, read_logs
 from pipeline.argo.pending import Rooms
-from pipeline.argo.status import ended, nodes_of, outputs, run_state, templates
+from pipeline.argo.status import ended, nodes_of, run_state, templates
 from pipeline.runs.engine import Printout, choose_run
 from pipeline.runs.state import RunState
 from pipeline.workflow.parameters import NAME
@@ -51,7 +51,9 @@ class ClusterRun:
 
     @cached_property
     def results(self) -> dict[str, str]:
-        return outputs(self.state)
+        """The outputs of select and serve."""
+        stages = [node for node in self.state.nodes if node.name in ("select", "serve")]
+        return {name: value for node in stages for name, value in node.outputs.items()}
 
     @property
     def winner(self) -> str | None:

@@ -22,7 +22,6 @@ from stages.parts.cluster.kinds import Object
 TERMINAL: Final = frozenset({"Succeeded", "Failed", "Error"})
 HOLDERS: Final[dict[str, Kind]] = {"DAG": "DAG", "Steps": "DAG", "Suspend": "Suspend"}
 SUSPENDED: Final = "waits for an approval: in Argo's user interface, or with slipway resume"
-OUT_OF_MEMORY: Final = "OOMKilled"
 UNPULLED: Final = re.compile(r"^(?:ErrImagePull|ImagePullBackOff|InvalidImageName)\b.*?image \"([^\"]+)\"", re.DOTALL)
 """The kubelet's messages alternate while it tries; they differ in nothing that a person needs."""
 CANT_BE_PULLED: Final = "can't be pulled"
@@ -109,15 +108,6 @@ def attempts(node: Object, nodes: Mapping[str, Object]) -> list[Object]:
     return [by_id[child] for child in node.get("children", []) if child in by_id]
 
 
-def outputs(state: RunState) -> dict[str, str]:
-    """Return the results of the run: the outputs of select and serve."""
-    results: dict[str, str] = {}
-    for node in state.nodes:
-        if node.name in ("select", "serve"):
-            results |= node.outputs
-    return results
-
-
 def _node(
     name: str, template: str, node: Object | None, nodes: Mapping[str, Object], manifests: Mapping[str, Object]
 ) -> Node:
@@ -194,10 +184,8 @@ def _message_and_hint(message: str) -> tuple[str, str]:
         return failure.message, failure.hint
     if unpulled := UNPULLED.search(message):
         return f"the image {unpulled[1]} {CANT_BE_PULLED}", "check its name, and that the nodes may pull it"
-    hint = (
-        "give the stage more memory in the platform's file, then: slipway install" if OUT_OF_MEMORY in message else ""
-    )
-    return message.strip(), hint
+    more_memory = "give the stage more memory in the platform's file, then: slipway install"
+    return message.strip(), more_memory if "OOMKilled" in message else ""
 
 
 def _add_inner(state: RunState, nodes: Mapping[str, Object]) -> None:

@@ -52,10 +52,6 @@ def submit(cluster: Cluster, arguments: Mapping[str, str], *, force: bool = Fals
     """Submit a run, unless, without *force*, one with the same arguments is active.
 
     Returns the workflow, and whether it is new.
-
-    Raises:
-        NotInstalled: the template is missing, or is another version's.
-        AccessDenied: workflows may not be created here.
     """
     installed(cluster, arguments)
     key = key_of(arguments)

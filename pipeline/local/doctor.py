@@ -33,7 +33,6 @@ PACKAGES: Final = (
     "lm_eval",
     "huggingface_hub",
 )
-HUB_TIMEOUT_S: Final = 5.0
 
 
 def check_machine(config: RunConfig, store: Path) -> list[CheckResult]:
@@ -95,11 +94,10 @@ def _package(name: str) -> Finding:
 def _resources(machine: MachineResources) -> dict[str, Finding]:
     memory, gpus = f"{machine.memory_bytes / GIB:.1f} GiB", ", ".join(machine.gpus)
     is_small = machine.memory_bytes < MINIMUM_MEMORY_BYTES
-    small = "everything runs on the CPU: suitable for small models only"
     return {
         "cores": ok(f"{machine.cores:g}"),
         "memory": warning(memory, "vLLM alone takes 3 GiB and more") if is_small else ok(memory),
-        "GPUs": ok(gpus) if gpus else warning("none", small),
+        "GPUs": ok(gpus) if gpus else warning("none", "everything runs on the CPU: suitable for small models only"),
     }
 
 
@@ -107,8 +105,7 @@ def _compiler(eager: bool) -> Finding:
     compiler = shutil.which("g++")
     if compiler or eager:
         return ok(compiler or "not needed with serving.enforce_eager")
-    hint = "install g++, or --set serving.enforce_eager=true"
-    return missing("none; vLLM compiles its kernels", hint)
+    return missing("none; vLLM compiles its kernels", "install g++, or --set serving.enforce_eager=true")
 
 
 def _disk(store: Path) -> Finding:
@@ -128,8 +125,7 @@ def _port(host: str, port: int) -> Finding:
         try:
             probe.bind((host, port))
         except OSError as error:
-            hint = "--set serving.port=0 takes a free one"
-            return warning(f"{host}:{port}: {error.strerror}", hint)
+            return warning(f"{host}:{port}: {error.strerror}", "--set serving.port=0 takes a free one")
     return ok(f"{host}:{port} is free")
 
 
@@ -138,7 +134,7 @@ def _hub() -> Finding:
 
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     try:
-        httpx.head(endpoint, timeout=HUB_TIMEOUT_S)
+        httpx.head(endpoint, timeout=5.0)
     except httpx.HTTPError as error:
         hint = "check the network, or set HF_ENDPOINT; local directories work without it"
         return warning(f"{endpoint}: {type(error).__name__}", hint)

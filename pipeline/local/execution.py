@@ -37,8 +37,7 @@ def execute(
     """Run a compiled WorkflowTemplate or Workflow to its end, including its exit handler.
 
     Args:
-        arguments: values of the workflow's parameters.
-        name: the run's name, ``{{workflow.name}}``.
+        name: the run's, ``{{workflow.name}}``.
         environment: what tasks inherit, and where secrets come from. Default: this process's own.
 
     Returns:

@@ -30,7 +30,6 @@ class Entry(BaseModel):
 
 
 def path_of(folder: Path, cache: str, key: str) -> Path:
-    """Return the file of an entry."""
     if not KEY.fullmatch(key):
         raise ConfigError(
             f"memoize.key {key!r} must be letters, digits and '-'", hint="pass a sha256 as hex instead of the text"
@@ -49,5 +48,4 @@ def load(path: Path, max_age_s: float | None) -> Entry | None:
 
 
 def save(path: Path, *, template: str, run: str, outputs: dict[str, str]) -> None:
-    """Write an entry."""
     write_json(path, Entry(template=template, run=run, created_at=datetime.now(UTC), outputs=outputs))

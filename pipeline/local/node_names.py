@@ -19,7 +19,6 @@ def inside(outer: str, name: str) -> str:
 
 
 def log_file(node: str) -> str:
-    """Return the file name of a node's log."""
     return f"{safe(node)}.log"
 
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-REFRESHES_PER_S: Final = 8
 TAIL_BYTES: Final = 4096
 MARKS: Final[dict[Phase, tuple[str, str]]] = {
     "Pending": ("·", "dim"),
@@ -76,7 +75,7 @@ class Tree:
 
         self._run = run
         if self._live is None:
-            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=REFRESHES_PER_S)
+            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=8)
             self._live.start()
 
     def node_changed(self, run: RunState, node: Node) -> None:  # noqa: ARG002 - the whole tree is drawn again

@@ -6,6 +6,7 @@ import base64
 import gzip
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,24 @@ def test_the_live_view_shows_a_run_whose_tasks_are_not_known_yet():
     tree.run_changed(queued)
     tree.finished(queued)
     assert "waiting for a lock" in screen.getvalue()
+
+
+def test_the_live_view_shows_a_task_that_has_changed_while_the_run_has_not():
+    from rich.console import Console
+
+    from pipeline.runs.progress import Tree
+
+    screen = io.StringIO()
+    tree = Tree(Console(file=screen, force_terminal=True, width=100), Path("run"))
+    tree.run_changed(run_state(workflow()))
+    later = run_state(workflow(node("first", "Running")))
+    tree.node_changed(later, later.node("first"))
+    deadline = time.monotonic() + 10
+    while "▶" not in screen.getvalue() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    shown = screen.getvalue()
+    tree.finished(later)
+    assert "▶" in shown
 
 
 def test_tasks_stand_in_dag_order_with_the_exit_handler_last_before_they_start():
