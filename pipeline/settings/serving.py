@@ -39,15 +39,14 @@ def rendered(config: RunConfig, store: ModelStore, release: str, stable: str | N
 
     Raises: ConfigError: the platform is not a cluster, or the mode of its KServe is not known.
     """
-    from stages.rollout.kserve.modes import MODES
+    from stages.rollout.kserve.modes import MODES, render
     from stages.rollout.kserve.objects import KServeEndpoint
-    from stages.rollout.kserve.render import objects
 
     settings = _of_kserve(config)
     if mode not in MODES:
         raise UnknownName("mode (no cluster is asked for its own)", mode, MODES)
     endpoint = KServeEndpoint(store, config.serving, settings, settings.namespace or "default")
-    return objects(endpoint, release, stable, mode, config.rollout.steps[0])
+    return render(endpoint, release, stable, mode, config.rollout.steps[0])
 
 
 def _of_kserve(config: RunConfig) -> KServe:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
-import httpx
 import psutil
 
 from stages.parts.base.errors import Conflict, ServerFailed, SlipwayError, TransientError
@@ -40,7 +39,7 @@ from stages.parts.releases.history import user
 from stages.parts.releases.pinned import pinned
 from stages.parts.releases.split import Split
 from stages.parts.vllm.arguments import serves_on_gpu
-from stages.parts.vllm.client import HEALTH_TIMEOUT_S, http, socket_of
+from stages.parts.vllm.client import read_metrics, socket_of
 from stages.parts.vllm.placement import check_replicas
 from stages.parts.vllm.prometheus import read_counters
 from stages.rollout.target import tried_already
@@ -196,7 +195,7 @@ class OneMachine:
         servers, by_server = self._up(release), []
         hosts = Admin(self._store.path / SERVERS).hosts(release)
         for server in servers:
-            counters = read_counters(_metrics(server), f"{server.pid} on {server.url}")
+            counters = read_counters(read_metrics(server.url, server.release), f"{server.pid} on {server.url}")
             host = hosts.get(socket_of(server.url), Counter())
             # rq_error also counts the 5xx of clients' requests, but not of requests that did not pass through Envoy.
             failed = max(counters.failed + host["cx_connect_fail"], host["rq_error"])
@@ -323,15 +322,6 @@ class OneMachine:
 def _check_canary(roles: Wanted, release: str) -> None:
     if roles.canary != release:
         raise Conflict(f"{release} is not the canary, but {roles.canary} is", hint="deploy it first")
-
-
-def _metrics(server: ServerState) -> str:
-    try:
-        return http().get(f"{server.url}/metrics", timeout=HEALTH_TIMEOUT_S).raise_for_status().text
-    except httpx.HTTPError as error:
-        raise TransientError(
-            f"the metrics of {server.release} can't be read: {type(error).__name__}: {error}"
-        ) from error
 
 
 def fits_twice(serving: AskedServing) -> bool:

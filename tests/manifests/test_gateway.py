@@ -13,9 +13,9 @@ from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.offered import OFFERED
 from stages.rollout.kserve.objects import KServeEndpoint
-from stages.rollout.kserve.route.objects import http_route
+from stages.rollout.kserve.route import http_route
 from stages.rollout.kserve.settings import KServe
-from stages.rollout.kserve.standard.objects import inference_service
+from stages.rollout.kserve.standard import inference_service
 
 
 def policy() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from stages.parts.base.errors import ServerFailed
+from stages.parts.base.errors import ServerFailed, TransientError
 
 LOOPBACK: Final = "127.0.0.1"
 HEALTH_TIMEOUT_S: Final = 5.0
@@ -68,6 +68,14 @@ def socket_of(url: str) -> str:
 
 def credentials(api_key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def read_metrics(url: str, name: str) -> str:
+    """Read the metrics of the server called *name* at a base URL."""
+    try:
+        return http().get(f"{url}/metrics", timeout=HEALTH_TIMEOUT_S).raise_for_status().text
+    except httpx.HTTPError as error:
+        raise TransientError(f"the metrics of {name} can't be read: {type(error).__name__}: {error}") from error
 
 
 def healthy(url: str, certificate: str | None = None) -> bool:

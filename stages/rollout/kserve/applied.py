@@ -32,19 +32,9 @@ class AppliedObjects:
     endpoint: KServeEndpoint
     poll_s: float
 
-    def get(self, kind: Kind, name: str) -> Object | None:
-        try:
-            return self.cluster.get(kind, name)
-        except Absent:
-            return None
-
     def ours(self, kind: Kind = ISVCS, name: str = "") -> Object | None:
-        """Read what serves under *name*, by default the endpoint's.
-
-        Raises:
-            Conflict: it is another model's, or another controller looks after it.
-        """
-        service = self.get(kind, name or self.endpoint.name)
+        """Read what serves under *name*, by default the endpoint's; raise Conflict if it is not ours."""
+        service = self.cluster.find(kind, name or self.endpoint.name)
         if service is None:
             return None
         refuse_foreign(kind, service)
@@ -56,12 +46,9 @@ class AppliedObjects:
         return service
 
     def route_by_kserve(self, name: str, kind: str, owner: str) -> Object | None:
-        """Read the HTTPRoute that KServe makes for the *kind* called *owner*.
-
-        Raises:
-            Conflict: there is one of somebody else under its name.
-        """
-        route = self.get(HTTP_ROUTES, name)
+        """Read the HTTPRoute that KServe makes for the *kind* called *owner*; raise Conflict if somebody else made
+        it."""
+        route = self.cluster.find(HTTP_ROUTES, name)
         if route:
             refuse_foreign(HTTP_ROUTES, route, kind, owner)
             if not route["metadata"].get("ownerReferences"):
@@ -83,7 +70,7 @@ class AppliedObjects:
             try:
                 return self.cluster.apply(kind, body, force=back)
             except Conflict as error:
-                present = self.get(kind, body["metadata"]["name"])
+                present = self.cluster.find(kind, body["metadata"]["name"])
                 if former and present and _only_status_changed(former, present):
                     former = present
                     continue
@@ -113,28 +100,30 @@ class AppliedObjects:
         Raises:
             TransientError: after ``in_force_s`` something still is, which is named.
         """
-        deadline = time.monotonic() + self.endpoint.settings.in_force_s
-        while why := lacking():
-            if time.monotonic() > deadline:
-                raise TransientError(
-                    f"{change} was not in force within {self.endpoint.settings.in_force_s} s: {why}",
-                    hint=f"kubectl -n {self.endpoint.namespace} describe isvc,llmisvc,httproute",
-                )
-            time.sleep(self.poll_s)
+        limit_s = self.endpoint.settings.in_force_s
+        if why := still_lacking(lacking, limit_s, self.poll_s):
+            raise TransientError(
+                f"{change} was not in force within {limit_s} s: {why}",
+                hint=f"kubectl -n {self.endpoint.namespace} describe isvc,llmisvc,httproute",
+            )
 
     def service_url(self, name: str) -> str:
-        """Find the base URL of a Service. A Service without a cluster IP is reached at its pods' port.
-
-        Raises:
-            TransientError: it does not exist (yet).
-        """
-        service = self.get(SERVICES, name)
+        """Find the base URL of a Service. A Service without a cluster IP is reached at its pods' port."""
+        service = self.cluster.find(SERVICES, name)
         if service is None:
             raise TransientError(f"there is no Service {name} yet")
         port = service["spec"]["ports"][0]
         headless = service["spec"].get("clusterIP") == "None"
         number = port.get("targetPort", port["port"]) if headless else port["port"]
         return self.endpoint.settings.service_url.format(service=name, namespace=self.endpoint.namespace, port=number)
+
+
+def still_lacking(lacking: Callable[[], str], limit_s: float, poll_s: float) -> str:
+    """Wait until nothing is *lacking* any more; what still is after *limit_s*, if anything."""
+    deadline = time.monotonic() + limit_s
+    while (why := lacking()) and time.monotonic() <= deadline:
+        time.sleep(poll_s)
+    return why
 
 
 def refuse_foreign(kind: Kind, body: Object, *owner: str) -> None:

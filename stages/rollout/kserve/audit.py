@@ -15,16 +15,15 @@ from stages.parts.cluster.kinds import EVENTS, USER_REVIEWS, Object
 BAD: Final = ("RolledBack", "GaveUp")
 LONGEST_NOTE: Final = 1024
 """In bytes; the API refuses a longer one."""
-UNKNOWN: Final = "unknown"
 
 
 def cluster_user(cluster: Cluster) -> str:
-    """Ask which user the cluster takes the caller for."""
+    """Ask which user the cluster takes the caller for; "unknown" if it does not say."""
     body = {"apiVersion": USER_REVIEWS.api_version, "kind": USER_REVIEWS.name}
     try:
         return str(cluster.request("POST", USER_REVIEWS.path(None), body=body)["status"]["userInfo"]["username"])
     except (SlipwayError, KeyError):  # Kubernetes before 1.28, or the right was taken away
-        return UNKNOWN
+        return "unknown"
 
 
 def event(regarding: Object, reason: str, note: str) -> Object:

@@ -32,13 +32,7 @@ BAD: Final = {"Ready": "False", "HPAActive": "False", "Fallback": "True", "Pause
 
 def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str, *, least: int | None = None) -> Object:
     """Build the autoscaler of one release: a canary scales by its own load, and promoting it changes nothing about its
-    pods.
-
-    Needs ``settings.prometheus``.
-
-    Args:
-        least: the fewest replicas, if not ``scaling.minimum``.
-    """
+    pods. There are *least* replicas or, if that is None, ``scaling.minimum``."""
     scaling = endpoint.settings.scaling
     return {
         "apiVersion": SCALED_OBJECTS.api_version,
@@ -151,7 +145,7 @@ class Autoscalers:
     def prepare(self, release: str, deployment: str, stable: str | None, percent: int) -> str:
         """See ``Target.prepare``. A canary has as few replicas as its share needed so far, and more of them take
         minutes to load. Without an autoscaler every release has the same."""
-        if not self._on or stable is None or self._objects.get(SCALED_OBJECTS, deployment) is None:
+        if stable is None or self._objects.cluster.find(SCALED_OBJECTS, deployment) is None:
             return ""
         ready = len(self._pods.ready_names(release))
         serving = len(self._pods.ready_names(stable)) + ready  # the stable release may have followed its smaller share
@@ -162,21 +156,19 @@ class Autoscalers:
         return "" if ready >= needed else f"{ready} of {needed} are ready"
 
     def replicas(self, release: str, deployment: str) -> Replicas:
-        """See ``Autoscaled``."""
-        model = self._endpoint.store.model
         if not self._on:
             raise ConfigError(
                 f"nothing scales {release}: kserve.prometheus is not set",
                 hint="KEDA, a Prometheus with manifests/monitoring, and kserve.prometheus; then slipway rollout start",
             )
-        scaled = self._objects.get(SCALED_OBJECTS, deployment)
+        scaled = self._objects.cluster.find(SCALED_OBJECTS, deployment)
         if scaled is None:
             self._objects.cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)  # raises with what to install
             raise ConfigError(
                 f"nothing scales {release}: there is no ScaledObject {deployment}",
-                hint=f"slipway rollout start {model}, with kserve.prometheus as it is now",
+                hint=f"slipway rollout start {self._endpoint.store.model}, with kserve.prometheus as it is now",
             )
         spec = scaled["spec"]
-        concurrency = int(spec["triggers"][0]["metadata"]["threshold"])
-        bounds = spec["minReplicaCount"], spec["maxReplicaCount"], concurrency
-        return Replicas(*self._pods.running(release), *bounds, lacking(scaled))
+        threshold = int(spec["triggers"][0]["metadata"]["threshold"])
+        running = self._pods.running(release)
+        return Replicas(*running, spec["minReplicaCount"], spec["maxReplicaCount"], threshold, lacking(scaled))

@@ -24,12 +24,7 @@ POLL_S: Final = 0.5
 
 
 def connect(store: ModelStore, serving: AskedServing, settings: KServe) -> KServeTarget:
-    """Connect to the cluster of the kubeconfig or of this pod, for the releases of one model.
-
-    Raises:
-        ConfigError: no cluster is configured, or its KServe can't split traffic as it is set up.
-        NotInstalled: it has no KServe, or lacks the runtime in ``manifests/kserve``.
-    """
+    """Connect to the cluster of the kubeconfig or of this pod; raises as ``on``, and ConfigError without a cluster."""
     return on(api.connect(namespace=settings.namespace), store, serving, settings)
 
 

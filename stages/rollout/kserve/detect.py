@@ -48,11 +48,7 @@ class Setup:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """KServe's own configuration; empty if it can't be read and is not needed, because the mode was set.
-
-        Raises:
-            NotInstalled, ConfigError: it can't be read, and is needed.
-        """
+        """KServe's own configuration; empty if it can't be read and is not needed, because the mode was set."""
         try:
             data = self.cluster.get(CONFIG_MAPS, CONFIG, NAMESPACE).get("data", {})
             return {name: json.loads(data[name]) for name in ("deploy", "ingress", "localModel") if name in data}
@@ -88,11 +84,7 @@ class Setup:
         self.cluster.kind(kind.api_version, kind.name)
 
     def chosen(self) -> Mode:
-        """Choose the mode that is set or, with ``auto``, the first that suits the cluster.
-
-        Raises:
-            ConfigError: none does.
-        """
+        """Choose the mode that is set or, with ``auto``, the first that suits the cluster."""
         if self.settings.mode != AUTO:
             return mode_named(self.settings.mode)
         for mode in all_modes():

@@ -13,6 +13,7 @@ from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import NODES, QUOTAS
 from stages.parts.cluster.nodes import admits, free
 from stages.rollout.kserve.objects import KServeEndpoint
+from stages.rollout.kserve.settings import Toleration
 
 POOLS: Final = (
     "cloud.google.com/gke-nodepool",
@@ -55,10 +56,7 @@ def check_room(cluster: Cluster, endpoint: KServeEndpoint, release: str, *, pres
         nodes = cluster.list(NODES)[0]
         if nodes and not any(label in node["metadata"].get("labels", {}) for node in nodes for label in POOLS):
             # Clusters may add a toleration for the taint that is called like the resource.
-            tolerations = [
-                {"key": gpu, "operator": "Exists"},
-                *(toleration.model_dump() for toleration in settings.tolerations),
-            ]
+            tolerations = [toleration.model_dump() for toleration in (Toleration(key=gpu), *settings.tolerations)]
             pod = {"nodeSelector": settings.node_selector, "tolerations": tolerations}
             matching = [node for node in nodes if admits(node, pod)]
             left_on = [left for amounts in free(cluster, matching, [gpu]) if (left := int(amounts[gpu])) > 0]

@@ -29,11 +29,7 @@ def shares(route: Object) -> dict[str, float]:
 
 
 def share(route: Object | None, service: str) -> int:
-    """Read the percentage of new requests that a Service gets, rounded.
-
-    Raises:
-        TransientError: that is not certain now.
-    """
+    """Read the percentage of new requests that a Service gets, rounded; raise TransientError if it is not certain."""
     why = unprogrammed(route)
     if route is None or why:
         raise TransientError(f"the split in force is not certain: {why}")

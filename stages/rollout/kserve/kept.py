@@ -34,14 +34,8 @@ def served_modes(cluster: Cluster, namespace: str | None = None) -> dict[str, di
 
 
 def kept_mode(cluster: Cluster, model: str, mode_set: str, namespace: str | None = None) -> str | None:
-    """Find the mode in which *model* is served, if it is.
-
-    Args:
-        mode_set: ``KServe.mode``.
-
-    Raises:
-        Conflict: it is served in two modes at once, or in another one than *mode_set*.
-    """
+    """Find the mode in which *model* is served, if it is; raise Conflict if it is served in two modes at once, or in
+    another one than *mode_set*, which is ``KServe.mode``."""
     modes = served_modes(cluster, namespace).get(model, {})
     if len(modes) > 1:
         listed = " and ".join(f"{mode} ({', '.join(names)})" for mode, names in modes.items())
@@ -64,7 +58,7 @@ def in_mode(settings: KServe, mode: str | None) -> KServe:
 
 
 def _services(cluster: Cluster, namespace: str | None) -> Iterator[tuple[Mode, Object]]:
-    """Our objects that serve, each with its mode."""
+    """Yield our objects that serve, each with its mode."""
     selector = ",".join(f"{name}={value}" for name, value in PART_OF.items())
     for kind in serving_kinds():
         # Most clusters have InferenceServices alone, and whoever may not see other kinds makes none.

@@ -1,6 +1,6 @@
 """The modes of KServe: the ways in which it serves a model and splits its traffic.
 
-To add one: a package beside ``standard`` whose ``MODE`` describes it, and its line in ``MODES``.
+To add one: a module beside ``standard`` whose ``MODE`` describes it, and its line in ``MODES``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODES: Final[dict[str, str]] = {
     "route": "stages.rollout.kserve.route",
     "llm": "stages.rollout.kserve.llm",
 }
-"""The package of each mode, imported only when the mode is used."""
+"""The module of each mode, imported only when the mode is used."""
 
 
 @dataclass(frozen=True)
@@ -57,3 +57,13 @@ def mode_named(name: str) -> Mode:
 
 def all_modes() -> list[Mode]:
     return [mode_named(name) for name in MODES]
+
+
+def render(endpoint: KServeEndpoint, release: str, stable: str | None, mode: str, percent: int) -> list[Object]:
+    """Render, without a cluster, all objects while *release* has *percent* % of the traffic beside *stable*, or all of
+    it if *stable* is None. Gateway and domain, where a mode names them, are KServe's defaults.
+
+    Raises:
+        ConfigError: an argument for vLLM can't be passed through KServe.
+    """
+    return mode_named(mode).render(endpoint, {stable: 100 - percent, release: percent} if stable else {release: 100})

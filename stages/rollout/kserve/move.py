@@ -39,7 +39,6 @@ ANSWER_S: Final = 30.0
 LOOK_S: Final = 0.2
 WAITING_S: Final = 30.0
 """Between two lines that say what is waited for."""
-HOST_HINT: Final = "where the endpoint's name can't be resolved: --set kserve.gateway_url=http://…"
 
 
 class Moved(Record):
@@ -121,9 +120,8 @@ def _served(cluster: Cluster, store: ModelStore, mode: str) -> tuple[str, str]:
 
 def _check_host(old: KServeTarget, new: KServeTarget) -> None:
     """Raise Conflict if clients would have to ask another host."""
-    split = old.split()
-    if split.canary:
-        raise Conflict(f"{split.canary} is being tried", hint="end that rollout first")
+    if canary := old.split().canary:
+        raise Conflict(f"{canary} is being tried", hint="end that rollout first")
     hosts = [target.hostname for target in (old, new)]
     if len(set(hosts)) > 1:
         raise Conflict(f"the endpoint would move from {hosts[0]} to {hosts[1]}", hint="see docs/rollout.md")
@@ -185,18 +183,17 @@ def _undone(old: KServeTarget, new: KServeTarget, release: str) -> Iterator[None
 
 
 def _until_answered(load: SteadyLoad, since_s: float, failure: str) -> None:
-    """Wait for a good answer to a request sent after *since_s*.
-
-    Raises:
-        DrillFailed: there is none in time.
-    """
+    """Wait for a good answer to a request sent after *since_s*."""
     deadline = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline:
         if any(not reply.error for reply in load.replies() if reply.sent_s >= since_s):
             return
         time.sleep(LOOK_S)
     errors = [reply.error for reply in load.replies() if reply.error]
-    raise DrillFailed(f"{failure}: {errors[-1] if errors else 'none came back'}", hint=HOST_HINT)
+    raise DrillFailed(
+        f"{failure}: {errors[-1] if errors else 'none came back'}",
+        hint="where the endpoint's name can't be resolved: --set kserve.gateway_url=http://…",
+    )
 
 
 def _say(text: str) -> None:

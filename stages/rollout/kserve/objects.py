@@ -125,10 +125,7 @@ def _shortened(slug: str, digest: str, characters: int) -> str:
 
 
 def predictor(endpoint: KServeEndpoint, release: str, *, drained: bool = True) -> Object:
-    """``spec.predictor`` of the stable release.
-
-    Args:
-        drained: see ``pod_fields``.
+    """Build ``spec.predictor`` of the stable release; *drained* as for ``pod_fields``.
 
     Raises:
         ConfigError: an argument for vLLM can't be passed through KServe.
@@ -161,6 +158,13 @@ def revision_of(predictor: Object) -> str:
     return str(predictor.get("labels", {}).get(REVISION, ""))
 
 
+def condition(body: Object, name: str) -> bool:
+    """Tell whether a condition of a pod or a service holds. An InferenceService's ``observedGeneration`` is a child
+    object's, and means nothing here."""
+    conditions = body.get("status", {}).get("conditions", [])
+    return any(entry["type"] == name and entry["status"] == "True" for entry in conditions)
+
+
 def inference_service(
     endpoint: KServeEndpoint,
     spec: Object,
@@ -169,12 +173,8 @@ def inference_service(
     name: str = "",
     labels: dict[str, str] | None = None,
 ) -> Object:
-    """Build a whole InferenceService.
-
-    Args:
-        annotations, labels: beside those that every mode sets.
-        name: the endpoint's unless given.
-    """
+    """Build a whole InferenceService, with these *annotations* and *labels* beside those that every mode sets. It is
+    called like the endpoint unless it has a *name*."""
     return {
         "apiVersion": ISVCS.api_version,
         "kind": ISVCS.name,
@@ -229,11 +229,8 @@ def startup_s(endpoint: KServeEndpoint, release: str) -> int:
 
 
 def pod_fields(endpoint: KServeEndpoint, release: str, *, drained: bool = True) -> Object:
-    """Build what defines a release's pods beside the container that serves.
-
-    Args:
-        drained: Kubernetes stops and spreads the pods. False: Knative does, and refuses the fields for it.
-    """
+    """Build what defines a release's pods beside the container that serves. If they are not *drained*, Knative stops
+    and spreads them, and refuses the fields for it."""
     settings = endpoint.settings
     gpus = endpoint.serving_of(release).tensor_parallel_size if settings.gpu else 0
     pods: Object = {"automountServiceAccountToken": False}
@@ -258,11 +255,7 @@ def pod_fields(endpoint: KServeEndpoint, release: str, *, drained: bool = True) 
 
 
 def container(endpoint: KServeEndpoint, release: str, *, port: int = PORT, drained: bool = True) -> Object:
-    """Build what defines the container that serves.
-
-    Args:
-        drained: see ``pod_fields``.
-    """
+    """Build what defines the container that serves; *drained* as for ``pod_fields``."""
     settings = endpoint.settings
     memory = f"{math.ceil(_memory_bytes(endpoint, release) / GIB)}Gi" if settings.memory == "auto" else settings.memory
     resources: Object = {"requests": {"cpu": settings.cpu, "memory": memory}, "limits": {"memory": memory}}

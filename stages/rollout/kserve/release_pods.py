@@ -22,9 +22,9 @@ from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import PODS, Object
 from stages.parts.cluster.refusals import Absent
 from stages.parts.records.counters import Counters
-from stages.parts.vllm.client import HEALTH_TIMEOUT_S, http
+from stages.parts.vllm.client import HEALTH_TIMEOUT_S, http, read_metrics
 from stages.parts.vllm.prometheus import METRICS, sum_counters
-from stages.rollout.kserve.objects import ENDPOINT, PORT, RELEASE, REVISION, KServeEndpoint
+from stages.rollout.kserve.objects import ENDPOINT, PORT, RELEASE, REVISION, KServeEndpoint, condition
 
 CRASHES: Final = 3
 """After so many restarts, a container that crashes again is considered broken."""
@@ -54,13 +54,9 @@ class Pods:
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def ready(self, release: str, revision: str) -> bool:
-        """Whether a pod of the predictor's *revision* accepts requests.
-
-        Raises:
-            ServerFailed: the pods can't start, or crash repeatedly.
-        """
+        """Whether a pod of the predictor's *revision* accepts requests; raise ServerFailed if none ever will."""
         pods = [pod for pod in self.of(release) if _revision(pod) == revision]
-        if any(_condition(pod, "Ready") for pod in pods):
+        if any(condition(pod, "Ready") for pod in pods):
             return True
         for pod in pods:
             if why := _failure(pod):
@@ -71,16 +67,10 @@ class Pods:
         return False
 
     def waits_for(self, release: str) -> str:
-        """See ``Target``."""
         reasons = ((pod["metadata"]["name"], _waiting(pod)) for pod in self.of(release))
         return next((f"{name}: {why}" for name, why in reasons if why), "")
 
     def counters(self, release: str) -> Counters:
-        """See ``Target``.
-
-        Raises:
-            TransientError: the pods, or Prometheus, do not answer.
-        """
         pods = self.of(release)
         restarts = self._restarts.setdefault(release, {})
         for pod in pods:
@@ -108,41 +98,33 @@ class Pods:
     def running(self, release: str) -> tuple[int, int]:
         """Count those that were asked for and have not ended, and those of them that are ready."""
         pods = [pod for pod in self.of(release) if pod.get("status", {}).get("phase") not in ENDED]
-        return len(pods), sum(_condition(pod, "Ready") for pod in pods)
+        return len(pods), sum(condition(pod, "Ready") for pod in pods)
 
     def ready_names(self, release: str) -> list[str]:
-        return [pod["metadata"]["name"] for pod in self.of(release) if _condition(pod, "Ready")]
+        return [pod["metadata"]["name"] for pod in self.of(release) if condition(pod, "Ready")]
 
     def _scrape(self, pods: list[Object], release: str) -> list[Sample]:
         last = self._last.setdefault(release, {})
-        ready = [pod for pod in pods if _condition(pod, "Ready")]
+        ready = [pod for pod in pods if condition(pod, "Ready")]
         if not ready and not last:
             raise TransientError(f"{release} has no pod that is ready")
         for pod in ready:
-            families = text_string_to_metric_families(self._read(pod))
-            life = f"{pod['metadata']['name']} {_restarts(pod)}"
-            last[life] = [sample for family in families for sample in family.samples]
+            name = pod["metadata"]["name"]
+            text = read_metrics(f"http://{pod['status']['podIP']}:{_port(pod)}", name)
+            families = text_string_to_metric_families(text)
+            last[f"{name} {_restarts(pod)}"] = [sample for family in families for sample in family.samples]
         return [sample for samples in last.values() for sample in samples]
 
-    def _read(self, pod: Object) -> str:
-        url = f"http://{pod['status']['podIP']}:{_port(pod)}/metrics"
-        try:
-            return http().get(url, timeout=HEALTH_TIMEOUT_S).raise_for_status().text
-        except httpx.HTTPError as error:
-            name = pod["metadata"]["name"]
-            raise TransientError(f"the metrics of {name} can't be read: {type(error).__name__}: {error}") from error
-
     def _query_prometheus(self, address: str, release: str) -> list[Sample]:
-        """Query the last value of each series, including those of pods that are gone.
-
-        Raises:
-            TransientError: Prometheus does not answer, or has no series of the release.
-        """
+        """Query the last value of each series, including those of pods that are gone."""
         names = "|".join(METRICS)
         query = f'last_over_time({{__name__=~"{names}",{selector(self.endpoint, release)}}}[{KEPT}])'
         try:
             reply = http().get(f"{address.rstrip('/')}/api/v1/query", params={"query": query}, timeout=HEALTH_TIMEOUT_S)
-            samples = [_sample(series) for series in reply.raise_for_status().json()["data"]["result"]]
+            samples = []
+            for series in reply.raise_for_status().json()["data"]["result"]:
+                labels = dict(series["metric"])
+                samples.append(Sample(labels.pop("__name__"), labels, float(series["value"][1])))
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             raise TransientError(f"Prometheus does not answer: {type(error).__name__}: {error}") from error
         if not samples:
@@ -156,16 +138,6 @@ def selector(endpoint: KServeEndpoint, release: str) -> str:
     """Select the series of one release; the last two labels come from the PodMonitor in ``manifests/monitoring``."""
     labels = {"namespace": endpoint.namespace, "slipway_endpoint": endpoint.name, "slipway_release": release}
     return ",".join(f'{name}="{value}"' for name, value in labels.items())
-
-
-def _sample(series: Object) -> Sample:
-    labels = dict(series["metric"])
-    return Sample(labels.pop("__name__"), labels, float(series["value"][1]))
-
-
-def _condition(pod: Object, name: str) -> bool:
-    conditions = pod.get("status", {}).get("conditions", [])
-    return any(condition["type"] == name and condition["status"] == "True" for condition in conditions)
 
 
 def _revision(pod: Object) -> str | None:
@@ -205,11 +177,10 @@ def _waiting(pod: Object) -> str:
             return f"the image {status['image']} can't be pulled"
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
             return f"{waiting['reason']}: {' '.join(waiting.get('message', '').split())}".rstrip(": ")
-    conditions = pod.get("status", {}).get("conditions", [])
-    unplaced = (
-        condition for condition in conditions if condition["type"] == "PodScheduled" and condition["status"] == "False"
-    )
-    return next((f"no node has room for it: {condition.get('message', '')}" for condition in unplaced), "")
+    for entry in pod.get("status", {}).get("conditions", []):
+        if entry["type"] == "PodScheduled" and entry["status"] == "False":
+            return f"no node has room for it: {entry.get('message', '')}"
+    return ""
 
 
 def _port(pod: Object) -> int:

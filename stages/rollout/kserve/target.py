@@ -23,7 +23,7 @@ from stages.rollout.kserve.autoscaling import Autoscalers
 from stages.rollout.kserve.detect import Installation
 from stages.rollout.kserve.free_gpus import check_room
 from stages.rollout.kserve.modes import mode_named
-from stages.rollout.kserve.objects import ENDPOINT, ISVCS, KServeEndpoint, startup_s
+from stages.rollout.kserve.objects import ENDPOINT, ISVCS, KServeEndpoint, predictor, revision_of, startup_s
 from stages.rollout.kserve.release_pods import Pods
 from stages.rollout.target import Replicas, Target, tried_already
 
@@ -60,16 +60,26 @@ class KServeTarget(Target):
 
     def regarding(self) -> Object | None:
         """Find the object on which people look for events, if there is one yet."""
-        return self.objects.get(ISVCS, self.endpoint.name)
+        return self.cluster.find(ISVCS, self.endpoint.name)
 
     def changes(self, release: str) -> str:
         present, by_settings = self.revisions(release)
         return "how its pods are started" if present not in (None, by_settings) else ""
 
-    @abstractmethod
     def revisions(self, release: str) -> tuple[str | None, str]:
         """Read the revision of the pods that serve *release* as the stable release, if any, and that of the present
         settings."""
+        service = self.objects.ours(name=self.service_name(release))
+        present = revision_of(service["spec"]["predictor"]) if service else None
+        return present, revision_of(self.predictor(release))
+
+    def service_name(self, release: str) -> str:  # noqa: ARG002
+        """Name the object that serves *release*."""
+        return self.endpoint.name
+
+    def predictor(self, release: str) -> Object:
+        """Build the predictor of *release* by the present settings."""
+        return predictor(self.endpoint, release)
 
     def startup_s(self, release: str) -> int:
         return startup_s(self.endpoint, release)
@@ -92,7 +102,6 @@ class KServeTarget(Target):
         return self.autoscalers.prepare(release, self.deployment(release), self.split().stable, percent)
 
     def replicas(self, release: str) -> Replicas:
-        """See ``Autoscaled``."""
         return self.autoscalers.replicas(release, self.deployment(release))
 
     def counters(self, release: str) -> Counters:
@@ -153,7 +162,7 @@ class OneServiceTarget(KServeTarget):
 
 
 class ServicePerReleaseTarget(KServeTarget):
-    """A mode in which each release has an object of its own that serves it."""
+    """A mode in which each release has an object of its own that serves it, called by ``service_name``."""
 
     @abstractmethod
     def release_served(self, service: Object) -> str | None:
@@ -163,15 +172,8 @@ class ServicePerReleaseTarget(KServeTarget):
     def stable_of(self, services: dict[str, Object]) -> str | None:
         """Find the stable release among these."""
 
-    @abstractmethod
-    def service_name(self, release: str) -> str: ...
-
     def services(self) -> dict[str, Object]:
-        """List the object that serves each release, the oldest first; those that are being removed are left out.
-
-        Raises:
-            Conflict: another controller looks after one of them.
-        """
+        """List the object that serves each release, the oldest first; those that are being removed are left out."""
         kind = mode_named(self.installation.mode).services
         listed = self.cluster.list(kind, labels=f"{ENDPOINT}={self.endpoint.name}")[0]
         services = [service for service in listed if "deletionTimestamp" not in service["metadata"]]
@@ -189,14 +191,8 @@ class ServicePerReleaseTarget(KServeTarget):
         return service
 
     def clear_the_way(self, release: str) -> dict[str, Object]:
-        """Remove what a first rollout left that was given up.
-
-        Returns:
-            The services.
-
-        Raises:
-            Conflict: another release is being tried beside the stable one.
-        """
+        """Remove what a first rollout left that was given up, and return the services; raise Conflict if another
+        release is being tried beside the stable one."""
         services = self.services()
         stable = self.stable_of(services)
         for other in services.keys() - {release, stable}:
@@ -219,13 +215,6 @@ class ServicePerReleaseTarget(KServeTarget):
 
     def client_url(self) -> str:
         return f"http://{self.hostname}"
-
-
-def condition(service: Object, name: str) -> bool:
-    """Tell whether a condition of an InferenceService holds. Its ``observedGeneration`` is a child object's, and means
-    nothing here."""
-    conditions = service.get("status", {}).get("conditions", [])
-    return any(entry["type"] == name and entry["status"] == "True" for entry in conditions)
 
 
 def check_reconciled(service: Object) -> None:

@@ -21,7 +21,6 @@ SCHEDULER_PRESET: Final = "config-llm-scheduler"
 
 
 def check(setup: Setup) -> None:
-    """See ``Mode.check``."""
     settings = setup.settings.llm
     try:
         setup.require(LLM_SERVICES)

@@ -97,7 +97,7 @@ def weight(service: Object) -> int:
 
 
 def llm_service(endpoint: KServeEndpoint, release: str, gateway: str, hostname: str, *, scheduler: bool) -> Object:
-    """Build a release's LLMInferenceService, without traffic; raises as ``objects.container``."""
+    """Build a release's LLMInferenceService, without traffic."""
     name = llm_name(endpoint, release)
     made: Object = {"model": {"uri": source_uri(endpoint, release), "name": endpoint.store.model}}
     made["template"] = _template(endpoint, release)
@@ -190,7 +190,6 @@ def _template(endpoint: KServeEndpoint, release: str) -> Object:
 
 
 def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
-    """See ``Mode.render``."""
     installation, settings = as_configured("llm", endpoint.settings, {}), endpoint.settings
     hostname = installation.hostname(endpoint.name, endpoint.namespace)
     group, scheduler = settings.llm.cache_nodes, settings.llm.scheduler

@@ -11,11 +11,11 @@ KServe deletes a member only when no other member's route leads to it any more.
 from __future__ import annotations
 
 import math
-import time
 
 from stages.parts.base.errors import Conflict, TransientError
 from stages.parts.cluster.kinds import Object
 from stages.parts.releases.split import Split
+from stages.rollout.kserve.applied import still_lacking
 from stages.rollout.kserve.http_route import lacking, share, shares, unprogrammed
 from stages.rollout.kserve.llm.objects import (
     CACHES,
@@ -31,8 +31,8 @@ from stages.rollout.kserve.llm.objects import (
     llm_service,
     weight,
 )
-from stages.rollout.kserve.objects import ENDPOINT, RELEASE, REVISION
-from stages.rollout.kserve.target import AGAIN, ServicePerReleaseTarget, check_reconciled, condition
+from stages.rollout.kserve.objects import ENDPOINT, RELEASE, REVISION, condition
+from stages.rollout.kserve.target import AGAIN, ServicePerReleaseTarget, check_reconciled
 
 
 class LLMTarget(ServicePerReleaseTarget):
@@ -72,7 +72,7 @@ class LLMTarget(ServicePerReleaseTarget):
             self.objects.ours(LLM_SERVICES, name)  # somebody else's is refused
             self.objects.route_by_kserve(llm_route(name), LLM_SERVICES.name, name)
             self.objects.wait_until(
-                lambda: "KServe has not removed it" if self.objects.get(LLM_SERVICES, name) else "",
+                lambda: "KServe has not removed it" if self.cluster.find(LLM_SERVICES, name) else "",
                 f"removing what served {release} before",
             )
             self._copy_to_nodes(release)
@@ -158,33 +158,27 @@ class LLMTarget(ServicePerReleaseTarget):
             reasons = (lacking(self._route(service), backends) for service in services.values())
             return next(filter(None, reasons), "")
 
-        self.objects.wait_until(
-            unfinished, " and ".join(f"{part} % for {release}" for release, part in percent.items())
-        )
+        self.wait_for_split(percent, unfinished)
 
     def _copy_to_nodes(self, release: str) -> None:
-        """Wait until the nodes have its weights: KServe starts pods on nodes without them, too.
-
-        Raises:
-            TransientError: they have not after the time that a server may take to load.
-        """
+        """Wait until the nodes have its weights, at most as long as a server may take to load: KServe starts pods on
+        nodes without them, too."""
         group = self.endpoint.settings.llm.cache_nodes
         if group is None:
             return
         name = self.service_name(release)
-        former = self.objects.get(CACHES, name)
+        former = self.cluster.find(CACHES, name)
         if former and former["metadata"].get("labels", {}).get(ENDPOINT) != self.endpoint.name:
             raise Conflict(f"the {CACHES.name} {name} is somebody else's", hint="remove it")
         self.cluster.apply(CACHES, cache(self.endpoint, release, group), force=True)
-        deadline = time.monotonic() + self.startup_s(release)
-        while True:
-            copies = (self.objects.get(CACHES, name) or {}).get("status", {}).get("copies", {})
+
+        def missing() -> str:
+            copies = (self.cluster.find(CACHES, name) or {}).get("status", {}).get("copies", {})
             available, total = copies.get("available", 0), copies.get("total", math.inf)
-            if available >= total > 0:
-                return
-            if time.monotonic() > deadline:
-                raise TransientError(f"{release} is on {available} of {total} nodes of {group}")
-            time.sleep(self.poll_s)
+            return "" if available >= total > 0 else f"{available} of {total}"
+
+        if copied := still_lacking(missing, self.startup_s(release), self.poll_s):
+            raise TransientError(f"{release} is on {copied} nodes of {group}")
 
     def _route(self, service: Object) -> Object | None:
         name = service["metadata"]["name"]

@@ -9,7 +9,7 @@ from typing import Any, Final
 from stages.parts.cluster.kinds import Object
 from stages.rollout.kserve import route
 from stages.rollout.kserve.objects import KServeEndpoint
-from stages.rollout.kserve.route.target import RouteTarget
+from stages.rollout.kserve.route import RouteTarget
 
 NAME: Final = "made-up"
 LABEL: Final = "example.com/made-up"

@@ -15,7 +15,7 @@ from stages.parts.cluster.login import by_kubeconfig
 from stages.parts.records.rollout import Journal
 from stages.rollout.kserve.connect import on
 from stages.rollout.kserve.objects import KServeEndpoint
-from stages.rollout.kserve.route.objects import route_name
+from stages.rollout.kserve.route import route_name
 from stages.rollout.kserve.settings import VARIABLE, KServe
 from stages.rollout.kserve.target import KServeTarget
 from stages.rollout.state_machine import roll_out

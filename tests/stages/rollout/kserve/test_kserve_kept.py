@@ -11,7 +11,7 @@ from stages.parts.base.errors import Conflict
 from stages.parts.releases.split import Split
 from stages.rollout.kserve.llm.objects import llm_deployment, llm_name, llm_route
 from stages.rollout.kserve.objects import predictor_name
-from stages.rollout.kserve.route.objects import route_name, service_name
+from stages.rollout.kserve.route import route_name, service_name
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES
 from tests.stages.rollout.stage import GOOD, NEXT

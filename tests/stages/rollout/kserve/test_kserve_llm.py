@@ -18,8 +18,8 @@ from stages.parts.endpoint.offered import OFFERED
 from stages.parts.releases.split import Split
 from stages.rollout.commands import abort
 from stages.rollout.kserve.llm.objects import LLM_SERVICES, cache, llm_name, llm_service
+from stages.rollout.kserve.modes import render
 from stages.rollout.kserve.objects import KServeEndpoint, predictor
-from stages.rollout.kserve.render import objects
 from stages.rollout.kserve.settings import LLM, KServe
 from stages.rollout.state_machine import roll_out
 from tests.serving import REPOSITORY, wait_until
@@ -95,7 +95,7 @@ def test_labels_are_the_same_with_any_settings(tmp_path: Path) -> None:
     one, other = made(endpoint(tmp_path)), made(endpoint(tmp_path, cpu="8"))
     assert one["spec"]["labels"] == other["spec"]["labels"]
     assert one["spec"]["annotations"] != other["spec"]["annotations"]
-    weighed = objects(endpoint(tmp_path), NEXT, None, "llm", 100)[0]
+    weighed = render(endpoint(tmp_path), NEXT, None, "llm", 100)[0]
     assert weighed["spec"]["annotations"] == one["spec"]["annotations"], "a weight restarts nothing"
 
 
@@ -110,7 +110,7 @@ def test_with_prometheus_the_replicas_are_left_to_its_autoscaler(tmp_path: Path)
     assert made(endpoint(tmp_path))["spec"]["replicas"] == 1
     at = endpoint(tmp_path, prometheus="http://p:9090")
     assert "replicas" not in made(at)["spec"]
-    (scaler,) = [each for each in objects(at, NEXT, None, "llm", 100) if each["kind"] == "ScaledObject"]
+    (scaler,) = [each for each in render(at, NEXT, None, "llm", 100) if each["kind"] == "ScaledObject"]
     assert scaler["spec"]["scaleTargetRef"]["name"] == f"{llm_name(at, NEXT)}-kserve"
 
 
@@ -126,7 +126,7 @@ def test_nodes_keep_only_what_lies_in_object_storage(tmp_path: Path) -> None:
     copies = cache(at, NEXT, "gpus")
     assert copies["spec"]["sourceModelUri"] == made(at)["spec"]["model"]["uri"]
     assert copies["spec"]["sourceModelUri"] == f"s3://bucket/models/org--name/releases/{NEXT}"
-    assert [each["kind"] for each in objects(at, NEXT, None, "llm", 100)][:2] == ["LocalModelNamespaceCache", KIND]
+    assert [each["kind"] for each in render(at, NEXT, None, "llm", 100)][:2] == ["LocalModelNamespaceCache", KIND]
 
 
 def test_a_release_is_served_once_its_copies_are_on_the_nodes_and_they_go_with_it(kserve: OnKServe) -> None:

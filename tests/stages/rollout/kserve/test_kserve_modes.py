@@ -12,7 +12,7 @@ from stages.parts.releases.split import Split
 from stages.rollout.kserve import modes
 from stages.rollout.kserve.detect import detect
 from stages.rollout.kserve.kept import served_modes
-from stages.rollout.kserve.render import objects
+from stages.rollout.kserve.modes import render
 from stages.rollout.kserve.settings import KServe
 from tests.serving import REPOSITORY
 from tests.stages.rollout.kserve import made_up_mode
@@ -42,7 +42,7 @@ def test_a_mode_from_outside_is_set_chosen_rendered_served_and_kept(serve: Serve
     assert detect(kserve.cluster(), KServe()).mode == NAME
     kserve.first()
     kserve.make(NEXT)
-    assert [body["kind"] for body in objects(kserve.endpoint(), NEXT, GOOD, NAME, 10) if LABEL in str(body)] == [
+    assert [body["kind"] for body in render(kserve.endpoint(), NEXT, GOOD, NAME, 10) if LABEL in str(body)] == [
         "InferenceService",
         "InferenceService",
     ]

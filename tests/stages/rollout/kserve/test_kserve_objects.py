@@ -17,8 +17,8 @@ from stages.parts.base.store import ModelStore
 from stages.parts.machine.processor import LIMIT
 from stages.parts.releases.release import METRICS
 from stages.parts.vllm.arguments import GPU_ARGUMENT, engine_arguments
+from stages.rollout.kserve import knative
 from stages.rollout.kserve.autoscaling import scaled_object
-from stages.rollout.kserve.knative import objects as knative
 from stages.rollout.kserve.modes import mode_named
 from stages.rollout.kserve.objects import (
     ISVCS,
@@ -29,9 +29,9 @@ from stages.rollout.kserve.objects import (
     predictor_name,
     startup_s,
 )
-from stages.rollout.kserve.route.objects import service_name
+from stages.rollout.kserve.route import service_name
 from stages.rollout.kserve.settings import KServe
-from stages.rollout.kserve.standard.objects import canary, predictor
+from stages.rollout.kserve.standard import canary, predictor
 from stages.select.selection import select
 from tests.samples import engine, measured_store
 from tests.serving import REPOSITORY

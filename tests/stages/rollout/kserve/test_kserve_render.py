@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stages.parts.cluster.kinds import Object
-from stages.rollout.kserve.render import objects
+from stages.rollout.kserve.modes import render
 from stages.rollout.state_machine import roll_out
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES
@@ -40,11 +40,11 @@ def test_the_rendered_objects_are_those_that_are_applied(serve: Callable[..., On
     kserve = serve(**MODES[mode])
     kserve.make(GOOD)
     kserve.roll(GOOD)
-    assert_applied(kserve, objects(kserve.endpoint(), GOOD, None, mode, 100))
+    assert_applied(kserve, render(kserve.endpoint(), GOOD, None, mode, 100))
     kserve.make(NEXT)
     roll_out(kserve.store, kserve.connect(), NEXT, SETTINGS, until="10")
     kserve.connect().shift(NEXT, 10)
-    shown = objects(kserve.endpoint(), NEXT, GOOD, mode, 10)
+    shown = render(kserve.endpoint(), NEXT, GOOD, mode, 10)
     kinds = {"standard": 1, "knative": 1, "route": 2, "llm": 0}[mode] * ["InferenceService"]
     kinds += ["LLMInferenceService"] * 2 if mode == "llm" else []
     assert [each["kind"] for each in shown] == [
@@ -60,7 +60,7 @@ def test_with_prometheus_each_release_is_rendered_with_its_autoscaler(serve: Cal
     for each in (GOOD, NEXT):
         kserve.make(each)
     kserve.settings = kserve.settings.model_copy(update={"prometheus": "http://prometheus:9090"})
-    shown = objects(kserve.endpoint(), NEXT, GOOD, "standard", 10)
+    shown = render(kserve.endpoint(), NEXT, GOOD, "standard", 10)
     scaled = [each["spec"]["scaleTargetRef"]["name"] for each in shown if each["kind"] == "ScaledObject"]
     assert scaled == [f"{kserve.name}-r1-000000-predictor", f"{kserve.name}-r2-000000-predictor"]
-    assert "ScaledObject" not in {each["kind"] for each in objects(kserve.endpoint(), NEXT, GOOD, "knative", 10)}
+    assert "ScaledObject" not in {each["kind"] for each in render(kserve.endpoint(), NEXT, GOOD, "knative", 10)}

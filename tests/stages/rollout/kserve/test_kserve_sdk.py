@@ -13,9 +13,8 @@ import pytest
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
 from stages.parts.cluster.kinds import Object
-from stages.rollout.kserve.modes import MODES
+from stages.rollout.kserve.modes import MODES, render
 from stages.rollout.kserve.objects import KServeEndpoint
-from stages.rollout.kserve.render import objects
 from stages.rollout.kserve.settings import KServe
 
 SDK = Path(__file__).with_name("sdk")
@@ -58,12 +57,10 @@ def test_the_sdk_accepts_the_objects_of_every_mode(interpreter: Path, tmp_path: 
     for settings in SETTINGS.values():
         endpoint = KServeEndpoint(store, AskedServing(), KServe.model_validate(settings), "slipway")
         for mode in MODES:
-            bodies += [*objects(endpoint, FIRST, None, mode, 100), *objects(endpoint, SECOND, FIRST, mode, 10)]
+            bodies += [*render(endpoint, FIRST, None, mode, 100), *render(endpoint, SECOND, FIRST, mode, 10)]
     complaints, kinds = validated(interpreter, bodies)
     assert complaints == []
     assert set(kinds) == {"InferenceService", "LLMInferenceService", "LocalModelNamespaceCache"}
-    (service,) = [
-        body for body in objects(endpoint, FIRST, None, "standard", 100) if body["kind"] == "InferenceService"
-    ]
+    (service,) = [body for body in render(endpoint, FIRST, None, "standard", 100) if body["kind"] == "InferenceService"]
     service["spec"]["predictor"]["model"]["argss"] = service["spec"]["predictor"]["model"].pop("args")
     assert validated(interpreter, [service])[0] == ["InferenceService.spec.predictor.model.argss is unknown"]

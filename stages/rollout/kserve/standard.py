@@ -1,4 +1,5 @@
-"""Mode ``standard`` as the target of a rollout: the canary in ``spec.canary``, weights in KServe's own route.
+"""Mode ``standard``, KServe 0.21 or newer: one InferenceService with its canary in ``spec.canary``, and weights in
+KServe's own route.
 
 ``status.canaryStatuses`` repeats the percentage that was requested; only the HTTPRoute shows what is in force. When a
 canary is removed, KServe deletes its Deployment before it changes the route: its share is therefore set to 0 first.
@@ -9,24 +10,145 @@ rollout therefore adds the canary's for that time: the stable release keeps what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
-from stages.parts.base.errors import Conflict
-from stages.parts.cluster.kinds import Object
+from stages.parts.base.errors import AccessDenied, ConfigError, Conflict
+from stages.parts.cluster.kinds import DEFINITIONS, Object
+from stages.parts.cluster.refusals import Absent
 from stages.parts.releases.split import Split
+from stages.rollout.kserve import objects
+from stages.rollout.kserve.autoscaling import scaled_objects
+from stages.rollout.kserve.detect import CONFIG, CRD, NAMESPACE, Installation, Setup, as_configured, set_mode
 from stages.rollout.kserve.http_route import lacking, share
-from stages.rollout.kserve.objects import AUTOSCALER, ISVCS, predictor_name, release_of, revision_of
-from stages.rollout.kserve.standard.detect import check_hostname
-from stages.rollout.kserve.standard.objects import (
-    canary,
-    deployment,
-    inference_service,
-    predictor,
-    replicas,
-    with_replicas,
+from stages.rollout.kserve.modes import Mode
+from stages.rollout.kserve.objects import (
+    AUTOSCALER,
+    DEPLOYMENT_MODE,
+    ENDPOINT,
+    ISVCS,
+    LABEL_CHARACTERS,
+    LEAST_CHARACTERS,
+    LONGEST_PREDICTOR,
+    KServeEndpoint,
+    autoscaler_class,
+    condition,
+    disruption_budget,
+    predictor_name,
+    release_of,
+    revision_of,
 )
-from stages.rollout.kserve.target import AGAIN, OneServiceTarget, check_reconciled, condition
+from stages.rollout.kserve.target import AGAIN, OneServiceTarget, check_reconciled
 from stages.rollout.target import tried_already
+
+NAMES: Final = ("Standard", "RawDeployment")
+"""KServe's deployment mode, by its new name and its old one. Versions with ``spec.canary`` need the new one."""
+ONLY_ON_STABLE: Final = ("maxReplicas", "scaleMetric", "scaleTarget", "containerConcurrency", "timeout")
+"""Fields that KServe refuses on a canary, or takes from the stable predictor."""
+CANARY_SINCE: Final = (0, 21)
+"""The first version whose canaries work: 0.20 has ``spec.canary``, but neither routes by it nor waits for readiness."""
+
+
+def suits(setup: Setup) -> bool:
+    """Whether KServe is in this mode and splits traffic in it.
+
+    Raises:
+        ConfigError: its version can't be read, and may be 0.20.
+    """
+    if setup.default_mode not in NAMES or not _has_canaries(setup):
+        return False
+    if setup.version is None:
+        raise ConfigError("KServe's version can't be read, and 0.20 ignores a canary's share", hint=set_mode())
+    return True
+
+
+def check(setup: Setup) -> None:
+    if not _has_canaries(setup):
+        version = "{}.{}".format(*setup.version) if setup.version else "without spec.canary"
+        raise ConfigError(
+            f"KServe {version} does not split traffic in Standard mode: 0.21 is the first that does",
+            hint="upgrade KServe, or set kserve.mode to route",
+        )
+    if setup.config and not setup.ingress.get("enableGatewayApi", False):
+        raise ConfigError(
+            f"KServe is in Standard mode without the Gateway API (ingress.enableGatewayApi in {NAMESPACE}/{CONFIG} is "
+            "false): a canary would get no traffic",  # KServe starts its pods all the same
+            hint="set it to true and restart KServe's controller, or set kserve.mode to route",
+        )
+    if setup.ingress.get("disableIngressCreation", False):
+        raise ConfigError(
+            f"KServe creates no routes (ingress.disableIngressCreation in {NAMESPACE}/{CONFIG} is true): "
+            "traffic can't be split",
+            hint="set it to false and restart KServe's controller, or set kserve.mode to route",
+        )
+    shortest = "m" * LEAST_CHARACTERS + f"-{LONGEST_PREDICTOR}-predictor"
+    check_hostname(as_configured("standard", setup.settings, setup.ingress), shortest, setup.cluster.namespace)
+
+
+def check_hostname(installation: Installation, deployment: str, namespace: str) -> None:
+    """Raise ConfigError if KServe can't make a host name of a release's Deployment."""
+    hostname = installation.hostname(deployment, namespace)
+    if max(map(len, hostname.split("."))) > LABEL_CHARACTERS:
+        raise ConfigError(
+            f"KServe would make the host name {hostname}, with more than {LABEL_CHARACTERS} characters in a row",
+            hint="a namespace with a shorter name, or a domainTemplate with a dot before {{ .Namespace }}",
+        )
+
+
+def _has_canaries(setup: Setup) -> bool:
+    """Whether canaries work, by KServe's version or, if that is not known, by its definition. True if neither can be
+    read: then the mode was set."""
+    if setup.version is not None:
+        return setup.version >= CANARY_SINCE
+    try:
+        versions = setup.cluster.get(DEFINITIONS, CRD)["spec"]["versions"]
+    except (Absent, AccessDenied):
+        return True
+    schemas = [version["schema"]["openAPIV3Schema"] for version in versions if version["name"] == "v1beta1"]
+    return any("canary" in schema["properties"]["spec"]["properties"] for schema in schemas)
+
+
+def predictor(endpoint: KServeEndpoint, release: str) -> Object:
+    return objects.predictor(endpoint, release) | {"name": predictor_name(release)}
+
+
+def canary(stable: Object, percent: int) -> Object:
+    """Build an entry of ``spec.canary``, made from its release's ``predictor``."""
+    fields = {key: value for key, value in stable.items() if key not in ONLY_ON_STABLE}
+    return {"trafficPercent": percent, "predictor": fields}
+
+
+def replicas(predictor: Object) -> int:
+    return int(predictor.get("minReplicas", 1))
+
+
+def with_replicas(predictor: Object, more: int) -> Object:
+    """Add *more* replicas to a predictor."""
+    bounds = [key for key in ("minReplicas", "maxReplicas") if key in predictor]
+    return predictor | {key: max(1, int(predictor[key]) + more) for key in bounds}
+
+
+def inference_service(endpoint: KServeEndpoint, stable: Object, canaries: Sequence[Object] = ()) -> Object:
+    annotations = {DEPLOYMENT_MODE: NAMES[0]} | autoscaler_class(endpoint)
+    return objects.inference_service(endpoint, {"predictor": stable, "canary": list(canaries)}, annotations)
+
+
+def deployment(endpoint: KServeEndpoint, predictor: Object) -> str:
+    """Name a predictor's Deployment and its Service."""
+    return f"{endpoint.name}-{predictor['name']}-predictor"
+
+
+def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
+    predictors = {release: predictor(endpoint, release) for release in shares}
+    first, *tried = shares
+    canaries = [canary(predictors[release], shares[release]) for release in tried]
+    stable = with_replicas(predictors[first], sum(replicas(predictors[release]) for release in tried))
+    deployments = {release: deployment(endpoint, served) for release, served in predictors.items()}
+    return [
+        inference_service(endpoint, stable, canaries),
+        disruption_budget(endpoint),
+        *scaled_objects(endpoint, deployments),
+    ]
 
 
 class StandardTarget(OneServiceTarget):
@@ -40,11 +162,6 @@ class StandardTarget(OneServiceTarget):
             return Split(stable)
         percent = share(self._route(), deployment(self.endpoint, entry["predictor"]))
         return Split(stable, release_of(entry["predictor"]), percent)
-
-    def revisions(self, release: str) -> tuple[str | None, str]:
-        service = self.objects.ours()
-        present = revision_of(service["spec"]["predictor"]) if service else None
-        return present, revision_of(predictor(self.endpoint, release))
 
     def deploy(self, release: str) -> None:
         service, route = self.objects.ours(), self._route()
@@ -88,7 +205,6 @@ class StandardTarget(OneServiceTarget):
         return deployment(self.endpoint, self._predictor(self.service(), release))
 
     def shift(self, release: str, percent: int, *, back: bool = False) -> None:
-        """See ``Target``; on the way *back* no matter who owns the share."""
         service = self.service()
         entry = self._canary(service)
         if entry is None or release_of(entry["predictor"]) != release:
@@ -163,7 +279,6 @@ class StandardTarget(OneServiceTarget):
         self.autoscalers.keep(*(deployment(self.endpoint, served) for served in _predictors(service)))
 
     def _route(self) -> Object | None:
-        """KServe's route; raises as ``AppliedObjects.route_by_kserve``."""
         return self.objects.route_by_kserve(self.endpoint.name, ISVCS.name, self.endpoint.name)
 
     def _canary(self, service: Object) -> Object | None:
@@ -207,3 +322,18 @@ def _requested_share(service: Object, release: str | None) -> int | None:
     shares = {release_of(entry["predictor"]): int(entry["trafficPercent"]) for entry in canaries}
     shares.setdefault(release_of(service["spec"]["predictor"]), 100 - sum(shares.values()))
     return shares.get(release)
+
+
+MODE = Mode(
+    name="standard",
+    target=StandardTarget,
+    services=ISVCS,
+    owns=lambda service: (
+        service["metadata"].get("annotations", {}).get(DEPLOYMENT_MODE) in NAMES
+        and ENDPOINT not in service["metadata"].get("labels", {})
+    ),
+    suits=suits,
+    check=check,
+    render=render,
+    movable=True,
+)

@@ -1,23 +1,111 @@
-"""Mode ``route`` as the target of a rollout. The route's first backend is the stable release, the second, if there is
-one, the canary."""
+"""Mode ``route``, for any KServe in Standard mode: an InferenceService for each release behind the rollout's own
+HTTPRoute, whose first backend is the stable release, and the second, if there is one, the canary."""
 
 from __future__ import annotations
 
-from stages.parts.base.errors import Conflict
+from collections.abc import Mapping
+from typing import Final
+
+from stages.parts.base.errors import ConfigError, Conflict
 from stages.parts.cluster.kinds import Object
 from stages.parts.releases.split import Split
+from stages.rollout.kserve import objects
 from stages.rollout.kserve.applied import SERVICES, refuse_foreign
+from stages.rollout.kserve.autoscaling import scaled_objects
+from stages.rollout.kserve.detect import as_configured
 from stages.rollout.kserve.http_route import HTTP_ROUTES, lacking, share, shares, unprogrammed
-from stages.rollout.kserve.objects import AUTOSCALER, ISVCS, MODEL, predictor, release_of, revision_of
-from stages.rollout.kserve.route.objects import (
-    SERVICE_PORT,
-    deployment,
-    http_route,
-    inference_service,
-    route_name,
-    service_name,
+from stages.rollout.kserve.modes import Mode
+from stages.rollout.kserve.objects import (
+    AUTOSCALER,
+    DEPLOYMENT_MODE,
+    ENDPOINT,
+    ISVCS,
+    LEAST_CHARACTERS,
+    MODEL,
+    PART_OF,
+    KServeEndpoint,
+    autoscaler_class,
+    condition,
+    disruption_budget,
+    predictor,
+    predictor_name,
+    release_of,
+    revision_of,
+    room_for_name,
+    route_spec,
+    shortened,
 )
-from stages.rollout.kserve.target import AGAIN, ServicePerReleaseTarget, check_reconciled, condition
+from stages.rollout.kserve.standard import NAMES
+from stages.rollout.kserve.target import AGAIN, ServicePerReleaseTarget, check_reconciled
+
+SERVICE_PORT: Final = 80
+
+
+def route_name(endpoint: KServeEndpoint) -> str:
+    """Name the rollout's HTTPRoute: never the name of one that KServe makes for an InferenceService."""
+    return f"{endpoint.name}-route"
+
+
+def service_name(endpoint: KServeEndpoint, release: str) -> str:
+    """Name a release's InferenceService. KServe calls its Deployment ``<this>-predictor``, as no other mode's is
+    called, and its host ``<this>-predictor-<namespace>``, which is one label of DNS."""
+    suffix = f"-{predictor_name(release)}-route"
+    room = room_for_name(suffix, endpoint.namespace)
+    if room < LEAST_CHARACTERS:
+        raise ConfigError(
+            f"the namespace {endpoint.namespace} is too long for the host names that KServe makes of it",
+            hint=f"one of at most {len(endpoint.namespace) + room - LEAST_CHARACTERS} characters has room",
+        )
+    return shortened(endpoint, room) + suffix
+
+
+def deployment(endpoint: KServeEndpoint, release: str) -> str:
+    """Name a release's Deployment and its Service."""
+    return f"{service_name(endpoint, release)}-predictor"
+
+
+def inference_service(endpoint: KServeEndpoint, release: str) -> Object:
+    # The old name of the deployment mode, which every version understands.
+    annotations = {DEPLOYMENT_MODE: "RawDeployment"} | autoscaler_class(endpoint)
+    labels = {"networking.kserve.io/visibility": "cluster-local", ENDPOINT: endpoint.name}
+    spec = {"predictor": predictor(endpoint, release)}
+    return objects.inference_service(endpoint, spec, annotations, name=service_name(endpoint, release), labels=labels)
+
+
+def http_route(endpoint: KServeEndpoint, gateway: str, hostname: str, weights: list[tuple[str, int, int]]) -> Object:
+    """Build the route of clients; the gateway answers 404 for what it does not match.
+
+    Args:
+        weights: (Service, port, percent), the stable release first.
+    """
+    backends = [
+        {"group": "", "kind": "Service", "name": service, "port": port, "weight": percent}
+        for service, port, percent in weights
+    ]
+    return {
+        "apiVersion": HTTP_ROUTES.api_version,
+        "kind": HTTP_ROUTES.name,
+        "metadata": {
+            "name": route_name(endpoint),
+            "namespace": endpoint.namespace,
+            "labels": dict(PART_OF),
+            "annotations": {MODEL: endpoint.store.model, "slipway/mode": "route"},
+        },
+        "spec": route_spec(endpoint, gateway, hostname, backends),
+    }
+
+
+def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
+    deployments = {release: deployment(endpoint, release) for release in shares}
+    weights = [(deployments[release], SERVICE_PORT, percent) for release, percent in shares.items()]
+    installation = as_configured("route", endpoint.settings, {})
+    hostname = installation.hostname(endpoint.name, endpoint.namespace)
+    return [
+        *(inference_service(endpoint, release) for release in shares),
+        http_route(endpoint, installation.gateway, hostname, weights),
+        disruption_budget(endpoint),
+        *scaled_objects(endpoint, deployments),
+    ]
 
 
 class RouteTarget(ServicePerReleaseTarget):
@@ -57,11 +145,6 @@ class RouteTarget(ServicePerReleaseTarget):
             return Split(stable)
         canary = (weighted or others[-1:])[0]
         return Split(stable, canary, share(route, self.deployment(canary)))
-
-    def revisions(self, release: str) -> tuple[str | None, str]:
-        service = self.objects.ours(name=self.service_name(release))
-        present = revision_of(service["spec"]["predictor"]) if service else None
-        return present, revision_of(predictor(self.endpoint, release))
 
     def deploy(self, release: str) -> None:
         self.clear_the_way(release)
@@ -142,21 +225,15 @@ class RouteTarget(ServicePerReleaseTarget):
                 raise Conflict("somebody else changed the route", hint=AGAIN)
             return lacking(route, services)
 
-        self.objects.wait_until(
-            unfinished, " and ".join(f"{part} % for {release}" for release, part in percent.items())
-        )
+        self.wait_for_split(percent, unfinished)
 
     def _port(self, release: str) -> int:
-        service = self.objects.get(SERVICES, self.deployment(release))
+        service = self.cluster.find(SERVICES, self.deployment(release))
         return int(service["spec"]["ports"][0]["port"]) if service else SERVICE_PORT
 
     def _route(self) -> Object | None:
-        """Read the rollout's own route.
-
-        Raises:
-            Conflict: another controller looks after it, or there is one of somebody else under its name.
-        """
-        route = self.objects.get(HTTP_ROUTES, route_name(self.endpoint))
+        """Read the rollout's own route; raise Conflict if there is one of somebody else under its name."""
+        route = self.cluster.find(HTTP_ROUTES, route_name(self.endpoint))
         if route:
             refuse_foreign(HTTP_ROUTES, route)
             if route["metadata"].get("annotations", {}).get(MODEL) != self.endpoint.store.model:
@@ -174,3 +251,15 @@ def _backends(route: Object) -> list[str]:
     if not backends:
         raise Conflict(f"the route {route['metadata']['name']} was changed beyond its weights", hint="remove it")
     return backends
+
+
+MODE = Mode(
+    name="route",
+    target=RouteTarget,
+    services=ISVCS,
+    owns=lambda service: ENDPOINT in service["metadata"].get("labels", {}),
+    suits=lambda setup: setup.default_mode in NAMES,
+    check=lambda setup: setup.require(HTTP_ROUTES),
+    render=render,
+    movable=True,
+)

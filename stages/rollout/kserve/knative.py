@@ -1,4 +1,4 @@
-"""Mode ``knative`` as the target of a rollout: the latest revision gets ``canaryTrafficPercent``, the previous one the
+"""Mode ``knative``: one InferenceService, whose latest revision gets ``canaryTrafficPercent``, and the previous one the
 rest.
 
 A new template is a new revision. A revision's labels say what it serves; ``status.components.predictor.traffic`` says
@@ -10,16 +10,66 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 from stages.parts.base.errors import Conflict, ServerFailed, TransientError
 from stages.parts.base.log import say
 from stages.parts.cluster.kinds import Kind, Object
 from stages.parts.releases.split import Split
-from stages.rollout.kserve.knative.objects import NEARLY_ALL, PERCENT, inference_service, predictor
-from stages.rollout.kserve.objects import ISVC_LABEL, ISVCS, RELEASE, release_of, revision_of
-from stages.rollout.kserve.target import AGAIN, OneServiceTarget, condition
+from stages.parts.vllm.host import START_S
+from stages.rollout.kserve import objects
+from stages.rollout.kserve.modes import Mode
+from stages.rollout.kserve.objects import (
+    DEPLOYMENT_MODE,
+    ISVC_LABEL,
+    ISVCS,
+    RELEASE,
+    REVISION,
+    KServeEndpoint,
+    condition,
+    disruption_budget,
+    release_of,
+    revision_of,
+    startup_s,
+)
+from stages.rollout.kserve.target import AGAIN, OneServiceTarget
 from stages.rollout.target import Replicas, tried_already
+
+NAMES: Final = ("Serverless", "Knative")
+"""KServe's deployment mode, by its old name, which every version understands, and its new one."""
+PERCENT: Final = "canaryTrafficPercent"
+NEARLY_ALL: Final = 99
+LONGEST_TIMEOUT_S: Final = 600
+SHORTEST_WINDOW_S: Final = 6
+
+
+def predictor(endpoint: KServeEndpoint, release: str) -> Object:
+    scaling = endpoint.settings.scaling
+    return objects.predictor(endpoint, release, drained=False) | {
+        "timeout": min(endpoint.settings.timeout_s, LONGEST_TIMEOUT_S),
+        "scaleMetric": "concurrency",
+        "scaleTarget": scaling.concurrency,
+        "annotations": {
+            "autoscaling.knative.dev/window": f"{max(SHORTEST_WINDOW_S, scaling.scale_up_window_s)}s",
+            "autoscaling.knative.dev/scale-down-delay": f"{scaling.scale_down_delay_s}s",
+            "autoscaling.knative.dev/target-utilization-percentage": "100",
+            "autoscaling.knative.dev/initial-scale": str(scaling.minimum),
+            "serving.knative.dev/progress-deadline": f"{startup_s(endpoint, release) + START_S}s",
+        },
+    }
+
+
+def inference_service(endpoint: KServeEndpoint, predictor: Object) -> Object:
+    annotations = {DEPLOYMENT_MODE: NAMES[0], "serving.kserve.io/enable-tag-routing": "true"}
+    return objects.inference_service(endpoint, {"predictor": predictor}, annotations)
+
+
+def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
+    *stable, release = shares
+    share = {PERCENT: min(shares[release], NEARLY_ALL)} if stable else {}
+    return [inference_service(endpoint, predictor(endpoint, release) | share), disruption_budget(endpoint)]
+
 
 REVISIONS: Final = Kind("serving.knative.dev/v1", "Revision", "revisions")
 
@@ -33,14 +83,12 @@ class KnativeTarget(OneServiceTarget):
         canary = latest if latest != stable else None
         return Split(stable, canary, self._shares(service)[canary] if canary else 0)
 
-    def revisions(self, release: str) -> tuple[str | None, str]:
-        service = self.objects.ours()
-        present = revision_of(service["spec"]["predictor"]) if service else None
-        return present, revision_of(predictor(self.endpoint, release))
+    def predictor(self, release: str) -> Object:
+        return predictor(self.endpoint, release)
 
     def deploy(self, release: str) -> None:
         service = self.objects.ours()
-        new = predictor(self.endpoint, release)
+        new = self.predictor(release)
         stable = self.split().stable
         if service and stable not in (None, release):
             latest = release_of(service["spec"]["predictor"])
@@ -74,7 +122,6 @@ class KnativeTarget(OneServiceTarget):
         raise TransientError(f"{release} has no address of its own yet")
 
     def shift(self, release: str, percent: int, *, back: bool = False) -> None:
-        """See ``Target``; on the way *back* no matter who owns the share."""
         service, latest = self._latest(release)
         percent = min(percent, NEARLY_ALL)
         if latest.get(PERCENT) != percent:
@@ -104,11 +151,10 @@ class KnativeTarget(OneServiceTarget):
             return
         if latest == release:
             self.shift(release, 0, back=True)
-            self._apply(self.service(), predictor(self.endpoint, str(stable)) | {PERCENT: 0}, back=True)
+            self._apply(self.service(), self.predictor(str(stable)) | {PERCENT: 0}, back=True)
         self._hand_over(str(stable))
 
     def replicas(self, release: str) -> Replicas:
-        """See ``Autoscaled``: Knative scales every revision."""
         latest = self.service()["spec"]["predictor"]
         return Replicas(
             *self.pods.running(release), latest["minReplicas"], latest["maxReplicas"], int(latest["scaleTarget"])
@@ -140,11 +186,7 @@ class KnativeTarget(OneServiceTarget):
         self.objects.apply(ISVCS, inference_service(self.endpoint, predictor), former, back=back)
 
     def _latest(self, release: str) -> tuple[Object, Object]:
-        """Read the InferenceService and its predictor.
-
-        Raises:
-            Conflict: that serves another release.
-        """
+        """Read the InferenceService and its predictor; raise Conflict if that serves another release."""
         service = self.service()
         latest: Object = service["spec"]["predictor"]
         if release_of(latest) != release:
@@ -157,14 +199,14 @@ class KnativeTarget(OneServiceTarget):
         return {revision["metadata"]["name"]: revision["metadata"].get("labels", {}) for revision in revisions}
 
     def _releases(self) -> dict[str, str]:
-        """Find the release of each revision."""
+        """Find the release that each revision serves."""
         return {name: labels[RELEASE] for name, labels in self._revisions().items() if RELEASE in labels}
 
     def _revision(self, predictor: Object) -> str | None:
         """Find the newest revision of a predictor."""
         identity = revision_of(predictor), release_of(predictor)
-        labelled = ((name, {"labels": labels}) for name, labels in self._revisions().items())
-        alike = [name for name, template in labelled if (revision_of(template), release_of(template)) == identity]
+        revisions = self._revisions().items()
+        alike = [name for name, labels in revisions if (labels.get(REVISION, ""), labels.get(RELEASE)) == identity]
         return max(alike, default=None)
 
     def _stable(self, service: Object) -> str | None:
@@ -203,3 +245,15 @@ def _status(service: Object) -> Object:
 
 def _without_share(predictor: Object) -> Object:
     return {key: value for key, value in predictor.items() if key != PERCENT}
+
+
+MODE = Mode(
+    name="knative",
+    target=KnativeTarget,
+    services=ISVCS,
+    owns=lambda service: service["metadata"].get("annotations", {}).get(DEPLOYMENT_MODE) in NAMES,
+    suits=lambda setup: setup.default_mode in NAMES,
+    check=lambda setup: setup.require(REVISIONS),
+    render=render,
+    autoscaler="Knative",
+)
