@@ -11,7 +11,6 @@ from stages.parts.base.store import ModelStore
 from stages.parts.cluster.api import connect
 from stages.parts.cluster.kinds import WORKFLOWS
 
-REPORT: Final = "report.json"
 TITLE: Final = "workflows.argoproj.io/title"
 DESCRIPTION: Final = "workflows.argoproj.io/description"
 
@@ -19,7 +18,7 @@ DESCRIPTION: Final = "workflows.argoproj.io/description"
 def show(store: ModelStore, run: str, status: str) -> None:
     """Write it to the Workflow *run* of this pod's cluster. A run does not fail because that can't be done."""
     try:
-        report = json.loads((store.run(run) / REPORT).read_text(encoding="utf-8"))
+        report = json.loads((store.run(run) / "report.json").read_text(encoding="utf-8"))
         place = (store.run(run) / "report.html").relative_to(store.root)
         annotations = told(store.model, status, report, str(place))
         connect().merge(WORKFLOWS, run, {"metadata": {"annotations": annotations}})

@@ -38,19 +38,11 @@ def main() -> None:
     with program.outcome(store, "rollout", "" if arguments.step == PROMOTE else arguments.step) as report:
         release = releases.find(store, arguments.release) if arguments.release else chosen(store)
         target = connect(arguments.target, store, arguments.model, serving, kserve)
-        journal = roll_out(
-            store,
-            target,
-            release,
-            settings,
-            until=arguments.step,
-            approved=arguments.approved == "true",
-        )
+        approved = arguments.approved == "true"
+        journal = roll_out(store, target, release, settings, until=arguments.step, approved=approved)
         summary = _summary(store, journal)
-        if journal.kind == "refresh" and journal.before == release:
-            report.reused(summary)
-        else:
-            report.done(summary)
+        tell = report.reused if journal.kind == "refresh" and journal.before == release else report.done
+        tell(summary)
     program.write_output("release", journal.release)
     program.write_output("state", journal.state)
     program.write_output("said", summary)

@@ -71,16 +71,8 @@ class Observation:
     @property
     def even(self) -> list[Slice]:
         """Those in which the canary carried no more load than the stable release."""
-        return [
-            each
-            for percent, slices in (*((step.percent, step.slices) for step in self.earlier), self._now)
-            if percent <= EVEN
-            for each in slices
-        ]
-
-    @property
-    def _now(self) -> tuple[int, tuple[Slice, ...]]:
-        return self.percent, self.window.slices
+        now = self.window.slices if self.percent <= EVEN else ()
+        return [*(ended for step in self.earlier if step.percent <= EVEN for ended in step.slices), *now]
 
     @property
     def most_loaded(self) -> Observed | None:
@@ -89,7 +81,6 @@ class Observation:
 
 
 def figures(increase: Increase, own: int = 0) -> Figures:
-    """Args: own: how many of the requests were the rollout's own."""
     return Figures(
         requests=round(increase.ttft.observations),
         answered=round(increase.answered),
@@ -104,11 +95,7 @@ def figures(increase: Increase, own: int = 0) -> Figures:
 
 
 def analyse(settings: Rollout, observation: Observation) -> Analysis:
-    """Judge a step.
-
-    Returns:
-        ``rollback`` as soon as one check fails, ``promote`` once all pass, else ``inconclusive``.
-    """
+    """Judge a step: ``rollback`` as soon as one check fails, ``promote`` once all pass, else ``inconclusive``."""
     window, alone = observation.window, observation.percent == 100
     canary = figures(observation.canary.since(window.canary), own=window.to_canary.sent)
     stable = None
@@ -241,20 +228,17 @@ def _at_equal_load(observation: Observation, name: Latency) -> stats.Mean:
     With clients that stick to a server, the canary may carry more at 50 %. The ratio is then interpolated linearly
     between this step and the last one in which the canary carried less, to where both carry the same.
     """
-    ratio, more = _ratio(observation.window.slices, name), _more_load(observation.window.slices)
+    slices = observation.window.slices
+    ratio, more = stats.mean_of(log_ratios(slices, name)), _more_load(slices)
     before = next((step.slices for step in reversed(observation.earlier) if _more_load(step.slices) < 0), None)
     if more <= 0 or before is None or observation.percent > EVEN:
         return ratio
     part = more / (more - _more_load(before))
-    return ratio.times(1 - part).plus(_ratio(before, name), part)
+    return ratio.times(1 - part).plus(stats.mean_of(log_ratios(before, name)), part)
 
 
 def _more_load(slices: Sequence[Slice]) -> float:
     return load(slices, "canary") - load(slices, "stable")
-
-
-def _ratio(slices: Sequence[Slice], name: Latency) -> stats.Mean:
-    return stats.mean_of(log_ratios(slices, name))
 
 
 @dataclass(frozen=True)

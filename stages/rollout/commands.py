@@ -61,8 +61,7 @@ def abort(store: ModelStore, target: Target, reason: str = "given up by a person
     """
     journal = under_way(store)
     if journal is None:
-        stray = target.split().canary
-        if stray:
+        if stray := target.split().canary:
             target.withdraw(stray)
         return stray
     who = target.who()
@@ -108,10 +107,9 @@ def roll_back(store: ModelStore, target: Target, settings: Rollout, *, to: str |
             hint=f"slipway rollback {store.model} --platform, with a platform that serves on {last.target}",
         )
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
-        started, current = datetime.now().astimezone(), releases.current_release(store)
-        decision = releases.headline(store, release)
+        began = Act(by=target.who(), what="began", at=datetime.now().astimezone())
+        current, decision = releases.current_release(store), releases.headline(store, release)
         releases.promote(store, release)
-        began = Act(by=target.who(), what="began", at=started)
         remember_at_once(store, "rollback", release, current, "rolled back while nothing was served", began, decision)
     return release, False
 
@@ -132,11 +130,7 @@ def _earlier_release(store: ModelStore, journal: Journal | None, to: str | None)
 
 
 def _done_by_runner(store: ModelStore, journal: Journal, done: Callable[[Journal], bool]) -> Journal | None:
-    """Wait until the process that runs the rollout has done what it was asked; None if there is no such process.
-
-    Raises:
-        TransientError: it does not answer.
-    """
+    """Wait until the process that runs the rollout has done what it was asked; None if there is no such process."""
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while time.monotonic() < deadline:
         try:

@@ -21,7 +21,6 @@ def connect(name: str, store: ModelStore, source: str, serving: AskedServing, ks
 
     Args:
         source: the model as the user named it.
-        kserve: how releases are served on a cluster; not used elsewhere.
 
     Raises:
         UnknownName: *name* is not in ``TARGETS``.

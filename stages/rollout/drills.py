@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from scoring.percentiles import p95
@@ -64,12 +64,9 @@ class LoadDrill(Record):
         reasons = failed(self.answers)
         if self.answers.requests == 0:
             reasons.append("no request was answered")
-        limits = (
-            {"TTFT": (self.ttft_p95_ms, self.slo.ttft_ms), "TPOT": (self.tpot_p95_ms, self.slo.tpot_ms)}
-            if self.slo
-            else {}
-        )
-        for name, (value, limit) in limits.items():
+        latencies = (("TTFT", self.ttft_p95_ms, "ttft_ms"), ("TPOT", self.tpot_p95_ms, "tpot_ms"))
+        for name, value, target in latencies if self.slo else ():
+            limit = getattr(self.slo, target)
             if value is None or value > limit:
                 shown = "unknown" if value is None else f"{value:.0f} ms"
                 reasons.append(f"{name} p95 {shown}, allowed {limit:g} ms")
@@ -202,30 +199,21 @@ def drill_crash(
     release = split.canary if canary else split.stable
     if release is None:
         raise NothingToServe(f"no {'canary' if canary else 'release'} of {store.model} is being served")
-    recovered_s = None
     with steady(access_to(store, target.client_url(), via), workload, workload.concurrency) as load:
         time.sleep(SETTLE_S)
         check_answers(load)
         say(f"killing a server of {release}")
         up_again = target.kill(release)
-        killed = time.monotonic()
-        while time.monotonic() - killed < RECOVERY_LIMIT_S:
-            if up_again():
-                recovered_s = round(time.monotonic() - killed, 1)
-                say(f"up again after {recovered_s:.1f} s")
-                break
-            time.sleep(POLL_S)
+        recovered_s = seconds_until(up_again, time.monotonic(), RECOVERY_LIMIT_S, POLL_S)
+        if recovered_s is not None:
+            say(f"up again after {recovered_s:.1f} s")
         time.sleep(SETTLE_S)
     replies = load.replies()
     return CrashDrill(release=release, answers=answers(replies), outage_s=outage_s(replies), recovered_s=recovered_s)
 
 
 def running_endpoint(store: ModelStore) -> Endpoint:
-    """Read the endpoint of this machine.
-
-    Raises:
-        NothingToServe: there is none.
-    """
+    """Read the endpoint of this machine; raise NothingToServe if there is none."""
     running = endpoint(store)
     if running is None:
         raise NothingToServe(f"{store.model} is not being served", hint=f"slipway serve {store.model}")
@@ -239,12 +227,7 @@ def check(failures: list[str], answers: Answers) -> None:
 
 
 def access_to(store: ModelStore, url: str, via: str = "") -> Access:
-    """Choose how to reach an endpoint.
-
-    Args:
-        url: the endpoint's base URL, without ``/v1``.
-        via: see ``Access``.
-    """
+    """Choose how to reach the endpoint at a base URL (without ``/v1``); *via*: see ``Access``."""
     running = endpoint(store)
     certificate = running.serving.get("tls_certificate") if running and running.url == url else None
     return Access(url, store.model, api_key(), via, certificate)
@@ -298,6 +281,16 @@ def _report_unfinished(store: ModelStore, release: str) -> Iterator[None]:
         if (current := releases.current_release(store)) != release:
             say(f"{current} is in production: slipway rollback {store.model} --to {release}")
         raise
+
+
+def seconds_until(done: Callable[[], bool], since: float, limit_s: float, poll_s: float) -> float | None:
+    """Wait until it is *done*. Returns the seconds since *since*, or None after *limit_s*."""
+    while True:
+        if done():
+            return round(time.monotonic() - since, 1)
+        if time.monotonic() - since > limit_s:
+            return None
+        time.sleep(poll_s)
 
 
 def answers(replies: Sequence[Reply]) -> Answers:

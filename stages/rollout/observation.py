@@ -67,12 +67,8 @@ def responds(store: ModelStore, target: Target, release: str, stable: str | None
 
 
 def agreement(store: ModelStore, target: Target, release: str) -> float | None:
-    """Compare its answers with the recorded ones that it carries: 0–1, or None if it carries none.
-
-    Raises:
-        ServerFailed: it refuses, or its reply is not a valid answer.
-        TransientError: it does not answer at the moment.
-    """
+    """Compare its answers with the recorded ones that it carries: 0–1, or None if it carries none. Raises ServerFailed
+    if its reply is not a valid answer."""
     recorded = releases.probes(store, release)
     if not recorded:
         return None

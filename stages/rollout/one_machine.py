@@ -85,11 +85,7 @@ class OneMachine:
         return pinned(self._store, self._asked, release).startup_timeout_s
 
     def check_room(self, release: str) -> None:
-        """See ``Target``. Where two releases do not fit, ``deploy`` replaces the stable one.
-
-        Raises:
-            ConfigError: the machine has too few GPUs or cores for so many replicas.
-        """
+        """See ``Target``. Where two releases do not fit, ``deploy`` replaces the stable one."""
         check_replicas(pinned(self._store, self._asked, release))
 
     def deploy(self, release: str) -> None:
@@ -215,9 +211,8 @@ class OneMachine:
         def up_again() -> bool:
             running = endpoint(self._store)
             states = running.replicas(release) if running else ()
-            return any(
-                state.state == "up" and state.pid != server.pid for state in states if state.replica == server.replica
-            )
+            replaced = (state for state in states if state.replica == server.replica and state.pid != server.pid)
+            return any(state.state == "up" for state in replaced)
 
         return up_again
 
@@ -235,13 +230,9 @@ class OneMachine:
         return roles.replaced if roles else None
 
     def _restart(self, running: Endpoint, roles: Wanted) -> None:
-        """Serve *roles* instead of what is *running*, with the present settings.
-
-        Raises:
-            ConfigError: see ``tls_of`` and ``usage_url``; what is served stays.
-            ServerFailed, PortInUse: it could not be served. What was served before is served again.
-        """
-        tls_of(self._asked)
+        """Serve *roles* instead of what is *running*, with the present settings. If that fails, what was served before
+        is served again."""
+        tls_of(self._asked)  # this and the next raise before anything is changed
         usage_url()
         former, secrets = Wanted.read(self._store.path / WANTED) or Wanted(stable=running.release), secrets_of(running)
         try:
@@ -303,12 +294,8 @@ class OneMachine:
         raise TransientError(f"{release} is not being served")
 
     def _up(self, release: str) -> list[ServerState]:
-        """List the replicas that did not fail for good: one that is left out and comes back would look like a restart.
-
-        Raises:
-            ServerFailed: all failed for good.
-            TransientError: one is starting, or being restarted; or the endpoint does not have the release.
-        """
+        """List the replicas that did not fail for good; raise TransientError if one of them is not up: one that is left
+        out and comes back would look like a restart."""
         servers = self._replicas(release)
         usable = [server for server in servers if server.state != "failed"]
         if not usable:

@@ -46,12 +46,7 @@ def resume(store: ModelStore, release: str, target_name: str) -> Journal | None:
 
 
 def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *, rollback: bool) -> Journal:
-    """Plan a new rollout, depending on what the platform serves now.
-
-    Raises:
-        Conflict: the platform is trying another release.
-        NotEnoughGpus: *release* does not fit beside what is served.
-    """
+    """Plan a new rollout, depending on what the platform serves now; raise Conflict if it is trying another release."""
     split = target.split()
     if split.canary not in (None, release):
         raise Conflict(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +16,17 @@ from stages.parts.base.log import say
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Workload
-from stages.rollout.drills import SETTLE_S, Answers, access_to, answers, check_answers, failed, p95_ms, steady
+from stages.rollout.drills import (
+    SETTLE_S,
+    Answers,
+    access_to,
+    answers,
+    check_answers,
+    failed,
+    p95_ms,
+    seconds_until,
+    steady,
+)
 from stages.rollout.steady_load import SteadyLoad
 from stages.rollout.target import Autoscaled, Replicas, Target
 
@@ -175,11 +184,11 @@ def _scale_up(scaled: Autoscaled, release: str, goal: int, load: SteadyLoad, lim
     started = time.monotonic()
     time.sleep(SETTLE_S)
     check_answers(load)
-    wanted_s = _until(lambda: scaled.replicas(release).running >= goal, started, limits.limit_s)
+    wanted_s = seconds_until(lambda: scaled.replicas(release).running >= goal, started, limits.limit_s, POLL_S)
     ready_s = None
     if wanted_s is not None:
         say(f"{goal} replicas are asked for after {wanted_s:.1f} s")
-        ready_s = _until(lambda: scaled.replicas(release).ready >= goal, started, limits.limit_s)
+        ready_s = seconds_until(lambda: scaled.replicas(release).ready >= goal, started, limits.limit_s, POLL_S)
     if ready_s is not None:
         say(f"ready after {ready_s:.1f} s; the load goes on for {limits.seconds:g} s")
         time.sleep(limits.seconds)
@@ -203,21 +212,11 @@ def _scale_down(scaled: Autoscaled, release: str, before: Replicas, limits: Scal
         return counts[-1]
 
     ended = time.monotonic()
-    first_s = _until(lambda: left() < counts[0], ended, limits.limit_s)
+    first_s = seconds_until(lambda: left() < counts[0], ended, limits.limit_s, POLL_S)
     if first_s is not None:
         say(f"a replica is taken away {first_s:.1f} s after the load")
-    back_s = _until(lambda: left() <= before.running, ended, limits.limit_s)
+    back_s = seconds_until(lambda: left() <= before.running, ended, limits.limit_s, POLL_S)
     if back_s is not None:
         say(f"{before.running} are left after {back_s:.1f} s")
-        _until(lambda: left() < before.minimum, time.monotonic(), limits.seconds)
+        seconds_until(lambda: left() < before.minimum, time.monotonic(), limits.seconds, POLL_S)
     return ScaleDown(first_s=first_s, back_s=back_s, fewest=min(counts))
-
-
-def _until(done: Callable[[], bool], since: float, limit_s: float) -> float | None:
-    """Wait until it is *done*. Returns the seconds since *since*, or None after *limit_s*."""
-    while True:
-        if done():
-            return round(time.monotonic() - since, 1)
-        if time.monotonic() - since > limit_s:
-            return None
-        time.sleep(POLL_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from scoring.canary import Counts
 from stages.parts.records.counters import Counters, Increase
@@ -29,26 +29,19 @@ def begin_slice(window: Window, canary: Counters, stable: Counters | None, elaps
 
 
 def end_slice(window: Window, canary: Counters, stable: Counters | None, elapsed_s: float, late_s: float) -> Window:
-    """Move the open slice to those that have ended, and open another one.
-
-    Args:
-        late_s: a request that waits longer for its first token is delayed.
-    """
+    """Move the open slice to those that have ended, and open another one. A request that waits longer than *late_s* for
+    its first token is delayed."""
     ended, begun = window.open, window.canary_from
     if ended and begun:
-        rises = canary.since(begun), stable.since(window.stable_from) if stable and window.stable_from else None
-        sides = [
-            _with_counters(side, rise, late_s) for side, rise in zip((ended.canary, ended.stable), rises, strict=True)
-        ]
-        seconds = elapsed_s - ended.seconds
-        ended = ended.model_copy(update={"seconds": seconds, "canary": sides[0], "stable": sides[1]})
-        window = window.model_copy(update={"slices": (*window.slices, ended)})
+        changes: dict[str, Any] = {"seconds": elapsed_s - ended.seconds}
+        changes["canary"] = _with_counters(ended.canary, canary.since(begun), late_s)
+        if stable and window.stable_from:
+            changes["stable"] = _with_counters(ended.stable, stable.since(window.stable_from), late_s)
+        window = window.model_copy(update={"slices": (*window.slices, ended.model_copy(update=changes))})
     return begin_slice(window, canary, stable, elapsed_s)
 
 
-def _with_counters(side: Side, rise: Increase | None, late_s: float) -> Side:
-    if rise is None:
-        return side
+def _with_counters(side: Side, rise: Increase, late_s: float) -> Side:
     figures = {"answered": rise.answered, "failed": rise.failed, "refused": rise.refused}
     figures |= {"ttft_s": rise.ttft.sum_s, "ttft_count": rise.ttft.observations, "delayed": rise.ttft.above(late_s)}
     figures |= {"tpot_s": rise.tpot.sum_s, "tpot_count": rise.tpot.observations}
@@ -56,11 +49,8 @@ def _with_counters(side: Side, rise: Increase | None, late_s: float) -> Side:
 
 
 def add_pairs(into: Slice, pairs: Sequence[tuple[Timing, ...]], late_s: float) -> Slice:
-    """Add these requests to a slice: each as the canary answered it and, if that was asked, the stable release.
-
-    Args:
-        late_s: an answer that takes longer is late.
-    """
+    """Add these requests to a slice: each as the canary answered it and, if that was asked, the stable release. An
+    answer that takes longer than *late_s* is late."""
     answered = [pair for pair in pairs if len(pair) > 1 and all(timing.answered for timing in pair)]
     sides = []
     for place, side in enumerate((into.canary, into.stable)):

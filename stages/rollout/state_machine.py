@@ -87,7 +87,7 @@ def roll_out(
         write_json(journal_path(store), journal)
         machine = StateMachine(store, target, journal)
         if former is None:
-            machine.announce("Started", f"the {journal.kind} of {release} began, by {journal.acts[0].by}")
+            target.announce("Started", f"the {journal.kind} of {release} began, by {journal.acts[0].by}")
         if former and not former.ended:
             machine.reconcile()
         if approved:
@@ -102,11 +102,7 @@ class StateMachine:
         self.store, self.target, self.journal = store, target, journal
 
     def run(self, until: str = PROMOTE) -> Journal:
-        """Work until the point *until*.
-
-        Raises:
-            RolledBack, ServerFailed, TransientError, Conflict: as ``roll_out``.
-        """
+        """Work until the point *until*; raises as ``roll_out``."""
         while True:
             self._handle_request()
             if reached(self.journal, until):
@@ -139,11 +135,8 @@ class StateMachine:
         return self.journal
 
     def reconcile(self) -> None:
-        """Continue after a pause of any length: where the platform has changed meanwhile, go on from its present state.
-
-        Raises:
-            Conflict: another release is being tried now.
-        """
+        """Continue after a pause of any length: where the platform has changed meanwhile, go on from its present state;
+        raise Conflict if another release is being tried now."""
         journal = self.journal
         if journal.state == "rolling back" or journal.kind == "refresh":
             return
@@ -184,7 +177,9 @@ class StateMachine:
         stable = journal.stable if journal.kind == "rollout" else None
         try:
             if self.target.ready(journal.release) and responds(self.store, self.target, journal.release, stable):
-                return self._first_step(self._wrong_answers())
+                if wrong := self._wrong_answers():
+                    return self._start_rollback(wrong)
+                return self._enter_step(0) if journal.steps else self._enter("promoting", reason="it answers")
             why = "it did not answer a completion"
         except ServerFailed as error:
             return self._start_rollback(f"it does not come up: {error}")
@@ -215,13 +210,6 @@ class StateMachine:
             self._say("it carries no recorded answers: its answers were not compared")
             return ""
         return "it carries no recorded answers to compare with (run again, or set rollout.agreement to 0)"
-
-    def _first_step(self, wrong: str) -> None:
-        if wrong:
-            return self._start_rollback(wrong)
-        if not self.journal.steps:
-            return self._enter("promoting", reason="it answers")
-        return self._enter_step(0)
 
     def _enter_step(self, step: int) -> None:
         journal = self.journal
@@ -342,7 +330,7 @@ class StateMachine:
             )
             remember(self.store, move)
             by = "".join(dict.fromkeys(f"; {act.what} by {act.by}" for act in journal.acts))
-            self.announce(result.title().replace(" ", ""), f"{journal.release}: {move.reason}{by}")
+            self.target.announce(result.title().replace(" ", ""), f"{journal.release}: {move.reason}{by}")
         self._enter(result)
         clear_request(self.store)
 
@@ -376,14 +364,13 @@ class StateMachine:
             self._start_rollback(request.reason)
         clear_request(self.store)
 
-    def announce(self, reason: str, note: str) -> None:
-        self.target.announce(reason, note)
-
     def _note(self, what: Literal["approved", "gave up"], by: str) -> None:
         """Keep who did it, once, and tell it."""
         if by and (by, what) not in [(act.by, act.what) for act in self.journal.acts]:
             self._keep(acts=(*self.journal.acts, Act(by=by, what=what, at=self._now())))
-            self.announce(what.title().replace(" ", ""), f"the rollout of {self.journal.release}: {what} by {by}")
+            self.target.announce(
+                what.title().replace(" ", ""), f"the rollout of {self.journal.release}: {what} by {by}"
+            )
 
     def approve(self, by: str, *, hurried: bool = False) -> None:
         """Continue without waiting for a person or, if *hurried*, for time to pass; the required evidence stays the

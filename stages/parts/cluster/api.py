@@ -59,7 +59,8 @@ class Cluster:
             NotInstalled: the cluster does not have this kind.
         """
         if api_version not in self._kinds:
-            self._kinds[api_version] = self._discover(api_version)
+            resources = self._resources(api_version)
+            self._kinds[api_version] = {resource["kind"]: _described(api_version, resource) for resource in resources}
         try:
             return self._kinds[api_version][name]
         except KeyError:
@@ -121,21 +122,12 @@ class Cluster:
         return self.request("PATCH", path, query=query, body=body, content_type=APPLY)
 
     def merge(self, kind: Kind, name: str, change: Object, namespace: str | None = None) -> Object:
-        """Merge-patch. With ``metadata.resourceVersion`` in *change*, only if the object still has that version.
-
-        Raises:
-            Absent
-            Conflict: the object has changed.
-        """
+        """Merge-patch; raise Absent, or Conflict if *change* names a ``metadata.resourceVersion`` and that is past."""
         path = kind.path(namespace or self.namespace, name)
         return self.request("PATCH", path, query={"fieldManager": FIELD_MANAGER}, body=change, content_type=MERGE)
 
     def delete(self, kind: Kind, name: str, namespace: str | None = None, *, grace_s: int | None = None) -> None:
-        """Delete an object. *grace_s*: the time that it has to end, instead of its own.
-
-        Raises:
-            Absent
-        """
+        """Delete an object, which has *grace_s* to end instead of its own time; raise Absent if there is none."""
         query = None if grace_s is None else {"gracePeriodSeconds": str(grace_s)}
         self.request("DELETE", kind.path(namespace or self.namespace, name), query=query)
 
@@ -157,12 +149,7 @@ class Cluster:
             yield event["type"], event["object"]
 
     def logs(self, pod: str, namespace: str | None = None, *, follow: bool = False) -> Iterator[str]:
-        """Yield the log of a pod's main container, line by line.
-
-        Raises:
-            Absent: the pod is gone.
-            ClusterUnavailable: the connection was lost.
-        """
+        """Yield the log of a pod's main container, line by line; raise Absent if the pod is gone."""
         query = {"container": "main", "follow": "true" if follow else ""}
         for line in self.lines(f"{PODS.path(namespace or self.namespace, pod)}/log", query):
             yield line.decode(errors="replace") + "\n"
@@ -247,9 +234,6 @@ class Cluster:
             retries=False,
         )
         return answer
-
-    def _discover(self, api_version: str) -> dict[str, Kind]:
-        return {resource["kind"]: _described(api_version, resource) for resource in self._resources(api_version)}
 
     def _resources(self, api_version: str) -> tuple[Object, ...]:
         root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"

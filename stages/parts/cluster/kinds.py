@@ -35,12 +35,8 @@ NODES: Final = Kind("v1", "Node", "nodes", namespaced=False)
 QUOTAS: Final = Kind("v1", "ResourceQuota", "resourcequotas")
 NAMESPACES: Final = Kind("v1", "Namespace", "namespaces", namespaced=False)
 DEFINITIONS: Final = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", False)
-REVIEWS: Final = Kind(
-    "authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False
-)
-ACCOUNT_REVIEWS: Final = Kind(
-    "authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False
-)
+REVIEWS: Final = Kind("authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", False)
+ACCOUNT_REVIEWS: Final = Kind("authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews", False)
 """Asks what another account may."""
 USER_REVIEWS: Final = Kind("authentication.k8s.io/v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False)
 EVENTS: Final = Kind("events.k8s.io/v1", "Event", "events")

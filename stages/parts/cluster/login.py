@@ -36,13 +36,7 @@ TOKEN_S: Final = 120.0
 """How long a program may take to give a token: it may ask a person."""
 FILES: Final = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 """The fields of a kubeconfig's entries that name files, relative to the kubeconfig."""
-SHARED: Final = (
-    "server",
-    "tls-server-name",
-    "insecure-skip-tls-verify",
-    "certificate-authority-data",
-    "proxy-url",
-)
+SHARED: Final = ("server", "tls-server-name", "insecure-skip-tls-verify", "certificate-authority-data", "proxy-url")
 """The fields of a cluster that a program may ask for."""
 
 Entry = Mapping[str, Any]

@@ -52,7 +52,7 @@ def user() -> str:
 
 
 def history(store: ModelStore) -> list[Move]:
-    """All moves, the oldest first. A line that a crash truncated is left out."""
+    """Read all moves, the oldest first. A line that a crash truncated is left out."""
     moves = []
     with contextlib.suppress(FileNotFoundError):
         for line in (store.path / HISTORY).read_text(encoding="utf-8").splitlines():

@@ -82,11 +82,7 @@ class Pruned(Record):
 
 
 def catalogue(store: ModelStore, split: Split | None = None) -> list[ReleaseSummary]:
-    """All releases, the newest first.
-
-    Args:
-        split: what the platform serves; None if nothing is served.
-    """
+    """List all releases, the newest first; *split* is what the platform serves, if anything."""
     moves = summarized_moves(store)
     last = {move.release: move.result for move in reversed(moves)}
     split, journal = split or Split(stable=None), under_way(store)
@@ -109,7 +105,7 @@ def catalogue(store: ModelStore, split: Split | None = None) -> list[ReleaseSumm
 
 
 def summarized_moves(store: ModelStore) -> list[MoveSummary]:
-    """All moves, the newest first, including those of releases that were removed."""
+    """List all moves, the newest first, including those of releases that were removed."""
     return [_summary(move) for move in reversed(history(store))]
 
 
@@ -176,7 +172,10 @@ def _release(
     store: ModelStore, number: int, name: str, state: ReleaseState, moves: tuple[MoveSummary, ...]
 ) -> ReleaseSummary:
     folder = store.releases / name
-    decision = _decision(folder)
+    decision: dict[str, Any] = {}  # as plain data: another version may have written other fields
+    with contextlib.suppress(OSError, ValueError):
+        written = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        decision = written if isinstance(written, dict) else {}
     variant: Variant | None = None
     with contextlib.suppress(DamagedModel):
         variant = Variant.read(folder / VARIANT)
@@ -196,14 +195,6 @@ def _release(
         state=state,
         moves=moves,
     )
-
-
-def _decision(folder: Path) -> dict[str, Any]:
-    """Read the decision as plain data: another version may have written other fields."""
-    with contextlib.suppress(OSError, ValueError):
-        decision = json.loads((folder / METRICS).read_text(encoding="utf-8"))
-        return decision if isinstance(decision, dict) else {}
-    return {}
 
 
 def _bytes_of(folders: list[Path]) -> tuple[int, int]:

@@ -97,15 +97,11 @@ def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Servi
     if measured is None or asked.max_queued_tokens != "auto" or LIMITED.search(" ".join(asked.extra_arguments)):
         return settings
     context = settings.max_model_len or _own_context(store.releases / release)
-    return settings.model_copy(update={"max_queued_tokens": _queue(measured.read_in_time, context)})
-
-
-def _queue(read_in_time: float | None, context: int | None) -> int | None:
-    """Compute the prompt tokens that may wait so that the last is read in time. While the longest prompt alone is being
-    read, which may take longer, others may wait, too."""
-    if read_in_time is None or context is None:
-        return None
-    return max(round(read_in_time / ROUNDED) * ROUNDED, context)
+    queue = None
+    if measured.read_in_time is not None and context is not None:
+        # So many that the last is read in time; but while the longest prompt alone is being read, others may wait, too.
+        queue = max(round(measured.read_in_time / ROUNDED) * ROUNDED, context)
+    return settings.model_copy(update={"max_queued_tokens": queue})
 
 
 def _own_context(directory: Path) -> int | None:

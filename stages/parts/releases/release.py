@@ -72,12 +72,9 @@ def make(store: ModelStore, decision: Production) -> Placement:
 
 
 def settle(store: ModelStore, release: str, *, wait: bool) -> None:
-    """Make *release* production at once or, with *wait*, the candidate for the next rollout. If it is already in
-    production, it stays there, and there is no candidate any more.
-
-    Args:
-        wait: a release is being served, or will be next: clients must not get another one without a rollout.
-    """
+    """Make *release* production at once or, with *wait*, the candidate for the next rollout: a release is being served,
+    or will be next, and clients must not get another one without a rollout. If it is already in production, it stays
+    there, and there is no candidate any more."""
     if current_release(store) == release:
         withdraw_candidate(store)
         return
@@ -138,10 +135,7 @@ def headline(store: ModelStore, release: str) -> str:
 def release_name(store: ModelStore, variant: str, digest: str, alike: Callable[[str], bool] = lambda _: True) -> str:
     """Name the newest release if it already holds this variant (also after a crash while publishing), or the release in
     production if that does; otherwise a new number. Numbers only grow and are never reused, even after a rollback.
-
-    Args:
-        alike: whether a release of this variant is also served in the same way.
-    """
+    *alike* tells whether a release of this variant is also served in the same way."""
     suffix = f"{variant}-{digest[:12]}"
     names = numbered(store)
     newest = max(names, default=0)
