@@ -27,7 +27,7 @@ from unittest.mock import patch
 from pipeline.settings.config import load
 from stages.evaluate import load as loads
 from stages.evaluate.bench import Call, Limits, LoadTarget, lengths
-from stages.evaluate.load import Known, Loading, StartLoad
+from stages.evaluate.load import Loading, StartLoad
 from stages.parts.base.workload import DEFAULT_SLO, Slo, Workload
 from stages.parts.samples.capacity import strain_of
 from stages.parts.samples.lines import TimedRequest
@@ -245,11 +245,13 @@ class Searched:
     seconds: float
 
 
-def searched(kind: Kind, noise: Noise, block: int, known: Known, chance: random.Random) -> tuple[StartLoad, Searched]:
+def searched(
+    kind: Kind, noise: Noise, block: int, earlier: Sequence[StartLoad], chance: random.Random
+) -> tuple[StartLoad, Searched]:
     server = Simulated(kind, noise, chance)
     unused: Any = None
     target = LoadTarget(unused, unused, Path(), kind.workload, None, Path())
-    loading = Loading(target, block, known)
+    loading = Loading(target, block, *earlier)
     with patch.object(loads, "send", server.send):
         list(loading.search())
     return loading.found, Searched(loading.found.capacity_per_s() or math.nan, len(loading.trials), server.seconds)
@@ -262,8 +264,8 @@ def run(reference: Kind, variant: Kind, noise: Noise, seed: int) -> list[tuple[S
     for block in range(BLOCKS):
         results = []
         for place, kind in enumerate((reference, variant)):
-            known = Known(before[0], before[place])
-            load, found = searched(replace(kind, workload=workload), noise, block, known, chance)
+            earlier = before[0], before[place]
+            load, found = searched(replace(kind, workload=workload), noise, block, earlier, chance)
             before[place] = StartLoad((), (*before[place].trials, *load.trials))
             results.append(found)
         blocks.append((results[0], results[1]))

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Final
 
+from stages.evaluate.questions.text import KIND
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.store import sha256_of
 from stages.parts.base.workload import Workload
@@ -19,7 +20,6 @@ from stages.parts.model.corpora import read_documents, text_path, unreadable
 from stages.parts.samples.lines import HeldOutDocument
 from stages.parts.vllm.completions import chat, complete, given, no_answer, tokenize
 
-KIND: Final = "held-out"
 LISTED: Final = 20
 """Tokens of each distribution: vLLM's default limit (``--max-logprobs``)."""
 DECIMALS: Final = 6
@@ -65,7 +65,8 @@ def measure_distributions(
     for start in range(0, len(documents), DOCUMENTS_PER_REQUEST):
         texts, prompts = zip(*documents[start : start + DOCUMENTS_PER_REQUEST], strict=True)
         answers = complete(url, model, api_key, prompts, max_tokens=1, prompt_logprobs=LISTED)
-        beginnings = [_beginning(text, max_model_len) for text in texts]
+        # A space at the end would be a token that no text has there.
+        beginnings = [text[: min(BEGINNING, len(text) // 2 + 1, max_model_len // 3)].rstrip() for text in texts]
         continued = _continued(url, model, api_key, beginnings, chats=chats)
         try:
             measured += [
@@ -75,11 +76,6 @@ def measure_distributions(
         except (LookupError, TypeError, ValueError) as error:
             raise no_answer(url, error) from error
     return measured
-
-
-def _beginning(text: str, max_model_len: int) -> str:
-    """Without the space at the end, which would be a token that no text has there."""
-    return text[: min(BEGINNING, len(text) // 2 + 1, max_model_len // 3)].rstrip()
 
 
 def _continued(url: str, model: str, api_key: str, beginnings: Sequence[str], *, chats: bool) -> list[Sequence[int]]:

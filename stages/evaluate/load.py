@@ -76,16 +76,6 @@ class Pace:
     """None if the workload's ``concurrency`` requests are in flight all the time."""
 
 
-@dataclass(frozen=True)
-class Known:
-    """What earlier starts have shown."""
-
-    reference: StartLoad = StartLoad()
-    """The reference; empty at the first start. The round of its first one fixes the pace for all variants."""
-    own: StartLoad = StartLoad()
-    """The variant itself."""
-
-
 def check_lengths(directory: Path, workload: Workload, serving: Serving, trace: Trace | None) -> None:
     """Raise ConfigError if prompt and answer together are longer than the model or the server allows."""
     config = json.loads((directory / "config.json").read_text())
@@ -119,11 +109,18 @@ def described(load: StartLoad) -> str:
 
 class Loading:
     """The load of one start of a server, run by run, so that servers that stand side by side can take turns:
-    ``search``, then ``measure``."""
+    ``search``, then ``measure``.
 
-    def __init__(self, target: LoadTarget, start: int, known: Known) -> None:
-        """Args: start: the number of the start, from 0."""
-        self.target, self.start, self.known = target, start, known
+    Args:
+        start: the number of the start, from 0.
+        reference: what earlier starts of the reference have shown, the first of which fixes the pace for all variants.
+        own: what earlier starts of the variant itself have shown.
+    """
+
+    def __init__(
+        self, target: LoadTarget, start: int, reference: StartLoad = StartLoad(), own: StartLoad = StartLoad()
+    ) -> None:
+        self.target, self.start, self._reference, self._own = target, start, reference, own
         self.rounds: list[LoadSamples] = []
         self.trials: list[LoadSamples] = []
         self._rate_per_s = target.workload.request_rate_per_s
@@ -135,8 +132,8 @@ class Loading:
     @property
     def pace(self) -> Pace:
         """That of the reference's first rounds; or, if it has none yet, what the search has shown here."""
-        if self.known.reference.rounds:
-            first = self.known.reference.rounds[0]
+        if self._reference.rounds:
+            first = self._reference.rounds[0]
             return Pace(len(first.requests), first.run.rate_per_s)
         workload, rate = self.target.workload, self._rate_per_s or 0.0
         return Pace(math.ceil(max(FEWEST, rate * workload.steady_s)), rate if workload.slo else None)
@@ -148,9 +145,9 @@ class Loading:
             MeasurementFailed: a request failed, a figure is not finite, or the targets hold at no rate.
             ServerFailed: the server ended.
         """
-        slo, known, start = self.target.workload.slo, self.known, self.start
-        own_capacity, reference = known.own.capacity_per_s(), known.reference.capacity_per_s()
-        if not own_capacity and (slo or not (known.reference.rounds or self._rate_per_s)):
+        slo, start = self.target.workload.slo, self.start
+        own_capacity, reference = self._own.capacity_per_s(), self._reference.capacity_per_s()
+        if not own_capacity and (slo or not (self._reference.rounds or self._rate_per_s)):
             first = _first_look(self.target, start)
             yield first
             if slo:

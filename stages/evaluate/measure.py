@@ -28,7 +28,7 @@ from stages.parts.machine.lock import alone
 
 
 def measure(
-    store: ModelStore, wanted: Mapping[str, Conditions], workload: Workload, serving: Serving, profile: Profile
+    store: ModelStore, conditions: Mapping[str, Conditions], workload: Workload, serving: Serving, profile: Profile
 ) -> dict[str, Found]:
     """Measure the variants, continuing what the store holds of them under the same conditions.
 
@@ -36,10 +36,10 @@ def measure(
         ConfigError: the workload cannot be measured; this is found before anything is started.
     """
     include_defaults = check_tasks(workload)
-    first = store.optimized(next(iter(wanted)))
+    first = store.optimized(next(iter(conditions)))
     trace = load_trace(workload.trace, first, workload.seed) if workload.trace else None
     check_lengths(first, workload, serving, trace)
-    with alone(f"evaluate {', '.join(wanted)} of {store.model}"):
+    with alone(f"evaluate {', '.join(conditions)} of {store.model}"):
         run_id = os.environ.get(RUN_VARIABLE)
         # Outside a run, a folder that stays after a failure.
         logs = store.run(run_id) / "logs" if run_id else Path(tempfile.mkdtemp(prefix="slipway-evaluate-"))
@@ -48,7 +48,7 @@ def measure(
         for model in beside:
             say(f"note: {model} is being served on this machine and shares it with this measurement")
         session = Session(store, workload, serving, profile, trace, include_defaults, beside, logs)
-        subjects = [Subject(name, store.optimized(name), conditions, session) for name, conditions in wanted.items()]
+        subjects = [Subject(name, store.optimized(name), conditions[name], session) for name in conditions]
         Blocks(session, subjects, restore(store, subjects)).run()
     if not run_id and not any(subject.failure for subject in subjects):
         shutil.rmtree(logs)

@@ -14,7 +14,7 @@ from stages.evaluate.distributions import measure_distributions
 from stages.evaluate.gates import SLICE
 from stages.evaluate.items import items_of
 from stages.evaluate.lanes import Lane
-from stages.evaluate.load import Known, Loading, Pace, StartLoad, check_fits
+from stages.evaluate.load import Loading, Pace, StartLoad, check_fits
 from stages.evaluate.peak_memory import PeakMemory
 from stages.evaluate.quality import Part, first_parts, joined, run_tasks, scores_of
 from stages.evaluate.session import Session
@@ -185,7 +185,7 @@ class Subject:
         session = self.session
         log = session.logs / f"evaluate-{self.name}.load{f'-{block + 1}' if block else ''}.log"
         target = LoadTarget(lane.generator, server, self.directory, session.workload, session.trace, log)
-        self.loading = Loading(target, block, Known(reference, self.data.load))
+        self.loading = Loading(target, block, reference, self.data.load)
         self._loading_s = 0.0
         yield from self._run(self.loading.search())
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stages.evaluate.questions.question import Question, Served, asked
+from stages.evaluate.questions.text import KIND
 from stages.parts.model.corpora import read_documents, text_path
 from stages.parts.vllm.completions import tokenize
 
@@ -85,7 +86,7 @@ class _Fits:
         self._served = served
         self._sentences = [
             sentence.strip()
-            for document in read_documents(text_path("prose", "held-out"), "held-out")
+            for document in read_documents(text_path("prose", KIND), KIND)
             for sentence in re.findall(r"[^.!?]+[.!?]+[\"”]?", document)
         ]
         self._per_sentence = self._tokens(" ".join(self._sentences)) / len(self._sentences)

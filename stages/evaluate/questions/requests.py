@@ -181,11 +181,11 @@ def _flight(chance: random.Random) -> tuple[str, Arguments]:
 
 
 def _order(chance: random.Random) -> tuple[str, Arguments]:
-    wanted = [(*_number(chance), product) for product in chance.sample(PRODUCTS, chance.randrange(1, 4))]
+    order = [(*_number(chance), product) for product in chance.sample(PRODUCTS, chance.randrange(1, 4))]
     city, gift = chance.choice(CITIES), chance.random() < 0.5
-    listed = ", ".join(f"{word} pieces of the {product}" for word, _, product in wanted)
+    listed = ", ".join(f"{word} pieces of the {product}" for word, _, product in order)
     how = "Wrap it as a gift, please." if gift else "No gift wrapping, please."
-    items = [{"product": product, "quantity": count} for _, count, product in wanted]
+    items = [{"product": product, "quantity": count} for _, count, product in order]
     return f"I would like to order {listed}, sent to {city}. {how}", {"items": items, "city": city, "gift": gift}
 
 

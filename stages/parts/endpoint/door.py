@@ -219,8 +219,8 @@ class _Service:
         self._door, self._log = door, Reader(log, at_end=True)
 
     async def __call__(self, scope: MutableMapping[str, Any], _: Any, send: Any) -> None:
-        asked = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        answer = await self._answer(asked.get("authorization", ""), asked.get("x-request-id", ""))
+        request = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        answer = await self._answer(request.get("authorization", ""), request.get("x-request-id", ""))
         body = answer.body()
         headers = [*answer.headers(), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from stages.evaluate.bench import LoadTarget
-from stages.evaluate.load import Known, Loading, StartLoad
+from stages.evaluate.load import Loading, StartLoad
 
 
-def load_start(target: LoadTarget, start: int, known: Known) -> StartLoad:
-    loading = Loading(target, start, known)
+def load_start(target: LoadTarget, start: int, *earlier: StartLoad) -> StartLoad:
+    loading = Loading(target, start, *earlier)
     list(loading.search())
     list(loading.measure(loading.pace))
     return loading.found

@@ -14,7 +14,7 @@ import pytest
 
 from stages.evaluate import generator
 from stages.evaluate.bench import Call, Limits, LoadTarget, send
-from stages.evaluate.load import Known, StartLoad
+from stages.evaluate.load import StartLoad
 from stages.evaluate.preloaded import Preloaded
 from stages.parts.base.workload import Slo, Workload
 from tests.extras import need
@@ -109,7 +109,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StartLoad,
     with Slots() as server, Preloaded(generator.MODULE, folder / "generator.log", generator.VARIABLES) as preloaded:
         given: Any = server
         target = LoadTarget(preloaded, given, DEMO / "model", WORKLOAD, None, folder / "load.log")
-        yield load_start(target, 0, Known()), server, target
+        yield load_start(target, 0), server, target
 
 
 def test_the_search_finds_the_capacity_of_a_server_with_a_known_one(found: tuple[StartLoad, Slots, LoadTarget]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from stages.evaluate import load
 from stages.evaluate.bench import Call, Limits, LoadTarget, command, lengths, timed_requests, write_requests
-from stages.evaluate.load import Known, Loading, StartLoad, check_lengths
+from stages.evaluate.load import Loading, StartLoad, check_lengths
 from stages.parts.base.errors import ConfigError, MeasurementFailed
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.workload import Slo, Workload
@@ -178,18 +178,18 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
 
 def test_the_search_finds_the_rate_that_a_queue_can_serve(queue: Queue) -> None:
     """Four requests at a time of half a second each: 8 requests/s, and a little less with random arrivals."""
-    found = load_start(target(), 0, Known()).capacity_per_s()
+    found = load_start(target(), 0).capacity_per_s()
     assert found is not None
     assert 5.5 < found < 8.5
 
 
 def test_the_rounds_are_at_seventy_percent_of_the_reference_s_capacity_for_all_variants(queue: Queue) -> None:
-    reference = load_start(target(), 0, Known())
+    reference = load_start(target(), 0)
     rate = reference.rounds[0].run.rate_per_s
     assert rate == pytest.approx(0.7 * (reference.capacity_per_s() or 0))
     queue.slots = 6
-    other = load_start(target(), 0, Known(reference))
-    again = load_start(target(), 1, Known(reference, other))
+    other = load_start(target(), 0, reference)
+    again = load_start(target(), 1, reference, other)
     assert {each.run.rate_per_s for each in (*other.rounds, *again.rounds)} == {rate}
     assert (other.capacity_per_s() or 0) > 1.3 * (reference.capacity_per_s() or 0)
     assert (again.capacity_per_s() or 0) == pytest.approx(other.capacity_per_s() or 0, rel=0.2)
@@ -197,31 +197,31 @@ def test_the_rounds_are_at_seventy_percent_of_the_reference_s_capacity_for_all_v
 
 
 def test_all_variants_get_the_same_requests_at_the_same_times_and_each_start_others(queue: Queue) -> None:
-    reference = load_start(target(), 0, Known())
+    reference = load_start(target(), 0)
     sent = queue.calls[-1]
-    load_start(target(), 0, Known(reference))
+    load_start(target(), 0, reference)
     assert queue.calls[-1] == sent
-    load_start(target(), 1, Known(reference, reference))
+    load_start(target(), 1, reference, reference)
     assert (queue.calls[-1].seed, queue.calls[-1].first) == (sent.seed + 1, sent.requests)
 
 
 def test_no_prompt_is_sent_twice_to_a_server(queue: Queue) -> None:
-    load_start(target(), 3, Known())
+    load_start(target(), 3)
     numbers = [number for each in queue.calls for number in range(each.first, each.first + each.requests)]
     assert len(set(numbers)) == len(numbers)
 
 
 def test_later_starts_begin_with_what_was_found_before(queue: Queue) -> None:
-    first = load_start(target(), 0, Known())
+    first = load_start(target(), 0)
     before = len(queue.calls)
-    later = load_start(target(), 1, Known(first, first))
+    later = load_start(target(), 1, first, first)
     assert len(later.trials) < len(first.trials)
     capacity = first.capacity_per_s() or 0
     assert all(capacity / 1.3 < (each.rate_per_s or 0) < 1.3 * capacity for each in queue.calls[before:-1])
 
 
 def test_requests_of_the_ramps_do_not_count(queue: Queue) -> None:
-    found = load_start(target(), 0, Known())
+    found = load_start(target(), 0)
     sent, rate = queue.calls[-1], found.rounds[0].run.rate_per_s or 0
     ramp = math.ceil(rate * WORKLOAD.ramp_s)
     counted = [each for one in found.rounds for each in one.requests]
@@ -231,9 +231,9 @@ def test_requests_of_the_ramps_do_not_count(queue: Queue) -> None:
 
 
 def test_a_trial_that_fails_early_is_kept_without_requests(queue: Queue) -> None:
-    fast = load_start(target(), 0, Known())
+    fast = load_start(target(), 0)
     queue.slots = 2
-    trials = load_start(target(), 0, Known(fast)).trials
+    trials = load_start(target(), 0, fast).trials
     early = [each for each in trials if each.run.held is False and not each.requests]
     assert early
     assert all(each.requests or each.run.held is False for each in trials)
@@ -243,19 +243,19 @@ def test_a_trial_that_fails_early_is_kept_without_requests(queue: Queue) -> None
 def test_the_number_of_trials_is_bounded(queue: Queue) -> None:
     """Beyond it, only until the capacity is enclosed within a factor of one and a half."""
     few, usual = (
-        [each for each in load_start(given, 0, Known()).trials if each.run.rate_per_s]
+        [each for each in load_start(given, 0).trials if each.run.rate_per_s]
         for given in (target(WORKLOAD.model_copy(update={"trials": 3})), target())
     )
     assert 3 <= len(few) < len(usual) <= WORKLOAD.trials
 
 
 def test_a_rate_that_failed_once_is_tried_again_with_other_prompts_at_the_same_times(queue: Queue) -> None:
-    reference = load_start(target(), 0, Known())
+    reference = load_start(target(), 0)
     queue.slots = 6
-    undisturbed = load_start(target(), 0, Known(reference)).capacity_per_s()
+    undisturbed = load_start(target(), 0, reference).capacity_per_s()
     before = len(queue.calls)
     queue.pauses = {before + 1}  # the first trial of a rate
-    found = load_start(target(), 0, Known(reference))
+    found = load_start(target(), 0, reference)
     rates = [each.run.rate_per_s for each in found.trials]
     assert rates[1] == rates[2]
     assert [each.run.held for each in found.trials[1:3]] == [False, True]
@@ -266,10 +266,10 @@ def test_a_rate_that_failed_once_is_tried_again_with_other_prompts_at_the_same_t
 
 
 def test_a_pause_in_a_later_start_does_not_halve_what_an_earlier_one_found(queue: Queue) -> None:
-    first = load_start(target(), 0, Known())
+    first = load_start(target(), 0)
     for paused in range(3):
         queue.pauses = {len(queue.calls) + paused}
-        later = load_start(target(), 1, Known(first, first))
+        later = load_start(target(), 1, first, first)
         assert later.capacity_per_s() == pytest.approx(first.capacity_per_s(), rel=0.25)
 
 
@@ -280,14 +280,14 @@ def test_targets_that_hold_at_no_rate_are_named(queue: Queue) -> None:
         with pytest.raises(
             MeasurementFailed, match="1000 ms to the first token and 100 ms per token don't hold for 95%"
         ):
-            load_start(given, 0, Known())
+            load_start(given, 0)
 
 
 def test_a_server_that_holds_a_low_rate_only_is_measured_beyond_the_number_of_trials(queue: Queue) -> None:
     queue.request_s, few = 0.9, target(WORKLOAD.model_copy(update={"trials": 3}))
-    first = load_start(few, 0, Known())
+    first = load_start(few, 0)
     queue.slots = 1
-    found = load_start(few, 1, Known(first, first))
+    found = load_start(few, 1, first, first)
     rated = [each for each in found.trials if each.run.rate_per_s]
     assert found.capacity_per_s()
     assert len(rated) > 3
@@ -296,23 +296,23 @@ def test_a_server_that_holds_a_low_rate_only_is_measured_beyond_the_number_of_tr
 
 def test_a_workload_may_fix_the_rate_itself(queue: Queue) -> None:
     fixed = target(WORKLOAD.model_copy(update={"request_rate_per_s": 2.5}))
-    assert load_start(fixed, 0, Known()).rounds[0].run.rate_per_s == 2.5
+    assert load_start(fixed, 0).rounds[0].run.rate_per_s == 2.5
 
 
 def test_without_targets_the_saturated_server_is_measured(queue: Queue) -> None:
     offline = target(WORKLOAD.model_copy(update={"slo": None, "concurrency": 4}))
-    found = load_start(offline, 0, Known())
+    found = load_start(offline, 0)
     assert found.trials == ()
     assert {(each.run.rate_per_s, each.run.concurrency) for each in found.rounds} == {(None, 4)}
     assert found.rounds[0].output_tokens_per_s == pytest.approx(8 * 20)
     assert queue.calls[-1].concurrency == 4
     queue.slots = 2
-    other = load_start(offline, 0, Known(found))
+    other = load_start(offline, 0, found)
     assert [len(each.requests) for each in other.rounds] == [len(each.requests) for each in found.rounds]
 
 
 def test_in_the_first_block_all_follow_the_pace_that_the_reference_s_search_has_shown(queue: Queue) -> None:
-    reference, other = Loading(target(), 0, Known()), Loading(target(), 0, Known())
+    reference, other = Loading(target(), 0), Loading(target(), 0)
     list(reference.search())
     queue.slots = 8
     list(other.search())
@@ -324,7 +324,7 @@ def test_in_the_first_block_all_follow_the_pace_that_the_reference_s_search_has_
     )
     assert first == second
     assert len(first) == 1
-    assert Loading(target(), 1, Known(other.found)).pace == reference.pace
+    assert Loading(target(), 1, other.found).pace == reference.pace
 
 
 def test_without_trials_no_capacity_is_known() -> None:
