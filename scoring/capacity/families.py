@@ -148,8 +148,10 @@ class Reader:
         attention: Attention | LatentAttention | None,
         feed_forward: FeedForward,
         state_space: StateSpace | None = None,
-        router: int = 0,
+        gates: int = 0,
     ) -> Layer:
+        """Put a layer together, with a router for its experts that has *gates* more parameters than their weights."""
+        router = feed_forward.experts * self.hidden + gates
         return Layer(attention, state_space, feed_forward, self.vectors(attention), router)
 
 
@@ -158,24 +160,23 @@ def _dense(read: Reader, index: int) -> Layer:
 
 
 def _mixtral(read: Reader, index: int) -> Layer:
-    experts = read.experts()
-    feed_forward = FeedForward(0, experts, read.count("num_experts_per_tok"), read.count("intermediate_size"))
-    return read.layer(read.attention(index), feed_forward, router=experts * read.hidden)
+    active, width = read.count("num_experts_per_tok"), read.count("intermediate_size")
+    return read.layer(read.attention(index), FeedForward(0, read.experts(), active, width))
 
 
 def _qwen_moe(read: Reader, index: int) -> Layer:
-    feed_forward, router = _qwen_experts(read, index)
-    return read.layer(read.attention(index), feed_forward, router=router)
+    feed_forward, gates = _qwen_experts(read, index)
+    return read.layer(read.attention(index), feed_forward, gates=gates)
 
 
 def _qwen_experts(read: Reader, index: int) -> tuple[FeedForward, int]:
     sparse = index not in (read.config.get("mlp_only_layers") or ())
     if not (sparse and read.experts() and (index + 1) % read.count("decoder_sparse_step", 1) == 0):
         return FeedForward(read.count("intermediate_size")), 0
-    shared, experts = read.count("shared_expert_intermediate_size", 0), read.experts()
-    router = experts * read.hidden + (read.hidden if shared else 0)  # the shared expert has a gate of its own
+    shared = read.count("shared_expert_intermediate_size", 0)
     active, width = read.count("num_experts_per_tok"), read.count("moe_intermediate_size")
-    return FeedForward(shared, experts, active, width), router
+    # The shared expert has a gate of its own.
+    return FeedForward(shared, read.experts(), active, width), read.hidden if shared else 0
 
 
 def _deepseek(read: Reader, index: int) -> Layer:
@@ -193,17 +194,16 @@ def _deepseek(read: Reader, index: int) -> Layer:
     width = read.count("moe_intermediate_size")
     shared = width * read.count("n_shared_experts", 0)
     bias = experts if read.config.get("topk_method") == "noaux_tc" else 0
-    feed_forward = FeedForward(shared, experts, read.count("num_experts_per_tok"), width)
-    return read.layer(attention, feed_forward, router=experts * read.hidden + bias)
+    return read.layer(attention, FeedForward(shared, experts, read.count("num_experts_per_tok"), width), gates=bias)
 
 
 def _qwen_next(read: Reader, index: int) -> Layer:
     kind = read.kind(index)
     linear = kind == "linear_attention" if kind else (index + 1) % read.count("full_attention_interval", 4) != 0
-    feed_forward, router = _qwen_experts(read, index)
+    feed_forward, gates = _qwen_experts(read, index)
     if not linear:
-        return read.layer(read.attention(index, gated=True), feed_forward, router=router)
-    return read.layer(None, feed_forward, _gated_delta_net(read), router)
+        return read.layer(read.attention(index, gated=True), feed_forward, gates=gates)
+    return read.layer(None, feed_forward, _gated_delta_net(read), gates)
 
 
 def _gated_delta_net(read: Reader) -> StateSpace:
@@ -225,15 +225,14 @@ def _gated_delta_net(read: Reader) -> StateSpace:
 
 
 def _granite_hybrid(read: Reader, index: int) -> Layer:
-    experts, shared = read.experts(), read.count("shared_intermediate_size")
-    feed_forward = FeedForward(shared)
-    if experts:
-        active = read.count("num_experts_per_tok")
-        feed_forward = FeedForward(shared, experts, active, read.count("intermediate_size"))
+    feed_forward = FeedForward(read.count("shared_intermediate_size"))
+    if experts := read.experts():
+        active, width = read.count("num_experts_per_tok"), read.count("intermediate_size")
+        feed_forward = FeedForward(feed_forward.width, experts, active, width)
     if read.kind(index) == "attention":
-        return read.layer(read.attention(index), feed_forward, router=experts * read.hidden)
+        return read.layer(read.attention(index), feed_forward)
     inner = read.count("mamba_expand", 2) * read.hidden
-    return read.layer(None, feed_forward, _mamba2(read, inner, gate_norm=True), experts * read.hidden)
+    return read.layer(None, feed_forward, _mamba2(read, inner, gate_norm=True))
 
 
 def _falcon_hybrid(read: Reader, index: int) -> Layer:
@@ -260,14 +259,12 @@ def _mamba2(read: Reader, inner: int, *, gate_norm: bool) -> StateSpace:
 
 
 def _jamba(read: Reader, index: int) -> Layer:
-    feed_forward, router = FeedForward(read.count("intermediate_size")), 0
-    experts = read.experts()
+    feed_forward, experts = FeedForward(read.count("intermediate_size")), read.experts()
     if experts > 1 and index % read.count("expert_layer_period", 2) == read.count("expert_layer_offset", 1):
         feed_forward = FeedForward(0, experts, read.count("num_experts_per_tok", 2), feed_forward.width)
-        router = experts * read.hidden
     if index % read.count("attn_layer_period", 8) == read.count("attn_layer_offset", 4):
-        return read.layer(read.attention(index), feed_forward, router=router)
-    return read.layer(None, feed_forward, _mamba(read), router)
+        return read.layer(read.attention(index), feed_forward)
+    return read.layer(None, feed_forward, _mamba(read))
 
 
 def _mamba(read: Reader) -> StateSpace:

@@ -72,15 +72,11 @@ def choose_layout(
     settings: MemorySettings,
     demand: Demand,
 ) -> Layout:
-    """Choose the fewest GPUs on which fp16 fits with room for the workload in flight, and the longest context.
+    """Choose the fewest GPUs, at most *gpus*, on which fp16 fits with room for the workload in flight, and the longest
+    context; that of *settings* is not read.
 
-    Args:
-        gpus: at most that many serve one replica.
-        settings: their context is not read.
-
-    Returns:
-        If nothing fits, what was tried last, with the reasons. If no number of GPUs has room for all requests in
-        flight, the largest that fits: the others wait.
+    If nothing fits, it is what was tried last, with the reasons. If no number of GPUs has room for all requests in
+    flight, it is the largest that fits: the others wait.
     """
     least = demand.context or max(demand.longest_request, min(LEAST_CONTEXT, model.longest_context))
     settings = replace(settings, context=least)

@@ -95,8 +95,19 @@ def fit(
     settings: MemorySettings,
 ) -> Fit:
     """Whether vLLM would start, and with which KV cache."""
+    limits = accelerator.batch_limits()
+    widest = max(layer.feed_forward.passed_width for layer in model.counted)
+    forward = FORWARD_COPIES.value * model.hidden + MLP_COPIES * widest / parallelism.tensor
+    logits = limits.sequences * model.vocabulary * VOCABULARY_VALUE_BYTES * LOGITS_COPIES
+    communication = COMMUNICATION_GIB.value if parallelism.gpus > 1 else 0
+    memory = MemoryUse(
+        budget=int(accelerator.usable_bytes * settings.utilization),
+        weights=_weights(loaded_bytes(model, parameters, storage, parallelism.tensor), parallelism.pipeline),
+        activations=int(limits.tokens * forward * HALF) + logits,
+        graphs=0 if settings.enforce_eager else int(GRAPHS_GIB.value * GIB),
+        runtime=int((RUNTIME_GIB.value + communication) * GIB),
+    )
     reasons = [*storage.unsupported(accelerator), *undivided(model, storage, parallelism)]
-    memory = _memory(model, parameters, storage, accelerator, parallelism, settings)
     if reasons:
         return Fit(tuple(reasons), memory, None, 0)
     cache = cache_layout(model, _rules(model, accelerator, parallelism))
@@ -145,29 +156,6 @@ def _matrix_reasons(model: Architecture, storage: Storage, size: int) -> Iterato
                 yield f"{matrix.kind}: a width of {matrix.inputs} × {matrix.outputs} is not divisible by {size}"
             else:
                 yield from storage.undivided(matrix, matrix.inputs // rows, matrix.outputs // columns)
-
-
-def _memory(
-    model: Architecture,
-    parameters: Parameters,
-    storage: Storage,
-    accelerator: Accelerator,
-    parallelism: Parallelism,
-    settings: MemorySettings,
-) -> MemoryUse:
-    loaded = loaded_bytes(model, parameters, storage, parallelism.tensor)
-    limits = accelerator.batch_limits()
-    widest = max(layer.feed_forward.passed_width for layer in model.counted)
-    forward = FORWARD_COPIES.value * model.hidden + MLP_COPIES * widest / parallelism.tensor
-    logits = limits.sequences * model.vocabulary * VOCABULARY_VALUE_BYTES * LOGITS_COPIES
-    communication = COMMUNICATION_GIB.value if parallelism.gpus > 1 else 0
-    return MemoryUse(
-        budget=int(accelerator.usable_bytes * settings.utilization),
-        weights=_weights(loaded, parallelism.pipeline),
-        activations=int(limits.tokens * forward * HALF) + logits,
-        graphs=0 if settings.enforce_eager else int(GRAPHS_GIB.value * GIB),
-        runtime=int((RUNTIME_GIB.value + communication) * GIB),
-    )
 
 
 def _weights(loaded: tuple[int, ...], pipeline_parallel_size: int) -> int:

@@ -52,11 +52,8 @@ class Parameters(BaseModel):
 
 
 def count_parameters(model: Architecture, stored: int | None = None) -> Parameters:
-    """Count the parameters of a model by kind.
-
-    Args:
-        model: its architecture.
-        stored: the count in the checkpoint, if it is known; what config.json does not explain is ``other``.
+    """Count the parameters of a model by kind. If the count of those *stored* in the checkpoint is known, ``other`` are
+    those that config.json does not explain.
 
     Raises:
         NotSizeable: the checkpoint has fewer parameters than config.json describes.

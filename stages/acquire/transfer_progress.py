@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, Self
 
 from stages.parts.base.log import say
@@ -39,21 +38,19 @@ class TransferProgress:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
 
     def _lines(self) -> None:
-        while not self._stop.wait(LINE_EVERY_S):
-            self._print_line()
-        self._print_line()
-
-    def _print_line(self) -> None:
-        files, transferred = self._measure()
-        seconds = time.monotonic() - self._start
-        rate = f", {readable((transferred - self._first) / seconds)}/s" if seconds > 1 else ""
-        amount = f"{readable(transferred)} of {readable(self._size)}"
-        say(f"{self._verb}: {files}/{self._files} files, {amount}{rate}")
+        ended = False
+        while not ended:
+            ended = self._stop.wait(LINE_EVERY_S)
+            files, transferred = self._measure()
+            seconds = time.monotonic() - self._start
+            rate = f", {readable((transferred - self._first) / seconds)}/s" if seconds > 1 else ""
+            amount = f"{readable(transferred)} of {readable(self._size)}"
+            say(f"{self._verb}: {files}/{self._files} files, {amount}{rate}")
 
     def _bar(self) -> None:
         from rich.console import Console

@@ -41,7 +41,6 @@ PACK_BITS: Final = 32
 PARTS: Final = ("qweight", "qzeros", "scales")
 DERIVED: Final = ("inv_freq", ".attn.masked_bias", ".attn.bias")
 """Buffers in older checkpoints, which libraries now compute and no longer store."""
-QUANTIZE_CONFIG: Final = "quantize_config.json"
 RECIPE: Final = 1
 """Increased when the same parameters give other files, so that older variants are made again."""
 EXCEPTION: Final = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit)): *(.*)")
@@ -194,7 +193,7 @@ def environment() -> dict[str, str]:
 
 def take(saved: Path, target: Path) -> None:
     """Move the files that the variant keeps from GPTQModel's output to *target*."""
-    for name in (CONFIG, QUANTIZE_CONFIG):
+    for name in (CONFIG, "quantize_config.json"):
         content = json.loads((saved / name).read_bytes())
         quantization = content.get("quantization_config", content)
         # The name of a temporary folder, which would make every build differ.

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Final
 
 from stages.parts.base.errors import ConfigError, UnknownName
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.settings import CONFIGS
 from stages.parts.base.workload import Workload
 
-FORM_FEED: Final = "\f"
-BLANK_LINE: Final = "\n\n"
-
 
 def text_path(text: str, kind: str) -> Path:
-    """Find the file that *text* names.
-
-    Args:
-        kind: ``calibration`` or ``held-out``, a folder in ``configs/``.
+    """Find the file that *text* names: a path, or a file in ``configs/<kind>/``, ``calibration`` or ``held-out``.
 
     Raises:
         UnknownName: that folder has no file of this name.
@@ -69,7 +62,7 @@ def read_documents(path: Path, kind: str) -> list[str]:
         lines = enumerate(content.split("\n"), start=1)
         documents = [_text_field(f"line {number} of the {kind} text {path}", line) for number, line in lines]
     else:
-        documents = content.split(FORM_FEED if FORM_FEED in content else BLANK_LINE)
+        documents = content.split("\f" if "\f" in content else "\n\n")
     documents = [document.strip() for document in documents if document.strip()]
     if not documents:
         raise ConfigError(f"the {kind} text {path} is empty", hint="name a file that contains text")

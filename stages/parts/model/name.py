@@ -6,12 +6,10 @@ import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 from stages.parts.base.errors import InvalidName
 from stages.parts.base.store import ModelStore, directory_name, store_root
-
-LOCAL_OWNER: Final = "local"
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class ModelName:
             directory_name(source)
             return cls(source, source, None)
         directory = _absolute(source)
-        identifier = f"{LOCAL_OWNER}/{directory.name}"
+        identifier = f"local/{directory.name}"
         try:
             directory_name(identifier)
         except InvalidName as error:

@@ -33,7 +33,6 @@ IN_ONE_PROCESS: Final = ("--distributed-executor-backend", "uni")
 CPU_KV_CACHE_MIB: Final = 1024
 GPU_ARGUMENT: Final = "--gpu-memory-utilization"
 """Only a server on a GPU has it."""
-QUEUED_TOKENS: Final = "--max-num-queued-tokens"
 BFLOAT16_CAPABILITY: Final = 8.0
 """NVIDIA's Ampere; older GPUs have no bfloat16 arithmetic."""
 TELLS_TOKENS: Final = ("--enable-force-include-usage", "--enable-prompt-tokens-details")
@@ -68,7 +67,7 @@ def engine_arguments(settings: Serving, model: Path, *, on_gpu: bool | None = No
     if settings.enforce_eager:
         arguments.append("--enforce-eager")
     if settings.max_queued_tokens:
-        arguments += [QUEUED_TOKENS, str(settings.max_queued_tokens)]
+        arguments += ["--max-num-queued-tokens", str(settings.max_queued_tokens)]
     return [*arguments, *settings.extra_arguments]
 
 

@@ -17,8 +17,6 @@ REQUESTS: Final = "http_requests_total"
 """Counted by prometheus-fastapi-instrumentator, with labels ``handler`` and ``status`` (2xx, 4xx, 5xx)."""
 API: Final = "/v1/"
 """Only handlers below it answer clients; /health and /metrics are not counted."""
-READING: Final = "GET"
-"""/v1/models is not a completion."""
 OUTPUT_TOKENS: Final = "vllm:request_generation_tokens_sum"
 PROMPTS: Final = "vllm:request_prompt_tokens"
 TTFT: Final = "vllm:time_to_first_token_seconds"
@@ -45,11 +43,8 @@ def read_counters(text: str, instance: str) -> Counters:
 
 
 def read_tokens(text: str) -> tuple[int, int]:
-    """Read the tokens of prompts and of answers that the server has computed since its start.
-
-    Raises:
-        ValueError: a value is not a finite number.
-    """
+    """Read the tokens of prompts and of answers that the server has computed since its start; ValueError if one of
+    these numbers is not finite."""
     lines = "\n".join(line for line in text.splitlines() if line.startswith((PROMPT_TOKENS, GENERATED_TOKENS)))
     samples = [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
     try:
@@ -89,7 +84,7 @@ def _requests(samples: Iterable[Sample], status: str) -> float:
         if sample.name == REQUESTS
         and sample.labels.get("status") == status
         and sample.labels.get("handler", "").startswith(API)
-        and sample.labels.get("method") != READING
+        and sample.labels.get("method") != "GET"  # /v1/models is not a completion
     )
 
 
