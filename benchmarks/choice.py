@@ -173,7 +173,7 @@ class Bench:
     @property
     def plan(self) -> TimeBudget:
         """With the mean times measured so far."""
-        return TimeBudget(BUDGET_S, START_S, fmean(self.load_s) if self.load_s else 0.0, quality_s=0.0)
+        return TimeBudget(BUDGET_S, START_S, fmean(self.load_s) if self.load_s else 0.0)
 
     def evidence(self) -> Evidence:
         """Return what is known of all variants that were started beside the reference."""

@@ -132,8 +132,7 @@ def at_most(mean: Mean, limit: float, level: float, confidence: float = CONFIDEN
 
 
 def times_longer(mean: Mean, limit: float, level: float) -> float:
-    """Estimate how many times as long an observation as this one would probably tell on which side of *limit* the truth
-    is."""
+    """Estimate how many times as long an observation would probably tell on which side of *limit* the truth is."""
     reach = mean.error * student_quantile(CONFIDENCE if mean.value < limit else 1 - level, mean.degrees)
     distance = abs(mean.value - limit)
     return max(1.0, (reach / distance) ** 2) if reach < MOST_TIMES_LONGER * distance else math.inf

@@ -44,8 +44,7 @@ class Verdict:
     comparisons: tuple[Comparison, ...]
     """The first with each other variant of the ranking, and with those that may pass the gates."""
     more: More | None = None
-    """What would settle it, if it is unresolved at the last look, the noise is known and a reasonable amount would
-    do."""
+    """What would settle it: at the last look, if it is unresolved, the noise known and the amount reasonable."""
 
 
 def judge(
@@ -119,13 +118,12 @@ def _compared(estimate: Estimate, first: int, other: int, times: tuple[float, ..
 
 
 def _equal_to_all(estimate: Estimate, names: Sequence[str], times: tuple[float, ...]) -> list[str]:
-    """Find the variants that are equivalent to each of the others: if one of them is chosen, no other is better by more
-    than the margins."""
-    places = [estimate.place(name) for name in names]
+    """Find the variants that are equivalent to each of the others: none is better by more than the margins."""
+    places = {name: estimate.place(name) for name in names}
     return [
-        estimate.evidence.variants[place]
-        for place in places
-        if all(_within_margins(estimate, place, other, times) for other in places if other != place)
+        name
+        for name, place in places.items()
+        if all(_within_margins(estimate, place, other, times) for other in places.values() if other != place)
     ]
 
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Final
 
 from scoring.lead import Lead
 from scoring.results import Change
-
-MILLION: Final = 1e6
-SECONDS_PER_HOUR: Final = 3600
 
 
 def per_million(price_per_hour: float, tokens_per_s: float) -> float | None:
@@ -26,7 +22,7 @@ def per_million(price_per_hour: float, tokens_per_s: float) -> float | None:
     """
     if not 0 < price_per_hour < math.inf:
         raise ValueError(f"a price of {price_per_hour} per hour")
-    return price_per_hour / SECONDS_PER_HOUR / tokens_per_s * MILLION if 0 < tokens_per_s < math.inf else None
+    return price_per_hour / 3600 / tokens_per_s * 1e6 if 0 < tokens_per_s < math.inf else None
 
 
 def cost_change(before: Sequence[float], after: Sequence[float]) -> Change:

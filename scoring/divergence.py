@@ -88,11 +88,7 @@ def divergence(
 
 
 def _greedy_agreement(reference: Sequence[Sequence[int]], variant: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Compare the answers token by token.
-
-    Raises:
-        ValueError: the numbers of answers differ.
-    """
+    """Compare the answers token by token."""
     pairs = [(tuple(ours), tuple(theirs)) for ours, theirs in zip(reference, variant, strict=True)]
     share = _over_documents([float(ours == theirs) for ours, theirs in pairs])
     prefixes = [
@@ -107,11 +103,7 @@ def _greedy_agreement(reference: Sequence[Sequence[int]], variant: Sequence[Sequ
 
 
 def position_divergences(reference: Distributions, variant: Distributions) -> Floats:
-    """Compute KL(reference ‖ variant) at each position in nats: a lower bound (see above), never below 0.
-
-    Raises:
-        ValueError: see ``divergence``.
-    """
+    """Compute KL(reference ‖ variant) at each position in nats: a lower bound (see above), never below 0."""
     _check(reference)
     _check(variant)
     if len(reference.tokens) != len(variant.tokens):

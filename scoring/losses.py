@@ -23,7 +23,6 @@ ONE_SIDED: Final = 0.95
 FLIP: Final = 0.5
 """Flipped items added to each variant, because a sample without flips does not show that there are none (Agresti & Min
 2005, Statistics in Medicine 24, 729–740)."""
-
 LEAST: Final = 1e-300
 """A probability per byte that is lower counts as this, because 0 has no logarithm."""
 
@@ -114,19 +113,17 @@ def task_losses(tasks: Mapping[str, Quality], variant: int, reference: int, limi
         variant, reference: positions among the variants.
         limit: the share that may be lost.
     """
-    return {name: _loss(task, variant, reference, limit) for name, task in tasks.items()}
-
-
-def _loss(task: Quality, variant: int, reference: int, limit: float) -> TaskLoss:
-    difference = float(task.logs[variant] - task.logs[reference])
-    reach = quantile(ONE_SIDED, task.degrees) * math.sqrt(task.difference_variance(variant, reference))
-    value, low, high = (-math.expm1(end) for end in (difference, difference + reach, difference - reach))
-    return TaskLoss(value, low, high, limit)
+    losses = {}
+    for name, task in tasks.items():
+        difference = float(task.logs[variant] - task.logs[reference])
+        reach = quantile(ONE_SIDED, task.degrees) * math.sqrt(task.difference_variance(variant, reference))
+        value, low, high = (-math.expm1(end) for end in (difference, difference + reach, difference - reach))
+        losses[name] = TaskLoss(value, low, high, limit)
+    return losses
 
 
 def _influences(items: Items) -> tuple[float, Floats]:
-    """Compute the score, and how much each item moves it (the influence function). The squares add up to the
-    variance."""
+    """Compute the score, and how much each item moves it (the influence function); squares add up to the variance."""
     values = items.values
     if not values.size:
         raise ValueError("no items to compare")

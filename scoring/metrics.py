@@ -19,6 +19,7 @@ METRICS: Final[dict[str, Metric]] = {
     "throughput": Metric("tokens/s", True, "output tokens per second at the highest rate that meets the targets"),
     "memory": Metric("bytes", False, "bytes of weights to load"),
 }
+TITLES: Final = {"quality": "Quality", "latency": "Latency", "throughput": "Throughput", "memory": "Weights"}
 
 
 def shown(metric: str, value: float) -> str:

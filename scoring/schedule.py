@@ -33,8 +33,6 @@ class TimeBudget:
     """Until a server answers."""
     load_s: float
     """Time of the load after a start."""
-    quality_s: float
-    """Time to measure one variant's quality, which is done once."""
     side_by_side: int = 1
     """The number of servers that run at the same time: one per GPU."""
     start_together: bool = False
@@ -44,10 +42,6 @@ class TimeBudget:
         turns = math.ceil(variants / self.side_by_side)
         return (1 if self.start_together else turns) * self.start_s + turns * self.load_s
 
-    def gates_s(self, variants: int) -> float:
-        """Compute the time to measure the quality of all variants."""
-        return math.ceil(variants / self.side_by_side) * self.quality_s
-
 
 @dataclass(frozen=True)
 class ScheduleState:
@@ -55,8 +49,7 @@ class ScheduleState:
     able: tuple[str, ...]
     """The variants that passed the gates."""
     running: tuple[str, ...]
-    """Those that the next block measures: of the able and the unclear ones all that are not beaten, and at first the
-    reference."""
+    """Those that the next block measures: able and unclear ones that are not beaten, and at first the reference."""
     unclear: Mapping[str, float] = field(default_factory=dict)
     """The variants that may pass the gates with more items, and how many times the present ones these are."""
     times: tuple[float, ...] = ()
@@ -125,10 +118,10 @@ def further_items(tasks: Mapping[str, AskedTask], seconds: float) -> dict[str, i
 def next_block(plan: TimeBudget, progress: ScheduleState) -> tuple[str, ...]:
     """Return the variants of the next block in their order, which rotates so that each is first equally often; empty if
     the remaining budget is too small."""
-    looks = len(progress.times)
-    if not _suffices(plan, progress.spent_s, len(progress.running), looks):
+    looks, variants = len(progress.times), len(progress.running)
+    if not _suffices(plan, progress.spent_s, variants, looks):
         return ()
-    first = looks % len(progress.running)
+    first = looks % variants
     return progress.running[first:] + progress.running[:first]
 
 

@@ -101,8 +101,8 @@ def _moved(grid: Floats, density: Floats, to: Floats, variance: int) -> Floats:
     weights = np.ones(1) if len(grid) == 1 else np.full(len(grid), grid[1] - grid[0])
     if len(grid) > 1:
         weights[[0, -1]] /= 2
-    found: Floats = kernel @ (density * weights)
-    return found
+    moved: Floats = kernel @ (density * weights)
+    return moved
 
 
 def _crossing(grid: Floats, density: Floats, probability: float) -> float:

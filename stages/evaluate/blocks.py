@@ -85,7 +85,6 @@ class Blocks:
             budget_s=MINUTE * self._session.workload.budget_minutes,
             start_s=fmean(ready) if ready else 0.0,
             load_s=fmean(load) if load else 0.0,
-            quality_s=0.0,
             side_by_side=max(1, len(self._lanes)),
             start_together=self._beside,
         )

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import sys
-from typing import Any, Final
+from typing import Final
 
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError
@@ -30,21 +30,15 @@ def main() -> None:
     run_id = os.environ.get(program.RUN_VARIABLE)
     if not run_id:
         raise ConfigError(f"{program.RUN_VARIABLE} is not set", hint="set it to the id of the run to report")
-    report = collect(store, run_id, arguments.status, _settings(arguments))
+    settings = {}
+    for name in SETTINGS:
+        with contextlib.suppress(ValueError):  # the run failed because of it, and still gets a report
+            settings[name] = json.loads(getattr(arguments, name))
+    report = collect(store, run_id, arguments.status, settings)
     folder = store.run(run_id)
     report.write(folder / JSON)
     write_text(folder / HTML, render(report))
     print(folder / HTML)
-
-
-def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Read the run's settings. One that is not JSON is left out: the run failed because of it, and still gets a
-    report."""
-    settings = {}
-    for name in SETTINGS:
-        with contextlib.suppress(ValueError):
-            settings[name] = json.loads(getattr(arguments, name))
-    return settings
 
 
 def _arguments() -> argparse.Namespace:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
 
-from scoring.metrics import METRICS, shown, span
+from scoring.metrics import METRICS, TITLES, shown, span
 from scoring.names import REFERENCE
 from scoring.results import Change
 from stages.parts.records.production import Candidate, Production, meaning
 from stages.report.cells import percent, signed
-
-TITLES: Final = {"quality": "Quality", "latency": "Latency", "throughput": "Throughput", "memory": "Weights"}
 
 
 @dataclass(frozen=True)
@@ -56,14 +53,13 @@ def first_screen(decision: Production) -> FirstScreen:
         weights=weights(decision),
         details=details,
         tiles=tuple(tiles(decision)),
-        compared=any(candidate.change for candidate in decision.candidates if candidate.variant == decision.winner),
+        compared=bool(winner_of(decision).change),
         notes=decision.notes,
     )
 
 
 def sentences(reason: str) -> tuple[str, str]:
-    """Divide the decision's reason in two parts: the outcome, and the rest (comparison with fp16, excluded
-    variants)."""
+    """Divide the decision's reason: the outcome, and the rest (comparison with fp16, excluded variants)."""
     second_part = re.search(r" (?=Against [^:]+: |Out: |Excluded: )", reason)
     return (reason[: second_part.start()], reason[second_part.end() :]) if second_part else (reason, "")
 
@@ -88,8 +84,7 @@ def tiles(decision: Production) -> list[Tile]:
     """Show the winner's four metrics, and its cost where the platform has a price."""
     winner = winner_of(decision)
     metrics = [_tile(winner, metric, title) for metric, title in TITLES.items()]
-    if winner.cost:
-        cost = winner.cost
+    if cost := winner.cost:
         reach = f"{span(cost.low, cost.high)}, at the {cost.basis}"
         metrics.append(Tile("1 M output tokens", f"{cost.value:.3g} {cost.currency}", reach))
     return metrics
@@ -115,8 +110,7 @@ def changed(change: Change) -> tuple[str, str]:
 
 
 def verdict(metric: str, change: Change) -> str:
-    """Call the change better or worse where the interval of the change excludes 0, else level; empty without an
-    interval."""
+    """Call the change better or worse if its interval excludes 0, otherwise level; empty without an interval."""
     if change.low is None or change.high is None:
         return ""
     if change.low <= 0 <= change.high:

@@ -53,8 +53,7 @@ def _measures(candidate: Candidate, reference: float | None, evaluation: Evaluat
 
 
 def _kept(name: str, value: float | None, limit: float, *, readable: bool) -> Cell:
-    """Show whether a limit is kept. A variant without the value breaks the constraint, unless its evaluation could not
-    be read."""
+    """Show whether a limit is kept: not by a variant without the value, unless its evaluation could not be read."""
     if value is None:
         return cell("not measured ✗", css="failed") if readable else ABSENT
     is_met = meets(name, value, limit)

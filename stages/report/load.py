@@ -97,15 +97,12 @@ def _share(trial: Trial) -> str:
 
 def _rows(evaluations: Sequence[Evaluation]) -> list[Row]:
     def each_of(label: Cell, shown: Callable[[Evaluation], Cell]) -> Row:
-        return row(label, *(shown(evaluation) for evaluation in evaluations))
+        return row(label, *map(shown, evaluations))
 
-    rows = [
-        row(
-            cell(label, "ms, p50 / p95 / p99"),
-            *(_percentiles(getattr(evaluation.load, field)) for evaluation in evaluations),
-        )
-        for field, label in LATENCIES.items()
-    ]
+    rows = []
+    for field, label in LATENCIES.items():
+        times = [_percentiles(getattr(evaluation.load, field)) for evaluation in evaluations]
+        rows.append(row(cell(label, "ms, p50 / p95 / p99"), *times))
     rows.append(each_of(cell("Output tokens/s", "mean, and each round"), _rates))
     targets = next((evaluation.goodput for evaluation in evaluations if evaluation.goodput), None)
     if targets:
@@ -138,9 +135,7 @@ def _rates(evaluation: Evaluation) -> Cell:
 
 def _capacity(evaluation: Evaluation) -> Cell:
     capacity = evaluation.capacity
-    if capacity is None:
-        return ABSENT
-    return cell(_requests_per_s(capacity), f"{capacity.output_tokens_per_s:,.0f} tokens/s")
+    return cell(_requests_per_s(capacity), f"{capacity.output_tokens_per_s:,.0f} tokens/s") if capacity else ABSENT
 
 
 def _goodput(evaluation: Evaluation) -> Cell:

@@ -75,8 +75,7 @@ class Axis:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Choose round numbers that enclose *low* and *high* in about *count* steps of 1, 2, 2.5 or 5 times a power of
-    ten."""
+    """Choose numbers that enclose *low* and *high*, in about *count* steps of 1, 2, 2.5 or 5 times a power of ten."""
     span = (high - low) or abs(high) or 1.0
     power = 10.0 ** math.floor(math.log10(span / count))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power * count >= span * 0.999)

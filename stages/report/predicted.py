@@ -29,12 +29,10 @@ def predictions(
     except ConfigError:  # in the user's own catalogue; a report is written nevertheless
         accelerators = {}
     for evaluation in evaluations:
+        if (variant := by_name.get(evaluation.variant)) is None:
+            continue
         try:
-            prediction = (
-                predict(base, evaluation, by_name[evaluation.variant], accelerators)
-                if evaluation.variant in by_name
-                else None
-            )
+            prediction = predict(base, evaluation, variant, accelerators)
         except NotSizeable:
             continue
         if prediction:
@@ -60,17 +58,17 @@ def predicted(
     ]
     if not pairs:
         return None
+    tokens, ms = "{:,.0f}".format, "{:,.1f}".format
     rows = [
         row(cell("Weights"), *(_cell(p.weights_bytes, e.memory.weights_bytes, _size) for p, e in pairs)),
         row(
-            cell("KV cache", "tokens"),
-            *(_cell(p.kv_cache_tokens, e.memory.kv_cache_tokens, "{:,.0f}".format) for p, e in pairs),
+            cell("KV cache", "tokens"), *(_cell(p.kv_cache_tokens, e.memory.kv_cache_tokens, tokens) for p, e in pairs)
         ),
     ]
     if any(p.tpot_ms for p, _ in pairs):
         rows += [
-            row(cell("TTFT", "mean, ms"), *(_cell(p.ttft_ms, e.load.ttft_ms.mean, "{:,.1f}".format) for p, e in pairs)),
-            row(cell("TPOT", "mean, ms"), *(_cell(p.tpot_ms, e.load.tpot_ms.mean, "{:,.1f}".format) for p, e in pairs)),
+            row(cell("TTFT", "mean, ms"), *(_cell(p.ttft_ms, e.load.ttft_ms.mean, ms) for p, e in pairs)),
+            row(cell("TPOT", "mean, ms"), *(_cell(p.tpot_ms, e.load.tpot_ms.mean, ms) for p, e in pairs)),
         ]
     names = variants.cells(evaluation.variant for _, evaluation in pairs)
     return Table("predicted", (*heads("Predicted"), *names), tuple(rows))

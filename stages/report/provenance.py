@@ -9,7 +9,7 @@ from stages.parts.base.program import Outcome
 from stages.parts.records.acquired import Acquired
 from stages.parts.records.evaluation import Evaluation, by_machine
 from stages.parts.records.variant import Variant
-from stages.report.cells import Cell, Fact, Row, Table, Variants, cell, count, gib, heads, percent, row
+from stages.report.cells import Cell, Fact, Table, Variants, cell, count, gib, heads, percent, row
 
 
 def setup(base: Acquired | None, evaluations: Sequence[Evaluation]) -> list[Fact]:
@@ -21,7 +21,12 @@ def setup(base: Acquired | None, evaluations: Sequence[Evaluation]) -> list[Fact
         facts.append(Fact("Source", f"{base.source}, commit", code=base.commit))
     if not evaluations:
         return facts
-    facts += _hardware(evaluations)
+    groups = by_machine({evaluation.variant: evaluation for evaluation in evaluations}).values()
+    for group in groups:
+        machine = next(evaluation.hardware for evaluation in evaluations if evaluation.variant in group)
+        able = [machine.processor.name] if machine.processor else []
+        parts = [f"{machine.cores} × {machine.cpu}", *able, gib(machine.memory_bytes), *machine.gpus]
+        facts.append(Fact(f"Hardware of {', '.join(group)}" if len(groups) > 1 else "Hardware", ", ".join(parts)))
     first = evaluations[0]
     engine = first.engine
     cores = f", on {len(engine.cores)} of the cores" if engine.cores else ""
@@ -30,7 +35,14 @@ def setup(base: Acquired | None, evaluations: Sequence[Evaluation]) -> list[Fact
     facts.append(Fact("Versions", ", ".join(f"{name} {version}" for name, version in first.tool_versions.items())))
     facts.append(Fact("Workload", workload(first)))
     facts.append(Fact("Protocol", f"{protocol(first)}, {first.load.requests} requests per variant"))
-    facts += _drift(evaluations)
+    changes = [
+        f"{evaluation.variant} {percent(evaluation.drift.largest_change)}"
+        for evaluation in evaluations
+        if evaluation.drift
+    ]
+    if changes:
+        scope = " (CPU only: a GPU’s drift is not measured)" if first.hardware.gpus else ""
+        facts.append(Fact("Machine drift", ", ".join(changes) + scope))
     return facts + [
         Fact(
             "Shared machine",
@@ -40,23 +52,6 @@ def setup(base: Acquired | None, evaluations: Sequence[Evaluation]) -> list[Fact
         for evaluation in evaluations
         if evaluation.beside
     ]
-
-
-def _hardware(evaluations: Sequence[Evaluation]) -> list[Fact]:
-    groups, facts = machines(evaluations), []
-    for group in groups:
-        names = f" of {', '.join(evaluation.variant for evaluation in group)}" if len(groups) > 1 else ""
-        machine = group[0].hardware
-        able = [machine.processor.name] if machine.processor else []
-        parts = [f"{machine.cores} × {machine.cpu}", *able, gib(machine.memory_bytes), *machine.gpus]
-        facts.append(Fact(f"Hardware{names}", ", ".join(parts)))
-    return facts
-
-
-def machines(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
-    """Group the evaluations that were measured on the same hardware."""
-    names = by_machine({evaluation.variant: evaluation for evaluation in evaluations})
-    return [[evaluation for evaluation in evaluations if evaluation.variant in group] for group in names.values()]
 
 
 def workload(evaluation: Evaluation) -> str:
@@ -77,55 +72,33 @@ def protocol(evaluation: Evaluation) -> str:
     return f"{count(len(evaluation.rounds), 'round')} of load"
 
 
-def _drift(evaluations: Sequence[Evaluation]) -> list[Fact]:
-    """Say how much the machine's own speed changed while each variant was measured."""
-    changes = [
-        f"{evaluation.variant} {percent(evaluation.drift.largest_change)}"
-        for evaluation in evaluations
-        if evaluation.drift
-    ]
-    if not changes:
-        return []
-    scope = " (CPU only: a GPU’s drift is not measured)" if evaluations[0].hardware.gpus else ""
-    return [Fact("Machine drift", ", ".join(changes) + scope)]
-
-
 def variants_made(made: Sequence[Variant], variants: Variants) -> Table:
     titles = ("Variant", "Bits", "Unquantized dtype", "Weights", "Seconds", "Peak memory", "Made by", "Digest")
-    return Table("variants", heads(*titles), tuple(_variant(variant, variants) for variant in made))
-
-
-def _variant(made: Variant, variants: Variants) -> Row:
-    tools = tuple(f"{name} {version}" for name, version in made.tool_versions.items() if name != "python")
-    return row(
-        variants.cell(made.variant),
-        cell(str(made.bits)),
-        cell(made.dtype),
-        cell(f"{si(made.weights_bytes)}B"),
-        cell(f"{made.seconds:.1f}"),
-        cell(gib(made.peak_memory_bytes)),
-        Cell(tools),
-        cell(made.digest[:12], code=True),
-    )
+    rows = [
+        row(
+            variants.cell(variant.variant),
+            cell(str(variant.bits)),
+            cell(variant.dtype),
+            cell(f"{si(variant.weights_bytes)}B"),
+            cell(f"{variant.seconds:.1f}"),
+            cell(gib(variant.peak_memory_bytes)),
+            Cell(tuple(f"{name} {version}" for name, version in variant.tool_versions.items() if name != "python")),
+            cell(variant.digest[:12], code=True),
+        )
+        for variant in made
+    ]
+    return Table("variants", heads(*titles), tuple(rows))
 
 
 def stages_run(outcomes: Sequence[Outcome]) -> Table:
     titles = (*heads("Stage", "Result", "Seconds"), cell("Reason", css="text"))
-    return Table("stages", titles, tuple(_stage(outcome) for outcome in outcomes))
-
-
-def _stage(outcome: Outcome) -> Row:
-    return row(
-        cell(stage_name(outcome)),
-        cell(outcome.result, css="failed" if outcome.result == "failed" else ""),
-        cell(f"{outcome.seconds:.1f}"),
-        cell(
-            outcome.reason,
-            *([outcome.hint] if outcome.hint else []),
-            *(f"attempt {number} failed: {reason}" for number, reason in enumerate(outcome.retried, 1)),
-            css="text",
-        ),
-    )
+    rows = []
+    for outcome in outcomes:
+        attempts = [f"attempt {number} failed: {reason}" for number, reason in enumerate(outcome.retried, 1)]
+        result = cell(outcome.result, css="failed" if outcome.result == "failed" else "")
+        why = cell(outcome.reason, *filter(None, [outcome.hint]), *attempts, css="text")
+        rows.append(row(cell(stage_name(outcome)), result, cell(f"{outcome.seconds:.1f}"), why))
+    return Table("stages", titles, tuple(rows))
 
 
 def stage_name(outcome: Outcome) -> str:

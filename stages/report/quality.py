@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from scoring.names import REFERENCE
 from scoring.results import Divergence
-from stages.parts.records.evaluation import Evaluation, TaskScore
+from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Candidate, Paired, Production
 from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, heads, interval, percent, row, signed
 
@@ -14,26 +14,15 @@ from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, heads,
 def quality(evaluations: Sequence[Evaluation], decision: Production | None, variants: Variants) -> Table:
     candidates = {candidate.variant: candidate for candidate in decision.candidates} if decision else {}
     tasks = {score.task: score for evaluation in evaluations for score in evaluation.quality}
-    rows = [
-        row(
-            _task(task),
-            *(_score(evaluation, task.task, candidates.get(evaluation.variant)) for evaluation in evaluations),
-        )
-        for task in tasks.values()
-    ]
-    rows += _divergences(
-        [
-            candidates[evaluation.variant].divergence if evaluation.variant in candidates else None
-            for evaluation in evaluations
-        ]
-    )
+    measured = [(evaluation, candidates.get(evaluation.variant)) for evaluation in evaluations]
+    rows = []
+    for task in tasks.values():
+        kind = "accuracy" if task.kind == "accuracy" else "bits per byte, lower is better"
+        title = cell(task.task, kind, f"{task.items} items")
+        rows.append(row(title, *(_score(evaluation, task.task, candidate) for evaluation, candidate in measured)))
+    rows += _divergences([candidate.divergence if candidate else None for _, candidate in measured])
     names = variants.cells(evaluation.variant for evaluation in evaluations)
     return Table("quality", (*heads("Task"), *names), tuple(rows))
-
-
-def _task(task: TaskScore) -> Cell:
-    kind = "accuracy" if task.kind == "accuracy" else "bits per byte, lower is better"
-    return cell(task.task, kind, f"{task.items} items")
 
 
 def _score(evaluation: Evaluation, task: str, candidate: Candidate | None) -> Cell:
@@ -68,16 +57,11 @@ def _divergences(divergences: Sequence[Divergence | None]) -> list[Row]:
         for divergence in divergences
     ]
     agreement = [_agreement(divergence) if divergence else ABSENT for divergence in divergences]
+    measure = "share of tokens with the same most likely next token"
+    positions = f"{first.tokens:,} tokens of {first.documents} held-out texts"
     rows = [
         row(cell("Divergence from fp16", "KL in nats per token, lower is better"), *kl),
-        row(
-            cell(
-                "Top-1 agreement with fp16",
-                "share of tokens with the same most likely next token",
-                f"{first.tokens:,} tokens of {first.documents} held-out texts",
-            ),
-            *agreement,
-        ),
+        row(cell("Top-1 agreement with fp16", measure, positions), *agreement),
     ]
     if first.greedy_agreement is not None:
         measure = "texts that are continued with the same tokens; below, the share of tokens before the first other one"

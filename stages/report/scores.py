@@ -8,13 +8,13 @@ from typing import Final
 
 from markupsafe import Markup
 
-from scoring.metrics import METRICS, odds, shown, si, span
+from scoring.metrics import METRICS, TITLES, odds, shown, si, span
 from scoring.names import REFERENCE
 from scoring.results import Comparison
 from stages.parts.records.production import Candidate, Production
 from stages.report import plots
 from stages.report.cells import ABSENT, Cell, Table, Variants, cell, interval, percent, row, signed
-from stages.report.choice import TITLES, changed
+from stages.report.choice import changed
 from stages.report.svg import WIDTH
 
 RELATIONS: Final = {
@@ -89,10 +89,8 @@ def _table(decision: Production, variants: Variants) -> Table:
     titles += [cell("1 M output tokens")] if costs else []
     rows = []
     for candidate in decision.candidates:
-        cells = [
-            variants.cell(candidate.variant, *(["dominated"] if candidate.pareto is False else [])),
-            *_score(candidate),
-        ]
+        small = ["dominated"] if candidate.pareto is False else []
+        cells = [variants.cell(candidate.variant, *small), *_score(candidate)]
         cells += [_metric(candidate, metric) for metric in METRICS]
         cells += [_cost(candidate)] if costs else []
         rows.append(row(*cells, css="winner" if candidate.variant == decision.winner else ""))
@@ -145,18 +143,14 @@ def _score(candidate: Candidate) -> tuple[Cell, Cell]:
 def _metric(candidate: Candidate, metric: str) -> Cell:
     if metric not in candidate.raw:
         return ABSENT
-    change = candidate.change.get(metric)
-    counts = f"counts {candidate.normalized[metric]:z.2f}" if metric in candidate.normalized else ""
-    small = (_shown_interval(candidate, metric), *(changed(change) if change else ()), counts)
-    return cell(shown(metric, candidate.raw[metric]), *filter(None, small))
-
-
-def _shown_interval(candidate: Candidate, metric: str) -> str:
-    """Write the metric's 95% interval in its unit, such as '0.36–0.41'; empty where none is recorded."""
-    ends = candidate.intervals.get(metric)
-    if ends is None:
-        return ""
-    return interval(ends.low, ends.high, 3 if metric == "quality" else 0 if ends.high >= 100 else 1)
+    small: list[str] = []
+    if ends := candidate.intervals.get(metric):
+        small.append(interval(ends.low, ends.high, 3 if metric == "quality" else 0 if ends.high >= 100 else 1))
+    if change := candidate.change.get(metric):
+        small += filter(None, changed(change))
+    if metric in candidate.normalized:
+        small.append(f"counts {candidate.normalized[metric]:z.2f}")
+    return cell(shown(metric, candidate.raw[metric]), *small)
 
 
 def _cost(candidate: Candidate) -> Cell:

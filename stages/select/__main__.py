@@ -41,9 +41,8 @@ def main() -> None:
     program.write_output("table", score_table.markdown(decision))
     print(decision.reason)
     if decision.outcome == "incomplete" and not allow:
-        where = "published, but neither served nor put in production"
-        if current_release(store) == decision.release:
-            where = "in production already"
+        in_production = current_release(store) == decision.release
+        where = "in production already" if in_production else "published, but neither served nor put in production"
         raise Incomplete(
             f"{decision.reason} {decision.release} is {where}",
             hint="run again for what is missing; or with --allow-incomplete; or roll it out as it is: "

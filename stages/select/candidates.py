@@ -65,6 +65,7 @@ def candidates_of(
 def candidate(measurements: Measurements, estimate: Estimate, name: str, *, price: Price | None) -> Candidate:
     """Describe a variant, without what only those that can be chosen have."""
     evaluation, losses = measurements.evaluations.get(name), measurements.losses.get(name, {})
+    reference, questions = measurements.reference, measurements.questions
     compared = name in estimate.evidence.variants
     rate = estimate.figure(estimate.place(name), THROUGHPUT) if compared else None
     raw, intervals = figures(measurements, estimate, name)
@@ -83,8 +84,8 @@ def candidate(measurements: Measurements, estimate: Estimate, name: str, *, pric
         score_low=None,
         score_high=None,
         pareto=None,
-        against_fp16=paired_with_reference(measurements, name),
-        recovery=recovery(evaluation, measurements.evaluations.get(measurements.reference)),
+        against_fp16=paired(questions.get(reference, {}), questions.get(name, {})) if name != reference else (),
+        recovery=recovery(evaluation, measurements.evaluations.get(reference)),
         divergence=measurements.divergences.get(name),
         cost=cost_of(evaluation, price, rate) if evaluation else None,
     )
@@ -107,16 +108,8 @@ def changes(measurements: Measurements, estimate: Estimate, name: str) -> dict[s
     return changed
 
 
-def paired_with_reference(measurements: Measurements, name: str) -> tuple[Paired, ...]:
-    reference, questions = measurements.reference, measurements.questions
-    if reference not in questions or name == reference or name not in questions:
-        return ()
-    return paired(questions[reference], questions[name])
-
-
 def paired(reference: Mapping[str, Items], variant: Mapping[str, Items]) -> tuple[Paired, ...]:
-    """Compare the variant with the reference on the items that both were asked, task by task; without tasks that have
-    no such items."""
+    """Compare the variant with the reference on the items that both were asked, task by task, where there are any."""
     import numpy as np
 
     from scoring.items import common
@@ -182,14 +175,8 @@ def cost_of(evaluation: Evaluation, price: Price | None, throughput: Lead | None
         return None
     reach = throughput.reach() if throughput else math.inf
     factor = math.exp(reach) if math.isfinite(reach) else 1.0
-    return Cost(
-        value=value,
-        low=value / factor,
-        high=value * factor,
-        currency=price.currency,
-        tokens_per_s=rate,
-        basis=basis,
-    )
+    low, high = value / factor, value * factor
+    return Cost(value=value, low=low, high=high, currency=price.currency, tokens_per_s=rate, basis=basis)
 
 
 def recovery(evaluation: Evaluation | None, reference: Evaluation | None) -> dict[str, float]:

@@ -105,9 +105,9 @@ def compare(first: StoredDecision, second: StoredDecision) -> RunComparison:
     Raises:
         DamagedModel: samples are not what was written.
     """
-    samples = (first.samples(), second.samples())
+    before, after = first.samples(), second.samples()
     variants = [
-        MeasuredTwice(name, (evaluation, second.evaluations[name]), (samples[0][name], samples[1][name]))
+        MeasuredTwice(name, (evaluation, second.evaluations[name]), (before[name], after[name]))
         for name, evaluation in first.evaluations.items()
         if name in second.evaluations
     ]
@@ -189,9 +189,7 @@ def _by_starts(samples: Samples, metric: str) -> Lead:
 
     values = []
     for start in sorted({run.run.restart for run in samples.rounds}):
-        rounds, trials = (
-            [run for run in runs if run.run.restart == start] for runs in (samples.rounds, samples.trials)
-        )
+        rounds, trials = samples.of_start(start)
         times = [request.e2el_ms for run in rounds for request in run.requests]
         values.append(percentiles(times).p95 if metric == "latency" else throughput_of(rounds, trials))
     return Lead.of_starts([math.log(value) for value in values])

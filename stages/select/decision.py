@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -14,9 +14,9 @@ from stages.parts.base.program import version
 from stages.parts.base.settings import parse
 from stages.parts.base.store import digest_of
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.production import RULES, Candidate, FewerGpus, Production
+from stages.parts.records.production import RULES, Candidate, Production
 from stages.parts.samples.figures import prompt_tokens_per_s
-from stages.parts.samples.lines import LoadSamples, Samples
+from stages.parts.samples.lines import Samples
 from stages.select.candidates import candidates_of
 from stages.select.fewer_gpus import fewer_gpus_of, sentences_of
 from stages.select.measurements import Measurements, measurements_of
@@ -47,23 +47,6 @@ class Choice:
     excluded: dict[str, str]
     """Why, by variant."""
     candidates: tuple[Candidate, ...]
-
-    @property
-    def starts(self) -> int:
-        """How often the servers were started and loaded."""
-        return self.estimate.evidence.speed.blocks
-
-    def reason(self) -> str:
-        """Say the outcome, and why the winner was chosen."""
-        (change,) = (candidate.change for candidate in self.candidates if candidate.variant == self.winner.variant)
-        return reason_of(
-            self.verdict,
-            self.estimate.criteria,
-            starts=self.starts,
-            change=change,
-            missing=self.missing,
-            excluded=self.excluded,
-        )
 
 
 def choose(basis: Basis, evaluations: Mapping[str, Evaluation], samples: Mapping[str, Samples]) -> Choice:
@@ -101,11 +84,7 @@ def choose(basis: Basis, evaluations: Mapping[str, Evaluation], samples: Mapping
 
 
 def _check_choosable(measurements: Measurements, profile: Profile, excluded: Mapping[str, str]) -> None:
-    """Check that a variant passed the gates, and that the reference was measured.
-
-    Raises:
-        NoWinner: otherwise.
-    """
+    """Check that a variant passed the gates, and that the reference was measured."""
     why = "; ".join(f"{name}: {reason}" for name, reason in excluded.items())
     if measurements.reference and measurements.reference not in measurements.loaded:
         raise NoWinner(
@@ -148,7 +127,13 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
     """
     winner, verdict, base = choice.winner, choice.verdict, choice.basis.base
     measurements, price = choice.measurements, choice.basis.price
+    candidate = next(candidate for candidate in choice.candidates if candidate.variant == winner.variant)
     layout = fewer_gpus_of(winner, choice.profile.constraints)
+    starts = choice.estimate.evidence.speed.blocks
+    samples = measurements.measured[winner.variant].samples
+    rounds, trials = samples.rounds, samples.trials
+    if layout and not layout.against:  # as it is served
+        rounds, trials = samples.smaller_rounds, samples.smaller_trials
     return Production(
         model=base.model,
         commit=base.commit,
@@ -157,14 +142,25 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
         run=run,
         winner=winner.variant,
         release=release,
-        reason=choice.reason(),
+        reason=reason_of(
+            verdict,
+            choice.estimate.criteria,
+            starts=starts,
+            change=candidate.change,
+            missing=choice.missing,
+            excluded=choice.excluded,
+        ),
         wording=WORDING,
-        notes=_notes(choice, layout),
+        notes=(
+            *near_limits(measurements, choice.profile.constraints.limits()),
+            *notes_of(measurements.evaluations, price, measurements.questions),
+            *([sentences_of(layout, winner.variant, candidate.cost)] if layout else []),
+        ),
         rules=RULES,
         slipway=version(),
         outcome=verdict.outcome,
         missing=choice.missing,
-        starts=choice.starts,
+        starts=starts,
         comparisons=verdict.comparisons,
         more=verdict.more,
         profile=choice.profile.model_dump(mode="json"),
@@ -176,35 +172,14 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
         engine=winner.engine,
         hardware=winner.hardware,
         layout=layout,
-        prompt_tokens_per_s=prompt_tokens_per_s(_loads(measurements.measured[winner.variant].samples, layout)),
+        prompt_tokens_per_s=prompt_tokens_per_s((*rounds, *trials)),
         key=decision_key(choice.basis, measurements.evaluations),
         decided_at=datetime.now(UTC),
     )
 
 
-def _notes(choice: Choice, layout: FewerGpus | None) -> tuple[str, ...]:
-    measurements, winner = choice.measurements, choice.winner.variant
-    (cost,) = (candidate.cost for candidate in choice.candidates if candidate.variant == winner)
-    return (
-        *near_limits(measurements, choice.profile.constraints.limits()),
-        *notes_of(measurements.evaluations, choice.basis.price, measurements.questions),
-        *([sentences_of(layout, winner, cost)] if layout else []),
-    )
-
-
-def _loads(samples: Samples, layout: FewerGpus | None) -> Sequence[LoadSamples]:
-    """Select the load on the winner's servers as it is served."""
-    if layout and not layout.against:
-        return *samples.smaller_rounds, *samples.smaller_trials
-    return *samples.rounds, *samples.trials
-
-
 def decide(basis: Basis, measured: Mapping[str, Evaluation], samples: Mapping[str, Samples]) -> Production:
-    """Write the document of a decision that is not published.
-
-    Raises:
-        NoWinner, DamagedModel: see ``choose``.
-    """
+    """Write the document of a decision that is not published; fails like ``choose``."""
     return document(choose(basis, measured, samples), run=None, release="")
 
 

@@ -39,8 +39,6 @@ def slower_machine(speeds: Mapping[str, float]) -> list[str]:
         return []
     fastest = max(speeds, key=lambda name: speeds[name])
     slower = slower_shares({name: 1 - speed / speeds[fastest] for name, speed in speeds.items()})
-    return (
-        [f"The machine itself was {slower} than for {fastest}; latency and throughput are reported as measured."]
-        if slower
-        else []
-    )
+    if not slower:
+        return []
+    return [f"The machine itself was {slower} than for {fastest}; latency and throughput are reported as measured."]

@@ -66,22 +66,14 @@ class Measurements:
         return reference is None or machine_of(self.evaluations[name]) == machine_of(reference)
 
     def evidence(self) -> Evidence:
-        """Gather the evidence of all variants that were loaded.
-
-        Raises:
-            NoWinner: they cannot be compared.
-        """
+        """Gather the evidence of all variants that were loaded."""
         try:
             return evidence_of({name: self.measured[name] for name in self.loaded}, self.reference)
         except ValueError as error:
             raise NoWinner(f"the variants can't be compared: {error}", hint="measure them again in one run") from error
 
     def criteria(self, profile: Profile) -> Profile:
-        """Return the profile without the weights of metrics that are not comparable.
-
-        Raises:
-            NoWinner: no weight is left.
-        """
+        """Return the profile without the weights of metrics that are not comparable."""
         weights = profile.weights.model_copy(update=dict.fromkeys(self.incomparable, 0.0))
         if not any(weights.model_dump().values()):
             raise NoWinner(
@@ -90,20 +82,14 @@ class Measurements:
             )
         return profile.model_copy(update={"weights": weights})
 
-    def measures(self) -> dict[str, dict[str, float | None]]:
-        """Collect what a profile's constraints can limit."""
-        measures = {}
-        for name, variant in self.measured.items():
-            divergence = divergence_measures(self.divergences.get(name), is_reference=name == self.reference)
-            recovery = math.exp(self.recoveries[name].value) if name in self.recoveries else None
-            measures[name] = {**divergence, **(variant.load or {}), "quality_recovery": recovery}
-        return measures
+    def measures(self, name: str) -> dict[str, float | None]:
+        """Collect what a profile's constraints can limit of a variant."""
+        divergence = divergence_measures(self.divergences.get(name), is_reference=name == self.reference)
+        recovery = math.exp(self.recoveries[name].value) if name in self.recoveries else None
+        return {**divergence, **(self.measured[name].load or {}), "quality_recovery": recovery}
 
-    def intervals(self) -> dict[str, dict[str, tuple[float, float]]]:
-        """Collect the 95 % intervals of what a profile's constraints can limit, as far as the noise is known."""
-        return {name: dict(self._intervals(name)) for name in self.measured}
-
-    def _intervals(self, name: str) -> Iterator[tuple[str, tuple[float, float]]]:
+    def intervals(self, name: str) -> Iterator[tuple[str, tuple[float, float]]]:
+        """Yield the 95 % intervals of what a profile's constraints can limit, as far as the noise is known."""
         from scoring.lead import Lead
 
         load, slo = self.evaluations[name].load, self.evaluations[name].goodput
@@ -127,13 +113,10 @@ class Measurements:
     def pareto_front(self, able: Sequence[str]) -> dict[str, bool]:
         """Find which of these variants are on their Pareto front, by the metrics that are comparable."""
         comparable = {name: metric for name, metric in METRICS.items() if name not in self.incomparable}
+        metrics = [self.evaluations[variant].metrics() for variant in able]
         rows = [
-            [
-                value if comparable[name].higher_is_better else -value
-                for name, value in metrics.items()
-                if name in comparable
-            ]
-            for metrics in (self.evaluations[variant].metrics() for variant in able)
+            [row[name] if metric.higher_is_better else -row[name] for name, metric in comparable.items()]
+            for row in metrics
         ]
         return dict(zip(able, pareto_front(rows), strict=True))
 
@@ -141,11 +124,7 @@ class Measurements:
 def measurements_of(
     evaluations: Mapping[str, Evaluation], samples: Mapping[str, Samples], profile: Profile
 ) -> Measurements:
-    """Compute what the decision needs.
-
-    Raises:
-        DamagedModel: raw samples are not what was written.
-    """
+    """Compute what the decision needs."""
     evaluations = dict(sorted(evaluations.items()))
     samples = {name: samples[name] for name in evaluations}
     reference = profile.reference if isinstance(profile.reference, str) else ""

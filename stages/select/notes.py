@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from scoring.constraints import bound_of, meets
 from stages.parts.records.evaluation import Evaluation, by_machine
@@ -22,8 +22,7 @@ def notes_of(evaluations: Mapping[str, Evaluation], price: Price | None, questio
         *slower_machine(machine_speeds(evaluations)),
         *changed_speed(evaluations),
         *shared_machine(evaluations),
-        *overloaded(evaluations),
-        *held_every_rate(evaluations),
+        *capacity_limits(evaluations),
         *(without_cost(evaluations) if price else ()),
         *not_asked(evaluations),
         *different_questions(questions),
@@ -31,90 +30,80 @@ def notes_of(evaluations: Mapping[str, Evaluation], price: Price | None, questio
     )
 
 
-def near_limits(measurements: Measurements, limits: Mapping[str, float]) -> list[str]:
+def near_limits(measurements: Measurements, limits: Mapping[str, float]) -> Iterator[str]:
     """Note each value whose 95 % interval crosses a limit."""
-    intervals = measurements.intervals()
-    sentences = []
-    for name, values in measurements.measures().items():
+    for name in measurements.measured:
+        values, intervals = measurements.measures(name), dict(measurements.intervals(name))
         for measure, limit in limits.items():
-            value, interval = values.get(measure), intervals[name].get(measure)
+            value, interval = values.get(measure), intervals.get(measure)
             if value is None or interval is None or not math.isfinite(value):
                 continue
             low, high = min(interval[0], value), max(interval[1], value)
             if meets(measure, low, limit) != meets(measure, high, limit):
-                sentences.append(
+                yield (
                     f"{name} {'meets' if meets(measure, value, limit) else 'violates'} {bound_of(measure, limit)} "
                     f"for {measure} with {value:.4g}, but its 95 % interval of {low:.4g} to {high:.4g} "
                     "crosses the limit."
                 )
-    return sentences
 
 
-def different_hardware(evaluations: Mapping[str, Evaluation]) -> list[str]:
+def different_hardware(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
     machines = by_machine(evaluations)
-    if len(machines) < 2:
-        return []
-    listed = "; ".join(f"{', '.join(names)} on {hardware}" for hardware, names in machines.items())
-    return [
-        f"The variants were measured on different hardware ({listed}): latency and throughput are not "
-        "comparable and do not count in the score."
-    ]
+    if len(machines) > 1:
+        listed = "; ".join(f"{', '.join(names)} on {hardware}" for hardware, names in machines.items())
+        yield (
+            f"The variants were measured on different hardware ({listed}): latency and throughput are not "
+            "comparable and do not count in the score."
+        )
 
 
-def changed_speed(evaluations: Mapping[str, Evaluation]) -> list[str]:
+def changed_speed(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
     changed: dict[str, list[str]] = defaultdict(list)
     for name, evaluation in sorted(evaluations.items()):
         drift = evaluation.drift
         if drift and not evaluation.hardware.gpus and drift.largest_change > NOTED:
             changed[f"{drift.largest_change:.0%}"].append(name)
-    return [
-        f"The speed of the machine changed by {change} while the load of {', '.join(names)} was measured."
-        for change, names in changed.items()
-    ]
+    for change, names in changed.items():
+        yield f"The speed of the machine changed by {change} while the load of {', '.join(names)} was measured."
 
 
-def shared_machine(evaluations: Mapping[str, Evaluation]) -> list[str]:
+def shared_machine(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
     shared: dict[str, list[str]] = defaultdict(list)
     for name, evaluation in sorted(evaluations.items()):
         if evaluation.beside:
             shared[", ".join(evaluation.beside)].append(name)
-    return [
-        f"The machine was serving {models} while {', '.join(names)} was measured." for models, names in shared.items()
-    ]
+    for models, names in shared.items():
+        yield f"The machine was serving {models} while {', '.join(names)} was measured."
 
 
-def overloaded(evaluations: Mapping[str, Evaluation]) -> list[str]:
-    return [
-        f"{name} can serve only {capacity.requests_per_s:.3g} requests/s within the latency targets, and its latency "
-        f"was measured at {rate:.3g}, as that of all variants: it depends on how long was measured."
-        for name, evaluation in sorted(evaluations.items())
-        if (capacity := evaluation.capacity) and (rate := evaluation.load.rate_per_s) and capacity.requests_per_s < rate
-    ]
+def capacity_limits(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
+    """Note the variants that were overloaded, and those whose capacity is higher than any rate that was tried."""
+    at_least = []
+    for name, evaluation in sorted(evaluations.items()):
+        capacity, rate_per_s = evaluation.capacity, evaluation.load.rate_per_s
+        if capacity and rate_per_s and capacity.requests_per_s < rate_per_s:
+            yield (
+                f"{name} can serve only {capacity.requests_per_s:.3g} requests/s within the latency targets, and its "
+                f"latency was measured at {rate_per_s:.3g}, as that of all variants: it depends on how long was "
+                "measured."
+            )
+        if capacity and capacity.is_lower_bound:
+            at_least.append(name)
+    if at_least:
+        yield (
+            f"After a start of {', '.join(at_least)} every rate held that was tried: the capacity is at least what is "
+            "given. More trials would find it (workload.trials)."
+        )
 
 
-def held_every_rate(evaluations: Mapping[str, Evaluation]) -> list[str]:
-    names = [
-        name
-        for name, evaluation in sorted(evaluations.items())
-        if evaluation.capacity and evaluation.capacity.is_lower_bound
-    ]
-    if not names:
-        return []
-    return [
-        f"After a start of {', '.join(names)} every rate held that was tried: the capacity is at least what is given. "
-        "More trials would find it (workload.trials)."
-    ]
-
-
-def without_cost(evaluations: Mapping[str, Evaluation]) -> list[str]:
+def without_cost(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
     names = [
         name
         for name, evaluation in evaluations.items()
         if evaluation.goodput and not (evaluation.capacity or evaluation.goodput).output_tokens_per_s
     ]
-    if not names:
-        return []
-    return [f"No request of {', '.join(names)} met the latency targets, so there is no cost of tokens within them."]
+    if names:
+        yield f"No request of {', '.join(names)} met the latency targets, so there is no cost of tokens within them."
 
 
 def not_asked(evaluations: Mapping[str, Evaluation]) -> list[str]:
@@ -122,24 +111,21 @@ def not_asked(evaluations: Mapping[str, Evaluation]) -> list[str]:
     return [f"{task} was not asked: {why}." for task, why in reasons.items()]
 
 
-def different_questions(questions: Questions) -> list[str]:
+def different_questions(questions: Questions) -> Iterator[str]:
     """Note each task in which the variants were asked different questions."""
-    notes = []
     for task in {task: None for tasks in questions.values() for task in tasks}:
         names = [set(tasks[task].named()) for tasks in questions.values() if task in tasks]
         common, most = len(set.intersection(*names)), max(map(len, names))
         if common < len(set.union(*names)):
-            notes.append(
+            yield (
                 f"Only {common} of {most} questions of {task} are the same for all variants: the others count as "
                 "different questions and are not compared in pairs."
             )
-    return notes
 
 
-def without_items(evaluations: Mapping[str, Evaluation], questions: Questions) -> list[str]:
+def without_items(evaluations: Mapping[str, Evaluation], questions: Questions) -> Iterator[str]:
     """Note the tasks that are not among the questions of every variant, from which the quality is computed."""
     tasks = {score.task: None for evaluation in evaluations.values() for score in evaluation.quality}
     partial = [task for task in tasks if not all(task in variant for variant in questions.values())]
-    if not partial:
-        return []
-    return [f"Not every variant has items of {', '.join(partial)}: that does not count in any score."]
+    if partial:
+        yield f"Not every variant has items of {', '.join(partial)}: that does not count in any score."

@@ -29,10 +29,11 @@ def schema() -> dict[str, Any]:
     generated = Production.model_json_schema(mode="serialization")
     described = _descriptions()
     for name, definition in [*generated.get("$defs", {}).items(), (Production.__name__, generated)]:
-        for field, text in described.get(name, {}).items():
-            if field in definition.get("properties", {}):
-                definition["properties"][field]["description"] = text
-        _untitle(definition)
+        definition.pop("title", None)
+        for field, described_field in definition.get("properties", {}).items():
+            described_field.pop("title", None)  # it only repeats the name
+            if field in described.get(name, {}):
+                described_field["description"] = described[name][field]
     return {"$schema": DIALECT, "$id": IDENTIFIER, "title": "production_metrics.json", **generated}
 
 
@@ -47,13 +48,6 @@ def _descriptions() -> dict[str, dict[str, str]]:
                 text = ast.literal_eval(after.value)
                 described.setdefault(node.name, {})[field.target.id] = " ".join(str(text).split())
     return described
-
-
-def _untitle(definition: dict[str, Any]) -> None:
-    """Drop titles, which only repeat the names of the fields."""
-    definition.pop("title", None)
-    for field in definition.get("properties", {}).values():
-        field.pop("title", None)
 
 
 def text() -> str:

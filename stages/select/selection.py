@@ -121,14 +121,16 @@ def measured_variants(
     """Collect the evaluations that count, for every other variant the reason why it has none, and those of the others
     that could not be made or measured. A variant is not one of these if it was left out, because it can't be served
     here, or because it failed a gate before it was loaded."""
-    outcomes = _outcomes_of_this_run(store)
+    run = os.environ.get(program.RUN_VARIABLE)
+    outcomes = (
+        {f"{outcome.stage}-{outcome.variant}": outcome for outcome in program.outcomes(store.run(run))} if run else None
+    )
     measured: dict[str, Evaluation] = {}
     excluded: dict[str, str] = {}
     for name in variants:
         variant = Variant.read(store.optimized(name) / VARIANT)
         evaluation = Evaluation.read(store.evaluation(name))
-        failed = _failure(outcomes, name)
-        if failed:
+        if failed := _failure(outcomes, name):
             excluded[name] = failed
         elif variant is None or variant.base_digest != base.digest:
             excluded[name] = "was not made from this base"
@@ -149,13 +151,6 @@ def standing_decision(store: ModelStore, key: str) -> Production | None:
         if standing.key == key and variant and not difference(store.releases / standing.release, variant.files):
             return standing
     return None
-
-
-def _outcomes_of_this_run(store: ModelStore) -> dict[str, program.Outcome] | None:
-    run_id = os.environ.get(program.RUN_VARIABLE)
-    if not run_id:
-        return None
-    return {f"{outcome.stage}-{outcome.variant}": outcome for outcome in program.outcomes(store.run(run_id))}
 
 
 def _failure(outcomes: dict[str, program.Outcome] | None, variant: str) -> str | None:

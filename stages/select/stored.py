@@ -55,11 +55,7 @@ class StoredDecision:
         return self.folder / MEASUREMENTS / f"{variant}{SAMPLES_SUFFIX}"
 
     def samples(self) -> dict[str, Samples]:
-        """Read the raw samples by variant.
-
-        Raises:
-            DamagedModel: see ``read_samples``.
-        """
+        """Read the raw samples by variant; fails like ``read_samples``."""
         return {
             name: read_samples(self.samples_path(name), evaluation) for name, evaluation in self.evaluations.items()
         }

@@ -53,8 +53,7 @@ class Verification:
     compared: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What a later run has replaced, or follows by an earlier rule: it cannot be compared any more, and that is no
-    fault."""
+    """What a later run has replaced, or an earlier rule gave: it cannot be compared any more, which is no fault."""
     not_recomputed: list[str] = field(default_factory=list)
     """Figures that have no samples."""
 
@@ -167,11 +166,11 @@ def _wrong_files(store: ModelStore, folder: Path, variant: Variant, evaluation: 
 def check_evaluation(evaluation: Evaluation, samples: Samples, verification: Verification) -> Evaluation:
     """Recompute the evaluation from the samples; every figure of the document that differs is a finding."""
     scores = [(score, task_score(score, samples)) for score in evaluation.quality]
-    recomputed = _loaded(evaluation, samples.rounds, samples.trials)
     smaller = evaluation.smaller
     if smaller and samples.smaller_rounds:
         smaller = _loaded(smaller, samples.smaller_rounds, samples.smaller_trials)
     quality = tuple(computed or recorded for recorded, computed in scores)
+    recomputed = _loaded(evaluation, samples.rounds, samples.trials)
     recomputed = recomputed.model_copy(update={"smaller": smaller, "quality": quality})
     verification.not_recomputed += [
         f"{evaluation.variant}: {score.task}" for score, computed in scores if computed is None
@@ -180,17 +179,13 @@ def check_evaluation(evaluation: Evaluation, samples: Samples, verification: Ver
         verification.notes.append(
             f"the capacity of {evaluation.variant} follows by an earlier rule, and is not recomputed"
         )
+    before, after = evaluation.model_dump(mode="json"), recomputed.model_dump(mode="json")
     changed = [
-        (path, recorded, computed)
-        for path, recorded, computed in differences(
-            evaluation.model_dump(mode="json"), recomputed.model_dump(mode="json")
-        )
+        f"evaluation of {evaluation.variant}: {path} is {recorded}, the samples give {computed}"
+        for path, recorded, computed in differences(before, after)
         if not (OVER_STARTS.search(path) and math.isclose(float(recorded), float(computed), rel_tol=ROUNDED))
     ]
-    verification.findings += [
-        f"evaluation of {evaluation.variant}: {path} is {recorded}, the samples give {computed}"
-        for path, recorded, computed in changed
-    ]
+    verification.findings += changed
     return recomputed if changed else evaluation
 
 

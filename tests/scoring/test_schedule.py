@@ -11,7 +11,7 @@ from scoring.losses import Quality
 from scoring.schedule import AskedTask, ScheduleState, TimeBudget, further_items, look, next_block
 from scoring.starts import Effects
 
-PLAN = TimeBudget(budget_s=1000, start_s=40, load_s=60, quality_s=50)
+PLAN = TimeBudget(budget_s=1000, start_s=40, load_s=60)
 CRITERIA = Criteria()
 
 
@@ -51,8 +51,8 @@ def test_two_blocks_are_measured_whatever_the_budget_and_the_second_look_is_the_
 
 
 def test_servers_side_by_side_take_the_time_of_one():
-    plan = TimeBudget(budget_s=1000, start_s=40, load_s=60, quality_s=50, side_by_side=2)
-    assert (plan.block_s(2), plan.block_s(3), plan.gates_s(3)) == (100, 200, 100)
+    plan = TimeBudget(budget_s=1000, start_s=40, load_s=60, side_by_side=2)
+    assert (plan.block_s(2), plan.block_s(3)) == (100, 200)
 
 
 def test_servers_that_start_together_are_charged_one_start():

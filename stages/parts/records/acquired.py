@@ -51,8 +51,7 @@ def files_digest(files: tuple[File, ...]) -> str:
 
 
 def difference(directory: Path, files: Iterable[File]) -> str:
-    """Name the first file that is missing or has another size than recorded; empty if there is none. Reads no
-    content."""
+    """Name the first file that is missing or has another size; empty if there is none. Reads no content."""
     for file in files:
         try:
             size = (directory / file.path).stat().st_size

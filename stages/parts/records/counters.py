@@ -48,8 +48,7 @@ class Counters(Record):
     """Changes when a server was restarted and its counters began again at zero."""
 
     def restarted_since(self, earlier: Counters) -> bool:
-        """Return whether the counters began again at zero after *earlier*, so that a difference would be
-        meaningless."""
+        """Return whether the counters began again at zero after *earlier*: a difference would be meaningless."""
         fell = any(getattr(self, name) < getattr(earlier, name) for name in ("answered", "failed", "output_tokens"))
         return self.instance != earlier.instance or fell
 

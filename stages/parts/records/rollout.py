@@ -1,5 +1,4 @@
-"""``rollout.json``: the state of a rollout. It is written at each transition, so that a rollout that was killed can
-continue."""
+"""``rollout.json``: the state of a rollout, written at each transition, so that one that was killed can continue."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ ENDED: Final[tuple[RolloutState, ...]] = ("promoted", "rolled back")
 
 
 class Figures(Record):
-    """What a release did within a window, by its own counters. A latency is None if there is nothing to compute it
-    from."""
+    """What a release did within a window, by its own counters. A latency is None if nothing was counted for it."""
 
     requests: int
     """Requests with a first token: those whose latency is known."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from statistics import fmean, linear_regression, median_low, pvariance
 from typing import Final
 
+from scoring.percentiles import p95
 from stages.parts.records.evaluation import Capacity, Trial
 from stages.parts.samples.lines import LoadSamples, TimedRequest
 
@@ -51,10 +52,8 @@ def strain_of(requests: Sequence[TimedRequest], ttft_ms: float, tpot_ms: float) 
     It is the 95th percentile over the requests of the larger of TTFT and TPOT, each as a share of its target; or, if
     that is more, the growth of the wait during the trial, as a share of ``GROWTH``.
     """
-    if not requests:
-        return math.inf
-    shares = sorted(max(request.ttft_ms / ttft_ms, request.tpot_ms / tpot_ms) for request in requests)
-    return max(shares[math.ceil(SHARE * len(shares)) - 1], growth_of(requests) / GROWTH)
+    share = p95(max(request.ttft_ms / ttft_ms, request.tpot_ms / tpot_ms) for request in requests)
+    return math.inf if share is None else max(share, growth_of(requests) / GROWTH)
 
 
 def growth_of(requests: Sequence[TimedRequest]) -> float:
@@ -82,7 +81,7 @@ def tried(trial: LoadSamples) -> Tried | None:
     return Tried(run.rate_per_s, strain_of(trial.requests, *run.targets_ms))
 
 
-def response(given: Iterable[Tried]) -> list[Tried]:
+def response(trials: Iterable[Tried]) -> list[Tried]:
     """How the strain rises with the rate: one strain for each rate that was tried, none less than at a lower rate.
 
     This is isotonic regression by medians, so that no single trial decides (Robertson & Waltman 1968, Annals of
@@ -90,14 +89,14 @@ def response(given: Iterable[Tried]) -> list[Tried]:
     their median. Of an even number it is the lower of the two in the middle, because a pause of the machine makes
     trials fail, and nothing makes them hold: of two trials at one rate, a single failure does not count.
     """
-    tries: dict[float, list[float]] = {}
-    for each in given:
-        tries.setdefault(each.rate_per_s, []).append(each.strain)
-    rates = sorted(tries)
-    strains, places = [tries[rate] for rate in rates], range(len(rates))
+    by_rate: dict[float, list[float]] = {}
+    for trial in trials:
+        by_rate.setdefault(trial.rate_per_s, []).append(trial.strain)
+    rates = sorted(by_rate)
+    strains, places = [by_rate[rate] for rate in rates], range(len(rates))
 
     def pooled(first: int, last: int) -> float:
-        return median_low([strain for each in strains[first : last + 1] for strain in each])
+        return median_low(list(chain.from_iterable(strains[first : last + 1])))
 
     return [
         Tried(rate, max(min(pooled(first, last) for last in places[place:]) for first in places[: place + 1]))
@@ -105,18 +104,18 @@ def response(given: Iterable[Tried]) -> list[Tried]:
     ]
 
 
-def bracket(given: Iterable[Tried]) -> tuple[Tried | None, Tried | None]:
+def bracket(trials: Iterable[Tried]) -> tuple[Tried | None, Tried | None]:
     """Return the highest rate that holds by the response of the server, and the lowest that does not."""
-    curve = response(given)
-    held = sum(each.held for each in curve)  # no rate above one that does not hold
+    curve = response(trials)
+    held = sum(point.held for point in curve)  # no rate above one that does not hold
     return curve[held - 1] if held else None, curve[held] if held < len(curve) else None
 
 
-def capacity_per_s(given: Sequence[Tried]) -> float | None:
+def capacity_per_s(trials: Sequence[Tried]) -> float | None:
     """Return the rate in requests/s at which the server's response reaches a strain of 1, interpolated in logarithms
     between the highest rate that holds and the lowest that does not; if none fails, the highest, and None if none
     holds."""
-    low, high = bracket(given)
+    low, high = bracket(trials)
     if low is None or high is None:
         return low.rate_per_s if low else None
     below, above = -math.log(max(low.strain, 1 / LARGEST)), math.log(min(high.strain, LARGEST))
@@ -134,13 +133,18 @@ def throughput_of(rounds: Sequence[LoadSamples], trials: Sequence[LoadSamples]) 
     Raises:
         ValueError: the targets held at no rate.
     """
-    rates = [each for each in map(tried, trials) if each]
+    rates = list(filter(None, map(tried, trials)))
     if not rates:
-        return math.exp(fmean(math.log(each.output_tokens_per_s) for each in rounds))
-    found = capacity_per_s(rates)
-    if found is None:
+        return math.exp(fmean(math.log(run.output_tokens_per_s) for run in rounds))
+    rate_per_s = capacity_per_s(rates)
+    if rate_per_s is None:
         raise ValueError("the targets held at no rate")
-    return found * fmean(one.output_tokens for each in rounds for one in each.requests)
+    return rate_per_s * _mean_answer(rounds)
+
+
+def _mean_answer(rounds: Sequence[LoadSamples]) -> float:
+    """Average the output tokens of the requests."""
+    return fmean(request.output_tokens for run in rounds for request in run.requests)
 
 
 def capacity_of(rounds: Sequence[LoadSamples], trials: Sequence[LoadSamples]) -> Capacity | None:
@@ -149,21 +153,21 @@ def capacity_of(rounds: Sequence[LoadSamples], trials: Sequence[LoadSamples]) ->
     Raises:
         ValueError: the targets held at no rate after a start.
     """
-    rated = [each for each in trials if tried(each)]
+    rated = [trial for trial in trials if tried(trial)]
     targets_ms = rated[0].run.targets_ms if rated else None
     if targets_ms is None:
         return None
-    starts = {number: list(each) for number, each in groupby(rated, key=lambda trial: trial.run.restart)}
+    starts = {number: list(of_start) for number, of_start in groupby(rated, key=lambda trial: trial.run.restart)}
     tokens = [
-        throughput_of([each for each in rounds if each.run.restart == number], own) for number, own in starts.items()
+        throughput_of([run for run in rounds if run.run.restart == number], of_start)
+        for number, of_start in starts.items()
     ]
-    answers = fmean(one.output_tokens for each in rounds for one in each.requests)
     mean = math.exp(fmean(map(math.log, tokens)))
     low, high = interval(tokens) if len(tokens) > 1 else (None, None)
     return Capacity(
         ttft_ms=targets_ms[0],
         tpot_ms=targets_ms[1],
-        requests_per_s=mean / answers,
+        requests_per_s=mean / _mean_answer(rounds),
         output_tokens_per_s=mean,
         low=low,
         high=high,
@@ -182,8 +186,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return math.exp(mean.value - mean.reach()), math.exp(mean.value + mean.reach())
 
 
-def _trial(given: LoadSamples) -> Trial:
-    run, requests = given.run, given.requests
+def _trial(trial: LoadSamples) -> Trial:
+    run, requests = trial.run, trial.requests
     targets_ms = run.targets_ms or (0.0, 0.0)
     return Trial(
         restart=run.restart,

@@ -56,11 +56,7 @@ def divergence_measures(divergence: Divergence | None, *, is_reference: bool) ->
 
 
 def distributions(samples: Samples) -> list[Distributions]:
-    """Collect the distributions at each position of each held-out document.
-
-    Raises:
-        ValueError: a document lists different numbers of tokens at its positions.
-    """
+    """Collect the distributions at each position of each held-out document."""
     import numpy as np
 
     from scoring.divergence import Distributions

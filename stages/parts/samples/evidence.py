@@ -149,8 +149,7 @@ def losses_of(samples: Mapping[str, Samples], reference: str, limit: float) -> d
 
 
 def recoveries(samples: Mapping[str, Samples], criteria: Criteria) -> dict[str, Lead]:
-    """Estimate ln of the quality of each variant divided by the reference's; there are none without tasks or
-    reference."""
+    """Estimate ln of each variant's quality divided by the reference's; there are none without tasks or reference."""
     from scoring.lead import Lead
     from scoring.losses import mean_quality
 
@@ -172,38 +171,31 @@ def recoveries(samples: Mapping[str, Samples], criteria: Criteria) -> dict[str, 
 
 def speeds(samples: Sequence[Samples]) -> Floats:
     """Collect ln of the end-to-end time in ms and of the throughput in output tokens/s, shape (blocks, variants, 2);
-    NaN where a variant was not started in a block.
-
-    Raises:
-        ValueError: in a block, the variants have no request in common.
-    """
+    NaN where a variant was not started in a block."""
     import numpy as np
 
     blocks = sorted({run.run.restart for variant in samples for run in variant.rounds})
     logs = np.full((len(blocks), len(samples), 2), np.nan)
     for row, block in enumerate(blocks):
-        rounds, trials = (
-            [[run for run in runs if run.run.restart == block] for runs in of_all]
-            for of_all in ([variant.rounds for variant in samples], [variant.trials for variant in samples])
-        )
-        running = [place for place, runs in enumerate(rounds) if runs]
-        logs[row, running] = _block([rounds[place] for place in running], [trials[place] for place in running])
+        starts = [variant.of_start(block) for variant in samples]
+        running = [place for place, (rounds, _) in enumerate(starts) if rounds]
+        logs[row, running] = _block([starts[place] for place in running])
     return logs
 
 
-def _block(rounds: Sequence[Sequence[LoadSamples]], trials: Sequence[Sequence[LoadSamples]]) -> Floats:
-    """Collect the same for one block, shape (variants, 2)."""
+def _block(starts: Sequence[tuple[Sequence[LoadSamples], Sequence[LoadSamples]]]) -> Floats:
+    """Collect the same for one block, shape (variants, 2), from the rounds and trials of each variant."""
     import numpy as np
 
     from scoring.starts import log_means
 
     times = [
         {(run.run.number, place): request.e2el_ms for run in runs for place, request in enumerate(run.requests)}
-        for runs in rounds
+        for runs, _ in starts
     ]
     places = sorted({place for by_place in times for place in by_place})
     values = np.array([[by_place.get(place, math.nan) for place in places] for by_place in times])
-    rates = [math.log(throughput_of(*start)) for start in zip(rounds, trials, strict=True)]
+    rates = [math.log(throughput_of(*start)) for start in starts]
     return np.column_stack([log_means(values), rates])
 
 

@@ -116,8 +116,7 @@ def goodput_of(rounds: Sequence[LoadSamples], ttft_ms: float, tpot_ms: float) ->
 
 
 def percentiles_of(requests: Sequence[TimedRequest]) -> dict[str, Percentiles]:
-    """Compute the percentiles of each time by its name in ``Load``; those of ``itl_ms`` are over the gaps of all
-    requests."""
+    """Compute the percentiles of each time by its name in ``Load``; those of ``itl_ms`` are over all gaps."""
     return {
         "ttft_ms": percentiles([request.ttft_ms for request in requests]),
         "tpot_ms": percentiles([request.tpot_ms for request in requests]),
@@ -168,11 +167,8 @@ def _perplexity(items: Sequence[PerplexityItem]) -> dict[str, float]:
 
 
 def bits_per_byte_interval(items: Sequence[PerplexityItem]) -> tuple[float, float]:
-    """Compute the 95 % interval of the corpus's bits per byte: percentile bootstrap over documents (Efron 1979),
-    seeded.
-
-    lm-eval gives no standard error for it.
-    """
+    """Compute the 95 % interval of the corpus's bits per byte, for which lm-eval gives no standard error: seeded
+    percentile bootstrap over documents (Efron 1979)."""
     import numpy as np
 
     loglikelihoods = np.array([item.loglikelihood * item.weight for item in items])

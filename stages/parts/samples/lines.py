@@ -61,8 +61,7 @@ class LoadRun(_OfRun):
     targets_ms: tuple[float, float] | None = None
     """The highest TTFT and TPOT that a trial allowed; None for all else."""
     held: bool | None = None
-    """Whether the targets held in a trial. A trial that was ended early has no requests: too many had missed them by
-    far."""
+    """Whether the targets held in a trial. One that was ended early, because too many missed them, has no requests."""
 
 
 class TimedRequest(_OfRun):
@@ -156,6 +155,11 @@ class Samples:
     def items(self) -> tuple[Item, ...]:
         return (*self.accuracy, *self.perplexity)
 
+    def of_start(self, restart: int) -> tuple[list[LoadSamples], list[LoadSamples]]:
+        """Select the rounds and the trials of one start of the server."""
+        rounds, trials = ([run for run in runs if run.run.restart == restart] for runs in (self.rounds, self.trials))
+        return rounds, trials
+
     def lines(self) -> Iterator[_Line]:
         """Yield every line but the head."""
         for run in (*self.rounds, *self.trials, *self.smaller_rounds, *self.smaller_trials):
@@ -216,11 +220,7 @@ def read_samples(path: Path, evaluation: Evaluation) -> Samples:
 
 
 def _parsed(content: bytes) -> Iterator[Line]:
-    """Parse the lines of a file.
-
-    Raises:
-        ValueError: naming the first line that is wrong.
-    """
+    """Parse the lines of a file; a ValueError names the first that is wrong."""
     for number, line in enumerate(content.splitlines(), 1):
         try:
             yield _LINE.validate_json(line)

@@ -12,11 +12,10 @@ from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.hardware import Hardware
 from stages.parts.machine.processor import Processor
-from stages.parts.records.evaluation import Capacity, Evaluation, Goodput, Trial
+from stages.parts.records.evaluation import Capacity, Evaluation, Goodput, Trial, by_machine
 from stages.parts.records.production import Price, Production
 from stages.report.collect import collect
 from stages.report.page import render
-from stages.report.provenance import machines
 from stages.select.selection import select
 from tests.samples import measured_store, outcome
 
@@ -94,7 +93,7 @@ def test_the_same_machine_with_more_memory_is_the_same_hardware(store):
     change(store, "awq", hardware=LARGER.model_copy(update={"cores": 2}))
     after = decided(store)
     assert (after.notes, after.comparisons) == ((), before.comparisons)
-    assert len(machines([read(store, name) for name in VARIANTS])) == 1
+    assert len(by_machine({name: read(store, name) for name in VARIANTS})) == 1
 
 
 def goodput(share: float, rate: float) -> Goodput:

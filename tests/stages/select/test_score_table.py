@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from scoring.metrics import TITLES
 from scoring.profile import Profile
-from stages.select.score_table import HEADINGS, markdown
+from stages.select.score_table import markdown
 from stages.select.selection import select
 from tests.samples import measured_store, outcome
 
@@ -28,7 +29,7 @@ def test_the_table_has_a_row_for_each_variant_with_the_winner_in_bold(store):
     assert said == "awq: decided, better than every other"
     head, rule, *rows = cells("\n".join(table))
     assert head[:2] == ["Variant", "Score"]
-    assert len(head) == 3 + len(HEADINGS)
+    assert len(head) == 3 + len(TITLES)
     assert set(rule[1:]) == {"---:"}
     assert {len(row) for row in rows} == {len(head)}
     assert {row[0].strip("*") for row in rows} == {"fp16", "awq", "gptq"}
@@ -40,4 +41,4 @@ def test_an_excluded_variant_has_its_reason_in_one_cell(store):
     _, decision, _ = select(store, PROFILE, ["fp16", "awq", "gptq"])
     (row,) = [line for line in markdown(decision).splitlines() if line.startswith("| awq")]
     assert "excluded: optimize failed: no \\| kernel" in row
-    assert row.count(" | ") == 2 + len(HEADINGS)
+    assert row.count(" | ") == 2 + len(TITLES)
