@@ -23,8 +23,8 @@ from stages.parts.samples.lines import LoadSamples
 
 
 class Block:
-    """The block with this *number*, from 0, which asks so many items in all of the quality tasks in *further*.
-    ``measure`` is called once."""
+    """The block with this *number*, from 0. ``measure`` is called once. *further* says for some quality tasks how many
+    items are asked in all by the end of the block."""
 
     def __init__(self, subjects: Subjects, lanes: Sequence[Lane], number: int, further: Mapping[str, int]) -> None:
         self._subjects, self._lanes, self._number, self._further = subjects, lanes, number, further

@@ -161,7 +161,7 @@ def scores_of(report: Mapping[str, Any]) -> list[TaskScore]:
 
 
 def joined(first: Sequence[TaskScore], rest: Sequence[TaskScore], samples: Samples) -> tuple[TaskScore, ...]:
-    """Join the scores of tasks that were asked in two parts, of both of which *samples* has the items."""
+    """Join the scores of tasks that were asked in two parts; *samples* has the items of both."""
     second = {score.task: score for score in rest}
     return tuple(_joined(score, second[score.task], samples) if score.task in second else score for score in first)
 
