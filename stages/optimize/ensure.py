@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from datetime import UTC, datetime
-from importlib import metadata
 from typing import Any, Final
 
 from stages.optimize.base_model import Base, read_base
 from stages.optimize.calibration import calibration_digest
 from stages.optimize.verification import verify
-from stages.parts.base.errors import ConfigError, DamagedModel, UnknownName
+from stages.parts.base.errors import DamagedModel, UnknownName
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
@@ -19,6 +18,7 @@ from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
 from stages.parts.machine.lock import together
 from stages.parts.records.acquired import File, difference, files_digest
 from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.vllm.arguments import installed_version
 
 READABLE: Final = 0o644
 
@@ -38,13 +38,14 @@ def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, b
         raise UnknownName("method", name, FORMATS)
     base = read_base(store)
     identity = identify(name, base, settings)
-    if variant := existing(store, name, digest_of(identity)):
+    key = digest_of(identity)
+    if variant := existing(store, name, key):
         return variant, False
     FORMATS[name].quantizer.check(settings, base)
     with exclusive(store.lock(f"optimize-{name}"), f"optimize {name}"):
         # Another process may have made it while this one waited; another configuration, before.
-        store.take_up([store.optimized(name)], _key_there(store, name), digest_of(identity))
-        if variant := existing(store, name, digest_of(identity)):
+        store.take_up([store.optimized(name)], _key_there(store, name), key)
+        if variant := existing(store, name, key):
             return variant, False
         with together(f"optimize {name} of {store.model}"):
             return build(store, name, base, settings, identity), True
@@ -62,15 +63,8 @@ def identify(name: str, base: Base, settings: Optimize) -> Identity:
         "calibration_digest": calibration_digest(calibration, parameters["sequence_length"])
         if quantizer.calibrated
         else None,
-        "tool_versions": {tool: installed_version(tool) for tool in quantizer.tools},
+        "tool_versions": {tool: installed_version(tool, "optimize") for tool in quantizer.tools},
     }
-
-
-def installed_version(tool: str) -> str:
-    try:
-        return metadata.version(tool)
-    except metadata.PackageNotFoundError as error:
-        raise ConfigError(f"{tool} is not installed", hint="pip install 'slipway[optimize]'") from error
 
 
 def existing(store: ModelStore, name: str, key: str) -> Variant | None:

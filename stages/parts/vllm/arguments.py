@@ -112,12 +112,12 @@ def serves_on_gpu() -> bool:
     return not installed_version("vllm").endswith("+cpu") and bool(gpus())
 
 
-def installed_version(tool: str) -> str:
-    """Find the version of *tool*. Raises: ConfigError: it is not installed."""
+def installed_version(tool: str, extra: str = "evaluate") -> str:
+    """Find the version of *tool*, a package of our *extra*. Raises: ConfigError: it is not installed."""
     try:
         return importlib.metadata.version(tool)
     except importlib.metadata.PackageNotFoundError as error:
-        raise ConfigError(f"{tool} is not installed", hint="pip install 'slipway[evaluate]'") from error
+        raise ConfigError(f"{tool} is not installed", hint=f"pip install 'slipway[{extra}]'") from error
 
 
 def core_binding(settings: Serving, half: int = 0, replica: int = 0) -> str:
@@ -155,7 +155,7 @@ def environment(api_key: str = "", binding: str = "", visible_gpus: str = "") ->
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
-        "VLLM_LOGGING_LEVEL": "INFO",  # log.py reads it
+        "VLLM_LOGGING_LEVEL": "INFO",  # server_log.py reads it
         "VLLM_CONFIGURE_LOGGING": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",  # the log tells a crash from a kill

@@ -123,8 +123,7 @@ def refuse_contradictions(described: Description, required: Requirements) -> Non
         model = read_architecture(described.config)
     except NotSizeable:
         return
-    if mistakes := list(contradictions(model, required.demand(model))):
-        raise _refused(mistakes, described.model)
+    _refuse(list(contradictions(model, required.demand(model))), described.model)
 
 
 def _on_gpus(model: SizedModel, required: Requirements, place: Place, accelerator: Accelerator, source: str) -> Decided:
@@ -138,10 +137,7 @@ def _on_gpus(model: SizedModel, required: Requirements, place: Place, accelerato
     named = " ".join(mistakes)
     mistakes += [f"{REFERENCE} on {size} × {place.name}: {reason}" for reason in layout.reasons if reason not in named]
     notes = _notes_on_queueing(layout.requests, demand, serving)
-    if serving.kv_cache_mib:
-        mistakes += notes
-    if mistakes:
-        raise _refused(mistakes, f"{source} on {place}")
+    _refuse(mistakes + (notes if serving.kv_cache_mib else []), f"{source} on {place}")
     reasons = {
         variant: left_out(architecture, storage_of(variant, required.optimize.group_size), size)
         for variant in required.optimize.variants
@@ -182,10 +178,7 @@ def _on_cpu(model: SizedModel, required: Requirements, place: Place, source: str
     notes = []
     if longest >= least:
         notes = _notes_on_queueing(cache.sequences(cache_bytes, demand.longest_request or least), demand, serving)
-    if serving.kv_cache_mib:
-        mistakes += notes
-    if mistakes:
-        raise _refused(mistakes, f"{source} on {place}")
+    _refuse(mistakes + (notes if serving.kv_cache_mib else []), f"{source} on {place}")
     servers_bytes = len(required.optimize.variants) * (SERVER_BYTES + cache_bytes)
     return Decided(
         serving=_pinned(serving, size, demand.context or rounded_context(longest, architecture), all_bytes),
@@ -229,10 +222,11 @@ def _pinned(serving: AskedServing, size: int, context: int | None, bytes_to_read
     return serving.pinned(tensor_parallel_size=size, max_model_len=context, startup_timeout_s=startup_s(bytes_to_read))
 
 
-def _refused(mistakes: Sequence[str], subject: str) -> ConfigError:
-    error = ConfigError.of_many(mistakes, f"the settings for {subject}")
-    error.hint = "slipway plan MODEL shows what fits; serving.tensor_parallel_size and max_model_len can be auto"
-    return error
+def _refuse(mistakes: Sequence[str], subject: str) -> None:
+    if mistakes:
+        error = ConfigError.of_many(mistakes, f"the settings for {subject}")
+        error.hint = "slipway plan MODEL shows what fits; serving.tensor_parallel_size and max_model_len can be auto"
+        raise error
 
 
 def _unlisted(device: str) -> Accelerator:
