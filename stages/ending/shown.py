@@ -27,12 +27,7 @@ def show(store: ModelStore, run: str, status: str) -> None:
 
 
 def told(model: str, status: str, report: dict[str, Any], place: str) -> dict[str, str]:
-    """Describe a run for Argo, in Markdown.
-
-    Args:
-        report: ``report.json``.
-        place: of the report's page, in the store.
-    """
+    """Describe a run for Argo in Markdown, by its ``report.json`` and the *place* of the report's page in the store."""
     decision: dict[str, Any] = report.get("decision") or {}
     failed = next((outcome for outcome in report["outcomes"] if outcome["result"] == "failed"), None)
     title, lines = model, []

@@ -32,7 +32,8 @@ def connect(name: str, store: ModelStore, source: str, serving: AskedServing, ks
 
         return OneMachine(store, source, serving)
     if name == KSERVE:
-        from stages.rollout.kserve.connect import connect as connect_kserve
+        from stages.parts.cluster import api
+        from stages.rollout.kserve.connect import on
 
-        return connect_kserve(store, serving, kserve)
+        return on(api.connect(namespace=kserve.namespace), store, serving, kserve)
     raise UnknownName("rollout target", name, TARGETS)

@@ -32,7 +32,6 @@ RECOVERY_LIMIT_S: Final = 300.0
 SETTLE_S: Final = 3.0
 """Load before and after the drilled event."""
 POLL_S: Final = 0.2
-SHOWN_ERRORS: Final = 3
 PROMPT_TOKENS: Final = 128
 OUTPUT_TOKENS: Final = 64
 """Both are used where the workload is a trace, which sets no lengths."""
@@ -138,10 +137,7 @@ def drill_rollback(
     limit_s: float = ROLLBACK_LIMIT_S,
     via: str = "",
 ) -> RollbackDrill:
-    """Roll back under load to the release before the served one, and forward again.
-
-    Args:
-        via: see ``Access``.
+    """Roll back under load to the release before the served one, and forward again; *via*: see ``Access``.
 
     Raises:
         NothingToServe: nothing is served, or there is no release before.
@@ -185,10 +181,7 @@ def drill_rollback(
 def drill_crash(
     store: ModelStore, target: Target, workload: Workload, *, canary: bool = False, via: str = ""
 ) -> CrashDrill:
-    """Kill a server of the stable release (or of the canary) under load.
-
-    Args:
-        via: see ``Access``.
+    """Kill a server of the stable release (or of the canary) under load; *via*: see ``Access``.
 
     Raises:
         NothingToServe: nothing is served, or there is no canary.
@@ -298,7 +291,7 @@ def answers(replies: Sequence[Reply]) -> Answers:
     return Answers(
         requests=len(replies),
         failed=len(errors),
-        errors=tuple(dict.fromkeys(errors))[:SHOWN_ERRORS],
+        errors=tuple(dict.fromkeys(errors))[:3],
         releases=dict(Counter(reply.release for reply in replies if not reply.error)),
     )
 

@@ -52,11 +52,7 @@ class Look:
 
 def responds(store: ModelStore, target: Target, release: str, stable: str | None = None) -> bool:
     """Tell whether *release*, asked at its own URL, completes a prompt; and a chat, if its own tokenizer or that of the
-    *stable* release has a chat template.
-
-    Raises:
-        ServerFailed: it refuses chats.
-    """
+    *stable* release has a chat template. Raises ServerFailed if it refuses chats."""
     url = target.url(release)
     try:
         answer(url, store.model, api_key())
@@ -84,12 +80,7 @@ class Observer:
 
     def look(self, elapsed_s: float) -> Look:
         """Judge what the step has shown so far. The pairs of a look are sent evenly over a part of the time until the
-        next one.
-
-        Raises:
-            ServerFailed: the canary's server is gone.
-            TransientError: the platform does not answer.
-        """
+        next one. Raises as the target does."""
         journal, settings = self.journal, self.journal.settings
         canary, stable = self.target.counters(journal.release), self._counters_of_stable()
         if stable is None and not self.alone:

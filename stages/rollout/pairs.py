@@ -42,14 +42,10 @@ def send_pairs(
     accesses: Sequence[Access], names: Sequence[str], prompt_tokens: int, over_s: float, timeout_s: float
 ) -> list[tuple[Timing, ...]]:
     """Send each of these requests to all releases at the same moment, and the requests evenly over *over_s* seconds.
+    Returns, for each request, what each release did.
 
-    A disturbance of the machine affects all releases alike. Which of them is asked first is drawn for each request.
-
-    Args:
-        names: of the requests. A prompt is drawn by its name, which must be new, or a prefix cache answers it.
-
-    Returns:
-        For each request, what each release did.
+    A disturbance of the machine affects all releases alike. Which of them is asked first is drawn for each request. A
+    prompt is drawn by the request's name, which must be new, or a prefix cache answers it.
     """
     began_s = time.monotonic()
 

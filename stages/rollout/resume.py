@@ -22,11 +22,8 @@ SCHEDULED_S: Final = 900
 
 
 def resume(store: ModelStore, release: str, target_name: str) -> Journal | None:
-    """Find the rollout of *release* that is under way, which this run takes over, or that this very run has ended.
-
-    Raises:
-        Conflict: another release is being rolled out, or this one on another platform.
-    """
+    """Find the rollout of *release* that is under way, which this run takes over, or that this very run has ended;
+    raise Conflict if another release is being rolled out, or this one on another platform."""
     last, run = read_journal(store), os.environ.get(RUN_VARIABLE)
     if last is None:
         return None
@@ -100,11 +97,8 @@ def reached(journal: Journal, until: str) -> bool:
 
 
 def chosen(store: ModelStore) -> str:
-    """Choose the release to roll out: the candidate or, without one, the release in production.
-
-    Raises:
-        NothingToServe: nothing is published.
-    """
+    """Choose the release to roll out: the candidate or, without one, the release in production; raise NothingToServe
+    without either."""
     journal = under_way(store)
     release = journal.release if journal else None
     if release is None and (last := read_journal(store)) and last.run and last.run == os.environ.get(RUN_VARIABLE):

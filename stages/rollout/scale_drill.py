@@ -110,10 +110,7 @@ class ScaleDrill(Record):
 def drill_scale(
     store: ModelStore, target: Target, workload: Workload, limits: ScaleLimits, *, via: str = ""
 ) -> ScaleDrill:
-    """Ask for more than the replicas of the stable release can take, until more of them are ready.
-
-    Args:
-        via: see ``Access``.
+    """Ask for more than the replicas of the stable release can take, until more are ready; *via*: see ``Access``.
 
     Raises:
         ConfigError, NotInstalled: nothing scales there, and why.

@@ -16,11 +16,8 @@ PAUSE_AFTER_FAILURE_S: Final = 0.1
 
 
 class SteadyLoad:
-    """Keeps *concurrency* requests in flight while its block runs; at the end each is allowed to finish.
-
-    Args:
-        pause_s: each user's pause between an answer and the next request; fewer requests are then in flight.
-    """
+    """Keeps *concurrency* requests in flight while its block runs; at the end each is allowed to finish. Fewer are in
+    flight if users pause for *pause_s* between an answer and the next request."""
 
     def __init__(
         self, access: Access, *, concurrency: int, prompt_tokens: int, output_tokens: int, pause_s: float = 0.0

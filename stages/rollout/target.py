@@ -146,7 +146,7 @@ class Replicas:
 
 
 @runtime_checkable
-class Autoscaled(Protocol):
+class Autoscaled(Target, Protocol):
     """A target whose releases may have as many replicas as their load needs."""
 
     def replicas(self, release: str) -> Replicas:
@@ -155,10 +155,6 @@ class Autoscaled(Protocol):
         Raises:
             ConfigError, NotInstalled: nothing scales *release*, and why.
         """
-        ...
-
-    def waits_for(self, release: str) -> str:
-        """See ``Target``."""
         ...
 
 

@@ -53,11 +53,7 @@ class Cluster:
         return self.login.host
 
     def kind(self, api_version: str, name: str) -> Kind:
-        """Look up a kind of objects as the cluster describes it.
-
-        Raises:
-            NotInstalled: the cluster does not have this kind.
-        """
+        """Look up a kind of objects as the cluster describes it; raise NotInstalled if it does not have it."""
         if api_version not in self._kinds:
             resources = self._resources(api_version)
             self._kinds[api_version] = {resource["kind"]: _described(api_version, resource) for resource in resources}
@@ -112,17 +108,14 @@ class Cluster:
     def apply(
         self, kind: Kind, body: Object, namespace: str | None = None, *, force: bool = False, dry_run: bool = False
     ) -> Object:
-        """Server-side apply: set the fields in *body*, and remove those that we applied earlier and are not in it.
-
-        Raises:
-            Conflict: another manager set a field to another value. *force* overwrites it.
-        """
+        """Server-side apply: set the fields in *body*, and remove those that we applied earlier and are not in it. If
+        another manager set a field to another value, *force* overwrites it; otherwise that raises Conflict."""
         query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower(), "dryRun": "All" if dry_run else ""}
         path = kind.path(namespace or self.namespace, body["metadata"]["name"])
         return self.request("PATCH", path, query=query, body=body, content_type=APPLY)
 
     def merge(self, kind: Kind, name: str, change: Object, namespace: str | None = None) -> Object:
-        """Merge-patch; raise Absent, or Conflict if *change* names a ``metadata.resourceVersion`` and that is past."""
+        """Merge-patch; raise Absent, or Conflict if the ``metadata.resourceVersion`` in *change* is out of date."""
         path = kind.path(namespace or self.namespace, name)
         return self.request("PATCH", path, query={"fieldManager": FIELD_MANAGER}, body=change, content_type=MERGE)
 

@@ -54,11 +54,8 @@ class Login:
 
 
 def in_cluster() -> tuple[Login, str]:
-    """Log in as the service account of this pod. Returns its namespace, too.
-
-    Raises:
-        OSError, KeyError: it has none.
-    """
+    """Log in as the service account of this pod, and return its namespace, too; raise OSError or KeyError if it has
+    none."""
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
     url = f"https://{f'[{host}]' if ':' in host else host}:{port}"
     pool = _pool(url, {"certificate-authority": str(SERVICE_ACCOUNT / "ca.crt")}, {})

@@ -15,11 +15,7 @@ Amounts: TypeAlias = dict[str, Decimal]
 
 
 def free(cluster: Cluster, nodes: list[Object], resources: Collection[str]) -> list[Amounts]:
-    """Compute what is left on each of these nodes.
-
-    Raises:
-        AccessDenied: pods of all namespaces may not be listed.
-    """
+    """Compute what is left on each of these nodes; raise AccessDenied if pods of all namespaces may not be listed."""
     left = {node["metadata"]["name"]: allocatable(node, resources) for node in nodes}
     for pod in cluster.list(PODS, everywhere=True)[0]:
         ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")

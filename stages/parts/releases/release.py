@@ -151,11 +151,8 @@ def numbered(store: ModelStore) -> dict[int, str]:
 
 
 def find(store: ModelStore, text: str) -> str:
-    """Find a release by its number (``3``), the beginning of its name, or its name.
-
-    Raises:
-        UnknownName: there is no such release.
-    """
+    """Find a release by its number (``3``), the beginning of its name, or its name; raise UnknownName if there is no
+    such release."""
     names = numbered(store)
     if text.isdigit() and int(text) in names:
         return names[int(text)]
@@ -166,11 +163,8 @@ def find(store: ModelStore, text: str) -> str:
 
 
 def before(store: ModelStore, release: str) -> str | None:
-    """Find what was in production before *release*, if it still exists.
-
-    This follows the move forward to *release*, not a move back to it, so that two rollbacks in a row go back two
-    releases.
-    """
+    """Find what was in production before *release*, if it still exists. This follows the move forward to *release*, not
+    a move back to it, so that two rollbacks in a row go back two releases."""
     names = set(numbered(store).values())
     promoted = [move for move in history(store) if move.release == release and move.result == "promoted"]
     moves = [move for move in promoted if move.kind != "settings"]
@@ -185,21 +179,14 @@ def before(store: ModelStore, release: str) -> str | None:
 
 
 def probes(store: ModelStore, release: str) -> tuple[Probe, ...]:
-    """Read the recorded answers that *release* carries, if any.
-
-    Raises:
-        DamagedModel: the file is not valid.
-    """
+    """Read the recorded answers that *release* carries, if any; raise DamagedModel if they are not valid."""
+    path = store.releases / release / PROBES
     try:
-        return tuple(
-            Probe.model_validate(probe) for probe in json.loads((store.releases / release / PROBES).read_text())
-        )
+        return tuple(Probe.model_validate(probe) for probe in json.loads(path.read_text()))
     except FileNotFoundError:
         return ()
     except (ValueError, TypeError) as error:
-        raise DamagedModel(
-            f"{store.releases / release / PROBES} is damaged", hint="run again: another release is made"
-        ) from error
+        raise DamagedModel(f"{path} is damaged", hint="run again: another release is made") from error
 
 
 def _reasons(store: ModelStore, release: str) -> str | None:

@@ -95,11 +95,7 @@ class AppliedObjects:
         self.remove(BUDGETS, self.endpoint.name)
 
     def wait_until(self, lacking: Callable[[], str], change: str) -> None:
-        """Wait until nothing is *lacking* any more for a *change* to be in force.
-
-        Raises:
-            TransientError: after ``in_force_s`` something still is, which is named.
-        """
+        """Wait until nothing is *lacking* any more for a *change* to be in force, for at most ``in_force_s``."""
         limit_s = self.endpoint.settings.in_force_s
         if why := still_lacking(lacking, limit_s, self.poll_s):
             raise TransientError(
@@ -119,7 +115,7 @@ class AppliedObjects:
 
 
 def still_lacking(lacking: Callable[[], str], limit_s: float, poll_s: float) -> str:
-    """Wait until nothing is *lacking* any more; what still is after *limit_s*, if anything."""
+    """Wait until nothing is *lacking* any more. Returns what still is after *limit_s*, if anything."""
     deadline = time.monotonic() + limit_s
     while (why := lacking()) and time.monotonic() <= deadline:
         time.sleep(poll_s)

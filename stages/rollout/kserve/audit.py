@@ -45,10 +45,8 @@ def event(regarding: Object, reason: str, note: str) -> Object:
     }
 
 
-def emit(cluster: Cluster, regarding: Object | None, reason: str, note: str) -> None:
+def emit(cluster: Cluster, regarding: Object, reason: str, note: str) -> None:
     """Create the event; a rollout does not fail because there can be none."""
-    if regarding is None:
-        return
     try:
         cluster.create(EVENTS, event(regarding, reason, note))
     except SlipwayError as error:

@@ -8,7 +8,6 @@ from stages.parts.base.errors import NotInstalled
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
-from stages.parts.cluster import api
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Kind
 from stages.parts.cluster.refusals import Absent
@@ -21,11 +20,6 @@ from stages.rollout.kserve.target import KServeTarget
 
 RUNTIMES: Final = Kind("serving.kserve.io/v1alpha1", "ServingRuntime", "servingruntimes")
 POLL_S: Final = 0.5
-
-
-def connect(store: ModelStore, serving: AskedServing, settings: KServe) -> KServeTarget:
-    """Connect to the cluster of the kubeconfig or of this pod; raises as ``on``, and ConfigError without a cluster."""
-    return on(api.connect(namespace=settings.namespace), store, serving, settings)
 
 
 def on(

@@ -22,6 +22,8 @@ NAMESPACE: Final = "kserve"
 CONFIG: Final = "inferenceservice-config"
 CONTROLLER: Final = "kserve-controller-manager"
 CRD: Final = f"{ISVCS.plural}.{ISVCS.group}"
+SET_MODE: Final = f"set kserve.mode to one of {', '.join(MODES)}"
+"""A hint."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,11 @@ class Setup:
             if self.settings.mode != AUTO:
                 return {}
             raise NotInstalled(
-                f"KServe's configuration {NAMESPACE}/{CONFIG} can't be read: {error}", hint=set_mode()
+                f"KServe's configuration {NAMESPACE}/{CONFIG} can't be read: {error}", hint=SET_MODE
             ) from error
         except ValueError as error:
             raise ConfigError(
-                f"KServe's configuration {NAMESPACE}/{CONFIG} is not JSON: {error}", hint=set_mode()
+                f"KServe's configuration {NAMESPACE}/{CONFIG} is not JSON: {error}", hint=SET_MODE
             ) from error
 
     @property
@@ -90,7 +92,7 @@ class Setup:
         for mode in all_modes():
             if mode.suits(self):
                 return mode
-        raise ConfigError(f"KServe's default mode {self.default_mode!r} is not supported", hint=set_mode())
+        raise ConfigError(f"KServe's default mode {self.default_mode!r} is not supported", hint=SET_MODE)
 
 
 def detect(cluster: Cluster, settings: KServe) -> Installation:
@@ -135,8 +137,3 @@ def version_of(controller: Object) -> tuple[int, int] | None:
     texts.append(controller["metadata"].get("labels", {}).get("app.kubernetes.io/version", ""))
     numbers = (re.match(r"v?(\d+)\.(\d+)", text) for text in texts)
     return next(((int(match[1]), int(match[2])) for match in numbers if match), None)
-
-
-def set_mode() -> str:
-    """Write the hint to choose the mode by hand."""
-    return f"set kserve.mode to one of {', '.join(MODES)}"

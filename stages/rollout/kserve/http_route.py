@@ -9,7 +9,6 @@ from stages.parts.base.errors import TransientError
 from stages.parts.cluster.kinds import Kind, Object
 
 HTTP_ROUTES: Final = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
-NEEDED: Final = ("Accepted", "ResolvedRefs")
 
 
 def shares(route: Object) -> dict[str, float]:
@@ -61,7 +60,7 @@ def unprogrammed(route: Object | None) -> str:
         return "no gateway has accepted it"
     for parent in parents:
         conditions = {condition["type"]: condition for condition in parent.get("conditions", [])}
-        for name in NEEDED:
+        for name in ("Accepted", "ResolvedRefs"):
             condition = conditions.get(name)
             if condition is None or condition["status"] != "True":
                 why = f": {condition.get('message') or condition.get('reason', '')}" if condition else ""

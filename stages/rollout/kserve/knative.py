@@ -31,7 +31,6 @@ from stages.rollout.kserve.objects import (
     disruption_budget,
     release_of,
     revision_of,
-    startup_s,
 )
 from stages.rollout.kserve.target import AGAIN, OneServiceTarget
 from stages.rollout.target import Replicas, tried_already
@@ -40,22 +39,20 @@ NAMES: Final = ("Serverless", "Knative")
 """KServe's deployment mode, by its old name, which every version understands, and its new one."""
 PERCENT: Final = "canaryTrafficPercent"
 NEARLY_ALL: Final = 99
-LONGEST_TIMEOUT_S: Final = 600
-SHORTEST_WINDOW_S: Final = 6
 
 
 def predictor(endpoint: KServeEndpoint, release: str) -> Object:
     scaling = endpoint.settings.scaling
     return objects.predictor(endpoint, release, drained=False) | {
-        "timeout": min(endpoint.settings.timeout_s, LONGEST_TIMEOUT_S),
+        "timeout": min(endpoint.settings.timeout_s, 600),  # Knative allows no more
         "scaleMetric": "concurrency",
         "scaleTarget": scaling.concurrency,
         "annotations": {
-            "autoscaling.knative.dev/window": f"{max(SHORTEST_WINDOW_S, scaling.scale_up_window_s)}s",
+            "autoscaling.knative.dev/window": f"{max(6, scaling.scale_up_window_s)}s",  # nor less
             "autoscaling.knative.dev/scale-down-delay": f"{scaling.scale_down_delay_s}s",
             "autoscaling.knative.dev/target-utilization-percentage": "100",
             "autoscaling.knative.dev/initial-scale": str(scaling.minimum),
-            "serving.knative.dev/progress-deadline": f"{startup_s(endpoint, release) + START_S}s",
+            "serving.knative.dev/progress-deadline": f"{endpoint.serving_of(release).startup_timeout_s + START_S}s",
         },
     }
 

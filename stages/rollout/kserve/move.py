@@ -83,7 +83,10 @@ def move(
         old, new = (
             target_in(cluster, store, serving, in_mode(settings, name), poll_s=poll_s) for name in (before, mode)
         )
-        _check_host(old, new)
+        if canary := old.split().canary:
+            raise Conflict(f"{canary} is being tried", hint="end that rollout first")
+        if old.hostname != new.hostname:
+            raise Conflict(f"the endpoint would move from {old.hostname} to {new.hostname}", hint="see docs/rollout.md")
         user, began = new.who(), datetime.now().astimezone()
         load = SteadyLoad(
             access_to(store, old.client_url(), settings.gateway_url or ""),
@@ -116,15 +119,6 @@ def _served(cluster: Cluster, store: ModelStore, mode: str) -> tuple[str, str]:
             hint="see 'Another mode' in docs/rollout.md",
         )
     return (others or [mode])[0], release
-
-
-def _check_host(old: KServeTarget, new: KServeTarget) -> None:
-    """Raise Conflict if clients would have to ask another host."""
-    if canary := old.split().canary:
-        raise Conflict(f"{canary} is being tried", hint="end that rollout first")
-    hosts = [target.hostname for target in (old, new)]
-    if len(set(hosts)) > 1:
-        raise Conflict(f"the endpoint would move from {hosts[0]} to {hosts[1]}", hint="see docs/rollout.md")
 
 
 def _bring_up(store: ModelStore, old: KServeTarget, new: KServeTarget, release: str) -> None:

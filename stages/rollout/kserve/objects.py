@@ -223,11 +223,6 @@ def disruption_budget(endpoint: KServeEndpoint) -> Object:
     }
 
 
-def startup_s(endpoint: KServeEndpoint, release: str) -> int:
-    """Compute the time that a replica may take from its start to its first answer."""
-    return endpoint.serving_of(release).startup_timeout_s
-
-
 def pod_fields(endpoint: KServeEndpoint, release: str, *, drained: bool = True) -> Object:
     """Build what defines a release's pods beside the container that serves. If they are not *drained*, Knative stops
     and spreads them, and refuses the fields for it."""
@@ -256,12 +251,11 @@ def pod_fields(endpoint: KServeEndpoint, release: str, *, drained: bool = True) 
 
 def container(endpoint: KServeEndpoint, release: str, *, port: int = PORT, drained: bool = True) -> Object:
     """Build what defines the container that serves; *drained* as for ``pod_fields``."""
-    settings = endpoint.settings
+    settings, serving = endpoint.settings, endpoint.serving_of(release)
     memory = f"{math.ceil(_memory_bytes(endpoint, release) / GIB)}Gi" if settings.memory == "auto" else settings.memory
     resources: Object = {"requests": {"cpu": settings.cpu, "memory": memory}, "limits": {"memory": memory}}
     if settings.gpu:
-        count = str(endpoint.serving_of(release).tensor_parallel_size)
-        resources["requests"][settings.gpu] = resources["limits"][settings.gpu] = count
+        resources["requests"][settings.gpu] = resources["limits"][settings.gpu] = str(serving.tensor_parallel_size)
     # Unlike KServe's own runtime, not /v1/models: with an API key it answers 401.
     health = {"httpGet": {"path": "/health", "port": port}, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5}
     # The Secret of the rollout's own ``SLIPWAY_API_KEY``; without it the endpoint needs no key.
@@ -274,7 +268,7 @@ def container(endpoint: KServeEndpoint, release: str, *, port: int = PORT, drain
             {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": str(KEEP_ALIVE_S)},
         ],
         "resources": resources,
-        "startupProbe": health | {"failureThreshold": math.ceil(startup_s(endpoint, release) / PROBE_PERIOD_S)},
+        "startupProbe": health | {"failureThreshold": math.ceil(serving.startup_timeout_s / PROBE_PERIOD_S)},
         "readinessProbe": health | {"failureThreshold": 2},
         "livenessProbe": health | {"failureThreshold": 6},
     }

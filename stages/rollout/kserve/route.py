@@ -73,11 +73,8 @@ def inference_service(endpoint: KServeEndpoint, release: str) -> Object:
 
 
 def http_route(endpoint: KServeEndpoint, gateway: str, hostname: str, weights: list[tuple[str, int, int]]) -> Object:
-    """Build the route of clients; the gateway answers 404 for what it does not match.
-
-    Args:
-        weights: (Service, port, percent), the stable release first.
-    """
+    """Build the route of clients to these (Service, port, percent), the stable release's first. The gateway answers 404
+    for what it does not match."""
     backends = [
         {"group": "", "kind": "Service", "name": service, "port": port, "weight": percent}
         for service, port, percent in weights

@@ -19,7 +19,7 @@ from stages.parts.cluster.refusals import Absent
 from stages.parts.releases.split import Split
 from stages.rollout.kserve import objects
 from stages.rollout.kserve.autoscaling import scaled_objects
-from stages.rollout.kserve.detect import CONFIG, CRD, NAMESPACE, Installation, Setup, as_configured, set_mode
+from stages.rollout.kserve.detect import CONFIG, CRD, NAMESPACE, SET_MODE, Installation, Setup, as_configured
 from stages.rollout.kserve.http_route import lacking, share
 from stages.rollout.kserve.modes import Mode
 from stages.rollout.kserve.objects import (
@@ -50,15 +50,11 @@ CANARY_SINCE: Final = (0, 21)
 
 
 def suits(setup: Setup) -> bool:
-    """Whether KServe is in this mode and splits traffic in it.
-
-    Raises:
-        ConfigError: its version can't be read, and may be 0.20.
-    """
+    """Whether KServe is in this mode and splits traffic in it; raise ConfigError if it may be 0.20."""
     if setup.default_mode not in NAMES or not _has_canaries(setup):
         return False
     if setup.version is None:
-        raise ConfigError("KServe's version can't be read, and 0.20 ignores a canary's share", hint=set_mode())
+        raise ConfigError("KServe's version can't be read, and 0.20 ignores a canary's share", hint=SET_MODE)
     return True
 
 

@@ -23,7 +23,7 @@ from stages.rollout.kserve.autoscaling import Autoscalers
 from stages.rollout.kserve.detect import Installation
 from stages.rollout.kserve.free_gpus import check_room
 from stages.rollout.kserve.modes import mode_named
-from stages.rollout.kserve.objects import ENDPOINT, ISVCS, KServeEndpoint, predictor, revision_of, startup_s
+from stages.rollout.kserve.objects import ENDPOINT, ISVCS, KServeEndpoint, predictor, revision_of
 from stages.rollout.kserve.release_pods import Pods
 from stages.rollout.target import Replicas, Target, tried_already
 
@@ -56,7 +56,8 @@ class KServeTarget(Target):
 
     def announce(self, reason: str, note: str) -> None:
         with contextlib.suppress(SlipwayError):
-            emit(self.cluster, self.regarding(), reason, note)
+            if regarding := self.regarding():
+                emit(self.cluster, regarding, reason, note)
 
     def regarding(self) -> Object | None:
         """Find the object on which people look for events, if there is one yet."""
@@ -82,7 +83,7 @@ class KServeTarget(Target):
         return predictor(self.endpoint, release)
 
     def startup_s(self, release: str) -> int:
-        return startup_s(self.endpoint, release)
+        return self.endpoint.serving_of(release).startup_timeout_s
 
     def check_room(self, release: str) -> None:
         check_room(self.cluster, self.endpoint, release, present=len(self.pods.of(release)))

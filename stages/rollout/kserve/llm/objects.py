@@ -107,21 +107,17 @@ def llm_service(endpoint: KServeEndpoint, release: str, gateway: str, hostname: 
         made["replicas"] = endpoint.settings.scaling.minimum
     made["router"] = {"scheduler": {"labels": {ENDPOINT: endpoint.name}}} if scheduler else {}  # may be reached as pods
     group, kind = (POOLS, "InferencePool") if scheduler else ("", "Service")
-    called = backend({"metadata": {"name": name}, "spec": made})
-    leads_to = {"group": group, "kind": kind, "name": called, "port": PORT, "weight": 1}
+    service = backend({"metadata": {"name": name}, "spec": made})
     # KServe puts all members of the group in the place of this backend, with their weights.
-    spec = route_spec(endpoint, gateway, hostname, [leads_to])
+    backends = [{"group": group, "kind": kind, "name": service, "port": PORT, "weight": 1}]
+    spec = route_spec(endpoint, gateway, hostname, backends)
     made["router"]["route"] = {"group": endpoint.name, "weight": 0, "http": {"spec": spec}}
     return _service(endpoint, name, made, {})
 
 
 def changed(endpoint: KServeEndpoint, former: Object, share: int, *, promoted: bool = False) -> Object:
-    """Build the service as it was read, with another weight.
-
-    Args:
-        share: percent. KServe divides by the sum of all, so that others may be set meanwhile.
-        promoted: it becomes the stable release's.
-    """
+    """Build the service as it was read, with *share* percent as its weight; if *promoted*, as the stable release's.
+    KServe divides by the sum of all weights, so that others may be set meanwhile."""
     router = former["spec"]["router"]
     spec = former["spec"] | {"router": router | {"route": router["route"] | {"weight": share}}}
     marks = {PROMOTED: "true"} if promoted or is_promoted(former) else {}
@@ -140,11 +136,8 @@ def source_uri(endpoint: KServeEndpoint, release: str) -> str:
 
 
 def cache(endpoint: KServeEndpoint, release: str, group: str, owner: Object | None = None) -> Object:
-    """Build the copies of a release on the nodes of *group*. KServe uses them for every service with the same URI.
-
-    Args:
-        owner: the release's service, with which the copies go.
-    """
+    """Build the copies of a release on the nodes of *group*. KServe uses them for every service with the same URI. They
+    go with their *owner*, the release's service."""
     metadata: Object = {
         "name": llm_name(endpoint, release),
         "namespace": endpoint.namespace,
@@ -200,10 +193,7 @@ def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
     stable = next(iter(shares))
     return [
         *(cache(endpoint, release, group) for release in shares if group),
-        *(
-            changed(endpoint, services[release], percent, promoted=release == stable)
-            for release, percent in shares.items()
-        ),
+        *(changed(endpoint, services[name], share, promoted=name == stable) for name, share in shares.items()),
         disruption_budget(endpoint),
         *scaled_objects(endpoint, {release: llm_deployment(llm_name(endpoint, release)) for release in shares}),
     ]

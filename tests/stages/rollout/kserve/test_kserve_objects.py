@@ -27,7 +27,6 @@ from stages.rollout.kserve.objects import (
     KServeEndpoint,
     disruption_budget,
     predictor_name,
-    startup_s,
 )
 from stages.rollout.kserve.route import service_name
 from stages.rollout.kserve.settings import KServe
@@ -139,7 +138,7 @@ def test_a_release_is_served_with_what_it_was_measured_with_unless_the_settings_
     model = predictor(at, decision.release)["model"]
     assert " --max-model-len 4096 " in f" {' '.join(model['args'])} "
     assert model["resources"]["limits"] == {"nvidia.com/gpu": "2", "memory": "19Gi"}
-    assert startup_s(at, decision.release) == 3 * 400
+    assert at.serving_of(decision.release).startup_timeout_s == 3 * 400
     other = dataclasses.replace(at, serving=AskedServing(tensor_parallel_size=4), settings=KServe(memory="64Gi"))
     limits = predictor(other, decision.release)["model"]["resources"]["limits"]
     assert limits == {"nvidia.com/gpu": "4", "memory": "64Gi"}
@@ -158,7 +157,7 @@ def test_a_release_that_is_cheaper_on_fewer_gpus_asks_for_so_many(tmp_path: Path
             model["resources"]["limits"]["nvidia.com/gpu"] == model["resources"]["requests"]["nvidia.com/gpu"] == gpus
         )
         assert f" --tensor-parallel-size {gpus} " in f" {' '.join(model['args'])} "
-        assert startup_s(at, FIRST) == ready_s
+        assert at.serving_of(FIRST).startup_timeout_s == ready_s
     number = dataclasses.replace(at, serving=AskedServing(tensor_parallel_size=8))
     assert predictor(number, FIRST)["model"]["resources"]["limits"]["nvidia.com/gpu"] == "8"
 
@@ -185,12 +184,17 @@ def test_a_large_model_gets_time_to_load(tmp_path: Path) -> None:
     with (folder / "model.safetensors").open("wb") as weights:
         weights.truncate(400 << 30)  # a sparse file
     probe = predictor(at, SECOND)["model"]["startupProbe"]
-    assert startup_s(at, FIRST) == 900
-    assert startup_s(at, SECOND) == 300 + 4096
-    assert startup_s(dataclasses.replace(at, serving=AskedServing(startup_timeout_s=60)), SECOND) == 60
-    assert probe["periodSeconds"] * probe["failureThreshold"] >= startup_s(at, SECOND)
+    assert at.serving_of(FIRST).startup_timeout_s == 900
+    assert at.serving_of(SECOND).startup_timeout_s == 300 + 4096
+    assert (
+        dataclasses.replace(at, serving=AskedServing(startup_timeout_s=60)).serving_of(SECOND).startup_timeout_s == 60
+    )
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= at.serving_of(SECOND).startup_timeout_s
     annotations = knative.predictor(at, SECOND)["annotations"]
-    assert int(annotations["serving.knative.dev/progress-deadline"].removesuffix("s")) > startup_s(at, SECOND)
+    assert (
+        int(annotations["serving.knative.dev/progress-deadline"].removesuffix("s"))
+        > at.serving_of(SECOND).startup_timeout_s
+    )
 
 
 @pytest.mark.parametrize(
