@@ -52,10 +52,7 @@ def mcnemar(lost: int, gained: int) -> float:
 
 
 def mean_difference(
-    reference: Floats,
-    variant: Floats,
-    weights: Floats | None = None,
-    clusters: tuple[str, ...] | None = None,
+    reference: Floats, variant: Floats, weights: Floats | None = None, clusters: tuple[str, ...] | None = None
 ) -> Difference:
     """Compute the change of the (weighted) mean over items, with the interval of Student's t over their influences.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from scoring.constraints import MEASURES, Constraints, meets
 from scoring.names import REFERENCE
@@ -13,17 +13,15 @@ from stages.parts.samples.divergence import divergence_measures
 from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, heads, row, signed
 
 
-def constraints(decision: Production, evaluations: Mapping[str, Evaluation], variants: Variants) -> Table | None:
+def constraints(decision: Production, evaluations: Sequence[Evaluation], variants: Variants) -> Table | None:
     """Make one row for each limit and each task, one column for each measured variant; None where there are no limits.
-
-    Args:
-        evaluations: by variant; a variant without one is shown as '–' where only its evaluation has the value.
-    """
+    A variant without an evaluation is shown as '–' where only that has the value."""
     limits = Constraints.model_validate(decision.profile.get("constraints", {})).limits()
     candidates = [candidate for candidate in decision.candidates if candidate.raw]
     reference = next((candidate.raw.get("quality") for candidate in candidates if candidate.variant == REFERENCE), None)
+    by_variant = {evaluation.variant: evaluation for evaluation in evaluations}
     values = {
-        candidate.variant: _measures(candidate, reference, evaluations.get(candidate.variant))
+        candidate.variant: _measures(candidate, reference, by_variant.get(candidate.variant))
         for candidate in candidates
     }
     rows = []
@@ -31,7 +29,7 @@ def constraints(decision: Production, evaluations: Mapping[str, Evaluation], var
         measure = MEASURES[name]
         bound = cell(f"{'≥' if measure.higher_is_better else '≤'} {limit:g}")
         cells = [
-            _kept(name, measures.get(name), limit, readable=variant in evaluations)
+            _kept(name, measures.get(name), limit, readable=variant in by_variant)
             for variant, measures in values.items()
         ]
         rows.append(row(cell(name, f"{measure.meaning}, {measure.unit}"), bound, *cells))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -73,7 +73,8 @@ def page_of(report: RunReport) -> Page:
         *(evaluation.variant for evaluation in evaluations),
         *(variant.variant for variant in report.variants),
     ]
-    variants = Variants(styles_of(names))
+    others = sorted({*names} - {REFERENCE})
+    variants = Variants({REFERENCE: 0} | {name: 1 + number % (STYLES - 1) for number, name in enumerate(others)})
     failed = [] if decision else [outcome for outcome in report.outcomes if outcome.result == "failed"]
     return Page(
         model=report.model,
@@ -87,9 +88,7 @@ def page_of(report: RunReport) -> Page:
         trade_offs=trade_offs(decision, variants) if decision else None,
         speed=load_section(evaluations, variants) if evaluations else None,
         quality=quality(evaluations, decision, variants) if evaluations else None,
-        constraints=constraints(decision, {evaluation.variant: evaluation for evaluation in evaluations}, variants)
-        if decision
-        else None,
+        constraints=constraints(decision, evaluations, variants) if decision else None,
         predicted=predicted(report.predictions, evaluations, variants),
         setup=tuple(setup(report.base, evaluations)),
         reproduction=reproduction(report, decision) if decision else None,
@@ -101,9 +100,3 @@ def page_of(report: RunReport) -> Page:
 def _rank(ranking: Sequence[str], variant: str) -> tuple[int, bool, str]:
     """Sort by the ranking; variants outside of it come last, fp16 before the others."""
     return ranking.index(variant) if variant in ranking else len(ranking), variant != REFERENCE, variant
-
-
-def styles_of(names: Iterable[str]) -> dict[str, int]:
-    """Choose a color and mark for each variant: 0 is always fp16's, and the others follow by name."""
-    others = sorted(set(names) - {REFERENCE})
-    return {REFERENCE: 0} | {name: 1 + number % (STYLES - 1) for number, name in enumerate(others)}

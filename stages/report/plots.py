@@ -55,23 +55,16 @@ class Bar:
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps values to coordinates linearly; *low* lies at *start*, which may be the larger coordinate."""
+    """Maps values to coordinates linearly; the first tick lies at *start*, which may be the larger coordinate."""
 
-    low: float
-    high: float
+    ticks: Sequence[float]
+    """Values that have a grid line and a number, from the lowest to the highest of the scale."""
     start: float
     end: float
 
     def __call__(self, value: float) -> float:
-        return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 2)
-
-
-@dataclass(frozen=True)
-class Axis:
-    label: str
-    ticks: Sequence[float]
-    """Values that have a grid line and a number."""
-    scale: Scale
+        low, high = self.ticks[0], self.ticks[-1]
+        return round(self.start + (value - low) / (high - low) * (self.end - self.start), 2)
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -92,14 +85,12 @@ def front(points: Sequence[Point]) -> list[Point]:
 
 def scatter(name: str, title: str, x_label: str, y_label: str, points: Sequence[Point]) -> Markup:
     """Plot y against x, with the Pareto front for low x and high y. *name* is unique in the page."""
-    x_ticks = ticks(*_reach([(point.x, point.x_interval) for point in points]))
-    y_ticks = ticks(*_reach([(point.y, point.y_interval) for point in points]))
-    x = Scale(x_ticks[0], x_ticks[-1], LEFT, WIDTH - RIGHT)
-    y = Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
+    x = Scale(ticks(*_reach([(point.x, point.x_interval) for point in points])), LEFT, WIDTH - RIGHT)
+    y = Scale(ticks(*_reach([(point.y, point.y_interval) for point in points])), HEIGHT - BOTTOM, TOP)
     description = "; ".join(
         f"{point.variant}: {x_label} {_number(point.x)}, {y_label} {_number(point.y)}" for point in points
     )
-    parts = [_axes(Axis(x_label, x_ticks, x), Axis(y_label, y_ticks, y)), _front_line(front(points), x, y)]
+    parts = [_axes(x_label, x, y_label, y), _front_line(front(points), x, y)]
     parts += [line(LEFT, y(point.y), WIDTH - RIGHT, y(point.y), "reference") for point in points if point.reference]
     parts += [_error_bars(point, x, y) for point in points]
     parts += [mark(point.style, x(point.x), y(point.y), hollow=not point.eligible) for point in points]
@@ -110,9 +101,9 @@ def scatter(name: str, title: str, x_label: str, y_label: str, points: Sequence[
 def score_bars(name: str, title: str, bars: Sequence[Bar], width: float = 2 * WIDTH) -> Markup:
     """Plot each variant's score as the sum of its parts, with the score's interval below."""
     height = BAR_ROW * len(bars) + 34
-    x = Scale(0.0, 1.0, 96, width - 64)
+    x = Scale((0.0, 0.2, 0.4, 0.6, 0.8, 1.0), 96, width - 64)
     parts = []
-    for value in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+    for value in x.ticks:
         parts.append(line(x(value), 6, x(value), height - 24, "grid"))
         parts.append(text(x(value), height - 7, _number(value), anchor="middle"))
     for number, bar in enumerate(bars):
@@ -146,16 +137,16 @@ def _reach(values: Sequence[tuple[float, tuple[float, float] | None]]) -> tuple[
     return (max(low - room, 0.0) if low >= 0 else low - room), high + room
 
 
-def _axes(x: Axis, y: Axis) -> Markup:
+def _axes(x_label: str, x: Scale, y_label: str, y: Scale) -> Markup:
     """Draw the grid, the numbers at it, and the labels of both axes."""
-    parts = [line(LEFT, y.scale(tick), WIDTH - RIGHT, y.scale(tick), "grid") for tick in y.ticks]
-    parts += [line(x.scale(tick), TOP, x.scale(tick), HEIGHT - BOTTOM, "grid") for tick in x.ticks]
-    parts += [text(LEFT - 7, y.scale(tick) + 4, _number(tick), anchor="end") for tick in y.ticks]
-    parts += [text(x.scale(tick), HEIGHT - BOTTOM + 17, _number(tick), anchor="middle") for tick in x.ticks]
-    parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 7, x.label, kind="axis", anchor="middle"))
+    parts = [line(LEFT, y(tick), WIDTH - RIGHT, y(tick), "grid") for tick in y.ticks]
+    parts += [line(x(tick), TOP, x(tick), HEIGHT - BOTTOM, "grid") for tick in x.ticks]
+    parts += [text(LEFT - 7, y(tick) + 4, _number(tick), anchor="end") for tick in y.ticks]
+    parts += [text(x(tick), HEIGHT - BOTTOM + 17, _number(tick), anchor="middle") for tick in x.ticks]
+    parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 7, x_label, kind="axis", anchor="middle"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
     turned = Markup('<text class="axis" text-anchor="middle" transform="translate(12 {}) rotate(-90)">{}</text>')
-    return Markup("").join([*parts, turned.format(middle, y.label)])
+    return Markup("").join([*parts, turned.format(middle, y_label)])
 
 
 def _front_line(points: Sequence[Point], x: Scale, y: Scale) -> Markup:

@@ -10,7 +10,6 @@ from markupsafe import Markup
 
 from scoring.metrics import METRICS, TITLES, odds, shown, si, span
 from scoring.names import REFERENCE
-from scoring.results import Comparison
 from stages.parts.records.production import Candidate, Production
 from stages.report import plots
 from stages.report.cells import ABSENT, Cell, Table, Variants, cell, interval, percent, row, signed
@@ -85,7 +84,10 @@ def _score_plot(name: str, decision: Production, variants: Variants, width: floa
 
 def _table(decision: Production, variants: Variants) -> Table:
     costs = any(candidate.cost for candidate in decision.candidates)
-    titles = [cell("Variant"), cell("Score"), cell("Best with"), *(_heading(decision, metric) for metric in METRICS)]
+    titles = [cell("Variant"), cell("Score"), cell("Best with")]
+    for metric, title in TITLES.items():
+        anchor = decision.profile["anchors"][metric]
+        titles.append(cell(title, f"{anchor['zero']:g}× = 0, {anchor['one']:g}× = 1"))
     titles += [cell("1 M output tokens")] if costs else []
     rows = []
     for candidate in decision.candidates:
@@ -100,34 +102,22 @@ def _table(decision: Production, variants: Variants) -> Table:
     return Table("scores", tuple(titles), tuple(rows))
 
 
-def _heading(decision: Production, metric: str) -> Cell:
-    """Name the metric, and the ratios to the reference that count 0 and 1."""
-    anchor = decision.profile["anchors"][metric]
-    return cell(TITLES[metric], f"{anchor['zero']:g}× = 0, {anchor['one']:g}× = 1")
-
-
 def _comparisons(decision: Production, variants: Variants) -> Table | None:
     """Show what the outcome follows from: one row for each variant that the first of the ranking is compared with."""
     if not decision.comparisons:
         return None
     first = decision.candidates[0].variant
-    rows = [
-        row(
-            variants.cell(comparison.other),
-            cell(RELATIONS[comparison.relation].format(first=first, other=comparison.other), css="text"),
-            cell(signed(comparison.lead, 3), _lead_interval(comparison)),
-            cell(odds(comparison.confidence) if comparison.low is not None else "not known"),
-        )
-        for comparison in decision.comparisons
-    ]
+    rows = []
+    for comparison in decision.comparisons:
+        reach, confidence = "noise of starts not known", "not known"
+        if comparison.low is not None and comparison.high is not None:
+            reach = f"({signed(comparison.low, 3)} to {signed(comparison.high, 3)})"
+            confidence = odds(comparison.confidence)
+        result = cell(RELATIONS[comparison.relation].format(first=first), css="text")
+        lead = cell(signed(comparison.lead, 3), reach)
+        rows.append(row(variants.cell(comparison.other), result, lead, cell(confidence)))
     titles = (cell(f"{first} and"), Cell(("Result",), css="text"), cell("Lead in score"), cell("Confidence"))
     return Table("comparisons", titles, tuple(rows))
-
-
-def _lead_interval(comparison: Comparison) -> str:
-    if comparison.low is None or comparison.high is None:
-        return "noise of starts not known"
-    return f"({signed(comparison.low, 3)} to {signed(comparison.high, 3)})"
 
 
 def _score(candidate: Candidate) -> tuple[Cell, Cell]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +51,14 @@ class StoredDecision:
     decision: Production | None
     """None if no variant could be chosen."""
     folder: Path
+
+    @cached_property
+    def store(self) -> ModelStore:
+        return ModelStore(self.folder.parents[2], self.basis.base.model)
+
+    def shown(self, path: Path) -> str:
+        """Write a path of the store relative to the model's folder."""
+        return str(path.relative_to(self.store.path)) if path.is_relative_to(self.store.path) else str(path)
 
     def samples_path(self, variant: str) -> Path:
         return self.folder / MEASUREMENTS / f"{variant}{SAMPLES_SUFFIX}"

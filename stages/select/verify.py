@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 
 from stages.parts.base.errors import DamagedModel, NoWinner, SlipwayError
-from stages.parts.base.store import ModelStore, sha256_of
+from stages.parts.base.store import sha256_of
 from stages.parts.records.acquired import files_digest
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation, Smaller
 from stages.parts.records.production import RULES
@@ -66,12 +66,11 @@ def verify(run: Path) -> Verification:
         DamagedModel: the stored decision cannot be read at all.
     """
     stored, verification = read_stored(run), Verification()
-    store = ModelStore(run.parents[2], stored.basis.base.model)
     evaluations: dict[str, Evaluation] = {}
     samples: dict[str, Samples] = {}
     for name, evaluation in stored.evaluations.items():
-        check_samples(store, stored, evaluation, verification)
-        check_weights(store, evaluation, verification)
+        check_samples(stored, evaluation, verification)
+        check_weights(stored, evaluation, verification)
         try:
             samples[name] = read_samples(stored.samples_path(name), evaluation)
         except DamagedModel as error:
@@ -79,32 +78,30 @@ def verify(run: Path) -> Verification:
         else:
             evaluations[name] = check_evaluation(evaluation, samples[name], verification)
     if len(samples) == len(stored.evaluations):
-        check_decision(store, stored, evaluations, samples, verification)
-        check_report(store, stored, evaluations, verification)
+        check_decision(stored, evaluations, samples, verification)
+        check_report(stored, evaluations, verification)
     return verification
 
 
-def check_samples(
-    store: ModelStore, stored: StoredDecision, evaluation: Evaluation, verification: Verification
-) -> None:
+def check_samples(stored: StoredDecision, evaluation: Evaluation, verification: Verification) -> None:
     """Compare the digests of the files of samples: in the run's folder, and in the store if they belong to this run."""
     name = evaluation.variant
-    current, paths = store.evaluation(name), [stored.samples_path(name)]
+    current, paths = stored.store.evaluation(name), [stored.samples_path(name)]
     document = _json(current)
     if document and document.get("key") == evaluation.key and not _measured_again(current, evaluation):
         paths.append(current.with_suffix(SAMPLES_SUFFIX))
         if document != _json(stored.folder / MEASUREMENTS / f"{name}.json"):
-            verification.findings.append(f"{_shown(store, current)} is not what {stored.folder.name} decided by")
+            verification.findings.append(f"{stored.shown(current)} is not what {stored.folder.name} decided by")
     for path in paths:
-        verification.compared.append(_shown(store, path))
+        verification.compared.append(stored.shown(path))
         try:
             sha256 = sha256_of(path)
         except OSError as error:
-            verification.findings.append(f"{_shown(store, path)} cannot be read: {error.strerror}")
+            verification.findings.append(f"{stored.shown(path)} cannot be read: {error.strerror}")
             continue
         if sha256 != evaluation.samples_sha256:
             verification.findings.append(
-                f"samples were changed: {_shown(store, path)} has sha256 {sha256[:12]}…, "
+                f"samples were changed: {stored.shown(path)} has sha256 {sha256[:12]}…, "
                 f"{evaluation.samples_sha256[:12]}… was measured"
             )
 
@@ -120,46 +117,46 @@ def _measured_again(current: Path, evaluation: Evaluation) -> bool:
     return _sha256(current.with_suffix(SAMPLES_SUFFIX)) == later.samples_sha256 != evaluation.samples_sha256
 
 
-def check_weights(store: ModelStore, evaluation: Evaluation, verification: Verification) -> None:
+def check_weights(stored: StoredDecision, evaluation: Evaluation, verification: Verification) -> None:
     """Compare every file of the variant, and of the releases made of it, with the manifest whose digest was measured.
 
     A variant that was made again since then has other weights; a release keeps those that were measured.
     """
     suffix = f"-{evaluation.variant}-{evaluation.variant_digest[:12]}"
-    current = store.optimized(evaluation.variant)
-    releases = sorted(path for path in store.releases.glob("*") if path.name.endswith(suffix))
+    current = stored.store.optimized(evaluation.variant)
+    releases = sorted(path for path in stored.store.releases.glob("*") if path.name.endswith(suffix))
     for folder in (current, *releases):
         try:
             variant = Variant.read(folder / VARIANT)
         except DamagedModel as error:
             verification.findings.append(str(error))
             continue
-        where = _shown(store, folder)
+        where = stored.shown(folder)
         if variant is None:
             verification.findings.append(f"{where} has no {VARIANT}, so its weights cannot be checked")
         elif folder == current and files_digest(variant.files) == variant.digest != evaluation.variant_digest:
-            checked = f"; checked in {', '.join(_shown(store, release) for release in releases)}" if releases else ""
+            checked = f"; checked in {', '.join(stored.shown(release) for release in releases)}" if releases else ""
             verification.notes.append(
                 f"the weights that were measured are no longer in {where}: the variant was made again "
                 f"on {variant.created_at:%Y-%m-%d %H:%M} UTC{checked}"
             )
         else:
             verification.compared.append(where)
-            verification.findings += _wrong_files(store, folder, variant, evaluation)
+            verification.findings += _wrong_files(stored, folder, variant, evaluation)
 
 
-def _wrong_files(store: ModelStore, folder: Path, variant: Variant, evaluation: Evaluation) -> Iterator[str]:
+def _wrong_files(stored: StoredDecision, folder: Path, variant: Variant, evaluation: Evaluation) -> Iterator[str]:
     """Yield a finding if the manifest is not the one that was measured, and for each file that is not as in it."""
     digest = files_digest(variant.files)
     if not digest == variant.digest == evaluation.variant_digest:
         yield (
-            f"{_shown(store, folder / VARIANT)} belongs to another variant than the one that was measured: digest "
+            f"{stored.shown(folder / VARIANT)} belongs to another variant than the one that was measured: digest "
             f"{digest[:12]}…, measured {evaluation.variant_digest[:12]}…"
         )
     for file in variant.files:
         if (sha256 := _sha256(folder / file.path)) != file.sha256:
             yield (
-                f"{_shown(store, folder / file.path)} was changed: sha256 {sha256[:12]}…, recorded {file.sha256[:12]}…"
+                f"{stored.shown(folder / file.path)} was changed: sha256 {sha256[:12]}…, recorded {file.sha256[:12]}…"
             )
 
 
@@ -203,7 +200,6 @@ def _loaded(recorded: Loaded, rounds: tuple[LoadSamples, ...], trials: tuple[Loa
 
 
 def check_decision(
-    store: ModelStore,
     stored: StoredDecision,
     evaluations: Mapping[str, Evaluation],
     samples: Mapping[str, Samples],
@@ -216,7 +212,7 @@ def check_decision(
         verification.replayed_by = stored.basis.slipway
         if published:
             verification.winner = published
-            compare_documents(store, stored, _json(stored.folder / DECISION) or {}, verification)
+            compare_documents(stored, _json(stored.folder / DECISION) or {}, verification)
         return
     try:
         recomputed = decide(stored.basis, evaluations, samples)
@@ -228,16 +224,14 @@ def check_decision(
         verification.findings.append(str(error))
     else:
         verification.winner = recomputed.winner
-        compare_documents(store, stored, recomputed.model_dump(mode="json"), verification)
+        compare_documents(stored, recomputed.model_dump(mode="json"), verification)
 
 
-def compare_documents(
-    store: ModelStore, stored: StoredDecision, expected: dict[str, Any], verification: Verification
-) -> None:
+def compare_documents(stored: StoredDecision, expected: dict[str, Any], verification: Verification) -> None:
     """Compare every document that holds the decision with what it should be, and its release with the winner."""
     winner = str(expected.get("winner"))
     digest = stored.evaluations[winner].variant_digest[:12] if winner in stored.evaluations else ""
-    for where, document in documents(store, stored):
+    for where, document in documents(stored):
         verification.compared.append(where)
         if document is None:
             verification.findings.append(f"{where} is missing, or cannot be read")
@@ -266,9 +260,7 @@ def _without_sentences(document: dict[str, Any]) -> dict[str, Any]:
     return document | {"reason": "", "notes": [], "candidates": candidates}
 
 
-def check_report(
-    store: ModelStore, stored: StoredDecision, evaluations: Mapping[str, Evaluation], verification: Verification
-) -> None:
+def check_report(stored: StoredDecision, evaluations: Mapping[str, Evaluation], verification: Verification) -> None:
     """Compare the evaluations in the run's report with the recomputed ones."""
     path = stored.folder / REPORT
     for document in (_json(path) or {}).get("evaluations", []):
@@ -277,26 +269,26 @@ def check_report(
         with suppress(ValidationError):  # with the fields that later versions have added
             document |= Evaluation.model_validate_json(json.dumps(document)).model_dump(mode="json")
         verification.findings += [
-            f"{_shown(store, path)}: evaluation of {name}: {where} is {recorded}, recomputed {computed}"
+            f"{stored.shown(path)}: evaluation of {name}: {where} is {recorded}, recomputed {computed}"
             for where, recorded, computed in differences(document, evaluations[name].model_dump(mode="json"))
         ]
 
 
-def documents(store: ModelStore, stored: StoredDecision) -> Iterator[tuple[str, dict[str, Any] | None]]:
+def documents(stored: StoredDecision) -> Iterator[tuple[str, dict[str, Any] | None]]:
     """Yield every place that holds the decision, with the document there, or None if that cannot be read: the run's
     folder, its report and its release, and the files of the production and candidate releases if they follow from this
     decision."""
     decision = _json(stored.folder / DECISION)
-    yield _shown(store, stored.folder / DECISION), decision
+    yield stored.shown(stored.folder / DECISION), decision
     report = _json(stored.folder / REPORT)
     if report is not None and report.get("decision") is not None:
-        yield _shown(store, stored.folder / REPORT), report["decision"]
+        yield stored.shown(stored.folder / REPORT), report["decision"]
     release = str((decision or {}).get("release"))
-    for path in [store.path / name for name in PUBLISHED] + [store.releases / release / PUBLISHED[0]]:
+    for path in [stored.store.path / name for name in PUBLISHED] + [stored.store.releases / release / PUBLISHED[0]]:
         document = _json(path)
         ours = document and decision and any(document.get(name) == decision.get(name) for name in ("key", "run"))
         if ours or (path.exists() and document is None):
-            yield _shown(store, path), document
+            yield stored.shown(path), document
 
 
 def _json(path: Path) -> dict[str, Any] | None:
@@ -312,7 +304,3 @@ def _sha256(path: Path) -> str:
         return sha256_of(path)
     except OSError as error:
         return f"({error.strerror})"
-
-
-def _shown(store: ModelStore, path: Path) -> str:
-    return str(path.relative_to(store.path)) if path.is_relative_to(store.path) else str(path)

@@ -98,14 +98,7 @@ class Increase:
 
 
 ZERO: Final = Counters(
-    answered=0.0,
-    failed=0.0,
-    output_tokens=0.0,
-    ttft_bounds=(),
-    ttft=(),
-    tpot_bounds=(),
-    tpot=(),
-    instance="",
+    answered=0.0, failed=0.0, output_tokens=0.0, ttft_bounds=(), ttft=(), tpot_bounds=(), tpot=(), instance=""
 )
 """A server that has counted nothing yet."""
 

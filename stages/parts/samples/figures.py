@@ -15,7 +15,7 @@ from typing import Final
 from scoring.student import Z_95
 from stages.parts.records.evaluation import Goodput, Intervals, Load, Percentiles, TaskScore
 from stages.parts.samples.capacity import interval, within
-from stages.parts.samples.lines import AccuracyItem, LoadSamples, PerplexityItem, Samples, TimedRequest
+from stages.parts.samples.lines import LoadSamples, PerplexityItem, Samples, TimedRequest
 
 RESAMPLES: Final = 1000
 SEED: Final = 0
@@ -143,27 +143,20 @@ def task_score(score: TaskScore, samples: Samples) -> TaskScore | None:
     answers = [item for item in samples.accuracy if item.task == score.task]
     texts = [item for item in samples.perplexity if item.task == score.task]
     if score.kind == "accuracy" and answers:
-        figures = _accuracy(answers)
-        if answers[0].subtask:
-            del figures["low"], figures["high"]
-        return score.model_copy(update={**figures, "items": len(answers)})
+        values = [item.correct for item in answers]
+        value = fmean(values, [item.weight for item in answers])
+        figures = {"value": value, "score": value, "items": len(answers)}
+        if not answers[0].subtask:
+            reach = Z_95 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+            figures |= {"low": max(0.0, value - reach), "high": min(1.0, value + reach)}
+        return score.model_copy(update=figures)
     if score.kind == "perplexity" and texts:
-        return score.model_copy(update={**_perplexity(texts), "items": len(texts)})
+        likelihood = sum(item.loglikelihood * item.weight for item in texts)
+        value = -likelihood / sum(item.bytes * item.weight for item in texts) / math.log(2)
+        low, high = bits_per_byte_interval(texts)
+        figures = {"value": value, "low": low, "high": high, "score": 2**-value, "items": len(texts)}
+        return score.model_copy(update=figures)
     return None
-
-
-def _accuracy(items: Sequence[AccuracyItem]) -> dict[str, float]:
-    values = [item.correct for item in items]
-    value = fmean(values, [item.weight for item in items])
-    reach = Z_95 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    return {"value": value, "low": max(0.0, value - reach), "high": min(1.0, value + reach), "score": value}
-
-
-def _perplexity(items: Sequence[PerplexityItem]) -> dict[str, float]:
-    likelihood = sum(item.loglikelihood * item.weight for item in items)
-    value = -likelihood / sum(item.bytes * item.weight for item in items) / math.log(2)
-    low, high = bits_per_byte_interval(items)
-    return {"value": value, "low": low, "high": high, "score": 2**-value}
 
 
 def bits_per_byte_interval(items: Sequence[PerplexityItem]) -> tuple[float, float]:
