@@ -38,10 +38,8 @@ def promote(store: ModelStore, target: Target) -> Journal:
         raise NothingToServe(
             f"no rollout of {store.model} is under way", hint=f"start one: slipway rollout start {store.model}"
         )
-    submit_request(
-        store, OperatorRequest(id=journal.id, action="promote", reason="approved by a person", by=target.who())
-    )
-    ended = _done_by_runner(store, journal, lambda journal: journal.approved)
+    request = OperatorRequest(id=journal.id, action="promote", reason="approved by a person", by=target.who())
+    ended = _done_by_runner(store, request, lambda journal: journal.approved)
     if ended is None:
         ended = roll_out(store, target, journal.release, journal.settings)
     if ended.state == "rolled back":
@@ -64,13 +62,12 @@ def abort(store: ModelStore, target: Target, reason: str = "given up by a person
         if stray := target.split().canary:
             target.withdraw(stray)
         return stray
-    who = target.who()
-    submit_request(store, OperatorRequest(id=journal.id, action="abort", reason=reason, by=who))
-    ended = _done_by_runner(store, journal, lambda journal: journal.ended)
+    request = OperatorRequest(id=journal.id, action="abort", reason=reason, by=target.who())
+    ended = _done_by_runner(store, request, lambda journal: journal.ended)
     if ended is None:
         with exclusive(store.lock(LOCK), f"the rollout of {store.model}"):
             current = under_way(store)
-            ended = StateMachine(store, target, current).give_up(reason, who) if current else read_journal(store)
+            ended = StateMachine(store, target, current).give_up(reason, request.by) if current else read_journal(store)
     if ended and ended.state == "promoted":
         raise Conflict(
             f"{ended.release} is promoted already and can't be given up", hint=f"slipway rollback {store.model}"
@@ -129,17 +126,18 @@ def _earlier_release(store: ModelStore, journal: Journal | None, to: str | None)
     )
 
 
-def _done_by_runner(store: ModelStore, journal: Journal, done: Callable[[Journal], bool]) -> Journal | None:
-    """Wait until the process that runs the rollout has done what it was asked; None if there is no such process."""
+def _done_by_runner(store: ModelStore, request: OperatorRequest, done: Callable[[Journal], bool]) -> Journal | None:
+    """Ask the process that runs the rollout, and wait until it is *done*; None if there is no such process."""
+    submit_request(store, request)
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
             with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
                 present = read_journal(store)
-                return present if present and present.id == journal.id and present.ended else None
+                return present if present and present.id == request.id and present.ended else None
         except Busy:
             present = read_journal(store)
-            if present and present.id == journal.id and done(present):
+            if present and present.id == request.id and done(present):
                 return present
             time.sleep(POLL_S)
     raise TransientError(f"the process that runs the rollout of {store.model} does not answer", hint="try again")

@@ -116,7 +116,7 @@ class Autoscalers:
     """The autoscalers of one endpoint's releases. An autoscaler is called like the Deployment that it scales."""
 
     def __init__(self, objects: AppliedObjects, pods: Pods) -> None:
-        self._objects, self._pods, self._endpoint = objects, pods, objects.endpoint
+        self._objects, self._pods, self._endpoint, self._cluster = objects, pods, objects.endpoint, objects.cluster
         self._on = bool(objects.endpoint.settings.prometheus)
 
     def apply(self, release: str, deployment: str, service: Object) -> None:
@@ -125,9 +125,8 @@ class Autoscalers:
         external = service["metadata"].get("annotations", {}).get(AUTOSCALER) == "external"
         unnumbered = "template" in service["spec"] and "replicas" not in service["spec"]
         if self._on and (external or unnumbered):
-            cluster = self._objects.cluster
-            cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)  # raises with what to install
-            cluster.apply(SCALED_OBJECTS, scaled_object(self._endpoint, release, deployment), force=True)
+            self._cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)  # raises with what to install
+            self._cluster.apply(SCALED_OBJECTS, scaled_object(self._endpoint, release, deployment), force=True)
 
     def remove(self, deployment: str) -> None:
         if self._on:
@@ -138,21 +137,21 @@ class Autoscalers:
         if not self._on:
             return
         with contextlib.suppress(Absent):  # KEDA is not installed
-            scaled, _ = self._objects.cluster.list(SCALED_OBJECTS, labels=f"{ENDPOINT}={self._endpoint.name}")
+            scaled, _ = self._cluster.list(SCALED_OBJECTS, labels=f"{ENDPOINT}={self._endpoint.name}")
             for name in {body["metadata"]["name"] for body in scaled}.difference(deployments):
                 self.remove(name)
 
     def prepare(self, release: str, deployment: str, stable: str | None, percent: int) -> str:
         """See ``Target.prepare``. A canary has as few replicas as its share needed so far, and more of them take
         minutes to load. Without an autoscaler every release has the same."""
-        if stable is None or self._objects.cluster.find(SCALED_OBJECTS, deployment) is None:
+        if stable is None or self._cluster.find(SCALED_OBJECTS, deployment) is None:
             return ""
         ready = len(self._pods.ready_names(release))
         serving = len(self._pods.ready_names(stable)) + ready  # the stable release may have followed its smaller share
         scaling = self._endpoint.settings.scaling
         needed = min(scaling.maximum, max(scaling.minimum, math.ceil(serving * percent / 100)))
         body = scaled_object(self._endpoint, release, deployment, least=needed)
-        self._objects.cluster.apply(SCALED_OBJECTS, body, force=True)
+        self._cluster.apply(SCALED_OBJECTS, body, force=True)
         return "" if ready >= needed else f"{ready} of {needed} are ready"
 
     def replicas(self, release: str, deployment: str) -> Replicas:
@@ -161,9 +160,9 @@ class Autoscalers:
                 f"nothing scales {release}: kserve.prometheus is not set",
                 hint="KEDA, a Prometheus with manifests/monitoring, and kserve.prometheus; then slipway rollout start",
             )
-        scaled = self._objects.cluster.find(SCALED_OBJECTS, deployment)
+        scaled = self._cluster.find(SCALED_OBJECTS, deployment)
         if scaled is None:
-            self._objects.cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)  # raises with what to install
+            self._cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)  # raises with what to install
             raise ConfigError(
                 f"nothing scales {release}: there is no ScaledObject {deployment}",
                 hint=f"slipway rollout start {self._endpoint.store.model}, with kserve.prometheus as it is now",

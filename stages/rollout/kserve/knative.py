@@ -39,16 +39,17 @@ NAMES: Final = ("Serverless", "Knative")
 """KServe's deployment mode, by its old name, which every version understands, and its new one."""
 PERCENT: Final = "canaryTrafficPercent"
 NEARLY_ALL: Final = 99
+REVISIONS: Final = Kind("serving.knative.dev/v1", "Revision", "revisions")
 
 
 def predictor(endpoint: KServeEndpoint, release: str) -> Object:
     scaling = endpoint.settings.scaling
     return objects.predictor(endpoint, release, drained=False) | {
-        "timeout": min(endpoint.settings.timeout_s, 600),  # Knative allows no more
+        "timeout": min(endpoint.settings.timeout_s, 600),  # Knative's maximum
         "scaleMetric": "concurrency",
         "scaleTarget": scaling.concurrency,
         "annotations": {
-            "autoscaling.knative.dev/window": f"{max(6, scaling.scale_up_window_s)}s",  # nor less
+            "autoscaling.knative.dev/window": f"{max(6, scaling.scale_up_window_s)}s",  # Knative's minimum
             "autoscaling.knative.dev/scale-down-delay": f"{scaling.scale_down_delay_s}s",
             "autoscaling.knative.dev/target-utilization-percentage": "100",
             "autoscaling.knative.dev/initial-scale": str(scaling.minimum),
@@ -66,9 +67,6 @@ def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
     *stable, release = shares
     share = {PERCENT: min(shares[release], NEARLY_ALL)} if stable else {}
     return [inference_service(endpoint, predictor(endpoint, release) | share), disruption_budget(endpoint)]
-
-
-REVISIONS: Final = Kind("serving.knative.dev/v1", "Revision", "revisions")
 
 
 class KnativeTarget(OneServiceTarget):
