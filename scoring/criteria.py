@@ -97,6 +97,11 @@ class Criteria(Closed):
     """The probability that one of two identical variants is called better, or that variants that differ by more than a
     margin are called equivalent; all looks at the data together."""
 
+    @property
+    def reference_variant(self) -> str:
+        """The variant with which the others are compared; empty if fixed values are in its place."""
+        return self.reference if isinstance(self.reference, str) else ""
+
 
 MARGIN_OF: Final = {name: name if name in ("quality", "memory") else "speed" for name in METRICS}
 """The field of ``Margins`` that applies to each metric."""

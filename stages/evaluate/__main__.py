@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from scoring.profile import Profile
 from stages.evaluate.conditions import Conditions, conditions_of, read_variant
-from stages.evaluate.gates import reference_of
 from stages.evaluate.results import UNCOMPARED, Found, Result, bring_back, complete, existing, refused
 from stages.parts.base import program
 from stages.parts.base.errors import (
@@ -47,7 +46,7 @@ def main() -> None:
     workload = parse_json(Workload, arguments.workload, "--workload")
     serving = parse_json(Serving, arguments.serving, "--serving")
     profile = parse_json(Profile, arguments.profile, "--profile")
-    if (reference := reference_of(profile)) and reference not in names:
+    if (reference := profile.reference_variant) and reference not in names:
         raise ConfigError(f"{reference} is not among the variants", hint="the others are compared with it")
     check_gpus()
     summary = json.dumps(evaluate(store, made_by_this_run(store, names), workload, serving, profile))
@@ -74,7 +73,7 @@ def evaluate(
             _report(reports[name], outcome, measured=measured)
             if isinstance(outcome, Evaluation):
                 summaries[name] = summarize(outcome)
-    if (reference := reference_of(profile)) in failures:
+    if (reference := profile.reference_variant) in failures:
         raise failures[reference]
     for name, error in failures.items():
         if not summaries or isinstance(error, TransientError):
@@ -130,7 +129,7 @@ def ensure(
             conditions[name] = conditions_of(read_variant(store, name), workload, serving)
         except DamagedModel as error:
             outcomes[name] = (error, False)
-    if (reference := reference_of(profile)) and reference not in conditions:
+    if (reference := profile.reference_variant) and reference not in conditions:
         return outcomes | {name: (MeasurementFailed(UNCOMPARED), False) for name in conditions}
     reusable = _reusable(store, conditions, workload, profile)
     if conditions.keys() - reusable.keys():

@@ -15,7 +15,6 @@ from typing import Final, Literal
 from scoring.choice import Verdict
 from scoring.schedule import AskedTask, ScheduleState, TimeBudget, further_items, look, next_block
 from stages.evaluate.block import Block
-from stages.evaluate.gates import reference_of
 from stages.evaluate.lanes import Lane, lanes
 from stages.evaluate.results import MINUTE, choice_digest, keep
 from stages.evaluate.session import Session
@@ -96,7 +95,7 @@ class Blocks:
         measured = {name: subject.measured() for name, subject in loaded.items()}
         profile = self._session.profile
         gates = gates_of(measured, profile, profile.constraints)
-        evidence = evidence_of(measured, reference_of(profile))
+        evidence = evidence_of(measured, profile.reference_variant)
         able = tuple(name for name in evidence.variants if gates[name].verdict == "pass")
         unclear = {name: gates[name].more_items for name in evidence.variants if gates[name].verdict == "unclear"}
         if not able:
@@ -138,7 +137,7 @@ class Blocks:
         names = (verdict.ranking[0], closest.other)
         first = self._subjects.by_name[names[0]]
         samples = {name: results.samples for name, results in measured.items()}
-        losses = losses_of(samples, reference_of(profile), profile.task_loss)
+        losses = losses_of(samples, profile.reference_variant, profile.task_loss)
         gate_factors: dict[str, float] = {}
         for name in self._progress.unclear:
             for task, loss in losses.get(name, {}).items():

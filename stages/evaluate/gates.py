@@ -16,11 +16,6 @@ SLICE: Final = 100
 """Items of each task in the first slice: enough to notice a variant that is broken."""
 
 
-def reference_of(profile: Profile) -> str:
-    """Return the variant with which the others are compared; empty if the profile has fixed values in its place."""
-    return profile.reference if isinstance(profile.reference, str) else ""
-
-
 def refusal(variant: Measured, reference: Measured | None, profile: Profile, *, whole: bool) -> str:
     """Name the gates that the variant fails; empty if it fails none, or if more items may show that it passes.
 
@@ -32,7 +27,7 @@ def refusal(variant: Measured, reference: Measured | None, profile: Profile, *, 
     measured = {"": replace(variant, load=None)}
     if reference is not None:
         reference_samples = common(reference.samples, variant.samples)
-        measured[reference_of(profile)] = replace(reference, samples=reference_samples, load=None)
+        measured[profile.reference_variant] = replace(reference, samples=reference_samples, load=None)
     gate = gates_of(measured, profile, limits)[""]
     return "; ".join(gate.reasons) if gate.verdict == "fail" else ""
 

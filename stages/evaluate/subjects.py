@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from stages.evaluate.gates import reference_of, refusal
+from stages.evaluate.gates import refusal
 from stages.evaluate.session import Session
 from stages.evaluate.subject import Subject
 from stages.parts.base.log import say
@@ -17,7 +17,7 @@ class Subjects:
 
     def __init__(self, session: Session, subjects: Sequence[Subject]) -> None:
         self.session, self.by_name = session, {subject.name: subject for subject in subjects}
-        self.reference = self.by_name.get(reference_of(session.profile))
+        self.reference = self.by_name.get(session.profile.reference_variant)
 
     def __iter__(self) -> Iterator[Subject]:
         return iter(self.by_name.values())

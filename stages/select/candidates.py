@@ -27,11 +27,7 @@ THROUGHPUT: Final = list(METRICS).index("throughput")
 def candidates_of(
     measurements: Measurements, estimate: Estimate, verdict: Verdict, excluded: Mapping[str, str], price: Price | None
 ) -> tuple[Candidate, ...]:
-    """Describe the variants that can be chosen, best score first, then the excluded ones.
-
-    Args:
-        excluded: why, by variant.
-    """
+    """Describe the variants that can be chosen, best score first, then the excluded ones, with the reasons."""
     import numpy as np
 
     from scoring.sensitivity import shares_anywhere, shares_near
@@ -41,12 +37,14 @@ def candidates_of(
     normalized: dict[str, Floats] = {name: np.clip(estimate.at[estimate.place(name)], 0.0, 1.0) for name in ranked}
     front = measurements.pareto_front(ranked)
     near, anywhere = shares_near(normalized, estimate.criteria.weights.shares()), shares_anywhere(normalized)
-    candidates = [candidate(measurements, estimate, name, price=price) for name in (*ranked, *excluded)]
-    scored: dict[str, dict[str, object]] = {}
+    candidates = {
+        name: candidate(measurements, estimate, name, excluded=excluded.get(name), price=price)
+        for name in (*ranked, *excluded)
+    }
     for name in ranked:
         score = estimate.score(estimate.place(name))
         low, high = score.interval() or (None, None)
-        scored[name] = {
+        of_score: dict[str, object] = {
             "normalized": dict(zip(METRICS, map(float, normalized[name]), strict=True)),
             "score": score.value,
             "score_low": None if low is None else max(0.0, low),
@@ -56,13 +54,13 @@ def candidates_of(
             "any_weights_share": anywhere[name],
             "pareto": front[name],
         }
-    return tuple(
-        variant.model_copy(update={"excluded": excluded.get(variant.variant), **scored.get(variant.variant, {})})
-        for variant in candidates
-    )
+        candidates[name] = candidates[name].model_copy(update=of_score)
+    return tuple(candidates.values())
 
 
-def candidate(measurements: Measurements, estimate: Estimate, name: str, *, price: Price | None) -> Candidate:
+def candidate(
+    measurements: Measurements, estimate: Estimate, name: str, *, excluded: str | None, price: Price | None
+) -> Candidate:
     """Describe a variant, without what only those that can be chosen have."""
     evaluation, losses = measurements.evaluations.get(name), measurements.losses.get(name, {})
     reference, questions = measurements.reference, measurements.questions
@@ -74,7 +72,7 @@ def candidate(measurements: Measurements, estimate: Estimate, name: str, *, pric
         digest=evaluation.variant_digest if evaluation else None,
         evaluation_key=evaluation.key if evaluation else None,
         evaluation_digest=digest_of(evaluation) if evaluation else None,
-        excluded=None,
+        excluded=excluded,
         raw=raw,
         intervals=intervals,
         change=changes(measurements, estimate, name),

@@ -127,7 +127,7 @@ def measurements_of(
     """Compute what the decision needs."""
     evaluations = dict(sorted(evaluations.items()))
     samples = {name: samples[name] for name in evaluations}
-    reference = profile.reference if isinstance(profile.reference, str) else ""
+    reference = profile.reference_variant
     unusable = {name: why for name in evaluations if (why := _unusable(evaluations[name], samples[name]))}
     usable = {name: samples[name] for name in evaluations if name not in unusable}
     measured = {name: Measured.of(evaluations[name], sample) for name, sample in usable.items()}

@@ -35,7 +35,7 @@ def reason_of(
     if missing:
         text = f"Incomplete: {_listed(missing)} could not be made or measured. Of the others, {text}"
     if change:
-        against = criteria.reference if isinstance(criteria.reference, str) else "the profile's values"
+        against = criteria.reference_variant or "the profile's values"
         text += f" Against {against}: {', '.join(_change(name, change.get(name)) for name in METRICS)}."
     for heading, names in (
         ("Not shown to pass the gates", unclear),

@@ -100,7 +100,7 @@ def gates_of(measured: Mapping[str, Measured], criteria: Criteria, constraints: 
         DamagedModel: raw samples are not what was written.
     """
     samples = {name: variant.samples for name, variant in measured.items()}
-    reference = criteria.reference if isinstance(criteria.reference, str) else ""
+    reference = criteria.reference_variant
     losses = losses_of(samples, reference, criteria.task_loss)
     diverged, recovered = divergences(samples, reference), recoveries(samples, criteria)
     before_load = constraints.model_copy(update=dict.fromkeys(name for name in MEASURES if name not in BEFORE_LOAD))
