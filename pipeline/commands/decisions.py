@@ -132,7 +132,9 @@ def samples(
     ] = None,
     store: StoreOption = STORE,
 ) -> None:
-    """Print a run's raw samples as CSV, or write them to files, for a notebook.
+    """Print the raw samples of a run as CSV.
+
+    For a notebook, write them to files instead.
 
     A row is a request of the load or an item of a quality task, with its variant, kind and block; blocks count the
     starts of each server.

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -63,15 +62,6 @@ def test_one_winner_with_another_outcome_is_a_difference(folder):
     assert first is not None
     made = [first.model_copy(update={"outcome": "unresolved"}), *rest]
     assert verdict(made) == (False, "differs: awq, decided: 2; awq, unresolved: 1")
-
-
-def test_repeats_of_an_older_record_are_still_decided(folder):
-    path = finished(folder)[0].evaluation("awq")
-    document = json.loads(path.read_text())
-    for each in (document["load"], *document["rounds"]):
-        each |= {"requests_completed": each["requests"], "requests_failed": 0}
-    path.write_text(json.dumps(document))
-    assert verdict(decisions(finished(folder), BALANCED))[0]
 
 
 def as_measured(store: ModelStore, config: RunConfig) -> None:

@@ -30,7 +30,7 @@ def table(heading: str, level: str = "##") -> list[Row]:
 
 
 def loss(reference: np.ndarray, variant: np.ndarray) -> TaskLoss:
-    given = [Items(np.array([each], dtype=float)) for each in (reference, variant)]
+    given = [Items(answers.astype(float)) for answers in (reference, variant)]
     return task_losses({"task": task_quality(given)}, 1, 0, LIMIT)["task"]
 
 

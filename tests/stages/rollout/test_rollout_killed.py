@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -19,7 +17,6 @@ from stages.rollout.state_machine import StateMachine, roll_out
 from tests.serving import wait_until
 from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS, Stage
 
-UNDER_WAY = Path(__file__).with_name("journal_under_way.json")
 """A journal as it was written, at 10 %, before ``Counters`` was one record; the two servers' pids are left out."""
 FORWARD = [
     *("before deploy", "after deploy", "before ready", "after ready"),
@@ -139,28 +136,6 @@ def test_a_canary_that_somebody_promoted_while_it_was_being_rolled_back_stays(st
     assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
     assert stage.target.split() == Split(stable=NEXT, standby=GOOD)
     assert "withdraw" not in stage.target.calls()
-
-
-def test_a_journal_of_an_earlier_version_is_continued_in_the_middle_of_its_step(stage: Stage) -> None:
-    stage.served()
-    stage.make(NEXT)
-    stage.nominate(NEXT)
-    killed_at(stage, "before counters 50")
-    stage.target.shift(NEXT, 10)
-    written = UNDER_WAY.read_text()
-    for role, release in (("STABLE", GOOD), ("CANARY", NEXT)):
-        written = written.replace(role, stage.target.counters(release).instance)
-    left = json.loads(written) | {"entered_at": datetime.now(UTC).isoformat()}
-    journal_path(stage.store).write_text(json.dumps(left))
-    journal = roll_out(stage.store, stage.target, NEXT, SETTINGS)
-    assert (journal.id, journal.state, journal.restarts) == (left["id"], "promoted", 0)
-    assert [(each.state, each.percent) for each in journal.transitions][2:5] == [
-        ("observing", 10),
-        ("shifting", 100),
-        ("observing", 100),
-    ]
-    assert journal.analyses[0].canary.own >= left["window"]["to_canary"]["sent"] > 0
-    assert journal.analyses[0].canary.answered > journal.analyses[0].canary.own, "counted from the old window on"
 
 
 @pytest.mark.parametrize("done", ["nothing", "reasons", "link", "history"])
