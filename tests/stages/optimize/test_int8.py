@@ -160,7 +160,8 @@ def test_the_memory_does_not_grow_with_the_file_or_its_matrices(int8: ModelStore
     record_base(store)
     assert (store.base / "model.safetensors").stat().st_size == 600 * MIB + len(header)
     program = (
-        "import sys; from stages.optimize.ensure import *; "
+        "import sys; from pathlib import Path; from stages.optimize.ensure import ensure; "
+        "from stages.parts.base.optimize_settings import Optimize; from stages.parts.base.store import ModelStore; "
         "from stages.parts.machine.process import peak_resident_bytes; "
         "ensure(ModelStore(Path(sys.argv[1]), 'test/tiny'), 'int8', Optimize()); print(peak_resident_bytes())"
     )
