@@ -7,12 +7,15 @@ are the real ones.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
@@ -31,8 +34,9 @@ from stages.rollout.kserve.http_route import HTTP_ROUTES
 from stages.rollout.kserve.objects import ISVCS
 from tests.cluster import pushes
 from tests.cluster.bucket import Bucket
-from tests.cluster.conftest import OTHER_MODEL, VERSIONS, Place, Tell, there
-from tests.demo import MODEL
+from tests.cluster.conftest import LIMITS, OTHER_MODEL, VERSIONS, Place, Tell, there
+from tests.demo import DEMO, MODEL
+from tests.flawed_models import FAIL, slow_down, when_asked
 
 pytestmark = [
     pytest.mark.cluster,
@@ -49,6 +53,8 @@ UPGRADE = "SLIPWAY_TEST_UPGRADE"
 UNDERNEATH = ("Kubernetes", "Argo Workflows", "KServe")
 SMALLEST = ("--set", "profile.weights={quality: 0.01, latency: 0.01, throughput: 0.01, memory: 0.97}")
 """Weights by which int8 is the winner."""
+QUESTION = "What is a list?"
+OTHER_QUESTION = "a question that one template fails on"
 
 
 class Clients:
@@ -63,13 +69,15 @@ class Clients:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._go)
 
-    def ask(self) -> httpx.Response:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "What is a list?"}], "max_tokens": 8}
+    def ask(self, question: str = QUESTION) -> httpx.Response:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": question}], "max_tokens": 8}
         return httpx.post(f"{self.base}/v1/chat/completions", json=body, headers=self._host, timeout=120)
 
     def _go(self) -> None:
-        while not self._over.wait(0.5):
-            self.statuses.append(self.ask().status_code)
+        for question in itertools.cycle((QUESTION, OTHER_QUESTION)):
+            if self._over.wait(0.5):
+                return
+            self.statuses.append(self.ask(question).status_code)
 
     def __enter__(self) -> Clients:
         self._thread.start()
@@ -285,6 +293,40 @@ def test_a_good_canary_waits_for_an_approval_is_promoted_and_rolled_back(place: 
     assert set(clients.statuses) == {200}, clients.statuses
     tell("slipway rollback from elsewhere", f"{stable} serves again after {took_s:.0f} s")
     tell("clients meanwhile", f"all {len(clients.statuses)} requests answered with 200")
+
+
+@pytest.mark.usefixtures("kserve")
+@pytest.mark.parametrize(
+    ("flaw", "make", "reasons", "statuses"),
+    [
+        ("that fails some questions", lambda model: when_asked(model, OTHER_QUESTION, FAIL), ["failed"], {200, 500}),
+        ("that is slow", slow_down, ["time to first token", "time per output token"], {200}),
+    ],
+)
+def test_a_canary_with_a_flaw_is_rolled_back_by_what_its_requests_show(
+    place: Place,
+    tell: Tell,
+    tmp_path: Path,
+    flaw: str,
+    make: Callable[[Path], None],
+    reasons: list[str],
+    statuses: set[int],
+) -> None:
+    stable = place.answer("rollout", "status", MODEL)["split"]["stable"]
+    model = shutil.copytree(DEMO / "model", tmp_path / "model")
+    make(model)
+    commit = place.hub.add_repo(MODEL, model, revision="flawed")
+    with Clients(place) as clients:
+        name = place.submit(MODEL, "--revision", commit, "--set", "optimize.variants=[fp16]")
+        state = place.ended(name).state
+    message = state.node(state.culprit or "onExit").message
+    assert (state.phase, any(reason in message for reason in reasons)) == ("Failed", True), message
+    status = place.answer("rollout", "status", MODEL)
+    assert (status["rollout"]["state"], status["split"]["stable"]) == ("rolled back", stable)
+    assert status["split"]["canary"] is None
+    assert set(clients.statuses) == statuses, clients.statuses
+    limits = ", ".join(f"{limit} {value}" for limit, value in LIMITS.items())
+    tell(f"a canary {flaw}; limits: {limits}, all others as in the defaults", message)
 
 
 @pytest.mark.usefixtures("kserve")

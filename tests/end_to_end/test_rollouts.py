@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -49,6 +48,7 @@ from tests.end_to_end.command_line import (
     processes_naming,
 )
 from tests.failing_requests import RELEASE
+from tests.flawed_models import REFUSE, damage, slow_down, when_asked
 from tests.mixed_requests import clients as clients_of
 from tests.routes import unexpected_answers
 from tests.serving import wait_until
@@ -58,8 +58,6 @@ USERS, PAUSE_S = 2, 4.0
 """The users come once the canary is up; until then there is one, who pauses. vLLM's worker keeps a core busy for a
 second after each request: with more, two cores would have little left to start another server with."""
 ROLLBACK_LIMIT_S = 30.0
-WIDER = 32
-"""So many times; a token took 94 ms (p95), and 22 ms of the stable release beside it."""
 # Servers, proxy and clients share two cores: a good canary's figures differ by more than the defaults allow.
 ROLLOUT = {
     "steps": "[50,100]",
@@ -77,7 +75,7 @@ WAITED = ("time to first token", "time per output token")
 """Whichever of them shows it first."""
 BURST, CALM_S = 6, 8.0
 """That many users ask together and then pause."""
-REFUSED = "a question that one template refuses"
+QUESTION = "a question that one template refuses"
 SMALL = """
 name: small
 weights: {quality: 0, latency: 0, throughput: 0, memory: 1}
@@ -146,7 +144,7 @@ def chatting(pipeline: Pipeline) -> Iterator[None]:
 
     def chat() -> None:
         headers = {"Authorization": f"Bearer {API_KEY}"}
-        for question in itertools.cycle(("Hello", REFUSED)):
+        for question in itertools.cycle(("Hello", QUESTION)):
             if over.wait(0.5):
                 return
             asked = {"model": MODEL, "messages": [{"role": "user", "content": question}], "max_tokens": 1}
@@ -163,47 +161,6 @@ def chatting(pipeline: Pipeline) -> Iterator[None]:
         client.join()
 
 
-def refuse_some(folder: Path) -> None:
-    """Refuse a question that the stable release answers, as a chat template with a mistake does."""
-    path = folder / "chat_template.jinja"
-    refusal = f"{{% if messages[-1]['content'] == '{REFUSED}' %}}{{{{ raise_exception('refused') }}}}{{% endif %}}"
-    template = path.read_text()
-    path.unlink()  # it may be a link
-    path.write_text(refusal + template)
-
-
-def damage(folder: Path) -> None:
-    """Move the embeddings by half their rows: every word now means another one."""
-    for path in folder.glob("*.safetensors"):
-        data = bytearray(path.read_bytes())
-        start = 8 + struct.unpack("<Q", data[:8])[0]
-        embeddings = json.loads(data[8:start]).get("model.embed_tokens.weight")
-        if embeddings:
-            low, high = (start + each for each in embeddings["data_offsets"])
-            middle = (low + high) // 2
-            data[low:high] = data[middle:high] + data[low:middle]
-            path.write_bytes(data)
-
-
-def slow_down(folder: Path) -> None:
-    """Widen the layers by zeros, which are multiplied and then add nothing: the same answers, later."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    config = json.loads((folder / "config.json").read_text())
-    added = (WIDER - 1) * config["intermediate_size"]
-    weights = {name: each for path in folder.glob("*.safetensors") for name, each in load_file(path).items()}
-    for name, each in weights.items():
-        if name.endswith(("gate_proj.weight", "up_proj.weight")):
-            weights[name] = torch.nn.functional.pad(each, (0, 0, 0, added))
-        elif name.endswith("down_proj.weight"):
-            weights[name] = torch.nn.functional.pad(each, (0, added))
-    for path in folder.glob("*.safetensors*"):
-        path.unlink()
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": WIDER * config["intermediate_size"]}))
-
-
 @pytest.fixture(scope="module")
 def stable(pipeline: Pipeline, finished: dict[str, Any]) -> str:
     return str(finished["decision"]["release"])
@@ -217,7 +174,7 @@ def garbage(pipeline: Pipeline, stable: str) -> Tried:
 
 @pytest.fixture(scope="module")
 def refusing(pipeline: Pipeline, garbage: Tried) -> Tried:
-    name = imitation(pipeline.store, 103, "fp16", refuse_some)
+    name = imitation(pipeline.store, 103, "fp16", lambda folder: when_asked(folder, QUESTION, REFUSE))
     with chatting(pipeline):
         return tried(pipeline, "rollout", "start", MODEL, "--release", name, *SETTINGS)
 
