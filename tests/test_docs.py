@@ -65,6 +65,17 @@ def test_commands_and_their_options_are_there(page: Path) -> None:
 
 
 @on_every_page
+def test_commands_for_a_cluster_can_be_typed_as_they_stand(page: Path) -> None:
+    """They name a platform, or the page exports it before."""
+    before, named = "", {"clients", "doctor", "install", "rollout", "run", "uninstall"}
+    for line in page.read_text(encoding="utf-8").splitlines():
+        before += line
+        words = line.partition("  #")[0].split()
+        if words[:2] == ["$", "slipway"] and words[2] in named and (words[2].endswith("install") or "argo" in words):
+            assert "--platform" in words or "export SLIPWAY_PLATFORM=" in before, line
+
+
+@on_every_page
 def test_settings_are_there(page: Path) -> None:
     named = {name.rstrip(".") for name in SETTING.findall(page.read_text(encoding="utf-8"))}
     assert named - set(settings(RunConfig)) - {"rollout.json"} == set()

@@ -61,8 +61,8 @@ class RunConfig(Settings):
         name = self.profile.reference_variant
         if name not in ("", REFERENCE):
             raise ValueError(
-                f"profile.reference: a run compares with {REFERENCE}, not {name}; "
-                f"slipway score RUN --set reference={name} compares what was measured with {name}"
+                f"profile.reference: a run compares with {REFERENCE} or fixed values, not with {name}: "
+                f"use slipway score RUN --set reference={name} afterwards"
             )
         return self
 

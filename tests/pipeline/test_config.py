@@ -180,8 +180,8 @@ def test_a_run_compares_with_fp16_or_fixed_values_and_another_variant_is_for_sco
     with pytest.raises(ConfigError) as caught:
         load(assignments=["profile.reference=int8"])
     assert str(caught.value).splitlines()[1] == (
-        "    profile.reference: a run compares with fp16, not int8; "
-        "slipway score RUN --set reference=int8 compares what was measured with int8"
+        "    profile.reference: a run compares with fp16 or fixed values, not with int8: "
+        "use slipway score RUN --set reference=int8 afterwards"
     )
 
 
