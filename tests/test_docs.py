@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from pipeline.cli import app
 from pipeline.cluster.doctor import OLDEST
-from pipeline.settings.config import RunConfig
+from pipeline.settings.config import RunConfig, load, names
 from stages.parts.base import errors
 from stages.parts.base.workload import PROTOCOLS
 from stages.parts.endpoint.offered import OFFERED
@@ -122,6 +122,17 @@ def test_the_policy_for_istio_denies_what_an_endpoint_does_not_offer() -> None:
     assert paths == {"notPaths": set(OFFERED)}
     assert read == {"paths": by_method["GET"], "notMethods": {"GET"}}
     assert posted == {"notPaths": by_method["GET"], "notMethods": {"POST"}}
+
+
+def test_the_profiles_are_those_of_configs() -> None:
+    text = (REPOSITORY / "docs" / "choice.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)`(?: \(default\))? \|((?: [\d–]+(?: %)? \|){4}) ≥ (\d+) % \|$", text, re.MULTILINE)
+    assert {name for name, *_ in rows} == set(names("profile"))
+    for name, cells, recovery in rows:
+        profile = load(chosen={"profile": name}).profile
+        shares = [int(cell.strip(" %").replace("–", "0")) / 100 for cell in cells.split("|")[:-1]]
+        assert list(profile.weights.shares().values()) == pytest.approx(shares)
+        assert profile.constraints.limits()["quality_recovery"] == int(recovery) / 100
 
 
 def test_the_protocols_are_those_of_the_code() -> None:
