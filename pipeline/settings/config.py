@@ -13,6 +13,7 @@ import yaml
 from pydantic import ValidationError, model_validator
 
 from pipeline.settings.platform import STORE_MOUNT, ClusterSettings, Platform
+from scoring.names import REFERENCE
 from scoring.profile import Profile
 from stages.evaluate.trace import read_trace
 from stages.parts.base.errors import ConfigError, UnknownName
@@ -54,6 +55,16 @@ class RunConfig(Settings):
                 hint=f"--platform, or SLIPWAY_PLATFORM: one of {clusters}",
             )
         return self.platform.cluster
+
+    @model_validator(mode="after")
+    def _compares_with_fp16(self) -> Self:
+        name = self.profile.reference_variant
+        if name not in ("", REFERENCE):
+            raise ValueError(
+                f"profile.reference: a run compares with {REFERENCE} or fixed values, not with {name}: "
+                f"use slipway score RUN --set reference={name} afterwards"
+            )
+        return self
 
     @model_validator(mode="after")
     def _possible_on_the_platform(self) -> Self:

@@ -196,7 +196,7 @@ class ClusterSettings(Settings):
         if secret := [name for name in self.environment if SECRET.search(name)]:
             raise ValueError(
                 f"environment would show {', '.join(secret)} to everyone who may read workflows: the Hub's token "
-                "belongs into the Secret slipway-hub, the endpoint's key into slipway-api"
+                "belongs in the Secret slipway-hub, the endpoint's key in slipway-api"
             )
         return self
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from scoring.constraints import MEASURES, Constraints, meets
 from scoring.names import REFERENCE
@@ -18,11 +18,12 @@ def constraints(decision: Production, evaluations: Sequence[Evaluation], variant
     A variant without an evaluation is shown as '–' where only that has the value."""
     limits = Constraints.model_validate(decision.profile.get("constraints", {})).limits()
     candidates = [candidate for candidate in decision.candidates if candidate.raw]
-    reference = next((candidate.raw.get("quality") for candidate in candidates if candidate.variant == REFERENCE), None)
+    reference = decision.profile.get("reference", REFERENCE)
+    qualities = {candidate.variant: candidate.raw.get("quality") for candidate in candidates}
+    quality = reference["quality"] if isinstance(reference, Mapping) else qualities.get(reference)
     by_variant = {evaluation.variant: evaluation for evaluation in evaluations}
     values = {
-        candidate.variant: _measures(candidate, reference, by_variant.get(candidate.variant))
-        for candidate in candidates
+        candidate.variant: _measures(candidate, quality, by_variant.get(candidate.variant)) for candidate in candidates
     }
     rows = []
     for name, limit in limits.items():
@@ -40,7 +41,8 @@ def constraints(decision: Production, evaluations: Sequence[Evaluation], variant
 
 
 def _measures(candidate: Candidate, reference: float | None, evaluation: Evaluation | None) -> dict[str, float | None]:
-    """Collect the variant's value of each measure that can be constrained; *reference* is fp16's quality."""
+    """Collect the variant's value of each measure that can be constrained; *reference* is the quality with which
+    its own is compared."""
     quality, memory = candidate.raw.get("quality"), candidate.raw.get("memory")
     return {
         **(evaluation.measures() if evaluation else {}),

@@ -89,7 +89,7 @@ def _check_choosable(measurements: Measurements, profile: Profile, excluded: Map
     if measurements.reference and measurements.reference not in measurements.loaded:
         raise NoWinner(
             f"the reference {measurements.reference} was not measured, so nothing can be compared with it ({why})",
-            hint="profile.reference may name another variant, or fixed values",
+            hint="slipway score RUN --set reference=… compares with another variant, or with fixed values",
         )
     if all(name in excluded for name in measurements.loaded):
         raise NoWinner(

@@ -173,6 +173,18 @@ def test_a_file_that_pods_could_not_read_is_refused_before_a_run_on_a_cluster(fi
     chosen("/mnt/models/own/mine.jsonl", "gke")
 
 
+def test_a_run_compares_with_fp16_or_fixed_values_and_another_variant_is_for_score() -> None:
+    values = "{quality: 0.62, latency: 900, throughput: 400, memory: 16.0e+9}"
+    for reference in ("fp16", values):
+        load(assignments=[f"profile.reference={reference}"])
+    with pytest.raises(ConfigError) as caught:
+        load(assignments=["profile.reference=int8"])
+    assert str(caught.value).splitlines()[1] == (
+        "    profile.reference: a run compares with fp16 or fixed values, not with int8: "
+        "use slipway score RUN --set reference=int8 afterwards"
+    )
+
+
 def test_an_empty_file_changes_nothing(tmp_path):
     (tmp_path / "own.yaml").write_text("# nothing yet\n")
     assert load(tmp_path / "own.yaml") == load()

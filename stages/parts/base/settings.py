@@ -60,16 +60,17 @@ def parse_json(model: type[SettingsT], text: str, where: str) -> SettingsT:
 
 
 def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """One line per mistake. For an unknown field it suggests the most similar known name."""
+    """One line per mistake. For an unknown field it suggests the most similar known name. A mistake in how fields go
+    together names them itself."""
     lines = []
     for detail in error.errors():
-        field = ".".join(str(part) for part in detail["loc"]) or "(root)"
+        field = ".".join(str(part) for part in detail["loc"])
         message = detail["msg"].removeprefix("Value error, ")
         if detail["type"] == "extra_forbidden":
             message = _unknown(str(detail["loc"][-1]), _model_at(model, detail["loc"][:-1]))
-        elif detail["type"] != "missing":
+        elif detail["type"] != "missing" and not isinstance(detail["input"], Mapping):
             message += f" (got {str(detail['input'])[:SHOWN_VALUE_CHARACTERS]!r})"
-        lines.append(f"{field}: {message}")
+        lines.append(f"{field}: {message}" if field else message)
     return lines
 
 

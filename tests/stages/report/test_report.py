@@ -302,6 +302,17 @@ def test_the_table_of_constraints_shows_which_variants_keep_them(store):
     assert shown_losses["awq"] == ["+0.5% ✓", "at most +0.7%"]
 
 
+def test_the_quality_recovery_is_that_of_the_profiles_values_where_it_has_some(store):
+    constraints = {"quality_recovery": {"min": 0.5}}
+    values = {"quality": 1.0, "latency": 10, "throughput": 100, "memory": 1000}
+    data = {"name": "own", "reference": values, "constraints": constraints}
+    report = decided(store, Profile.model_validate(data))
+    assert report.decision is not None
+    qualities = [candidate.raw["quality"] for candidate in report.decision.candidates]
+    shown = [float(cell[0].split()[0]) for cell in Page(render(report)).row("constraints", "quality_recovery")[2:]]
+    assert sorted(shown) == pytest.approx(sorted(qualities), abs=1e-4)
+
+
 def test_the_page_shows_notes_the_engines_fallbacks_and_the_machines_drift(report):
     assert report.decision is not None
     noted = report.decision.model_copy(update={"notes": ("The machine was serving x.",)})
