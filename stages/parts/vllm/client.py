@@ -26,10 +26,14 @@ SOCKET_EXTENSION: Final = "slipway.socket"
 NO_CONNECTION_KEPT: Final = httpx.Limits(max_keepalive_connections=0)
 
 
-@functools.cache
 def http(certificate: str | None = None) -> httpx.Client:
-    """Make the client for our own servers, ``trusting`` the *certificate*: no proxy, and a new connection for each
-    request, since a server that was restarted does not know an old connection. It knows ``unix:`` URLs, too."""
+    """Return this process's client for our own servers, ``trusting`` the *certificate*: no proxy, and a new connection
+    for each request, since a server that was restarted does not know an old connection. It knows ``unix:`` URLs."""
+    return _client(certificate)
+
+
+@functools.cache  # whose key tells an argument that is left out from its default
+def _client(certificate: str | None) -> httpx.Client:
     return httpx.Client(
         trust_env=False, limits=NO_CONNECTION_KEPT, mounts={"unix://": _UnixSockets()}, verify=trusting(certificate)
     )
