@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 from stages.acquire.ensure import ensure
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError
@@ -13,13 +11,11 @@ from stages.parts.model.name import ModelName
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m stages.acquire",
-        description=__doc__,
-        epilog="example: python -m stages.acquire --model Qwen/Qwen3-0.6B --revision main "
-        "--commit $(python -m stages.resolve --model Qwen/Qwen3-0.6B)",
+    parser = program.parser(
+        "acquire",
+        __doc__,
+        "example: python -m stages.acquire --model org/name --commit $(python -m stages.resolve --model org/name)",
     )
-    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
     parser.add_argument(
         "--revision",
         default="main",

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stages.acquire.download import HubSource, LocalSource, Source, require_space
-from stages.acquire.transfer_progress import readable
+from scoring.units import readable
+from stages.acquire.download import HubSource, LocalSource, require_space
 from stages.parts.base import program
 from stages.parts.base.errors import DamagedModel, UnusableModel
 from stages.parts.base.store import ModelStore, exclusive, sha256_of
@@ -40,7 +40,7 @@ def ensure(store: ModelStore, model: ModelName, revision: str, commit: str, repo
         report.reused(f"base/ already has {model.source} at {commit}", key=record.digest)
         return record
     local = model.directory
-    source: Source = LocalSource(local) if local else HubSource(model.id, commit, store.base, recorded(store.base))
+    source = LocalSource(local) if local else HubSource(model.id, commit, store.base, recorded(store.base))
     small = small_files(source.sizes)
     with exclusive(store.lock("acquire"), f"acquiring {store.model}"):
         if record := intact(store.base, commit):
@@ -66,7 +66,9 @@ def ensure(store: ModelStore, model: ModelName, revision: str, commit: str, repo
     return record
 
 
-def fill(work: Path, source: Source, small: Sequence[str], commit: str) -> tuple[tuple[File, ...], Checkpoint]:
+def fill(
+    work: Path, source: HubSource | LocalSource, small: Sequence[str], commit: str
+) -> tuple[tuple[File, ...], Checkpoint]:
     """Bring the model's files into *work* and check them. Quick checks that may refuse the model come first."""
     require_space(work, source.missing_bytes([*small, *likely_weights(source.sizes)], work))
     records = source.fetch(small, work)

@@ -87,15 +87,13 @@ def _gib(size: int) -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m stages.check",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="""example:
+    parser = program.parser(
+        "check",
+        __doc__,
+        """example:
   python -m stages.check --model org/name --commit 0123abc… --settings '{"variants": ["fp16", "int8"]}' \\
     --serving '{"tensor_parallel_size": "auto"}'""",
     )
-    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
     parser.add_argument("--commit", default="main", help="as resolve found it (default: main)")
     parser.add_argument("--settings", default="{}", help="JSON: Optimize in stages/parts/base/optimize_settings.py")
     parser.add_argument("--serving", default="{}", help="JSON: AskedServing in stages/parts/base/serving_settings.py")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 from scoring.units import MIB
 from stages.optimize.ensure import ensure
 from stages.parts.base import program
@@ -15,12 +13,11 @@ from stages.parts.records.variant import Variant
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m stages.optimize",
-        description=__doc__,
-        epilog="""example: python -m stages.optimize --model org/name --method gptq --settings '{"group_size": 32}'""",
+    parser = program.parser(
+        "optimize",
+        __doc__,
+        """example: python -m stages.optimize --model org/name --method gptq --settings '{"group_size": 32}'""",
     )
-    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
     parser.add_argument("--method", required=True, help=f"one of: {', '.join(FORMATS)}")
     parser.add_argument("--settings", default="{}", help="JSON: Optimize in stages/parts/base/optimize_settings.py")
     arguments = parser.parse_args()

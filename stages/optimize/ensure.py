@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
-from stages.optimize.base_model import Base, read_base
+from stages.optimize.base_model import Base, bytes_by_type, main_dtype, read_base
 from stages.optimize.calibration import calibration_digest
-from stages.optimize.verification import verify
-from stages.parts.base.errors import DamagedModel, UnknownName
+from stages.optimize.shards import read_headers
+from stages.parts.base.errors import DamagedModel, QuantizationFailed, UnknownName
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
 from stages.parts.machine.lock import together
+from stages.parts.model.safetensors import find_not_finite, read_header
 from stages.parts.records.acquired import File, difference, files_digest
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.arguments import installed_version
@@ -108,10 +111,7 @@ def build(store: ModelStore, name: str, base: Base, settings: Optimize, identity
             key=digest_of(identity),
             files=files,
             digest=files_digest(files),
-            weights_bytes=weights.bytes,
-            bits=weights.bits,
-            dtype=weights.dtype,
-            stored=weights.stored,
+            **weights,
             seconds=round(time.monotonic() - started, 3),
             peak_memory_bytes=peak.resident,
             peak_gpu_memory_bytes=peak.gpu,
@@ -119,3 +119,31 @@ def build(store: ModelStore, name: str, base: Base, settings: Optimize, identity
         )
         variant.write(work / VARIANT)
     return variant
+
+
+def verify(name: str, base: Base, directory: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the weights in *directory*, made with the quantizer's *parameters*, against the base's. Returns the fields
+    of ``Variant`` with their size and types.
+
+    Raises:
+        QuantizationFailed: a tensor is missing, has the wrong type or shape, or holds NaN, infinity or other values.
+    """
+    try:
+        bits = FORMATS[name].quantizer.verify(base, directory, parameters)
+        check_finite(directory)
+        tensors = read_headers(directory)
+    except (ValueError, DamagedModel) as error:
+        raise QuantizationFailed(
+            f"{name} made wrong weights from {base.architecture}: {error}",
+            hint="nothing was published; the other variants continue without it",
+        ) from error
+    stored = bytes_by_type(tensors.values())
+    dtype = main_dtype(tensor for tensor_name, tensor in tensors.items() if tensor_name in base.tensors)
+    return {"weights_bytes": sum(stored.values()), "bits": bits, "dtype": dtype, "stored": stored}
+
+
+def check_finite(directory: Path) -> None:
+    """Refuse, with ValueError, a floating-point tensor with NaN or infinity."""
+    for path in sorted(directory.glob("*.safetensors")):
+        if not_finite := find_not_finite(path, read_header(path).values()):
+            raise ValueError(f"{not_finite[0].name} holds NaN or infinity")

@@ -11,12 +11,13 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
-from stages.optimize.calibration import calibration_path, read_documents, sequences
+from stages.optimize.calibration import KIND, sequences
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.optimize_settings import Calibration
 from stages.parts.base.store import write_json
 from stages.parts.machine.hardware import asked_gpus
 from stages.parts.machine.process import peak_resident_bytes
+from stages.parts.model.corpora import read_documents
 
 BITS: Final = 4
 BATCH: Final = 4
@@ -93,7 +94,7 @@ def calibration_set(job: QuantizationJob) -> list[dict[str, list[int]]]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(job.base, local_files_only=True, trust_remote_code=False)
-    documents = read_documents(calibration_path(job.calibration.text))
+    documents = read_documents(job.calibration.text, KIND)
     token_ids = sequences(documents, tokenizer, job.calibration, job.sequence_length)
     return [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in token_ids]
 

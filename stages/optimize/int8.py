@@ -15,8 +15,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
 
 from scoring.capacity.storage import LINEAR, Scales, Storage
 from stages.optimize.base_model import BLOCK_WEIGHT, FLOATS, MAX_16_BIT_SHARE, Base
-from stages.optimize.shards import Entry, blocks, layout, raw_blocks, read_headers, write_config, write_index
-from stages.optimize.verification import check_tensor
+from stages.optimize.shards import (
+    Entry,
+    blocks,
+    by_width,
+    check_tensor,
+    converted,
+    layout,
+    read_headers,
+    write_config,
+    write_index,
+)
 from stages.parts.base.errors import QuantizationFailed
 from stages.parts.base.formats import Format, Kernel, Peak
 from stages.parts.base.log import say
@@ -148,8 +157,7 @@ def quantization_config(base: Base) -> dict[str, Any]:
 def quantize_file(base: Base, source: Path, target: Path, quantized: Collection[str]) -> None:
     """Write the shard *source* to *target*, the *chosen* weights in int8 with their scales in float32."""
     tensors = read_header(source).values()
-    # Wider types come first, as in the library, so that each tensor begins at a multiple of its type's size.
-    written = sorted(entries(base, tensors, quantized), key=lambda entry: (-BITS[entry[1]], entry[0]))
+    written = by_width(sorted(entries(base, tensors, quantized)))
     header, starts = layout(written)
     types = {name: dtype for name, dtype, _ in written}
     with source.open("rb") as reader, target.open("wb") as writer:
@@ -161,7 +169,7 @@ def quantize_file(base: Base, source: Path, target: Path, quantized: Collection[
                 writer.seek(starts[scale_name(tensor.name)])
                 writer.write(scales)
             else:
-                copy_tensor(tensor, types[tensor.name], reader, writer)
+                writer.writelines(converted(tensor, types[tensor.name], reader, BLOCK_BYTES))
 
 
 def entries(base: Base, tensors: Iterable[Tensor], quantized: Collection[str]) -> Iterable[Entry]:
@@ -213,18 +221,6 @@ def quantize_rows(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.
     values = torch.from_numpy(rows.astype(np.float32))
     scale, zero = calculate_qparams(values.amin(1, keepdim=True), values.amax(1, keepdim=True), arguments)
     return quantize(values, scale, zero, arguments, dtype=torch.int8).numpy(), scale.numpy()
-
-
-def copy_tensor(tensor: Tensor, dtype: str, reader: BinaryIO, writer: BinaryIO) -> None:
-    """Write *tensor* unchanged, or in bfloat16."""
-    import torch
-
-    if dtype == tensor.dtype:
-        for raw in raw_blocks(tensor, reader):
-            writer.write(raw)
-        return
-    for block in blocks(tensor, reader, BLOCK_BYTES):
-        writer.write(torch.from_numpy(block.copy()).bfloat16().view(torch.uint8).numpy().tobytes())
 
 
 def check_tensors(base: Base, directory: Path) -> None:

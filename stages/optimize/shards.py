@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from stages.optimize.base_model import FLOATS, Base
+from stages.parts.base.errors import QuantizationFailed
 from stages.parts.model.checkpoint import CONFIG, INDEX
 from stages.parts.model.safetensors import BITS, Tensor, read_header
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 BLOCK_BYTES: Final = 64 << 20
 """Block size: a multiple of the size of every type."""
 HEADER_ALIGNMENT: Final = 8
+LOWER_BITS: Final = 16
+"""A bfloat16 is a float32 without them."""
 
 Entry = tuple[str, str, tuple[int, ...]]
 """Name, type and shape of a tensor in a new file."""
@@ -43,6 +46,11 @@ def layout(entries: Iterable[Entry]) -> tuple[bytes, dict[str, int]]:
     return len(text).to_bytes(8, "little") + text, {name: data + start for name, start in starts.items()}
 
 
+def by_width(entries: Iterable[Entry]) -> list[Entry]:
+    """Put the wider types first, as in the library, so that each tensor begins at a multiple of its type's size."""
+    return sorted(entries, key=lambda entry: -BITS[entry[1]])
+
+
 def read_headers(directory: Path) -> dict[str, Tensor]:
     """Read all tensors of the safetensors files in *directory* by name."""
     headers = map(read_header, sorted(directory.glob("*.safetensors")))
@@ -62,9 +70,46 @@ def blocks(tensor: Tensor, file: BinaryIO, block_bytes: int = BLOCK_BYTES) -> It
     for raw in raw_blocks(tensor, file, block_bytes):
         if tensor.dtype == "BF16":
             # bfloat16 is the upper half of a float32.
-            yield (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
+            yield (np.frombuffer(raw, "<u2").astype(np.uint32) << LOWER_BITS).view(np.float32)
         else:
             yield np.frombuffer(raw, FLOATS.get(tensor.dtype, "uint8"))
+
+
+def converted(tensor: Tensor, dtype: str, file: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+    """Read the bytes of *tensor* in blocks, each value rounded to the nearest bfloat16 if *dtype* is another one.
+
+    Raises:
+        QuantizationFailed: a weight is too large for bfloat16.
+    """
+    if dtype == tensor.dtype:
+        yield from raw_blocks(tensor, file, block_bytes)
+    else:
+        for block in blocks(tensor, file, block_bytes):
+            yield to_bfloat16(tensor.name, block)
+
+
+def to_bfloat16(name: str, block: np.ndarray[Any, Any]) -> bytes:
+    """Round each value to the nearest bfloat16, of two equally near ones the even one, as IEEE 754 rounds."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        bits = block.astype(np.float32).view(np.uint32)
+    even = (bits >> LOWER_BITS) & 1
+    rounded = (bits + (0x7FFF + even)) >> LOWER_BITS
+    if not np.isfinite((rounded << LOWER_BITS).view(np.float32)).all():
+        raise QuantizationFailed(
+            f"bfloat16 cannot hold {name}: it has a weight of {float(np.abs(block).max()):.4g}",
+            hint="the publisher's file is damaged: try another --revision, or tell the publisher",
+        )
+    return rounded.astype("<u2").tobytes()
+
+
+def check_tensor(tensors: Mapping[str, Tensor], name: str, dtype: str, shape: tuple[int, ...]) -> None:
+    """Refuse, with ValueError, a tensor that is missing or has another type or shape."""
+    if name not in tensors:
+        raise ValueError(f"{name} is missing")
+    if (tensors[name].dtype, tensors[name].shape) != (dtype, shape):
+        raise ValueError(f"{name} is {tensors[name].dtype} {list(tensors[name].shape)}, not {dtype} {list(shape)}")
 
 
 def write_index(base: Base, target: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 from stages.parts.base import program
 from stages.parts.model import hub
 from stages.parts.model.directory import check_exists, local_commit
@@ -23,12 +21,7 @@ def resolve(model: ModelName, revision: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m stages.resolve",
-        description=__doc__,
-        epilog="example: python -m stages.resolve --model Qwen/Qwen3-0.6B --revision main",
-    )
-    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
+    parser = program.parser("resolve", __doc__, "example: python -m stages.resolve --model org/name --revision main")
     parser.add_argument("--revision", default="main", help="a branch, a tag or a commit (default: main)")
     arguments = parser.parse_args()
     model = ModelName.parse(arguments.model)

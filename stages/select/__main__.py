@@ -51,12 +51,8 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m stages.select",
-        description="Score the measured variants and publish the winner.",
-        epilog='example: python -m stages.select --model org/name --profile \'{"name": "balanced"}\'',
-    )
-    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
+    example = """example: python -m stages.select --model org/name --profile '{"name": "balanced"}'"""
+    parser = program.parser("select", __doc__, example)
     parser.add_argument("--profile", required=True, help="the scoring profile as JSON")
     parser.add_argument(
         "--price", default="", help="the hourly price of the hardware as JSON; without it no costs are computed"

@@ -8,6 +8,7 @@ its error as JSON: the local engine reads the error from ``SLIPWAY_OUTPUTS``, Ar
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -120,6 +121,18 @@ class StageFailure(BaseModel):
                 cut = text[: max(0, len(text) - excess - len("…".encode()))].decode(errors="ignore")
                 failure = failure.model_copy(update={field: f"{cut}…"})
         return failure.model_dump_json()
+
+
+def parser(stage: str, about: str | None, examples: str) -> argparse.ArgumentParser:
+    """Make the parser of a stage's arguments, of which the model is the first. Both texts are printed as they are."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m stages.{stage}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=examples,
+    )
+    made.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
+    return made
 
 
 def main(stage: Callable[[], None]) -> NoReturn:
