@@ -5,7 +5,7 @@ from __future__ import annotations
 from stages.acquire.ensure import ensure
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError
-from stages.parts.model.directory import LOCAL_COMMIT, check_exists
+from stages.parts.model.directory import LOCAL_COMMIT
 from stages.parts.model.hub import COMMIT
 from stages.parts.model.name import ModelName
 
@@ -30,8 +30,6 @@ def main() -> None:
             f"{arguments.commit!r} is not a commit of {model.source}",
             hint="use the commit that python -m stages.resolve prints",
         )
-    if model.directory:
-        check_exists(model.directory)
     with program.outcome(store, "acquire") as report:
         record = ensure(store, model, arguments.revision, arguments.commit, report)
         program.write_output("digest", record.digest)

@@ -45,8 +45,9 @@ def main() -> None:
     workload = parse_json(Workload, arguments.workload, "--workload") if arguments.workload else None
     with program.outcome(store, "check") as report:
         check_gpus()
-        if workload:
-            _refuse_missing_files(workload, optimize)
+        files = own_files(workload, optimize).items() if workload else ()
+        if absent := [f"{field}: there is no {path}" for field, path in files if not path.exists()]:
+            raise ConfigError.of_many(absent, "the settings")
         described = describe_commit(store, arguments.model, arguments.commit)
         place = place_here(catalogue(), arguments.gpus)
         decided = decide(described, Requirements(serving, workload, optimize), place)
@@ -73,13 +74,6 @@ def main() -> None:
     program.write_output("memory", _gib(decided.memory_bytes))
     program.write_output("shm", _gib(decided.shared_bytes))
     print(",".join(served))
-
-
-def _refuse_missing_files(workload: Workload, optimize: Optimize) -> None:
-    """Refuse, with ConfigError, the settings that name a file which this machine or pod does not have."""
-    files = own_files(workload, optimize).items()
-    if missing := [f"{field}: there is no {path}" for field, path in files if not path.exists()]:
-        raise ConfigError.of_many(missing, "the settings")
 
 
 def _gib(size: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -47,7 +46,8 @@ def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, b
     FORMATS[name].quantizer.check(settings, base)
     with exclusive(store.lock(f"optimize-{name}"), f"optimize {name}"):
         # Another process may have made it while this one waited; another configuration, before.
-        store.take_up([store.optimized(name)], _key_there(store, name), key)
+        other = published(store, name)
+        store.take_up([store.optimized(name)], other.key if other else None, key)
         if variant := existing(store, name, key):
             return variant, False
         with together(f"optimize {name} of {store.model}"):
@@ -72,25 +72,22 @@ def identify(name: str, base: Base, settings: Optimize) -> Identity:
 
 def existing(store: ModelStore, name: str, key: str) -> Variant | None:
     """Find the published variant with this key, if all its files exist and have the recorded sizes."""
-    directory = store.optimized(name)
-    try:
-        variant = Variant.read(directory / VARIANT)
-    except DamagedModel as error:
-        say(f"{error}; making it again")
-        return None
+    variant = published(store, name)
     if variant is None or variant.key != key:
         return None
-    if wrong := difference(directory, variant.files):
+    if wrong := difference(store.optimized(name), variant.files):
         say(f"the {name} variant is damaged ({wrong}); making it again")
         return None
     return variant
 
 
-def _key_there(store: ModelStore, name: str) -> str | None:
-    with contextlib.suppress(DamagedModel):
-        variant = Variant.read(store.optimized(name) / VARIANT)
-        return variant.key if variant else None
-    return None
+def published(store: ModelStore, name: str) -> Variant | None:
+    """Read the record of the variant in its place; None if there is none, or a damaged one."""
+    try:
+        return Variant.read(store.optimized(name) / VARIANT)
+    except DamagedModel as error:
+        say(f"{error}; making it again")
+        return None
 
 
 def build(store: ModelStore, name: str, base: Base, settings: Optimize, identity: Identity) -> Variant:

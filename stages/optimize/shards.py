@@ -76,11 +76,8 @@ def blocks(tensor: Tensor, file: BinaryIO, block_bytes: int = BLOCK_BYTES) -> It
 
 
 def converted(tensor: Tensor, dtype: str, file: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
-    """Read the bytes of *tensor* in blocks, each value rounded to the nearest bfloat16 if *dtype* is another one.
-
-    Raises:
-        QuantizationFailed: a weight is too large for bfloat16.
-    """
+    """Read the bytes of *tensor* in blocks, each value rounded to the nearest bfloat16 if *dtype* is another one;
+    QuantizationFailed if a weight is too large for that."""
     if dtype == tensor.dtype:
         yield from raw_blocks(tensor, file, block_bytes)
     else:

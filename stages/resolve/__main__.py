@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stages.parts.base import program
 from stages.parts.model import hub
-from stages.parts.model.directory import check_exists, local_commit
+from stages.parts.model.directory import local_commit
 from stages.parts.model.name import ModelName
 
 
@@ -26,8 +26,6 @@ def main() -> None:
     arguments = parser.parse_args()
     model = ModelName.parse(arguments.model)
     store = model.store()
-    if model.directory:
-        check_exists(model.directory)
     with program.outcome(store, "resolve") as report:
         commit = resolve(model, arguments.revision)
         program.write_output("commit", commit)

@@ -16,8 +16,7 @@ from stages.parts.samples.figures import percentiles
 from stages.parts.samples.lines import Samples
 from stages.parts.samples.questions import Questions, questions
 from stages.select.differences import differences
-from stages.select.machine_speed import machine_speeds, slower_shares
-from stages.select.notes import different_questions
+from stages.select.notes import different_questions, machine_speeds, slower_shares
 from stages.select.stored import StoredDecision
 
 if TYPE_CHECKING:
@@ -100,11 +99,7 @@ class MeasuredTwice:
 
 
 def compare(first: StoredDecision, second: StoredDecision) -> RunComparison:
-    """Compare two runs.
-
-    Raises:
-        DamagedModel: samples are not what was written.
-    """
+    """Compare two runs; DamagedModel if samples are not what was written."""
     before, after = first.samples(), second.samples()
     variants = [
         MeasuredTwice(name, (evaluation, second.evaluations[name]), (before[name], after[name]))

@@ -22,7 +22,7 @@ from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.pinned import alike
 from stages.parts.releases.release import decisions, publish, release_name, settle
 from stages.parts.samples.lines import read_samples
-from stages.select.decision import choose, decision_key, document
+from stages.select.decision import decide, decision_key
 from stages.select.stored import DECISION, Basis, store_inputs
 
 
@@ -30,8 +30,8 @@ class Selection(NamedTuple):
     reused: bool
     """Whether the same measurements led to this decision before."""
     decision: Production
-    placement: Placement
-    """How the files of the release were placed."""
+    placement: Placement | None
+    """How the files of the release were placed; None if they were there already."""
 
 
 def select(
@@ -62,27 +62,19 @@ def select(
     run = os.environ.get(program.RUN_VARIABLE)
     if run:
         store_inputs(store, store.run(run), basis, measured)
-    wait = serve or being_served(store)
-    if standing := standing_decision(store, decision_key(basis, measured)):
-        settle(store, standing.release, wait=wait or _held(standing, allow_incomplete=allow_incomplete))
-        selection = Selection(True, standing, "hardlink")
+    standing = standing_decision(store, decision_key(basis, measured))
+    decision, placement = standing or decide(basis, measured, samples, run=run), None
+    wait = serve or being_served(store) or (decision.outcome == "incomplete" and not allow_incomplete)
+    if standing:
+        settle(store, standing.release, wait=wait)
     else:
-        choice = choose(basis, measured, samples)
-        decision, winner = document(choice, run=run, release=""), choice.winner
-        name = release_name(
-            store, winner.variant, winner.variant_digest, lambda release: alike(store, release, decision)
-        )
+        digest = measured[decision.winner].variant_digest
+        name = release_name(store, decision.winner, digest, lambda release: alike(store, release, decision))
         decision = decision.model_copy(update={"release": name})
-        wait = wait or _held(decision, allow_incomplete=allow_incomplete)
-        selection = Selection(False, decision, publish(store, decision, wait=wait))
+        placement = publish(store, decision, wait=wait)
     if run:
-        selection.decision.write(store.run(run) / DECISION)
-    return selection
-
-
-def _held(decision: Production, *, allow_incomplete: bool) -> bool:
-    """Return whether the release must not reach clients until a person says so."""
-    return decision.outcome == "incomplete" and not allow_incomplete
+        decision.write(store.run(run) / DECISION)
+    return Selection(standing is not None, decision, placement)
 
 
 def gather(

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 def reason_of(
     verdict: Verdict,
     criteria: Criteria,
-    *,
     starts: int,
     change: Mapping[str, Change],
     missing: Sequence[str],

@@ -59,12 +59,8 @@ class Verification:
 
 
 def verify(run: Path) -> Verification:
-    """Recompute the decision of a run, by its folder in the store; writes nothing.
-
-    Raises:
-        MissingRun: the run ended before a decision.
-        DamagedModel: the stored decision cannot be read at all.
-    """
+    """Recompute the decision of a run, by its folder in the store; writes nothing. Raises the errors of
+    ``read_stored``."""
     stored, verification = read_stored(run), Verification()
     evaluations: dict[str, Evaluation] = {}
     samples: dict[str, Samples] = {}
@@ -94,12 +90,7 @@ def check_samples(stored: StoredDecision, evaluation: Evaluation, verification: 
             verification.findings.append(f"{stored.shown(current)} is not what {stored.folder.name} decided by")
     for path in paths:
         verification.compared.append(stored.shown(path))
-        try:
-            sha256 = sha256_of(path)
-        except OSError as error:
-            verification.findings.append(f"{stored.shown(path)} cannot be read: {error.strerror}")
-            continue
-        if sha256 != evaluation.samples_sha256:
+        if (sha256 := _sha256(path)) != evaluation.samples_sha256:
             verification.findings.append(
                 f"samples were changed: {stored.shown(path)} has sha256 {sha256[:12]}…, "
                 f"{evaluation.samples_sha256[:12]}… was measured"

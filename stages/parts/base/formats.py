@@ -7,7 +7,8 @@ one, write a file with a ``Format``, and add a line to ``FORMATS``.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -89,24 +90,12 @@ class Format:
     """Whether vLLM computes its layers in 16 bit only, and not in float32."""
 
 
-class Formats(Mapping[str, Format]):
+class Formats(UserDict[str, Any]):
     """The records by name. They are imported when they are read, so that a list of the names costs nothing."""
 
-    def __init__(self, places: dict[str, str]) -> None:
-        self.places = places
-
     def __getitem__(self, name: str) -> Format:
-        record: Format = pkgutil.resolve_name(self.places[name])
+        record: Format = pkgutil.resolve_name(self.data[name])
         return record
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
 
 
 FORMATS: Final = Formats(

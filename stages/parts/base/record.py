@@ -16,11 +16,7 @@ class Record(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Read the document at *path*; None if there is no file.
-
-        Raises:
-            DamagedModel: the file is not a valid document of this type.
-        """
+        """Read the document at *path*; None if there is no file. One that is not valid is refused with DamagedModel."""
         try:
             return cls.model_validate_json(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):

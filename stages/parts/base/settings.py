@@ -33,11 +33,8 @@ class Settings(BaseModel):
 
 
 def parse(model: type[SettingsT], data: Mapping[str, Any], where: str) -> SettingsT:
-    """Validate *data* and show all mistakes at once, one per line.
-
-    Raises:
-        ConfigError: names each wrong field and *where* it is: the file or the flag.
-    """
+    """Validate *data*, or show all mistakes at once, one per line, with ConfigError, which names each wrong field and
+    *where* it is: the file or the flag."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -45,11 +42,7 @@ def parse(model: type[SettingsT], data: Mapping[str, Any], where: str) -> Settin
 
 
 def parse_json(model: type[SettingsT], text: str, where: str) -> SettingsT:
-    """Like ``parse``, from the JSON text of a flag.
-
-    Raises:
-        ConfigError: *text* is not a JSON object, or has a wrong field.
-    """
+    """Like ``parse``, from the JSON text of a flag, which has to be an object."""
     try:
         data = json.loads(text)
     except ValueError as error:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from stages.parts.base.errors import DamagedModel, UnusableModel
 from stages.parts.base.store import safe_relative
-from stages.parts.model.safetensors import Tensor, find_not_finite, read_header
+from stages.parts.model.safetensors import Tensor, damaged, find_not_finite, read_header
 
 CONFIG: Final = "config.json"
 SINGLE: Final = "model.safetensors"
@@ -87,10 +87,7 @@ def weight_files(paths: Collection[str], directory: Path) -> list[str]:
         return [SINGLE]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise DamagedModel(
-            f"{INDEX} names {missing[0]}{more}, which the repository does not have",
-            hint="the upload is incomplete: try another --revision, or tell the publisher",
-        )
+        raise damaged(f"{INDEX} names {missing[0]}{more}, which the repository does not have")
     for shard in shards:
         if "/" in shard or not shard.endswith(".safetensors"):
             raise UnusableModel(
@@ -159,10 +156,7 @@ def check(directory: Path, weights: Collection[str]) -> Checkpoint:
     for name, tensors in headers.items():
         if located := find_not_finite(directory / name, tensors.values()):
             tensor, element = located
-            raise DamagedModel(
-                f"{name}: tensor {tensor.name} holds NaN or an infinite value (first at element {element})",
-                hint="the weights can't be used: try another --revision, or tell the publisher",
-            )
+            raise damaged(f"{name}: tensor {tensor.name} holds NaN or an infinite value (first at element {element})")
     parameters = sum(tensor.count for tensors in headers.values() for tensor in tensors.values())
     if not parameters:
         raise DamagedModel(f"{' '.join(weights)} holds no weights", hint="name another model or --revision")
@@ -183,8 +177,8 @@ def card_license(card: Path) -> str | None:
     if not isinstance(data, dict):
         return None
     value = data.get("license")
-    if value == "other" and data.get("license_name"):
-        value = data["license_name"]
+    if value == "other":
+        value = data.get("license_name") or value
     return (", ".join(map(str, value)) if isinstance(value, list) else str(value)) if value else None
 
 
@@ -225,16 +219,13 @@ def _check_index(directory: Path, headers: Mapping[str, Mapping[str, Tensor]]) -
     for shard, tensors in by_shard.items():
         if missing := [tensor for tensor in tensors if tensor not in headers[shard]]:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise DamagedModel(
-                f"{shard} lacks tensor {missing[0]}{more}, which {INDEX} says it holds",
-                hint="the upload is inconsistent: try another --revision, or tell the publisher",
-            )
+            raise damaged(f"{shard} lacks tensor {missing[0]}{more}, which {INDEX} says it holds")
 
 
 def _weight_map(directory: Path) -> dict[str, str]:
     weight_map = parse_object((directory / INDEX).read_bytes(), INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
-        raise DamagedModel(f"{INDEX} has no weight_map", hint="try another --revision, or tell the publisher")
+        raise damaged(f"{INDEX} has no weight_map")
     for shard in set(weight_map.values()):
         safe_relative(shard)
     return weight_map
@@ -245,7 +236,7 @@ def parse_object(content: bytes, name: str) -> dict[str, Any]:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DamagedModel(f"{name} is not JSON", hint="try another --revision, or tell the publisher") from error
+        raise damaged(f"{name} is not JSON") from error
     if not isinstance(value, dict):
-        raise DamagedModel(f"{name} is not a JSON object", hint="try another --revision, or tell the publisher")
+        raise damaged(f"{name} is not a JSON object")
     return value

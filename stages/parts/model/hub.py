@@ -30,6 +30,7 @@ from stages.parts.base.errors import (
     RevisionNotFound,
     SlipwayError,
 )
+from stages.parts.model.safetensors import damaged
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -168,16 +169,10 @@ def count_parameters(model: str, commit: str, path: str) -> int:
     Raises the errors of ``describe``, and DamagedModel if it is not a safetensors file.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import SafetensorsParsingError
 
     for attempt in _retrying():
         with attempt, _our_errors(model, commit, path):
-            try:
-                metadata = HfApi().parse_safetensors_file_metadata(model, path, revision=commit)
-            except SafetensorsParsingError as error:
-                raise DamagedModel(
-                    f"{path} of {model} is not a safetensors file", hint="try another --revision, or tell the publisher"
-                ) from error
+            metadata = HfApi().parse_safetensors_file_metadata(model, path, revision=commit)
     return sum(metadata.parameter_count.values())
 
 
@@ -195,6 +190,8 @@ def _our_errors(model: str, revision: str, path: str = "", partial: BinaryIO | N
         ) from error
     except hub.HFValidationError as error:
         raise InvalidName(f"{model!r} is not a model's name", hint="use 'org/name' as on the Hub") from error
+    except hub.SafetensorsParsingError as error:
+        raise damaged(f"{path} of {model} is not a safetensors file") from error
     except hub.HfHubHTTPError as error:
         if partial is not None and error.response.status_code == 416:
             partial.truncate(0)  # it is longer than the Hub's file, so it is not the beginning of that file

@@ -28,7 +28,6 @@ BITS: Final = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
-_HINT: Final = "the publisher's file is damaged: try another --revision, or tell the publisher"
 # A float is NaN or infinite exactly when all bits of its exponent are set.
 EXPONENT: Final = {
     "F16": ("<u2", 0x7C00),
@@ -36,6 +35,11 @@ EXPONENT: Final = {
     "F32": ("<u4", 0x7F80_0000),
     "F64": ("<u8", 0x7FF0_0000_0000_0000),
 }
+
+
+def damaged(message: str) -> DamagedModel:
+    """Make the error of a model whose files were published damaged."""
+    return DamagedModel(message, hint="try another --revision, or tell the publisher")
 
 
 @dataclass(frozen=True)
@@ -63,16 +67,15 @@ def read_header(path: Path) -> dict[str, Tensor]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(LONGEST_HEADER_BYTES, size - 8):
-            raise DamagedModel(
-                f"{path.name} is truncated or not a safetensors file: {size} bytes, its header alone needs {length}",
-                hint=_HINT,
+            raise damaged(
+                f"{path.name} is truncated or not a safetensors file: {size} bytes, its header alone needs {length}"
             )
         raw = file.read(length)
     try:
         entries = json.loads(raw)
         tensors = [_tensor(name, entry, 8 + length) for name, entry in entries.items() if name != "__metadata__"]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DamagedModel(f"{path.name}: its safetensors header does not parse", hint=_HINT) from error
+        raise damaged(f"{path.name}: its safetensors header does not parse") from error
     _check_layout(path.name, tensors, 8 + length, size)
     return {tensor.name: tensor for tensor in tensors}
 
@@ -113,8 +116,8 @@ def _check_layout(name: str, tensors: list[Tensor], data: int, size: int) -> Non
     for tensor in sorted(tensors, key=lambda entry: (entry.start, entry.end)):
         bits = BITS.get(tensor.dtype)
         if tensor.start != position or (bits is not None and (tensor.end - tensor.start) * 8 != tensor.count * bits):
-            raise DamagedModel(f"{name}: tensor {tensor.name} is not where the header says", hint=_HINT)
+            raise damaged(f"{name}: tensor {tensor.name} is not where the header says")
         position = tensor.end
     if position != size:
         mistake = "is truncated" if size < position else "has bytes that belong to no tensor"
-        raise DamagedModel(f"{name} {mistake}: {size} bytes, its header says {position}", hint=_HINT)
+        raise damaged(f"{name} {mistake}: {size} bytes, its header says {position}")

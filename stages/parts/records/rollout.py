@@ -271,11 +271,7 @@ def journal_path(store: ModelStore) -> Path:
 
 
 def read_journal(store: ModelStore) -> Journal | None:
-    """Read the rollout under way, or the last one; None if there never was one.
-
-    Raises:
-        DamagedModel: the file is not a journal.
-    """
+    """Read the rollout under way, or the last one; None if there never was one."""
     return Journal.read(journal_path(store))
 
 
