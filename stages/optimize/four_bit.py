@@ -26,7 +26,7 @@ from scoring.capacity.storage import DEFAULT_GROUP_SIZE, Scales, Storage
 from stages.optimize.base_model import FLOATS, MAX_16_BIT_SHARE, Base
 from stages.optimize.calibration import KIND
 from stages.optimize.gptqmodel_job import BITS, RESULT, SAVED, QuantizationJob, QuantizationResult
-from stages.optimize.shards import read_headers
+from stages.optimize.shards import check_stated, read_headers
 from stages.parts.base.errors import ConfigError, QuantizationFailed
 from stages.parts.base.formats import Format, Kernel, Peak
 from stages.parts.base.log import say
@@ -125,10 +125,8 @@ class FourBit:
         """Check that the decoder's linear layers are packed, and that ``config.json`` agrees with them."""
         bits = check_quantized(base, read_headers(directory), parameters["group_size"])
         stated = json.loads((directory / CONFIG).read_bytes()).get("quantization_config", {})
-        expected = {"quant_method": self.method, "bits": bits, "group_size": parameters["group_size"]}
-        for field, value in expected.items():
-            if stated.get(field) != value:
-                raise ValueError(f"config.json says {field} {stated.get(field)!r}, the weights say {value!r}")
+        group_size = parameters["group_size"]
+        check_stated(stated, {"quant_method": self.method, "bits": bits, "group_size": group_size})
         return bits
 
 
@@ -197,7 +195,7 @@ def take(saved: Path, target: Path) -> None:
         quantization = content.get("quantization_config", content)
         # The name of a temporary folder, which would make every build differ.
         quantization.get("meta", {}).pop("offload_to_disk_path", None)
-        (target / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(target / name, content)
     for path in sorted(saved.glob("*.safetensors*")):
         shutil.move(path, target / path.name)
 

@@ -64,14 +64,17 @@ def main() -> None:
 def result_of(job: QuantizationJob) -> QuantizationResult:
     """Quantize, unless something is wrong that the caller should report."""
     import torch
+    from transformers import AutoTokenizer
 
     if asked_gpus() and (missing := without_cuda()):
         return QuantizationResult(no_gpu=missing)
+    tokenizer = AutoTokenizer.from_pretrained(job.base, local_files_only=True, trust_remote_code=False)
     try:
-        examples = calibration_set(job)
+        documents = read_documents(job.calibration.text, KIND)
+        token_ids = sequences(documents, tokenizer, job.calibration, job.sequence_length)
     except ConfigError as error:
         return QuantizationResult(config_error=str(error), hint=error.hint)
-    quantize(job, examples)
+    quantize(job, [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in token_ids])
     gpu_bytes = int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
     return QuantizationResult(peak_resident_bytes=peak_resident_bytes(), peak_gpu_bytes=gpu_bytes)
 
@@ -87,16 +90,6 @@ def without_cuda() -> str:
     except (RuntimeError, AssertionError) as error:
         return str(error).splitlines()[0]
     return "torch has no CUDA device"
-
-
-def calibration_set(job: QuantizationJob) -> list[dict[str, list[int]]]:
-    """Cut the calibration text. Raises: ConfigError: it is too short."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(job.base, local_files_only=True, trust_remote_code=False)
-    documents = read_documents(job.calibration.text, KIND)
-    token_ids = sequences(documents, tokenizer, job.calibration, job.sequence_length)
-    return [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in token_ids]
 
 
 def quantize(job: QuantizationJob, examples: list[dict[str, list[int]]]) -> None:

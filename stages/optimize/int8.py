@@ -19,6 +19,7 @@ from stages.optimize.shards import (
     Entry,
     blocks,
     by_width,
+    check_stated,
     check_tensor,
     converted,
     layout,
@@ -195,36 +196,30 @@ def scale_name(weight: str) -> str:
 def quantize_tensor(tensor: Tensor, reader: BinaryIO, writer: BinaryIO) -> bytes:
     """Write the values of *tensor* in int8, in blocks of rows. Returns its scales in float32, one per row."""
     import numpy as np
-
-    row_bytes = tensor.shape[1] * BITS[tensor.dtype] // 8
-    scales = []
-    for block in blocks(tensor, reader, max(1, BLOCK_BYTES // row_bytes) * row_bytes):
-        values, scale = quantize_rows(block.reshape(-1, tensor.shape[1]))
-        if not np.isfinite(scale).all():
-            raise QuantizationFailed(
-                f"int8 cannot quantize {tensor.name}: it holds NaN or infinity",
-                hint="the publisher's file is damaged: try another --revision, or tell the publisher",
-            )
-        writer.write(values.tobytes())
-        scales.append(scale.tobytes())
-    return b"".join(scales)
-
-
-def quantize_rows(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Round *rows* to the nearest int8 values. Returns them and the scale of each row in float32."""
-    import numpy as np
     import torch
     from compressed_tensors.quantization import preset_name_to_scheme, quantize
     from compressed_tensors.quantization.utils import calculate_qparams
 
     arguments = preset_name_to_scheme(SCHEME, ["Linear"]).weights
-    values = torch.from_numpy(rows.astype(np.float32))
-    scale, zero = calculate_qparams(values.amin(1, keepdim=True), values.amax(1, keepdim=True), arguments)
-    return quantize(values, scale, zero, arguments, dtype=torch.int8).numpy(), scale.numpy()
+    row_bytes = tensor.shape[1] * BITS[tensor.dtype] // 8
+    scales = []
+    for block in blocks(tensor, reader, max(1, BLOCK_BYTES // row_bytes) * row_bytes):
+        rows = torch.from_numpy(block.reshape(-1, tensor.shape[1]).astype(np.float32))
+        scale, zero = calculate_qparams(rows.amin(1, keepdim=True), rows.amax(1, keepdim=True), arguments)
+        if not torch.isfinite(scale).all():
+            raise QuantizationFailed(
+                f"int8 cannot quantize {tensor.name}: it holds NaN or infinity",
+                hint="the publisher's file is damaged: try another --revision, or tell the publisher",
+            )
+        writer.write(quantize(rows, scale, zero, arguments, dtype=torch.int8).numpy().tobytes())
+        scales.append(scale.numpy().tobytes())
+    return b"".join(scales)
 
 
 def check_tensors(base: Base, directory: Path) -> None:
     """Check the types, shapes and values of the tensors in *directory* against the base's."""
+    import numpy as np
+
     tensors, weights = read_headers(directory), quantized_weights(base)
     for name, original in base.tensors.items():
         check_tensor(tensors, name, "I8" if name in weights else kept_dtype(base, original), original.shape)
@@ -234,12 +229,17 @@ def check_tensors(base: Base, directory: Path) -> None:
     targets = {name: path for path in directory.glob("*.safetensors") for name in read_header(path)}
     for name, original in weights.items():
         scale, count = scale_name(name), max(1, COMPARED // original.shape[1])
-        check_rounded(
-            name,
+        blocks_of = (
             rows(sources[name], original, count),
             rows(targets[name], tensors[name], count),
             rows(targets[scale], tensors[scale], count),
         )
+        for weights_before, values, steps in zip(*blocks_of, strict=True):
+            if not (np.isfinite(steps) & (steps > 0)).all():
+                raise ValueError(f"{name} has a scale that is not a positive number")
+            distance = np.abs(values.view(np.int8) * steps - weights_before)
+            if not (distance <= HALF_STEP * steps).all():
+                raise ValueError(f"{name} has a weight that is more than half a step from the original")
 
 
 def rows(path: Path, tensor: Tensor, count: int) -> Iterator[np.ndarray[Any, Any]]:
@@ -250,32 +250,15 @@ def rows(path: Path, tensor: Tensor, count: int) -> Iterator[np.ndarray[Any, Any
             yield block.reshape(-1, width)
 
 
-def check_rounded(name: str, *blocks_of: Iterator[np.ndarray[Any, Any]]) -> None:
-    """Check the blocks of a layer's original weights, its int8 values and its scales."""
-    import numpy as np
-
-    for original, values, scale in zip(*blocks_of, strict=True):
-        if not (np.isfinite(scale) & (scale > 0)).all():
-            raise ValueError(f"{name} has a scale that is not a positive number")
-        distance = np.abs(values.view(np.int8) * scale - original)
-        if not (distance <= HALF_STEP * scale).all():
-            raise ValueError(f"{name} has a weight that is more than half a step from the original")
-
-
 def check_config(base: Base, directory: Path) -> None:
     """Check that ``config.json`` names this scheme, and every layer that it does not hold for."""
     stated = json.loads((directory / CONFIG).read_bytes()).get("quantization_config", {})
     group = stated.get("config_groups", {}).get("group_0", {})
-    expected: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        (stated, {"quant_method": "compressed-tensors", "format": FORMAT, "ignore": unquantized_layers(base)}),
-        (group, {"targets": ["Linear"]}),
-        (group.get("weights") or {}, {**EIGHT_BIT, "strategy": "channel", "dynamic": False}),
-        (group.get("input_activations") or {}, {**EIGHT_BIT, "strategy": "token", "dynamic": True}),
-    ]
-    for stated_fields, fields in expected:
-        for field, value in fields.items():
-            if stated_fields.get(field) != value:
-                raise ValueError(f"config.json says {field} {stated_fields.get(field)!r}, not {value!r}")
+    layers = unquantized_layers(base)
+    check_stated(stated, {"quant_method": "compressed-tensors", "format": FORMAT, "ignore": layers})
+    check_stated(group, {"targets": ["Linear"]})
+    check_stated(group.get("weights") or {}, {**EIGHT_BIT, "strategy": "channel", "dynamic": False})
+    check_stated(group.get("input_activations") or {}, {**EIGHT_BIT, "strategy": "token", "dynamic": True})
 
 
 def choose_kernel() -> object:

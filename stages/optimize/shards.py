@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from stages.optimize.base_model import FLOATS, Base
 from stages.parts.base.errors import QuantizationFailed
+from stages.parts.base.store import write_json
 from stages.parts.model.checkpoint import CONFIG, INDEX
 from stages.parts.model.safetensors import BITS, Tensor, read_header
 
@@ -109,6 +110,13 @@ def check_tensor(tensors: Mapping[str, Tensor], name: str, dtype: str, shape: tu
         raise ValueError(f"{name} is {tensors[name].dtype} {list(tensors[name].shape)}, not {dtype} {list(shape)}")
 
 
+def check_stated(stated: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Refuse, with ValueError, a ``config.json`` whose quantization is not as the weights are."""
+    for field, value in expected.items():
+        if stated.get(field) != value:
+            raise ValueError(f"config.json says {field} {stated.get(field)!r}, not {value!r}")
+
+
 def write_index(base: Base, target: Path) -> None:
     """Write the base's index with the tensors and the total size of the shards in *target*."""
     index = json.loads((base.directory / INDEX).read_bytes())
@@ -116,7 +124,7 @@ def write_index(base: Base, target: Path) -> None:
     total = sum(tensor.end - tensor.start for header in headers.values() for tensor in header.values())
     index["metadata"] = {**index.get("metadata", {}), "total_size": total}
     index["weight_map"] |= {tensor: name for name, header in headers.items() for tensor in header}
-    (target / INDEX).write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(target / INDEX, index)
 
 
 def write_config(base: Base, target: Path, dtype: str, **fields: Any) -> None:
@@ -124,7 +132,7 @@ def write_config(base: Base, target: Path, dtype: str, **fields: Any) -> None:
     config = with_dtype(base.config, dtype)
     if not {"dtype", "torch_dtype"} & config.keys():
         config["dtype"] = dtype
-    (target / CONFIG).write_text(json.dumps(config | fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(target / CONFIG, config | fields)
 
 
 def with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:

@@ -160,11 +160,9 @@ def _front_line(points: Sequence[Point], x: Scale, y: Scale) -> Markup:
 
 
 def _error_bars(point: Point, x: Scale, y: Scale) -> Markup:
-    parts = []
-    if point.x_interval and point.x_interval[0] < point.x_interval[1]:
-        parts.append(error_bar(x(point.x_interval[0]), y(point.y), x(point.x_interval[1]), y(point.y)))
-    if point.y_interval and point.y_interval[0] < point.y_interval[1]:
-        parts.append(error_bar(x(point.x), y(point.y_interval[0]), x(point.x), y(point.y_interval[1])))
+    (left, right), (low, high) = point.x_interval or (0.0, 0.0), point.y_interval or (0.0, 0.0)
+    parts = [error_bar(x(left), y(point.y), x(right), y(point.y))] if left < right else []
+    parts += [error_bar(x(point.x), y(low), x(point.x), y(high))] if low < high else []
     return Markup('<g class="v{}">{}</g>').format(point.style, Markup("").join(parts))
 
 

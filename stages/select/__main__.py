@@ -13,8 +13,8 @@ from stages.parts.base.settings import parse_json
 from stages.parts.model.name import ModelName
 from stages.parts.records.production import Price
 from stages.parts.releases.release import current_release
-from stages.select import score_table
 from stages.select.selection import select
+from stages.select.sentences import markdown
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     program.write_output("outcome", decision.outcome)
     program.write_output("release", decision.release)
     program.write_output("reason", decision.reason)
-    program.write_output("table", score_table.markdown(decision))
+    program.write_output("table", markdown(decision))
     print(decision.reason)
     if decision.outcome == "incomplete" and not allow:
         in_production = current_release(store) == decision.release

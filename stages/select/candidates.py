@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from scoring.metrics import METRICS
 from scoring.results import Change
 from stages.parts.base.store import digest_of
-from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.evaluation import Evaluation, machine_of
 from stages.parts.records.production import Candidate, Cost, Interval, Loss, Paired, Price
 from stages.select.measurements import SPEED, Measurements
 
@@ -89,7 +89,8 @@ def changes(measurements: Measurements, estimate: Estimate, name: str) -> dict[s
 
     if name == measurements.reference or name not in estimate.evidence.variants:
         return {}
-    same_hardware, changed = measurements.on_the_same_hardware(name), {}
+    reference, changed = measurements.evaluations.get(measurements.reference), {}
+    same_hardware = reference is None or machine_of(measurements.evaluations[name]) == machine_of(reference)
     for number, metric in enumerate(METRICS):
         if metric in SPEED and not same_hardware:
             continue

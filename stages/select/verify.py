@@ -122,10 +122,10 @@ def check_weights(stored: StoredDecision, evaluation: Evaluation, verification: 
         except DamagedModel as error:
             verification.findings.append(str(error))
             continue
-        where = stored.shown(folder)
+        where, digest = stored.shown(folder), files_digest(variant.files) if variant else ""
         if variant is None:
             verification.findings.append(f"{where} has no {VARIANT}, so its weights cannot be checked")
-        elif folder == current and files_digest(variant.files) == variant.digest != evaluation.variant_digest:
+        elif folder == current and digest == variant.digest != evaluation.variant_digest:
             checked = f"; checked in {', '.join(stored.shown(release) for release in releases)}" if releases else ""
             verification.notes.append(
                 f"the weights that were measured are no longer in {where}: the variant was made again "
@@ -133,22 +133,16 @@ def check_weights(stored: StoredDecision, evaluation: Evaluation, verification: 
             )
         else:
             verification.compared.append(where)
-            verification.findings += _wrong_files(stored, folder, variant, evaluation)
-
-
-def _wrong_files(stored: StoredDecision, folder: Path, variant: Variant, evaluation: Evaluation) -> Iterator[str]:
-    """Yield a finding if the manifest is not the one that was measured, and for each file that is not as in it."""
-    digest = files_digest(variant.files)
-    if not digest == variant.digest == evaluation.variant_digest:
-        yield (
-            f"{stored.shown(folder / VARIANT)} belongs to another variant than the one that was measured: digest "
-            f"{digest[:12]}…, measured {evaluation.variant_digest[:12]}…"
-        )
-    for file in variant.files:
-        if (sha256 := _sha256(folder / file.path)) != file.sha256:
-            yield (
-                f"{stored.shown(folder / file.path)} was changed: sha256 {sha256[:12]}…, recorded {file.sha256[:12]}…"
-            )
+            verification.findings += [
+                f"{where}/{file.path} was changed: sha256 {sha256[:12]}…, recorded {file.sha256[:12]}…"
+                for file in variant.files
+                if (sha256 := _sha256(folder / file.path)) != file.sha256
+            ]
+            if not digest == variant.digest == evaluation.variant_digest:
+                verification.findings.append(
+                    f"{where}/{VARIANT} belongs to another variant than the one that was measured: digest "
+                    f"{digest[:12]}…, measured {evaluation.variant_digest[:12]}…"
+                )
 
 
 def check_evaluation(evaluation: Evaluation, samples: Samples, verification: Verification) -> Evaluation:

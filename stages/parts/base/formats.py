@@ -11,7 +11,7 @@ from collections import UserDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from scoring.names import REFERENCE
 
@@ -31,13 +31,10 @@ class Peak:
 class Quantizer(Protocol):
     """Makes the variants of one format. *base* is a ``stages.optimize.base_model.Base``."""
 
-    @property
-    def tools(self) -> tuple[str, ...]:
-        """The packages whose versions influence the result, and which are therefore a part of the variant's key."""
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether it uses the calibration text. Its parameters then have a ``sequence_length``."""
+    tools: ClassVar[tuple[str, ...]]
+    """The packages whose versions influence the result, and which are therefore a part of the variant's key."""
+    calibrated: ClassVar[bool]
+    """Whether it uses the calibration text. Its parameters then have a ``sequence_length``."""
 
     def parameters(self, settings: Optimize, base: Any) -> dict[str, Any]:
         """Name quickly all that influences the result besides the base, the calibration text and the tools."""

@@ -174,7 +174,13 @@ def leave_failure(message: str, hint: str, exit_code: int) -> None:
 
 def answer_sigterm() -> None:
     """Let SIGTERM end this process as Ctrl-C does, so that it cleans up."""
-    signal.signal(signal.SIGTERM, _raise_interrupted)
+
+    def end(number: int, _: FrameType | None) -> NoReturn:
+        # A second signal must not interrupt the clean-up.
+        signal.signal(number, signal.SIG_IGN)
+        raise _Terminated("asked to stop (SIGTERM)")
+
+    signal.signal(signal.SIGTERM, end)
 
 
 @contextmanager
@@ -219,11 +225,4 @@ def write_output(name: str, value: str) -> None:
         write_text(Path(folder) / name, value)
 
 
-class _Terminated(Interrupted):
-    pass
-
-
-def _raise_interrupted(number: int, _: FrameType | None) -> NoReturn:
-    # A second signal must not interrupt the clean-up.
-    signal.signal(number, signal.SIG_IGN)
-    raise _Terminated("asked to stop (SIGTERM)")
+class _Terminated(Interrupted): ...

@@ -84,14 +84,6 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def fsync_tree(directory: Path) -> None:
-    """Flush *directory* and everything below it to the disk."""
-    for folder, _, files in os.walk(directory):
-        for name in files:
-            _fsync(Path(folder, name))
-        _fsync(Path(folder))
-
-
 def write_json(path: Path, value: BaseModel | dict[str, Any] | list[Any]) -> None:
     """Replace the content of *path* with *value* as indented JSON, atomically and durably."""
     plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
@@ -264,7 +256,8 @@ class ModelStore:
                 work.mkdir()
             try:
                 yield work
-                fsync_tree(work)
+                for path in (work, *work.rglob("*")):
+                    _fsync(path)
                 swap(work, target)
             finally:
                 if not resume:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from stages.parts.base.errors import DamagedModel, UnusableModel
 from stages.parts.base.store import safe_relative
-from stages.parts.model.safetensors import Tensor, damaged, find_not_finite, read_header
+from stages.parts.model.safetensors import damaged, find_not_finite, read_header
 
 CONFIG: Final = "config.json"
 SINGLE: Final = "model.safetensors"
@@ -61,7 +61,8 @@ def small_files(paths: Iterable[str]) -> list[str]:
     for path in names:
         if _is_small(path.rpartition("/")[2]) or path.endswith(".safetensors"):
             safe_relative(path)
-    _check_some_weights(names)
+    if SINGLE not in names and INDEX not in names:
+        raise _without_weights(names)
     if CONFIG not in names:
         raise UnusableModel("the repository has no config.json", hint="name a model in the Transformers layout")
     if not any(set(files) <= set(names) for files in TOKENIZERS):
@@ -151,8 +152,13 @@ def check(directory: Path, weights: Collection[str]) -> Checkpoint:
     """
     architecture = check_configuration(directory)
     headers = {name: read_header(directory / name) for name in weights}
-    if list(weights) != [SINGLE]:
-        _check_index(directory, headers)
+    by_shard: dict[str, list[str]] = defaultdict(list)
+    for tensor_name, shard in _weight_map(directory).items() if list(weights) != [SINGLE] else ():
+        by_shard[shard].append(tensor_name)
+    for shard, names in by_shard.items():
+        if missing := [tensor_name for tensor_name in names if tensor_name not in headers[shard]]:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise damaged(f"{shard} lacks tensor {missing[0]}{more}, which {INDEX} says it holds")
     for name, tensors in headers.items():
         if located := find_not_finite(directory / name, tensors.values()):
             tensor, element = located
@@ -186,18 +192,15 @@ def _is_small(path: str) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in SMALL) and path.count("/") <= path.startswith("additional_")
 
 
-def _check_some_weights(names: Collection[str]) -> None:
-    if SINGLE in names or INDEX in names:
-        return
+def _without_weights(names: Collection[str]) -> UnusableModel:
     if "adapter_config.json" in names:
-        raise UnusableModel(
-            "the repository is an adapter (LoRA), not a model", hint="merge it into its base model first"
-        )
+        hint = "merge it into its base model first"
+        return UnusableModel("the repository is an adapter (LoRA), not a model", hint=hint)
     if any(name.endswith(PICKLES) for name in names):
-        raise UnusableModel("the repository's weights are only pickles", hint=_NO_PICKLES)
+        return UnusableModel("the repository's weights are only pickles", hint=_NO_PICKLES)
     suffixes = sorted({suffix for name in names for suffix in OTHER_FORMATS if name.endswith(suffix)})
     contents = f"only {', '.join(suffixes)} in another layout" if suffixes else "none at all"
-    raise UnusableModel(
+    return UnusableModel(
         f"the repository has no weights as {SINGLE} or {INDEX}: {contents}",
         hint="name the same model in the Transformers layout",
     )
@@ -210,16 +213,6 @@ def _known_to_transformers(model_type: object) -> bool:
     except ImportError:  # this image has no Transformers; the stages that have it check again
         return True
     return model_type in CONFIG_MAPPING_NAMES
-
-
-def _check_index(directory: Path, headers: Mapping[str, Mapping[str, Tensor]]) -> None:
-    by_shard: dict[str, list[str]] = defaultdict(list)
-    for tensor, shard in _weight_map(directory).items():
-        by_shard[shard].append(tensor)
-    for shard, tensors in by_shard.items():
-        if missing := [tensor for tensor in tensors if tensor not in headers[shard]]:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise damaged(f"{shard} lacks tensor {missing[0]}{more}, which {INDEX} says it holds")
 
 
 def _weight_map(directory: Path) -> dict[str, str]:

@@ -76,7 +76,16 @@ def read_header(path: Path) -> dict[str, Tensor]:
         tensors = [_tensor(name, entry, 8 + length) for name, entry in entries.items() if name != "__metadata__"]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise damaged(f"{path.name}: its safetensors header does not parse") from error
-    _check_layout(path.name, tensors, 8 + length, size)
+    # Every tensor is as long as its type and shape say, and they fill the file without gaps.
+    position = 8 + length
+    for tensor in sorted(tensors, key=lambda entry: (entry.start, entry.end)):
+        bits = BITS.get(tensor.dtype)
+        if tensor.start != position or (bits is not None and (tensor.end - tensor.start) * 8 != tensor.count * bits):
+            raise damaged(f"{path.name}: tensor {tensor.name} is not where the header says")
+        position = tensor.end
+    if position != size:
+        mistake = "is truncated" if size < position else "has bytes that belong to no tensor"
+        raise damaged(f"{path.name} {mistake}: {size} bytes, its header says {position}")
     return {tensor.name: tensor for tensor in tensors}
 
 
@@ -108,16 +117,3 @@ def _tensor(name: str, entry: dict[str, Any], data: int) -> Tensor:
     if not all(isinstance(number, int) and number >= 0 for number in (*shape, start, end)):
         raise ValueError(f"{name}: {entry}")
     return Tensor(name, str(entry["dtype"]), shape, data + start, data + end)
-
-
-def _check_layout(name: str, tensors: list[Tensor], data: int, size: int) -> None:
-    """Check that every tensor is as long as its type and shape say, and that they fill the file without gaps."""
-    position = data
-    for tensor in sorted(tensors, key=lambda entry: (entry.start, entry.end)):
-        bits = BITS.get(tensor.dtype)
-        if tensor.start != position or (bits is not None and (tensor.end - tensor.start) * 8 != tensor.count * bits):
-            raise damaged(f"{name}: tensor {tensor.name} is not where the header says")
-        position = tensor.end
-    if position != size:
-        mistake = "is truncated" if size < position else "has bytes that belong to no tensor"
-        raise damaged(f"{name} {mistake}: {size} bytes, its header says {position}")

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
+from scoring.metrics import odds
 from scoring.names import Outcome
 from scoring.results import Change, Comparison, Divergence, More
 from stages.parts.base.record import Record
@@ -137,6 +138,17 @@ class Candidate(Record):
     """None for fp16 itself, and if it was not measured."""
     cost: Cost | None
     """None if the platform has no price, the variant was not measured, or no request met the latency targets."""
+
+    @property
+    def score_text(self) -> str:
+        """The score with its interval, for a candidate that has one."""
+        if self.score_low is None or self.score_high is None:
+            return f"{self.score:.3f}"
+        return f"{self.score:.3f} ({self.score_low:.2f}–{self.score_high:.2f})"
+
+    @property
+    def chance_text(self) -> str:
+        return "–" if self.chance is None else odds(self.chance)
 
 
 class Production(Record):
